@@ -1,5 +1,5 @@
-//! Commands that were forwarded to a node, until it is known what became of them. Each has
-//! exactly one answer: what STATS and events show, or one failure.
+//! Commands that were forwarded to a node, until their outcome is known. Each has exactly one
+//! outcome: STATS or an event show that it was carried out, or one failure answers it.
 //!
 //! | command | carried out when |
 //! |---|---|
@@ -8,10 +8,9 @@
 //! | RESTART | STATS list it as running |
 //! | AttachVolume, DetachVolume | STATS list the volume with it, or no longer |
 //!
-//! The node's failure is passed on if such a command waits, and with the `command_id` of that
-//! command. Any other failure answers nothing that was asked, and goes nowhere. A command
-//! without an answer by its deadline is answered by the scheduler. `pending` and `stopping` in
-//! STATS move the deadline, as for a START.
+//! A failure of the node is forwarded if it answers such a command, with the `command_id` of that
+//! command. Any other failure is dropped. If a command has no outcome by its deadline, the
+//! scheduler answers it. `pending` and `stopping` in STATS move the deadline, as for a START.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
@@ -27,35 +26,38 @@ use ssntp::payload::{CommandSubject, Id, InstanceState, StatsSummary};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 
-/// The most commands that are kept track of, at some 500 bytes each. A command beyond that
-/// has no deadline, and its failure is passed on as it is.
-const MOST: usize = 65_536;
-/// The reason when a node has not answered in time. The failures of some commands have a word
-/// of their own for it.
+/// The most commands that are tracked, at some 500 bytes each. A command beyond that has no
+/// deadline, and its failure is forwarded unchanged.
+const MAX_COMMANDS: usize = 65_536;
+/// The reason if a node has not answered in time. The failures of some commands have their own
+/// word for it.
 const NO_ANSWER: &str = "no_answer";
 
+/// A command that was forwarded to a node.
 #[derive(Debug)]
 struct Sent {
     command: Command,
     subject: CommandSubject,
     instance: Uuid,
-    /// Whether the instance was known when the command was sent. If it was not, then STATS
-    /// that lack it may be older than the command, and the node's failure is the answer.
+    /// True if the instance was known when the command was sent. If it was not, STATS without it
+    /// may be older than the command, so they do not settle the command.
     is_known: bool,
-    /// Whether the instance was known to have ended when the command was sent. Then STATS that
-    /// list it as ended say nothing about a STOP, and the node's answer counts.
+    /// True if the instance was known to have ended when the command was sent. Then STATS that
+    /// list it as ended do not show that a STOP was carried out.
     had_ended: bool,
-    node: Uuid,
-    given: Instant,
+    sent: Instant,
     deadline: Instant,
 }
 
-/// The commands without an answer, in the order in which they were sent.
-#[derive(Debug)]
+/// The node of a command, and a number that grows with each command. So the commands of a node are
+/// one range of keys, in the order in which they were sent.
+type Key = (Uuid, u64);
+
+/// The commands without an outcome.
+#[derive(Debug, Default)]
 pub(super) struct Commands {
-    sent: BTreeMap<u64, Sent>,
-    of_node: HashMap<Uuid, BTreeSet<u64>>,
-    due: BTreeSet<(Instant, u64)>,
+    by_node: BTreeMap<Key, Sent>,
+    due: BTreeSet<(Instant, Key)>,
     next: u64,
     limits: StartLimits,
 }
@@ -63,17 +65,14 @@ pub(super) struct Commands {
 impl Commands {
     pub(super) fn new(limits: StartLimits) -> Self {
         Self {
-            sent: BTreeMap::new(),
-            of_node: HashMap::new(),
-            due: BTreeSet::new(),
-            next: 0,
             limits,
+            ..Self::default()
         }
     }
 
-    /// A command was forwarded to a node. `known` is whether its instance has ended; none if it
-    /// was not known.
-    pub(super) fn sent(
+    /// Tracks a command that was forwarded to a node. `known` is true if its instance has ended,
+    /// and `None` if the instance was not known.
+    pub(super) fn add(
         &mut self,
         node: Uuid,
         instance: Uuid,
@@ -82,10 +81,10 @@ impl Commands {
         now: Instant,
     ) {
         let command = Command(frame.kind().operand);
-        if !is_tracked(command) || self.sent.len() >= MOST {
+        if !is_tracked(command) || self.by_node.len() >= MAX_COMMANDS {
             return;
         }
-        let id = self.next;
+        let key = (node, self.next);
         self.next += 1;
         let deadline = now + self.limits.quiet;
         let sent = Sent {
@@ -97,37 +96,28 @@ impl Commands {
             instance,
             is_known: known.is_some(),
             had_ended: known == Some(true),
-            node,
-            given: now,
+            sent: now,
             deadline,
         };
-        self.sent.insert(id, sent);
-        self.of_node.entry(node).or_default().insert(id);
-        self.due.insert((deadline, id));
+        self.by_node.insert(key, sent);
+        self.due.insert((deadline, key));
     }
 
-    fn remove(&mut self, id: u64) -> Option<Sent> {
-        let sent = self.sent.remove(&id)?;
-        self.due.remove(&(sent.deadline, id));
-        if let Some(of_node) = self.of_node.get_mut(&sent.node) {
-            of_node.remove(&id);
-            if of_node.is_empty() {
-                self.of_node.remove(&sent.node);
-            }
-        }
+    fn remove(&mut self, key: Key) -> Option<Sent> {
+        let sent = self.by_node.remove(&key)?;
+        self.due.remove(&(sent.deadline, key));
         Some(sent)
     }
 
-    fn of(&self, node: Uuid) -> impl Iterator<Item = (u64, &Sent)> {
-        let ids = self.of_node.get(&node).into_iter().flatten();
-        ids.filter_map(|id| Some((*id, self.sent.get(id)?)))
+    fn of(&self, node: Uuid) -> impl Iterator<Item = (&Key, &Sent)> {
+        self.by_node.range((node, 0)..=(node, u64::MAX))
     }
 
     /// Takes the oldest command of the node that a failure answers.
     fn answered(&mut self, node: Uuid, command: Command, failed: &CommandSubject) -> Option<Sent> {
         let instance = failed.instance_uuid.uuid();
-        let is_it = |(_, sent): &(u64, &Sent)| {
-            // A failure may leave out what it is about.
+        let is_answered = |(_, sent): &(&Key, &Sent)| {
+            // A failure may leave out its subject.
             sent.command == command
                 && (failed.command_id.is_empty() || sent.subject.command_id == failed.command_id)
                 && (failed.instance_uuid.is_empty() || Some(sent.instance) == instance)
@@ -135,42 +125,41 @@ impl Commands {
         };
         // A node carries out the commands for an instance in order, so without an id the oldest
         // one is answered first.
-        let (id, _) = self.of(node).find(is_it)?;
-        self.remove(id)
+        let (key, _) = self.of(node).find(is_answered)?;
+        self.remove(*key)
     }
 
-    /// InstanceStopped or InstanceDeleted came.
+    /// Handles InstanceStopped or InstanceDeleted: STOP and DELETE of the instance are done.
     pub(super) fn ended(&mut self, node: Uuid, instance: Uuid) {
         let ends = |sent: &Sent| matches!(sent.command, Command::STOP | Command::DELETE);
         let done: Vec<_> = self
             .of(node)
             .filter(|(_, sent)| sent.instance == instance && ends(sent))
-            .map(|(id, _)| id)
+            .map(|(key, _)| *key)
             .collect();
-        done.into_iter().for_each(|id| drop(self.remove(id)));
+        done.into_iter().for_each(|key| drop(self.remove(key)));
     }
 
-    /// STATS of a node came.
-    pub(super) fn report(&mut self, node: Uuid, told: &StatsSummary, now: Instant) {
-        if !self.of_node.contains_key(&node) {
+    /// Handles STATS of a node.
+    pub(super) fn report(&mut self, node: Uuid, stats: &StatsSummary, now: Instant) {
+        if self.of(node).next().is_none() {
             return;
         }
-        let phases: HashMap<_, _> = told.instances.iter().map(|(id, state)| (*id, state)).collect();
+        let states: HashMap<_, _> = stats.instances.iter().map(|(id, state)| (*id, state)).collect();
         let mut volumes: HashMap<Uuid, Vec<&Id>> = HashMap::new();
-        for (instance, volume) in &told.volumes {
+        for (instance, volume) in &stats.volumes {
             volumes.entry(*instance).or_default().push(volume);
         }
-        let (mut done, mut moved) = (Vec::new(), Vec::new());
-        for (id, sent) in self.of(node) {
-            let state = phases.get(&sent.instance).copied();
+        let (mut done, mut in_progress) = (Vec::new(), Vec::new());
+        for (key, sent) in self.of(node) {
+            let state = states.get(&sent.instance).copied();
             let phase = state.map(Phase::of);
             let has_volume = || {
                 let mut volumes = volumes.get(&sent.instance).into_iter().flatten();
                 volumes.any(|volume| same(volume, &sent.subject.volume_uuid))
             };
             let is_done = match sent.command {
-                // An instance that is not persistent is deleted by STOP, so a missing one has
-                // stopped, too.
+                // STOP deletes an instance that is not persistent, so a missing one has stopped.
                 Command::STOP => {
                     phase.map_or(sent.is_known, |phase| phase == Phase::Ended && !sent.had_ended)
                 }
@@ -180,19 +169,18 @@ impl Commands {
                 _ => !has_volume(),
             };
             if is_done {
-                done.push(id);
+                done.push(*key);
             } else if matches!(state, Some(InstanceState::Pending | InstanceState::Stopping)) {
-                moved.push(id);
+                in_progress.push(*key);
             }
         }
-        done.into_iter().for_each(|id| drop(self.remove(id)));
-        for id in moved {
-            if let Some(sent) = self.sent.get_mut(&id) {
-                self.due.remove(&(sent.deadline, id));
-                // The node is at work on it. But a node that hangs in this state must not put
-                // off the answer for ever.
-                sent.deadline = (now + self.limits.quiet).min(sent.given + self.limits.most);
-                self.due.insert((sent.deadline, id));
+        done.into_iter().for_each(|key| drop(self.remove(key)));
+        for key in in_progress {
+            if let Some(sent) = self.by_node.get_mut(&key) {
+                self.due.remove(&(sent.deadline, key));
+                // The limit in all applies even if the node hangs in this state.
+                sent.deadline = (now + self.limits.quiet).min(sent.sent + self.limits.most);
+                self.due.insert((sent.deadline, key));
             }
         }
     }
@@ -202,38 +190,38 @@ impl Commands {
     }
 
     fn expire(&mut self, now: Instant) -> Option<Sent> {
-        let (_, id) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
-        self.remove(id)
+        let (_, key) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
+        self.remove(key)
     }
 }
 
-/// Whether the command is answered by its node, and STATS show what it has done.
+/// True if a node answers the command, and STATS show its effect.
 fn is_tracked(command: Command) -> bool {
-    is_of_volume(command) || matches!(command, Command::STOP | Command::DELETE | Command::RESTART)
+    matches!(
+        command,
+        Command::STOP | Command::DELETE | Command::RESTART | Command::ATTACH_VOLUME | Command::DETACH_VOLUME
+    )
 }
 
-fn is_of_volume(command: Command) -> bool {
-    matches!(command, Command::ATTACH_VOLUME | Command::DETACH_VOLUME)
-}
-
+/// True if two ids name the same entity. A UUID may be in upper or lower case.
 fn same(one: &Id, other: &Id) -> bool {
     one == other || one.uuid().is_some_and(|uuid| *other == uuid)
 }
 
 impl Scheduler {
-    /// The failure of a node as it is passed on; none if it answers nothing.
+    /// The failure of a node as it is forwarded; `None` if it answers no command.
     pub(super) fn answer_of(&mut self, from: &SessionInfo, frame: &Frame) -> Option<Frame> {
         let Some(Ok((command, failed, reason))) = refusal::read(frame) else {
             return Some(frame.clone());
         };
-        if !is_tracked(command) || self.commands.sent.len() >= MOST {
+        if !is_tracked(command) || self.commands.by_node.len() >= MAX_COMMANDS {
             return Some(frame.clone());
         }
         let Some(sent) = self.commands.answered(from.uuid(), command, &failed) else {
             debug!(target: "ssntp::scheduler", "{from}: {} answers no command", frame.kind());
             return None;
         };
-        // An agent of another version does not repeat the id.
+        // An agent of another version may not repeat the id.
         if sent.subject.command_id == failed.command_id {
             return Some(frame.clone());
         }

@@ -11,14 +11,15 @@ use super::instances::StartLimits;
 use super::placement::Policy;
 use ssntp::payload;
 
-/// Which controllers may command.
+/// The controllers that may send commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ControllerMode {
-    /// All of them.
+    /// All controllers.
     #[default]
     Any,
-    /// The one that has been connected longest. The others are told what happens, and the
-    /// one that has waited longest takes its place when it leaves.
+    /// Only the master: the controller that has been connected longest. The others are backups,
+    /// which receive all reports. When the master disconnects, the backup that has been connected
+    /// longest becomes the master.
     Master,
 }
 
@@ -78,41 +79,40 @@ impl SchedulerConfig {
         Self::default()
     }
 
-    /// How many STARTs a node gets for one READY.
-    /// Default: [`Policy::Strict`].
+    /// The number of STARTs that a node receives for one READY. Default: [`Policy::Strict`].
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
-    /// Which controllers may command. Default: [`ControllerMode::Any`].
+    /// The controllers that may send commands. Default: [`ControllerMode::Any`].
     #[must_use]
     pub fn controllers(mut self, mode: ControllerMode) -> Self {
         self.controllers = mode;
         self
     }
 
-    /// The most STARTs that may wait for a node's READY, the most bytes of them, and the
-    /// longest time. A START beyond these limits is answered with `full_cloud`. Default: 1024 STARTs, 64 MiB, 60 s.
+    /// The most STARTs that may wait for a node's READY, the most bytes of them, and the longest
+    /// time. A START beyond these limits is answered with `full_cloud`. Default: 1024 STARTs,
+    /// 64 MiB, 60 s.
     #[must_use]
     pub fn held(mut self, starts: usize, bytes: usize, time: Duration) -> Self {
         (self.held_starts, self.held_bytes, self.held_time) = (starts, bytes, time);
         self
     }
 
-    /// The most STARTs in flight: given to a node, and not answered yet by STATS or a
-    /// failure. A further START is answered with `full_cloud`. Default: 1,048,576, of about
-    /// 200 bytes each.
+    /// The most STARTs in flight: sent to a node, and not answered yet by STATS or a failure. A
+    /// further START is answered with `full_cloud`. Default: 1,048,576, of about 200 bytes each.
     #[must_use]
     pub fn in_flight(mut self, starts: usize) -> Self {
         self.in_flight = starts;
         self
     }
 
-    /// How long a node may take for a START: `most` in all, and `quiet` without STATS that
-    /// list the instance as `pending`, or three intervals between STATS if that is longer. A
-    /// START that takes longer is answered with `launch_failure`, and its instance is
+    /// The longest time that a node may take for a START: `most` in all, and `quiet` (or three
+    /// intervals between STATS, if that is longer) without STATS that list the instance as
+    /// `pending`. A START that takes longer is answered with `launch_failure`, and its instance is
     /// deleted. Default: 60 s, 15 minutes.
     #[must_use]
     pub fn start_time(mut self, quiet: Duration, most: Duration) -> Self {
@@ -120,17 +120,17 @@ impl SchedulerConfig {
         self
     }
 
-    /// How long a node may be away before the STARTs that it was given are answered with
-    /// `launch_failure`. In that time an agent can restart or reconnect, and tell what became
-    /// of them. Default: 15 s.
+    /// The time that a node may be away before its STARTs in flight are answered with
+    /// `launch_failure`. In that time an agent can restart or reconnect, and report their outcome.
+    /// Default: 15 s.
     #[must_use]
     pub fn absence(mut self, time: Duration) -> Self {
         self.starts.absence = time;
         self
     }
 
-    /// The interval between STATS of a node whose STATS do not say it. A node without STATS
-    /// for three intervals is stale. Default: 30 s.
+    /// The interval between STATS of a node whose STATS do not announce it. A node that sends no
+    /// STATS for three intervals is stale. Default: 30 s.
     #[must_use]
     pub fn stats_interval(mut self, interval: Duration) -> Self {
         self.stats_interval = interval;
@@ -145,21 +145,21 @@ impl SchedulerConfig {
         self
     }
 
-    /// The directory in which the scheduler keeps which node has which instance. A scheduler
-    /// that has started again then knows the instances of nodes that are away, and starts
-    /// none of them a second time. Default: none.
+    /// The directory in which the scheduler keeps the node of each instance. After a restart, the
+    /// scheduler then knows the instances of nodes that are away, and starts none of them a second
+    /// time. Default: none.
     #[must_use]
     pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
         self.state = Some(directory.into());
         self
     }
 
-    /// The file that the cluster configuration is read from at the start, and written to when
-    /// a controller changes it. If it does not exist, the cluster begins without a
-    /// configuration, and the first CONFIGURE makes the file; its directory must exist. Only
-    /// a scheduler that was started by [`Scheduler::start`](super::Scheduler::start) writes
-    /// the file; another one refuses CONFIGURE. Default: none; what controllers configure is
-    /// lost when the scheduler ends.
+    /// The file with the cluster configuration. The scheduler reads it at the start, and writes it
+    /// when a controller changes the configuration. If the file does not exist, the cluster begins
+    /// without a configuration, and the first CONFIGURE creates the file; its directory must
+    /// exist. Only a scheduler that was started by
+    /// [`Scheduler::start`](super::Scheduler::start) writes the file; otherwise CONFIGURE is
+    /// refused. Default: none; changes of the configuration are lost when the scheduler ends.
     #[must_use]
     pub fn configuration_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.configuration_file = Some(path.into());
@@ -167,14 +167,14 @@ impl SchedulerConfig {
     }
 }
 
-/// Why a scheduler cannot be made.
+/// The reason why a scheduler cannot be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SchedulerError {
     /// The configuration file or the state directory cannot be used.
     #[error("{}: {_1}", _0.display())]
     Read(PathBuf, #[source] io::Error),
-    /// The configuration is refused: that of this file, or the one that was given.
+    /// The configuration is invalid: the one of this file, or of [`SchedulerConfig`] if `None`.
     #[error("{}: {_1}", _0.as_ref().map_or("the configuration".into(), |path| path.display().to_string()))]
     Configuration(Option<PathBuf>, #[source] payload::Error),
 }

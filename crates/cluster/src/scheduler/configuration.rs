@@ -1,5 +1,5 @@
-//! The configuration of the cluster: checked, written to its file, distributed, and taken
-//! back if a client cannot use it.
+//! The configuration of the cluster. A new one is checked, written to its file and distributed.
+//! If a client refuses it, the scheduler restores the previous one.
 //!
 //! ```text
 //!  CONFIGURE ─ check ─▶ next ─▶ being written ─ done ─▶ current ─▶ CONNECTED, all agents
@@ -8,48 +8,44 @@
 //!            InvalidConfiguration to its sender               client refuses this one
 //! ```
 //!
-//! A configuration is on the disk before any client gets it. One is written at a time, and
-//! one waits: the newest, which replaces an older one that still waits. So each CONFIGURE is
-//! either distributed or refused.
+//! A configuration is on the disk before any client gets it. One configuration is written at a
+//! time, and at most one waits: a newer CONFIGURE replaces it. So each CONFIGURE is either
+//! distributed or refused.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use bytes::Bytes;
-use crossbeam_channel::Sender;
-use log::{debug, warn};
+use log::warn;
 use uuid::Uuid;
 
 use super::keeper::Keeper;
-use super::term::{CONFIGURATION, Shared};
-use super::{Scheduler, SchedulerError, limited};
+use super::{Scheduler, SchedulerError, answers, limited};
 use ssntp::Role;
 use ssntp::payload::Configure;
 use ssntp::payload::MAX_READ_LEN;
 use ssntp::proto::{Command, ErrorCode, Frame};
-use ssntp::server::{Context, ServerHandle, SessionInfo};
-use ssntp_transport::LogLimit;
+use ssntp::server::{Context, SessionInfo};
 use ssntp_transport::directory;
 use ssntp_transport::excerpt;
 
-/// The roles that get the configuration.
+/// The roles whose clients receive the configuration.
 const CONFIGURED: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits() | Role::CNCIAGENT.bits());
 
 /// The current configuration, the previous one, and the next one.
 #[derive(Debug)]
 pub(super) struct Configuration {
     current: Bytes,
-    /// The controller that sent it; none if the scheduler began with it.
+    /// The controller that sent `current`; `None` if the scheduler began with it.
     sender: Option<Uuid>,
+    /// The configuration before `current`, with its sender.
     previous: Option<(Bytes, Option<Uuid>)>,
-    /// Writes the file, if there is one.
-    keeper: Keeper,
-    being_written: Option<Written>,
+    pub(super) keeper: Keeper,
+    being_written: Option<Content>,
     /// The newest CONFIGURE, while another one is being written.
     next: Option<Proposal>,
-    /// The scheduler has gone back to the current one, and the file does not have it yet.
+    /// True if `current` was restored and has not been written yet.
     behind: bool,
 }
 
@@ -66,13 +62,15 @@ impl Proposal {
     }
 }
 
+/// The content of a write in progress.
 #[derive(Debug)]
-enum Written {
+enum Content {
     Proposed(Proposal),
-    GoneBackTo,
+    /// The previous configuration, which is `current` again.
+    Restored,
 }
 
-/// The outcome of a CONFIGURE, or of going back.
+/// The outcome of a CONFIGURE, or of restoring the previous configuration.
 enum Outcome {
     Adopted(Proposal),
     Refused(Proposal, io::Error),
@@ -110,29 +108,18 @@ impl Configuration {
                 warn!(target: "ssntp::scheduler", "{} is not there yet: no configuration", path.display())
             }
         }
-        // The file is replaced by a rename, which would replace a symbolic link, not its
-        // target.
+        // The file is replaced by a rename. On a symbolic link, that would replace the link and
+        // not its target.
         configuration.keeper = Keeper::of(fs::canonicalize(&path).unwrap_or(path));
         Ok(configuration)
     }
 
-    /// Starts the thread that writes the file, if there is a file. It wakes the server whose
-    /// handle it is given.
-    pub(super) fn start(&mut self) -> io::Result<Option<Sender<ServerHandle>>> {
-        self.keeper.start()
-    }
-
-    /// From the start on, the engine has it, and the file a copy.
-    pub(super) fn keep_in(&mut self, shared: &Arc<Shared>) {
-        self.keeper.keep_in(shared, CONFIGURATION);
-    }
-
-    /// The engine has none, and is to have the one that the scheduler began with.
-    pub(super) fn keep_now(&mut self) {
+    /// Has the current configuration written to the engine, which has none.
+    pub(super) fn write_current(&mut self) {
         self.behind = !self.current.is_empty();
     }
 
-    /// Begins with what the engine has.
+    /// Replaces the configuration with the engine's.
     pub(super) fn replace(&mut self, yaml: Bytes) -> Result<(), SchedulerError> {
         check(&yaml).map_err(|e| SchedulerError::Configuration(None, e))?;
         self.current = yaml;
@@ -144,55 +131,48 @@ impl Configuration {
         &self.current
     }
 
-    /// Whether the thread has finished, and [`proceed`](Self::proceed) has something to do.
-    pub(super) fn is_due(&self) -> bool {
-        self.keeper.is_done()
-    }
-
-    /// Takes the result of the thread, and gives it the next configuration. Gives an outcome
-    /// to tell; none if there is nothing to do until the thread has finished.
+    /// Takes the result of the thread and hands over the next configuration. Returns an outcome
+    /// to handle; `None` if nothing can be done until the thread has finished.
     fn proceed(&mut self) -> Option<Outcome> {
         loop {
             if self.being_written.is_some() {
                 let result = self.keeper.result()?;
                 match (self.being_written.take()?, result) {
-                    (Written::Proposed(proposal), Ok(())) => {
-                        // The file has a newer configuration now, which stands for the one that
-                        // was gone back to.
+                    (Content::Proposed(proposal), Ok(())) => {
+                        // The file has a newer configuration than the restored one.
                         self.behind = false;
                         return Some(self.adopt(proposal));
                     }
-                    (Written::Proposed(proposal), Err(e)) => return Some(Outcome::Refused(proposal, e)),
-                    (Written::GoneBackTo, Ok(())) => {}
-                    (Written::GoneBackTo, Err(e)) => return Some(Outcome::Behind(e)),
+                    (Content::Proposed(proposal), Err(e)) => return Some(Outcome::Refused(proposal, e)),
+                    (Content::Restored, Ok(())) => {}
+                    (Content::Restored, Err(e)) => return Some(Outcome::Behind(e)),
                 }
             }
-            let (yaml, written) = match self.next.take() {
-                // Without a file nothing has to be written first.
+            let (yaml, content) = match self.next.take() {
                 Some(proposal) if !self.keeper.is_durable() => return Some(self.adopt(proposal)),
-                // The file has it already, so only the answer is due.
+                // The file has this configuration already, so only the answer is due.
                 Some(proposal) if *proposal.yaml() == self.current && !self.behind => {
                     return Some(Outcome::Adopted(proposal));
                 }
-                Some(proposal) => (proposal.yaml().clone(), Written::Proposed(proposal)),
+                Some(proposal) => (proposal.yaml().clone(), Content::Proposed(proposal)),
                 None if self.behind && self.keeper.is_durable() => {
-                    // Tried once. If it fails, the file keeps the refused configuration, but the
-                    // cluster runs with the previous one.
+                    // There is only one attempt. If it fails, the file keeps the refused
+                    // configuration, but the cluster runs with the previous one.
                     self.behind = false;
-                    (self.current.clone(), Written::GoneBackTo)
+                    (self.current.clone(), Content::Restored)
                 }
                 None => return None,
             };
             self.keeper.write(yaml);
-            self.being_written = Some(written);
+            self.being_written = Some(content);
         }
     }
 
     fn adopt(&mut self, proposal: Proposal) -> Outcome {
-        // The same configuration again must not become its own predecessor: then there would
-        // be no way back.
+        // If the same configuration is sent again, it must not replace the previous one, which
+        // could not be restored then.
         if *proposal.yaml() != self.current {
-            // Copied, because the payload is a piece of a longer read that it would keep.
+            // Copied, because the payload is a part of a longer read and keeps it in memory.
             let yaml = Bytes::copy_from_slice(proposal.yaml());
             let old = std::mem::replace(&mut self.current, yaml);
             let old_sender = self.sender.replace(proposal.from.uuid());
@@ -201,8 +181,8 @@ impl Configuration {
         Outcome::Adopted(proposal)
     }
 
-    /// Goes back to the previous configuration. Gives the controller that had sent the
-    /// refused one.
+    /// Restores the previous configuration. Returns the controller that had sent the refused one;
+    /// the error is the reason why the configuration stays.
     fn revert(&mut self, refused: &[u8]) -> Result<Option<Uuid>, &'static str> {
         if *refused != self.current {
             return Err("it is not the current one");
@@ -217,7 +197,7 @@ impl Configuration {
 }
 
 impl Drop for Configuration {
-    /// Writes what still waits before the thread ends.
+    /// Hands over the configuration that has not been written yet, before the thread ends.
     fn drop(&mut self) {
         let next = self.next.take().map(|proposal| proposal.yaml().clone());
         let last = next.or_else(|| self.behind.then(|| self.current.clone()));
@@ -236,14 +216,14 @@ impl Scheduler {
         if let Err(e) = check(proposal.yaml()) {
             return self.refuse_proposal(cx, &proposal, e.to_string());
         }
-        // Only the newest waits, so that a slow disk makes no queue.
+        // Only the newest waits, so a slow disk does not cause a queue.
         if let Some(older) = self.configuration.next.replace(proposal) {
-            self.refuse_proposal(cx, &older, "a newer one came before it was kept".to_owned());
+            self.refuse_proposal(cx, &older, "a newer one arrived before it was written".to_owned());
         }
         self.proceed_with_configuration(cx);
     }
 
-    /// Distributes what has been written.
+    /// Distributes a configuration that has been written, and answers the others.
     pub(super) fn proceed_with_configuration(&mut self, cx: &mut Context<'_>) {
         while let Some(outcome) = self.configuration.proceed() {
             match outcome {
@@ -251,21 +231,19 @@ impl Scheduler {
                     limited!(info, self.log, cx, from.uuid(), "CONFIGURE";
                         "{from}: new cluster configuration of {} bytes", frame.payload_bytes().len());
                     cx.set_configuration(self.configuration.current.clone());
-                    self.tell_configuration(cx);
+                    self.send_configuration(cx);
                     // It fails only for kinds that cannot be sent, and CONFIGURE can.
                     let _ = cx.forward_all(&from, CONFIGURED, &frame);
-                    // This is how its sender learns that it was taken up.
-                    let taken = Frame::with_payload(Command::CONFIGURE, self.configuration.current.clone());
-                    if let Err(e) = cx.send(from.uuid(), &taken) {
-                        debug!(target: "ssntp::scheduler", "{from}: CONFIGURE: {e}");
-                    }
+                    // It returns to its sender as the confirmation.
+                    let adopted = Frame::with_payload(Command::CONFIGURE, self.configuration.current.clone());
+                    answers::send(cx, from.uuid(), &adopted);
                 }
                 Outcome::Refused(proposal, e) => {
-                    self.refuse_proposal(cx, &proposal, format!("it cannot be kept: {e}"));
+                    self.refuse_proposal(cx, &proposal, format!("it cannot be written: {e}"));
                 }
                 Outcome::Behind(e) => {
-                    limited!(warn, self.log, cx, cx.uuid(), "cannot be kept";
-                        "the previous configuration cannot be kept: {e}");
+                    limited!(warn, self.log, cx, cx.uuid(), "not written";
+                        "the previous configuration cannot be written: {e}");
                 }
             }
         }
@@ -275,10 +253,10 @@ impl Scheduler {
         let from = &proposal.from;
         limited!(warn, self.log, cx, from.uuid(), "CONFIGURE refused";
             "{from}: CONFIGURE refused: {}", excerpt(why));
-        refuse(cx, &mut self.log, from.uuid(), proposal.yaml());
+        send_refusal(cx, from.uuid(), proposal.yaml());
     }
 
-    /// Takes in InvalidConfiguration: a client cannot use a configuration.
+    /// Handles InvalidConfiguration: a client cannot use a configuration.
     pub(super) fn configuration_refused(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let refused = frame.payload_bytes();
         match self.configuration.revert(refused) {
@@ -287,11 +265,11 @@ impl Scheduler {
                     "{from}: cannot use the configuration: back to the previous one");
                 let yaml = self.configuration.current.clone();
                 cx.set_configuration(yaml.clone());
-                self.tell_configuration(cx);
+                self.send_configuration(cx);
                 let _ = cx.multicast(CONFIGURED, &Frame::with_payload(Command::CONFIGURE, yaml));
-                // A client that refuses its own configuration knows that.
+                // A client that refuses a configuration that it has sent itself needs no answer.
                 if let Some(sender) = sender.filter(|sender| *sender != from.uuid()) {
-                    refuse(cx, &mut self.log, sender, refused);
+                    send_refusal(cx, sender, refused);
                 }
                 self.proceed_with_configuration(cx);
             }
@@ -303,14 +281,12 @@ impl Scheduler {
     }
 }
 
-fn refuse(cx: &mut Context<'_>, log: &mut LogLimit<Uuid>, to: Uuid, refused: &Bytes) {
+fn send_refusal(cx: &mut Context<'_>, to: Uuid, refused: &Bytes) {
     let answer = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, refused.clone());
-    if let Err(e) = cx.send(to, &answer) {
-        limited!(info, log, cx, to, "InvalidConfiguration"; "InvalidConfiguration for {to}: {e}");
-    }
+    answers::send(cx, to, &answer);
 }
 
-/// An empty configuration is valid: it means every default.
+/// Checks a configuration. An empty one is valid: every option has its default.
 fn check(yaml: &[u8]) -> Result<(), ssntp::payload::Error> {
     if yaml.trim_ascii().is_empty() {
         return Ok(());
@@ -318,7 +294,7 @@ fn check(yaml: &[u8]) -> Result<(), ssntp::payload::Error> {
     Configure::decode_valid(yaml).map(drop)
 }
 
-/// The content of the file; none if it does not exist, but its directory does.
+/// The content of the file; `None` if it does not exist in a directory that does.
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let metadata = match fs::metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! Snapshots of a scheduler for metrics and pages.
+//! The figures of a scheduler, for metrics and pages.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -15,38 +15,41 @@ use ssntp_transport::Histogram;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct SchedulerFigures {
-    /// Connected nodes by status: `ready`, `full`, `offline`, `maintenance`; `waiting` if they
-    /// have not said a status yet; and `stale` if they have sent no STATS for too long,
-    /// whatever their status was.
+    /// The number of connected nodes by status: `ready`, `full`, `offline`, `maintenance`;
+    /// `waiting` if a node has not sent a status yet; and `stale`, whatever the last status was,
+    /// if a node has sent no STATS for three intervals.
     pub nodes: BTreeMap<&'static str, usize>,
-    /// Known instances by state: `held` while the START waits for a node, `starting` after a
-    /// node was given it, `pending` if the node says that it is being started again,
-    /// `running`, `ended`, and `given_up` if the START was answered with a failure and the
-    /// instance may still turn up.
+    /// The number of known instances by state: `held` while the START waits for a node,
+    /// `starting` after the START was sent to a node, `pending` if the node reports that it is
+    /// starting the instance again, `running`, `ended`, and `given_up` if the START was answered
+    /// with a failure but its node may still start the instance.
     pub instances: BTreeMap<&'static str, usize>,
     /// The limits.
     pub limits: SchedulerLimits,
     /// STARTs and their outcomes.
     pub starts: StartFigures,
-    /// Streams that are open.
+    /// The number of open streams.
     pub streams: usize,
-    /// Streams that were opened.
+    /// The number of streams that were opened.
     pub streams_opened: u64,
-    /// Instances that are being moved: they are to end, and will be started elsewhere.
+    /// The number of instances that are being moved: they will be started on another node once
+    /// they have ended.
     pub moving: usize,
-    /// Instances that have ended for a move, and whose START was placed again.
+    /// The number of instances that have ended for a move and whose START was placed again.
     pub moved: u64,
-    /// Controllers that are connected.
+    /// The number of connected controllers.
     pub controllers: usize,
     /// In master mode, the controller that may command.
     pub master: Option<Uuid>,
-    /// Concentrators that have announced themselves.
+    /// The number of concentrators that have announced themselves.
     pub concentrators: usize,
-    /// Bytes of what is kept for the next leader, and of commands that wait for one.
+    /// The bytes of the reports that are kept for the next leader, and of the commands that wait
+    /// for a leader.
     pub kept_bytes: usize,
-    /// Reports of agents about nodes or instances that are not their own.
+    /// The number of dropped reports: those about nodes or instances that are not the sender's
+    /// own, and those that cannot be read.
     pub foreign_reports: u64,
-    /// Received InvalidFrameType.
+    /// The number of received InvalidFrameType frames.
     pub invalid_frames: u64,
 }
 
@@ -64,24 +67,24 @@ pub struct SchedulerLimits {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct StartFigures {
-    /// Received STARTs.
+    /// The number of received STARTs.
     pub received: u64,
-    /// STARTs that were given to a node.
+    /// The number of STARTs that were sent to a node.
     pub given: u64,
-    /// STARTs whose instance was listed by its node.
+    /// The number of STARTs whose instance was listed by its node.
     pub started: u64,
-    /// Failed STARTs by the reason of the StartFailure; `other` for a reason that this
-    /// version does not know, and `no_answer` if the node gave no answer.
+    /// The number of failed STARTs by the reason of the StartFailure; `other` for a reason that
+    /// this version does not know, and `no_answer` if the node did not answer.
     pub failed: BTreeMap<&'static str, u64>,
     /// For started STARTs: the time from their arrival until STATS listed the instance.
     pub start_time: Histogram,
     /// For failed STARTs: the time from their arrival to the answer.
     pub failure_time: Histogram,
-    /// STARTs that wait for a READY.
+    /// The number of STARTs that wait for a READY.
     pub held: usize,
     /// The bytes of the held STARTs.
     pub held_bytes: usize,
-    /// STARTs that wait for the answer of their node.
+    /// The number of STARTs that wait for the answer of their node.
     pub in_flight: usize,
 }
 
@@ -100,27 +103,25 @@ impl Scheduler {
         let (streams, streams_opened) = self.streams.counted();
         let (moving, moved) = self.moves.counted();
         let (controllers, first) = self.controllers.counted();
-        let (held, held_bytes, held_starts) = self.held.counted();
-        let (in_flight, starts_in_flight) = self.instances.in_flight();
         SchedulerFigures {
             nodes: self.nodes.figures(),
             instances: self.instances.figures(),
             starts: StartFigures {
-                held,
-                held_bytes,
-                in_flight,
+                held: self.held.len(),
+                held_bytes: self.held.bytes(),
+                in_flight: self.instances.in_flight(),
                 ..self.starts.clone()
             },
             limits: SchedulerLimits {
-                held_starts,
-                starts_in_flight,
+                held_starts: self.config.held_starts,
+                starts_in_flight: self.config.in_flight,
             },
             streams,
             streams_opened,
             moving,
             moved,
             controllers,
-            master: first.filter(|_| self.mode == ControllerMode::Master),
+            master: first.filter(|_| self.config.controllers == ControllerMode::Master),
             concentrators: self.cncis.announced(),
             kept_bytes: self.term.as_ref().map_or(0, |term| term.following.bytes()),
             foreign_reports: self.foreign,
@@ -129,7 +130,7 @@ impl Scheduler {
     }
 }
 
-/// Counts how often each of these words occurs; all of them are in the result.
+/// Counts each of these words in `found`. The result has all words, also those with a count of 0.
 pub(super) fn tally<const N: usize>(
     words: [&'static str; N],
     found: impl Iterator<Item = &'static str>,
@@ -140,13 +141,13 @@ pub(super) fn tally<const N: usize>(
 }
 
 impl StartFigures {
-    /// A START that had come at `received` is done.
+    /// Counts a START that arrived at `received` and is done.
     pub(super) fn started(&mut self, received: Instant, now: Instant) {
         self.started += 1;
         self.start_time.record(now.saturating_duration_since(received));
     }
 
-    /// A START that had come at `received` is answered with a failure.
+    /// Counts a START that arrived at `received` and is answered with a failure.
     pub(super) fn failed(&mut self, word: &'static str, received: Instant, now: Instant) {
         *self.failed.entry(word).or_default() += 1;
         self.failure_time.record(now.saturating_duration_since(received));

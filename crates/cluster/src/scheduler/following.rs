@@ -1,15 +1,15 @@
-//! What a scheduler does that does not lead: it keeps what its clients last said, passes on to
-//! the leader what they say, and holds their commands while nobody leads.
+//! A scheduler that does not lead. It keeps the last reports of its clients, passes their frames
+//! on to the leader, and holds their commands while no scheduler leads.
 //!
 //! ```text
-//!  client ─▶ filter, rules ─▶ the last STATS, READY … of each ─┬─ another one leads ─▶ pass
-//!                                                              └─ nobody leads: commands are
-//!  a leader is known ─▶ telling: all that is kept, piece by piece       held for 10 s, then
-//!                        └─▶ Complete ─▶ the commands that are held     refused
+//!  client ─▶ filter, rules ─▶ keep the last STATS, READY … ─┬─ another one leads: pass on
+//!                                                           └─ no leader: hold commands for
+//!  a leader is known ─▶ transfer: the kept frames, in parts     10 s, then refuse them
+//!                        └─▶ Complete ─▶ the held commands
 //! ```
 //!
-//! A leader keeps the same of its own clients, so that it can tell the next one. When it begins,
-//! it tells itself.
+//! A leader also keeps the last reports of its own clients, because it has to send them to the
+//! next leader. When it begins to lead, it transfers them to itself.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -17,48 +17,49 @@ use std::time::{Duration, Instant};
 use log::debug;
 use uuid::Uuid;
 
-use super::Scheduler;
-use super::nodes::detached;
-use super::told::Message;
+use super::held::{HeldQueue, detached, with_trace_of};
+use super::messages::Message;
+use super::{Scheduler, answers};
 use crate::refusal::{self, Refused};
 use ssntp::Role;
 use ssntp::payload::{MAX_READ_LEN, NewLeader};
 use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType};
 use ssntp::server::{Context, SendError, SessionInfo};
 
-/// How long a command waits for a leader: a dead one is replaced within six seconds.
-const HOLD: Duration = Duration::from_secs(10);
-/// The most commands that wait, and their bytes.
-const MOST_HELD: usize = 1024;
-const MOST_HELD_BYTES: usize = 4 << 20;
-/// How much is told at once, how much may wait for a link then, and how long after it the next
-/// piece is: 50 MB a second, and far less than a link may have waiting.
-const PIECE: usize = 512 << 10;
-const MOST_WAITING: u64 = 2 << 20;
+/// How long a command waits for a leader. A leader that has died is replaced within six seconds.
+const HOLD_TIME: Duration = Duration::from_secs(10);
+/// The most commands that wait for a leader, and the most bytes of them.
+const MAX_HELD: usize = 1024;
+const MAX_HELD_BYTES: usize = 4 << 20;
+/// The bytes of one part of a transfer, the bytes that may still wait for a link before the next
+/// part, and the pause between two parts. These allow 50 MB a second, and a link's queue holds
+/// far more than [`MAX_QUEUED`].
+const PART: usize = 512 << 10;
+const MAX_QUEUED: u64 = 2 << 20;
 const PAUSE: Duration = Duration::from_millis(10);
-/// The most events of a client that are kept, and the longest one. There is one for each tenant
-/// of a node, and one for each public address of a concentrator.
-const MOST_EVENTS: usize = 1024;
-const LONGEST_EVENT: usize = 1024;
-/// The most bytes that are kept of all clients together. What finds no room is not kept: a new leader hears
-/// of it with the next report.
-const MOST_KEPT_BYTES: usize = 256 << 20;
-/// The longest STATS that a scheduler reads.
-const LONGEST_STATS: usize = 1 << 20;
-/// Why a command is refused that no leader has taken.
+/// The most events that are kept of a client, and the length limit of an event in bytes. There is
+/// one event for each tenant of a node, and one for each public address of a concentrator.
+const MAX_EVENTS: usize = 1024;
+const MAX_EVENT: usize = 1024;
+/// The most bytes that are kept of all clients together. A frame beyond this is not kept: a new
+/// leader gets the client's next report instead.
+const MAX_KEPT_BYTES: usize = 256 << 20;
+/// The length limit of STATS that are kept, in bytes.
+const MAX_STATS: usize = 1 << 20;
+/// The reason in the failure of a command that no leader has accepted.
 const NO_LEADER: &str = "no_leader";
 
-/// The frames that a client sent last, as far as a new leader needs them.
+/// The last frames of a client that a new leader needs.
 #[derive(Debug, Default)]
-struct Last {
+struct LastFrames {
     /// READY, FULL, OFFLINE or MAINTENANCE.
     status: Option<Frame>,
     stats: Option<Frame>,
-    /// Of tenants, and of a concentrator and its addresses.
+    /// TenantAdded and TenantRemoved of an agent; the announcement and addresses of a concentrator.
     events: VecDeque<Frame>,
 }
 
-impl Last {
+impl LastFrames {
     fn frames(&self) -> impl Iterator<Item = &Frame> {
         self.events.iter().chain(&self.status).chain(&self.stats)
     }
@@ -67,135 +68,122 @@ impl Last {
         self.frames().map(Frame::encoded_len).sum()
     }
 
-    /// Keeps an event. What was added, and is removed now, is forgotten: a new leader begins
-    /// without either.
-    fn event(&mut self, frame: &Frame) {
+    /// Keeps an event in place of an earlier one about the same subject. If it removes what an
+    /// earlier event added, neither is kept: a new leader begins without both.
+    fn keep_event(&mut self, frame: &Frame) {
         let before = self.events.len();
         self.events.retain(|old| subject(old) != subject(frame));
         let is_removal = frame.kind() == Event::TENANT_REMOVED || frame.kind() == Event::PUBLIC_IP_UNASSIGNED;
         if is_removal && self.events.len() < before {
             return;
         }
-        if self.events.len() >= MOST_EVENTS {
+        if self.events.len() >= MAX_EVENTS {
             self.events.pop_front();
         }
         self.events.push_back(detached(frame));
     }
 }
 
-/// What an event is about: its payload after the root, which differs between the event that
-/// something is added and the one that it is removed.
+/// The subject of an event: its payload after the first line, which is the root key. The root key
+/// is the only difference between the event that adds a subject and the event that removes it.
 fn subject(frame: &Frame) -> &[u8] {
     let payload = frame.payload_bytes();
     let root = payload.iter().position(|byte| *byte == b'\n');
     payload.get(root.unwrap_or_default()..).unwrap_or_default()
 }
 
+/// The transfer of the kept frames to a leader.
 #[derive(Debug)]
-struct Held {
-    from: SessionInfo,
-    frame: Frame,
-    until: Instant,
-}
-
-/// The clients of this server that a leader has not been told of.
-#[derive(Debug)]
-struct Telling {
+struct Transfer {
     to: Uuid,
+    /// The clients whose frames have not been sent yet.
     clients: Vec<Uuid>,
+    /// The time of the next part.
     at: Instant,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Following {
-    last: HashMap<Uuid, Last>,
+    last_frames: HashMap<Uuid, LastFrames>,
     last_bytes: usize,
-    held: VecDeque<Held>,
-    held_bytes: usize,
-    telling: Option<Telling>,
+    /// Commands that wait for a leader, with their senders.
+    held: HeldQueue<(SessionInfo, Frame)>,
+    transfer: Option<Transfer>,
+}
+
+impl Default for Following {
+    fn default() -> Self {
+        Self {
+            last_frames: HashMap::new(),
+            last_bytes: 0,
+            held: HeldQueue::new(MAX_HELD, MAX_HELD_BYTES, HOLD_TIME),
+            transfer: None,
+        }
+    }
 }
 
 impl Following {
-    /// Keeps what a client of this server has said.
-    pub(super) fn note(&mut self, from: Uuid, frame: &Frame) {
+    /// Keeps a frame of a client of this server if a new leader needs it.
+    pub(super) fn keep(&mut self, from: Uuid, frame: &Frame) {
         let kind = frame.kind();
         let is_kept = kind == Command::STATS || kind.frame_type == FrameType::STATUS || is_kept_event(kind);
-        if !is_kept {
-            return;
-        }
         let length = frame.payload_bytes().len();
-        if self.last_bytes + length > MOST_KEPT_BYTES {
+        if !is_kept || self.last_bytes + length > MAX_KEPT_BYTES {
             return;
         }
-        let last = self.last.entry(from).or_default();
+        let last = self.last_frames.entry(from).or_default();
         self.last_bytes -= last.bytes();
         match kind.frame_type {
-            FrameType::COMMAND if length <= LONGEST_STATS => last.stats = Some(detached(frame)),
+            FrameType::COMMAND if length <= MAX_STATS => last.stats = Some(detached(frame)),
             FrameType::STATUS if length <= MAX_READ_LEN => last.status = Some(detached(frame)),
-            FrameType::EVENT if length <= LONGEST_EVENT => last.event(frame),
-            // No scheduler reads what is longer.
+            FrameType::EVENT if length <= MAX_EVENT => last.keep_event(frame),
+            // A scheduler does not read longer frames.
             _ => {}
         }
         self.last_bytes += last.bytes();
     }
 
-    /// The bytes of all frames that are kept or held here.
+    /// The bytes of all kept frames and held commands.
     pub(super) fn bytes(&self) -> usize {
-        self.last_bytes + self.held_bytes
+        self.last_bytes + self.held.bytes()
     }
 
-    /// A client has gone.
+    /// Drops the kept frames of a client, whose session has ended.
     pub(super) fn forget(&mut self, client: Uuid) {
-        let last = self.last.remove(&client);
+        let last = self.last_frames.remove(&client);
         self.last_bytes -= last.map_or(0, |last| last.bytes());
     }
 
-    pub(super) fn is_telling(&self) -> bool {
-        self.telling.is_some()
+    pub(super) fn is_transferring(&self) -> bool {
+        self.transfer.is_some()
     }
 
-    /// The leader that is being told leads no more, or cannot be reached.
-    pub(super) fn end_telling(&mut self) {
-        self.telling = None;
+    /// Ends a transfer: its receiver no longer leads, or cannot be reached.
+    pub(super) fn end_transfer(&mut self) {
+        self.transfer = None;
     }
 
     pub(super) fn take_held(&mut self) -> Vec<(SessionInfo, Frame)> {
-        self.held_bytes = 0;
-        let held = std::mem::take(&mut self.held).into_iter();
-        held.map(|held| (held.from, held.frame)).collect()
+        std::iter::from_fn(|| self.held.take(0)).collect()
     }
 
-    /// What a leader holds does not expire: it takes it itself.
+    /// The time of the next part of a transfer, or at which the first held command expires. The
+    /// commands that a leader holds do not expire: it handles them itself.
     pub(super) fn next_due(&self, leads: bool) -> Option<Instant> {
-        let telling = self.telling.as_ref().map(|telling| telling.at);
-        let held = self.held.front().map(|held| held.until).filter(|_| !leads);
-        [telling, held].into_iter().flatten().min()
+        let transfer = self.transfer.as_ref().map(|transfer| transfer.at);
+        let held = self.held.next_expiry().filter(|_| !leads);
+        [transfer, held].into_iter().flatten().min()
     }
 
     /// Holds a command; false if there is no room for it.
     fn hold(&mut self, from: &SessionInfo, frame: &Frame, now: Instant) -> bool {
-        let bytes = self.held_bytes + frame.encoded_len();
-        if self.held.len() >= MOST_HELD || bytes > MOST_HELD_BYTES {
-            return false;
+        let bytes = frame.encoded_len();
+        let has_room = self.held.has_room(bytes);
+        if has_room {
+            let own = with_trace_of(frame, detached(frame));
+            self.held.push((from.clone(), own), bytes, now);
         }
-        let own = detached(frame);
-        self.held_bytes = bytes;
-        self.held.push_back(Held {
-            from: from.clone(),
-            frame: match frame.trace() {
-                Some(trace) => own.traced(trace.clone()),
-                None => own,
-            },
-            until: now + HOLD,
-        });
-        true
-    }
-
-    fn expire(&mut self, now: Instant) -> Option<Held> {
-        self.held.front().filter(|held| held.until <= now)?;
-        let held = self.held.pop_front()?;
-        self.held_bytes -= held.frame.encoded_len();
-        Some(held)
+        has_room
     }
 }
 
@@ -210,7 +198,7 @@ fn is_kept_event(kind: FrameKind) -> bool {
     kept.iter().any(|event| kind == *event)
 }
 
-/// Whether a frame is lost if nobody takes it: what is reported again is not.
+/// True if a frame must wait for a leader. Reports need not, because clients send them again.
 fn is_held(kind: FrameKind) -> bool {
     match kind.frame_type {
         FrameType::COMMAND => kind != Command::STATS,
@@ -219,8 +207,9 @@ fn is_held(kind: FrameKind) -> bool {
 }
 
 impl Scheduler {
-    /// Passes on what a client of this server has said, or holds it. `pass` passes it to a server.
-    pub(super) fn follow(
+    /// Handles frames of a client while this scheduler does not lead: `pass` sends all of them to
+    /// the leader; if that is not possible, those that must not be lost are held.
+    pub(super) fn pass_or_hold(
         &mut self,
         cx: &mut Context<'_>,
         from: &SessionInfo,
@@ -228,30 +217,31 @@ impl Scheduler {
         pass: impl FnOnce(&mut Context<'_>, Uuid) -> Result<(), SendError>,
     ) {
         if from.server() != cx.uuid() {
-            // Another server took this one for the leader. It tells the next leader what its
-            // clients have said, but no command a second time.
+            // Another server still believes that this one leads. It sends the reports of its
+            // clients to the next leader, but it does not send a command twice.
             let lost = frames.filter(|frame| is_held(frame.kind()));
             return lost.for_each(|frame| refuse(cx, from, &frame, "this one has just ceased to lead"));
         }
         let Some(term) = self.term.as_mut() else { return };
-        let mut waits = Vec::new();
+        let mut commands = Vec::new();
         for frame in frames {
-            term.following.note(from.uuid(), &frame);
+            term.following.keep(from.uuid(), &frame);
             if is_held(frame.kind()) {
-                waits.push(frame);
+                commands.push(frame);
             }
         }
-        // A command that has just come must not overtake those that are held.
-        let is_behind = !waits.is_empty() && (term.following.is_telling() || !term.following.held.is_empty());
+        // A new command must not overtake those that are held.
+        let is_behind =
+            !commands.is_empty() && (term.following.is_transferring() || !term.following.held.is_empty());
         let leader = term.leader(cx).filter(|_| !is_behind);
         if leader.is_some_and(|leader| pass(cx, leader).is_ok()) {
             return;
         }
-        waits.iter().for_each(|frame| self.hold(cx, from, frame));
+        commands.iter().for_each(|frame| self.hold(cx, from, frame));
     }
 
-    /// Holds a command that this scheduler had while it led. The next leader takes commands of a
-    /// client only from the client's own server, so others are refused.
+    /// Holds a command that this scheduler received while it led. The next leader accepts commands
+    /// only from the client's own server, so commands of other servers' clients are refused.
     pub(super) fn hold_or_refuse(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         match from.server() == cx.uuid() {
             true => self.hold(cx, from, frame),
@@ -259,7 +249,7 @@ impl Scheduler {
         }
     }
 
-    /// Holds a command until there is a leader that can take it.
+    /// Holds a command until a leader can accept it, or refuses it if too many are held.
     pub(super) fn hold(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let now = cx.now();
         let term = self.term.as_mut();
@@ -268,15 +258,16 @@ impl Scheduler {
         }
     }
 
-    /// Refuses the commands that no leader has taken in time.
+    /// Refuses the commands that no leader has accepted in time.
     pub(super) fn expire_held(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
-        while let Some(held) = self.term.as_mut().and_then(|term| term.following.expire(now)) {
-            refuse(cx, &held.from, &held.frame, "none has led for 10 s");
+        let expired = |term: &mut super::Term| term.following.held.expire(now);
+        while let Some((from, frame)) = self.term.as_mut().and_then(expired) {
+            refuse(cx, &from, &frame, "none has led for 10 s");
         }
     }
 
-    /// Tells the controllers of this server of a new leader.
+    /// Sends NewLeader to the controllers of this server.
     pub(super) fn announce_leader(&self, cx: &mut Context<'_>, leader: Uuid, token: u64) {
         let directory = cx.directory();
         let all = directory.with_role(Role::CONTROLLER);
@@ -286,50 +277,46 @@ impl Scheduler {
             server_uuid: leader.into(),
             token,
         });
-        for controller in own {
-            if let Err(e) = cx.send(controller, &event) {
-                debug!(target: "ssntp::scheduler", "NewLeader for {controller}: {e}");
-            }
-        }
+        own.into_iter()
+            .for_each(|controller| answers::send(cx, controller, &event));
     }
 
-    /// Begins to tell a leader, which may be this scheduler, what the clients of this server have
-    /// last said.
-    pub(super) fn begin_telling(&mut self, cx: &mut Context<'_>, to: Uuid) {
+    /// Begins to transfer the last reports of this server's clients to a leader, which may be this
+    /// scheduler itself.
+    pub(super) fn begin_transfer(&mut self, cx: &mut Context<'_>, to: Uuid) {
         if let Some(term) = &mut self.term {
-            let clients = term.following.last.keys().copied().collect();
+            let clients = term.following.last_frames.keys().copied().collect();
             let at = cx.now();
-            term.following.telling = Some(Telling { to, clients, at });
-            self.go_on_telling(cx);
+            term.following.transfer = Some(Transfer { to, clients, at });
+            self.continue_transfer(cx);
         }
     }
 
-    /// Tells the next piece once it is time.
-    pub(super) fn go_on_telling(&mut self, cx: &mut Context<'_>) {
+    /// Sends the next part of the transfer if it is due.
+    pub(super) fn continue_transfer(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
-        let mut left = PIECE;
+        let mut left = PART;
         loop {
-            let Some(Following { last, telling, .. }) = self.term.as_mut().map(|term| &mut term.following)
+            let Some(term) = &mut self.term else { return };
+            let Following {
+                last_frames,
+                transfer,
+                ..
+            } = &mut term.following;
+            let Some(Transfer { to, clients, at }) = transfer.as_mut().filter(|transfer| transfer.at <= now)
             else {
                 return;
             };
-            let Some(Telling { to, clients, at }) = telling.as_mut().filter(|telling| telling.at <= now)
-            else {
-                return;
-            };
-            let waits = |server: Uuid| cx.waiting(server).map_or(0, |waiting| waiting.bytes);
-            if left == 0 || cx.servers().any(|server| waits(server.uuid) > MOST_WAITING) {
+            let queued = |server: Uuid| cx.waiting(server).map_or(0, |waiting| waiting.bytes);
+            if left == 0 || cx.servers().any(|server| queued(server.uuid) > MAX_QUEUED) {
                 *at = now + PAUSE;
                 return;
             }
             let to = *to;
             let Some(client) = clients.pop() else { break };
-            let frames: Vec<_> = last
-                .get(&client)
-                .into_iter()
-                .flat_map(Last::frames)
-                .cloned()
-                .collect();
+            // Cloned, because handling a frame below needs the whole scheduler.
+            let last = last_frames.get(&client).into_iter();
+            let frames: Vec<_> = last.flat_map(LastFrames::frames).cloned().collect();
             let own = cx.directory().session(client).cloned();
             let Some(session) = own.filter(|session| session.server() == cx.uuid()) else {
                 continue;
@@ -337,49 +324,47 @@ impl Scheduler {
             for frame in frames {
                 left = left.saturating_sub(frame.encoded_len());
                 if to == cx.uuid() {
-                    self.take(cx, &session, &frame);
+                    self.handle(cx, &session, &frame);
                 } else if cx.pass_frame(to, &session, &frame).is_err() {
                     return self.forget_leader(to);
                 }
             }
         }
-        self.has_told(cx);
+        self.finish_transfer(cx);
     }
 
-    fn has_told(&mut self, cx: &mut Context<'_>) {
+    fn finish_transfer(&mut self, cx: &mut Context<'_>) {
         let Some(term) = &mut self.term else { return };
-        let Some(Telling { to, .. }) = term.following.telling.take() else {
+        let Some(Transfer { to, .. }) = term.following.transfer.take() else {
             return;
         };
         if to == cx.uuid() {
-            return self.complete(cx);
+            return self.finish_sync(cx);
         }
         let held = term.following.take_held();
-        let is_told = cx.tell(to, Message::Complete.encode());
+        let sent = cx.tell(to, Message::Complete.encode());
         for (from, frame) in held {
             if let Err(e) = cx.pass_frame(to, &from, &frame) {
                 debug!(target: "ssntp::scheduler", "{from}: {}: {e}", frame.kind());
                 self.hold(cx, &from, &frame);
             }
         }
-        if is_told.is_err() {
+        if sent.is_err() {
             self.forget_leader(to);
         }
     }
 }
 
-/// Answers a command that no leader has taken: to its sender alone, because another command for
-/// the same instance may be under way.
+/// Answers a command that no leader has accepted. Only its sender gets the answer, because another
+/// command for the same instance may be in progress.
 fn refuse(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame, why: &str) {
-    let refused = Refused::new(NO_LEADER, format!("no scheduler leads: {why}"));
-    let answer = match frame.kind().frame_type {
-        FrameType::COMMAND => refusal::failure_of(frame, &refused)
-            .unwrap_or_else(|| refusal::invalid_frame(frame.kind(), NO_LEADER)),
-        _ => return,
-    };
-    if let Err(e) = cx.send(from.uuid(), &answer) {
-        debug!(target: "ssntp::scheduler", "{from}: the answer to {}: {e}", frame.kind());
+    if frame.kind().frame_type != FrameType::COMMAND {
+        return;
     }
+    let refused = Refused::new(NO_LEADER, format!("no scheduler leads: {why}"));
+    let answer = refusal::failure_of(frame, &refused)
+        .unwrap_or_else(|| refusal::invalid_frame(frame.kind(), NO_LEADER));
+    answers::send(cx, from.uuid(), &answer);
 }
 
 #[cfg(test)]
@@ -391,11 +376,11 @@ mod tests {
     use ssntp::proto::Status;
     use ssntp::testkit::{HandlerTest, Testkit};
 
-    /// One of several schedulers, while nobody leads, and a controller.
-    fn nobody_leads() -> (HandlerTest, SessionInfo) {
+    /// A scheduler that follows while no scheduler leads, and a controller of it.
+    fn without_leader() -> (HandlerTest, SessionInfo) {
         let kit = Testkit::new().unwrap();
         let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
-        scheduler.term = Some(Term::new(std::sync::Arc::default()));
+        scheduler.term = Some(Term::default());
         let config = scheduler.serve_with(kit.server_config().unwrap());
         let mut test = HandlerTest::new(config, scheduler).unwrap();
         let controller = test.connect(&kit.identity(Role::CONTROLLER).unwrap());
@@ -403,18 +388,18 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_no_leader_takes_is_refused_in_time() {
-        let (mut test, controller) = nobody_leads();
+    fn command_without_a_leader_is_refused_after_ten_seconds() {
+        let (mut test, controller) = without_leader();
         let uuid = controller.uuid();
         let start = Start {
             instance_uuid: Uuid::from_u128(5),
             ..Start::default()
         };
         test.receive(uuid, &Frame::of(&start));
-        test.advance(HOLD / 2);
+        test.advance(HOLD_TIME / 2);
         test.receive(uuid, &Frame::of(&Restore::default()));
         assert!(test.sent_to(uuid).is_empty());
-        test.advance(HOLD / 2);
+        test.advance(HOLD_TIME / 2);
         let [failure] = &test.sent_to(uuid)[..] else {
             panic!("one answer");
         };
@@ -424,7 +409,7 @@ mod tests {
             (failure.reason.word(), &failure.detail[..]),
             ("other", "no scheduler leads: none has led for 10 s")
         );
-        test.advance(HOLD / 2);
+        test.advance(HOLD_TIME / 2);
         let [answer] = &test.sent_to(uuid)[..] else {
             panic!("one answer");
         };
@@ -434,79 +419,79 @@ mod tests {
 
     #[test]
     fn held_commands_are_bounded_in_number_and_bytes() {
-        let (mut test, controller) = nobody_leads();
+        let (mut test, controller) = without_leader();
         let (mut following, now) = (Following::default(), test.now());
         let frame = |len| Frame::with_payload(Command::STOP, vec![b' '; len]);
-        assert!(following.hold(&controller, &frame(MOST_HELD_BYTES - 100), now));
+        assert!(following.hold(&controller, &frame(MAX_HELD_BYTES - 100), now));
         assert!(!following.hold(&controller, &frame(100), now), "too many bytes");
-        assert!(following.expire(now + HOLD).is_some());
-        for _ in 0..MOST_HELD {
+        assert!(following.held.expire(now + HOLD_TIME).is_some());
+        for _ in 0..MAX_HELD {
             assert!(following.hold(&controller, &frame(10), now));
         }
         assert!(!following.hold(&controller, &frame(10), now), "too many");
-        assert_eq!(following.take_held().len(), MOST_HELD);
-        assert_eq!((following.held_bytes, following.next_due(false)), (0, None));
-        // One that finds no room is refused at once.
-        for _ in 0..=MOST_HELD {
+        assert_eq!(following.take_held().len(), MAX_HELD);
+        assert_eq!((following.held.bytes(), following.next_due(false)), (0, None));
+        // A command without room is refused at once.
+        for _ in 0..=MAX_HELD {
             test.receive(controller.uuid(), &Frame::of(&Restore::default()));
         }
         assert_eq!(test.sent_to(controller.uuid()).len(), 1);
     }
 
     #[test]
-    fn the_last_of_each_client_is_kept_and_its_events_are_bounded() {
+    fn last_frames_of_a_client_are_kept_and_its_events_are_bounded() {
         let mut following = Following::default();
         let client = Uuid::from_u128(1);
         let stats = |load| Frame::with_payload(Command::STATS, format!("load: {load}\n"));
         for load in 0..3 {
-            following.note(client, &stats(load));
-            following.note(client, &Frame::new(Status::READY));
-            following.note(client, &Frame::new(Command::STOP));
+            following.keep(client, &stats(load));
+            following.keep(client, &Frame::new(Status::READY));
+            following.keep(client, &Frame::new(Command::STOP));
         }
-        following.note(client, &Frame::new(Status::FULL));
+        following.keep(client, &Frame::new(Status::FULL));
         for number in 0..2000 {
             let text = |root: &str, number: usize| format!("{root}:\n  agent_ip: {number}\n");
             let added = text("tenant_added", number);
-            following.note(client, &Frame::with_payload(Event::TENANT_ADDED, added));
-            // Those that come and go do not displace those that stay.
+            following.keep(client, &Frame::with_payload(Event::TENANT_ADDED, added));
+            // A tenant that is added and removed leaves room for those that stay.
             if number >= 10 {
                 let removed = text("tenant_removed", number);
-                following.note(client, &Frame::with_payload(Event::TENANT_REMOVED, removed));
+                following.keep(client, &Frame::with_payload(Event::TENANT_REMOVED, removed));
             }
         }
-        assert_eq!(following.last[&client].events.len(), 10);
+        assert_eq!(following.last_frames[&client].events.len(), 10);
         for len in 0..2000 {
-            following.note(client, &Frame::with_payload(Event::TENANT_ADDED, vec![b' '; len]));
+            following.keep(client, &Frame::with_payload(Event::TENANT_ADDED, vec![b' '; len]));
         }
-        let last = &following.last[&client];
+        let last = &following.last_frames[&client];
         assert_eq!(last.stats, Some(stats(2)));
         assert_eq!(last.status, Some(Frame::new(Status::FULL)));
-        assert_eq!(last.events.len(), MOST_EVENTS);
-        assert_eq!(last.events[MOST_EVENTS - 1].payload_bytes().len(), LONGEST_EVENT);
-        // All of it is counted, until the client is gone.
+        assert_eq!(last.events.len(), MAX_EVENTS);
+        assert_eq!(last.events[MAX_EVENTS - 1].payload_bytes().len(), MAX_EVENT);
+        // The bytes are counted until the session ends.
         let bytes: usize = last.frames().map(Frame::encoded_len).sum();
         assert_eq!(following.bytes(), bytes);
         following.forget(client);
-        assert_eq!((following.last.len(), following.bytes()), (0, 0));
+        assert_eq!((following.last_frames.len(), following.bytes()), (0, 0));
     }
 
     #[test]
-    fn what_is_kept_of_all_clients_is_bounded() {
+    fn kept_frames_of_all_clients_are_bounded() {
         let mut following = Following::default();
-        let stats = Frame::with_payload(Command::STATS, vec![b' '; LONGEST_STATS]);
+        let stats = Frame::with_payload(Command::STATS, vec![b' '; MAX_STATS]);
         for client in 0..2 {
-            following.note(Uuid::from_u128(client), &stats);
+            following.keep(Uuid::from_u128(client), &stats);
         }
-        following.last_bytes += MOST_KEPT_BYTES - 3 * LONGEST_STATS;
+        following.last_bytes += MAX_KEPT_BYTES - 3 * MAX_STATS;
         let before = following.bytes();
-        following.note(Uuid::from_u128(2), &stats);
+        following.keep(Uuid::from_u128(2), &stats);
         assert_eq!(
-            (following.last.len(), following.bytes()),
+            (following.last_frames.len(), following.bytes()),
             (2, before),
             "there is no room"
         );
         following.forget(Uuid::from_u128(0));
-        following.note(Uuid::from_u128(2), &stats);
-        assert_eq!((following.last.len(), following.bytes()), (2, before));
+        following.keep(Uuid::from_u128(2), &stats);
+        assert_eq!((following.last_frames.len(), following.bytes()), (2, before));
     }
 }

@@ -1,133 +1,137 @@
-//! STARTs that wait for a node's READY: a bounded queue whose entries expire.
+//! Bounded queues of frames that wait, such as STARTs that wait for the READY of a node.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use uuid::Uuid;
 
-use super::waiting::Waiting;
+use super::unplaced::UnplacedStart;
+use ssntp::proto::Frame;
 
-/// A START in the queue.
+/// A START that waits for the READY of `node`.
 #[derive(Debug)]
 pub(super) struct HeldStart {
-    pub(super) start: Waiting,
-    /// The node whose READY is awaited.
+    pub(super) start: UnplacedStart,
     pub(super) node: Uuid,
-    until: Instant,
 }
 
-/// All STARTs wait for the same time, so the oldest one is the next to expire.
+/// A queue that is bounded in number, bytes and time. All items may wait for the same time, so the
+/// first one is the next to expire.
 #[derive(Debug)]
-pub(super) struct HeldStarts {
-    queue: VecDeque<HeldStart>,
+pub(super) struct HeldQueue<T> {
+    queue: VecDeque<Held<T>>,
     bytes: usize,
-    max_starts: usize,
+    max_items: usize,
     max_bytes: usize,
     time: Duration,
 }
 
-impl HeldStarts {
-    pub(super) fn new(max_starts: usize, max_bytes: usize, time: Duration) -> Self {
+#[derive(Debug)]
+struct Held<T> {
+    item: T,
+    bytes: usize,
+    until: Instant,
+}
+
+impl<T> HeldQueue<T> {
+    pub(super) fn new(max_items: usize, max_bytes: usize, time: Duration) -> Self {
         Self {
             queue: VecDeque::new(),
             bytes: 0,
-            max_starts,
+            max_items,
             max_bytes,
             time,
         }
     }
 
-    /// Keeps a START for a READY of `node`; gives it back if there is no room.
-    pub(super) fn keep(&mut self, mut start: Waiting, node: Uuid, now: Instant) -> Option<Waiting> {
-        let bytes = start.frame.encoded_len();
-        if self.queue.len() >= self.max_starts || self.bytes + bytes > self.max_bytes {
-            return Some(start);
-        }
-        // Copied only now, when it is sure that there is room.
-        start.detach();
+    /// True if there is room for one more item of so many bytes.
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        self.queue.len() < self.max_items && self.bytes + bytes <= self.max_bytes
+    }
+
+    /// Adds an item for which there [is room](Self::has_room).
+    pub(super) fn push(&mut self, item: T, bytes: usize, now: Instant) {
         self.bytes += bytes;
-        self.queue.push_back(HeldStart {
-            start,
-            node,
-            until: now + self.time,
-        });
-        None
+        let until = now + self.time;
+        self.queue.push_back(Held { item, bytes, until });
     }
 
-    /// The number of held STARTs, their bytes, and the most of them.
-    pub(super) fn counted(&self) -> (usize, usize, usize) {
-        (self.queue.len(), self.bytes, self.max_starts)
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
     }
 
-    pub(super) fn get(&self, at: usize) -> Option<&HeldStart> {
-        self.queue.get(at)
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
     }
 
-    /// Lets the START at `at` wait for another node.
-    pub(super) fn wait_for(&mut self, at: usize, node: Uuid) {
-        if let Some(held) = self.queue.get_mut(at) {
-            held.node = node;
-        }
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
-    pub(super) fn take(&mut self, at: usize) -> Option<Waiting> {
-        // From anywhere in the queue: a READY may fit a later START only.
+    pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut T> {
+        self.queue.get_mut(at).map(|held| &mut held.item)
+    }
+
+    /// Removes the item at this position, which may be anywhere in the queue: a READY may fit
+    /// only a later START.
+    pub(super) fn take(&mut self, at: usize) -> Option<T> {
         let held = self.queue.remove(at)?;
-        self.bytes -= held.start.frame.encoded_len();
-        Some(held.start)
+        self.bytes -= held.bytes;
+        Some(held.item)
     }
 
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         self.queue.front().map(|held| held.until)
     }
 
-    /// Takes the oldest START if its time is over.
-    pub(super) fn expire(&mut self, now: Instant) -> Option<Waiting> {
-        (self.queue.front()?.until <= now).then(|| self.take(0))?
+    /// Removes the first item if its time is over.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<T> {
+        (self.next_expiry()? <= now).then(|| self.take(0))?
+    }
+}
+
+/// A copy of a frame that owns its payload, without the trace. The payload of a received frame is a
+/// part of a longer read, and would keep all of that in memory.
+pub(super) fn detached(frame: &Frame) -> Frame {
+    Frame::with_payload(frame.kind(), Bytes::copy_from_slice(frame.payload_bytes()))
+}
+
+/// `frame` with the trace of `original`, if that has one.
+pub(super) fn with_trace_of(original: &Frame, frame: Frame) -> Frame {
+    match original.trace() {
+        Some(trace) => frame.traced(trace.clone()),
+        None => frame,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::placement::Needs;
-    use ssntp::proto::{Command, Frame};
-
-    fn start(bytes: usize) -> Waiting {
-        #[expect(clippy::disallowed_methods, reason = "any time will do")]
-        let received = Instant::now();
-        Waiting {
-            received,
-            frame: Frame::with_payload(Command::START, vec![b' '; bytes]),
-            needs: Needs::default(),
-            instance: Uuid::nil(),
-            restart: false,
-            from: Uuid::nil(),
-            stays: None,
-            nodes: 0,
-            restarts: false,
-        }
-    }
+    use crate::scheduler::now;
 
     #[test]
-    fn the_queue_is_bounded_in_number_and_bytes_and_expires_in_order() {
-        #[expect(clippy::disallowed_methods, reason = "any time will do")]
-        let now = Instant::now();
-        let time = Duration::from_secs(60);
-        let mut held = HeldStarts::new(2, 100, time);
-        assert!(held.keep(start(93), Uuid::nil(), now).is_some(), "101 bytes");
-        assert!(held.keep(start(42), Uuid::nil(), now).is_none());
-        assert!(held.keep(start(32), Uuid::nil(), now + time / 2).is_none());
-        assert!(
-            held.keep(start(0), Uuid::nil(), now).is_some(),
-            "two are the limit"
-        );
+    fn queue_is_bounded_in_number_and_bytes_and_expires_in_order() {
+        let (now, time) = (now(), Duration::from_secs(60));
+        let mut held = HeldQueue::new(2, 100, time);
+        let mut keep = |bytes, at| {
+            let has_room = held.has_room(bytes);
+            if has_room {
+                held.push(bytes, bytes, at);
+            }
+            has_room
+        };
+        assert!(!keep(101, now), "101 bytes");
+        assert!(keep(50, now));
+        assert!(keep(40, now + time / 2));
+        assert!(!keep(8, now), "two are the limit");
         assert_eq!(held.next_expiry(), Some(now + time));
-        assert!(held.expire(now + time / 2).is_none());
-        assert!(held.expire(now + time).is_some());
-        assert!(held.expire(now + time).is_none(), "the second came later");
-        assert!(held.keep(start(52), Uuid::nil(), now + time).is_none());
-        assert!(held.take(1).is_some() && held.take(0).is_some());
-        assert_eq!((held.bytes, held.next_expiry()), (0, None));
+        assert_eq!(held.expire(now + time / 2), None);
+        assert_eq!(held.expire(now + time), Some(50));
+        assert_eq!(held.expire(now + time), None, "the second came later");
+        assert!(held.has_room(60) && !held.has_room(61));
+        held.push(60, 60, now + time);
+        assert_eq!((held.take(1), held.take(0)), (Some(60), Some(40)));
+        assert_eq!((held.bytes(), held.next_expiry()), (0, None));
     }
 }

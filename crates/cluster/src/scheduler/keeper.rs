@@ -1,11 +1,10 @@
-//! The thread that writes a file of the scheduler, the configuration or the table of tenants, or
-//! a document of the engine: a disk or an engine may take seconds, and the dispatcher must not
-//! wait for it.
+//! The thread that writes the configuration or the table of tenants, to a file or to a document
+//! of the engine. A disk or an engine may take seconds, and the dispatcher must not wait for it.
 //!
 //! ```text
-//!  dispatcher ── a configuration ──▶ ssntp-config: writes the file, waits for the disk
-//!      ▲ ◀── a call that wakes it ──── │
-//!      └──── how it went ◀─────────────┘
+//!  dispatcher ── the content ───▶ ssntp-config: writes the file, waits for the disk
+//!      ▲ ◀── a call wakes it ───────── │
+//!      └──── the result ◀──────────────┘
 //! ```
 
 use std::io;
@@ -20,15 +19,15 @@ use ssntp::server::ServerHandle;
 use ssntp_transport::replace;
 use ssntp_transport::threads::{self, Joined};
 
-/// A file, and the thread that writes it. Dropping it waits until all that it was given is on
-/// the disk.
+/// A file or document, and the thread that writes it. Dropping it waits until the thread has
+/// written all that was handed over.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
     file: Option<PathBuf>,
-    /// The document that the file is a copy of.
+    /// The engine's document, by name. The file is then a copy of it.
     document: Option<(Arc<Shared>, &'static str)>,
     writer: Option<Writer>,
-    /// The result of a content that the thread was not given.
+    /// The result of a write that never reached the thread.
     failed: Option<io::Error>,
 }
 
@@ -44,45 +43,43 @@ impl Keeper {
     pub(super) fn of(file: PathBuf) -> Self {
         Self {
             file: Some(file),
-            document: None,
-            writer: None,
-            failed: None,
+            ..Self::default()
         }
     }
 
-    /// From the start on, the content goes to a document of the engine, and from there to the
-    /// file, if there is one.
+    /// Writes to this document of the engine first, and then to the file, if there is one. Call it
+    /// before [`start`](Self::start).
     pub(super) fn keep_in(&mut self, shared: &Arc<Shared>, name: &'static str) {
         self.document = Some((Arc::clone(shared), name));
     }
 
-    /// Whether there is a file or a document; otherwise nothing is to be written.
+    /// True if there is a file or a document; otherwise the content is only in memory.
     pub(super) fn is_durable(&self) -> bool {
         self.file.is_some() || self.document.is_some()
     }
 
-    /// Starts the thread, if there is something to write. It takes the server that it wakes from the
-    /// channel, because the server starts later.
+    /// Starts the thread if there is a file or a document. The caller sends the server that the
+    /// thread wakes on the returned channel, because the server starts later.
     pub(super) fn start(&mut self) -> io::Result<Option<Sender<ServerHandle>>> {
         if !self.is_durable() {
             return Ok(None);
         }
         let (file, document) = (self.file.clone(), self.document.clone());
-        // A content is given only after the result of the one before was taken, and one more
-        // when the scheduler is dropped. So two places are enough, and neither side ever finds
-        // a channel full.
+        // The next content is handed over only after the result of the previous one was taken,
+        // except for one last content when the scheduler is dropped. So with two places no send
+        // ever blocks.
         let (work, given) = bounded::<Bytes>(2);
         let (results, done) = bounded(2);
         let (server, servers) = bounded::<ServerHandle>(1);
         let write = move || {
-            // The server has started before the first content is given.
+            // The server has started before the first content arrives.
             let (mut server, mut revision) = (None, None);
             for content in given {
                 let _ = results.send(write(file.as_deref(), document.as_ref(), &content, &mut revision));
                 server = server.or_else(|| servers.recv().ok());
                 if let Some(server) = &server {
-                    // If the dispatcher is too busy to take a call, it looks for the result
-                    // anyway before it sleeps.
+                    // A busy dispatcher may refuse the call. It reads the result before it
+                    // sleeps anyway.
                     let _ = server.post(|_| ());
                 }
             }
@@ -92,7 +89,7 @@ impl Keeper {
         Ok(Some(server))
     }
 
-    /// Hands over the new content of the file. The result of the previous one must have been
+    /// Hands the new content over to the thread. The result of the previous one must have been
     /// taken, unless the scheduler ends.
     pub(super) fn write(&mut self, content: Bytes) {
         match &self.writer {
@@ -103,17 +100,18 @@ impl Keeper {
         }
     }
 
-    /// In place of [`write`](Self::write), if there is no content: its result is this error.
+    /// Sets an error as the result of a write that is not possible.
     pub(super) fn fail(&mut self, why: io::Error) {
         self.failed = Some(why);
     }
 
+    /// True if [`result`](Self::result) returns a result.
     pub(super) fn is_done(&self) -> bool {
         let writer = self.writer.as_ref();
         self.failed.is_some() || writer.is_some_and(|writer| !writer.done.is_empty())
     }
 
-    /// The result, if the writing is done.
+    /// Takes the result, if the write is done.
     pub(super) fn result(&mut self) -> Option<io::Result<()>> {
         match self.failed.take() {
             Some(why) => Some(Err(why)),
@@ -132,7 +130,7 @@ fn write(
         return file.map_or(Ok(()), |path| replace(path, content));
     };
     shared.write(name, content, revision)?;
-    // The engine has it, so a copy that cannot be written changes nothing.
+    // The engine has the content, so a failure to write the copy is only logged.
     if let Some(path) = file
         && let Err(e) = replace(path, content)
     {

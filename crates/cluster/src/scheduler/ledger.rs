@@ -1,14 +1,13 @@
-//! The file in which a scheduler keeps which node has which instance, so that the next one
-//! does not start an instance a second time while its node is away.
+//! The file in which a scheduler keeps the node of each instance, so that the next scheduler does
+//! not start an instance a second time while its node is away.
 //!
 //! ```text
 //!  dispatcher ── instance, node ──▶ ssntp-ledger: appends a line, waits for the disk
 //! ```
 //!
-//! Each line is an instance and its node, or an instance alone once it is gone; the last line
-//! of an instance counts. The file is written anew when most of its lines count no more. The
-//! dispatcher never waits for the disk, so a scheduler that is killed may lose the lines of
-//! its last moment.
+//! Each line is an instance and its node, or only an instance once that is gone. The last line of
+//! an instance counts. The file is rewritten when most of its lines are outdated. The dispatcher
+//! never waits for the disk, so a scheduler that is killed may lose its most recent lines.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -26,35 +25,35 @@ use ssntp_transport::threads::{self, Joined};
 const FILE: &str = "instances";
 const LOCK: &str = "lock";
 /// The most changes that wait for the disk: the STARTs of some seconds.
-const MOST_WAITING: usize = 65_536;
-/// The most changes that are written at once.
+const MAX_WAITING: usize = 65_536;
+/// The most changes in one write.
 const BATCH: usize = 4096;
-/// How many outdated lines the file may have, besides as many as there are instances, before it
-/// is written anew.
+/// The file is rewritten if it has more outdated lines than this number plus the number of
+/// instances.
 const SLACK: usize = 10_000;
 
-/// An instance, and the node that has it; none once it is gone.
+/// An instance and its node; `None` once the instance is gone.
 type Change = (Uuid, Option<Uuid>);
 
-/// The writing thread. Dropping it waits until all that it was given is on the disk.
+/// The thread that writes the file. Dropping it waits until all changes are on the disk.
 #[derive(Debug)]
 pub(super) struct Ledger {
     changes: Sender<Change>,
     _thread: Joined,
     is_behind: bool,
-    /// The lock ends when this is closed.
+    /// Closing this file releases the lock.
     _lock: File,
 }
 
 impl Ledger {
-    /// Opens the ledger in a directory, which is made if there is none, and starts the thread.
-    /// Gives the node of each instance that a former scheduler knew.
+    /// Opens the ledger in a directory, which is created if it does not exist, and starts the
+    /// thread. Returns the node of each instance that a former scheduler has kept.
     pub(super) fn open(directory: &Path) -> io::Result<(Self, HashMap<Uuid, Uuid>)> {
         fs::create_dir_all(directory).map_err(|e| match directory.is_file() {
             true => io::Error::other("it is a file and no directory"),
             false => e,
         })?;
-        // A file of its own, because the other one is replaced.
+        // The lock has its own file, because the ledger's file is replaced.
         let lock = File::create(directory.join(LOCK))?;
         ssntp_transport::lock(&lock, "another scheduler")?;
         let path = directory.join(FILE);
@@ -62,13 +61,13 @@ impl Ledger {
         let mut book = Book {
             path,
             owners: owners.clone(),
-            // The first write replaces the file, so that a torn last line does not spoil the
-            // next one.
+            // The first write replaces the file, because a line after a torn last line would be
+            // unreadable.
             lines: usize::MAX,
         };
-        // Tells now whether it can be written.
+        // A file that cannot be written is reported now.
         book.write("")?;
-        let (changes, given) = bounded(MOST_WAITING);
+        let (changes, given) = bounded(MAX_WAITING);
         let ledger = Self {
             changes,
             _thread: threads::joined("ssntp-ledger", move || book.serve(&given))?,
@@ -78,16 +77,17 @@ impl Ledger {
         Ok((ledger, owners))
     }
 
-    /// Keeps the node of an instance. Does not wait.
+    /// Keeps the node of an instance. Does not block: if the disk is too slow, the change is
+    /// dropped and a warning is logged.
     pub(super) fn keep(&mut self, instance: Uuid, node: Option<Uuid>) {
         let sent = self.changes.try_send((instance, node));
         let is_full = matches!(sent, Err(TrySendError::Full(_)));
         if is_full && !self.is_behind {
             warn!(target: "ssntp::scheduler", "the disk of --state is too slow: a restart may forget instances");
         }
-        // The log says it once, until half of the queue is free: a disk that always keeps it
+        // There is one warning until half of the queue is free. Otherwise a queue that remains
         // nearly full would fill the log.
-        self.is_behind = is_full || (self.is_behind && self.changes.len() > MOST_WAITING / 2);
+        self.is_behind = is_full || (self.is_behind && self.changes.len() > MAX_WAITING / 2);
     }
 }
 
@@ -100,7 +100,7 @@ fn read(path: &Path) -> io::Result<HashMap<Uuid, Uuid>> {
     let mut owners = HashMap::new();
     for line in String::from_utf8_lossy(&text).lines() {
         let mut words = line.split(' ').map(Uuid::try_parse);
-        // A line that is torn, or was changed by hand, says nothing.
+        // A line that is torn or was damaged by hand is ignored.
         match (words.next(), words.next()) {
             (Some(Ok(instance)), Some(Ok(node))) => drop(owners.insert(instance, node)),
             (Some(Ok(instance)), None) => drop(owners.remove(&instance)),
@@ -110,11 +110,12 @@ fn read(path: &Path) -> io::Result<HashMap<Uuid, Uuid>> {
     Ok(owners)
 }
 
+/// The thread's copy of the file's content.
 #[derive(Debug)]
 struct Book {
     path: PathBuf,
     owners: HashMap<Uuid, Uuid>,
-    /// How many lines the file has; more than it can have if it has to be written anew.
+    /// The number of lines in the file; `usize::MAX` if it must be rewritten.
     lines: usize,
 }
 
@@ -136,17 +137,17 @@ impl Book {
             }
             if let Err(e) = self.write(&text) {
                 let path = self.path.display();
-                // One line in the log for a disk that keeps failing.
+                // Only the first of several failures in a row is logged.
                 if self.lines != usize::MAX {
                     warn!(target: "ssntp::scheduler", "{path}: {e}: a restart may forget instances");
                 }
-                // A part of the text may be in the file, so the next write replaces all of it.
+                // The file may have a part of the text, so the next write replaces the file.
                 self.lines = usize::MAX;
             }
         }
     }
 
-    /// Appends the text, or writes the whole file.
+    /// Appends the text, or rewrites the file.
     fn write(&mut self, text: &str) -> io::Result<()> {
         if self.lines <= self.owners.len().saturating_mul(2) + SLACK {
             let mut file = OpenOptions::new().append(true).open(&self.path)?;
@@ -168,9 +169,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_that_is_nearly_full_is_told_of_once() {
+    fn slow_disk_is_logged_once_until_half_of_the_queue_is_free() {
         let dir = tempfile::tempdir().unwrap();
-        let (changes, given) = bounded(MOST_WAITING);
+        let (changes, given) = bounded(MAX_WAITING);
         let mut ledger = Ledger {
             changes,
             _thread: Joined::default(),
@@ -181,16 +182,16 @@ mod tests {
             (0..count).for_each(|_| ledger.keep(Uuid::nil(), None));
             ledger.is_behind
         };
-        assert!(!keep(MOST_WAITING));
+        assert!(!keep(MAX_WAITING));
         assert!(keep(1));
         given.recv().unwrap();
-        assert!(keep(1), "it is full again, which was said");
-        given.try_iter().take(MOST_WAITING / 2 + 1).for_each(drop);
+        assert!(keep(1), "it is full again, which was logged before");
+        given.try_iter().take(MAX_WAITING / 2 + 1).for_each(drop);
         assert!(!keep(1));
     }
 
     #[test]
-    fn what_was_kept_is_there_after_a_restart_and_a_torn_line_says_nothing() {
+    fn owners_survive_a_restart_and_a_torn_line_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/state");
         let uuid = Uuid::from_u128;

@@ -1,12 +1,12 @@
-//! The scheduler: the server of a cluster, which takes the controllers'
-//! commands, picks nodes, and forwards what its clients say.
+//! The scheduler: the server of a cluster. It receives the commands of controllers, places STARTs
+//! on nodes, and forwards the reports of agents and concentrators.
 //!
 //! ```text
 //!            the server's dispatcher thread
 //!  frame ─▶ filter ─▶ Scheduler
-//!             │        │ START ─────▶ is it there? ─▶ placement ─┬─▶ agent: STATS or a
-//!             │        │                  │               ▲      │   failure answer it
-//!             │        │              instances           │      └─▶ held until a READY
+//!             │        │ START ─────▶ does it exist? ─▶ placement ─┬─▶ agent: STATS or a
+//!             │        │                  │               ▲        │   failure answer it
+//!             │        │              instances           │        └─▶ held until a READY
 //!             │        │                  ▲               │
 //!             │        │ STATS, failures ─┴─ its own? ────│──────────▶ all controllers
 //!             │        │ READY, FULL … ───────────────────┘
@@ -15,81 +15,79 @@
 //!             └▶ InvalidFrameType if the role may not send it
 //! ```
 //!
-//! All state is plain fields on the dispatcher thread, and the time comes from the server.
-//! The scheduler never waits for a peer, and reads no payload of more than [`MAX_READ_LEN`]
-//! as a whole: of longer STATS it skims which instances there are.
-//! Writing the configuration file would block, so it has a thread of its own.
+//! All state is plain fields on the dispatcher thread, and the time comes from the server. The
+//! scheduler never waits for a peer. It decodes no payload of more than [`MAX_READ_LEN`] as a
+//! whole: from longer STATS it extracts only the instances. Writing the configuration file would
+//! block, so a separate thread does it.
 //!
-//! # What the protocol leaves open
-//! * **Answers.** A failure that the scheduler makes goes to every controller, as those of
-//!   agents do. But `already_running` and `instance_exists` go only to the controller that
-//!   asked, because a START of the same instance by another controller may be under way. A
-//!   frame that cannot be read and has no failure (EVACUATE, Restore, RefreshCNCI, READY,
-//!   TenantAdded …) goes back to its sender as InvalidFrameType with the reason
-//!   `invalid_payload` or `invalid_data`; such a command for a client that is not connected
-//!   goes back with `not_connected`.
+//! # Rules that the protocol does not define
+//! * **Answers.** A failure of the scheduler goes to every controller, like the failures of
+//!   agents. But `already_running` and `instance_exists` go only to the sender of the START,
+//!   because a START of the same instance by another controller may be in progress. If a frame
+//!   cannot be read and has no failure (EVACUATE, Restore, RefreshCNCI, READY, TenantAdded …), its
+//!   sender gets InvalidFrameType with the reason `invalid_payload` or `invalid_data`. If the
+//!   receiver of such a command is not connected, the reason is `not_connected`.
 //! * **Owners of instances.** An agent's reports about nodes and instances that are not its
-//!   own are dropped: see `instances` and `reports`. A scheduler that has just started
-//!   believes the first node that lists an instance, unless [`SchedulerConfig::state`] says
-//!   which node has it.
+//!   own are dropped: see `instances` and `reports`. After a restart of the scheduler, an instance
+//!   belongs to the first node that lists it, unless [`SchedulerConfig::state`] has its node.
 //! * **Done.** A START is done when STATS of its node list the instance in any state but
 //!   `pending`. `pending` is a sign of progress, which moves the deadline: see
 //!   [`SchedulerConfig::start_time`].
 //! * **One answer.** A failure of STOP, DELETE, RESTART, AttachVolume and DetachVolume is
-//!   forwarded only if it answers such a command; see `commands`. The StartFailures that
-//!   agents repeat after a reconnection are forwarded only if they answer a START, or if
-//!   nothing is known of it.
+//!   forwarded only if it answers such a command; see `commands`. A StartFailure that an agent
+//!   repeats after a reconnection is forwarded only if it answers a START, or if its START is
+//!   unknown.
 //! * **Stale.** A node is stale if it has sent no STATS for three intervals. The scheduler
 //!   sends its last STATS to all controllers with the status `STALE`.
-//! * **Concentrators.** A new controller is told of the connected concentrators, too, and of
-//!   the public addresses that they have assigned: after the nodes and before their STATS. A
-//!   concentrator that connects is told of the tenants that agents reported meanwhile.
-//! * **Master mode.** A backup's command goes back to it as InvalidFrameType with the reason
-//!   `role_not_allowed`, because no failure has a reason that fits. A controller that
-//!   reconnects stands at the end of the line.
-//! * **A backup may read.** Streams of output are no commands, and neither are lists of
-//!   sessions and bans. A backup ends no session and lifts no ban.
-//! * **Identity of a node.** It is the session's UUID. The UUID in READY is ignored, and
-//!   STATS with another UUID are dropped.
+//! * **Concentrators.** The snapshot of a new controller has the connected concentrators and the
+//!   public addresses that they have assigned: after the nodes and before their STATS. A
+//!   concentrator that connects receives the agents' reports about its tenants.
+//! * **Master mode.** If a backup sends a command, it gets InvalidFrameType with the reason
+//!   `role_not_allowed`, because no failure has a reason that fits. A controller that reconnects
+//!   joins the end of the line.
+//! * **A backup may read.** Streams of output and lists of sessions and bans are not commands. A
+//!   backup can neither end a session nor lift a ban.
+//! * **Identity of a node.** A node is identified by the UUID of its session. The UUID in READY is
+//!   ignored, and STATS with another UUID are dropped.
 //! * **Held.** A node that has just connected counts as waiting for its READY, with either
-//!   policy: a START that fits only such nodes is held. So does a node that has ended its
-//!   session in order, for 3 s: a node whose certificate was renewed is back by then.
-//! * **A failed START** took nothing of its node: the node's last READY holds again, unless
-//!   the reason is `full_cn` or `node_maintenance`.
-//! * **Too many STARTs.** If as many STARTs are in flight as the scheduler keeps track of,
-//!   another one is answered with `full_cloud`.
-//! * **Disk.** A START asks for the disk of its volumes that are `local`.
-//! * **A CONFIGURE that is taken up** comes back to its sender, to tell it so.
-//! * **Going back.** Only the refusal of the current configuration, byte for byte, makes the
-//!   scheduler go back to the previous one, and only one step. The controller that had sent
-//!   the refused one gets InvalidConfiguration. A CONFIGURE that cannot be written to the
-//!   file is refused, and so is one that is replaced by a newer one before it was written.
+//!   policy: a START that fits only such nodes is held. The same is true for 3 s of a node that has
+//!   ended its session in order, because a node with a renewed certificate reconnects by then.
+//! * **A failed START** uses no room of its node: the node's last READY applies again, unless the
+//!   reason is `full_cn` or `node_maintenance`.
+//! * **Too many STARTs.** If [`SchedulerConfig::in_flight`] STARTs are in flight, a further one is
+//!   answered with `full_cloud`.
+//! * **Disk.** A START needs disk for its volumes that are `local`.
+//! * **An adopted CONFIGURE** returns to its sender as the confirmation.
+//! * **The previous configuration.** If a client refuses the current configuration, byte for byte,
+//!   the scheduler restores the previous one, but none before that. The controller that sent the
+//!   refused one gets InvalidConfiguration. A CONFIGURE is also refused if it cannot be written to
+//!   the file, or if a newer one arrives before it is written.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `config` | [`SchedulerConfig`], [`SchedulerError`] |
-//! | [`placement`] | which node takes a START |
+//! | [`placement`] | finds the node for a START |
 //! | `starts` | a START from its arrival to its answer |
-//! | `waiting` | a START that has been read |
-//! | `held` | STARTs that wait for a READY |
+//! | `unplaced` | a START that has been read and not been sent to a node yet |
+//! | `held` | a bounded queue: STARTs that wait for a READY, commands that wait for a leader |
 //! | `moves` | instances that are started elsewhere when their node is evacuated |
-//! | `instances` | the owner and state of each instance, and STARTs in flight |
-//! | `ledger` | the file that keeps the owners for the next scheduler |
-//! | `reports` | what agents report, and whether they may |
+//! | `instances` | the node and state of each instance, and STARTs in flight |
+//! | `ledger` | the file that keeps the node of each instance for the next scheduler |
+//! | `reports` | the reports of agents, and the check that an agent may make them |
 //! | `commands` | commands that their node has not answered yet |
 //! | `relay` | commands that name their receiver |
-//! | `streams` | output of instances, forwarded to the controller that asked for it |
+//! | `streams` | output of instances, forwarded to the controller that opened the stream |
 //! | `answers` | failures and InvalidFrameType that the scheduler makes |
-//! | `nodes` | agents: their status, and what a new controller is told of them |
-//! | `cncis` | what concentrators have reported, and what they are told of tenants |
-//! | `controllers` | the line of controllers, and what they have not been told yet |
+//! | `nodes` | agents: their status, and their frames for the snapshot of a new controller |
+//! | `cncis` | concentrators: their reports, and the reports about their tenants |
+//! | `controllers` | the line of controllers, and the snapshots for new controllers |
 //! | `configuration` | the configuration of the cluster |
 //! | `tenants` | the tenants whose networks the cluster has: keys, addresses |
-//! | `keeper` | the threads that write the files of both |
-//! | `term` | one of several: leading, and losing the lease |
-//! | `following` | one of several that does not lead: passes on, and holds |
-//! | `told` | what schedulers tell each other |
-//! | `figures` | [`SchedulerFigures`]: a snapshot for metrics |
+//! | `keeper` | the threads that write the configuration and the tenants |
+//! | `term` | several schedulers: beginning to lead, and losing the lease |
+//! | `following` | several schedulers: one that does not lead passes frames on and holds commands |
+//! | `messages` | several schedulers: the messages between them |
+//! | `figures` | [`SchedulerFigures`]: the figures for metrics |
 
 mod answers;
 mod cncis;
@@ -103,6 +101,7 @@ mod held;
 mod instances;
 mod keeper;
 mod ledger;
+mod messages;
 mod moves;
 mod nodes;
 pub mod placement;
@@ -112,8 +111,7 @@ mod starts;
 mod streams;
 mod tenants;
 mod term;
-mod told;
-mod waiting;
+mod unplaced;
 
 use std::time::{Duration, Instant};
 
@@ -126,9 +124,10 @@ pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
 pub use self::figures::{SchedulerFigures, SchedulerLimits, StartFigures};
-use self::held::HeldStarts;
+use self::held::{HeldQueue, HeldStart};
 use self::instances::Instances;
 use self::ledger::Ledger;
+use self::messages::{Intent, StartState};
 use self::moves::Moves;
 use self::nodes::Nodes;
 use self::placement::Placement;
@@ -136,7 +135,6 @@ use self::streams::Streams;
 use self::tenants::TenantTable;
 use self::term::Term;
 pub use self::term::{JoinError, JoinedScheduler, add_members};
-use self::told::{Fate, Intent};
 use ssntp::Role;
 #[cfg(doc)]
 use ssntp::payload::MAX_READ_LEN;
@@ -149,10 +147,10 @@ use ssntp::server::{
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt_bytes;
 
-/// If the scheduler looks at a time limit this long after it was over, it was paused meanwhile.
+/// If the first time limit is over by more than this, the scheduler was paused.
 const LATE: Duration = Duration::from_secs(2);
-/// How long after a pause the scheduler takes what its clients have sent, before time limits
-/// count again.
+/// The time after a pause in which the scheduler handles the frames of its clients before time
+/// limits apply again.
 const CATCH_UP: Duration = Duration::from_secs(2);
 
 /// Writes a log line that a peer can cause, unless that peer has caused too many of its kind:
@@ -185,27 +183,25 @@ use limited;
 /// file. A server that ends while the file is being written waits for the disk.
 #[derive(Debug)]
 pub struct Scheduler {
-    /// Its options, for when it begins anew.
     config: SchedulerConfig,
-    mode: ControllerMode,
     placement: Placement,
     nodes: Nodes,
     cncis: Cncis,
     controllers: Controllers,
-    held: HeldStarts,
+    held: HeldQueue<HeldStart>,
     instances: Instances,
     streams: Streams,
     moves: Moves,
     commands: Commands,
     configuration: Configuration,
     tenants: TenantTable,
-    /// Its part in the cluster, if it is one of several schedulers.
+    /// `Some` if this is one of several schedulers.
     term: Option<Term>,
     starts: StartFigures,
     invalid_frames: u64,
-    /// When time limits count again after a pause of the scheduler.
+    /// The time at which time limits apply again after a pause of the scheduler.
     resumes: Option<Instant>,
-    /// The number of reports about instances or nodes that are not their sender's.
+    /// The number of dropped reports.
     foreign: u64,
     /// By UUID, so that a peer that reconnects gets no new allowance.
     log: LogLimit<Uuid>,
@@ -230,19 +226,18 @@ impl Scheduler {
             let owners = owners.into_iter().map(|(instance, node)| Intent {
                 instance,
                 node: Some(node),
-                fate: Fate::Answered,
+                state: StartState::Answered,
             });
             // No agent has connected yet.
-            instances.adopt(owners, |_| false, at_once());
+            instances.adopt(owners, |_| false, now());
             instances.keep_in(ledger);
         }
         Ok(Self {
-            mode: config.controllers,
             placement: Placement::new(config.policy),
             nodes: Nodes::new(config.stats_interval),
             cncis: Cncis::default(),
             controllers: Controllers::default(),
-            held: HeldStarts::new(config.held_starts, config.held_bytes, config.held_time),
+            held: HeldQueue::new(config.held_starts, config.held_bytes, config.held_time),
             instances,
             streams: Streams::default(),
             moves: Moves::default(),
@@ -259,14 +254,14 @@ impl Scheduler {
         })
     }
 
-    /// Forgets all that it knows of the cluster, but not what it has counted.
+    /// Drops all state of the cluster, but not the figures.
     fn forget(&mut self) {
         let config = &self.config;
         self.placement = Placement::new(config.policy);
         self.nodes = Nodes::new(config.stats_interval);
         self.cncis = Cncis::default();
         self.controllers = Controllers::default();
-        self.held = HeldStarts::new(config.held_starts, config.held_bytes, config.held_time);
+        self.held = HeldQueue::new(config.held_starts, config.held_bytes, config.held_time);
         self.instances = Instances::new(config.in_flight, config.starts);
         self.streams = Streams::default();
         self.moves = Moves::default();
@@ -274,19 +269,21 @@ impl Scheduler {
         self.resumes = None;
     }
 
-    /// Starts the server of the cluster. Filter, rules and configuration of `server` are
-    /// replaced by the scheduler's, and a slow consumer is disconnected, because a client
-    /// that misses a frame would have a wrong picture.
+    /// Starts the server of the cluster. The scheduler replaces the filter, the rules and the
+    /// configuration of `server`. A slow consumer is disconnected, because a client that misses a
+    /// frame would have an incorrect view.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing runs then.
+    /// [`ServerError`]; all threads have ended then.
     pub fn start(mut self, server: ServerConfig) -> Result<Server, ServerError> {
-        let keeper = self.configuration.start().map_err(ServerError::Thread)?;
-        let of_tenants = self.tenants.start().map_err(ServerError::Thread)?;
+        let mut handles = Vec::new();
+        for keeper in [&mut self.configuration.keeper, &mut self.tenants.keeper] {
+            handles.extend(keeper.start().map_err(ServerError::Thread)?);
+        }
         let server = Server::start(self.serve_with(server), self)?;
-        for keeper in keeper.into_iter().chain(of_tenants) {
+        for handle in handles {
             // The channel has room for the one handle, so this does not block.
-            let _ = keeper.send(server.handle());
+            let _ = handle.send(server.handle());
         }
         Ok(server)
     }
@@ -296,7 +293,7 @@ impl Scheduler {
         server
             .filter(Filter::spec())
             .rules(Rules::new().multicast(Status::OFFLINE, Role::CONTROLLER))
-            // The scheduler checks and keeps a CONFIGURE before the server distributes it.
+            // The scheduler checks and writes a CONFIGURE before it distributes it.
             .takes_configure(false)
             .operators(Role::CONTROLLER)
             .configuration(self.configuration.current().clone())
@@ -327,10 +324,10 @@ impl Scheduler {
     }
 
     fn may_command(&self, from: &SessionInfo) -> bool {
-        self.mode == ControllerMode::Any || self.controllers.is_master(from.key())
+        self.config.controllers == ControllerMode::Any || self.controllers.is_master(from.key())
     }
 
-    /// When the first time limit of a node or a START is over.
+    /// The time at which the first time limit of a node, a START or a command is over.
     fn next_expiry(&self) -> Option<Instant> {
         let all = [
             self.held.next_expiry(),
@@ -341,24 +338,18 @@ impl Scheduler {
         all.into_iter().flatten().min()
     }
 
-    /// Whether the scheduler did not run when a time limit was over: it was stopped, say, or
-    /// had too much to do. What its clients have sent meanwhile comes first, so that no node
-    /// that has reported is called stale.
+    /// True if the scheduler was paused when a time limit was over: its process was stopped, or
+    /// overloaded. It handles the frames that arrived meanwhile first, so that no node that has
+    /// reported counts as stale.
     fn is_catching_up(&mut self, now: Instant) -> bool {
         let late = self.next_expiry().is_some_and(|at| now > at + LATE);
         self.resumes = match self.resumes {
             None if late => Some(now + CATCH_UP),
-            // It goes on once what is late has expired.
+            // The pause ends only after all late time limits have expired.
             Some(resumes) if late || now < resumes => Some(resumes),
             _ => None,
         };
         self.resumes.is_some_and(|resumes| now < resumes)
-    }
-
-    fn status(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        if self.node_status(cx, from, frame) {
-            self.node_changed(cx, from.uuid());
-        }
     }
 
     fn event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
@@ -376,7 +367,7 @@ impl Scheduler {
                 self.invalid_frames += 1;
                 limited!(warn, self.log, cx, from.uuid(), "InvalidFrameType";
                     "{from}: InvalidFrameType, {} so far: {}", self.invalid_frames, excerpt_bytes(frame.payload_bytes()));
-                // It may be the answer of an old agent to OpenStream.
+                // An agent of an old version answers OpenStream with it.
                 self.streams_not_supported(cx, from, frame);
             }
             _ => self.node_failure(cx, from, frame),
@@ -385,52 +376,47 @@ impl Scheduler {
 }
 
 impl Scheduler {
-    /// A session has begun.
-    fn take_in(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        if session.role().intersects(Role::CONTROLLER) {
-            // It joins the line first, because it is told whether it is the master.
-            self.controllers.join(session);
-            // A new leader tells all controllers of each node as it hears of it.
-            if !self.begins() {
-                self.tell_of_nodes(cx, session);
-            }
-        }
-        // After that, so that a controller which is a node, too, is told of itself once.
+    /// Handles the beginning of an agent's or a concentrator's session.
+    fn client_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         self.node_connected(cx, session);
         if session.role().intersects(Role::CNCIAGENT) {
-            self.tell_of_tenants(cx, session);
+            self.send_tenants(cx, session);
         }
     }
 
-    /// A session is over.
-    fn parted(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
+    /// Handles the end of a session.
+    fn session_ended(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
         self.controllers.leave(cx, session, &mut self.log);
         self.cncis.disconnected(session);
         self.streams_disconnected(cx, session);
         self.node_disconnected(cx, session, reason);
     }
 
-    /// Deals with a frame, whichever server its sender is connected to.
-    fn take(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+    /// Handles a frame of a client of this server or of another one.
+    fn handle(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         match frame.kind().frame_type {
             FrameType::COMMAND => self.command(cx, from, frame),
-            FrameType::STATUS => self.status(cx, from, frame),
+            FrameType::STATUS => {
+                if self.node_status(cx, from, frame) {
+                    self.node_changed(cx, from.uuid());
+                }
+            }
             FrameType::EVENT => self.event(cx, from, frame),
             _ => self.failure(cx, from, frame),
         }
-        self.tell_intents(cx);
+        self.send_intents(cx);
     }
 }
 
 impl Handler for Scheduler {
     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         if self.leads(cx) {
-            self.arrived(cx, session);
+            self.add_session(cx, session);
         }
     }
 
     fn disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
-        // At a stop all sessions end at once, so there is no client left to tell.
+        // At a stop all sessions end at once, so no client can be informed.
         if *reason == DisconnectReason::Stopped {
             return;
         }
@@ -438,20 +424,20 @@ impl Handler for Scheduler {
             term.following.forget(session.uuid());
         }
         if self.leads(cx) {
-            self.left(cx, session, reason);
-            self.tell_intents(cx);
+            self.remove_session(cx, session, reason);
+            self.send_intents(cx);
         }
     }
 
     fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
         if self.leads(cx) {
-            self.lead_server(cx, server.uuid);
+            self.announce_lead_to(cx, server.uuid);
         }
     }
 
     fn server_unlinked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
         match self.leads(cx) {
-            true => self.is_told_by(cx, server.uuid),
+            true => self.server_synced(cx, server.uuid),
             false => self.forget_leader(server.uuid),
         }
     }
@@ -462,43 +448,43 @@ impl Handler for Scheduler {
 
     fn remote_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         if self.leads(cx) {
-            self.left_elsewhere(cx, session);
-            self.tell_intents(cx);
+            self.remove_distant_session(cx, session);
+            self.send_intents(cx);
         }
     }
 
     fn told(&mut self, cx: &mut Context<'_>, server: Uuid, message: Bytes) {
-        self.hear(cx, server, &message);
+        self.receive_message(cx, server, &message);
     }
 
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
         match self.leads(cx) {
             true => run.frames().for_each(|frame| self.frame(cx, from, frame)),
-            false => self.follow(cx, from, run.frames(), |cx, leader| cx.pass(leader, from, run)),
+            false => self.pass_or_hold(cx, from, run.frames(), |cx, leader| cx.pass(leader, from, run)),
         }
     }
 
     fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
         if !self.leads(cx) {
             let frames = std::iter::once(frame.clone());
-            return self.follow(cx, from, frames, |cx, leader| cx.pass_frame(leader, from, &frame));
+            return self.pass_or_hold(cx, from, frames, |cx, leader| cx.pass_frame(leader, from, &frame));
         }
         if let Some(term) = self.term.as_mut().filter(|_| from.server() == cx.uuid()) {
-            term.following.note(from.uuid(), &frame);
+            term.following.keep(from.uuid(), &frame);
         }
         let is_command = frame.kind().frame_type == FrameType::COMMAND && frame.kind() != Command::STATS;
-        if is_command && self.is_being_told() {
+        if is_command && self.is_syncing() {
             self.hold(cx, from, &frame);
-        } else if self.counts(from) {
-            self.take(cx, from, &frame);
+        } else if self.is_current(from) {
+            self.handle(cx, from, &frame);
         }
     }
 
     fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
-        // Only the leader knows who is the master.
+        // A follower does not know which controller is the master.
         match self.leads(cx) {
             true => self.may_command(from),
-            false => self.mode == ControllerMode::Any,
+            false => self.config.controllers == ControllerMode::Any,
         }
     }
 
@@ -517,18 +503,19 @@ impl Handler for Scheduler {
     }
 
     fn next_timer(&self) -> Option<Instant> {
-        // The keeper has only woken the dispatcher: the timer takes its result.
-        let kept = (self.configuration.is_due() || self.tenants.is_due()).then(at_once);
+        // A keeper has only woken the dispatcher; the timer takes its result.
+        let is_written = self.configuration.keeper.is_done() || self.tenants.keeper.is_done();
+        let written = is_written.then(now);
         if self.term.as_ref().is_some_and(|term| !term.is_leading()) {
-            return self.term_due(at_once).into_iter().chain(kept).min();
+            return self.term_due().into_iter().chain(written).min();
         }
         [
-            // Nothing expires before the scheduler has taken what came during a pause.
+            // After a pause, time limits apply only after `resumes`.
             self.next_expiry()
                 .map(|at| self.resumes.map_or(at, |resumes| at.max(resumes))),
-            self.controllers.next_telling(),
-            self.term_due(at_once),
-            kept,
+            self.controllers.next_due(),
+            self.term_due(),
+            written,
         ]
         .into_iter()
         .flatten()
@@ -538,26 +525,29 @@ impl Handler for Scheduler {
     fn timer(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         let leads = self.leads(cx);
-        self.go_on_telling(cx);
-        // Also when it leads no more: what was being written then has an answer.
+        self.continue_transfer(cx);
+        // Also done by a former leader, because its last write still needs an answer.
         self.proceed_with_configuration(cx);
         self.proceed_with_tenants(cx);
         if !leads {
             return self.expire_held(cx);
         }
-        self.complete(cx);
+        self.finish_sync(cx);
         if !self.is_catching_up(now) {
             self.expire_nodes(cx, now);
             self.expire_starts(cx, now);
             self.expire_commands(cx, now);
         }
-        self.controllers.tell(cx, &self.nodes, now);
-        self.tell_intents(cx);
+        self.controllers.continue_snapshots(cx, &self.nodes, now);
+        self.send_intents(cx);
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a timer that is due has some time")]
-fn at_once() -> Instant {
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a timer that is due needs a time, and a leader compares its lease with the clock"
+)]
+fn now() -> Instant {
     Instant::now()
 }
 
@@ -567,12 +557,13 @@ mod tests {
     use ssntp::payload::Start;
 
     #[test]
-    fn after_a_pause_frames_come_before_time_limits() {
+    fn after_a_pause_frames_are_handled_before_time_limits() {
         let (start, time) = (Frame::of(&Start::default()), Duration::from_secs(60));
         let mut scheduler = Scheduler::new(SchedulerConfig::new().held(1, 1000, time)).unwrap();
-        let now = at_once();
-        let start = waiting::Waiting::read(Uuid::nil(), start, now).unwrap();
-        assert!(scheduler.held.keep(start, Uuid::nil(), now).is_none());
+        let now = now();
+        let start = unplaced::UnplacedStart::read(Uuid::nil(), start, now).unwrap();
+        let node = Uuid::nil();
+        scheduler.held.push(HeldStart { start, node }, 100, now);
         // It runs in time.
         assert!(!scheduler.is_catching_up(now + time));
         assert_eq!(scheduler.next_timer(), Some(now + time));

@@ -1,22 +1,23 @@
-//! Moves: after EVACUATE with `move`, instances that can run elsewhere are started there.
+//! Moves: after EVACUATE with `move`, the instances of the node are started on other nodes.
 //!
 //! ```text
 //!  EVACUATE, move ──▶ node: it ends its instances
 //!                       │ InstanceStopped: an instance has ended, and is gone from there
 //!                       ▼
-//!                     the START that had made it ──▶ placed as if it had just come
+//!                     the START of the instance ──▶ placed as if it had just arrived
 //! ```
 //!
-//! So no instance ever runs twice: it is started elsewhere only after its node has said that
-//! it has ended. An instance that does not end, even when it is killed, is not moved. Neither
-//! are the instances of a dead node, because it may only be out of reach.
+//! No instance ever runs twice: it is started elsewhere only after its node has reported its end.
+//! An instance that does not end, even when it is killed, is not moved. The instances of a dead
+//! node are not moved either, because the node may only be unreachable.
 //!
-//! A node that is sent EVACUATE gets no START any more. One that it refuses all the same,
-//! because it is in maintenance or full, or that the evacuation has cancelled, is placed again.
+//! A node that was sent EVACUATE receives no further START. If it refuses a START that was already
+//! on its way, because it is in maintenance or full, or if the evacuation cancels a START, that
+//! START is placed again.
 //!
-//! The scheduler remembers each START that it sent to a node for as long as the instance
-//! exists, but keeps at most [`MOST_BYTES`] of them. An instance is not moved if its START
-//! is not remembered: there was no room for it, or an earlier scheduler sent it to the node.
+//! The scheduler remembers each START that it has sent to a node as long as the instance exists,
+//! but at most [`MAX_BYTES`] of them. An instance whose START is not remembered is not moved:
+//! there was no room for the START, or an earlier scheduler sent it to the node.
 
 use std::collections::{HashMap, HashSet};
 
@@ -24,41 +25,41 @@ use bytes::Bytes;
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::Scheduler;
 use super::instances::{Instances, PendingStart};
 use super::placement::Suspension;
-use super::waiting::Waiting;
+use super::unplaced::UnplacedStart;
+use super::{Scheduler, answers};
 use ssntp::payload::{CommandSubject, StartFailure};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 
-/// The memory for remembered STARTs: 64 thousand of one kibibyte.
-const MOST_BYTES: usize = 64 << 20;
-/// The bytes that an entry takes beside its START.
+/// The memory for remembered STARTs, in bytes: 64 thousand STARTs of one kibibyte.
+const MAX_BYTES: usize = 64 << 20;
+/// The bytes that an entry takes in addition to its START.
 const ENTRY: usize = 128;
 
-/// Why an instance is not moved, as StartFailure says it: its START is not remembered,
-/// because there was no room for it or an earlier scheduler sent it to the node.
+/// The reason in StartFailure for an instance that is not moved because its START is not
+/// remembered.
 const UNKNOWN: &str = "not_moved_unknown";
 
-/// To how many nodes a START is sent in all if each refuses it because it is full or in
-/// maintenance. A node may have room, and its own policy refuse this one.
-const MOST_NODES: u8 = 4;
+/// The most nodes to which a START is sent if each refuses it because it is full or in
+/// maintenance. The policy of a node may refuse a START although the node has room.
+const MAX_NODES: u8 = 4;
 
-/// What is remembered of a START that was sent to a node.
+/// A START that was sent to a node.
 #[derive(Debug)]
-struct Given {
+struct SentStart {
     payload: Bytes,
     /// The controller that sent it.
     from: Uuid,
-    /// Whether the node starts the instance again by itself. Then an instance that has ended
-    /// may run again, so it is moved as well.
+    /// True if the node restarts the instance by itself. Then an instance that has ended may run
+    /// again, so it is moved as well.
     restarts: bool,
-    /// Why the instance, once it has run, can run on no other node, as StartFailure says it.
-    stays: Option<&'static str>,
+    /// The reason in StartFailure why the instance cannot run on another node; `None` if it can.
+    immovable: Option<&'static str>,
 }
 
-impl Given {
+impl SentStart {
     fn bytes(&self) -> usize {
         self.payload.len() + ENTRY
     }
@@ -67,10 +68,10 @@ impl Given {
 /// The remembered STARTs, and the instances that are being moved.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
-    given: HashMap<Uuid, Given>,
+    starts: HashMap<Uuid, SentStart>,
     bytes: usize,
-    /// How many STARTs were to be remembered since those of gone instances were last
-    /// forgotten.
+    /// The number of calls of [`remember`](Self::remember) since the last
+    /// [`drop_gone`](Self::drop_gone).
     added: usize,
     /// By node, the instances that will be started elsewhere once they have ended.
     moving: HashMap<Uuid, HashSet<Uuid>>,
@@ -80,50 +81,48 @@ pub(super) struct Moves {
 
 impl Moves {
     /// Remembers a START that was sent to a node, unless there is no room for it.
-    pub(super) fn keep(&mut self, start: &Waiting, instances: &Instances) {
-        let given = Given {
-            // Copied, because the payload is a piece of a longer read that it would keep.
+    pub(super) fn remember(&mut self, start: &UnplacedStart, instances: &Instances) {
+        let sent = SentStart {
+            // Copied, because the payload is a part of a longer read and keeps it in memory.
             payload: Bytes::copy_from_slice(start.frame.payload_bytes()),
             from: start.from,
             restarts: start.restarts,
-            stays: start.stays,
+            immovable: start.immovable,
         };
         self.forget(start.instance);
         self.added += 1;
-        // Looking at all entries takes as long as there are entries, so it is spread over many
-        // additions: half as many as entries, or an eighth if the memory is full.
-        let is_due = self.added > 1024 + self.given.len() / 2;
-        if is_due || (self.bytes + given.bytes() > MOST_BYTES && self.added > self.given.len() / 8) {
-            self.leave_out_gone(instances);
+        // `drop_gone` visits all entries, so its cost is spread over many additions: half as many
+        // as there are entries, or an eighth if the memory is full.
+        let is_due = self.added > 1024 + self.starts.len() / 2;
+        if is_due || (self.bytes + sent.bytes() > MAX_BYTES && self.added > self.starts.len() / 8) {
+            self.drop_gone(instances);
         }
-        if self.bytes + given.bytes() <= MOST_BYTES {
-            self.bytes += given.bytes();
-            self.given.insert(start.instance, given);
+        if self.bytes + sent.bytes() <= MAX_BYTES {
+            self.bytes += sent.bytes();
+            self.starts.insert(start.instance, sent);
         }
     }
 
     /// Remembers the id of a START that an earlier leader sent, so that a failure repeats it.
     pub(super) fn adopt(&mut self, instance: Uuid, command_id: &str) {
-        // A text of JSON is one of YAML, whatever it holds.
+        // Every JSON string is also a YAML string.
         let id = serde_json::Value::from(command_id);
-        let given = Given {
+        let sent = SentStart {
             payload: format!("start:\n  command_id: {id}\n").into(),
             from: Uuid::nil(),
             restarts: false,
-            stays: Some(UNKNOWN),
+            immovable: Some(UNKNOWN),
         };
-        self.bytes += given.bytes();
-        self.given.insert(instance, given);
+        self.bytes += sent.bytes();
+        self.starts.insert(instance, sent);
     }
 
-    /// Forgets the STARTs and the moves of instances that no longer exist. This looks at all
-    /// entries, so it is called only after many STARTs: on average that is a few entries for
-    /// each START.
-    fn leave_out_gone(&mut self, instances: &Instances) {
+    /// Forgets the STARTs and the moves of instances that no longer exist.
+    fn drop_gone(&mut self, instances: &Instances) {
         self.added = 0;
-        self.given
+        self.starts
             .retain(|instance, _| instances.node_of(*instance).is_some());
-        self.bytes = self.given.values().map(Given::bytes).sum();
+        self.bytes = self.starts.values().map(SentStart::bytes).sum();
         self.moving.retain(|_, moving| {
             moving.retain(|instance| instances.node_of(*instance).is_some());
             !moving.is_empty()
@@ -131,32 +130,30 @@ impl Moves {
     }
 
     pub(super) fn forget(&mut self, instance: Uuid) {
-        if let Some(given) = self.given.remove(&instance) {
-            self.bytes -= given.bytes();
+        if let Some(sent) = self.starts.remove(&instance) {
+            self.bytes -= sent.bytes();
         }
     }
 
-    /// The `command_id` of the START of an instance; empty if it had none.
+    /// The `command_id` of the START of an instance; empty if it has none or is not remembered.
     pub(super) fn command_id(&self, instance: Uuid) -> String {
-        let given = self.given.get(&instance);
-        let start = given.map(|given| Frame::with_payload(Command::START, given.payload.clone()));
-        start
-            .map(|start| CommandSubject::of(&start).command_id)
-            .unwrap_or_default()
+        self.starts.get(&instance).map_or_else(String::new, |sent| {
+            let start = Frame::with_payload(Command::START, sent.payload.clone());
+            CommandSubject::of(&start).command_id
+        })
     }
 
-    /// How many instances are being moved now, and how many were moved before.
+    /// The number of instances that are being moved, and of those that were moved before.
     pub(super) fn counted(&self) -> (usize, u64) {
         (self.moving.values().map(HashSet::len).sum(), self.moved)
     }
 
-    /// Ends the moves from a node: its instances are no longer started elsewhere when they
-    /// end.
+    /// Cancels the moves from a node: its instances are not started elsewhere when they end.
     pub(super) fn end(&mut self, node: Uuid) {
         self.moving.remove(&node);
     }
 
-    /// Ends the move of one instance; false if it is not being moved.
+    /// Cancels the move of one instance; false if it is not being moved.
     pub(super) fn cancel(&mut self, instance: Uuid, node: Option<Uuid>) -> bool {
         let moving = node.and_then(|node| self.moving.get_mut(&node));
         moving.is_some_and(|moving| moving.remove(&instance))
@@ -164,47 +161,44 @@ impl Moves {
 
     /// Takes the START of an instance, with the controller that sent it.
     fn take(&mut self, instance: Uuid) -> Option<(Uuid, Frame)> {
-        let Given { payload, from, .. } = self.given.get(&instance)?;
-        let taken = (*from, Frame::with_payload(Command::START, payload.clone()));
-        self.forget(instance);
-        Some(taken)
+        let sent = self.starts.remove(&instance)?;
+        self.bytes -= sent.bytes();
+        Some((sent.from, Frame::with_payload(Command::START, sent.payload)))
     }
 }
 
 impl Scheduler {
-    /// Begins to move the instances of a node, which was sent EVACUATE with `move`. For each
-    /// running instance that cannot be moved, the controller is sent a StartFailure.
+    /// Begins to move the instances of a node that was sent EVACUATE with `move`. The controller
+    /// receives a StartFailure for each running instance that cannot be moved.
     pub(super) fn begin_move(&mut self, cx: &mut Context<'_>, from: &SessionInfo, node: Uuid) {
         let mut moving = HashSet::new();
         for (instance, has_ended) in self.instances.of(node) {
-            let given = self.moves.given.get(&instance);
-            let why = match given.map(|given| (given.stays, given.restarts)) {
+            let sent = self.moves.starts.get(&instance);
+            let reason = match sent.map(|sent| (sent.immovable, sent.restarts)) {
                 Some((None, restarts)) if restarts || !has_ended => {
                     moving.insert(instance);
                     continue;
                 }
-                // No failure is sent for an instance that has ended: nothing stops running. And
-                // one that was not started yet is placed again.
+                // An instance that has ended needs no failure, because it does not stop running.
+                // An instance that has not been started yet is placed again.
                 _ if has_ended || self.instances.is_starting(instance) => continue,
-                Some((Some(why), _)) => why,
+                Some((Some(reason), _)) => reason,
                 _ => UNKNOWN,
             };
             let failure = StartFailure {
                 node_uuid: node.into(),
                 instance_uuid: instance.into(),
-                reason: why.into(),
+                reason: reason.into(),
                 restart: true,
                 ..StartFailure::default()
             };
-            // If the controller has left, the failures are of no use.
-            let _ = cx.send_payload(from.uuid(), &failure);
+            answers::send(cx, from.uuid(), &Frame::of(&failure));
         }
         info!(target: "ssntp::scheduler", "{from}: {} instances of {node} are moved", moving.len());
         self.moves.moving.insert(node, moving);
     }
 
-    /// Starts an instance elsewhere that is being moved. It has ended, and is gone from its
-    /// node. Does nothing for an instance that is not being moved.
+    /// If an instance that has ended is being moved, starts it on another node.
     pub(super) fn move_on(&mut self, cx: &mut Context<'_>, instance: Uuid, node: Uuid) {
         if !self.moves.cancel(instance, Some(node)) {
             return;
@@ -213,43 +207,42 @@ impl Scheduler {
             return;
         };
         self.moves.moved += 1;
-        // After InstanceStopped the scheduler still knows the instance, as ended. It has to be
-        // forgotten, so that its UUID is free to be placed again.
-        self.instances.over(instance, false);
-        // The START counts as one that has just been received.
+        // After InstanceStopped the instance is still known as ended. It is forgotten, so that its
+        // UUID is free and the START can be placed again.
+        self.instances.ended(instance, false);
+        // The START counts as received once more.
         self.starts.received += 1;
-        match Waiting::read(controller, frame, cx.now()) {
+        match UnplacedStart::read(controller, frame, cx.now()) {
             Ok(start) => self.place(cx, None, start),
-            // It could be read when it came, so this does not happen.
+            // This does not happen, because the START was read successfully when it arrived.
             Err(e) => warn!(target: "ssntp::scheduler", "instance {instance} is not moved: {e}"),
         }
     }
 
-    /// Places a START again that its node has refused because it is full or in maintenance.
-    /// False if no other node takes it, if enough nodes have refused it, or if it is not
-    /// remembered.
+    /// Places a START again that its node has refused because it is full or in maintenance. False
+    /// if no other node can take it, if [`MAX_NODES`] have refused it, or if it is not remembered.
     pub(super) fn place_again(
         &mut self,
         cx: &mut Context<'_>,
         instance: Uuid,
         refused: &PendingStart,
     ) -> bool {
-        // It never ran there, so there is nothing to move.
+        // The instance never ran there, so it needs no move.
         self.moves.cancel(instance, Some(refused.allocation.node));
-        let Some((controller, frame)) = self.moves.take(instance).filter(|_| refused.nodes < MOST_NODES)
+        let Some((controller, frame)) = self.moves.take(instance).filter(|_| refused.nodes < MAX_NODES)
         else {
             return false;
         };
-        // With the time of its arrival, so that the figures count the whole wait.
-        let Ok(start) = Waiting::read(controller, frame, refused.received) else {
+        // With the first time of arrival, so that the figures count the whole wait.
+        let Ok(start) = UnplacedStart::read(controller, frame, refused.received) else {
             return false;
         };
         let (node, nodes) = (refused.allocation.node, refused.nodes);
-        // Only during this search: the node may take other STARTs.
+        // Suspended only during this search, because the node may accept other STARTs.
         self.placement.suspend(node, Suspension::Refusing);
-        let back = self.try_place(cx, None, Waiting { nodes, ..start });
+        let back = self.try_place(cx, None, UnplacedStart { nodes, ..start });
         self.placement.resume(node, Suspension::Refusing);
-        // The node has less room than its READY said. A new READY follows every START, also a
+        // The node has less room than in its last READY. A new READY follows every START, also a
         // refused one.
         self.placement.await_ready(node);
         back.is_none()

@@ -1,82 +1,79 @@
-//! The connected agents: what a new controller is told of them, and whether they still
-//! report.
+//! The connected agents: the frames for the snapshot of a new controller, and whether the agents
+//! still report.
 //!
-//! A node says in STATS how often it sends them. If none have come for three intervals, it is
-//! STALE: controllers get its last STATS once more, with that status, and it gets no START
-//! until it reports again.
+//! The STATS of a node announce their interval. A node that sends none for three intervals is
+//! STALE: controllers receive its last STATS once more, with that status, and the node receives no
+//! START until it reports again.
 //!
-//! A node that ends its session in order may reconnect at once with a renewed certificate.
-//! For a moment it counts as a node that has connected and not said READY: a START that fits
-//! no other node is held, and not refused.
+//! A node that ends its session in order may reconnect at once with a renewed certificate. For 3 s
+//! it counts as a node that has connected and not sent READY, so a START that fits no other node
+//! is held instead of being refused.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use uuid::Uuid;
 
 use super::answers;
 use super::figures::tally;
+use super::held::detached;
 use super::placement::Suspension;
 use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{
-    Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Payload, Ready, Stats, StatsSummary,
+    Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Payload, Ready, SnapshotComplete,
+    Stats, StatsSummary,
 };
 use ssntp::proto::{Command, Frame, Status};
 use ssntp::server::{Context, DisconnectReason, SessionInfo};
 use ssntp_transport::excerpt;
 
-/// The most events between two STATS of a node that are kept for new controllers. Its next
-/// STATS tell the same.
+/// The most events between two STATS of a node that are kept for new controllers. Further events
+/// are not kept, because the next STATS show the same.
 const MAX_EVENTS: usize = 1024;
-/// The longest of these events, in bytes: they hold one UUID.
+/// The length limit of these events, in bytes: they hold one UUID.
 const MAX_EVENT: usize = 1024;
-/// How long a node that ended its session in order is waited for: longer than a renewed
-/// client takes to reconnect, and short enough for the answer to a START.
-const RETURN: Duration = Duration::from_secs(3);
+/// How long STARTs wait for a node that ended its session in order: longer than a client with a
+/// renewed certificate takes to reconnect, and short enough for the answer to a START.
+const RETURN_TIME: Duration = Duration::from_secs(3);
 /// The longest interval between STATS that a node may announce, in seconds.
 const MAX_INTERVAL: u64 = 3600;
 /// The number of intervals without STATS after which a node is stale.
 const MISSED: u32 = 3;
 
 /// Every connected agent.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Nodes {
     by_uuid: HashMap<Uuid, Node>,
-    /// When each node becomes stale unless it reports before.
+    /// The time at which each node becomes stale if it does not report before. A stale node has no
+    /// entry.
     due: BTreeSet<(Instant, Uuid)>,
-    /// Nodes that ended their session in order, and until when they are waited for.
-    expected: VecDeque<(Instant, Uuid)>,
+    /// The nodes that ended their session in order, with the time until which STARTs wait for them.
+    returning: VecDeque<(Instant, Uuid)>,
     /// The interval of nodes that do not announce one.
     interval: Duration,
-    stale: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Node {
-    /// NodeConnected for each kind of node that it is: encoded once, sent to every
-    /// controller.
+    /// NodeConnected for each type that the node has, ready to be sent to every new controller.
     announced: Vec<Frame>,
     last_stats: Option<Frame>,
-    /// How many instances those STATS list.
+    /// The number of instances that `last_stats` list.
     instances: usize,
-    /// InstanceDeleted and InstanceStopped since those STATS, at most [`MAX_EVENTS`].
-    since: Vec<Frame>,
+    /// InstanceDeleted and InstanceStopped since `last_stats`, at most [`MAX_EVENTS`].
+    events: Vec<Frame>,
     status: Option<Status>,
     interval: Duration,
-    /// When it becomes stale; none once it is.
+    /// The time at which the node becomes stale; `None` if it is stale.
     due: Option<Instant>,
 }
 
 impl Nodes {
     pub(super) fn new(interval: Duration) -> Self {
         Self {
-            by_uuid: HashMap::new(),
-            due: BTreeSet::new(),
-            expected: VecDeque::new(),
             interval,
-            stale: 0,
+            ..Self::default()
         }
     }
 
@@ -105,22 +102,23 @@ impl Nodes {
         self.by_uuid.iter().filter_map(known)
     }
 
-    /// The last STATS of a node, with the number of their instances, and the events of its
-    /// instances since; none if it has left.
+    /// The number of instances in the last STATS of a node, and the frames of a snapshot: these
+    /// STATS and the events since. `None` if the node is not connected.
     pub(super) fn stats(&self, uuid: Uuid) -> Option<(usize, impl Iterator<Item = &Frame>)> {
         let node = self.by_uuid.get(&uuid)?;
-        Some((node.instances, node.last_stats.iter().chain(&node.since)))
+        Some((node.instances, node.last_stats.iter().chain(&node.events)))
     }
 
-    /// How many nodes have sent STATS, and how many instances these list.
-    pub(super) fn told(&self) -> (usize, usize) {
-        let known = self.by_uuid.values().filter(|node| node.last_stats.is_some());
-        known.fold((0, 0), |(nodes, instances), node| {
-            (nodes + 1, instances + node.instances)
-        })
+    /// The end of a snapshot of all nodes.
+    pub(super) fn snapshot_complete(&self) -> SnapshotComplete {
+        let reporting = self.by_uuid.values().filter(|node| node.last_stats.is_some());
+        SnapshotComplete {
+            nodes: self.count() as u64,
+            reporting: reporting.clone().count() as u64,
+            instances: reporting.map(|node| node.instances as u64).sum(),
+        }
     }
 
-    /// Whether a node is connected.
     pub(super) fn is_connected(&self, node: Uuid) -> bool {
         self.by_uuid.contains_key(&node)
     }
@@ -133,11 +131,10 @@ impl Nodes {
     /// Keeps an event of an instance for new controllers.
     pub(super) fn instance_event(&mut self, uuid: Uuid, event: &Frame) {
         if let Some(node) = self.by_uuid.get_mut(&uuid)
-            // Beyond the bound nothing is lost for long: the next STATS tell the same.
-            && node.since.len() < MAX_EVENTS
+            && node.events.len() < MAX_EVENTS
             && event.payload_bytes().len() <= MAX_EVENT
         {
-            node.since.push(detached(event));
+            node.events.push(detached(event));
         }
     }
 
@@ -148,14 +145,13 @@ impl Nodes {
             .map_or(self.interval, |node| node.interval)
     }
 
-    /// STATS have come, which announce this interval in seconds. Gives whether the node was
-    /// stale.
-    pub(super) fn heard(&mut self, uuid: Uuid, interval: i64, now: Instant) -> bool {
+    /// Handles STATS that announce this interval in seconds. Returns true if the node was stale.
+    pub(super) fn reported(&mut self, uuid: Uuid, interval: i64, now: Instant) -> bool {
         let Some(node) = self.by_uuid.get_mut(&uuid) else {
             return false;
         };
         node.interval = match u64::try_from(interval) {
-            // With an interval without a bound a node would never become stale.
+            // Without this bound a node could avoid ever becoming stale.
             Ok(seconds @ 1..) => Duration::from_secs(seconds.min(MAX_INTERVAL)),
             _ => self.interval,
         };
@@ -165,66 +161,54 @@ impl Nodes {
             self.due.remove(&(before, uuid));
         }
         self.due.insert((due, uuid));
-        // `due` is none exactly while the node is stale.
-        self.stale -= usize::from(before.is_none());
         before.is_none()
     }
 
-    /// Remembers the last STATS of a node for new controllers.
+    /// Keeps the last STATS of a node for new controllers.
     pub(super) fn keep_stats(&mut self, uuid: Uuid, stats: &Frame, instances: usize) {
         if let Some(node) = self.by_uuid.get_mut(&uuid) {
             node.instances = instances;
             node.last_stats = Some(detached(stats));
-            // These STATS show what the events have told.
-            node.since.clear();
+            // These STATS are newer than the events.
+            node.events.clear();
         }
     }
 
+    /// The time at which the next node becomes stale, or is no longer expected to return.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let stale = self.due.first().map(|(at, _)| *at);
-        let expected = self.expected.front().map(|(until, _)| *until);
+        let expected = self.returning.front().map(|(until, _)| *until);
         [stale, expected].into_iter().flatten().min()
     }
 
-    /// Takes a node that has not come back in time.
+    /// Takes a node that has not reconnected in time.
     fn take_departed(&mut self, now: Instant) -> Option<Uuid> {
-        let (_, node) = self
-            .expected
-            .front()
-            .copied()
-            .filter(|(until, _)| *until <= now)?;
-        self.expected.pop_front();
+        let (_, node) = *self.returning.front().filter(|(until, _)| *until <= now)?;
+        self.returning.pop_front();
         Some(node)
     }
 
-    /// Takes a node that has become stale, with its last STATS and that status.
+    /// Takes a node that has become stale, with its last STATS and the status STALE.
     fn take_stale(&mut self, now: Instant) -> Option<(Uuid, Frame)> {
         let (_, uuid) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
         self.due.pop_first();
         let node = self.by_uuid.get_mut(&uuid)?;
         node.due = None;
-        self.stale += 1;
         let last = node.last_stats.as_ref();
-        let told =
+        let stale =
             last.and_then(|last| StatsSummary::with_status(last.payload_bytes(), NodeStatus::Stale).ok());
-        // A node that has never sent STATS becomes stale, too; then only its UUID is known.
+        // A node that has never sent STATS becomes stale, too. Then only its UUID is known.
         let of_uuid = || Stats {
             node_uuid: uuid.into(),
             status: NodeStatus::Stale,
             ..Stats::default()
         };
-        let payload = told.unwrap_or_else(|| of_uuid().encode());
+        let payload = stale.unwrap_or_else(|| of_uuid().encode());
         let frame = Frame::with_payload(Command::STATS, payload);
-        // New controllers are told of the stale node in the same way.
+        // New controllers receive the same STATS.
         node.last_stats = Some(frame.clone());
         Some((uuid, frame))
     }
-}
-
-/// A copy of a frame to keep: the payload of the frame is a piece of a longer read, and would
-/// keep all of that in memory.
-pub(super) fn detached(frame: &Frame) -> Frame {
-    Frame::with_payload(frame.kind(), Bytes::copy_from_slice(frame.payload_bytes()))
 }
 
 impl Scheduler {
@@ -234,7 +218,9 @@ impl Scheduler {
             return;
         }
         let node_uuid = session.uuid();
-        self.nodes.expected.retain(|(_, expected)| *expected != node_uuid);
+        self.nodes
+            .returning
+            .retain(|(_, expected)| *expected != node_uuid);
         self.placement.connect(node_uuid, session.role());
         let announce = |node_type| {
             Frame::of(&NodeConnected {
@@ -248,19 +234,19 @@ impl Scheduler {
             announced: types.into_iter().map(announce).collect(),
             last_stats: None,
             instances: 0,
-            since: Vec::new(),
+            events: Vec::new(),
             status: None,
             interval,
             // A node that never sends STATS becomes stale, too.
             due: Some(due),
         };
         for frame in &node.announced {
-            // It fails only for kinds that cannot be sent.
-            let _ = cx.multicast(Role::CONTROLLER, frame);
+            answers::send_to_controllers(cx, frame);
         }
         self.nodes.by_uuid.insert(node_uuid, node);
         self.nodes.due.insert((due, node_uuid));
-        self.instances.returned(node_uuid, session.server() == cx.uuid());
+        self.instances
+            .node_returned(node_uuid, session.server() == cx.uuid());
     }
 
     pub(super) fn node_disconnected(
@@ -273,13 +259,15 @@ impl Scheduler {
         let Some(node) = self.nodes.by_uuid.remove(&node_uuid) else {
             return;
         };
-        match node.due {
-            Some(due) => drop(self.nodes.due.remove(&(due, node_uuid))),
-            None => self.nodes.stale -= 1,
+        if let Some(due) = node.due {
+            self.nodes.due.remove(&(due, node_uuid));
         }
-        // Only an end in order promises a return: behind a lost connection the node may be dead.
+        // Only a node that ended its session in order is expected to return. If the connection was
+        // lost, the node may be dead.
         if *reason == DisconnectReason::PeerClosed && self.placement.await_ready(node_uuid) {
-            self.nodes.expected.push_back((cx.now() + RETURN, node_uuid));
+            self.nodes
+                .returning
+                .push_back((cx.now() + RETURN_TIME, node_uuid));
         } else {
             self.placement.disconnect(node_uuid);
         }
@@ -290,13 +278,13 @@ impl Scheduler {
             };
             answers::to_controllers(cx, &gone);
         }
-        if !self.is_behind_a_lost_link(cx, session) {
-            self.instances.left(node_uuid, cx.now());
+        if !self.is_behind_lost_link(cx, session) {
+            self.instances.node_left(node_uuid, cx.now());
         }
         self.node_changed(cx, node_uuid);
     }
 
-    /// Takes in READY, FULL, OFFLINE or MAINTENANCE; false if nothing has changed.
+    /// Handles READY, FULL, OFFLINE or MAINTENANCE; false if it cannot be read and is ignored.
     pub(super) fn node_status(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) -> bool {
         let uuid = from.uuid();
         let status = Status(frame.kind().operand);
@@ -328,8 +316,8 @@ impl Scheduler {
             limited!(warn, self.log, cx, uuid, "status unreadable";
                 "{from}: {status} cannot be read: {}", excerpt(&e));
             answers::refuse(cx, from, frame, &e.into());
-            // Such a READY says nothing about the node's room, so its last status stays. The
-            // other statuses mean the same without their payload.
+            // An unreadable READY has no information about the node's room, so the last status
+            // remains. The other statuses do not need their payload.
             if status == Status::READY {
                 return false;
             }
@@ -342,25 +330,25 @@ impl Scheduler {
         true
     }
 
-    /// Handles nodes that have not come back, and nodes that have become stale.
+    /// Handles nodes that have not reconnected in time, and nodes that have become stale.
     pub(super) fn expire_nodes(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(node) = self.nodes.take_departed(now) {
             self.placement.disconnect(node);
             self.node_changed(cx, node);
         }
         while let Some((node, stats)) = self.nodes.take_stale(now) {
-            let count = self.nodes.stale;
+            // Only stale nodes have no entry in `due`.
+            let count = self.nodes.count() - self.nodes.due.len();
             limited!(warn, self.log, cx, node, "stale";
                 "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are");
             self.placement.suspend(node, Suspension::Stale);
-            // It fails only for kinds that cannot be sent.
-            let _ = cx.multicast(Role::CONTROLLER, &stats);
+            answers::send_to_controllers(cx, &stats);
             self.node_changed(cx, node);
         }
     }
 }
 
-/// An agent of both kinds is announced as both.
+/// The types of a node: an agent may have both.
 fn node_types(role: Role) -> Vec<NodeType> {
     let kinds = [
         (Role::AGENT, NodeType::ComputeNode),

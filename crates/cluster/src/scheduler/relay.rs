@@ -15,11 +15,11 @@ use ssntp::server::{Context, SessionInfo};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
-/// The reason of a command whose receiver is not connected.
+/// The reason in the failure of a command whose receiver is not connected.
 const NOT_CONNECTED: &str = "not_connected";
 const NODE: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
 
-/// The receiver of a command, and the instance that it is about.
+/// The receiver of a command with the role that it must have, and the instance of the command.
 struct Addressed {
     to: (Id, Role),
     instance: Id,
@@ -41,8 +41,8 @@ macro_rules! addressed {
 }
 
 impl Scheduler {
-    /// Forwards a controller's command, or answers it: also if the instance is known to be on
-    /// another node than the named one.
+    /// Forwards a controller's command. Refuses it if its receiver is not connected, or if the
+    /// instance belongs to another node than the named one.
     pub(super) fn relay(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let addressed = match Command(frame.kind().operand) {
             Command::STOP => addressed!(frame as Stop),
@@ -65,17 +65,18 @@ impl Scheduler {
         let instance = addressed.as_ref().ok().and_then(|a| a.instance.uuid());
         let has = instance.and_then(|instance| self.instances.node_of(instance));
         let node = addressed.as_ref().ok().and_then(|a| a.to.0.uuid());
-        // An instance that runs twice can be deleted on the node that it does not belong to.
+        // If two nodes have an instance, it can be deleted on the node to which it does not belong.
         let is_second = frame.kind() == Command::DELETE
             && instance
                 .zip(node)
-                .is_some_and(|(instance, node)| self.instances.is_also_on(instance, node));
-        // The named node would answer that it has no such instance, though another node has it.
+                .is_some_and(|(instance, node)| self.instances.lists_foreign(instance, node));
+        // The named node would answer that it has no such instance, although another node has it.
         let elsewhere = |a: &Addressed| has.is_some_and(|node| a.to.0 != node);
         if !is_second && addressed.as_ref().is_ok_and(elsewhere) {
             return answers::refuse(cx, from, frame, &NOT_CONNECTED.into());
         }
-        // The command is newer than the move or the START, so that is not placed again.
+        // The command is newer than the instance's move or START, so the START must not be placed
+        // again.
         if let Some(instance) = instance
             && !is_second
         {
@@ -91,16 +92,16 @@ impl Scheduler {
         let Some(node) = node else { return };
         if let Some(instance) = instance {
             let known = has.map(|_| self.instances.has_ended(instance));
-            self.commands.sent(node, instance, known, frame, cx.now());
+            self.commands.add(node, instance, known, frame, cx.now());
         }
         match Command(frame.kind().operand) {
             Command::EVACUATE => {
-                // A READY that the node sent before it got EVACUATE may still be on its way.
+                // A READY that the node sent before it received EVACUATE may still arrive.
                 self.placement.suspend(node, Suspension::Evacuating);
                 if frame.payload().is_ok_and(|evacuate: Evacuate| evacuate.moves) {
                     self.begin_move(cx, from, node);
                 }
-                // Held STARTs that waited for this node look for another one.
+                // Held STARTs that waited for this node are placed on other nodes.
                 self.node_changed(cx, node);
             }
             Command::RESTORE => {
@@ -112,7 +113,7 @@ impl Scheduler {
     }
 }
 
-/// Forwards a frame to the client that it names.
+/// Forwards a frame to the client that it names, if that has one of these roles.
 pub(super) fn forward(
     cx: &mut Context<'_>,
     log: &mut LogLimit<Uuid>,
@@ -126,12 +127,12 @@ pub(super) fn forward(
         Refused::from(e)
     })?;
     let directory = cx.directory();
-    // A client of another role must not get a command that it cannot know.
+    // A client of another role does not know the command, so it must not receive it.
     let session = id.uuid().and_then(|uuid| directory.session(uuid));
     let Some(to) = session.filter(|session| session.role().intersects(role)) else {
         let id = excerpt(&id);
         limited!(info, log, cx, from.uuid(), "not connected";
-            "{from}: {kind} for {id}, who is not connected");
+            "{from}: {kind} for {id}, which is not connected");
         return Err(NOT_CONNECTED.into());
     };
     let to = to.uuid();

@@ -1,8 +1,8 @@
-//! Reports of agents, which are forwarded to the controllers if the agent may make them.
+//! Reports of agents. They are forwarded to the controllers if the agent is allowed to make them.
 //!
-//! A node reports on itself and its own instances, a concentrator on itself. A report on
-//! others is dropped, counted and logged. From STATS that list instances of others, these
-//! instances are removed.
+//! A node may report on itself and its own instances, a concentrator on itself. Any other report
+//! is dropped, counted and logged. If STATS list instances of other nodes, these instances are
+//! removed from the STATS.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,6 +11,7 @@ use log::debug;
 use serde::Deserialize;
 use uuid::Uuid;
 
+use super::held::with_trace_of;
 use super::instances::StartFailed;
 use super::placement::Suspension;
 use super::{Scheduler, limited};
@@ -19,14 +20,14 @@ use ssntp::payload::{
     Delete, DeleteFailure, DeleteFailureReason, Id, MAX_READ_LEN, StartFailure, StartFailureReason, Stats,
     StatsSummary, yaml,
 };
-use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType};
+use ssntp::proto::{ErrorCode, Event, Frame, FrameType};
 use ssntp::server::{Context, SessionInfo};
 use ssntp_transport::excerpt;
 
-/// The longest event or failure in bytes. They hold a few UUIDs and addresses, and
-/// controllers remember and queue thousands of them.
+/// The length limit of an event or failure, in bytes. They hold a few UUIDs and addresses, and
+/// controllers keep and queue thousands of them.
 const MAX_REPORT: usize = 8 << 10;
-/// The longest TraceReport in bytes: an agent reports one frame with its hops.
+/// The length limit of a TraceReport, in bytes: an agent reports one frame with its hops.
 const MAX_TRACE_REPORT: usize = 64 << 10;
 
 /// The entities that an event or a failure names.
@@ -38,7 +39,8 @@ struct Subject {
     instance_uuid: Id,
 }
 
-/// An event stands under the key of its kind. Other keys are ignored, as its receivers do.
+/// The root keys of events: each kind of event has its own. Other keys are ignored, as the
+/// receivers of the event do.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Roots {
@@ -50,7 +52,7 @@ struct Roots {
 }
 
 impl Subject {
-    /// None if it cannot be read.
+    /// Reads the subject of a frame; `None` if it is too long or cannot be read.
     fn read(frame: &Frame) -> Option<Self> {
         let bytes = frame.payload_bytes();
         if bytes.len() > MAX_REPORT {
@@ -72,51 +74,51 @@ impl Subject {
 }
 
 impl Scheduler {
-    /// Takes in STATS of a node.
+    /// Handles STATS of a node.
     pub(super) fn stats(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let (node, now) = (from.uuid(), cx.now());
-        let told = match StatsSummary::read(frame.payload_bytes()) {
-            Ok(told) => told,
+        let stats = match StatsSummary::read(frame.payload_bytes()) {
+            Ok(stats) => stats,
             Err(e) => return self.reject_report(cx, from, frame, &e),
         };
-        if told.node_uuid != node {
-            return self.reject_report(cx, from, frame, &format_args!("of node {}", told.node_uuid));
+        if stats.node_uuid != node {
+            return self.reject_report(cx, from, frame, &format_args!("of node {}", stats.node_uuid));
         }
-        // The node reports, even if some of the listed instances are not its own.
-        let was_stale = self.nodes.heard(node, told.interval, now);
+        // The node is not stale, even if some of the listed instances are not its own.
+        let was_stale = self.nodes.reported(node, stats.interval, now);
         let interval = self.nodes.interval(node);
-        let report = self.instances.report(node, &told.instances, interval, now);
-        self.commands.report(node, &told, now);
-        let mut passed = frame.clone();
+        let report = self.instances.report(node, &stats.instances, interval, now);
+        self.commands.report(node, &stats, now);
+        let mut forwarded = frame.clone();
         if let Some(one) = report.foreign.iter().next() {
             let why = format_args!("instance {one} and {} others in all", report.foreign.len() - 1);
             self.reject_report(cx, from, frame, &why);
             match without(frame, &report.foreign) {
-                Some(rest) => passed = rest,
+                Some(rest) => forwarded = rest,
                 None => return,
             }
         }
-        forward(cx, from, &passed);
-        let own = told.instances.len() - report.foreign.len().min(told.instances.len());
-        self.nodes.keep_stats(node, &passed, own);
+        forward(cx, from, &forwarded);
+        let own = stats.instances.len() - report.foreign.len().min(stats.instances.len());
+        self.nodes.keep_stats(node, &forwarded, own);
         // Failures follow the STATS that explain them.
         for received in report.started {
             self.starts.started(received, now);
         }
-        for (instance, given) in report.lost {
-            self.start_lost(cx, instance, &given);
+        for (instance, pending) in report.lost {
+            self.start_lost(cx, instance, &pending);
         }
         for instance in report.unwanted {
             self.delete_given_up(cx, instance, node);
         }
-        // Last, because held STARTs may be given to the node now.
+        // Last, because held STARTs may be sent to the node now.
         if was_stale {
             self.placement.resume(node, Suspension::Stale);
             self.node_changed(cx, node);
         }
     }
 
-    /// Takes in an agent's event, which is for the controllers.
+    /// Handles an agent's event, which is for the controllers.
     pub(super) fn node_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let event = Event(frame.kind().operand);
         if event == Event::TRACE_REPORT {
@@ -126,8 +128,8 @@ impl Scheduler {
             }
             return;
         }
-        // Checked first: a report on an instance of another node would free its UUID.
-        let Some(subject) = self.its_own(cx, from, frame) else {
+        // Checked first: a report on an instance of another node would free that UUID.
+        let Some(subject) = self.own_subject(cx, from, frame) else {
             return;
         };
         forward(cx, from, frame);
@@ -138,14 +140,12 @@ impl Scheduler {
                     // follow it.
                     self.commands.ended(from.uuid(), instance);
                     let is_kept = event == Event::INSTANCE_STOPPED;
-                    if let Some(received) = self.instances.over(instance, is_kept) {
+                    if let Some(received) = self.instances.ended(instance, is_kept) {
                         self.starts.started(received, cx.now());
                     }
-                    if !is_kept {
-                        self.tenant_instance_gone(instance);
-                    }
-                    if is_kept {
-                        self.move_on(cx, instance, from.uuid());
+                    match is_kept {
+                        true => self.move_on(cx, instance, from.uuid()),
+                        false => self.tenant_instance_gone(instance),
                     }
                 }
                 self.nodes.instance_event(from.uuid(), frame);
@@ -154,33 +154,29 @@ impl Scheduler {
         }
     }
 
-    /// Takes in an agent's failure, which is for the controllers.
+    /// Handles an agent's failure, which is for the controllers.
     pub(super) fn node_failure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let Some(subject) = self.its_own(cx, from, frame) else {
+        let Some(subject) = self.own_subject(cx, from, frame) else {
             return;
         };
-        match ErrorCode(frame.kind().operand) {
-            ErrorCode::START_FAILURE => return self.start_failed(cx, from, frame),
-            // It answers the scheduler's own DELETE, of which controllers know nothing.
-            ErrorCode::DELETE_FAILURE
-                if frame.payload().is_ok_and(|failure: DeleteFailure| {
-                    failure.reason == DeleteFailureReason::NoInstance
-                }) && subject
-                    .instance_uuid
-                    .uuid()
-                    .is_some_and(|instance| self.instances.is_absent(instance)) =>
-            {
-                return;
-            }
-            _ => {}
+        if frame.kind() == ErrorCode::START_FAILURE {
+            return self.start_failed(cx, from, frame);
+        }
+        // A failure of the scheduler's own DELETE is not forwarded: controllers did not send it.
+        let has_no_instance = |failure: DeleteFailure| failure.reason == DeleteFailureReason::NoInstance;
+        if frame.kind() == ErrorCode::DELETE_FAILURE
+            && frame.payload().is_ok_and(has_no_instance)
+            && let Some(instance) = subject.instance_uuid.uuid()
+            && self.instances.free_given_up(instance)
+        {
+            return;
         }
         if let Some(answer) = self.answer_of(from, frame) {
             forward(cx, from, &answer);
         }
     }
 
-    /// Takes in an agent's StartFailure: the answer to its START, unless it was answered
-    /// before.
+    /// Handles an agent's StartFailure: the answer to its START, unless that was answered before.
     fn start_failed(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let Ok(failure) = frame.payload::<StartFailure>() else {
             return self.reject_report(cx, from, frame, &"it cannot be read");
@@ -189,22 +185,22 @@ impl Scheduler {
         let instance = failure.instance_uuid.uuid();
         let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason));
         match failed {
-            Some(StartFailed::Answer(given)) => {
-                // The agent may not repeat the id, because it launches what it has read long
-                // ago. It is read before `place_again` takes the START out of `moves`.
+            Some(StartFailed::Answer(pending)) => {
+                // The agent may not repeat the id, if it read the START long before it launched
+                // the instance. The id is looked up before `place_again` takes the START.
                 let command_id = instance.map_or_else(String::new, |id| self.moves.command_id(id));
                 let is_refused = matches!(
                     failure.reason,
                     StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
                 );
-                // Another node may take it; then this is no answer yet.
-                if is_refused && instance.is_some_and(|instance| self.place_again(cx, instance, &given)) {
+                // If another node accepts the START, it is not answered yet.
+                if is_refused && instance.is_some_and(|instance| self.place_again(cx, instance, &pending)) {
                     return;
                 }
-                self.starts.failed(failure.reason.word(), given.received, now);
-                instance
-                    .into_iter()
-                    .for_each(|instance| self.tenant_instance_gone(instance));
+                self.starts.failed(failure.reason.word(), pending.received, now);
+                if let Some(instance) = instance {
+                    self.tenant_instance_gone(instance);
+                }
                 match command_id == failure.command_id {
                     true => forward(cx, from, frame),
                     false => {
@@ -215,19 +211,20 @@ impl Scheduler {
                         forward(cx, from, &Frame::of(&named));
                     }
                 }
-                if !is_refused && self.placement.take_back(&given.allocation) {
+                if !is_refused && self.placement.take_back(&pending.allocation) {
                     self.node_changed(cx, node);
                 }
             }
-            // Nothing is known of its START, so a controller may still wait for this answer.
+            // Its START is not known here, so a controller may still wait for this answer.
             Some(StartFailed::Unknown) | None => forward(cx, from, frame),
             Some(StartFailed::Repeated) => debug!(target: "ssntp::scheduler", "{from}: StartFailure again"),
             Some(StartFailed::Foreign) => self.reject_report(cx, from, frame, &failure.instance_uuid),
         }
     }
 
-    /// The entities that an event or failure names; none if its sender may not report on them.
-    fn its_own(&mut self, cx: &Context<'_>, from: &SessionInfo, frame: &Frame) -> Option<Subject> {
+    /// The entities that an event or failure names. If its sender may not report on them, rejects
+    /// the frame and returns `None`.
+    fn own_subject(&mut self, cx: &Context<'_>, from: &SessionInfo, frame: &Frame) -> Option<Subject> {
         let Some(subject) = Subject::read(frame) else {
             self.reject_report(cx, from, frame, &"it is too long, or cannot be read");
             return None;
@@ -239,9 +236,9 @@ impl Scheduler {
             || kind == Event::PUBLIC_IP_UNASSIGNED
             || kind == ErrorCode::ASSIGN_PUBLIC_IP_FAILURE
             || kind == ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE;
-        // A concentrator assigns addresses to instances of any node. In other events a client
-        // that is no node may name no instance but itself: a concentrator's UUID is that of
-        // its instance.
+        // A concentrator assigns addresses to instances of any node. In other events, a client
+        // that is not a node may name only itself as an instance, because the UUID of a
+        // concentrator is also the UUID of its instance.
         let is_node = from.role().intersects(Role::AGENT | Role::NETAGENT);
         let instance = &subject.instance_uuid;
         let foreign_instance = match instance.uuid() {
@@ -276,11 +273,11 @@ impl Scheduler {
         self.foreign += 1;
         let (kind, count) = (frame.kind(), self.foreign);
         limited!(warn, self.log, cx, from.uuid(), "not its own";
-            "{from}: {kind} that is not its sender's to say goes nowhere: {}; {count} so far", excerpt(why));
+            "{from}: {kind} dropped: it is invalid, or its sender may not report it: {}; {count} so far", excerpt(why));
     }
 
-    /// Deletes an instance whose START was answered with a failure, so that the answer is
-    /// true.
+    /// Sends DELETE for an instance whose START was answered with a failure, so that the answer
+    /// stays true.
     pub(super) fn delete_given_up(&mut self, cx: &mut Context<'_>, instance: Uuid, node: Uuid) {
         let delete = Delete {
             instance_uuid: instance.into(),
@@ -293,16 +290,15 @@ impl Scheduler {
     }
 }
 
-/// Forwards a frame to all controllers.
+/// Forwards a frame to all controllers. It fails only for kinds that may not be sent.
 fn forward(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-    // It fails only for kinds that cannot be sent.
     let _ = cx.forward_all(from, Role::CONTROLLER, frame);
 }
 
-/// STATS that list some of their instances as foreign; none if they are too long for that. Keys that this
-/// version does not know are lost.
+/// STATS with these instances in the list `foreign` instead of `instances`; `None` if the STATS
+/// are too long for that. Keys that this version does not know are lost.
 fn without(frame: &Frame, foreign: &HashSet<Uuid>) -> Option<Frame> {
-    // Reading and writing the longest STATS would hold everybody up for tens of milliseconds,
+    // Decoding and encoding the longest STATS would block the dispatcher for tens of milliseconds,
     // each time that a node sends them.
     if frame.payload_bytes().len() > MAX_READ_LEN {
         return None;
@@ -312,11 +308,5 @@ fn without(frame: &Frame, foreign: &HashSet<Uuid>) -> Option<Frame> {
     stats.instances.retain(|listed| is_own(&listed.instance_uuid));
     stats.foreign = foreign.iter().map(|instance| Id::from(*instance)).collect();
     stats.foreign.sort_unstable();
-    // `Frame::of` below makes STATS, whatever the frame was.
-    debug_assert_eq!(frame.kind(), Command::STATS);
-    let rest = Frame::of(&stats);
-    Some(match frame.trace() {
-        Some(trace) => rest.traced(trace.clone()),
-        None => rest,
-    })
+    Some(with_trace_of(frame, Frame::of(&stats)))
 }

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!            ┌── it exists, or is being started: already_running, instance_exists
-//!            │   to the controller that asked
+//!            │   to the controller that sent it
 //!  START ────┤
-//!            ├─ fits a ready node ──▶ given ─┬─ STATS: it runs, or has ended
+//!            ├─ fits a ready node ──▶ sent ──┬─ STATS: it runs, or has ended
 //!            │                          ▲    ├─ StartFailure ────────────────────┐
-//!            │                        READY  └─ nothing in time: launch_failure ─┤
+//!            │                        READY  └─ no sign in time: launch_failure ─┤
 //!            │                          │                                        ▼
 //!            ├─ fits a waiting node ──▶ held ── too many, too long, a stop: full_cloud
 //!            │                              ╲── no such node any more: full_cloud
@@ -18,9 +18,10 @@ use std::time::Instant;
 use log::debug;
 use uuid::Uuid;
 
+use super::held::{HeldStart, detached, with_trace_of};
 use super::instances::PendingStart;
 use super::placement::{Allocation, Verdict};
-use super::waiting::Waiting;
+use super::unplaced::UnplacedStart;
 use super::{Scheduler, answers, limited};
 use ssntp::payload::{Id, StartFailure, StartFailureReason};
 use ssntp::proto::Frame;
@@ -30,18 +31,16 @@ use ssntp_transport::excerpt;
 impl Scheduler {
     pub(super) fn start_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         self.starts.received += 1;
-        match Waiting::read(from.uuid(), frame.clone(), cx.now()) {
+        match UnplacedStart::read(from.uuid(), frame.clone(), cx.now()) {
             Ok(start) => match self.instances.taken(start.instance) {
                 None => self.place(cx, Some(from), start),
-                // Only to its sender: it would settle the START of another controller for the
-                // same instance.
+                // Only its sender gets this failure, which would also settle the START of another
+                // controller for the same instance.
                 Some((reason, node)) => {
                     self.starts.failed(reason.word(), start.received, cx.now());
                     let mut failure = start.failure(reason);
                     failure.node_uuid = node.map(Id::from).unwrap_or_default();
-                    if let Err(e) = cx.send_payload(from.uuid(), &failure) {
-                        debug!(target: "ssntp::scheduler", "{from}: StartFailure: {e}");
-                    }
+                    answers::send(cx, from.uuid(), &Frame::of(&failure));
                 }
             },
             Err(e) => {
@@ -54,23 +53,22 @@ impl Scheduler {
         }
     }
 
-    /// Sends a START to a node, holds it, or answers it. `from` is its sender if the START
-    /// has just come, so that its trace can be forwarded.
-    pub(super) fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, start: Waiting) {
+    /// Sends a START to a node, holds it, or answers it. `from` is its sender if the START has
+    /// just arrived, so that its trace can be forwarded.
+    pub(super) fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, start: UnplacedStart) {
         if let Some((start, reason)) = self.try_place(cx, from, start) {
             self.refuse_start(cx, &start, reason);
         }
     }
 
-    /// As [`place`](Self::place), but gives back a START that has to be answered, with the
-    /// reason.
+    /// Like [`place`](Self::place), but returns a START that must be answered, with the reason.
     pub(super) fn try_place(
         &mut self,
         cx: &mut Context<'_>,
         from: Option<&SessionInfo>,
-        mut start: Waiting,
-    ) -> Option<(Waiting, StartFailureReason)> {
-        // Checked before an allocation is taken from a node.
+        mut start: UnplacedStart,
+    ) -> Option<(UnplacedStart, StartFailureReason)> {
+        // Checked before a node makes an allocation.
         if self.instances.is_full() {
             limited!(warn, self.log, cx, start.from, "too many in flight";
                 "START of {}: too many are in flight", start.instance);
@@ -79,7 +77,7 @@ impl Scheduler {
         let instance = start.instance;
         loop {
             let reason = match self.placement.place(&start.needs, Some(start.from)) {
-                // A node that does not take it is closed, so this loop ends.
+                // If the START cannot be sent to a node, that node is closed, so this loop ends.
                 Verdict::Placed(allocation) => match self.deliver(cx, from, start, allocation) {
                     None => return None,
                     Some(back) => {
@@ -87,16 +85,14 @@ impl Scheduler {
                         continue;
                     }
                 },
-                Verdict::Wait(node) => match self.held.keep(start, node, cx.now()) {
-                    None => {
-                        self.instances.hold(instance);
-                        return None;
-                    }
-                    Some(back) => {
-                        start = back;
-                        StartFailureReason::FullCloud
-                    }
-                },
+                Verdict::Wait(node) if self.held.has_room(start.frame.encoded_len()) => {
+                    start.frame = with_trace_of(&start.frame, detached(&start.frame));
+                    let bytes = start.frame.encoded_len();
+                    self.held.push(HeldStart { start, node }, bytes, cx.now());
+                    self.instances.hold(instance);
+                    return None;
+                }
+                Verdict::Wait(_) => StartFailureReason::FullCloud,
                 Verdict::NoRoom => StartFailureReason::FullCloud,
                 Verdict::NoNode if start.needs.network_node => StartFailureReason::NoNetCn,
                 Verdict::NoNode => StartFailureReason::NoCn,
@@ -105,8 +101,8 @@ impl Scheduler {
         }
     }
 
-    /// Answers a START that no node was given.
-    fn refuse_start(&mut self, cx: &mut Context<'_>, start: &Waiting, reason: StartFailureReason) {
+    /// Answers a START that was not sent to a node.
+    fn refuse_start(&mut self, cx: &mut Context<'_>, start: &UnplacedStart, reason: StartFailureReason) {
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
         self.starts.failed(reason.word(), start.received, cx.now());
         self.instances.refused(start.instance);
@@ -115,49 +111,47 @@ impl Scheduler {
         answers::to_controllers(cx, &start.failure(reason));
     }
 
-    /// Sends a START to the node that was found; gives it back if that fails.
+    /// Sends a START to the node that was found; returns the START if that fails.
     fn deliver(
         &mut self,
         cx: &mut Context<'_>,
         from: Option<&SessionInfo>,
-        start: Waiting,
+        start: UnplacedStart,
         allocation: Allocation,
-    ) -> Option<Waiting> {
+    ) -> Option<UnplacedStart> {
         let (instance, node) = (start.instance, allocation.node);
         // The deadline depends on how often this node reports.
         let interval = self.nodes.interval(node);
-        self.instances.give(&start, allocation, interval, cx.now());
-        // Before the START leaves: if this scheduler ends now, the next one knows of it.
-        self.tell_intents(cx);
+        self.instances.assign(&start, allocation, interval, cx.now());
+        // Sent before the START: if this scheduler ends now, the next one knows of the START.
+        self.send_intents(cx);
         match send(cx, from, node, &start.frame) {
             Ok(()) => {
                 debug!(target: "ssntp::scheduler", "START of {instance} goes to {node}");
                 self.starts.given += 1;
-                // After `give`, because what belongs to no instance is forgotten when room is
-                // made.
-                self.moves.keep(&start, &self.instances);
+                // After `assign`, because `remember` may drop the STARTs of unknown instances.
+                self.moves.remember(&start, &self.instances);
                 None
             }
             Err(e) => {
-                // The node's queue is full or closed: its session is about to end.
+                // The node's queue is full or closed, so its session is about to end.
                 limited!(warn, self.log, cx, node, "START not sent"; "START of {instance} for {node}: {e}");
-                self.instances.take_back(instance);
+                self.instances.unassign(instance);
                 self.placement.close(node);
                 Some(start)
             }
         }
     }
 
-    /// A node takes STARTs again, or takes none for now, or is gone: held STARTs may go to it,
-    /// or may have to wait for another node.
+    /// Places held STARTs after a change of a node: they may fit it now, or no longer fit it.
     pub(super) fn node_changed(&mut self, cx: &mut Context<'_>, node: Uuid) {
         let mut at = 0;
         // By index, because delivering and placing a START changes the queue.
         while self.placement.is_ready(node)
-            && let Some(held) = self.held.get(at)
+            && let Some(held) = self.held.get_mut(at)
         {
             let start = &held.start;
-            // A client that is controller and agent does not get its own STARTs.
+            // A client that is both controller and agent does not receive its own STARTs.
             let allocation = match start.from == node {
                 true => None,
                 false => self.placement.place_on(node, &start.needs),
@@ -166,7 +160,9 @@ impl Scheduler {
                 at += 1;
                 continue;
             };
-            let Some(start) = self.held.take(at) else { break };
+            let Some(HeldStart { start, .. }) = self.held.take(at) else {
+                break;
+            };
             if let Some(start) = self.deliver(cx, None, start, allocation) {
                 self.place(cx, None, start);
             }
@@ -174,11 +170,11 @@ impl Scheduler {
         self.reconsider(cx, node);
     }
 
-    /// STARTs that wait for a READY of `node` and no longer fit it wait for another node, or
-    /// are answered.
+    /// The STARTs that wait for a READY of `node` and no longer fit it wait for another node, are
+    /// sent to one, or are answered.
     fn reconsider(&mut self, cx: &mut Context<'_>, node: Uuid) {
         let mut at = 0;
-        while let Some(held) = self.held.get(at) {
+        while let Some(held) = self.held.get_mut(at) {
             let needs = &held.start.needs;
             if held.node != node || self.placement.would_fit(node, needs) {
                 at += 1;
@@ -186,63 +182,59 @@ impl Scheduler {
             }
             // The sender is left out of the search, as in `try_place`.
             let from = held.start.from;
-            match self.placement.place(needs, Some(from)) {
-                Verdict::Wait(other) => {
-                    self.held.wait_for(at, other);
-                    at += 1;
-                }
-                Verdict::Placed(allocation) => {
-                    let back = self
-                        .held
-                        .take(at)
-                        .and_then(|start| self.deliver(cx, None, start, allocation));
-                    if let Some(start) = back {
-                        self.place(cx, None, start);
-                    }
-                }
-                Verdict::NoRoom | Verdict::NoNode => {
-                    if let Some(start) = self.held.take(at) {
-                        self.place(cx, None, start);
-                    }
-                }
+            let verdict = self.placement.place(needs, Some(from));
+            if let Verdict::Wait(other) = verdict {
+                held.node = other;
+                at += 1;
+                continue;
+            }
+            let Some(HeldStart { start, .. }) = self.held.take(at) else {
+                break;
+            };
+            let back = match verdict {
+                Verdict::Placed(allocation) => self.deliver(cx, None, start, allocation),
+                _ => Some(start),
+            };
+            if let Some(start) = back {
+                self.place(cx, None, start);
             }
         }
     }
 
     /// Answers STARTs that were held too long, and those that no node has answered in time.
     pub(super) fn expire_starts(&mut self, cx: &mut Context<'_>, now: Instant) {
-        while let Some(start) = self.held.expire(now) {
+        while let Some(HeldStart { start, .. }) = self.held.expire(now) {
             limited!(info, self.log, cx, start.from, "no READY in time";
-                "START of {}: no node said READY in time", start.instance);
+                "START of {}: no node has sent READY in time", start.instance);
             self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
-        for (instance, given) in self.instances.expire(now) {
-            self.start_lost(cx, instance, &given);
-            // If the node has started it after all, it must not run: its START has failed.
-            self.delete_given_up(cx, instance, given.allocation.node);
+        for (instance, pending) in self.instances.expire(now) {
+            self.start_lost(cx, instance, &pending);
+            // If the node starts the instance later, it must not run, because its START has failed.
+            self.delete_given_up(cx, instance, pending.allocation.node);
         }
     }
 
-    /// Answers held STARTs when the scheduler stops. The nodes report those that they were
-    /// given to the next scheduler.
+    /// Answers held STARTs when the scheduler stops. STARTs that were sent to nodes are not
+    /// answered: the nodes report their outcome to the next scheduler.
     pub(super) fn refuse_held(&mut self, cx: &mut Context<'_>) {
-        while let Some(start) = self.held.take(0) {
+        while let Some(HeldStart { start, .. }) = self.held.take(0) {
             self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
     }
 
-    /// Answers a START in place of its node, which has not answered it.
-    pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, given: &PendingStart) {
-        let node = given.allocation.node;
-        self.starts.failed("no_answer", given.received, cx.now());
+    /// Answers a START with a failure, because its node has not answered it.
+    pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, pending: &PendingStart) {
+        let node = pending.allocation.node;
+        self.starts.failed("no_answer", pending.received, cx.now());
         self.tenant_instance_gone(instance);
         limited!(warn, self.log, cx, node, "STARTs lost";
-            "START of {instance}: nothing came of it on {node}");
+            "START of {instance}: node {node} has not reported its outcome");
         let failure = StartFailure {
             node_uuid: node.into(),
             instance_uuid: instance.into(),
             reason: StartFailureReason::LaunchFailure,
-            restart: given.restart,
+            restart: pending.restart,
             detail: "its node has not said what became of it".into(),
             command_id: self.moves.command_id(instance),
         };

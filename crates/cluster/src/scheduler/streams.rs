@@ -1,19 +1,19 @@
-//! Streams of instances' output, between the controllers that asked for them and the nodes
-//! that have the instances: a table, without a thread for any of them.
+//! The streams of instances' output, from the nodes to the controllers that opened them: a table.
+//! No stream has a thread.
 //!
 //! ```text
-//!  OpenStream ─▶ which node has it?    ─▶ in the table: controller, node, credit
-//!                      │                       │ data of that node, within the credit
+//!  OpenStream ─▶ find the node ────────▶ table: controller, node, credit
+//!                      │ not found             │ data of that node, within the credit
 //!                      ▼                       ▼
-//!                 StreamEnded            that controller's session, and no other
+//!                 StreamEnded            only the session of that controller
 //! ```
 //!
 //! A stream belongs to the session that opened it and to the session of the node, and ends
-//! with either. Frames of a node for a stream that is not its own are dropped.
+//! with either of them. If a node sends a frame for a stream of another node, it is dropped.
 //!
-//! A controller that reads slowly holds nobody back: its queue holds no more than its credit,
-//! [`MAX_STREAM_CREDIT`] for each of [`MOST_OF_SESSION`] streams, 4 MiB in all. That is far
-//! below the mark at which senders have to wait.
+//! A controller that reads slowly does not hold back other connections: its queue holds at most
+//! its credit, [`MAX_STREAM_CREDIT`] for each of [`MAX_OF_SESSION`] streams, 4 MiB in all. That is
+//! far below the mark at which senders have to wait.
 
 use std::collections::HashMap;
 
@@ -30,20 +30,20 @@ use ssntp::proto::{
 use ssntp::server::{Context, SessionInfo, SessionKey};
 
 /// The most streams of one controller's session.
-const MOST_OF_SESSION: usize = 32;
+const MAX_OF_SESSION: usize = 32;
 /// The most streams of one node.
-const MOST_OF_NODE: usize = 64;
-/// The most streams in all, so that no more than 64 MiB wait for controllers. So few that those of
-/// a session are found by looking at all of them.
-const MOST: usize = 512;
-/// The longest InvalidFrameType that is read, in bytes: it holds two numbers and a word.
-const LONGEST_REFUSAL: usize = 1024;
+const MAX_OF_NODE: usize = 64;
+/// The most streams in all: their data in the queues of controllers is at most 64 MiB. The number
+/// is small enough that the streams of a session are found by visiting all of them.
+const MAX_STREAMS: usize = 512;
+/// The length limit of an InvalidFrameType that is read, in bytes: it holds two numbers and a word.
+const MAX_REFUSAL: usize = 1024;
 
 /// The open streams.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     by_id: HashMap<Uuid, Stream>,
-    /// The number of frames for streams that were over.
+    /// The number of frames that arrived after the end of their stream.
     late: u64,
     /// The number of streams that were opened.
     opened: u64,
@@ -51,31 +51,15 @@ pub(super) struct Streams {
 
 #[derive(Debug)]
 struct Stream {
-    controller: End,
-    node: End,
+    controller: SessionInfo,
+    node: SessionInfo,
     credit: u32,
 }
 
-/// One end of a stream.
-#[derive(Clone, Copy, Debug)]
-struct End {
-    session: SessionKey,
-    uuid: Uuid,
-}
-
-impl End {
-    fn of(session: &SessionInfo) -> Self {
-        Self {
-            session: session.key(),
-            uuid: session.uuid(),
-        }
-    }
-}
-
 impl Stream {
-    /// Whether it ends with this session, which is at one of its ends.
+    /// True if this is the controller's or the node's session.
     fn is_of(&self, session: SessionKey) -> bool {
-        self.controller.session == session || self.node.session == session
+        self.controller.key() == session || self.node.key() == session
     }
 }
 
@@ -95,20 +79,17 @@ impl Streams {
 type Refusal = (StreamEndReason, String);
 
 impl Scheduler {
-    /// Takes in a stream frame of a controller.
+    /// Handles a stream frame of a controller.
     pub(super) fn stream_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let payload = frame.payload_bytes();
         match Command(frame.kind().operand) {
             Command::OPEN_STREAM => match OpenStream::decode(payload) {
-                // StreamEnded names only the UUID, so it would end the other stream of the
-                // same UUID.
+                // If the UUID is in use, StreamEnded cannot be the answer: it would end the other
+                // stream of that UUID.
                 Some(open) if !self.streams.by_id.contains_key(&open.stream) => {
                     if let Err((reason, text)) = self.open_stream(cx, from, frame, &open) {
-                        tell(
-                            cx,
-                            from.uuid(),
-                            &StreamEnded::new(open.stream, reason, text).frame(),
-                        );
+                        let ended = StreamEnded::new(open.stream, reason, text);
+                        answers::send(cx, from.uuid(), &ended.frame());
                     }
                 }
                 _ => answers::invalid_frame(cx, from, frame.kind(), "invalid_data"),
@@ -116,27 +97,27 @@ impl Scheduler {
             Command::STREAM_CREDIT => {
                 let own = StreamCredit::decode(payload).and_then(|credit| {
                     let stream = self.streams.by_id.get_mut(&credit.stream)?;
-                    (stream.controller.session == from.key()).then_some((credit, stream))
+                    (stream.controller.key() == from.key()).then_some((credit, stream))
                 });
                 let Some((credit, stream)) = own else {
                     return self.late(from, frame);
                 };
                 stream.credit = stream.credit.saturating_add(credit.bytes);
-                // The bound for a controller's queue holds only if no stream has more credit.
+                // The bound of a controller's queue relies on this limit.
                 if stream.credit > MAX_STREAM_CREDIT {
                     let text = format!("its credit would be more than {MAX_STREAM_CREDIT} bytes");
                     return self.end_stream(cx, credit.stream, StreamEndReason::REFUSED, &text);
                 }
-                let node = stream.node.uuid;
+                let node = stream.node.uuid();
                 pass_on(cx, from, node, frame);
             }
             _ => {
                 let own = stream_of(payload).filter(|id| {
                     let stream = self.streams.by_id.get(id);
-                    stream.is_some_and(|stream| stream.controller.session == from.key())
+                    stream.is_some_and(|stream| stream.controller.key() == from.key())
                 });
                 match own.and_then(|id| self.streams.by_id.remove(&id)) {
-                    Some(stream) => pass_on(cx, from, stream.node.uuid, frame),
+                    Some(stream) => pass_on(cx, from, stream.node.uuid(), frame),
                     None => self.late(from, frame),
                 }
             }
@@ -164,68 +145,64 @@ impl Scheduler {
             };
             (StreamEndReason::NO_INSTANCE, text)
         })?;
-        let directory = cx.directory();
-        let node = directory.session(node).map(End::of).ok_or_else(|| {
+        let session = cx.directory().session(node).cloned();
+        let node = session.ok_or_else(|| {
             let text = format!("its node {node} is not connected");
             (StreamEndReason::NOT_CONNECTED, text)
         })?;
-        // The server forwards no frame to its own sender.
-        if node.session == from.key() {
-            return Err((
-                StreamEndReason::REFUSED,
-                "it is of this session's own node".into(),
-            ));
+        // The server does not forward a frame to the frame's own sender.
+        if node.key() == from.key() {
+            let text = "the instance is on this session's own node";
+            return Err((StreamEndReason::REFUSED, text.into()));
         }
-        let too_many = |what: &str, most: usize| {
-            let text = format!("{what} has {most} streams already");
-            Err((StreamEndReason::TOO_MANY, text))
-        };
-        if self.streams.by_id.len() >= MOST {
-            return too_many("the scheduler", MOST);
+        for (name, streams, limit) in [
+            ("the scheduler", self.streams.by_id.len(), MAX_STREAMS),
+            ("this session", self.streams.of(from.key()), MAX_OF_SESSION),
+            ("the instance's node", self.streams.of(node.key()), MAX_OF_NODE),
+        ] {
+            if streams >= limit {
+                let text = format!("{name} has {limit} streams already");
+                return Err((StreamEndReason::TOO_MANY, text));
+            }
         }
-        if self.streams.of(from.key()) >= MOST_OF_SESSION {
-            return too_many("this session", MOST_OF_SESSION);
-        }
-        if self.streams.of(node.session) >= MOST_OF_NODE {
-            return too_many("the instance's node", MOST_OF_NODE);
-        }
-        let stream = Stream {
-            controller: End::of(from),
-            node,
-            credit: open.credit,
-        };
         self.streams.opened += 1;
+        pass_on(cx, from, node.uuid(), frame);
+        let (controller, credit) = (from.clone(), open.credit);
+        let stream = Stream {
+            controller,
+            node,
+            credit,
+        };
         self.streams.by_id.insert(open.stream, stream);
-        pass_on(cx, from, node.uuid, frame);
         Ok(())
     }
 
-    /// Takes in a stream frame of a node.
+    /// Handles a stream frame of a node.
     pub(super) fn stream_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let id = stream_of(frame.payload_bytes());
         let Some((id, stream)) = id.and_then(|id| Some((id, self.streams.by_id.get_mut(&id)?))) else {
             return self.late(from, frame);
         };
-        if stream.node.session != from.key() {
+        if stream.node.key() != from.key() {
             return self.reject_report(cx, from, frame, &format_args!("of stream {id}"));
         }
-        let keeps_the_rules = match Event(frame.kind().operand) {
+        let is_valid = match Event(frame.kind().operand) {
             Event::STREAM_DATA => {
                 let data = StreamData::decode(frame.payload_bytes());
                 let left = data.and_then(|data| stream.credit.checked_sub(data.cost()));
-                // A piece beyond the credit is not passed on: it ends the stream below.
+                // Data beyond the credit is not forwarded; the stream ends below.
                 stream.credit = left.unwrap_or(stream.credit);
                 left.is_some()
             }
             Event::STREAM_ENDED => StreamEnded::decode(frame.payload_bytes()).is_some(),
             _ => true,
         };
-        let controller = stream.controller.uuid;
-        if !keeps_the_rules {
+        let controller = stream.controller.uuid();
+        if !is_valid {
             let kind = frame.kind();
             limited!(warn, self.log, cx, from.uuid(), "stream";
                 "{from}: {kind} that is too long, or beyond its stream's credit");
-            let text = "its node has sent what it must not";
+            let text = "its node has sent an invalid frame, or more than the credit";
             return self.end_stream(cx, id, StreamEndReason::BROKEN, text);
         }
         if frame.kind() == Event::STREAM_ENDED {
@@ -234,33 +211,33 @@ impl Scheduler {
         pass_on(cx, from, controller, frame);
     }
 
-    /// Ends a stream, and tells both ends.
+    /// Ends a stream: sends CloseStream to its node and StreamEnded to its controller.
     fn end_stream(&mut self, cx: &mut Context<'_>, id: Uuid, reason: StreamEndReason, text: &str) {
         if let Some(stream) = self.streams.by_id.remove(&id) {
-            tell(cx, stream.node.uuid, &close_stream(id));
+            answers::send(cx, stream.node.uuid(), &close_stream(id));
             let ended = StreamEnded::new(id, reason, text);
-            tell(cx, stream.controller.uuid, &ended.frame());
+            answers::send(cx, stream.controller.uuid(), &ended.frame());
         }
     }
 
-    /// A session has gone: its streams end.
+    /// Ends the streams of a session that has ended.
     pub(super) fn streams_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        let over = |_: &Uuid, stream: &mut Stream| stream.is_of(session.key());
-        for (id, stream) in self.streams.by_id.extract_if(over) {
-            if stream.controller.session == session.key() {
-                tell(cx, stream.node.uuid, &close_stream(id));
+        let of_session = |_: &Uuid, stream: &mut Stream| stream.is_of(session.key());
+        for (id, stream) in self.streams.by_id.extract_if(of_session) {
+            if stream.controller.key() == session.key() {
+                answers::send(cx, stream.node.uuid(), &close_stream(id));
             } else {
                 let text = format!("its node {} has left", session.uuid());
                 let ended = StreamEnded::new(id, StreamEndReason::NOT_CONNECTED, text);
-                tell(cx, stream.controller.uuid, &ended.frame());
+                answers::send(cx, stream.controller.uuid(), &ended.frame());
             }
         }
     }
 
-    /// A node has sent InvalidFrameType. If it refuses OpenStream, its version has no streams,
-    /// and all streams that were opened to it end.
+    /// Handles InvalidFrameType of a node. If it refuses OpenStream, the node's version has no
+    /// streams, and all streams of the node end.
     pub(super) fn streams_not_supported(&mut self, cx: &mut Context<'_>, node: &SessionInfo, frame: &Frame) {
-        if self.streams.of(node.key()) == 0 || frame.payload_bytes().len() > LONGEST_REFUSAL {
+        if self.streams.of(node.key()) == 0 || frame.payload_bytes().len() > MAX_REFUSAL {
             return;
         }
         let refused = frame.payload().map(|answer: InvalidFrameType| answer.refused());
@@ -268,15 +245,15 @@ impl Scheduler {
             return;
         }
         // The refusal names no stream. A version without streams refuses all of them.
-        let opened = |_: &Uuid, stream: &mut Stream| stream.node.session == node.key();
-        for (id, stream) in self.streams.by_id.extract_if(opened) {
+        let of_node = |_: &Uuid, stream: &mut Stream| stream.node.key() == node.key();
+        for (id, stream) in self.streams.by_id.extract_if(of_node) {
             let text = format!("its node {} is of a version without streams", node.uuid());
             let ended = StreamEnded::new(id, StreamEndReason::NOT_SUPPORTED, text);
-            tell(cx, stream.controller.uuid, &ended.frame());
+            answers::send(cx, stream.controller.uuid(), &ended.frame());
         }
     }
 
-    /// A frame for a stream that is over: the end and the frame have crossed.
+    /// Counts and drops a frame of a stream that has ended: the frame has crossed the end.
     fn late(&mut self, from: &SessionInfo, frame: &Frame) {
         self.streams.late += 1;
         let (kind, late) = (frame.kind(), self.streams.late);
@@ -284,13 +261,7 @@ impl Scheduler {
     }
 }
 
-/// Sends a frame. If the receiver has gone, its streams end anyway.
-fn tell(cx: &mut Context<'_>, to: Uuid, frame: &Frame) {
-    if let Err(e) = cx.send(to, frame) {
-        debug!(target: "ssntp::scheduler", "{} for {to}: {e}", frame.kind());
-    }
-}
-
+/// Forwards a frame. If the receiver's session has ended, so does the stream.
 fn pass_on(cx: &mut Context<'_>, from: &SessionInfo, to: Uuid, frame: &Frame) {
     if let Err(e) = cx.forward(from, to, frame) {
         debug!(target: "ssntp::scheduler", "{from}: {} for {to}: {e}", frame.kind());

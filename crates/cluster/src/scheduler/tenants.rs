@@ -1,28 +1,25 @@
 //! The tenants whose networks the cluster has: names, keys, concentrators, addresses.
 //!
 //! ```text
-//!  Tenant ─ check ─▶ table ─▶ being written ─ done ─▶ Tenants, to the controller that asked
-//!  InstanceDeleted, StartFailure ─▶ its address is free
+//!  Tenant ─ check ─▶ table ─▶ being written ─ done ─▶ Tenants, to the sender of Tenant
+//!  InstanceDeleted, StartFailure ─▶ the address of the instance is free
 //! ```
 //!
 //! The table is kept in a file beside the configuration. A change is answered once it is on
 //! the disk. The table keeps a change that could not be written, and the next change is written
-//! together with it. Without a configuration file the table is lost when the scheduler ends.
+//! together with it. Without a configuration file, the table is lost when the scheduler ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::sync::Arc;
 
 use bytes::Bytes;
-use crossbeam_channel::Sender;
-use log::debug;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::keeper::Keeper;
-use super::term::{Shared, TENANTS};
+use super::term::TENANTS;
 use super::{Scheduler, SchedulerError, answers, limited};
 use crate::network::{MAX_KEY, gateway, subnet};
 use crate::summed::{parse_summed, read_summed, summed};
@@ -32,16 +29,16 @@ use ssntp::payload::{
     Tenants as Answer, check_name,
 };
 use ssntp::proto::Frame;
-use ssntp::server::{Context, ServerHandle, SessionInfo};
+use ssntp::server::{Context, SessionInfo};
 
 /// The most tenants. Each is a subnet with a concentrator.
-const MOST: usize = 4096;
-/// The tenants in one answer. An entry has some 300 bytes.
+const MAX_TENANTS: usize = 4096;
+/// The most tenants in one answer. An entry has some 300 bytes.
 const PAGE: usize = 256;
 /// The most changes that wait for the disk; a further one is refused.
-const MOST_WAITING: usize = 256;
+const MAX_WAITING: usize = 256;
 
-/// Why nothing was done: the reason and its text.
+/// Why a Tenant is refused: the reason and its text.
 type Refused = (Refusal, String);
 
 /// The table, and the answers that wait until it is written.
@@ -50,20 +47,14 @@ pub(super) struct TenantTable {
     table: Table,
     /// The tenant and address of each instance that has one.
     instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
-    /// Writes the file, if there is one.
-    keeper: Keeper,
-    /// Answers to changes that the file does not have yet.
-    waiting: VecDeque<Waiting>,
-    /// How many of `waiting` the write under way includes; `None` if there is no write.
+    pub(super) keeper: Keeper,
+    /// Answers to changes that the file does not have yet, with their receivers.
+    waiting: VecDeque<(SessionInfo, Answer)>,
+    /// The number of answers at the front of `waiting` whose changes are being written; `None` if
+    /// there is no write in progress.
     being_written: Option<usize>,
-    /// Whether the table has changes that the write under way does not include.
+    /// True if the table has changes that the write in progress does not include.
     is_changed: bool,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    to: SessionInfo,
-    answer: Answer,
 }
 
 /// The content of the file.
@@ -116,12 +107,7 @@ impl TenantTable {
         Ok(tenants)
     }
 
-    /// From the start on, the engine has it, and the file a copy.
-    pub(super) fn keep_in(&mut self, shared: &Arc<Shared>) {
-        self.keeper.keep_in(shared, TENANTS);
-    }
-
-    /// Begins with what the engine has.
+    /// Replaces the table with the engine's.
     pub(super) fn replace(&mut self, text: &[u8]) -> Result<(), SchedulerError> {
         let table =
             parse_summed(text).map_err(|why| SchedulerError::Read(TENANTS.into(), io::Error::other(why)))?;
@@ -138,16 +124,7 @@ impl TenantTable {
         self.table = table;
     }
 
-    /// Starts the thread that writes the file, if there is a file.
-    pub(super) fn start(&mut self) -> io::Result<Option<Sender<ServerHandle>>> {
-        self.keeper.start()
-    }
-
-    pub(super) fn is_due(&self) -> bool {
-        self.keeper.is_done()
-    }
-
-    /// Does what a Tenant asks for. Gives the answer, and whether the table has changed.
+    /// Carries out a Tenant. Returns the answer, and true if the table has changed.
     fn handle(&mut self, asked: &Tenant) -> Result<(Answer, bool), Refused> {
         let mut answer = Answer {
             id: asked.id.clone(),
@@ -157,8 +134,8 @@ impl TenantTable {
         let changes = match asked.action {
             Action::List => {
                 let after = (
-                    // The name is that of the last entry of the page before; an empty name
-                    // begins the list.
+                    // The name is that of the last entry of the previous page. An empty name
+                    // returns the first page.
                     std::ops::Bound::Excluded(name.to_owned()),
                     std::ops::Bound::Unbounded,
                 );
@@ -166,11 +143,10 @@ impl TenantTable {
                 let entries = page
                     .by_ref()
                     .take(PAGE)
-                    // Without addresses: a page of large subnets would be longer than a frame
-                    // may be.
+                    // Without addresses, because a page of large subnets with them could exceed
+                    // the length limit of a frame.
                     .map(|(name, record)| record.entry(name, false));
                 answer.entries = entries.collect();
-                // There is a next page only if there is an entry for it.
                 if page.next().is_some() {
                     answer.next = answer
                         .entries
@@ -186,7 +162,7 @@ impl TenantTable {
             Action::Release => self.release_of(asked)?,
             Action::Delete => {
                 let record = self.find(name)?;
-                // Running instances still use the key and the subnet: another tenant must not
+                // Running instances still use the key and the subnet, so no other tenant may
                 // get them.
                 if let Some((ip, instance)) = record.addresses.first_key_value() {
                     let count = record.addresses.len();
@@ -223,7 +199,7 @@ impl TenantTable {
             tenant_uuid: uuid("tenant_uuid", &entry.tenant_uuid)?,
             subnet: subnet(&entry.subnet).map_err(invalid)?,
             key: match entry.key {
-                // A controller that asks again has not learnt the key that was chosen.
+                // A controller that repeats the request does not know the key that was chosen.
                 0 => match self.table.tenants.get(name) {
                     Some(there) => there.key,
                     None => self.free_key()?,
@@ -235,8 +211,8 @@ impl TenantTable {
             concentrator_ip,
             addresses: BTreeMap::new(),
         };
-        // Instances reach the subnet through the tunnel, and the tunnel reaches the
-        // concentrator through that network: with an overlap one route would hide the other.
+        // Nodes reach the subnet through the tunnel, and the tunnel reaches the concentrator
+        // through that network. If they overlapped, one route would hide the other.
         if record.subnet.contains(&concentrator_ip.network())
             || concentrator_ip.contains(&record.subnet.network())
         {
@@ -247,7 +223,7 @@ impl TenantTable {
         }
         let tenants = &self.table.tenants;
         if let Some(there) = tenants.get(name) {
-            // A controller that did not get the answer asks again.
+            // A controller that has not received the answer repeats the request.
             let is_same = Record {
                 addresses: BTreeMap::new(),
                 ..there.clone()
@@ -257,16 +233,13 @@ impl TenantTable {
                 false => Err((Refusal::Taken, format!("there is a tenant {name} already"))),
             };
         }
-        if tenants.len() >= MOST {
-            return Err((
-                Refusal::Full,
-                format!("there are {MOST} tenants, the most that there may be"),
-            ));
+        if tenants.len() >= MAX_TENANTS {
+            let why = format!("there are {MAX_TENANTS} tenants, the most that there may be");
+            return Err((Refusal::Full, why));
         }
         let taken = tenants.iter().find_map(|(other, there)| {
             let what = match () {
-                // Subnets are not compared, because tenants may use the same one: the key keeps
-                // them apart.
+                // Subnets are not compared, because the keys separate tenants with the same one.
                 () if there.key == record.key => format!("key {}", record.key),
                 () if there.concentrator_ip.addr() == concentrator_ip.addr() => {
                     format!("address {}", concentrator_ip.addr())
@@ -300,7 +273,7 @@ impl TenantTable {
         let is_ordinary = |ip: &Ipv4Addr| {
             subnet.contains(ip) && ![subnet.network(), subnet.broadcast(), gateway(subnet)].contains(ip)
         };
-        // An instance has one address, so asking again must not lease a second one.
+        // An instance has one address, so a repeated request must not lease a second one.
         if let Some((tenant, ip)) = self.instances.get(&instance) {
             let is_it = *tenant == asked.name && (wanted.is_empty() || wanted == ip.to_string());
             return match is_it {
@@ -340,17 +313,12 @@ impl TenantTable {
         self.find(&asked.name)?;
         let instance = asked.instance_uuid.uuid();
         // A Release must not free an address of another tenant.
-        let is_its = |instance: &Uuid| {
-            self.instances
-                .get(instance)
-                .is_some_and(|(tenant, _)| *tenant == asked.name)
-        };
-        Ok(instance
-            .filter(is_its)
-            .is_some_and(|instance| self.release(instance)))
+        let lease = instance.and_then(|instance| self.instances.get(&instance));
+        let is_of_tenant = lease.is_some_and(|(tenant, _)| *tenant == asked.name);
+        Ok(is_of_tenant && instance.is_some_and(|instance| self.release(instance)))
     }
 
-    /// Frees the address of an instance that is gone; true if it had one.
+    /// Frees the address of an instance; true if it had one.
     fn release(&mut self, instance: Uuid) -> bool {
         let Some((tenant, ip)) = self.instances.remove(&instance) else {
             return false;
@@ -361,7 +329,7 @@ impl TenantTable {
         true
     }
 
-    /// Gives the thread the table, if it has changed and the thread is free.
+    /// Hands the table over to the thread if the table has changed and no write is in progress.
     fn write(&mut self) {
         if self.being_written.is_some() || !self.is_changed || !self.keeper.is_durable() {
             return;
@@ -370,58 +338,58 @@ impl TenantTable {
             Ok(bytes) => self.keeper.write(Bytes::from(bytes)),
             Err(e) => self.keeper.fail(io::Error::other(e)),
         }
-        // All that wait now are in these bytes. Those that come later need the next write.
+        // These bytes have the changes of all answers that wait now.
         self.being_written = Some(self.waiting.len());
         self.is_changed = false;
     }
 
-    /// The answers that a finished write allows, and how it went. Begins the next write.
-    fn proceed(&mut self) -> Option<(Vec<Waiting>, io::Result<()>)> {
+    /// The answers that are due after a write, and its result; `None` if no write has finished.
+    /// Begins the next write.
+    fn proceed(&mut self) -> Option<(Vec<(SessionInfo, Answer)>, io::Result<()>)> {
         let result = self.keeper.result()?;
-        // Answers are sent in the order of the changes, so the first `count` are the written
-        // ones.
+        // Answers wait in the order of their changes, so the first `count` changes are written.
         let count = self.being_written.take().unwrap_or_default();
         let Err(e) = result else {
             let done = self.waiting.drain(..count.min(self.waiting.len())).collect();
             self.write();
             return Some((done, Ok(())));
         };
-        // The table keeps the changes: a key that was given out must not be given to another
-        // tenant. The next change is written together with them; until then there is no
-        // second attempt, which would keep a full disk busy.
+        // The table keeps the changes, because a key that was assigned must not be assigned to
+        // another tenant. The next change is written together with them. There is no earlier
+        // attempt, which would keep a full disk busy.
         self.is_changed = true;
         let mut done: Vec<_> = self.waiting.drain(..).collect();
-        for waiting in &mut done {
-            waiting.answer.reason = Refusal::NotSaved;
-            waiting.answer.detail = format!("it may be lost, the file cannot be written: {e}");
+        for (_, answer) in &mut done {
+            answer.reason = Refusal::NotSaved;
+            answer.detail = format!("it may be lost, the file cannot be written: {e}");
         }
         Some((done, Err(e)))
     }
 }
 
 impl Drop for TenantTable {
-    /// Writes the changes that still wait before the thread ends.
+    /// Hands over the changes that have not been written yet, before the thread ends.
     fn drop(&mut self) {
-        // The thread writes this content after the one that it has.
+        // The thread accepts one more content while a write is in progress.
         self.being_written = None;
         self.write();
     }
 }
 
 impl Scheduler {
-    /// Takes in a Tenant of a controller.
+    /// Handles a Tenant of a controller.
     pub(super) fn tenant_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let asked: Tenant = match frame.payload() {
             Ok(asked) => asked,
             Err(_) => return answers::invalid_frame(cx, from, frame.kind(), "invalid_data"),
         };
         let changes = !matches!(asked.action, Action::List | Action::Show);
-        // The disk may hang, and a controller could ask for any number of changes meanwhile.
-        if changes && self.tenants.waiting.len() >= MOST_WAITING {
+        // The disk may hang, and a controller may send any number of changes meanwhile.
+        if changes && self.tenants.waiting.len() >= MAX_WAITING {
             let why = "too many changes wait for the disk".to_owned();
-            return tell(cx, from, &refused(&asked, (Refusal::Full, why)));
+            return send(cx, from, &refused(&asked, (Refusal::Full, why)));
         }
-        // The instance would go on with the address, and another one would get it as well.
+        // The instance would keep using the address, and another one could get it as well.
         let released = asked
             .instance_uuid
             .uuid()
@@ -434,32 +402,28 @@ impl Scheduler {
             _ => None,
         };
         if let Some(why) = why {
-            return tell(cx, from, &refused(&asked, (Refusal::InUse, why)));
+            return send(cx, from, &refused(&asked, (Refusal::InUse, why)));
         }
         let (answer, has_changed) = match self.tenants.handle(&asked) {
             Ok(handled) => handled,
-            Err(why) => return tell(cx, from, &refused(&asked, why)),
+            Err(why) => return send(cx, from, &refused(&asked, why)),
         };
         if has_changed {
             limited!(info, self.log, cx, from.uuid(), "tenant";
                 "{from}: tenant {}: {}", ssntp_transport::excerpt(&asked.name), asked.action);
         }
-        // A question that was asked before may not be on the disk yet either.
+        // A repeated request changes nothing, but its first change may not be on the disk yet.
         let is_behind = self.tenants.is_changed || self.tenants.being_written.is_some();
         if !self.tenants.keeper.is_durable() || !(has_changed || (changes && is_behind)) {
-            return tell(cx, from, &answer);
+            return send(cx, from, &answer);
         }
-        self.tenants.waiting.push_back(Waiting {
-            to: from.clone(),
-            answer,
-        });
-        // If only an earlier change waits, this sets off one more write, which holds back the
-        // answer until the table is on the disk.
+        self.tenants.waiting.push_back((from.clone(), answer));
+        // For a repeated request this causes one more write, and the answer waits for it.
         self.tenants.is_changed = true;
         self.tenants.write();
     }
 
-    /// The instance is gone, and its address is free.
+    /// Frees the address of an instance that is gone.
     pub(super) fn tenant_instance_gone(&mut self, instance: Uuid) {
         if self.tenants.release(instance) {
             self.tenants.is_changed = true;
@@ -467,7 +431,7 @@ impl Scheduler {
         }
     }
 
-    /// Answers what has been written.
+    /// Answers the changes that have been written.
     pub(super) fn proceed_with_tenants(&mut self, cx: &mut Context<'_>) {
         let Some((done, result)) = self.tenants.proceed() else {
             return;
@@ -475,8 +439,8 @@ impl Scheduler {
         if let Err(e) = result {
             limited!(warn, self.log, cx, cx.uuid(), "tenants"; "the tenants cannot be written: {e}");
         }
-        for Waiting { to, answer } in done {
-            tell(cx, &to, &answer);
+        for (to, answer) in done {
+            send(cx, &to, &answer);
         }
     }
 }
@@ -490,10 +454,8 @@ fn refused(asked: &Tenant, (reason, detail): Refused) -> Answer {
     }
 }
 
-fn tell(cx: &mut Context<'_>, to: &SessionInfo, answer: &Answer) {
-    if let Err(e) = cx.send_payload(to.uuid(), answer) {
-        debug!(target: "ssntp::scheduler", "{to}: Tenants: {e}");
-    }
+fn send(cx: &mut Context<'_>, to: &SessionInfo, answer: &Answer) {
+    answers::send(cx, to.uuid(), &Frame::of(answer));
 }
 
 #[cfg(test)]
@@ -656,7 +618,7 @@ mod tests {
         let configuration = dir.path().join("cluster.yaml");
         let mut table = TenantTable::load(&configuration).unwrap();
         // No server is handed over, so nothing takes a result and begins the next write.
-        drop(table.start().unwrap());
+        drop(table.keeper.start().unwrap());
         for (name, number) in [("a", 1), ("b", 2)] {
             table.handle(&add(name, number, 0)).unwrap();
             table.is_changed = true;
@@ -669,12 +631,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_nothing_writes_is_not_said_to_be_saved() {
+    fn write_without_a_thread_fails() {
         let dir = tempfile::tempdir().unwrap();
         let mut table = TenantTable::load(&dir.path().join("cluster.yaml")).unwrap();
         table.is_changed = true;
         table.write();
-        assert!(table.is_due());
+        assert!(table.keeper.is_done());
         assert!(table.proceed().is_some_and(|(_, result)| result.is_err()));
     }
 }

@@ -1,17 +1,18 @@
-//! A scheduler that is one of several: one leads, and the others follow it.
+//! A scheduler that is one of several. One of them leads, and the others follow it.
 //!
 //! ```text
-//!            this one leads, says the engine
-//!  following ───────────────────────────────▶ leading: told ─▶ complete
-//!      ▲   sessions, filter, rules                │  sessions of all as if they were its own
-//!      └──────────── its lease is over ───────────┘
+//!                the engine grants the lease
+//!  following ───────────────────────────────▶ leading: synchronizes ─▶ takes commands
+//!      ▲   sessions, filter, rules                │  the sessions of all schedulers
+//!      └────────────── the lease ends ────────────┘
 //! ```
 //!
-//! All of them have sessions. A leader sees the sessions of the others as its own. A scheduler that
-//! begins to lead has the intents that the leader before told; then all others tell it what
-//! their nodes last said, and until then it holds commands. One that leads no more forgets all
-//! that it has believed, and follows. The thread `ssntp-engine` asks the engine; the dispatcher
-//! looks at the view that it has left here.
+//! Clients connect to every scheduler. The leader handles the sessions of the other schedulers
+//! like its own. A new leader already has the intents that the previous leader sent. The other
+//! schedulers then send it the last reports of their clients. It holds commands until all of them
+//! have done so. When a scheduler loses the lease, it drops the state that it built up as leader
+//! and becomes a follower. The thread `ssntp-engine` queries the engine and stores each new view
+//! in [`Shared`], where the dispatcher reads it.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -24,91 +25,78 @@ use log::{error, info, warn};
 use uuid::Uuid;
 
 use super::following::Following;
-use super::instances::MOST_TOLD;
-use super::told::{Fate, Intent, Message};
-use super::{Scheduler, SchedulerError};
+use super::instances::MAX_INTENTS;
+use super::messages::{Intent, Message, StartState};
+use super::{Scheduler, SchedulerError, answers, now};
 use crate::peers::Peers;
 use ssntp::Role;
-use ssntp::payload::{ServerEntry, ServerState, Servers, SnapshotComplete};
+use ssntp::payload::{ServerEntry, ServerState, Servers};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, DisconnectReason, Federation, SendError, Server, ServerConfig, SessionInfo};
 use ssntp_engine::{Acting, Documents, Engine, EngineError, Join, Member, Membership, View, When};
 
-/// The documents in the engine.
+/// The name of the engine's document with the configuration of the cluster.
 pub(super) const CONFIGURATION: &str = "configuration";
+/// The name of the engine's document with the table of tenants.
 pub(super) const TENANTS: &str = "tenants";
-/// The longest document. etcd takes requests of 1.5 MiB.
-const LONGEST: usize = 1 << 20;
-/// How long a new leader waits for what the other schedulers know of their sessions.
-const TELLING: Duration = Duration::from_secs(5);
+/// The length limit of a document, in bytes. etcd takes requests of up to 1.5 MiB.
+const MAX_DOCUMENT: usize = 1 << 20;
+/// How long a new leader waits for the reports of the other schedulers before it takes commands.
+const SYNC_TIME: Duration = Duration::from_secs(5);
 
-/// The part in the cluster of a scheduler that is one of several.
-#[derive(Debug)]
+/// The state of a scheduler that is one of several.
+#[derive(Debug, Default)]
 pub(super) struct Term {
-    shared: Arc<Shared>,
-    /// Set while this one leads.
+    pub(super) shared: Arc<Shared>,
+    /// The lease of this scheduler; `None` while it does not lead.
     acting: Option<Acting>,
-    /// Another scheduler that leads, and its token.
+    /// The other scheduler that leads, and its fencing token.
     leader: Option<(Uuid, u64)>,
-    /// The intents that the leader has told: which instance it has placed on which node.
+    /// By instance, the intents that the leader has sent.
     intents: HashMap<Uuid, Intent>,
     pub(super) following: Following,
-    /// The sessions of all schedulers that this leader has taken in. A client that goes from one
-    /// server to another may have two for a moment.
-    standing: HashMap<Uuid, SessionInfo>,
-    /// The schedulers that have not told all about their sessions yet, and until when this
-    /// leader waits for them.
-    awaited: HashSet<Uuid>,
-    /// It takes in the sessions that stood when it began.
-    begins: bool,
-    awaits: Option<Instant>,
-    /// Nodes whose server this leader has no link to, by server. They do not become away while
-    /// the server is a member of the cluster; deadlines of STARTs go on.
-    cut_off: HashMap<Uuid, HashSet<Uuid>>,
+    /// The leader's table of the current session of each client of all schedulers. A client that
+    /// moves from one server to another may have two sessions for a moment; only the newer counts.
+    sessions: HashMap<Uuid, SessionInfo>,
+    /// The schedulers that have not yet sent the last reports of all their clients.
+    unsynced: HashSet<Uuid>,
+    /// The time until which a new leader waits for `unsynced`; `None` once it takes commands.
+    sync_until: Option<Instant>,
+    /// By server, the nodes that are connected to a server to which this leader has no link. They
+    /// do not count as away while that server is a member of the cluster, but the deadlines of
+    /// their STARTs still apply.
+    unreachable: HashMap<Uuid, HashSet<Uuid>>,
 }
 
 impl Term {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self {
-            shared,
-            acting: None,
-            leader: None,
-            intents: HashMap::new(),
-            following: Following::default(),
-            standing: HashMap::new(),
-            awaited: HashSet::new(),
-            begins: false,
-            awaits: None,
-            cut_off: HashMap::new(),
-        }
-    }
-
     pub(super) fn is_leading(&self) -> bool {
         self.acting.is_some()
     }
 
-    /// The scheduler to which frames go, if another one leads.
+    /// The scheduler to which this one passes frames, if another one leads.
     pub(super) fn leader(&self, cx: &Context<'_>) -> Option<Uuid> {
         let (server, token) = self.leader?;
         (token == cx.token()).then_some(server)
     }
 
-    fn stands(&self, session: &SessionInfo) -> bool {
-        let standing = self.standing.get(&session.uuid());
-        standing.is_some_and(|standing| standing.key() == session.key())
+    /// True if this is the current session of its client.
+    fn has_session(&self, session: &SessionInfo) -> bool {
+        let current = self.sessions.get(&session.uuid());
+        current.is_some_and(|current| current.key() == session.key())
     }
 }
 
+/// The state that the dispatcher shares with the engine's thread and the keepers.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     view: Mutex<View>,
-    /// The dispatcher has not looked at the view yet.
+    /// True until the dispatcher has read the current view.
     is_new: AtomicBool,
     documents: OnceLock<Documents>,
 }
 
 impl Shared {
-    fn tell(&self, view: &View) {
+    fn set_view(&self, view: &View) {
         self.lock().clone_from(view);
         self.is_new.store(true, Ordering::Release);
     }
@@ -117,13 +105,14 @@ impl Shared {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a document, for as long as this scheduler leads. `known` is the revision that the
-    /// last writing made. Blocks, so only keepers call it.
+    /// Writes a document. Fails if this scheduler does not lead. `known` is the revision of the
+    /// document after the caller's last write. Blocks until the engine has answered, so only
+    /// keepers call it.
     pub(super) fn write(&self, name: &str, text: &[u8], known: &mut Option<u64>) -> io::Result<()> {
-        if text.len() > LONGEST {
+        if text.len() > MAX_DOCUMENT {
             let len = text.len();
             return Err(io::Error::other(format!(
-                "its {len} bytes are more than {LONGEST}"
+                "its {len} bytes are more than {MAX_DOCUMENT}"
             )));
         }
         let view = self.lock().clone();
@@ -131,7 +120,7 @@ impl Shared {
         let (true, Some(documents)) = (is_leading, self.documents.get()) else {
             return Err(io::Error::other("this scheduler does not lead any more"));
         };
-        // The view is a second old, and this scheduler may have written meanwhile.
+        // The view may be a second old, and this scheduler may have written the document since.
         let revision = view
             .documents
             .get(name)
@@ -148,36 +137,37 @@ impl Shared {
 pub struct JoinedScheduler {
     /// The server.
     pub server: Server,
-    /// The membership. Dropping it lets another one lead; this one then follows.
+    /// The membership. If it is dropped, this scheduler becomes a follower and another one can lead.
     pub membership: Membership,
 }
 
-/// Why a scheduler could not join.
+/// The reason why a scheduler could not join.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
     /// The server could not be started.
     #[error(transparent)]
     Server(#[from] ssntp::server::ServerError),
-    /// The engine did not take it in.
+    /// The engine did not admit it as a member.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The server has ended at once.
+    /// The server ended before the scheduler had joined.
     #[error(transparent)]
     Ended(#[from] SendError),
 }
 
 impl Scheduler {
-    /// As [`start`](Self::start), as one of several schedulers that share an engine. All take
-    /// clients, and link with each other: one leads, and the others pass on to it what their
-    /// clients say. Configuration and tenants are in the engine, and a leader
-    /// begins with them; what [`SchedulerConfig`](super::SchedulerConfig) says is used if the
-    /// engine has none. `links` may name schedulers to link with besides the members of the
-    /// cluster. `advertise` is where the others reach this one; with none, where it
-    /// listens. Blocks until the engine has answered.
+    /// Starts the scheduler as one of several that share an engine; otherwise like
+    /// [`start`](Self::start). All schedulers accept clients and link with each other. One leads,
+    /// and the others pass the frames of their clients on to it. The engine keeps the
+    /// configuration and the tenants, and a new leader reads them there. Those of
+    /// [`SchedulerConfig`](super::SchedulerConfig) are used if the engine has none. `links` may
+    /// name schedulers to link with besides the members of the cluster. `advertise` has the
+    /// addresses at which the other schedulers reach this one; if it is empty, they are the
+    /// addresses at which the server listens. Blocks until the engine has answered.
     ///
     /// # Errors
-    /// [`JoinError`]; nothing runs then.
+    /// [`JoinError`]; the server and all threads have ended then.
     pub fn start_joined(
         mut self,
         server: ServerConfig,
@@ -186,9 +176,12 @@ impl Scheduler {
         advertise: Vec<String>,
     ) -> Result<JoinedScheduler, JoinError> {
         let shared = Arc::new(Shared::default());
-        self.configuration.keep_in(&shared);
-        self.tenants.keep_in(&shared);
-        self.term = Some(Term::new(Arc::clone(&shared)));
+        self.configuration.keeper.keep_in(&shared, CONFIGURATION);
+        self.tenants.keeper.keep_in(&shared, TENANTS);
+        self.term = Some(Term {
+            shared: Arc::clone(&shared),
+            ..Term::default()
+        });
         let server = self.start(server.federate(links))?;
         let handle = server.handle();
         let addresses = match advertise.is_empty() {
@@ -202,46 +195,47 @@ impl Scheduler {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             token: 0,
         };
-        let told = Arc::clone(&shared);
+        let viewed = Arc::clone(&shared);
         let join = Join { member, leads: true };
         let mut peers = Peers::of(&server);
         let membership = Membership::start(engine, join, move |view| {
             if let Some(peers) = &mut peers {
                 peers.follow(view);
             }
-            told.tell(view);
-            // If the dispatcher is too busy to take a call, it looks anyway before it sleeps.
+            viewed.set_view(view);
+            // A busy dispatcher may refuse the call. It reads the view before it sleeps anyway.
             let _ = handle.post(|_| ());
         })?;
         let _ = shared.documents.set(membership.documents());
-        // A view that came before the documents could be written is looked at again.
+        // The dispatcher ignores views until `documents` is set, so it must read the last one again.
         shared.is_new.store(true, Ordering::Release);
         let _ = server.handle().post(|_| ());
         Ok(JoinedScheduler { server, membership })
     }
 
-    /// Whether it is the only scheduler, or leads. Looks at the term first, so each call of the
-    /// server begins with this.
+    /// True if this is the only scheduler, or leads. Takes up a new view or an expired lease
+    /// first, so every callback of the server begins with this call.
     pub(super) fn leads(&mut self, cx: &mut Context<'_>) -> bool {
-        self.look_at_term(cx);
+        self.update_term(cx);
         self.term.as_ref().is_none_or(Term::is_leading)
     }
 
-    /// When [`leads`](Self::leads) has something to do.
-    pub(super) fn term_due(&self, at_once: fn() -> Instant) -> Option<Instant> {
+    /// The time at which the server must call the timer for the term.
+    pub(super) fn term_due(&self) -> Option<Instant> {
         let term = self.term.as_ref()?;
         if term.shared.is_new.load(Ordering::Acquire) {
-            return Some(at_once());
+            return Some(now());
         }
         let ends = term.acting.map(|acting| acting.until);
-        [ends, term.awaits, term.following.next_due(term.is_leading())]
+        [ends, term.sync_until, term.following.next_due(term.is_leading())]
             .into_iter()
             .flatten()
             .min()
     }
 
-    /// Begins to lead, or ceases to.
-    fn look_at_term(&mut self, cx: &mut Context<'_>) {
+    /// Takes up a new view of the engine or the end of the lease: this scheduler may begin to lead,
+    /// or cease to.
+    fn update_term(&mut self, cx: &mut Context<'_>) {
         let Some(term) = &mut self.term else { return };
         let is_new = term.shared.is_new.swap(false, Ordering::AcqRel);
         let token = cx.token();
@@ -272,14 +266,14 @@ impl Scheduler {
         self.follow_view(cx, &view);
     }
 
-    /// Gives its lease back, so that another one leads at once.
+    /// Releases the lease, so that another scheduler can lead at once.
     pub(super) fn resign(&self) {
         if let Some(documents) = self.term.as_ref().and_then(|term| term.shared.documents.get()) {
             documents.resign();
         }
     }
 
-    /// Adds what the engine has of the schedulers.
+    /// Adds the members of the cluster, the leader and the engine to a list of servers.
     pub(super) fn show_servers(&self, servers: &mut Servers) {
         if let Some(term) = &self.term {
             add_members(servers, &term.shared.lock());
@@ -292,60 +286,66 @@ impl Scheduler {
         info!(target: "ssntp::scheduler", "this scheduler leads, with the token {}", acting.token);
         term.acting = Some(acting);
         term.leader = None;
-        term.awaits = Some(cx.now() + TELLING);
-        term.begins = true;
+        term.sync_until = Some(cx.now() + SYNC_TIME);
         cx.lead(Some(acting.token));
         let intents: Vec<_> = std::mem::take(&mut term.intents).into_values().collect();
         for intent in &intents {
-            if let Fate::Given { command_id, .. } = &intent.fate {
+            if let StartState::InFlight { command_id, .. } = &intent.state {
                 self.moves.adopt(intent.instance, command_id);
             }
         }
         let is_there = |node| cx.directory().session(node).is_some();
         self.instances.adopt(intents, is_there, cx.now());
-        self.instances.tell_others();
+        self.instances.record_intents();
         if let Err(e) = self.take_documents(cx, view) {
-            error!(target: "ssntp::scheduler", "the engine has what cannot be used: {e}");
+            error!(target: "ssntp::scheduler", "a document of the engine cannot be used: {e}");
         }
         let servers: Vec<_> = cx.servers().map(|server| server.uuid).collect();
         servers
             .into_iter()
-            .for_each(|server| self.lead_server(cx, server));
+            .for_each(|server| self.announce_lead_to(cx, server));
         self.announce_leader(cx, cx.uuid(), acting.token);
         let mut sessions: Vec<_> = cx.directory().sessions().cloned().collect();
         sessions.sort_unstable_by_key(SessionInfo::uuid);
-        sessions.iter().for_each(|session| self.arrived(cx, session));
-        if let Some(term) = &mut self.term {
-            term.begins = false;
+        // No controller gets a snapshot here: each node is announced to all controllers below.
+        for controller in sessions.iter().filter(|session| is_controller(session)) {
+            self.controllers.join(controller);
         }
-        self.begin_telling(cx, cx.uuid());
+        for session in &sessions {
+            self.replace_session(cx, session);
+            self.client_connected(cx, session);
+        }
+        self.begin_transfer(cx, cx.uuid());
     }
 
-    /// What a leader does for another server: tells it of itself and of all intents.
-    pub(super) fn lead_server(&mut self, cx: &mut Context<'_>, server: Uuid) {
+    /// Informs another scheduler that this one leads, and sends it all intents.
+    pub(super) fn announce_lead_to(&mut self, cx: &mut Context<'_>, server: Uuid) {
         let Some(term) = &mut self.term else { return };
         let Some(acting) = term.acting else { return };
-        term.awaited.insert(server);
+        term.unsynced.insert(server);
         let leads = Message::Leads {
             token: acting.token,
             configuration: self.configuration.current().clone(),
         };
         let intents = self.instances.intents(|instance| self.moves.command_id(instance));
         for message in std::iter::once(leads.encode()).chain(Message::of(&intents)) {
-            log_untold(server, cx.tell(server, message));
+            if let Err(e) = cx.tell(server, message) {
+                // The link has just ended. The next link to this server begins with all messages.
+                warn!(target: "ssntp::scheduler", "{server} cannot be informed that this scheduler leads: {e}");
+            }
         }
     }
 
-    /// Tells all other schedulers what has changed since the last call.
-    pub(super) fn tell_intents(&mut self, cx: &mut Context<'_>) {
-        let untold = self.instances.take_untold();
-        for message in Message::of(&untold) {
+    /// Sends the other schedulers the intents that have changed since the last call.
+    pub(super) fn send_intents(&mut self, cx: &mut Context<'_>) {
+        let new_intents = self.instances.take_new_intents();
+        for message in Message::of(&new_intents) {
             cx.tell_all(&message);
         }
     }
 
-    /// A leader tells all schedulers of the configuration that CONNECTED is to carry.
-    pub(super) fn tell_configuration(&mut self, cx: &mut Context<'_>) {
+    /// If this scheduler leads, sends the others the configuration for their CONNECTED.
+    pub(super) fn send_configuration(&mut self, cx: &mut Context<'_>) {
         let Some(acting) = self.term.as_ref().and_then(|term| term.acting) else {
             return;
         };
@@ -360,7 +360,7 @@ impl Scheduler {
                 self.configuration.replace(Bytes::from(document.text.clone()))?;
                 cx.set_configuration(self.configuration.current().clone());
             }
-            None => self.configuration.keep_now(),
+            None => self.configuration.write_current(),
         }
         match view.documents.get(TENANTS) {
             Some(document) => self.tenants.replace(&document.text),
@@ -368,31 +368,33 @@ impl Scheduler {
         }
     }
 
-    /// Leads no more: forgets all that a leader knows, except for what the next one has to
-    /// know.
+    /// Ceases to lead: drops the state of a leader, except for the intents and the commands that
+    /// the next leader needs.
     fn step_down(&mut self, cx: &mut Context<'_>) {
-        warn!(target: "ssntp::scheduler", "this scheduler leads no more");
+        warn!(target: "ssntp::scheduler", "this scheduler no longer leads");
         cx.tell_all(&Message::LeadsNoMore.encode());
         cx.lead(None);
         let intents = self.instances.intents(|instance| self.moves.command_id(instance));
         let held = std::iter::from_fn(|| self.held.take(0)).collect::<Vec<_>>();
         self.forget();
         let Some(term) = &mut self.term else { return };
-        let mut following = std::mem::take(&mut term.following);
-        let mut waits = following.take_held();
-        *term = Term::new(Arc::clone(&term.shared));
-        term.following = following;
-        term.following.end_telling();
-        term.take_intents(intents);
+        let mut commands = term.following.take_held();
+        *term = Term {
+            shared: Arc::clone(&term.shared),
+            following: std::mem::take(&mut term.following),
+            ..Term::default()
+        };
+        term.following.end_transfer();
+        term.store_intents(intents);
         let session = |id| cx.directory().session(id).cloned();
-        let starts = held.into_iter();
-        waits.extend(starts.filter_map(|start| Some((session(start.from)?, start.frame))));
-        for (from, frame) in waits {
+        let starts = held.into_iter().map(|held| held.start);
+        commands.extend(starts.filter_map(|start| Some((session(start.from)?, start.frame))));
+        for (from, frame) in commands {
             self.hold_or_refuse(cx, &from, &frame);
         }
     }
 
-    /// The members of the cluster, and before anybody leads its configuration.
+    /// Takes up the members of the cluster, and the configuration while no scheduler leads.
     fn follow_view(&mut self, cx: &mut Context<'_>, view: &View) {
         let Some(term) = &mut self.term else { return };
         if !term.is_leading() {
@@ -407,127 +409,136 @@ impl Scheduler {
             return;
         }
         let is_member = |server: &Uuid| view.members.iter().any(|member| member.uuid == *server);
-        let gone: Vec<_> = term
-            .cut_off
-            .keys()
-            .copied()
-            .filter(|server| !is_member(server))
-            .collect();
+        let servers = term.unreachable.keys().copied();
+        let gone: Vec<_> = servers.filter(|server| !is_member(server)).collect();
         gone.into_iter()
-            .for_each(|server| self.release_cut_off(cx, server));
+            .for_each(|server| self.release_unreachable(cx, server));
     }
 
-    /// The nodes that were cut off with a server, and have not come back, are away from now on.
-    fn release_cut_off(&mut self, cx: &Context<'_>, server: Uuid) {
+    /// The unreachable nodes of a server that have no session elsewhere count as away from now on.
+    fn release_unreachable(&mut self, cx: &Context<'_>, server: Uuid) {
         let Some(term) = &mut self.term else { return };
-        let nodes = term.cut_off.remove(&server).unwrap_or_default();
-        for node in nodes.into_iter().filter(|node| !term.standing.contains_key(node)) {
-            self.instances.left(node, cx.now());
+        let nodes = term.unreachable.remove(&server).unwrap_or_default();
+        for node in nodes.into_iter().filter(|node| !term.sessions.contains_key(node)) {
+            self.instances.node_left(node, cx.now());
         }
     }
 
-    /// Whether a session has gone only because the link to its server has ended. Then its node
-    /// does not become away.
-    pub(super) fn is_behind_a_lost_link(&mut self, cx: &Context<'_>, session: &SessionInfo) -> bool {
+    /// True if a session has ended only because the link to its server has ended. Its node is
+    /// recorded as unreachable and does not count as away.
+    pub(super) fn is_behind_lost_link(&mut self, cx: &Context<'_>, session: &SessionInfo) -> bool {
         let Some(term) = &mut self.term else { return false };
         let server = session.server();
-        let is_cut_off = !is_linked(cx, server);
-        if is_cut_off {
-            term.cut_off.entry(server).or_default().insert(session.uuid());
+        let is_lost = !is_linked(cx, server);
+        if is_lost {
+            term.unreachable.entry(server).or_default().insert(session.uuid());
         }
-        is_cut_off
+        is_lost
     }
 
-    /// A leader hears of a session, of its own or of another server.
-    pub(super) fn arrived(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+    /// A session has begun, of this server or of another one.
+    pub(super) fn add_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        self.replace_session(cx, session);
+        if is_controller(session) {
+            // It joins the line first, because the snapshot logs whether it is the master.
+            self.controllers.join(session);
+            self.begin_snapshot(cx, session);
+        }
+        // A controller that is also a node is announced to itself here, so its snapshot goes first.
+        self.client_connected(cx, session);
+    }
+
+    /// Enters a session into the table of sessions. If the client has another session there, that
+    /// one ends first.
+    fn replace_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let before = self
             .term
             .as_mut()
-            .and_then(|term| term.standing.insert(session.uuid(), session.clone()));
+            .and_then(|term| term.sessions.insert(session.uuid(), session.clone()));
         if let Some(before) = before.filter(|before| before.key() != session.key()) {
-            self.parted(cx, &before, &DisconnectReason::Replaced);
+            self.session_ended(cx, &before, &DisconnectReason::Replaced);
         }
-        self.take_in(cx, session);
     }
 
-    /// A leader hears that a session is over.
-    pub(super) fn left(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
+    /// A session has ended, of this server or of another one.
+    pub(super) fn remove_session(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &SessionInfo,
+        reason: &DisconnectReason,
+    ) {
         if let Some(term) = &mut self.term {
-            // The client has another session already.
-            if !term.stands(session) {
+            // If this is not its current session, the client has a newer one already.
+            if !term.has_session(session) {
                 return;
             }
-            term.standing.remove(&session.uuid());
+            term.sessions.remove(&session.uuid());
         }
-        self.parted(cx, session, reason);
+        self.session_ended(cx, session, reason);
     }
 
-    /// As [`left`](Self::left), of a session of another server.
-    pub(super) fn left_elsewhere(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        // Servers do not tell why. A node that has ended in order may be back soon, so each is
-        // waited for whose server is there.
+    /// A session of another server has ended.
+    pub(super) fn remove_distant_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        // Servers do not report the reason. A node that ended its session in order may be back
+        // soon, so every node of a linked server is treated like that.
         let reason = match is_linked(cx, session.server()) {
             true => DisconnectReason::PeerClosed,
             false => DisconnectReason::Lost("the link to its server has ended".to_owned()),
         };
-        self.left(cx, session, &reason);
+        self.remove_session(cx, session, &reason);
     }
 
-    /// Whether what a session says counts: a client that has moved to another server may still
-    /// be heard from the first.
-    pub(super) fn counts(&self, session: &SessionInfo) -> bool {
-        self.term.as_ref().is_none_or(|term| term.stands(session))
+    /// True if this is the client's current session. Frames of a client that has moved to another
+    /// server may still arrive from its former server; they are ignored.
+    pub(super) fn is_current(&self, session: &SessionInfo) -> bool {
+        self.term.as_ref().is_none_or(|term| term.has_session(session))
     }
 
-    /// Whether all controllers are being told of each node as this leader hears of it.
-    pub(super) fn begins(&self) -> bool {
-        self.term.as_ref().is_some_and(|term| term.begins)
+    /// True if this leader holds commands until the other schedulers have sent the last reports
+    /// of their clients.
+    pub(super) fn is_syncing(&self) -> bool {
+        self.term.as_ref().is_some_and(|term| term.sync_until.is_some())
     }
 
-    /// Whether commands wait until the other schedulers have told what they know.
-    pub(super) fn is_being_told(&self) -> bool {
-        self.term.as_ref().is_some_and(|term| term.awaits.is_some())
-    }
-
-    /// Another scheduler has told all about its sessions, or is gone.
-    pub(super) fn is_told_by(&mut self, cx: &mut Context<'_>, server: Uuid) {
+    /// Another scheduler has sent the last reports of all its clients, or its link has ended.
+    pub(super) fn server_synced(&mut self, cx: &mut Context<'_>, server: Uuid) {
         let Some(term) = &mut self.term else { return };
-        term.awaited.remove(&server);
+        term.unsynced.remove(&server);
         if is_linked(cx, server) {
-            self.release_cut_off(cx, server);
+            self.release_unreachable(cx, server);
         }
-        self.complete(cx);
+        self.finish_sync(cx);
     }
 
-    /// Once all is told: says so to all controllers, and takes up the commands that were held.
-    pub(super) fn complete(&mut self, cx: &mut Context<'_>) {
+    /// If all schedulers have sent their reports, or the time for that is over: sends
+    /// SnapshotComplete to all controllers and takes up the held commands.
+    pub(super) fn finish_sync(&mut self, cx: &mut Context<'_>) {
         let Some(term) = &mut self.term else { return };
         let is_late = |until: &Instant| *until <= cx.now();
-        let is_due = term.awaited.is_empty() && !term.following.is_telling();
-        if term.awaits.take_if(|until| is_due || is_late(until)).is_none() {
+        let is_due = term.unsynced.is_empty() && !term.following.is_transferring();
+        if term
+            .sync_until
+            .take_if(|until| is_due || is_late(until))
+            .is_none()
+        {
             return;
         }
         let held = term.following.take_held();
-        let (reporting, instances) = self.nodes.told();
-        let complete = SnapshotComplete {
-            nodes: self.nodes.count() as u64,
-            reporting: reporting as u64,
-            instances: instances as u64,
-        };
-        super::answers::to_controllers(cx, &complete);
-        // It tells whoever has sent a CONFIGURE to the leader before whether that was taken up.
+        answers::to_controllers(cx, &self.nodes.snapshot_complete());
+        // A controller that sent CONFIGURE to the previous leader learns from this whether the
+        // configuration was adopted.
         let configuration = self.configuration.current().clone();
         if !configuration.is_empty() {
             let current = Frame::with_payload(Command::CONFIGURE, configuration);
-            super::answers::send_to_controllers(cx, &current);
+            answers::send_to_controllers(cx, &current);
         }
         for (from, frame) in held {
-            self.take(cx, &from, &frame);
+            self.handle(cx, &from, &frame);
         }
     }
 
-    /// Takes in a message of another scheduler.
-    pub(super) fn hear(&mut self, cx: &mut Context<'_>, server: Uuid, message: &Bytes) {
+    /// Handles a message of another scheduler.
+    pub(super) fn receive_message(&mut self, cx: &mut Context<'_>, server: Uuid, message: &Bytes) {
         let leads = self.leads(cx);
         let is_scheduler = cx
             .servers()
@@ -543,33 +554,33 @@ impl Scheduler {
                     info!(target: "ssntp::scheduler", "{server} leads, with the token {token}");
                     term.intents.clear();
                     self.announce_leader(cx, server, token);
-                    self.begin_telling(cx, server);
+                    self.begin_transfer(cx, server);
                 }
             }
             Some(Message::LeadsNoMore) if !leads => self.forget_leader(server),
-            Some(Message::Complete) if leads => self.is_told_by(cx, server),
-            Some(Message::Intents(intents)) if term.leader(cx) == Some(server) => term.take_intents(intents),
+            Some(Message::Complete) if leads => self.server_synced(cx, server),
+            Some(Message::Intents(intents)) if term.leader(cx) == Some(server) => term.store_intents(intents),
             Some(_) => {}
             None => warn!(target: "ssntp::scheduler", "{server}: a message that cannot be read"),
         }
     }
 
-    /// The leader cannot be reached any more, or leads no more.
+    /// A scheduler has ceased to lead, or its link has ended: it is no longer this one's leader.
     pub(super) fn forget_leader(&mut self, server: Uuid) {
         if let Some(term) = &mut self.term
             && term.leader.take_if(|(leader, _)| *leader == server).is_some()
         {
-            term.following.end_telling();
+            term.following.end_transfer();
         }
     }
 }
 
 impl Term {
-    fn take_intents(&mut self, intents: Vec<Intent>) {
+    fn store_intents(&mut self, intents: Vec<Intent>) {
         for intent in intents {
             match intent.node {
                 None => drop(self.intents.remove(&intent.instance)),
-                Some(_) if self.intents.len() >= MOST_TOLD => {}
+                Some(_) if self.intents.len() >= MAX_INTENTS => {}
                 Some(_) => drop(self.intents.insert(intent.instance, intent)),
             }
         }
@@ -580,14 +591,11 @@ fn is_linked(cx: &Context<'_>, server: Uuid) -> bool {
     server == cx.uuid() || cx.servers().any(|link| link.uuid == server)
 }
 
-/// A link that has just ended takes nothing: the next one begins with all of it.
-fn log_untold(server: Uuid, told: Result<(), SendError>) {
-    if let Err(e) = told {
-        warn!(target: "ssntp::scheduler", "{server} is not told that this scheduler leads: {e}");
-    }
+fn is_controller(session: &SessionInfo) -> bool {
+    session.role().intersects(Role::CONTROLLER)
 }
 
-/// Adds members, leader and engine to a list of servers.
+/// Adds the members of the cluster, the leader and the state of the engine to a list of servers.
 pub fn add_members(servers: &mut Servers, view: &View) {
     let now = now();
     let age = |since| now.saturating_duration_since(since);
@@ -603,11 +611,12 @@ pub fn add_members(servers: &mut Servers, view: &View) {
     };
     for member in &view.members {
         let address = member.addresses.first().cloned().unwrap_or_default();
-        let is_it = |entry: &&mut ServerEntry| {
+        // An address that is being dialled has an entry without a UUID until its link is up.
+        let is_of_member = |entry: &&mut ServerEntry| {
             entry.uuid.uuid() == Some(member.uuid)
                 || entry.uuid.is_empty() && member.addresses.contains(&entry.address)
         };
-        let Some(entry) = servers.entries.iter_mut().find(is_it) else {
+        let Some(entry) = servers.entries.iter_mut().find(is_of_member) else {
             servers.entries.push(ServerEntry {
                 uuid: member.uuid.into(),
                 address,
@@ -623,12 +632,4 @@ pub fn add_members(servers: &mut Servers, view: &View) {
             entry.address = address;
         }
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a leader compares its lease with the clock"
-)]
-fn now() -> Instant {
-    Instant::now()
 }

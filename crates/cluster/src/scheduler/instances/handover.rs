@@ -1,9 +1,9 @@
-//! What passes from one scheduler to the next: the nodes of the instances, and the STARTs that
-//! are not answered.
+//! The state that passes from one scheduler to the next: the node of each instance, and the STARTs
+//! that are not answered.
 //!
 //! ```text
-//!  file of the ledger ─▶ adopt ─▶ Instances ─▶ keep ─▶ file
-//!  told by the leader ─▶ adopt ─▶ Instances ─▶ tell ─▶ all other schedulers
+//!  file of the ledger ───▶ adopt ─▶ Instances ─▶ keep ───▶ file
+//!  intents of the leader ▶ adopt ─▶ Instances ─▶ record ─▶ all other schedulers
 //! ```
 
 use std::time::Instant;
@@ -13,42 +13,41 @@ use uuid::Uuid;
 use super::{Instances, PendingStart, State};
 use crate::phase::Phase;
 use crate::scheduler::ledger::Ledger;
+use crate::scheduler::messages::{Intent, StartState};
 use crate::scheduler::placement::Allocation;
-use crate::scheduler::told::{Fate, Intent};
 
-/// The most instances that a new leader is told of: at some 35 bytes each they fit into what may
-/// wait for a link. The instances of nodes that are connected are in their STATS as well.
-pub(in crate::scheduler) const MOST_TOLD: usize = 1 << 17;
+/// The most intents that are sent to another scheduler: at some 35 bytes each they fit into the
+/// queue of a link. The instances of connected nodes are also in STATS.
+pub(in crate::scheduler) const MAX_INTENTS: usize = 1 << 17;
 
 impl Instances {
-    /// Takes over what a former scheduler knew. Nodes that are not there are away, and have the
-    /// usual time to come back. What became of their STARTs is told by their first STATS.
+    /// Adopts the instances of a former scheduler. A node that is not connected counts as away
+    /// from now on. The first STATS of each node then show the outcome of its STARTs.
     pub(in crate::scheduler) fn adopt(
         &mut self,
         intents: impl IntoIterator<Item = Intent>,
-        is_there: impl Fn(Uuid) -> bool,
+        is_connected: impl Fn(Uuid) -> bool,
         now: Instant,
     ) {
         for intent in intents {
             let (instance, Some(node)) = (intent.instance, intent.node) else {
                 continue;
             };
-            let state = match intent.fate {
-                // `Pending`, because its START may not be answered yet: a StartFailure is then
-                // believed.
-                Fate::Answered => State::Known(Phase::Pending),
-                Fate::GivenUp => State::GivenUp,
-                // Its node gets the whole time anew: when it last gave a sign is not known.
-                Fate::Given { restart, .. } => {
+            let state = match intent.state {
+                // The START may be answered or not. With `Pending` a StartFailure is accepted.
+                StartState::Answered => State::Known(Phase::Pending),
+                StartState::GivenUp => State::GivenUp,
+                // The time of the last progress is unknown, so the deadline starts again.
+                StartState::InFlight { restart, .. } => {
                     let deadline = now + self.limits.quiet;
                     self.due.insert((deadline, instance));
                     State::Starting(PendingStart {
                         allocation: Allocation::earlier(node),
                         restart,
                         received: now,
-                        // Its text is not known, so it is sent to no other node.
+                        // The payload is unknown, so the START cannot be sent to another node.
                         nodes: u8::MAX,
-                        given: now,
+                        sent: now,
                         deadline,
                         expected: false,
                     })
@@ -56,50 +55,56 @@ impl Instances {
             };
             self.own(instance, node, state);
         }
-        let absent: Vec<_> = self
-            .by_node
-            .keys()
-            .copied()
-            .filter(|node| !is_there(*node))
-            .collect();
-        absent.into_iter().for_each(|node| self.left(node, now));
+        let nodes = self.by_node.keys().copied();
+        let away: Vec<_> = nodes.filter(|node| !is_connected(*node)).collect();
+        away.into_iter().for_each(|node| self.node_left(node, now));
     }
 
-    /// From now on changes are written to the file.
+    /// From now on, changes are written to the ledger's file.
     pub(in crate::scheduler) fn keep_in(&mut self, ledger: Ledger) {
         self.ledger = Some(ledger);
     }
 
-    /// From now on other schedulers are told of changes, see [`take_untold`](Self::take_untold).
-    pub(in crate::scheduler) fn tell_others(&mut self) {
-        self.untold = Some(Vec::new());
+    /// From now on, changes are recorded for the other schedulers, see
+    /// [`take_new_intents`](Self::take_new_intents).
+    pub(in crate::scheduler) fn record_intents(&mut self) {
+        self.new_intents = Some(Vec::new());
     }
 
-    /// What has changed since the last call.
-    pub(in crate::scheduler) fn take_untold(&mut self) -> Vec<Intent> {
-        self.untold.as_mut().map(std::mem::take).unwrap_or_default()
+    /// The intents that have changed since the last call.
+    pub(in crate::scheduler) fn take_new_intents(&mut self) -> Vec<Intent> {
+        self.new_intents.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// All that the next scheduler has to know. `command_id` gives that of a START.
+    /// All intents, at most [`MAX_INTENTS`]. `command_id` returns the id of an instance's START.
     pub(in crate::scheduler) fn intents(&self, command_id: impl Fn(Uuid) -> String) -> Vec<Intent> {
         let known = self.by_uuid.iter().filter_map(|(instance, entry)| {
             let (instance, node) = (*instance, Some(entry.node?));
-            let fate = match entry.state {
-                State::Held | State::Known(_) => Fate::Answered,
-                State::GivenUp => Fate::GivenUp,
-                State::Starting(pending) => Fate::Given {
+            let state = match entry.state {
+                State::Held | State::Known(_) => StartState::Answered,
+                State::GivenUp => StartState::GivenUp,
+                State::Starting(pending) => StartState::InFlight {
                     restart: pending.restart,
                     command_id: command_id(instance),
                 },
             };
-            Some(Intent { instance, node, fate })
+            Some(Intent {
+                instance,
+                node,
+                state,
+            })
         });
-        known.take(MOST_TOLD).collect()
+        known.take(MAX_INTENTS).collect()
     }
 
-    pub(super) fn tell(&mut self, instance: Uuid, node: Option<Uuid>, fate: Fate) {
-        if let Some(untold) = &mut self.untold {
-            untold.push(Intent { instance, node, fate });
+    /// Records a changed intent for the other schedulers, if there are several.
+    pub(super) fn record(&mut self, instance: Uuid, node: Option<Uuid>, state: StartState) {
+        if let Some(new_intents) = &mut self.new_intents {
+            new_intents.push(Intent {
+                instance,
+                node,
+                state,
+            });
         }
     }
 }

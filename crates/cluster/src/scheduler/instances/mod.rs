@@ -1,32 +1,33 @@
-//! Which instance belongs to which node, and how far it has come: a table without clock or
-//! I/O, fed by what agents say.
+//! The node and the state of each instance: a table without clock or I/O, which is kept up to
+//! date by the reports of agents.
 //!
 //! ```text
 //!            START                    STATS: it runs, or has ended
 //!  (free) ─────────▶ Held ─▶ Starting ─────────────────▶ Known(Running) ◀─▶ Known(Ended)
-//!      ▲               │       │   │ no word in time                           │
+//!      ▲               │       │   │ no sign in time                           │
 //!      │ full_cloud    │       │   └─────────▶ GivenUp ── DELETE ──┐           │
 //!      └───────────────┴───────┴─────────────────────┴─────────────┴───────────┘
 //!                        StartFailure     STATS no longer list it, InstanceDeleted
 //! ```
 //!
-//! An instance belongs to the node that was given its START, or that was the first to list
-//! it. Another node that lists it is not believed.
+//! An instance belongs to the node to which its START was sent, or to the first node that lists
+//! it. If another node lists it, that entry is ignored.
 //!
 //! A START is done once its node lists the instance in any state but `pending`. It has a
-//! deadline, which each `pending` moves: the node is at work on it, and may be copying an
-//! image. But it has no more than [`StartLimits::most`] in all. A START without an answer by
-//! then is *given up*: it is answered with `launch_failure`, and the instance is deleted as
-//! soon as its node lists it, so that the answer is true. Until then its UUID is not free.
+//! deadline, which each `pending` moves: the node is working on it, and may be copying an
+//! image. But a START never has more than [`StartLimits::most`] in all. A START without an answer
+//! by its deadline is *given up*: it is answered with `launch_failure`, and the instance is
+//! deleted as soon as its node lists it, so that the answer stays true. Until then its UUID
+//! cannot be used again.
 //!
-//! Instances of a node that has left stay its own for [`AWAY`], because instances outlive
-//! agents and connections. A START that the node had been given is answered after
-//! [`StartLimits::absence`], unless the node comes back; its first STATS then tell what
-//! became of each.
+//! The instances of a node that has disconnected still belong to it for [`AWAY_TIME`], because
+//! instances outlive agents and connections. Its STARTs in flight are answered after
+//! [`StartLimits::absence`], unless the node reconnects; then its first STATS show the outcome of
+//! each.
 //!
-//! Memory is bounded by the sessions: a node owns what its last STATS list, which are of a
-//! bounded length, and what it was given since. Nodes that are away own [`MOST_AWAY`]
-//! instances together.
+//! The sessions bound the memory: a node owns the instances of its last STATS, whose length is
+//! bounded, and those of the STARTs that were sent to it since. All nodes that are away own at
+//! most [`MAX_AWAY`] instances together.
 
 mod handover;
 #[cfg(test)]
@@ -37,57 +38,57 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-pub(super) use self::handover::MOST_TOLD;
+pub(super) use self::handover::MAX_INTENTS;
 use super::figures::tally;
 use super::ledger::Ledger;
+use super::messages::{Intent, StartState};
 use super::placement::Allocation;
-use super::told::{Fate, Intent};
-use super::waiting::Waiting;
+use super::unplaced::UnplacedStart;
 use crate::phase::Phase;
 use ssntp::payload::{CommandSubject, InstanceState, StartFailureReason};
 
-/// How long instances stay those of a node that is away: a machine boots in that time.
-const AWAY: Duration = Duration::from_secs(600);
-/// The most instances of nodes that are away, at some 200 bytes each. If there are more,
-/// those of the node that left first are forgotten.
-const MOST_AWAY: usize = 65_536;
+/// How long the instances of a node that is away still belong to it. A machine boots in that time.
+const AWAY_TIME: Duration = Duration::from_secs(600);
+/// The most instances of nodes that are away, at some 200 bytes each. Beyond that, the instances
+/// of the node that disconnected first are forgotten.
+const MAX_AWAY: usize = 65_536;
 /// The most answered STARTs that are remembered, so that a failure that an agent repeats is
-/// not passed on again. It covers the STARTs in flight of several agents that reconnect.
-const MOST_ANSWERED: usize = 4096;
+/// not forwarded twice. This covers the STARTs in flight of several agents that reconnect.
+const MAX_ANSWERED: usize = 4096;
 
 /// The time limits of a START.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StartLimits {
-    /// How long its node may send no sign of it.
+    /// The longest time without a sign of progress from its node.
     pub(super) quiet: Duration,
-    /// How long it may take in all.
+    /// The longest time in all.
     pub(super) most: Duration,
-    /// How long after its node has left it is answered.
+    /// The time from the disconnection of its node to the answer.
     pub(super) absence: Duration,
 }
 
 impl StartLimits {
-    /// The deadline of a START that was given at `given`, after a sign at `now` of a node
-    /// that sends STATS every `interval`. Two STATS may be missed.
-    fn deadline(&self, given: Instant, interval: Duration, now: Instant) -> Instant {
-        (now + self.quiet.max(interval * 3)).min(given + self.most)
+    /// The deadline of a START that was sent to its node at `sent`, after a sign of progress at
+    /// `now`. The node sends STATS every `interval`; two of them may be missed.
+    fn deadline(&self, sent: Instant, interval: Duration, now: Instant) -> Instant {
+        (now + self.quiet.max(interval * 3)).min(sent + self.most)
     }
 }
 
-/// A START that a node was given, and that is not answered yet.
+/// A START in flight: it was sent to a node, and is not answered yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingStart {
     pub(super) allocation: Allocation,
     pub(super) restart: bool,
-    /// When the START came from its controller.
+    /// The time at which the START arrived from its controller.
     pub(super) received: Instant,
-    /// How many nodes were given it, with this one.
+    /// The number of nodes to which it was sent, including this one.
     pub(super) nodes: u8,
-    /// When this node was given it.
-    given: Instant,
+    /// The time at which it was sent to this node.
+    sent: Instant,
     deadline: Instant,
-    /// STATS without the instance mean that the START came to nothing: the node has listed
-    /// it before, or was away since. Otherwise they may have crossed the START.
+    /// True if the node has listed the instance before, or has been away since. Then STATS
+    /// without the instance mean that the START failed. Otherwise they may have crossed the START.
     expected: bool,
 }
 
@@ -95,19 +96,19 @@ pub(super) struct PendingStart {
 enum State {
     /// Its START waits for a node.
     Held,
-    /// Its node was given the START.
+    /// Its START was sent to its node.
     Starting(PendingStart),
-    /// Its node has listed it like this. `Pending` follows a RESTART, or was listed to a
-    /// scheduler that had just started.
+    /// The phase in which its node has last listed it. `Pending` follows a RESTART, or was listed
+    /// to a scheduler that had just started.
     Known(Phase),
-    /// Its START was answered with a failure, but its node has not said yet that the
-    /// instance is not there.
+    /// Its START was answered with a failure, but its node has not yet reported that the
+    /// instance does not exist.
     GivenUp,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// None while it is held.
+    /// `None` while the instance is held.
     node: Option<Uuid>,
     state: State,
 }
@@ -116,17 +117,17 @@ struct Entry {
 #[derive(Debug, Default)]
 struct OfNode {
     instances: HashSet<Uuid>,
-    /// Those that its last STATS list although they belong to another node.
+    /// The instances in its last STATS that belong to another node.
     foreign: HashSet<Uuid>,
     is_away: bool,
 }
 
-/// A START that was answered with a failure, remembered because agents repeat failures.
+/// A START that was answered with a failure. It is remembered because agents repeat failures.
 #[derive(Debug)]
 struct Answered {
     instance: Uuid,
     node: Uuid,
-    /// Whether the instance was known to belong to that node.
+    /// True if the instance was known to belong to that node.
     is_owner: bool,
 }
 
@@ -135,15 +136,15 @@ struct Answered {
 pub(super) struct Report {
     /// Instances that belong to other nodes.
     pub(super) foreign: HashSet<Uuid>,
-    /// For each START that is done: when it came.
+    /// The arrival time of each START that is done.
     pub(super) started: Vec<Instant>,
-    /// STARTs that have come to nothing without a StartFailure.
+    /// STARTs that failed without a StartFailure.
     pub(super) lost: Vec<(Uuid, PendingStart)>,
-    /// Instances that are there though their START was answered with a failure.
+    /// Instances that exist although their START was answered with a failure.
     pub(super) unwanted: Vec<Uuid>,
 }
 
-/// How a StartFailure of a node is to be taken.
+/// The meaning of a StartFailure of a node.
 #[derive(Debug)]
 pub(super) enum StartFailed {
     /// It answers this START.
@@ -156,7 +157,8 @@ pub(super) enum StartFailed {
     Foreign,
 }
 
-#[derive(Debug)]
+/// The table of instances.
+#[derive(Debug, Default)]
 pub(super) struct Instances {
     by_uuid: HashMap<Uuid, Entry>,
     by_node: HashMap<Uuid, OfNode>,
@@ -164,39 +166,38 @@ pub(super) struct Instances {
     due: BTreeSet<(Instant, Uuid)>,
     max_starting: usize,
     limits: StartLimits,
-    /// The nodes that are away and until when their instances are kept, the longest first.
+    /// The nodes that are away, with the time until which their instances are kept. The node that
+    /// disconnected first is in front.
     away: VecDeque<(Instant, Uuid)>,
-    /// The number of their instances.
+    /// The number of the instances of all nodes that are away.
     away_instances: usize,
     /// In the order of the answers, so that the oldest is forgotten first.
     answered: VecDeque<Answered>,
-    /// The file in which the next scheduler finds the owners; none if they are not kept.
+    /// The file in which the next scheduler finds the node of each instance; `None` without a
+    /// state directory.
     ledger: Option<Ledger>,
-    /// The changes that the other schedulers have not been told yet; `None` in a scheduler that is
-    /// the only one.
-    untold: Option<Vec<Intent>>,
+    /// The intents that have not been sent to the other schedulers yet; `None` if this is the
+    /// only scheduler.
+    new_intents: Option<Vec<Intent>>,
 }
 
 impl Instances {
     pub(super) fn new(max_starting: usize, limits: StartLimits) -> Self {
         Self {
-            by_uuid: HashMap::new(),
-            by_node: HashMap::new(),
-            due: BTreeSet::new(),
             max_starting,
             limits,
-            away: VecDeque::new(),
-            away_instances: 0,
-            answered: VecDeque::new(),
-            ledger: None,
-            untold: None,
+            ..Self::default()
         }
+    }
+
+    fn state(&self, instance: Uuid) -> Option<State> {
+        self.by_uuid.get(&instance).map(|entry| entry.state)
     }
 
     fn insert(&mut self, instance: Uuid, entry: Entry) {
         let node = entry.node;
         let before = self.by_uuid.insert(instance, entry).and_then(|entry| entry.node);
-        // The ledger is a file, so only a change of the owner is written.
+        // The ledger is a file, so only a change of the node is written.
         if before != node {
             self.keep(instance, node);
         }
@@ -214,32 +215,31 @@ impl Instances {
         if let Some(ledger) = &mut self.ledger {
             ledger.keep(instance, node);
         }
-        self.tell(instance, node, Fate::Answered);
+        self.record(instance, node, StartState::Answered);
     }
 
-    /// Why an instance cannot be started, and the node that has it.
+    /// The reason why an instance cannot be started, and its node; `None` if its UUID is free.
     pub(super) fn taken(&self, instance: Uuid) -> Option<(StartFailureReason, Option<Uuid>)> {
         let entry = self.by_uuid.get(&instance)?;
         let reason = match entry.state {
             State::Known(Phase::Ended) => StartFailureReason::InstanceExists,
-            // A START that is held or given up counts, too: its UUID is not free yet.
+            // The UUID of a START that is held or given up is not free yet either.
             _ => StartFailureReason::AlreadyRunning,
         };
         Some((reason, entry.node))
     }
 
-    /// Whether the most STARTs are in flight.
+    /// True if as many STARTs are in flight as are allowed.
     pub(super) fn is_full(&self) -> bool {
         self.due.len() >= self.max_starting
     }
 
-    /// The instances that a node has or is starting, and whether each has ended.
+    /// The instances that a node has or is starting, each with true if it has ended.
     pub(super) fn of(&self, node: Uuid) -> Vec<(Uuid, bool)> {
         let own = self.by_node.get(&node).into_iter();
         let own = own.flat_map(|of_node| &of_node.instances);
         own.filter_map(|instance| match self.by_uuid.get(instance)?.state {
-            // Neither is an instance of the node: the one has no node, the other was answered
-            // with a failure.
+            // A held instance has no node, and a given-up one was answered with a failure.
             State::Held | State::GivenUp => None,
             State::Known(phase) => Some((*instance, phase == Phase::Ended)),
             State::Starting(_) => Some((*instance, false)),
@@ -247,77 +247,79 @@ impl Instances {
         .collect()
     }
 
-    /// The node that an instance belongs to.
+    /// The node to which an instance belongs.
     pub(super) fn node_of(&self, instance: Uuid) -> Option<Uuid> {
         self.by_uuid.get(&instance)?.node
     }
 
-    /// Whether its node has said that it has ended.
+    /// True if its node has reported that it has ended.
     pub(super) fn has_ended(&self, instance: Uuid) -> bool {
-        let entry = self.by_uuid.get(&instance);
-        entry.is_some_and(|entry| matches!(entry.state, State::Known(Phase::Ended)))
+        matches!(self.state(instance), Some(State::Known(Phase::Ended)))
     }
 
-    /// Whether a node was given its START, and has not said yet what became of it.
+    /// True if its START is in flight.
     pub(super) fn is_starting(&self, instance: Uuid) -> bool {
-        let entry = self.by_uuid.get(&instance);
-        entry.is_some_and(|entry| matches!(entry.state, State::Starting(_)))
+        matches!(self.state(instance), Some(State::Starting(_)))
     }
 
-    /// Whether an instance is known, and does not belong to `node`.
+    /// True if an instance is known and does not belong to `node`. An unknown instance is not
+    /// foreign, because it belongs to the first node that lists it.
     pub(super) fn is_foreign(&self, instance: Uuid, node: Uuid) -> bool {
         let entry = self.by_uuid.get(&instance);
-        // An instance that nobody knows is not foreign: its first node is believed.
         entry.is_some_and(|entry| entry.node != Some(node))
     }
 
-    /// Whether a node lists an instance that belongs to another one.
-    pub(super) fn is_also_on(&self, instance: Uuid, node: Uuid) -> bool {
+    /// True if the last STATS of a node list an instance that belongs to another node.
+    pub(super) fn lists_foreign(&self, instance: Uuid, node: Uuid) -> bool {
         let of_node = self.by_node.get(&node);
         of_node.is_some_and(|of_node| of_node.foreign.contains(&instance))
     }
 
-    /// The START of an instance waits for a node.
+    /// Enters an instance whose START waits for a node.
     pub(super) fn hold(&mut self, instance: Uuid) {
         let (node, state) = (None, State::Held);
         self.by_uuid.entry(instance).or_insert(Entry { node, state });
     }
 
-    /// A START that was held, or has just come, is answered.
+    /// Removes an instance whose START is refused. A START that was not held has no entry.
     pub(super) fn refused(&mut self, instance: Uuid) {
-        let entry = self.by_uuid.get(&instance);
-        // A START that has just come has no entry yet.
-        if entry.is_some_and(|entry| matches!(entry.state, State::Held)) {
+        if matches!(self.state(instance), Some(State::Held)) {
             self.remove(instance);
         }
     }
 
-    /// A node, which sends STATS every `interval`, was given a START.
-    pub(super) fn give(&mut self, start: &Waiting, allocation: Allocation, interval: Duration, now: Instant) {
+    /// Enters a START that is sent to a node, which sends STATS every `interval`.
+    pub(super) fn assign(
+        &mut self,
+        start: &UnplacedStart,
+        allocation: Allocation,
+        interval: Duration,
+        now: Instant,
+    ) {
         let pending = PendingStart {
             allocation,
             restart: start.restart,
             received: start.received,
-            // The count bounds how often a refused START is placed again.
+            // This count bounds how often a refused START is placed again.
             nodes: start.nodes.saturating_add(1),
-            given: now,
+            sent: now,
             deadline: self.limits.deadline(now, interval, now),
             expected: false,
         };
         self.due.insert((pending.deadline, start.instance));
         self.own(start.instance, allocation.node, State::Starting(pending));
-        if self.untold.is_some() {
-            let fate = Fate::Given {
+        if self.new_intents.is_some() {
+            let state = StartState::InFlight {
                 restart: start.restart,
                 command_id: CommandSubject::of(&start.frame).command_id,
             };
-            self.tell(start.instance, Some(allocation.node), fate);
+            self.record(start.instance, Some(allocation.node), state);
         }
     }
 
-    /// A START was not given to its node after all.
-    pub(super) fn take_back(&mut self, instance: Uuid) {
-        if let Some(State::Starting(pending)) = self.by_uuid.get(&instance).map(|entry| entry.state) {
+    /// Removes a START that could not be sent to its node.
+    pub(super) fn unassign(&mut self, instance: Uuid) {
+        if let Some(State::Starting(pending)) = self.state(instance) {
             self.due.remove(&(pending.deadline, instance));
             self.forget(instance);
         }
@@ -330,7 +332,7 @@ impl Instances {
         self.insert(instance, Entry { node, state });
     }
 
-    /// Takes in STATS of a node, which list these instances.
+    /// Handles STATS of a node, which list these instances.
     pub(super) fn report(
         &mut self,
         node: Uuid,
@@ -341,8 +343,8 @@ impl Instances {
         let mut report = Report::default();
         let mut settled = Vec::new();
         let mut own = HashSet::with_capacity(listed.len());
-        for (instance, told) in listed {
-            let phase = Phase::of(told);
+        for (instance, state) in listed {
+            let phase = Phase::of(state);
             if !self.by_uuid.contains_key(instance) {
                 let (node, state) = (Some(node), State::Known(phase));
                 self.insert(*instance, Entry { node, state });
@@ -362,9 +364,9 @@ impl Instances {
                 State::Starting(pending) => {
                     self.due.remove(&(pending.deadline, *instance));
                     if phase == Phase::Pending {
-                        // From now on, STATS without it mean that it came to nothing.
+                        // From now on, STATS without the instance mean that the START failed.
                         pending.expected = true;
-                        pending.deadline = self.limits.deadline(pending.given, interval, now);
+                        pending.deadline = self.limits.deadline(pending.sent, interval, now);
                         self.due.insert((pending.deadline, *instance));
                     } else {
                         // Even an ended state counts: the instance ran, so its START is done.
@@ -374,21 +376,21 @@ impl Instances {
                     }
                 }
                 State::Known(known) => *known = phase,
-                // If it is stopping, it was sent DELETE before.
-                State::GivenUp if *told != InstanceState::Stopping => report.unwanted.push(*instance),
+                // An instance that is stopping has been sent DELETE before.
+                State::GivenUp if *state != InstanceState::Stopping => report.unwanted.push(*instance),
                 State::GivenUp | State::Held => {}
             }
         }
         for instance in settled {
-            self.tell(instance, Some(node), Fate::Answered);
+            self.record(instance, Some(node), StartState::Answered);
         }
-        // What the node had before and does not list any more is gone from it.
+        // Instances that the node had before and does not list any more are gone from it.
         let before = std::mem::take(&mut self.by_node.entry(node).or_default().instances);
         for instance in before {
             if own.contains(&instance) {
                 continue;
             }
-            match self.by_uuid.get(&instance).map(|entry| entry.state) {
+            match self.state(instance) {
                 Some(State::Starting(pending)) if pending.expected => report.lost.push((instance, pending)),
                 // These STATS crossed the START.
                 Some(State::Starting(_)) => drop(own.insert(instance)),
@@ -405,23 +407,21 @@ impl Instances {
         report
     }
 
-    /// Takes in InstanceStopped (`is_kept`) or InstanceDeleted of the node that an instance
-    /// belongs to. The instance was there, so its START is done: gives when the START came
-    /// if it is done by this.
-    pub(super) fn over(&mut self, instance: Uuid, is_kept: bool) -> Option<Instant> {
+    /// Handles InstanceStopped (`is_kept`) or InstanceDeleted of the node to which an instance
+    /// belongs. If its START was in flight, the START is done: returns the START's arrival time.
+    pub(super) fn ended(&mut self, instance: Uuid, is_kept: bool) -> Option<Instant> {
         let entry = self.by_uuid.get_mut(&instance)?;
         let mut started = None;
         if let State::Starting(pending) = entry.state {
             self.due.remove(&(pending.deadline, instance));
-            // A short run can begin and end between two STATS; then this event is the first
-            // sign of it.
+            // If a run begins and ends between two STATS, this event is the first sign of it.
             started = Some(pending.received);
             let node = entry.node;
-            self.tell(instance, node, Fate::Answered);
+            self.record(instance, node, StartState::Answered);
         }
         if !is_kept {
             self.forget(instance);
-        // A START that was given up stays so: the instance is still to be deleted.
+        // A START that was given up remains so: its instance must still be deleted.
         } else if let Some(entry) = self.by_uuid.get_mut(&instance)
             && !matches!(entry.state, State::GivenUp)
         {
@@ -444,19 +444,19 @@ impl Instances {
         tally(words, self.by_uuid.values().map(word))
     }
 
-    /// The number of STARTs in flight, and the most of them.
-    pub(super) fn in_flight(&self) -> (usize, usize) {
-        (self.due.len(), self.max_starting)
+    /// The number of STARTs in flight.
+    pub(super) fn in_flight(&self) -> usize {
+        self.due.len()
     }
 
-    /// Takes in a StartFailure of a node.
+    /// Handles a StartFailure of a node.
     pub(super) fn failed(&mut self, instance: Uuid, node: Uuid, reason: &StartFailureReason) -> StartFailed {
         let Some(entry) = self.by_uuid.get(&instance) else {
             let mut answers = self.answered.iter().filter(|known| known.instance == instance);
             if answers.clone().any(|known| known.node == node) {
                 return StartFailed::Repeated;
             }
-            // The instance was another node's, whose failure is the answer.
+            // The instance belonged to another node, whose failure was the answer.
             if answers.any(|known| known.is_owner) {
                 return StartFailed::Foreign;
             }
@@ -470,9 +470,9 @@ impl Instances {
             State::Starting(pending) => {
                 self.answered(instance, &pending);
                 // `already_running` and `instance_exists` refuse the START, but show that the
-                // node has it.
+                // node has the instance.
                 if reason.instance_is_there() {
-                    // Its next STATS tell whether it runs or has ended.
+                    // The next STATS show whether it runs or has ended.
                     self.own(instance, node, State::Known(Phase::Running));
                 }
                 StartFailed::Answer(pending)
@@ -481,27 +481,26 @@ impl Instances {
                 self.forget(instance);
                 StartFailed::Repeated
             }
-            // No START of this scheduler waits for it: the failure answers a START of an
-            // earlier one.
+            // No START of this scheduler is in flight for it, so the failure answers a START of
+            // an earlier scheduler.
             State::Known(Phase::Pending) => {
                 self.forget(instance);
                 self.remember(instance, node, true);
                 StartFailed::Unknown
             }
-            // It answers a START of an earlier scheduler: the instance is there, as the reason
-            // says.
+            // The reason agrees with the state, so it may answer a START of an earlier scheduler.
             _ if reason.instance_is_there() => StartFailed::Unknown,
-            // It runs or has ended, so its START was done before.
+            // The instance runs or has ended, so its START was done before.
             _ => StartFailed::Repeated,
         }
     }
 
-    /// A node has left.
-    pub(super) fn left(&mut self, node: Uuid, now: Instant) {
+    /// Marks a node as away: it has disconnected.
+    pub(super) fn node_left(&mut self, node: Uuid, now: Instant) {
         let Some(of_node) = self.by_node.get_mut(&node) else {
             return;
         };
-        // A node without instances needs no entry, so that departed nodes take up no memory.
+        // A node without instances needs no entry, so disconnected nodes take up no memory.
         if of_node.instances.is_empty() {
             self.by_node.remove(&node);
             return;
@@ -509,7 +508,7 @@ impl Instances {
         of_node.is_away = true;
         of_node.foreign = HashSet::new();
         // The time is the same for all nodes, so the queue stays in the order of the deadlines.
-        self.away.push_back((now + AWAY, node));
+        self.away.push_back((now + AWAY_TIME, node));
         self.away_instances += of_node.instances.len();
         for instance in &of_node.instances {
             if let Some(entry) = self.by_uuid.get_mut(instance)
@@ -521,41 +520,41 @@ impl Instances {
                 self.due.insert((pending.deadline, *instance));
             }
         }
-        // Whole nodes are forgotten, the one that left first in front.
-        while self.away_instances > MOST_AWAY && self.forget_longest_away() {}
+        while self.away_instances > MAX_AWAY && self.forget_longest_away() {}
     }
 
-    /// A node has connected, perhaps again. `is_new` is whether its next STATS are newer than its
-    /// session: another scheduler repeats those that it had.
-    pub(super) fn returned(&mut self, node: Uuid, is_new: bool) {
+    /// A node has connected, perhaps not for the first time. `sends_new_stats` is false if its
+    /// next STATS may be older than its session, because another scheduler transfers those that
+    /// it has kept.
+    pub(super) fn node_returned(&mut self, node: Uuid, sends_new_stats: bool) {
         if let Some(of_node) = self.by_node.get_mut(&node)
             && std::mem::take(&mut of_node.is_away)
         {
             self.away_instances -= of_node.instances.len();
-            for instance in of_node.instances.iter().filter(|_| !is_new) {
+            for instance in of_node.instances.iter().filter(|_| !sends_new_stats) {
                 if let Some(entry) = self.by_uuid.get_mut(instance)
                     && let State::Starting(pending) = &mut entry.state
                 {
                     pending.expected = false;
                 }
             }
-            // A node that leaves again is to get the whole time again, at the end of the queue.
+            // If the node disconnects again, it enters the queue again, at the end.
             self.away.retain(|(_, away)| *away != node);
         }
     }
 
+    /// The time of the first call of [`expire`](Self::expire) that has something to do.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let start = self.due.first().map(|(at, _)| *at);
         let away = self.away.front().map(|(at, _)| *at);
         [start, away].into_iter().flatten().min()
     }
 
-    /// Gives up the STARTs whose deadline has passed, and forgets nodes that have been away
-    /// for too long.
+    /// Gives up the STARTs whose deadline has passed and returns them. Forgets the nodes that have
+    /// been away for [`AWAY_TIME`].
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(Uuid, PendingStart)> {
         let mut given_up = Vec::new();
-        // The entry stays as `GivenUp`: while its node may still start it, the UUID is not
-        // free.
+        // The entry remains as `GivenUp`, because the node may still start the instance.
         while let Some((at, instance)) = self.due.first().copied()
             && at <= now
         {
@@ -570,8 +569,8 @@ impl Instances {
         for (instance, pending) in &given_up {
             let node = pending.allocation.node;
             self.remember(*instance, node, true);
-            self.tell(*instance, Some(node), Fate::GivenUp);
-            // If its node was forgotten before, no STATS can free the UUID.
+            self.record(*instance, Some(node), StartState::GivenUp);
+            // If the node was forgotten before, no STATS can free the UUID.
             if !self.by_node.contains_key(&node) {
                 self.remove(*instance);
             }
@@ -582,6 +581,7 @@ impl Instances {
         given_up
     }
 
+    /// Forgets the node that disconnected first, with its instances; false if no node is away.
     fn forget_longest_away(&mut self) -> bool {
         let Some((_, node)) = self.away.pop_front() else {
             return false;
@@ -589,9 +589,8 @@ impl Instances {
         if let Some(of_node) = self.by_node.remove(&node) {
             self.away_instances -= of_node.instances.len();
             for instance in of_node.instances {
-                let entry = self.by_uuid.get(&instance);
                 // A START in flight is answered at its deadline.
-                if entry.is_some_and(|entry| !matches!(entry.state, State::Starting(_))) {
+                if !self.is_starting(instance) {
                     self.remove(instance);
                 }
             }
@@ -599,18 +598,17 @@ impl Instances {
         true
     }
 
-    /// A node says that it does not have an instance. If its START was given up, its UUID is
-    /// free now: gives whether it was.
-    pub(super) fn is_absent(&mut self, instance: Uuid) -> bool {
-        let entry = self.by_uuid.get(&instance);
-        let given_up = entry.is_some_and(|entry| matches!(entry.state, State::GivenUp));
+    /// Removes an instance that its node does not have, if its START was given up; returns true if
+    /// it was.
+    pub(super) fn free_given_up(&mut self, instance: Uuid) -> bool {
+        let given_up = matches!(self.state(instance), Some(State::GivenUp));
         if given_up {
             self.forget(instance);
         }
         given_up
     }
 
-    /// A START has come to nothing.
+    /// Removes a START that has failed, and remembers that it was answered.
     fn answered(&mut self, instance: Uuid, pending: &PendingStart) {
         self.due.remove(&(pending.deadline, instance));
         self.remember(instance, pending.allocation.node, true);
@@ -618,7 +616,7 @@ impl Instances {
     }
 
     fn remember(&mut self, instance: Uuid, node: Uuid, is_owner: bool) {
-        if self.answered.len() >= MOST_ANSWERED {
+        if self.answered.len() >= MAX_ANSWERED {
             self.answered.pop_front();
         }
         self.answered.push_back(Answered {

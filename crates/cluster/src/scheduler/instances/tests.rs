@@ -22,14 +22,14 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let patience = StartLimits {
+        let limits = StartLimits {
             quiet: SECOND * 60,
             most: SECOND * 900,
             absence: SECOND * 15,
         };
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
-        let table = Instances::new(3, patience);
+        let table = Instances::new(3, limits);
         Self { table, now }
     }
 
@@ -40,18 +40,18 @@ impl Stage {
         let Verdict::Placed(allocation) = placement.place(&Needs::default(), None) else {
             panic!("it has room");
         };
-        let start = Waiting {
+        let start = UnplacedStart {
             frame: Frame::new(Command::START),
             needs: Needs::default(),
             instance,
             restart: false,
             from: Uuid::nil(),
             received: self.now,
-            stays: None,
+            immovable: None,
             nodes: 0,
             restarts: false,
         };
-        self.table.give(&start, allocation, INTERVAL, self.now);
+        self.table.assign(&start, allocation, INTERVAL, self.now);
     }
 
     fn says(&mut self, node: Uuid, listed: &[(Uuid, InstanceState)]) -> Report {
@@ -135,19 +135,19 @@ fn a_node_that_left_has_a_moment_to_come_back_with_its_starts() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
     stage.give(TWO, NODE);
-    stage.table.left(NODE, stage.now);
+    stage.table.node_left(NODE, stage.now);
     assert!(stage.pass(SECOND * 14).is_empty());
-    stage.table.returned(NODE, true);
+    stage.table.node_returned(NODE, true);
     assert_eq!(Stage::lost(&stage.says(NODE, &[(ONE, Active)])), [TWO]);
     assert!(stage.pass(SECOND * 3600).is_empty());
 
     stage.give(TWO, NODE);
-    stage.table.left(NODE, stage.now);
+    stage.table.node_left(NODE, stage.now);
     assert_eq!(stage.pass(SECOND * 15), [TWO]);
     // Both stay its own for as long as it may take to boot.
     assert!(stage.table.taken(ONE).is_some() && stage.table.taken(TWO).is_some());
     assert!(stage.table.is_foreign(ONE, OTHER));
-    stage.pass(AWAY);
+    stage.pass(AWAY_TIME);
     assert!(stage.is_empty());
 }
 
@@ -155,8 +155,8 @@ fn a_node_that_left_has_a_moment_to_come_back_with_its_starts() {
 fn instances_of_nodes_that_are_away_are_bounded_and_starts_are_answered_all_the_same() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
-    stage.table.left(NODE, stage.now);
-    let crowd: Vec<_> = (10..).take(MOST_AWAY / 4).map(Uuid::from_u128).collect();
+    stage.table.node_left(NODE, stage.now);
+    let crowd: Vec<_> = (10..).take(MAX_AWAY / 4).map(Uuid::from_u128).collect();
     for round in 0..20 {
         let node = Uuid::from_u128(1 << 100 | round);
         let listed: Vec<_> = crowd
@@ -164,12 +164,12 @@ fn instances_of_nodes_that_are_away_are_bounded_and_starts_are_answered_all_the_
             .map(|uuid| (Uuid::from_u128(uuid.as_u128() | round << 64), Active))
             .collect();
         stage.says(node, &listed);
-        stage.table.left(node, stage.now);
-        assert!(stage.table.away_instances <= MOST_AWAY);
-        assert!(stage.table.by_uuid.len() <= MOST_AWAY + 1);
+        stage.table.node_left(node, stage.now);
+        assert!(stage.table.away_instances <= MAX_AWAY);
+        assert!(stage.table.by_uuid.len() <= MAX_AWAY + 1);
     }
     assert_eq!(stage.pass(SECOND * 15), [ONE]);
-    stage.pass(AWAY);
+    stage.pass(AWAY_TIME);
     assert!(stage.is_empty());
 }
 
@@ -179,7 +179,7 @@ fn who_comes_and_goes_with_nothing_leaves_nothing() {
     for node in 0..100 {
         let node = Uuid::from_u128(node);
         stage.says(node, &[]);
-        stage.table.left(node, stage.now);
+        stage.table.node_left(node, stage.now);
     }
     assert!(stage.table.by_node.is_empty() && stage.table.away.is_empty());
 }
@@ -246,6 +246,6 @@ fn the_starts_that_wait_for_an_answer_are_counted() {
         stage.table.taken(ONE),
         Some((StartFailureReason::InstanceExists, Some(NODE)))
     );
-    stage.table.over(ONE, false);
+    stage.table.ended(ONE, false);
     assert_eq!(stage.table.taken(ONE), None);
 }

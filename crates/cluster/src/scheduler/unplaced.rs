@@ -1,8 +1,7 @@
-//! A START that has been read: what placement needs, and what a move needs.
+//! A START that has been read: the facts that placement and a move need.
 
 use std::time::Instant;
 
-use bytes::Bytes;
 use uuid::Uuid;
 
 use super::placement::Needs;
@@ -10,33 +9,33 @@ use ssntp::payload::yaml::{self, ErrorKind};
 use ssntp::payload::{
     self, CommandSubject, Persistence, RestartPolicy, Start, StartFailure, StartFailureReason, Storage,
 };
-use ssntp::proto::{Command, Frame};
+use ssntp::proto::Frame;
 
-/// Why an instance cannot be moved, as StartFailure says it.
+/// The reasons in StartFailure for an instance that cannot be moved.
 const PERSISTENT: &str = "not_moved_persistent";
 const STORAGE: &str = "not_moved_storage";
 const BOUND: &str = "not_moved_bound";
 
-/// A START that has been read, and that no node was given yet.
+/// A START that has been read, and that has not been sent to a node yet.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct UnplacedStart {
     pub(super) frame: Frame,
     pub(super) needs: Needs,
     pub(super) instance: Uuid,
     pub(super) restart: bool,
-    /// The controller.
+    /// The controller that sent it.
     pub(super) from: Uuid,
-    /// When it came.
+    /// The time of its arrival.
     pub(super) received: Instant,
-    /// Why it can run on no other node than its first one; none if it can.
-    pub(super) stays: Option<&'static str>,
-    /// How many nodes it was sent to.
+    /// The reason why the instance cannot run on another node than its first one; `None` if it can.
+    pub(super) immovable: Option<&'static str>,
+    /// The number of nodes to which it was sent.
     pub(super) nodes: u8,
-    /// Whether its node starts it again by itself.
+    /// True if its node restarts the instance by itself.
     pub(super) restarts: bool,
 }
 
-impl Waiting {
+impl UnplacedStart {
     pub(super) fn read(from: Uuid, frame: Frame, now: Instant) -> Result<Self, payload::Error> {
         let start: Start = frame.payload()?;
         let needs = Needs::of(&start).map_err(|path| {
@@ -50,24 +49,13 @@ impl Waiting {
             restart: start.restart,
             from,
             received: now,
-            // `give` counts each node that it is sent to.
             nodes: 0,
-            stays: stays(&start),
+            immovable: immovable(&start),
             restarts: start.restart_policy != RestartPolicy::Never,
         })
     }
 
-    /// Copies the payload, which is a piece of a longer read, so that waiting does not keep
-    /// the whole read in memory.
-    pub(super) fn detach(&mut self) {
-        let payload = Bytes::copy_from_slice(self.frame.payload_bytes());
-        let mut own = Frame::with_payload(Command::START, payload);
-        if let Some(trace) = self.frame.take_trace() {
-            own = own.traced(trace);
-        }
-        self.frame = own;
-    }
-
+    /// Its failure with this reason.
     pub(super) fn failure(&self, reason: StartFailureReason) -> StartFailure {
         StartFailure {
             instance_uuid: self.instance.into(),
@@ -79,16 +67,15 @@ impl Waiting {
     }
 }
 
-/// Why an instance can run on no other node than its first one; none if it can.
-fn stays(start: &Start) -> Option<&'static str> {
+fn immovable(start: &Start) -> Option<&'static str> {
     let wanted = &start.requirements;
-    // A volume that is made on the node and goes with the instance can be made elsewhere.
-    let moves =
+    // A volume that is made on the node and deleted with the instance can be made elsewhere.
+    let is_movable =
         |storage: &Storage| storage.boot || storage.id.is_empty() || (storage.local && storage.ephemeral);
     // A persistent instance keeps its disk, which is on that node.
     if start.persistence != Persistence::Unset {
         Some(PERSISTENT)
-    } else if !start.storage.iter().all(moves) {
+    } else if !start.storage.iter().all(is_movable) {
         Some(STORAGE)
     } else if !wanted.node_id.is_empty() || !wanted.hostname.is_empty() {
         Some(BOUND)

@@ -1,43 +1,49 @@
-//! What schedulers tell each other over their links, as bytes.
+//! The messages that schedulers send each other over their links, as bytes.
 //!
-//! | first byte | message | then |
+//! | first byte | message | the rest |
 //! |---|---|---|
-//! | 0 | the sender leads | token u64, the configuration of the cluster until the end |
-//! | 1 | it leads no more | – |
-//! | 2 | the leader has all that the sender knew of its sessions | – |
+//! | 0 | the sender leads | its token, u64; the configuration of the cluster until the end |
+//! | 1 | the sender no longer leads | – |
+//! | 2 | the sender has sent the last reports of all its clients | – |
 //! | 3 | intents | records until the end |
 //!
-//! A record is: instance, node (nil if the instance is gone), state u8. The states 1 and 2 are
-//! a START without an answer, and with 2 it may be repeated; then follow a length u8 and so many bytes of
-//! its `command_id`. 0: its START is answered; 3: with a failure, and the instance may still turn up.
+//! A record is the UUID of the instance, the UUID of its node (nil if the instance is gone), and a
+//! state, u8:
+//!
+//! | state | the START of the instance |
+//! |---|---|
+//! | 0 | is answered |
+//! | 1 | is in flight; the length of its `command_id` follows, u8, and its bytes |
+//! | 2 | like 1, and its key `restart` is set |
+//! | 3 | was answered with a failure, but its node may still start the instance |
 
 use bytes::Bytes;
 use uuid::Uuid;
 
 /// The most intents in a message.
-const MOST: usize = 1000;
-/// The longest id of a command that is told, in bytes. Failures repeat none that is longer.
+const MAX_PER_MESSAGE: usize = 1000;
+/// The length limit of a `command_id`, in bytes. Failures do not repeat a longer one.
 const MAX_ID: usize = 64;
 
-/// Which node an instance belongs to, and what its START has come to.
+/// The node of an instance, and the state of its START.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Intent {
     pub(super) instance: Uuid,
-    /// None once the instance is gone.
+    /// `None` once the instance is gone.
     pub(super) node: Option<Uuid>,
-    pub(super) fate: Fate,
+    pub(super) state: StartState,
 }
 
-/// The result of a START.
+/// The state of a START.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum StartState {
     Answered,
-    /// Its node was given it.
-    Given {
+    /// It was sent to its node, and is not answered yet.
+    InFlight {
         restart: bool,
         command_id: String,
     },
-    /// It was answered with a failure, and the instance may still turn up.
+    /// It was answered with a failure, but its node may still start the instance.
     GivenUp,
 }
 
@@ -64,7 +70,7 @@ impl Message {
         .into()
     }
 
-    /// None if these bytes are no message.
+    /// Reads a message; `None` if the bytes are not a message.
     pub(super) fn decode(bytes: &Bytes) -> Option<Self> {
         let mut rest = &bytes[..];
         Some(match take::<1>(&mut rest)? {
@@ -85,9 +91,9 @@ impl Message {
         })
     }
 
-    /// Messages that tell these intents.
+    /// Messages with these intents.
     pub(super) fn of(intents: &[Intent]) -> impl Iterator<Item = Bytes> {
-        let parts = intents.chunks(MOST);
+        let parts = intents.chunks(MAX_PER_MESSAGE);
         parts.map(|part| Self::Intents(part.to_vec()).encode())
     }
 }
@@ -96,10 +102,10 @@ impl Intent {
     fn write(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(self.instance.as_bytes());
         bytes.extend_from_slice(self.node.unwrap_or_default().as_bytes());
-        match &self.fate {
-            Fate::Answered => bytes.push(0),
-            Fate::GivenUp => bytes.push(3),
-            Fate::Given { restart, command_id } => {
+        match &self.state {
+            StartState::Answered => bytes.push(0),
+            StartState::GivenUp => bytes.push(3),
+            StartState::InFlight { restart, command_id } => {
                 let id = Some(command_id.as_bytes()).filter(|id| id.len() <= MAX_ID);
                 let id = id.unwrap_or_default();
                 bytes.push(1 + u8::from(*restart));
@@ -112,24 +118,24 @@ impl Intent {
     fn read(rest: &mut &[u8]) -> Option<Self> {
         let instance = Uuid::from_bytes(take(rest)?);
         let node = Uuid::from_bytes(take(rest)?);
-        let fate = match take::<1>(rest)? {
-            [0] => Fate::Answered,
+        let state = match take::<1>(rest)? {
+            [0] => StartState::Answered,
             [state @ (1 | 2)] => {
                 let [len] = take::<1>(rest)?;
                 let (id, after) = rest.split_at_checked(len.into())?;
                 *rest = after;
-                Fate::Given {
+                StartState::InFlight {
                     restart: state == 2,
                     command_id: str::from_utf8(id).ok()?.to_owned(),
                 }
             }
-            [3] => Fate::GivenUp,
+            [3] => StartState::GivenUp,
             _ => return None,
         };
         Some(Self {
             instance,
             node: Some(node).filter(|node| !node.is_nil()),
-            fate,
+            state,
         })
     }
 }
@@ -146,22 +152,22 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn each_message_is_read_as_it_was_written_and_a_piece_of_it_is_none() {
+    fn messages_round_trip_and_truncated_messages_are_refused() {
         let uuid = Uuid::from_u128;
-        let given = |restart, id: &str| Fate::Given {
+        let in_flight = |restart, id: &str| StartState::InFlight {
             restart,
             command_id: id.to_owned(),
         };
-        let fates = [
-            Fate::Answered,
-            given(false, ""),
-            given(true, "one"),
-            Fate::GivenUp,
+        let states = [
+            StartState::Answered,
+            in_flight(false, ""),
+            in_flight(true, "one"),
+            StartState::GivenUp,
         ];
-        let intents = fates.into_iter().zip(1..).map(|(fate, n)| Intent {
+        let intents = states.into_iter().zip(1..).map(|(state, n)| Intent {
             instance: uuid(n),
             node: (n > 1).then(|| uuid(n + 9)),
-            fate,
+            state,
         });
         let intents: Vec<_> = intents.collect();
         let leads = Message::Leads {
@@ -186,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_cause_a_panic(bytes: Vec<u8>) {
+        fn decoding_never_panics(bytes: Vec<u8>) {
             let _ = Message::decode(&bytes.into());
         }
     }
