@@ -279,7 +279,7 @@ fn what_cannot_be_executed_says_why() {
         ("./absent", "there is no program ./absent"),
         ("./data", "work/./data: Permission denied"),
         ("/etc", "there is no program /etc"),
-        ("./lost", "asks for /no/such/interpreter"),
+        ("./lost", "the interpreter /no/such/interpreter"),
     ] {
         let error = stage.try_launch(&[program], &mut |_| Ok(())).unwrap_err();
         assert_eq!(error.fault, LaunchFault::Launch);

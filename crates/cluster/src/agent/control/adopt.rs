@@ -1,4 +1,4 @@
-//! Instances that a former agent left are taken over.
+//! The takeover of instances that a former agent left.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use ssntp::payload::{CommandSubject, StartPayload};
 use ssntp::proto::Command;
 
 impl Control {
-    /// Takes over the instances of a former agent. It asks the drivers about them, which can
-    /// block, so it is called before the agent's thread starts.
+    /// Takes over the instances of a former agent. The drivers look for their processes, which can
+    /// block, so this is called before the agent's thread starts.
     pub(crate) fn adopt(&mut self, node: NodeRecord, stored: Vec<Stored>) {
         self.offline = node.offline;
         for stored in stored {
@@ -24,14 +24,14 @@ impl Control {
         if node.maintenance {
             self.next_state = node.next_state.clone();
             self.job(Job::SaveNode(node, None));
-            // Instances may still run. Maintenance follows once all of them have ended.
+            // Instances may still run. The mode becomes Maintenance once all of them have ended.
             self.mode = Mode::Evacuating;
             self.evacuate_all(self.settings.grace);
         }
     }
 
-    /// Ends the runs of former agents whose records are gone. Blocks, so it is called before the
-    /// agent's thread starts.
+    /// Ends the runs of former agents whose records are gone. This blocks, so it is called before
+    /// the agent's thread starts.
     pub(crate) fn sweep(&self) {
         let Some(root) = &self.settings.state else { return };
         let instances = self.instances.values();
@@ -43,8 +43,8 @@ impl Control {
         }
     }
 
-    /// Makes the kernel's networks as the instances need them. Blocks, so it is called before
-    /// the agent's thread starts.
+    /// Makes the networks that the instances need in the kernel. This blocks, so it is called
+    /// before the agent's thread starts.
     pub(crate) fn restore_networks(&self) {
         let Some(network) = &self.settings.network else {
             return;
@@ -64,12 +64,13 @@ impl Control {
         let id = stored.instance;
         let Some(root) = &self.settings.state else { return };
         let place = store::place(root, id);
-        // A lost record becomes the default one, which looks like a launch under way.
+        // A lost record becomes the default record, which looks like a launch under way.
+        // `recorded` tells the two apart.
         let recorded = stored.record.is_some();
         let record = stored.record.unwrap_or_default();
         let start: Option<Arc<StartPayload>> = stored.start.map(Arc::from);
         let (age, rebooted) = (stored.age, stored.rebooted);
-        // The handle is written before the program runs, so without one it never ran.
+        // The handle is written before the program runs, so an instance without one never ran.
         if recorded && record.phase == RecordPhase::Starting {
             let driver = self.driver_of(&record, None);
             self.never_ran(id, driver, start.as_deref());
@@ -91,12 +92,12 @@ impl Control {
             Some((Found::Running, driver, running)) => {
                 info!("{}: instance {id} still runs", self.settings.node);
                 instance.life = Life::Active;
-                // The end of an adopted run is noticed like that of any other.
+                // The worker watches the adopted run for its end, like any other run.
                 self.job(Job::Watch(driver, running));
                 None
             }
-            // A first run that never began is a START without an answer. A later run leaves an
-            // instance that has run before.
+            // If the first run never began, its START has no answer yet. If a later run never began,
+            // the instance has run before and is kept.
             Some((Found::NeverRan, driver, _)) if instance.record.is_first_run() => {
                 self.never_ran(id, Some(driver), instance.start.as_deref());
                 return;
@@ -104,15 +105,15 @@ impl Control {
             Some((Found::NeverRan, _, running)) => Some((Exit::default(), running.handle)),
             Some((Found::Ended(exit), _, running)) => {
                 if rebooted && exit.code.is_none() {
-                    // As far as is known it ran until the reboot.
+                    // Its supervisor wrote no end, so it ran until the reboot.
                     instance.record.detail = "its node was booted".into();
-                    // The reboot ended it, not a fault of its own.
+                    // The reboot is no fault of the instance, so the next restart is not delayed.
                     instance.record.restarts_in_row = 0;
                 }
                 Some((exit, running.handle))
             }
-            // Only its driver can tell. The record stays as it is, for an agent that has
-            // the driver.
+            // Only its driver can find out whether it runs. The record stays as it is, for an agent
+            // that has the driver.
             None if instance.is_out_of_reach() => {
                 warn!(
                     "{}: instance {id} needs the driver {:?}, and this agent has none",
@@ -125,7 +126,7 @@ impl Control {
         };
         let after = instance.record.after;
         let has_ended = !instance.is_running() && ended.is_none();
-        // `ended` below handles it like any other end, which needs a running instance.
+        // `ended` below handles this end like any other, and expects a running instance.
         if ended.is_some() {
             instance.life = Life::Active;
         }
@@ -144,7 +145,7 @@ impl Control {
         }
     }
 
-    /// The former agent ended before it could answer this START.
+    /// Answers a START that the former agent could not answer before its end, with a failure.
     fn never_ran(&mut self, id: Uuid, driver: Option<Arc<dyn Driver>>, start: Option<&StartPayload>) {
         let restart = start.is_some_and(|start| start.start.restart);
         info!(
@@ -164,7 +165,7 @@ impl Control {
         self.fail(Command::START, subject, &refused);
     }
 
-    /// Makes a lost record anew, from the START and the processes that run.
+    /// Makes a new record in place of a lost one, from the START and the processes that run.
     fn recover_record(&mut self, instance: &mut Instance) {
         let id = instance.place.instance();
         let drivers = self.settings.drivers.iter();
@@ -175,7 +176,7 @@ impl Control {
             instance.driver = Some(Arc::clone(driver));
             instance.record = Record::default().running(&handle, 0);
         } else {
-            // No driver finds a process of it, so it does not run.
+            // No driver finds a process of this instance, so it does not run.
             instance.record = Record::default().stopped(Exit::default());
         }
         if let Some(driver) = &instance.driver {
@@ -197,7 +198,7 @@ impl Control {
     fn driver_of(&self, record: &Record, start: Option<&StartPayload>) -> Option<Arc<dyn Driver>> {
         let mut drivers = self.settings.drivers.iter();
         let takes = |driver: &&Arc<dyn Driver>| match (record.driver.as_str(), start) {
-            // An older record, or one that was lost, names no driver.
+            // A record of an older version, or a lost one, names no driver.
             ("", Some(start)) => driver.check(&start.start).is_ok(),
             (name, _) => driver.name() == name,
         };

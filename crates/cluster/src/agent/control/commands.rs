@@ -1,37 +1,37 @@
 //! The effect of each command, and the failures that answer it.
 //!
-//! If several reasons apply, the first one of this list is given.
+//! If several reasons apply, the answer names the first one of this list.
 //!
 //! | command | reason | when |
 //! |---|---|---|
-//! | START | `invalid_payload`, `invalid_data` | the payload is refused, or no driver could make sense of it |
-//! | | `launch_failure` | the node is OFFLINE, or has no state directory, or no driver for it |
-//! | | `node_maintenance` | from EVACUATE to Restore |
-//! | | `already_running`, `instance_exists` | the instance is here, and runs or doesn't |
-//! | | `launch_failure`, `image_failure`, `full_cn` | the node's own policy doesn't let it have that |
-//! | | `network_failure` | its networking can't be made sense of |
-//! | | `full_cn` | memory, disk or number of instances don't allow it, or the state directory is full |
-//! | | `image_failure` | an image or a volume isn't there |
-//! | | `launch_failure` | the driver says so |
-//! | STOP | `no_instance` | it isn't here, or the node is OFFLINE |
-//! | | `already_stopped` | it has ended already |
-//! | RESTART | `no_instance` | it isn't here |
-//! | | `launch_failure` | the node is OFFLINE, in maintenance or full; or the driver says so |
-//! | | `already_running` | it hasn't ended |
-//! | | `instance_corrupt` | what was known of it is lost |
-//! | | `network_failure` | its networking can't be made sense of, or could not be set up |
-//! | DELETE | `no_instance` | it isn't here, or the node is OFFLINE |
-//! | | `invalid_data` | its record can't be removed, or it may run and this agent has no driver for it: it is still here, as it was |
-//! | AttachVolume, DetachVolume | `no_instance` | it isn't here |
-//! | | `attach_failure`, `detach_failure` | the node is OFFLINE; there is no such volume; too many commands wait |
-//! | | `not_supported` | the node has no volumes, or the driver takes none |
-//! | | `instance_failure` | it is ending, or what was known of it is lost, or it refuses |
-//! | | `already_attached`, `not_attached` | |
-//! | | `state_failure` | it can't be written down |
+//! | START | `invalid_payload`, `invalid_data` | the payload is invalid, or no driver could run such an instance |
+//! | | `launch_failure` | the node is OFFLINE, or has no state directory, or no driver for the instance |
+//! | | `node_maintenance` | the node is evacuated: from EVACUATE to Restore |
+//! | | `already_running`, `instance_exists` | the node has an instance of this UUID, which runs or has ended |
+//! | | `launch_failure`, `image_failure`, `full_cn` | the node's policy does not allow the instance |
+//! | | `network_failure` | the networking is invalid |
+//! | | `full_cn` | memory, disk, the number of instances or the state directory has no room |
+//! | | `image_failure` | an image or a volume does not exist |
+//! | | `launch_failure` | the driver could not launch the instance |
+//! | STOP | `no_instance` | the node does not have the instance, or is OFFLINE |
+//! | | `already_stopped` | the instance has ended already |
+//! | RESTART | `no_instance` | the node does not have the instance |
+//! | | `launch_failure` | the node is OFFLINE, in maintenance or full, or the driver could not launch the instance |
+//! | | `already_running` | the instance has not ended |
+//! | | `instance_corrupt` | the START of the instance is lost |
+//! | | `network_failure` | the networking is invalid, or could not be set up |
+//! | DELETE | `no_instance` | the node does not have the instance, or is OFFLINE |
+//! | | `invalid_data` | the record can't be removed, or the instance may run and this agent lacks its driver: the instance is unchanged |
+//! | AttachVolume, DetachVolume | `no_instance` | the node does not have the instance |
+//! | | `attach_failure`, `detach_failure` | the node is OFFLINE, the volume does not exist, or too many volume commands wait |
+//! | | `not_supported` | the node has no volumes, or the driver supports none |
+//! | | `instance_failure` | the instance is ending, its START is lost, or the machine refuses the volume |
+//! | | `already_attached`, `not_attached` | the volume is attached already, or is not attached |
+//! | | `state_failure` | the change can't be written to disk |
 //!
-//! A command for another node is answered with `no_instance` (START names none). EVACUATE
-//! and Restore have no failure frame: if they can't be read, the answer is
-//! InvalidFrameType, as the scheduler does it.
+//! A command that names another node is answered with `no_instance`; START names no node.
+//! EVACUATE and Restore have no failure frame: an invalid one is answered with InvalidFrameType,
+//! as by the scheduler.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +55,7 @@ use ssntp_transport::excerpt;
 impl Control {
     pub(super) fn command(&mut self, frame: &Frame) {
         let command = Command(frame.kind().operand);
-        let done = match command {
+        let result = match command {
             Command::START => self.start(frame),
             Command::STOP => self.stop(frame),
             Command::RESTART => self.restart(frame),
@@ -75,7 +75,7 @@ impl Control {
                 Ok(())
             }
         };
-        if let Err(refused) = done {
+        if let Err(refused) = result {
             let subject = CommandSubject::of(frame);
             let kind = frame.kind().name().unwrap_or("refused");
             let about = excerpt(&subject.instance_uuid);
@@ -94,25 +94,25 @@ impl Control {
         subject.node_uuid = self.settings.node.into();
         let instance = subject.instance_uuid.clone();
         let Some(failure) = refusal::failure(command, subject, refused) else {
-            return self.tell(refusal::invalid_frame(command.into(), refused.word));
+            return self.report(refusal::invalid_frame(command.into(), refused.word));
         };
         if command == Command::START {
             self.start_failed(instance, refused.word, failure.clone());
         }
-        self.tell(failure);
+        self.report(failure);
     }
 
     fn start(&mut self, frame: &Frame) -> Result<(), Refused> {
         let mut payload: StartPayload = frame.payload()?;
         store::name_own_volumes(&mut payload.start);
         let id = payload.start.instance_uuid;
-        // This attempt replaces a failed one, so the old failure is not reported again.
+        // This START replaces an earlier one that failed, so the earlier failure is not reported again.
         self.failed.retain(|failed| failed.instance != id);
         // A copy, so that the other frames in the same buffer are not kept in memory.
         let received = Bytes::copy_from_slice(frame.payload_bytes());
         let start = &payload.start;
         let needs = Needs::of(start).map_err(|path| Refused::invalid(format!("{path} is below zero")))?;
-        // An empty name means a volume that is made with the instance and goes with it.
+        // An empty name stands for a volume that is made and deleted with the instance.
         let is_name =
             |storage: &Storage| storage.boot || storage.id.is_empty() || storage.id.uuid().is_some();
         if !start.storage.iter().all(is_name) {
@@ -121,12 +121,12 @@ impl Control {
         let volumes = self.volumes_of(start);
         let is_twice =
             |(n, (id, _)): (usize, &(Uuid, bool))| volumes.iter().take(n).any(|(other, _)| other == id);
-        // The second attach would fail, because its link is there already.
+        // To attach the second one would fail, because the link of the volume exists already.
         if volumes.iter().enumerate().any(is_twice) {
             return Err(Refused::invalid("a volume is listed twice"));
         }
-        // Faults of the START come before the state of the node: a controller should not try
-        // it again on another node.
+        // Faults of the START come before the state of the node, because the START would fail on
+        // any other node as well.
         let driver = match self.choose(start) {
             Err(e) if e.fault == LaunchFault::Data => return Err(e.into()),
             driver => driver,
@@ -142,8 +142,8 @@ impl Control {
             Some(_) => return Err("instance_exists".into()),
             None => {}
         }
-        // No driver takes it: this is said only now, because the reasons above come first in
-        // the list.
+        // The error that no driver takes the START comes only now, because the reasons above come
+        // first in the list.
         let driver = driver?;
         self.settings.policy.check(driver.name(), start)?;
         if let Some(what) = unsupported(start) {
@@ -178,7 +178,8 @@ impl Control {
         Ok(())
     }
 
-    /// Gives the workers the job that launches an instance, whose state is `Launching` by now.
+    /// Gives the workers the job that launches an instance. The state of the instance is
+    /// `Launching` already.
     fn launch(&mut self, id: Uuid, origin: Origin, volumes: Vec<(Uuid, bool)>) {
         let Some(instance) = self.instances.get(&id) else {
             return;
@@ -200,7 +201,7 @@ impl Control {
         })));
     }
 
-    /// The first driver that takes it; if none does, the reasons of all of them.
+    /// The first driver that accepts a START; if no driver does, the reasons of all drivers.
     fn choose(&self, start: &Start) -> Result<Arc<dyn Driver>, LaunchError> {
         let mut refused = LaunchError::launch("");
         for driver in &self.settings.drivers {
@@ -221,8 +222,8 @@ impl Control {
         Err(refused)
     }
 
-    /// The volumes that a START attaches, and whether each may be made: those
-    /// it boots from are the driver's concern.
+    /// The volumes that a START attaches; the flag is true if the volume may be made. The driver
+    /// handles the volumes to boot from.
     fn volumes_of(&self, start: &Start) -> Vec<(Uuid, bool)> {
         let attached = start.storage.iter().filter(|storage| !storage.boot);
         attached
@@ -247,7 +248,7 @@ impl Control {
     fn delete(&mut self, frame: &Frame) -> Result<(), Refused> {
         let delete: Delete = frame.payload()?;
         let (id, instance) = self.target(&delete.workload_agent_uuid, &delete.instance_uuid)?;
-        // It may run; deleting its files under it would leave processes that nobody knows.
+        // The instance may run. If its files were deleted, no agent could find its processes.
         if instance.is_out_of_reach() {
             return Err(Refused::invalid(
                 "it may run, and this agent does not have its driver",
@@ -264,7 +265,7 @@ impl Control {
     /// The instance of this node that a STOP or DELETE names.
     fn target(&self, node: &Id, instance: &Id) -> Result<(Uuid, &Instance), Refused> {
         match self.addressed(node, instance)? {
-            // A node that is out of service acts as if it had no instances.
+            // A node that is OFFLINE acts as if it had no instances.
             _ if self.offline => Err("no_instance".into()),
             found => Ok(found),
         }
@@ -303,34 +304,35 @@ impl Control {
         let Some(instance) = self.instances.get_mut(&id) else {
             return Err("no_instance".into());
         };
-        // The last STATS said `exited`; see `ended`, which sends STATS if this is set.
-        instance.restart_untold = true;
-        // Somebody asked for this run, so its restarts are counted from the beginning.
+        // The last STATS said `exited`. If the instance ends before the next STATS, `ended` sends
+        // STATS first.
+        instance.restart_unreported = true;
+        // This run was commanded, so its restarts are counted from the beginning.
         instance.record.restarts_in_row = 0;
-        // Only what differs is written, beside the START, which stays as it was received.
-        let news = store::changes(&before.start, &payload.start).map(Box::new);
-        self.launch_again(id, Cause::Restart, payload, news);
+        // Only the changes are written, because the START is kept as it was received.
+        let changes = store::changes(&before.start, &payload.start).map(Box::new);
+        self.launch_again(id, Cause::Restart, payload, changes);
         self.stats_soon();
         Ok(())
     }
 
-    /// Launches an instance that was there before, with the changes of its START.
+    /// Launches an instance of this node again. `changes` are those of a RESTART to its START.
     pub(super) fn launch_again(
         &mut self,
         id: Uuid,
         cause: Cause,
         payload: Arc<StartPayload>,
-        news: Option<Box<Restart>>,
+        changes: Option<Box<Restart>>,
     ) {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
         instance.life = Life::Launching(cause);
         instance.start = Some(payload);
-        // The flag of an earlier launch may be set, and must not end this one.
+        // The flag of an earlier launch may be set, and must not cancel this one.
         instance.cancel = Cancel::default();
-        self.launch(id, Origin::Again(news), Vec::new());
-        // It changes how much is free, and perhaps the status.
+        self.launch(id, Origin::Again(changes), Vec::new());
+        // The launch reduces the free memory, and may change the status of the node.
         self.announce(false);
     }
 
@@ -354,7 +356,7 @@ impl Control {
         }
         self.save_node(None);
         if is_empty {
-            // EVACUATE came again: the status is sent again, because the asker waits for it.
+            // This EVACUATE is a repetition. Its sender waits for the status, so it is sent again.
             self.announce(true);
             self.stats_soon();
             self.reach_next_state();
@@ -371,7 +373,7 @@ impl Control {
 
     pub(super) fn save_node(&mut self, then: Option<NextState>) {
         let record = NodeRecord {
-            // An evacuation under way counts: the next agent goes on with it.
+            // An evacuation under way counts as maintenance, so the next agent continues it.
             maintenance: self.mode != Mode::Normal,
             next_state: self.next_state.clone(),
             offline: self.offline,
@@ -379,8 +381,8 @@ impl Control {
         self.job(Job::SaveNode(record, then));
     }
 
-    /// Tells the agent's owner what comes next for the machine. It is first recorded that
-    /// this was told, because otherwise a machine that reboots would be told to reboot
+    /// Reports the next state of the machine to the agent's owner. That it was reported is recorded
+    /// first, because otherwise the next agent of a machine that was rebooted would report `reboot`
     /// again.
     pub(super) fn reach_next_state(&mut self) {
         match std::mem::take(&mut self.next_state) {
@@ -389,7 +391,7 @@ impl Control {
         }
     }
 
-    /// Ends all instances, and kills those that have not ended `within` that time.
+    /// Asks all instances to end, and kills those that have not ended within this time.
     pub(super) fn evacuate_all(&mut self, within: Duration) {
         let instances = self.instances.iter();
         let running = instances.filter(|(_, instance)| instance.can_be_stopped());
@@ -422,7 +424,7 @@ impl Control {
         Ok(())
     }
 
-    /// Checks that a command for a node as a whole is for this one.
+    /// Checks that a command for a whole node is for this node.
     fn is_this(&self, node: &Id) -> Result<(), Refused> {
         match *node == self.settings.node {
             true => Ok(()),

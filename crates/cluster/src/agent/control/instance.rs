@@ -1,10 +1,11 @@
-//! An instance as the state machine holds it, and how far it has come.
+//! An instance as the state machine holds it, and its state.
 //!
 //! ```text
-//!  Launching(why) ─▶ Active ─▶ Terminating(how far) ─▶ Stopped(what comes next) ─▶ Removing
+//!  Launching(cause) ─▶ Active ─▶ Terminating(stage) ─▶ Stopped(next step) ─▶ Removing
 //! ```
 //!
-//! The state machine alone changes it. Its record is what the next agent finds on the disk.
+//! Only the state machine changes an instance. The next agent finds the instance's record on the
+//! disk.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -21,71 +22,74 @@ use crate::agent::store::Record;
 #[derive(Debug)]
 pub(super) struct Instance {
     pub(super) place: InstanceDir,
-    /// `None` if it needs a driver that this agent doesn't have.
+    /// The driver that runs the instance. `None` if this agent does not have it.
     pub(super) driver: Option<Arc<dyn Driver>>,
-    /// `None` if it was lost: then the instance can't be started again.
+    /// The START of the instance. `None` if it was lost; the instance can't be started again then.
     pub(super) start: Option<Arc<StartPayload>>,
-    /// Its runs so far. [`Instance::record`] adds the field that follows from `life`.
+    /// The record of the runs. [`Instance::record`] adds the field that follows from `life`.
     pub(super) record: Record,
     pub(super) life: Life,
+    /// The volumes that are attached.
     pub(super) volumes: BTreeSet<Uuid>,
-    /// Volume commands in the order in which they came; a worker does the first one.
+    /// Volume commands in the order of their arrival. A worker does the first one.
     pub(super) volume_ops: VecDeque<VolumeOp>,
     pub(super) usage: Usage,
-    /// A RESTART starts it again, and the last STATS said that it had ended.
-    pub(super) restart_untold: bool,
-    /// When its run began, or was found.
+    /// True after a RESTART, as long as the last STATS report the instance as ended.
+    pub(super) restart_unreported: bool,
+    /// The time at which the present run began, or was found by this agent.
     pub(super) since: Instant,
-    /// The disk that it uses was measured after its end, and needs no second look.
+    /// True if the disk use was measured after the end of the last run. It does not change any
+    /// more, so it is not measured again.
     pub(super) is_measured: bool,
-    /// Set to cancel the launch that is under way.
+    /// Cancels the launch that is under way.
     pub(super) cancel: Cancel,
 }
 
-/// How far an instance has come.
+/// The state of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     Launching(Cause),
     Active,
     Terminating(Ending),
     Stopped(Next),
-    /// It is being removed. If that fails, it is stopped again, with this next step.
+    /// A worker removes the instance. If that fails, the instance is stopped again, with this next
+    /// step.
     Removing(Next),
 }
 
-/// How far the end of an instance has come. Each time limit begins when the signal before it
-/// was sent, because a worker may send thousands of them.
+/// The stage of an instance that is being terminated. A time limit begins only when the worker has
+/// sent the signal, because the worker may have thousands of signals to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// A worker has the job to ask it to end. If it has not ended this long after it was asked,
-    /// it is killed.
+    /// A worker has the job to ask the instance to end. The duration is the grace period, which
+    /// begins when the instance was asked.
     Asking(Duration),
-    /// It was asked to end. At that time it is killed.
+    /// The instance was asked to end. At that time it is killed.
     Asked(Instant),
-    /// A worker has the job to kill it.
+    /// A worker has the job to kill the instance.
     Killing,
-    /// It was killed, and counts as hung from that time on.
+    /// The instance was killed. If it is still there at that time, it counts as hung.
     Killed(Instant),
     Hung,
 }
 
-/// Why an instance is launched.
+/// The cause of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     Start,
     Restart,
-    /// Its restart policy.
+    /// The restart policy of the instance.
     Policy,
 }
 
-/// What the agent does next with an instance that has ended.
+/// The next step of the agent with an instance that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// It stays until a command comes.
+    /// The instance stays until a command for it arrives.
     Stay,
-    /// It is started again at that time, by its restart policy.
+    /// The instance is started again at that time, by its restart policy.
     StartAgain(Instant),
-    /// It is deleted at that time, because it is not persistent.
+    /// The instance is deleted at that time, because it is not persistent.
     Delete(Instant),
 }
 
@@ -100,14 +104,14 @@ impl Instance {
             volumes: BTreeSet::new(),
             volume_ops: VecDeque::new(),
             usage: Usage::default(),
-            restart_untold: false,
+            restart_unreported: false,
             since: now,
             is_measured: false,
             cancel: Cancel::default(),
         }
     }
 
-    /// Its record as it is written down.
+    /// The record as it is written to disk.
     pub(super) fn record(&self) -> Record {
         let restart_due = matches!(
             self.life,
@@ -119,24 +123,25 @@ impl Instance {
         }
     }
 
-    /// Whether it uses memory and CPUs.
+    /// True if the instance may use memory and CPUs.
     pub(super) fn is_running(&self) -> bool {
         !matches!(self.life, Life::Stopped(_) | Life::Removing(_))
     }
 
-    /// Whether it runs, or will be started again by itself: STOP and EVACUATE end that.
+    /// True if STOP and EVACUATE have an effect: the instance runs, or its restart policy is about
+    /// to start it again.
     pub(super) fn can_be_stopped(&self) -> bool {
         self.is_running() || matches!(self.life, Life::Stopped(Next::StartAgain(_)))
     }
 
     pub(super) fn is_persistent(&self) -> bool {
-        // If the START was lost, the instance counts as persistent: deleting it could destroy
-        // data that its owner wants to keep.
+        // If the START was lost, the instance counts as persistent, because deleting it could
+        // destroy data that its owner needs.
         let persistence = self.start.as_ref().map(|start| &start.start.persistence);
         persistence != Some(&Persistence::Unset)
     }
 
-    /// Whether it may run, and this agent has no driver to tell or to end it.
+    /// True if the instance may run and this agent lacks the driver that could find out, or end it.
     pub(super) fn is_out_of_reach(&self) -> bool {
         self.driver.is_none() && self.record.handle().is_some()
     }

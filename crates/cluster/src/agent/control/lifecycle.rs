@@ -14,10 +14,10 @@ use ssntp::proto::{Command, Frame};
 use ssntp_transport::excerpt;
 
 const SIGKILL: i32 = 9;
-/// After how long a killed instance that is still there counts as hung.
+/// The time after which a killed instance that has not ended counts as hung.
 pub(super) const HUNG: Duration = Duration::from_secs(5);
-/// How long the agent waits before it tries again to remove an instance whose retention is
-/// over, if its directory could not be removed.
+/// The pause before the agent tries again to remove an instance whose retention is over, if its
+/// directory could not be removed.
 const REMOVED_AGAIN: Duration = Duration::from_secs(60);
 
 impl Control {
@@ -29,8 +29,8 @@ impl Control {
             "{}: instance {id} runs (process {})",
             self.settings.node, handle.pid
         );
-        // A command may have come during the launch. `running` clears it from the record, and
-        // `end` below puts it back.
+        // A command to end the instance may have arrived during the launch. `running` clears it from
+        // the record, and `end` below restores it.
         let after = instance.record.after;
         instance.record = instance.record.running(handle, began);
         self.tally.starts += u64::from(instance.life == Life::Launching(Cause::Start));
@@ -56,8 +56,8 @@ impl Control {
         };
         match cause {
             Cause::Policy => {
-                // `end` below needs a stopped instance; `restart_later` sets the time of the
-                // next try.
+                // `end` below expects a stopped instance; `restart_later` sets the time of the next
+                // try.
                 instance.life = Life::Stopped(Next::StartAgain(self.now));
                 match after {
                     RecordAfter::Nothing => self.restart_later(id, &error.why),
@@ -65,7 +65,7 @@ impl Control {
                 }
             }
             Cause::Restart => {
-                // How and when its last run ended stays in the record.
+                // The record keeps the end of the last run.
                 instance.record.detail = format!("it was not started again: {}", excerpt(&error));
                 self.keep_for_now(id);
                 self.save(id);
@@ -75,7 +75,8 @@ impl Control {
                 }
             }
             Cause::Start => {
-                // An evacuation has cancelled it: the scheduler may start it on another node.
+                // If an evacuation has cancelled the launch, the scheduler may start the instance on
+                // another node.
                 let is_evacuated = self.mode != Mode::Normal
                     && matches!(after, RecordAfter::Evacuate | RecordAfter::Release);
                 let (after, refused) = match is_evacuated {
@@ -90,21 +91,21 @@ impl Control {
                     ..subject(id)
                 };
                 self.fail(Command::START, subject, &refused);
-                // A command to end it that came during the launch is answered, too: the
-                // instance is gone.
-                self.tell_after(id, after, record);
+                // The instance is gone, which also answers a command to end it that arrived during
+                // the launch.
+                self.report_after(id, after, record);
             }
         }
         self.next_volume_op(id);
         self.announce(true);
     }
 
-    /// Counts a failed START, and remembers its failure: if a new session begins soon, it is
-    /// reported again, because the last frames of a session can be lost with it.
+    /// Counts a failed START, and keeps its failure for a new session that begins soon, because the
+    /// last frames of a session can be lost with it.
     pub(super) fn start_failed(&mut self, instance: Id, word: &'static str, failure: Frame) {
         *self.tally.failures.entry(word).or_default() += 1;
         if self.connected {
-            // The oldest is dropped, because its session is most likely to have delivered it.
+            // The oldest failure is dropped, because it is the most likely to have been delivered.
             if self.failed.len() >= MAX_FAILED {
                 self.failed.pop_front();
             }
@@ -117,7 +118,7 @@ impl Control {
         }
     }
 
-    /// Reports the recent failures of STARTs again. STATS report the instances that run.
+    /// Reports recent failures of STARTs again. STATS report the STARTs that succeeded.
     pub(super) fn repeat_failures(&mut self) {
         let now = self.now;
         self.failed
@@ -126,18 +127,18 @@ impl Control {
         self.actions.extend(again.map(Action::Send));
     }
 
-    /// Takes in the end of an instance, which its driver has reported.
+    /// Handles the end of an instance, which its driver has reported.
     pub(super) fn ended(&mut self, ended: Ended) {
         let id = ended.instance;
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
-        // The end of an earlier run can be told late; only the present run counts.
+        // The end of an earlier run can be reported late. Only the end of the present run counts.
         if instance.record.handle().as_ref() != Some(&ended.handle) || !instance.is_running() {
             return;
         }
         let exit = match instance.life {
-            // Its supervisor was killed too and left no exit code, but the signal is known.
+            // The supervisor was killed as well and wrote no exit code, but the signal is known.
             Life::Terminating(Ending::Killing | Ending::Killed(_) | Ending::Hung)
                 if ended.exit.code.is_none() =>
             {
@@ -149,9 +150,9 @@ impl Control {
             _ => ended.exit,
         };
         info!("{}: instance {id} ended: {exit}", self.settings.node);
-        // STATS say `exited` before the restart and after this end. Without these STATS
-        // between them, a controller would not see that it ran again.
-        if instance.restart_untold {
+        // STATS report `exited` before the restart and after this end. Without STATS in between, a
+        // controller would not see that the instance ran again.
+        if instance.restart_unreported {
             self.send_stats();
         }
         let Some(instance) = self.instances.get_mut(&id) else {
@@ -159,12 +160,12 @@ impl Control {
         };
         let after = instance.record.after;
         instance.record = instance.record.stopped(exit);
-        // Before a job that launches it again.
+        // The job is given before one that launches the instance again, which makes a new interface.
         if let Some(network) = self.settings.network.clone() {
             self.actions.push(Action::Job(Job::Detach(network, id)));
         }
-        // Its memory is free again; its files still use the disk.
-        // Otherwise the next START would be refused until the next measurement.
+        // Its memory is free again, while its files still use the disk. If the memory were counted
+        // only by the next measurement, STARTs would be refused until then.
         if self.facts.mem_available_mb >= 0 {
             self.facts.mem_available_mb += instance.usage.memory_mb.max(0);
         }
@@ -172,7 +173,7 @@ impl Control {
             disk_mb: instance.usage.disk_mb,
             ..Usage::default()
         };
-        // Its disk is measured once more, since it may have written until its end.
+        // The disk is measured once more, because the instance may have written until its end.
         instance.is_measured = false;
         if removes(after) {
             self.remove(id);
@@ -184,18 +185,18 @@ impl Control {
                 self.restart_or_keep(id, exit);
             }
             self.save(id);
-            self.tell_after(id, after, record);
+            self.report_after(id, after, record);
             self.next_volume_op(id);
         }
         self.announce(false);
     }
 
-    /// Ends an instance, if it runs, and then does what `after` says.
+    /// Ends an instance, if it runs, and then takes the step `after`.
     pub(super) fn end(&mut self, id: Uuid, after: RecordAfter) {
         self.end_within(id, after, self.settings.grace);
     }
 
-    /// As [`end`](Self::end); it is killed when it has not ended within `grace`.
+    /// Like [`end`](Self::end), with its own grace period, after which the instance is killed.
     pub(super) fn end_within(&mut self, id: Uuid, after: RecordAfter, grace: Duration) {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
@@ -203,25 +204,25 @@ impl Control {
         if let Life::Stopped(Next::StartAgain(_)) = instance.life {
             instance.life = Life::Stopped(Next::Stay);
             if !removes(after) {
-                // STATS say `exited` before and after, so only an event can tell.
+                // STATS report `exited` before and after, so only an event shows the change.
                 let record = instance.record.clone();
                 self.save(id);
                 self.keep_for_now(id);
-                self.tell_after(id, RecordAfter::Evacuate, record);
+                self.report_after(id, RecordAfter::Evacuate, record);
                 return self.stats_soon();
             }
         }
         let before = instance.record.after;
-        // A later STOP neither cancels a removal nor the report that EVACUATE wants.
+        // A later STOP cancels neither a removal nor the InstanceStopped of an EVACUATE.
         if removes(after) || (!removes(before) && before != RecordAfter::Evacuate) {
             instance.record.after = after;
         }
         match &mut instance.life {
             Life::Active => {
-                // The grace period begins when the worker has asked it: see `signalled`.
+                // The grace period begins when the worker has sent the signal: see `signalled`.
                 instance.life = Life::Terminating(Ending::Asking(grace));
-                // The record is written before the instance is asked to end: the next agent
-                // goes on with the command if this one ends in between.
+                // The record is written before the instance is asked to end, so that the next agent
+                // continues the command if this agent ends in between.
                 let running = instance.running();
                 self.save(id);
                 if let Some((driver, running)) = running {
@@ -237,9 +238,8 @@ impl Control {
                 }
                 self.save(id);
             }
-            // Nothing has to end first.
             Life::Stopped(_) if removes(after) => self.remove(id),
-            // An evacuation does not wait for images to be copied.
+            // An evacuation does not wait until an image is copied.
             Life::Launching(_) if removes(after) || after == RecordAfter::Evacuate => {
                 instance.cancel.cancel();
             }
@@ -248,7 +248,7 @@ impl Control {
         self.stats_soon();
     }
 
-    /// Takes in that a worker has sent an instance the signal to end, or to be killed.
+    /// Begins the time limit after a worker has sent the signal that asks or kills an instance.
     pub(super) fn signalled(&mut self, id: Uuid) {
         if let Some(instance) = self.instances.get_mut(&id)
             && let Life::Terminating(ending) = &mut instance.life
@@ -294,65 +294,65 @@ impl Control {
         match result {
             Ok(()) => {
                 self.instances.remove(&id);
-                self.tell_after(id, after, record);
+                self.report_after(id, after, record);
             }
             Err(why) => {
                 warn!("{}: instance {id} can't be removed: {why}", self.settings.node);
                 instance.life = Life::Stopped(match instance.life {
-                    // No command asked for this, so nobody else would try again.
+                    // No command asked for this removal, so no command would try it again.
                     _ if after == RecordAfter::Retire => Next::Delete(self.now + REMOVED_AGAIN),
                     Life::Removing(next) => next,
                     _ => Next::Stay,
                 });
                 instance.record.after = RecordAfter::Nothing;
                 if after == RecordAfter::Delete {
-                    // Of the protocol's three reasons this is the only one that does not
-                    // claim that the instance is not here.
+                    // Of the protocol's three reasons, `invalid_data` is the only one that does not
+                    // claim that the instance is gone.
                     self.fail(Command::DELETE, subject(id), &Refused::invalid(why));
                 } else if after != RecordAfter::Retire {
-                    // It is stopped at least.
-                    self.tell_after(id, after, record);
+                    // The instance was not removed, but it has stopped.
+                    self.report_after(id, after, record);
                 }
             }
         }
         self.announce(false);
     }
 
-    /// Sends the event that belongs to a command, with how the last run ended: STATS may never
-    /// list the instance as ended.
-    fn tell_after(&mut self, id: Uuid, after: RecordAfter, record: Record) {
+    /// Sends the event that belongs to the step `after`. The event has the end of the last run,
+    /// because the instance may be removed before STATS list it as ended.
+    fn report_after(&mut self, id: Uuid, after: RecordAfter, record: Record) {
         let (instance_uuid, end) = (id.into(), end_of(record));
         match after {
             RecordAfter::Nothing | RecordAfter::Keep => {}
             RecordAfter::Delete | RecordAfter::Retire => {
-                self.tell(Frame::of(&InstanceDeleted { instance_uuid, end }));
+                self.report(Frame::of(&InstanceDeleted { instance_uuid, end }));
             }
             RecordAfter::Evacuate | RecordAfter::Release => {
-                self.tell(Frame::of(&InstanceStopped { instance_uuid, end }));
+                self.report(Frame::of(&InstanceStopped { instance_uuid, end }));
             }
         }
     }
 
-    /// Does everything that is due.
+    /// Performs all actions whose time has come.
     pub(super) fn tick(&mut self) {
         let mut kill = Vec::new();
         for (id, instance) in &mut self.instances {
             let Life::Terminating(ending) = &mut instance.life else {
                 continue;
             };
-            let what = match *ending {
+            let event = match *ending {
                 Ending::Asked(at) if self.now >= at => {
                     *ending = Ending::Killing;
                     instance.record.detail = "it did not end when it was asked to, and was killed".into();
-                    "has not ended in time, and is killed"
+                    "has not ended within the grace period, and is killed"
                 }
                 Ending::Killed(at) if self.now >= at => {
                     *ending = Ending::Hung;
-                    "was killed and does not end: it counts as hung"
+                    "was killed and has not ended: it counts as hung"
                 }
                 _ => continue,
             };
-            warn!("{}: instance {id} {what}", self.settings.node);
+            warn!("{}: instance {id} {event}", self.settings.node);
             // Collected first, because `job` needs all of `self`.
             kill.extend(instance.running());
         }
@@ -387,7 +387,7 @@ fn end_of(record: Record) -> InstanceEnd {
             out_of_memory: record.out_of_memory,
             detail: record.detail,
         },
-        // It never ran, or nobody saw its end.
+        // The instance never ran, or its end is unknown.
         RecordPhase::Starting | RecordPhase::Running => InstanceEnd::default(),
     }
 }

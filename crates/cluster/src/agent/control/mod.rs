@@ -13,23 +13,23 @@
 //!      ▲ ▲                  │ ▲            │ ended by itself         │ ended; killed when
 //!      │ └── launch failed ─┘ └ by policy ┐▼                         │ the grace is over
 //!      │                                Stopped ◀────────────────────┤ to be kept
-//!      │            DELETE, or kept enough │                         │ to be removed
+//!      │         DELETE, or retention over │                         │ to be removed
 //!      └── Removing ◀──────────────────────┴─────────────────────────┘
 //! ```
 //!
-//! Jobs for one instance are done in the order in which they are given; a job
-//! that changes the state machine comes back as an input.
+//! Jobs for one instance are done in the order in which the state machine gives them. The outcome
+//! of a job comes back as an input.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `instance` | an instance, and how far it has come |
-//! | `commands` | what each command does, and its failures |
+//! | `instance` | an instance and its state |
+//! | `commands` | the effect of each command, and its failures |
 //! | `volumes` | AttachVolume and DetachVolume |
-//! | `lifecycle` | from launch to removal, and the frames that report it |
-//! | `restarts` | instances that are started again by their node |
-//! | `retention` | how long ended instances are kept |
+//! | `lifecycle` | an instance from launch to removal, and the frames that report it |
+//! | `restarts` | restarts of instances by their restart policy |
+//! | `retention` | the deletion of ended instances |
 //! | `adopt` | instances that a former agent left |
-//! | `refusals` | the reasons why commands are refused |
+//! | `refusals` | reasons to refuse a START that do not depend on a driver |
 //! | `streams` | streams of the logs of instances |
 //! | `node` | status, capacity, STATS, tenants |
 
@@ -75,23 +75,25 @@ use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
-/// How long STATS wait for further changes after an instance changed: [`SETTLE_EACH`] for each
-/// instance that they list, but at most [`SETTLE`]. Encoding STATS takes about half of that
-/// time, so even a node that changes all the time spends at most half of its time on STATS.
+/// After a change of an instance, the agent waits for further changes before it sends STATS:
+/// [`SETTLE_EACH`] for each instance in the STATS, but at most [`SETTLE`]. Encoding STATS takes
+/// about half of that time, so even a node that changes all the time spends at most half of its
+/// time on STATS.
 const SETTLE_EACH: Duration = Duration::from_micros(50);
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long STATS wait for figures before they go out with the last ones.
+/// The time after which STATS are sent with the last figures, if a measurement takes longer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the agent waits before it sends frames again that the client had no room for.
+/// The pause before frames are sent again for which the client had no room.
 const RETRY: Duration = Duration::from_millis(200);
-/// How many frames wait for a session. Each reports a single event. If there are more, the
-/// oldest are dropped, and STATS still report the present state.
+/// The most frames that wait for a session. Each reports a single event. If there are more, the
+/// oldest are dropped; STATS still report the present state.
 const MAX_HELD: usize = 1024;
-/// How many failed STARTs are reported again in a new session, and for how long: in that
-/// time the loss of a session is noticed and a new one established.
+/// The most failed STARTs that are reported again in a new session.
 const MAX_FAILED: usize = 256;
+/// The age up to which a failed START is reported again. Within this time the loss of a session is
+/// noticed and a new session is established.
 const REPEATED: Duration = Duration::from_secs(60);
-/// The most volume commands of one instance that are not done yet, with the one under way.
+/// The most volume commands of one instance that wait or are under way.
 const MAX_VOLUME_OPS: usize = 16;
 
 /// The settings of an agent.
@@ -99,10 +101,10 @@ const MAX_VOLUME_OPS: usize = 16;
 pub(crate) struct Settings {
     pub(crate) node: Uuid,
     pub(crate) role: Role,
-    /// The agent asks them in this order which one runs a START. Empty if the agent only
+    /// The first driver of this list that accepts a START runs it. Empty if the agent only
     /// reports.
     pub(crate) drivers: Vec<Arc<dyn Driver>>,
-    /// The workers have it, too. Only they may look up users in the system, because that can
+    /// Shared with the workers. Only the workers look up users in the system, because that can
     /// block.
     pub(crate) policy: Arc<Policy>,
     /// The state directory.
@@ -126,15 +128,15 @@ pub(crate) enum Input {
     Disconnected,
     /// A frame of the scheduler.
     Frame(Frame),
-    /// A frame that was to be sent could not be.
+    /// A frame could not be sent: there is no session, or no room in the client's queue.
     Unsent(Frame),
-    /// A job's outcome.
+    /// The outcome of a job.
     Done(Done),
     /// An instance ended.
     Ended(Ended),
-    /// The agent's owner takes the node out of service, or back into it.
+    /// The agent's owner takes the node out of service, or back into service.
     ToggleOffline,
-    /// Time has passed; the deadline may or may not have come.
+    /// Time has passed. It does no harm if the deadline has not been reached yet.
     Tick,
 }
 
@@ -176,27 +178,27 @@ pub(crate) enum Action {
     Send(Frame),
     Job(Job),
     Stream(StreamOrder),
-    /// Tell the agent's owner what comes next for the machine.
+    /// Report to the agent's owner that the node is evacuated, with the next state of the machine.
     Evacuated(NextState),
 }
 
-/// Work that can block, and is done by a worker.
+/// Work that can block. A worker does it.
 #[derive(Debug)]
 pub(crate) enum Job {
     Launch(Box<LaunchJob>),
-    /// Write an instance's record; it has no outcome.
+    /// Write an instance's record. This job has no outcome.
     Save {
         instance: Uuid,
         record: Record,
     },
     Terminate(Arc<dyn Driver>, Running),
     Kill(Arc<dyn Driver>, Running),
-    /// Remove the network of an instance that has ended; it has no outcome.
+    /// Remove the network of an instance that has ended. This job has no outcome.
     Detach(Arc<Networks>, Uuid),
     Remove {
         instance: Uuid,
         driver: Option<Arc<dyn Driver>>,
-        /// The volumes that go with it.
+        /// The volumes that are deleted with the instance.
         ephemeral: Vec<Uuid>,
     },
     Volume {
@@ -205,17 +207,17 @@ pub(crate) enum Job {
         handle: Option<RunId>,
         op: VolumeOp,
     },
-    /// Watch instances that were found running.
+    /// Watch an instance of a former agent that was found running.
     Watch(Arc<dyn Driver>, Running),
     /// Measure the node, the tunnels of tenants' networks, and the instances of each driver.
     Measure(Option<Arc<Networks>>, Vec<(Arc<dyn Driver>, Vec<Measurable>)>),
-    /// Write the node's record. If something comes next, the outcome is
-    /// [`Done::Evacuated`].
+    /// Write the node's record. With a next state of the machine, the outcome is
+    /// [`Done::Evacuated`]; without one, this job has no outcome.
     SaveNode(NodeRecord, Option<NextState>),
 }
 
 impl Job {
-    /// The instance it is about: jobs of one instance keep their order.
+    /// The instance of the job. Jobs of one instance are done in their order.
     pub(crate) fn instance(&self) -> Option<Uuid> {
         match self {
             Self::Launch(job) => Some(job.instance),
@@ -226,7 +228,7 @@ impl Job {
             Self::Terminate(_, running) | Self::Kill(_, running) | Self::Watch(_, running) => {
                 Some(running.place.instance())
             }
-            // These concern no single instance. The workers keep their order by keys of their own.
+            // These jobs concern no single instance. The workers have a queue for each of the two.
             Self::Measure(..) | Self::SaveNode(..) => None,
         }
     }
@@ -240,19 +242,21 @@ pub(crate) struct LaunchJob {
     pub(crate) record: Record,
     pub(crate) origin: Origin,
     pub(crate) user: String,
-    /// To attach before it starts, and whether each may be made.
+    /// The volumes to attach before the instance starts. The flag is true if the volume is made
+    /// when it does not exist.
     pub(crate) volumes: Vec<(Uuid, bool)>,
     pub(crate) cancel: Cancel,
     /// The networks of the node.
     pub(crate) network: Option<Arc<Networks>>,
 }
 
-/// The cause of a launch, as far as it has to be written to disk.
+/// The command of a launch, as it is written to disk.
 #[derive(Clone, Debug)]
 pub(crate) enum Origin {
-    /// A START, as it was received; its remains are removed when it fails.
+    /// A START, as it was received. If the launch fails, the files of the instance are removed.
     Start(Bytes),
-    /// An instance that was here before, with the changes of a RESTART if it has any.
+    /// A further run of an instance that is on the disk, with the changes of a RESTART if there are
+    /// any.
     Again(Option<Box<Restart>>),
 }
 
@@ -263,12 +267,13 @@ pub(crate) struct VolumeOp {
     pub(crate) attach: bool,
 }
 
-/// Whether the node takes STARTs.
+/// The mode of the node. Only a node in [`Mode::Normal`] accepts STARTs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Normal,
-    /// Instances are being stopped.
+    /// An EVACUATE stops the instances.
     Evacuating,
+    /// The evacuation is complete.
     Maintenance,
 }
 
@@ -280,31 +285,34 @@ pub(crate) struct Control {
     facts: Facts,
     instances: BTreeMap<Uuid, Instance>,
     mode: Mode,
-    /// The next state that EVACUATE asked for.
+    /// The next state of the machine, from the last EVACUATE.
     next_state: NextState,
     offline: bool,
     connected: bool,
+    /// Frames that wait for a session, or for room in the client's queue.
     held: VecDeque<Frame>,
-    /// STARTs that failed in a session.
+    /// STARTs that failed during a session, the oldest first.
     failed: VecDeque<Failed>,
-    /// When held frames are sent again, after the client had no room for them.
+    /// The time at which held frames are sent again, after the client had no room.
     retry_due: Instant,
-    /// The status that was sent last, with its payload.
+    /// The last status frame. `None` before the first one, and if the client had no room for it.
     announced: Option<Frame>,
     /// The tenants that concentrators know to have instances on this node.
     tenants: BTreeMap<TenantKey, TenantAdded>,
     /// True if these tenants were not reported in the present session yet.
     repeats_tenants: bool,
     tunnels: Vec<TunnelStats>,
-    /// Running instances with a stream that follows them, or did.
+    /// Running instances that a stream follows, or followed before it was closed.
     followed: BTreeSet<Uuid>,
-    /// When STATS are due that report a change, with the figures of the last measurement.
+    /// The time at which STATS with the last figures report a change.
     report_due: Option<Instant>,
-    /// When the next measurement is due. STATS follow it with the new figures.
+    /// The time of the next measurement. STATS with the new figures follow it.
     stats_due: Instant,
+    /// The time at which the measurement under way began.
     measuring_since: Option<Instant>,
+    /// The outputs that [`take_actions`](Self::take_actions) has not returned yet.
     actions: Vec<Action>,
-    /// The time of the input that is being handled.
+    /// The time of the present input.
     now: Instant,
     /// One key is enough, because all frames come from one scheduler.
     log: LogLimit<()>,
@@ -322,8 +330,9 @@ struct Failed {
 /// Counters for the agent's figures.
 #[derive(Debug, Default)]
 struct Tally {
-    /// STARTs whose instance was started, and those that failed, by the reason.
+    /// STARTs whose instance was launched.
     starts: u64,
+    /// STARTs that failed, by the reason.
     failures: BTreeMap<&'static str, u64>,
     /// Restarts by the restart policy of an instance.
     restarts: u64,
@@ -392,8 +401,8 @@ impl Control {
             }
             Input::Tick => {}
         }
-        // Any input can change what these report. They compare the present state with what
-        // was reported last, so no handler has to remember to call them.
+        // These report changes of the state, and any input can change the state. They compare the
+        // state with the last report, so no handler has to call them.
         self.check_evacuated();
         self.sync_tenants();
         self.tick();
@@ -405,15 +414,15 @@ impl Control {
         std::mem::take(&mut self.actions)
     }
 
-    /// When the next [`Input::Tick`] is due.
+    /// The time at which the next [`Input::Tick`] is due.
     pub(crate) fn next_deadline(&self) -> Instant {
         let stats = match self.measuring_since {
-            // A new measurement begins only after the one under way, which must not last
-            // longer.
+            // A new measurement begins only after the one under way. If that one takes longer than
+            // this, STATS are sent without it.
             Some(since) => since + PATIENCE,
             None => self.stats_due,
         };
-        // While restarts are not allowed, an overdue one must not count: its time has passed,
+        // While restarts are not allowed, an overdue restart must not count. Its time has passed,
         // so the agent would wake up again and again without doing anything.
         let may_restart = self.may_restart();
         let deadline = |instance: &Instance| match instance.life {
@@ -423,11 +432,11 @@ impl Control {
             _ => None,
         };
         let ends = self.instances.values().filter_map(deadline);
-        // Without a session nothing can be sent, so waiting frames must not wake the agent.
+        // No frame can be sent without a session, so frames that wait must not wake the agent.
         let retry = self.has_unsent().then_some(self.retry_due);
         let report = self.report_due.filter(|_| self.connected);
         let all = ends.chain(retry).chain(report).chain([stats]);
-        // The iterator is never empty, because `stats` is a part of it.
+        // The minimum always exists, because `stats` is a part of the iterator.
         all.min().unwrap_or(stats)
     }
 
@@ -493,15 +502,14 @@ impl Control {
             // READY and FULL.
             self.configure(&configuration);
         }
-        // The status comes first: a scheduler gives STARTs to a node only after READY.
+        // The status comes first, because a scheduler sends STARTs to a node only after READY.
         self.announce(true);
-        // These were sent in an earlier session, so they are older than what was held since.
+        // These failures were sent in an earlier session, so they are older than the held frames.
         self.repeat_failures();
         self.send_held();
         // A concentrator that was restarted without a state directory has lost its tables.
         self.repeats_tenants = true;
-        // The scheduler needs STATS to find out what became of STARTs while there was no
-        // session.
+        // The scheduler needs STATS for the STARTs whose outcome fell between two sessions.
         self.report_due = Some(self.now);
     }
 
@@ -512,7 +520,7 @@ impl Control {
             self.announced = None;
             return;
         }
-        // The next STATS replace these.
+        // Unsent STATS are dropped, because the next STATS replace them.
         if frame.kind() == Command::STATS {
             return;
         }
@@ -522,16 +530,17 @@ impl Control {
     fn frame(&mut self, frame: &Frame) {
         if frame.kind().frame_type == FrameType::COMMAND {
             self.command(frame);
-            // Also for a command that was refused: the trace tells how far the frame came.
+            // A command that was refused is traced as well, because the trace records the way of
+            // the frame and not its effect.
             if frame.trace().is_some() {
-                self.tell(Frame::of(&TraceReport::from_frames([frame])));
+                self.report(Frame::of(&TraceReport::from_frames([frame])));
             }
         } else if frame.kind() != Status::CONNECTED {
             debug!("{}: {} is not for agents", self.settings.node, frame.kind());
         }
     }
 
-    /// Applies a configuration, or sends it back.
+    /// Applies a configuration. An invalid one is sent back with InvalidConfiguration.
     fn configure(&mut self, payload: &Bytes) {
         match Configure::decode_valid(payload) {
             Ok(configure) => {
@@ -550,7 +559,7 @@ impl Control {
             Err(e) => {
                 self.complain("CONFIGURE", format_args!("the configuration is refused: {e}"));
                 let refused = payload.clone();
-                self.tell(Frame::of(&InvalidConfiguration { refused }));
+                self.report(Frame::of(&InvalidConfiguration { refused }));
             }
         }
     }
@@ -559,8 +568,7 @@ impl Control {
         match done {
             Done::Condemned { instance, why } => {
                 if let Some(instance) = self.instances.get_mut(&instance) {
-                    // The end follows as an input of its own. The reason is kept here until
-                    // then.
+                    // The end of the instance follows as `Input::Ended`, which keeps this reason.
                     instance.record.detail = excerpt(why).to_string();
                 }
             }
@@ -602,8 +610,8 @@ impl Control {
         self.actions.extend(self.held.drain(..).map(Action::Send));
     }
 
-    /// Sends a frame that must not be lost, now or in the next session.
-    fn tell(&mut self, frame: Frame) {
+    /// Sends a frame that must not be lost: now if there is a session, otherwise in the next one.
+    fn report(&mut self, frame: Frame) {
         if self.connected {
             self.actions.push(Action::Send(frame));
         } else {
@@ -612,21 +620,23 @@ impl Control {
     }
 
     fn hold(&mut self, frame: Frame) {
-        // It answers a CONFIGURE of the session that ended.
+        // InvalidConfiguration answers a CONFIGURE of the session that ended; a new session begins
+        // with a configuration of its own.
         if frame.kind() == ErrorCode::INVALID_CONFIGURATION {
             return;
         }
         if self.held.len() >= MAX_HELD {
             let dropped = self.held.pop_front();
             let kind = dropped.map(|frame| frame.kind().to_string()).unwrap_or_default();
-            let dropped = format_args!("too much waits for a session: {kind} is dropped");
+            let dropped =
+                format_args!("{MAX_HELD} frames wait for a session: the oldest, {kind}, is dropped");
             self.complain("dropped", dropped);
         }
         self.held.push_back(frame);
     }
 
-    /// Logs a problem with a command, unless there are too many of its kind: a controller
-    /// could otherwise fill the log.
+    /// Logs a problem with a command. The number of lines of each kind is limited, because a
+    /// controller could otherwise fill the log.
     fn complain(&mut self, kind: &'static str, what: impl fmt::Display) {
         if let Some(more) = self.log.admit((), kind, self.now) {
             warn!("{}: {}{more}", self.settings.node, excerpt(what));

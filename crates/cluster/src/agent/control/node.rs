@@ -4,11 +4,11 @@
 //!
 //! | | by the machine | by `--mem`, `--disk` |
 //! |---|---|---|
-//! | total | the system's figure | that |
-//! | available | what is free now, less what instances were promised and don't use yet | that, less what they were promised |
+//! | total | the system's figure | the amount of the flag |
+//! | available | the free amount, less the promised amount that instances do not use yet | the amount of the flag, less the promised amount |
 //!
-//! An instance is promised its memory while it runs, and its disk (the
-//! volumes that are `local`) as long as it is there.
+//! The memory of an instance is promised while it runs. Its disk (the volumes that are `local`) is
+//! promised until it is deleted.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,7 +30,8 @@ use ssntp::payload::{
 };
 use ssntp::proto::{Frame, Status};
 
-/// How many instances that are being deleted do not count as the node's.
+/// The number of instances being deleted after their retention that do not count for the limit of
+/// instances.
 const RETIRING: usize = 256;
 /// A machine with less free memory or disk than this, in MB, is full.
 const RESERVE_MB: i64 = 64;
@@ -45,7 +46,7 @@ impl Control {
         let (mut mem, mut mem_unused, mut disk, mut disk_unused) = (0i64, 0i64, 0i64, 0i64);
         for instance in self.instances.values() {
             let needs = needs(instance);
-            // An unknown usage is -1, and counts as none.
+            // An unknown usage is -1, and counts as 0.
             let unused = |promised: i64, used: i64| promised.saturating_sub(used.max(0)).max(0);
             if instance.is_running() {
                 mem = mem.saturating_add(needs.mem_mb);
@@ -74,21 +75,21 @@ impl Control {
         }
     }
 
-    /// Whether the node has room for an instance.
+    /// True if the node has room for an instance.
     pub(super) fn has_room(&self, needs: &Needs, for_restart: bool) -> bool {
         let ready = self.ready();
-        // An unknown value is -1, and forbids nothing.
+        // An unknown value is -1, and is no reason to refuse an instance.
         let fits = |needed: i64, available: i64| needed <= 0 || available < 0 || needed <= available;
         let mem = !self.launcher.mem_limit || fits(needs.mem_mb, ready.mem_available_mb);
-        // A stopped instance has its disk, and its place in the list.
+        // A stopped instance has its disk already, and counts for the limit of instances already.
         let disk = for_restart || !self.launcher.disk_limit || fits(needs.disk_mb, ready.disk_available_mb);
         let place = for_restart || self.places_taken() < self.settings.max_instances;
         mem && disk && place && (for_restart || !self.is_full())
     }
 
-    /// How many instances count for the limit. Retained instances do not count, because they
-    /// have a bound of their own. Instances that are being deleted count only if a slow
-    /// disk holds up many of them.
+    /// The number of instances that count for the limit. Retained instances do not count, because
+    /// they have a limit of their own. Instances that are being deleted after their retention count
+    /// only beyond [`RETIRING`], which a slow disk can cause.
     fn places_taken(&self) -> usize {
         let (mut counted, mut retiring) = (0, 0);
         for instance in self.instances.values().filter(|i| i.kept_until().is_none()) {
@@ -102,10 +103,10 @@ impl Control {
 
     pub(super) fn is_full(&self) -> bool {
         let ready = self.ready();
-        // With --mem or --disk, the owner has decided how much to give away, so all of it is
+        // With --mem or --disk, the owner has chosen the amount for instances, so all of it may be
         // used.
         let reserve = |flag: Option<i64>| if flag.is_some() { 1 } else { RESERVE_MB };
-        // The range excludes -1: an unknown value does not make a node full.
+        // The range excludes -1, so an unknown value does not make a node full.
         let low = |available: i64, flag| (0..reserve(flag)).contains(&available);
         self.places_taken() >= self.settings.max_instances
             || (self.launcher.mem_limit && low(ready.mem_available_mb, self.settings.mem_mb))
@@ -116,7 +117,7 @@ impl Control {
         if self.offline {
             NodeStatus::Offline
         } else if self.mode != Mode::Normal {
-            // Also while it is being emptied: it takes no START.
+            // A node that is being evacuated takes no START either.
             NodeStatus::Maintenance
         } else if self.is_full() {
             NodeStatus::Full
@@ -142,8 +143,7 @@ impl Control {
         }
     }
 
-    /// Sends the status of the node if it differs from the last one that was sent, or
-    /// `in_any_case`.
+    /// Sends the status of the node if it differs from the last status, or `in_any_case`.
     pub(super) fn announce(&mut self, in_any_case: bool) {
         if !self.connected || !self.has_status() {
             return;
@@ -155,8 +155,8 @@ impl Control {
         }
     }
 
-    /// Sends MAINTENANCE once the last instance has stopped. It does not wait for instances
-    /// that do not end even when killed, because they may never end.
+    /// Completes an evacuation and sends MAINTENANCE once the last instance has stopped. Hung
+    /// instances do not count, because they may never end.
     pub(super) fn check_evacuated(&mut self) {
         let busy = |instance: &Instance| match instance.life {
             Life::Terminating(ending) => ending != Ending::Hung,
@@ -170,8 +170,8 @@ impl Control {
         }
     }
 
-    /// Sends STATS soon, because something changed. Nothing is measured for them: reporting a
-    /// change must not wait for slow disks.
+    /// Schedules STATS that report a change. They have the figures of the last measurement, because
+    /// the report must not wait for slow disks.
     pub(super) fn stats_soon(&mut self) {
         let instances = u32::try_from(self.instances.len()).unwrap_or(u32::MAX);
         let due = self.now + SETTLE_EACH.saturating_mul(instances).min(SETTLE);
@@ -184,20 +184,20 @@ impl Control {
         }
         match self.measuring_since {
             Some(since) if self.now >= since + PATIENCE => {
-                // A file system may not answer: STATS go out with the last figures.
+                // A file system may not answer, so STATS are sent with the last figures.
                 self.measuring_since = Some(self.now);
                 self.send_stats();
             }
             Some(_) => {}
             None if self.now >= self.stats_due => {
-                // Counted from now: after a long pause of the machine one measurement is enough.
+                // Counted from now, so that a long pause of the machine causes one measurement only.
                 self.stats_due = self.now + self.settings.interval;
                 self.measuring_since = Some(self.now);
                 let mut by_driver = BTreeMap::new();
                 for instance in self.instances.values_mut() {
                     let Some(driver) = &instance.driver else { continue };
                     let is_running = instance.is_running();
-                    // The figures of an ended instance change no more.
+                    // The figures of an ended instance do not change any more.
                     if std::mem::replace(&mut instance.is_measured, !is_running) && !is_running {
                         continue;
                     }
@@ -228,15 +228,14 @@ impl Control {
             }
         }
         // The status comes before the STATS, as at the beginning of a session.
-        if self.is_news() {
+        if self.status_changed() {
             self.announce(true);
         }
         self.send_stats();
     }
 
-    /// Whether the status changed, or the figures by more than the noise of
-    /// a machine.
-    fn is_news(&self) -> bool {
+    /// True if the status has changed, or a figure of it by more than [`NOTABLE`].
+    fn status_changed(&self) -> bool {
         let Some(before) = &self.announced else {
             return true;
         };
@@ -244,7 +243,7 @@ impl Control {
             return true;
         }
         let (Ok(before), now) = (before.payload::<Ready>(), self.ready()) else {
-            // The last status was FULL or OFFLINE, which have no figures to compare.
+            // FULL and OFFLINE have no figures to compare.
             return false;
         };
         let moved = |a: i64, b: i64, total: i64| (a - b).abs() > (total / NOTABLE).max(1);
@@ -258,7 +257,7 @@ impl Control {
             let frame = readable(self.stats());
             self.actions.push(Action::Send(frame));
             for instance in self.instances.values_mut() {
-                instance.restart_untold = false;
+                instance.restart_unreported = false;
             }
         }
     }
@@ -276,16 +275,16 @@ impl Control {
         }
     }
 
-    /// The interval in whole seconds, rounded up and at least one: the scheduler calls a node
-    /// stale that reports less often than it says.
+    /// The interval in whole seconds, at least one. It is rounded up, because the scheduler marks a
+    /// node as stale that reports less often than announced.
     fn interval(&self) -> i64 {
         let interval = self.settings.interval;
         let seconds = interval.as_secs() + u64::from(interval.subsec_nanos() > 0);
         i64::try_from(seconds.max(1)).unwrap_or(i64::MAX)
     }
 
-    /// Tells concentrators which tenants came and went. Compute nodes alone
-    /// have a tunnel to them.
+    /// Reports tenants that were added or removed to their concentrators. Only compute nodes have
+    /// tunnels to concentrators.
     pub(super) fn sync_tenants(&mut self) {
         if !self.connected || !self.settings.role.contains(Role::AGENT) {
             return;
@@ -302,12 +301,12 @@ impl Control {
         let before = std::mem::take(&mut self.tenants);
         for (key, tenant) in &present {
             if repeats || !before.contains_key(key) {
-                self.tell(Frame::of(tenant));
+                self.report(Frame::of(tenant));
             }
         }
         for (key, tenant) in &before {
             if !present.contains_key(key) {
-                self.tell(Frame::of(&removed(tenant)));
+                self.report(Frame::of(&removed(tenant)));
             }
         }
         self.tenants = present;
@@ -319,7 +318,7 @@ impl Control {
         if networking.concentrator_uuid.is_empty() {
             return None;
         }
-        // Without a subnet there is nothing to send through a tunnel.
+        // Without a subnet the instance has no tunnel.
         let subnet = subnet::network(&networking.subnet).ok()?;
         let own_key = match subnet.network() {
             IpAddr::V4(network) => subnet_key(network),
@@ -336,8 +335,8 @@ impl Control {
         })
     }
 
-    /// The address on which this node has its end of tunnels: one in the
-    /// configured compute network, else the first.
+    /// The address at which the tunnels of this node end. Without tenants' networks: the first
+    /// address in the configured compute networks, otherwise the first address of the node.
     fn tunnel_ip(&self) -> String {
         if let Some(network) = &self.settings.network {
             return network.address().to_string();
@@ -374,13 +373,13 @@ fn is_up(instance: &Instance) -> bool {
 
 fn needs(instance: &Instance) -> Needs {
     let start = instance.start.as_ref();
-    // Checked when the START came.
+    // The requirements were checked when the START arrived, so the default never occurs.
     start
         .and_then(|start| Needs::of(&start.start).ok())
         .unwrap_or_default()
 }
 
-/// The available part without the promised one; an unknown value stays unknown.
+/// The available amount less the promised amount; an unknown value stays unknown.
 fn less(available: i64, promised: i64) -> i64 {
     match available {
         ..0 => -1,
@@ -388,7 +387,7 @@ fn less(available: i64, promised: i64) -> i64 {
     }
 }
 
-/// STATS in a frame of readable length. If many instances make it too long, labels and
+/// STATS in a frame that receivers can decode. If many instances make it too long, labels and
 /// details are left out first, and then names and times.
 fn readable(mut stats: Stats) -> Frame {
     let mut frame = Frame::of(&stats);
@@ -420,7 +419,7 @@ fn readable(mut stats: Stats) -> Frame {
 fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
     let record = &instance.record;
     let start = instance.start.as_ref().map(|start| &start.start);
-    // During a launch the record is still the one of the run before.
+    // During a launch the record still describes the run before.
     let run = !matches!(instance.life, Life::Launching(_));
     let time = |millis: u64| timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 });
     let is_over = !instance.is_running();

@@ -1,4 +1,4 @@
-//! Checks of a START that no driver is asked for.
+//! Checks of a START that do not depend on a driver.
 
 use std::net::IpAddr;
 
@@ -21,8 +21,8 @@ impl From<LaunchError> for Refused {
     }
 }
 
-/// What a START asks for that this agent can't do. The START is refused, because its
-/// program may rely on it.
+/// The first setting of a START that this agent does not support. The START is refused, because
+/// its program may rely on the setting.
 pub(super) fn unsupported(start: &Start) -> Option<String> {
     if start.requirements.privileged {
         return Some("privileged: there are no containers here".into());
@@ -34,11 +34,12 @@ pub(super) fn unsupported(start: &Start) -> Option<String> {
     (!policy.is_known()).then(|| format!("restart_policy: {policy} is not known"))
 }
 
-/// Refuses a network that can't be set up. `network` is the node's, if it has tenants' networks.
+/// Checks that the network of a START can be set up. `network` is `None` if the node has no tenants'
+/// networks.
 pub(super) fn check_networking(start: &Start, network: Option<&Networks>) -> Result<(), String> {
     match network {
         Some(network) => drop(network.attachment(start)?),
-        // A concentrator with packets would change the host's own network.
+        // Without a network namespace of its own, a concentrator would change the host's network.
         None if matches!(Attachment::of(start), Ok(Some(_))) => {
             return Err(
                 "this node has no tenants' networks (its agent runs without --network tenants)".into(),

@@ -1,17 +1,17 @@
-//! Instances that are started again by their node, as their START says.
+//! Restarts of instances by the restart policy of their START.
 //!
 //! ```text
 //!            ended by itself, and its policy says so
 //!  Active ───────────────────────────────────────────▶ Stopped, due at some time
 //!     ▲                                                  │  │
-//!     └──────────────── Launching ◀── that time has come ┘  └─ STOP, EVACUATE: it stays;
-//!                           └── failed: due again, later       DELETE: it goes
+//!     └──────────────── Launching ◀── that time has come ┘  └─ STOP, EVACUATE: it is kept;
+//!                           └── failed: due again, later       DELETE: it is removed
 //! ```
 //!
-//! A command to end an instance counts at each of these points. Until it is started
-//! again, STATS say `exited`, so that a controller that waits for its START sees that it
-//! has run. It is not started while the node is OFFLINE. The record says that a restart
-//! is due, so the next agent goes on, also after the machine was booted.
+//! A command to end an instance takes effect in each of these states. Until the instance is started
+//! again, STATS report it as `exited`, so that a controller that waits for its START sees that it
+//! has run. No instance is started while the node is OFFLINE or in maintenance. The record says
+//! that a restart is due, so the next agent performs it, also after a reboot.
 
 use std::time::Duration;
 
@@ -24,21 +24,21 @@ use crate::scheduler::placement::Needs;
 use ssntp::payload::RestartPolicy;
 use ssntp_transport::excerpt;
 
-/// How long the node waits before the first restart. Each further wait is twice as long, up to
-/// [`MOST`]: a program that fails at once costs a node some 300 runs a day.
+/// The wait before the first restart. Each further wait is twice as long, up to [`MOST`], so a
+/// program that fails at once costs a node some 300 runs a day.
 const FIRST: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(300);
-/// How long an instance has to run for its next restart to be the first again:
-/// longer than the longest wait.
+/// After a run of this length, the next restart counts as the first again. It is longer than the
+/// longest wait.
 const HEALTHY: Duration = Duration::from_secs(600);
 
 impl Control {
-    /// Whether instances are started again now, and not later.
+    /// True if a restart that is due may be performed now.
     pub(super) fn may_restart(&self) -> bool {
         !self.offline && self.mode == Mode::Normal
     }
 
-    /// An instance has ended by itself.
+    /// Decides between a restart and retention for an instance that has ended by itself.
     pub(super) fn restart_or_keep(&mut self, id: Uuid, exit: Exit) {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
@@ -49,8 +49,8 @@ impl Control {
         let policy = instance.start.as_ref().map(|start| &start.start.restart_policy);
         let again = match policy {
             Some(RestartPolicy::Always) => true,
-            // An unknown exit code counts as a failure: a supervisor that was killed leaves
-            // none.
+            // An unknown exit code counts as a failure: a supervisor that was killed writes no exit
+            // code.
             Some(RestartPolicy::OnFailure) => exit.code != Some(0),
             _ => false,
         };
@@ -60,7 +60,7 @@ impl Control {
         }
     }
 
-    /// An instance could not be started again: that is tried later.
+    /// Schedules another try for an instance that could not be started again.
     pub(super) fn restart_later(&mut self, id: Uuid, why: &str) {
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.record.detail = excerpt(format_args!("it was not started again: {why}")).to_string();
@@ -90,13 +90,14 @@ impl Control {
         info!("{node}: instance {id} is started again in {} s", wait.as_secs());
     }
 
-    /// Goes on with an instance that ended `age` ago, under a former agent.
+    /// Continues the restart or the retention of an instance that ended `age` ago, under a former
+    /// agent.
     pub(super) fn take_up(&mut self, id: Uuid, age: Duration) {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
         if instance.record.restart_due {
-            // The former agent counted the restart that it waited for.
+            // The former agent has counted this restart already.
             let wait = wait(instance.record.restarts_in_row.saturating_sub(1));
             instance.life = Life::Stopped(Next::StartAgain(self.now + wait));
         } else {
@@ -125,24 +126,23 @@ impl Control {
             return;
         };
         let (Some(start), Some(driver)) = (instance.start.clone(), instance.driver.clone()) else {
-            // Without its START or its driver it can never be started again, so it is not
-            // tried.
+            // Without its START or its driver it can't be started again, so no restart is tried.
             instance.life = Life::Stopped(Next::Stay);
             return self.save(id);
         };
-        // The policy may have changed since the START: the agent reads it when it starts.
+        // The policy may have changed since the START, because each agent reads it when it starts.
         if let Err(e) = self.settings.policy.check(driver.name(), &start.start) {
             return self.restart_later(id, &e.why);
         }
         let needs = Needs::of(&start.start).unwrap_or_default();
-        // While it was stopped, others may have got its memory.
+        // Another instance may have been given the memory while this one was stopped.
         if !self.has_room(&needs, true) {
             return self.restart_later(id, "there is no room");
         }
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.record.restarts = instance.record.restarts.saturating_add(1);
         }
-        // Counted when it is tried: a launch that fails costs the node as much.
+        // Counted before the launch, because a launch that fails costs the node as much.
         self.tally.restarts += 1;
         self.launch_again(id, Cause::Policy, start, None);
     }

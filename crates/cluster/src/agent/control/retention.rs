@@ -1,9 +1,7 @@
-//! How long ended instances are kept: for a time, and so many of them, by the
-//! node's policy. Then they are deleted, the oldest first, and InstanceDeleted
-//! says so.
+//! The retention of ended instances. The node's policy limits the time for which they are kept, and
+//! their number. Beyond that they are deleted, the oldest first, and InstanceDeleted is sent.
 //!
-//! Persistent instances are deleted by their owner alone: they are kept, and count
-//! among the instances that a node may have.
+//! A persistent instance is kept until its owner deletes it, and counts for the limit of instances.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +12,8 @@ use super::{Control, Instance, Life, Next};
 use crate::agent::store::RecordAfter;
 
 impl Instance {
-    /// When its retention ends; `None` if the instance has not ended, or is not deleted by
-    /// retention.
+    /// The time at which the retention of the instance is over. `None` if the instance has not
+    /// ended, or is not deleted by retention.
     pub(super) fn kept_until(&self) -> Option<Instant> {
         match self.life {
             Life::Stopped(Next::Delete(at)) => Some(at),
@@ -23,7 +21,7 @@ impl Instance {
         }
     }
 
-    /// Whether it is being deleted because its retention is over.
+    /// True if the instance is being deleted because its retention is over.
     pub(super) fn is_retiring(&self) -> bool {
         matches!(self.life, Life::Removing(_)) && self.record.after == RecordAfter::Retire
     }
@@ -34,7 +32,7 @@ impl Control {
         Duration::from_secs(self.settings.policy.retention_s.into())
     }
 
-    /// Keeps an instance that has just ended.
+    /// Begins the retention of an instance that has just ended.
     pub(super) fn keep_for_now(&mut self, id: Uuid) {
         self.keep_for(id, self.retention());
     }
@@ -55,22 +53,22 @@ impl Control {
         let kept = |(id, instance): (&Uuid, &Instance)| Some((instance.kept_until()?, *id));
         let mut kept: Vec<_> = self.instances.iter().filter_map(kept).collect();
         let over = kept.len().saturating_sub(most);
-        // Sorting is spared on most ticks, on which nothing is due.
+        // On most ticks no instance is due, and the list need not be sorted.
         if over == 0 && kept.iter().all(|(until, _)| *until > self.now) {
             return;
         }
-        // All are kept for the same time, so this is the order in which they ended.
+        // All instances are kept for the same time, so this is the order in which they ended.
         kept.sort_unstable();
         for (n, (until, id)) in kept.into_iter().enumerate() {
             if n >= over && until > self.now {
                 break;
             }
             info!(
-                "{}: instance {id} was kept long enough, and is deleted",
+                "{}: the retention of instance {id} is over, and it is deleted",
                 self.settings.node
             );
             if let Some(instance) = self.instances.get_mut(&id) {
-                // `removed` reads this to send InstanceDeleted, and to try again after an
+                // `removed` reads this field: it sends InstanceDeleted, or tries again after an
                 // error.
                 instance.record.after = RecordAfter::Retire;
             }

@@ -1,5 +1,5 @@
-//! Streams of the logs of instances: which instance each one reads, and when one that
-//! follows an instance has come to its end. `agent::streams` reads the files.
+//! Streams of the logs of instances: opening them, and the end of streams that follow an instance.
+//! `agent::streams` reads the files.
 
 use uuid::Uuid;
 
@@ -11,7 +11,7 @@ use ssntp::proto::{Command, Frame, OpenStream, StreamCredit, StreamEndReason, St
 /// An order to the thread that reads logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StreamOrder {
-    /// Begin a stream of the instance with that directory.
+    /// Begin a stream of the instance in the directory `place`.
     Open {
         open: OpenStream,
         place: InstanceDir,
@@ -19,14 +19,14 @@ pub(crate) enum StreamOrder {
     },
     Credit(StreamCredit),
     Close(Uuid),
-    /// The session is over, and all streams with it.
+    /// Close all streams, because the session has ended.
     CloseAll,
-    /// An instance has ended, and all its output is on disk.
+    /// An instance has ended, and all of its output is on disk.
     Ended(Uuid),
 }
 
 impl Control {
-    /// Handles a command about streams. Commands for a stream that is over have no effect.
+    /// Handles a command for a stream. Commands for a stream that has ended have no effect.
     pub(super) fn stream(&mut self, frame: &Frame) -> Result<(), Refused> {
         let payload = frame.payload_bytes();
         let order = match Command(frame.kind().operand) {
@@ -46,9 +46,9 @@ impl Control {
             let ended = StreamEnded::new(open.stream, StreamEndReason::NO_INSTANCE, text);
             return Action::Send(ended.frame());
         };
-        // Only a running instance can end later; a stream of any other ends by itself.
         let runs = instance.is_running();
-        // Other streams end with what is there, whether the instance runs or not.
+        // The reader has to learn of the end of an instance only if the stream follows it and the
+        // instance runs. All other streams end with the output that is there.
         if runs && open.follow {
             self.followed.insert(open.instance);
         }
@@ -59,8 +59,8 @@ impl Control {
         })
     }
 
-    /// Reports the end of followed instances. An instance whose streams were closed stays in
-    /// the list until its end; the list is never longer than that of the instances.
+    /// Reports the end of followed instances to the reader. An instance whose streams were closed
+    /// stays in `followed` until its end, so `followed` is never longer than the list of instances.
     pub(super) fn sync_streams(&mut self) {
         let Self {
             followed,

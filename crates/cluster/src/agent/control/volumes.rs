@@ -1,5 +1,5 @@
-//! AttachVolume and DetachVolume. Those of one instance are done one after
-//! the other; while it launches, they wait.
+//! AttachVolume and DetachVolume. The volume commands of one instance are done one after the other,
+//! and wait while the instance is launched.
 
 use std::sync::Arc;
 
@@ -36,20 +36,21 @@ impl Control {
         if is_ending || instance.start.is_none() || instance.driver.is_none() {
             return Err("instance_failure".into());
         }
-        // Whether it is attached once all waiting commands are done.
+        // True if the volume will be attached once all waiting commands are done.
         let last = instance.volume_ops.iter().rfind(|op| op.volume == volume);
         let attached = last.map_or(instance.volumes.contains(&volume), |op| op.attach);
         if attached == attach {
-            // `fail` names the reason of DetachVolume that corresponds, `not_attached`.
+            // For DetachVolume, `fail` turns this reason into `not_attached`.
             return Err("already_attached".into());
         }
-        // A volume command can block on a machine, so a controller could queue any number.
+        // A volume command waits for the system in a machine, so without a limit a controller could
+        // queue any number of them.
         if instance.volume_ops.len() >= MAX_VOLUME_OPS {
             return Err("attach_failure".into());
         }
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.volume_ops.push_back(VolumeOp { volume, attach });
-            // With others before it, it begins when the one before is done.
+            // If others wait before it, `volume_done` begins it.
             if instance.volume_ops.len() == 1 {
                 self.next_volume_op(id);
             }
@@ -57,7 +58,7 @@ impl Control {
         Ok(())
     }
 
-    /// Does the first volume command of an instance, unless that has to wait.
+    /// Begins the first volume command of an instance, unless it has to wait for the launch.
     pub(super) fn next_volume_op(&mut self, id: Uuid) {
         let Some(instance) = self.instances.get(&id) else {
             return;
@@ -75,7 +76,7 @@ impl Control {
                     op,
                 });
             }
-            // It waits: `launched` and `not_launched` call this again.
+            // `launched` and `not_launched` call this function again.
             (Life::Launching(_), _) => {}
             _ => self.volume_done(
                 id,
@@ -87,8 +88,8 @@ impl Control {
 
     pub(super) fn volume_done(&mut self, id: Uuid, op: VolumeOp, result: Result<(), VolumeError>) {
         if let Some(instance) = self.instances.get_mut(&id)
-            // The instance may have been deleted and started anew since; then this is not its
-            // command.
+            // If the instance was deleted and started anew since, the command belonged to the former
+            // one.
             && instance.volume_ops.front() == Some(&op)
         {
             instance.volume_ops.pop_front();

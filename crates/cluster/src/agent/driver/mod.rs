@@ -1,15 +1,14 @@
 //! Drivers, which run instances.
 //!
 //! ```text
-//!             launch ─▶ prepare ─▶ commit (the agent writes the handle down) ─▶ go
+//!             launch ─▶ prepare ─▶ commit (the agent writes the run's ID to disk) ─▶ go
 //!  worker ──▶ terminate, kill, attach, detach, measure
-//!             find ◀── after the agent came back: still running, or how it ended
-//!  agent  ◀── EndSink: it ended, by itself or by a command
+//!             find ◀── in the next agent: the instance runs, or has ended
+//!  agent  ◀── EndSink: the instance ended, by itself or by a command
 //! ```
 //!
-//! An instance outlives its agent. So a driver commits before the instance's
-//! first instruction runs: when the agent dies at any moment, either the
-//! instance is written down or it never ran.
+//! An instance outlives its agent. So a driver commits before the first instruction of the instance
+//! runs. Whenever the agent dies, either the instance is recorded on disk or it never ran.
 //!
 //! | file | holds |
 //! |---|---|
@@ -41,71 +40,69 @@ use super::policy::Policy;
 use crate::network::Wire;
 use ssntp::payload::{Start, StartPayload};
 
-/// Runs instances of one kind or several.
+/// Runs instances of one or several types.
 ///
-/// The agent's workers call it: for one instance one call after the other, for several
+/// The agent's workers call a driver: for one instance one call after the other, for several
 /// instances at the same time. Calls may block for a limited time, but they do not wait
-/// until an instance ends: `terminate` asks it to, and [`watch`](Self::watch) tells when
-/// it has ended.
+/// until an instance ends: `terminate` only asks, and [`watch`](Self::watch) reports the end.
 pub trait Driver: Send + Sync + fmt::Debug {
-    /// Its name, as on the command line.
+    /// The name of the driver, as on the command line.
     fn name(&self) -> &'static str;
 
-    /// Whether it can run such an instance. Called on the agent's own thread, so it looks at
-    /// the command alone.
+    /// Checks that the driver can run such an instance. The agent's own thread calls this, so the
+    /// check uses the command alone and does not block.
     ///
     /// # Errors
-    /// It can't; the error says why.
+    /// The driver can't run it; the error has the reason.
     fn check(&self, start: &Start) -> Result<(), LaunchError>;
 
-    /// Launches an instance. `commit` writes the handle to disk; if it
-    /// fails, the instance must not run.
+    /// Launches an instance. `commit` writes the ID of the run to disk; if it fails, the instance
+    /// must not run.
     ///
     /// # Errors
-    /// It did not start, and nothing of it is left running.
+    /// The instance did not start, and none of its processes is left.
     fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError>;
 
-    /// Tells `sink` once when the instance has ended, from any thread.
+    /// Watches a run, and calls `sink` once when it has ended, from any thread.
     fn watch(&self, running: &Running, sink: &EndSink);
 
-    /// Asks it to end.
+    /// Asks the instance to end.
     ///
     /// # Errors
-    /// It could not be asked.
+    /// The instance could not be asked.
     fn terminate(&self, running: &Running) -> io::Result<()>;
 
-    /// Kills it.
+    /// Kills the instance.
     ///
     /// # Errors
-    /// It could not be killed.
+    /// The instance could not be killed.
     fn kill(&self, running: &Running) -> io::Result<()>;
 
-    /// Finds out whether an instance that a former agent launched still runs, or how it ended.
+    /// Finds out the state of an instance that a former agent launched.
     fn find(&self, running: &Running) -> Found;
 
     /// Finds the run of an instance whose record was lost.
     fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId>;
 
-    /// Ends the runs in directories of instances that the agent does not know: somebody removed
-    /// what it kept. `instances` is the directory of all of them, and `own` has the processes
-    /// of the runs that it knows. Called once, before the agent takes commands. The default
-    /// does nothing.
+    /// Ends runs whose records and directories were removed from the state directory. `instances`
+    /// is the directory of all instances, and `own` has the processes of the runs that the agent
+    /// has records of. Called once, before the agent takes commands. The default does nothing.
     fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
         let _ = (instances, own);
     }
 
-    /// Measures what each instance uses now; the result has the same order. It is called for
-    /// STATS, at each interval.
+    /// Measures the resources that each instance uses; the result has the same order. Called at
+    /// each interval, for STATS.
     fn measure(&self, instances: &[Measurable]) -> Vec<Usage>;
 
-    /// Forgets what it keeps of an instance that was removed.
+    /// Drops the driver's data about an instance that was removed.
     fn forget(&self, place: &InstanceDir);
 
-    /// Makes a volume that was attached usable to the instance, which runs
-    /// when it has a handle.
+    /// Makes an attached volume usable to the instance. `running` is `None` if the instance does not
+    /// run.
     ///
     /// # Errors
-    /// The volume was not attached; the error says why.
+    /// The volume was not attached; the error has the reason.
     fn attach(
         &self,
         place: &InstanceDir,
@@ -113,10 +110,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
         volume: &Volume,
     ) -> Result<(), VolumeError>;
 
-    /// Takes a volume from the instance.
+    /// Detaches a volume from the instance.
     ///
     /// # Errors
-    /// The volume was not detached; the error says why.
+    /// The volume was not detached; the error has the reason.
     fn detach(
         &self,
         place: &InstanceDir,
@@ -125,20 +122,20 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ) -> Result<(), VolumeError>;
 }
 
-/// Writes the handle of an instance down.
+/// Writes the ID of a run to disk.
 pub type Commit<'a> = dyn FnMut(&RunId) -> io::Result<()> + 'a;
 
-/// Is called when an instance has ended.
+/// The function that receives the ends of instances.
 pub type EndSink = Arc<dyn Fn(Ended) + Send + Sync>;
 
-/// An instance that ended: which one, which of its runs, and how.
+/// The end of a run of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// The instance.
     pub instance: Uuid,
-    /// Its run: a restarted instance has another handle.
+    /// The run that ended: a restarted instance has another one.
     pub handle: RunId,
-    /// How it ended.
+    /// The exit code and further facts about the end.
     pub exit: Exit,
 }
 
@@ -146,16 +143,16 @@ pub struct Ended {
 ///
 /// ```text
 /// DIR/
-///   instance.yaml  start.yaml      the agent's
-///   stdout.log  stderr.log         its output of all runs, within bounds
-///   run/                           of its last run: state and socket
-///   disks/                         those of a virtual machine
+///   instance.yaml  start.yaml      the records of the agent
+///   stdout.log  stderr.log         the output of all runs, within bounds
+///   run/                           the state and the socket of the last run
+///   disks/                         the disks of a virtual machine
 ///   volumes/UUID                   a link to each volume
-///   work/                          its own directory
+///   work/                          the working directory of the instance
 /// ```
 ///
-/// An instance with a user of its own can write in `work` and nowhere else, so the agent
-/// can trust the content of all other directories.
+/// An instance with a user of its own can write in `work` and in no other directory here, so the
+/// agent can trust the content of the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceDir {
     instance: Uuid,
@@ -163,7 +160,7 @@ pub struct InstanceDir {
 }
 
 impl InstanceDir {
-    /// The instance at a directory.
+    /// The directory `dir` of an instance.
     pub fn new(instance: Uuid, dir: impl Into<PathBuf>) -> Self {
         Self {
             instance,
@@ -176,17 +173,17 @@ impl InstanceDir {
         self.instance
     }
 
-    /// Its directory, with all that is kept of it.
+    /// The path of the directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The directory that it works in.
+    /// The working directory of the instance.
     pub fn work(&self) -> PathBuf {
         self.dir.join("work")
     }
 
-    /// The directory of links to its volumes.
+    /// The directory of links to the attached volumes.
     pub fn volumes(&self) -> PathBuf {
         self.dir.join("volumes")
     }
@@ -195,32 +192,32 @@ impl InstanceDir {
 /// An instance to launch.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// Its directory.
+    /// The directory of the instance.
     pub place: &'a InstanceDir,
-    /// The START that made it.
+    /// The START of the instance.
     pub payload: &'a StartPayload,
-    /// The user it runs as; `None` for the agent's own user.
+    /// The user that runs the instance; `None` for the agent's own user.
     pub user: Option<User>,
     /// The limits of this node.
     pub policy: &'a Policy,
-    /// Its network; `None` for the host's.
+    /// The network of the instance; `None` for the host's network.
     pub network: Option<&'a Wire>,
-    /// Is set when the launch is no longer wanted; long work checks it.
+    /// The flag that cancels the launch. A driver checks it during long work.
     pub cancel: &'a Cancel,
 }
 
 /// A user and its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
-    /// The user.
+    /// The UID.
     pub uid: u32,
-    /// Its only group.
+    /// The GID of the user's only group.
     pub gid: u32,
-    /// Whether it runs nothing but this instance.
+    /// True if the user runs only this instance.
     pub alone: bool,
 }
 
-/// A flag that work is no longer wanted. Clones share it.
+/// A flag that cancels work. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -230,59 +227,59 @@ impl Cancel {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether [`cancel`](Self::cancel) was called.
+    /// True after [`cancel`](Self::cancel).
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// One run of an instance, in a form that survives the agent: a process, and
-/// what tells it from a later process with the same number.
+/// The ID of one run of an instance, in a form that survives the agent: a process, with the facts
+/// that tell it from a later process of the same number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RunId {
-    /// The process that stands for it; 0 if there is none.
+    /// The number of the process that stands for the run; 0 if there is none.
     pub pid: i32,
-    /// When that process started, in the kernel's ticks since boot.
+    /// The time at which that process started, in the kernel's ticks since boot.
     pub start_time: u64,
-    /// The boot in which it runs.
+    /// The kernel's ID of the boot in which the process runs.
     pub boot_id: String,
 }
 
-/// An instance that runs, as far as the agent knows.
+/// A run of an instance that has not ended, or whose end the agent has not noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
-    /// Its directory.
+    /// The directory of the instance.
     pub place: InstanceDir,
-    /// Its run.
+    /// The run.
     pub handle: RunId,
 }
 
 /// An instance to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Measurable {
-    /// Its directory.
+    /// The directory of the instance.
     pub place: InstanceDir,
-    /// Its run; `None` while it is stopped.
+    /// The run; `None` while the instance is stopped.
     pub handle: Option<RunId>,
-    /// The CPUs it may use; 0 for no limit.
+    /// The number of CPUs that the instance may use; 0 for no limit.
     pub vcpus: i64,
-    /// The memory it was promised.
+    /// The memory that the instance was promised, in MB.
     pub mem_mb: i64,
 }
 
 /// The state in which an instance of a former agent was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It runs.
+    /// The instance runs.
     Running,
-    /// It ended.
+    /// The instance has ended.
     Ended(Exit),
-    /// It ended before its first instruction: the agent died before it let the program run,
-    /// or before it heard that the program could not be executed.
+    /// The instance never ran: the former agent died before it let the program run, or before it
+    /// learned that the program could not be executed.
     NeverRan,
 }
 
-/// How an instance ended.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exit {
@@ -291,12 +288,12 @@ pub struct Exit {
     pub code: Option<i32>,
     /// The signal that ended it, if one did.
     pub signal: Option<i32>,
-    /// Whether a process of it was killed because its memory was used up; only
-    /// control groups tell.
+    /// True if the kernel killed a process of the run because the memory was used up. Only control
+    /// groups report this.
     pub out_of_memory: bool,
-    /// When it was started.
+    /// The time at which the run began.
     pub started: Option<SystemTime>,
-    /// When it ended.
+    /// The time at which the run ended.
     pub ended: Option<SystemTime>,
 }
 
@@ -332,12 +329,12 @@ impl fmt::Display for Exit {
 pub struct Usage {
     /// Memory in MB.
     pub memory_mb: i64,
-    /// Disk in MB.
+    /// Disk in MB, with the removed files.
     pub disk_mb: i64,
-    /// The part of it in bytes that is in files that it has removed and still uses; `None` if
-    /// it uses too many files to look at.
+    /// The bytes in files that the instance has removed and still uses; `None` if it uses too many
+    /// files to count.
     pub removed: Option<u64>,
-    /// CPU time since the last measurement, in percent of all its CPUs.
+    /// CPU time since the last measurement, in percent of all CPUs of the instance.
     pub cpu_percent: i64,
 }
 
@@ -352,12 +349,12 @@ impl Default for Usage {
     }
 }
 
-/// A volume: its name and its directory.
+/// A volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
-    /// Its name.
+    /// The UUID, which is the name of the volume.
     pub uuid: Uuid,
-    /// Its directory.
+    /// The directory of the volume.
     pub path: PathBuf,
 }
 
@@ -376,15 +373,15 @@ pub struct LaunchError {
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum LaunchFault {
-    /// The command asks for something that makes no sense.
+    /// The command is invalid on any node.
     Data,
-    /// Its image or a volume isn't there.
+    /// The image or a volume does not exist.
     Image,
-    /// The node has no room any more.
+    /// The node has no room for the instance.
     Full,
-    /// Its network could not be set up.
+    /// The network could not be set up.
     Network,
-    /// Anything else.
+    /// Any other reason.
     Launch,
 }
 
@@ -397,12 +394,12 @@ impl LaunchError {
         }
     }
 
-    /// It couldn't be launched.
+    /// An error with the fault [`LaunchFault::Launch`].
     pub fn launch(why: impl Into<String>) -> Self {
         Self::new(LaunchFault::Launch, why)
     }
 
-    /// An error of the system, about `what`: a full disk is a full node.
+    /// An error of the system, about `what`. A full disk has the fault [`LaunchFault::Full`].
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         let fault = match error.kind() {
             // For `full_cn` the scheduler tries other nodes.
@@ -427,13 +424,13 @@ pub struct VolumeError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VolumeFault {
-    /// Such instances, or this node, take no volumes.
+    /// The driver or the node supports no volumes.
     NotSupported,
-    /// It couldn't be written down.
+    /// The change could not be written to disk.
     State,
-    /// The instance refused.
+    /// The instance refused the volume.
     Instance,
-    /// Anything else: there is no such volume.
+    /// Any other reason, such as a volume that does not exist.
     Failed,
 }
 

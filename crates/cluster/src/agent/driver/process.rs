@@ -18,12 +18,12 @@
 //!   dir: /tmp
 //! ```
 //!
-//! The program is looked for as a shell would, with the `PATH` of `env` or
-//! the agent's own. It runs in `dir`, which may be relative to the instance's
-//! own directory (and then may not lead out of it); without `dir` it runs in that
-//! directory. It reads nothing, and writes to pipes, of which its supervisor keeps the last 16 MB each
-//! (`log_mb`) in `stdout.log` and `stderr.log`. It can gain no privileges by
-//! what it executes. Its environment is `env`, and
+//! The program is looked for as a shell does, in the `PATH` of `env` or else of the agent. It runs in
+//! `dir`, which may be relative to the instance's own directory but may not lead out of it; without
+//! `dir` it runs in the instance's own directory. Its standard input is empty. Its output goes to
+//! pipes, and its supervisor keeps the last 16 MB of each (`log_mb`) in `stdout.log` and
+//! `stderr.log`. The program can gain no privileges by executing other programs. Its environment is
+//! `env`, and
 //!
 //! | variable | |
 //! |---|---|
@@ -32,13 +32,12 @@
 //! | `SSNTP_INSTANCE`, `SSNTP_TENANT` | the UUIDs |
 //! | `SSNTP_VOLUMES` | a directory in which each attached volume is a link, named by its UUID |
 //!
-//! On a node with tenants' networks, a START that names a subnet gives it a network namespace
+//! On a node with tenants' networks, an instance whose START names a subnet has a network namespace
 //! of its own with one interface, `eth0` ([`network`](crate::network)).
 //!
-//! A program that doesn't exist or can't be executed, or a directory that
-//! isn't there, is a `launch_failure`. A program that ran, however short, was
-//! started: its instance is then `exited`, with its exit code in the agent's
-//! state.
+//! The answer is `launch_failure` if the program or the directory does not exist, or the program
+//! can't be executed. A program that ran, however short, was started: its instance is then
+//! `exited`, with an exit code.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
@@ -59,8 +58,7 @@ use ssntp::payload::{Start, VmType};
 /// The `PATH` of programs if the agent itself has none.
 pub(super) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// Runs instances as processes. See the module's source for what a process
-/// finds.
+/// Runs instances as processes. The module's source describes the environment of a process.
 #[derive(Clone, Debug)]
 pub struct ProcessDriver {
     supervisors: Supervisors,
@@ -68,8 +66,7 @@ pub struct ProcessDriver {
 }
 
 impl ProcessDriver {
-    /// A driver; it has a thread of its own, which ends with it. The processes
-    /// don't.
+    /// A driver. It has a thread of its own, which ends with the driver; the processes go on.
     ///
     /// # Errors
     /// The thread can't be started.
@@ -80,18 +77,17 @@ impl ProcessDriver {
         })
     }
 
-    /// The most that is kept of what an instance writes, in MB, for each of
-    /// `stdout.log` and `stderr.log`: the older half in a file of its own,
-    /// called `….1`. It counts for runs that start from now on. Default: 16.
+    /// The most output of an instance that is kept, in MB, for each of `stdout.log` and
+    /// `stderr.log`. The older half is in a file of its own, whose name ends with `.1`. The limit
+    /// counts for runs that start from now on. Default: 16.
     #[must_use]
     pub fn log_mb(mut self, mb: u32) -> Self {
         self.log_mb = mb;
         self
     }
 
-    /// The program that supervises instances: one that calls
-    /// [`supervise`](super::supervise). Default: this program itself, if it has called
-    /// that.
+    /// The program that supervises instances; it has to call [`supervise`](super::supervise).
+    /// Default: this program, if it has called `supervise`.
     #[must_use]
     pub fn supervisor(mut self, program: impl Into<PathBuf>) -> Self {
         self.supervisors.program(program.into());
@@ -183,7 +179,7 @@ impl Driver for ProcessDriver {
         self.supervisors.forget(place.instance());
     }
 
-    /// Does nothing: the process finds the volume by the link that records it.
+    /// Does nothing, because the process finds the volume by the link in its directory.
     fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
     }
@@ -193,7 +189,7 @@ impl Driver for ProcessDriver {
     }
 }
 
-/// Refuses texts that no process can be given.
+/// Refuses texts that cannot be passed to a process.
 fn check_texts(start: &Start) -> Result<(), LaunchError> {
     let refuse = |why: String| Err(LaunchError::new(LaunchFault::Data, why));
     let zero = |text: &String| text.contains('\0');
@@ -237,8 +233,8 @@ fn environment(place: &InstanceDir, start: &Start) -> BTreeMap<OsString, OsStrin
     env
 }
 
-/// The directories that a process's directory has to be in, without links in their paths.
-/// A directory that does not exist is left out, because nothing is in it.
+/// The directories that may contain the working directory, without links in their paths. A
+/// directory that does not exist is left out, because it contains none.
 fn within(directories: Option<&[PathBuf]>, work: &Path) -> Option<Vec<OsString>> {
     let all = directories?.iter().map(PathBuf::as_path).chain([work]);
     Some(
@@ -272,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_process_can_be_given_is_invalid() {
+    fn texts_that_cannot_be_passed_to_a_process_are_invalid() {
         let good = Start {
             vm_type: VmType::Process,
             command: vec!["true".into()],

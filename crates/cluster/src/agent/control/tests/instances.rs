@@ -302,7 +302,7 @@ fn a_failed_restart_keeps_the_instance() {
     stage.send(&again);
     let payload = stage.job(|job| match job {
         Job::Launch(job) => match &job.origin {
-            Origin::Again(Some(news)) => Some((Arc::clone(&job.payload), news.requirements.mem_mb)),
+            Origin::Again(Some(changes)) => Some((Arc::clone(&job.payload), changes.requirements.mem_mb)),
             _ => None,
         },
         _ => None,

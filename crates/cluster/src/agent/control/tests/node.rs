@@ -314,7 +314,7 @@ fn without_flags_the_machine_decides() {
     };
     stage.sent.clear();
     stage.feed(done(3950));
-    assert_eq!(stage.kinds(), ["STATS"], "no news: {:?}", stage.control.ready());
+    assert_eq!(stage.kinds(), ["STATS"], "no change: {:?}", stage.control.ready());
     stage.feed(done(RESERVE + 39));
     assert_eq!(stage.kinds(), ["FULL", "STATS"]);
     stage.feed(done(2000));

@@ -1,19 +1,18 @@
-//! Files that are disks: images of the node, the disk that an instance boots
-//! from, and volumes.
+//! Files that are disks: images of the node, boot disks of instances, and volumes.
 //!
 //! ```text
 //!  IMAGES/ID[.qcow2|.img|.raw]      never written
-//!        ▲ what wasn't written since
-//!  INSTANCE/disks/boot.qcow2        the instance's own; or boot.raw, a copy
+//!        ▲ blocks that the instance has not written
+//!  INSTANCE/disks/boot.qcow2        the instance's own disk; or boot.raw, a copy
 //!
 //!  VOLUMES/UUID/disk.img|disk.raw
 //! ```
 //!
-//! Making a disk has a time limit, and ends when the launch is no longer wanted.
+//! Making a disk has a time limit, and ends early if the launch is cancelled.
 //!
-//! The format of a disk that an instance can write to comes from its file name. It is never
-//! guessed from the content: an instance could write a header that makes its raw disk
-//! look like a qcow2 on top of any file of the node.
+//! The format of a disk that an instance can write comes from its file name. It is never guessed
+//! from the content, because an instance could write a header that makes its raw disk look like a
+//! qcow2 file on top of any file of the node.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek};
@@ -39,14 +38,14 @@ const EXTENSIONS: [&str; 4] = ["", ".qcow2", ".img", ".raw"];
 const DISKS: [&str; 2] = ["disk.img", "disk.raw"];
 const MAX_NAME: usize = 200;
 const GIB: u64 = 1 << 30;
-/// How many bytes are copied before the time limit and a cancellation are checked again.
+/// The number of bytes that are copied before the time limit and a cancellation are checked again.
 const PIECE: u64 = 16 << 20;
-/// How long a program that was killed may take to be gone.
+/// The time for which a program that was killed is waited for.
 const KILLED: Duration = Duration::from_secs(2);
-/// The most of a program's complaint that is passed on.
+/// The most bytes of a program's output that become a part of an error.
 const COMPLAINT: u64 = 4096;
 
-/// How a disk lies in its file.
+/// The format of a disk's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     Raw,
@@ -54,7 +53,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// As QEMU calls it.
+    /// The name of the format in QEMU.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -85,7 +84,7 @@ pub(super) struct Bounds<'a> {
 }
 
 impl Bounds<'_> {
-    /// Fails when the launch was cancelled, or its time is over.
+    /// Fails if the launch was cancelled, or the time limit has passed.
     fn check(&self) -> io::Result<()> {
         if self.cancel.is_cancelled() {
             return Err(io::Error::other("the launch was cancelled"));
@@ -97,8 +96,7 @@ impl Bounds<'_> {
     }
 }
 
-/// The disk that an instance boots from: the bootable one with the lowest index, and the
-/// first one of these.
+/// The entry of the disk from which an instance boots: the first of those with the lowest boot index.
 pub(super) fn bootable(storage: &[Storage]) -> Option<&Storage> {
     storage
         .iter()
@@ -106,21 +104,21 @@ pub(super) fn bootable(storage: &[Storage]) -> Option<&Storage> {
         .min_by_key(|entry| entry.boot_index)
 }
 
-/// Whether a text can be the name of an image: a file name that does not lead elsewhere, is not
-/// hidden, and has no character with a meaning to a shell or to QEMU's options.
+/// True if a text can be the name of an image: a file name that does not lead out of the directory,
+/// is not hidden, and has no character with a meaning to a shell or in QEMU's options.
 pub(super) fn is_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+@".contains(&byte);
     !name.is_empty() && name.len() <= MAX_NAME && !name.starts_with(['.', '-']) && name.bytes().all(plain)
 }
 
-/// The file of an image.
+/// Finds the file of an image.
 pub(super) fn find(images: Option<&Path>, name: &str) -> Result<Disk, LaunchError> {
     let missing = |why: String| LaunchError::new(LaunchFault::Image, why);
     let images = images.ok_or_else(|| missing("this node has no images (--images)".into()))?;
     if !is_name(name) {
         return Err(missing(format!("{name:?} is not a valid name of an image")));
     }
-    // QEMU runs in another directory.
+    // QEMU runs in another directory, so the path has to be absolute.
     let images = fs::canonicalize(images).map_err(|e| missing(format!("{}: {e}", images.display())))?;
     let mut files = EXTENSIONS.iter().map(|end| images.join(format!("{name}{end}")));
     let path = files
@@ -130,8 +128,8 @@ pub(super) fn find(images: Option<&Path>, name: &str) -> Result<Disk, LaunchErro
     Ok(Disk { path, format })
 }
 
-/// The format of an image, from its content: no instance writes to images, and their file names
-/// often say nothing.
+/// The format of an image, from its content. That is safe because no instance writes to images. The
+/// extensions of images often do not name the format.
 fn format_of(path: &Path) -> io::Result<Format> {
     Ok(match header(path)? {
         Some(_) => Format::Qcow2,
@@ -139,9 +137,9 @@ fn format_of(path: &Path) -> io::Result<Format> {
     })
 }
 
-/// The size of the disk in a qcow2 file; `None` if it is not a qcow2 file.
+/// The size of the disk in a qcow2 file, in bytes; `None` if it is not a qcow2 file.
 fn header(path: &Path) -> io::Result<Option<u64>> {
-    // The header: the magic number at 0, and the size of the disk at 24, in big-endian order.
+    // The header has the magic number at 0, and the size of the disk at 24, in big-endian order.
     let mut start = Vec::new();
     File::open(path)?.take(32).read_to_end(&mut start)?;
     let is_qcow2 = start.starts_with(b"QFI\xfb");
@@ -149,8 +147,8 @@ fn header(path: &Path) -> io::Result<Option<u64>> {
     Ok(size.filter(|_| is_qcow2).map(u64::from_be_bytes))
 }
 
-/// The disk that an instance boots from. It is made for the first run and kept for later
-/// ones. `gib` is its size, unless the image is larger.
+/// The disk from which an instance boots. It is made for the first run and kept for later runs.
+/// `gib` is the size of the disk, unless the image is larger.
 pub(super) fn boot_disk(
     place: &InstanceDir,
     base: impl FnOnce() -> Result<Disk, LaunchError>,
@@ -172,14 +170,15 @@ pub(super) fn boot_disk(
         Some(_) => Format::Qcow2,
         None => base.format,
     };
-    // Under its name only once it is whole.
+    // The disk gets its name only when it is complete, so that a later run never finds a partial
+    // one.
     let path = disks.join(format.boot_file());
-    let beside = disks.join("boot.new");
+    let partial = disks.join("boot.new");
     match qemu_img {
-        Some(program) => overlay(program, &base, wanted, &beside, bounds)?,
-        None => copy(&base, wanted, &beside, bounds).map_err(|e| LaunchError::io(beside.display(), &e))?,
+        Some(program) => overlay(program, &base, wanted, &partial, bounds)?,
+        None => copy(&base, wanted, &partial, bounds).map_err(|e| LaunchError::io(partial.display(), &e))?,
     }
-    fs::rename(&beside, &path).map_err(|e| LaunchError::io(path.display(), &e))?;
+    fs::rename(&partial, &path).map_err(|e| LaunchError::io(path.display(), &e))?;
     Ok(Disk { path, format })
 }
 
@@ -202,7 +201,7 @@ fn overlay(
         .args(["create", "-q", "-f", "qcow2", "-F", base.format.name(), "-b"])
         .arg(&base.path)
         .arg(to);
-    // Without a size the overlay has that of its image; a smaller one would cut the image.
+    // Without a size the overlay has the size of its image. A smaller size would cut the image.
     if wanted > size {
         command.arg(wanted.to_string());
     }
@@ -245,13 +244,16 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
             Err(e) => break e,
         }
     };
-    // The group has the number of the child, which no other process can have before it was
+    // The group has the number of the child. No other group can have this number before the child was
     // waited for.
     let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
     let limit = now() + KILLED;
     while matches!(child.try_wait(), Ok(None)) {
         if now() > limit {
-            warn!("process {} was killed and does not end", child.id());
+            warn!(
+                "process {} was killed and has not ended in {KILLED:?}",
+                child.id()
+            );
             break;
         }
         pause(LOOK);
@@ -260,11 +262,11 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
 }
 
 fn copy(base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> io::Result<()> {
-    // The new file gets a mode of its own, because the image may be read-only.
+    // The new file has a mode of its own, because the image may be read-only.
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     let (mut from, mut file) = (File::open(&base.path)?, options.open(to)?);
-    // `io::copy` lets the kernel copy; some file systems then share the blocks.
+    // With `io::copy` the kernel copies, and some file systems share the blocks.
     loop {
         bounds.check()?;
         if io::copy(&mut (&mut from).take(PIECE), &mut file)? == 0 {
@@ -278,7 +280,7 @@ fn copy(base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> io::Result<(
             }
         }
         Format::Qcow2 if wanted > header(&base.path)?.unwrap_or(0) => {
-            warn!("{}: without qemu-img it can't be made larger", to.display());
+            warn!("{}: the disk can't be made larger without qemu-img", to.display());
         }
         Format::Qcow2 => {}
     }
@@ -291,13 +293,12 @@ pub(super) fn volume_disk(volume: &Path) -> Option<Disk> {
         path: volume.join(name),
         format: Format::Raw,
     });
-    // Not through a link, which another kind of instance could have left in
-    // its volume.
+    // A link does not count, because a process instance that had the volume could have made it.
     let is_file = |disk: &Disk| fs::symlink_metadata(&disk.path).is_ok_and(|m| m.is_file());
     disks.into_iter().find(is_file)
 }
 
-/// Makes the disk of a new volume; it takes up space only as it is written.
+/// Makes the disk of a new volume. The file is sparse, so it uses space only as it is written.
 pub(super) fn make_volume_disk(volume: &Path, gib: i64) -> io::Result<Disk> {
     let path = volume.join("disk.img");
     let size = u64::try_from(gib).unwrap_or(0).max(1).saturating_mul(GIB);
@@ -402,9 +403,9 @@ mod tests {
         assert_eq!(boot_disk(&place, gone, 1, None, bounds).unwrap(), disk);
     }
 
-    /// By a copy as by a program, which is gone then.
+    /// This holds for a copy and for qemu-img, whose process is killed.
     #[test]
-    fn a_disk_that_takes_too_long_or_is_not_wanted_any_more_is_not_made() {
+    fn making_a_disk_ends_at_the_time_limit_and_when_the_launch_is_cancelled() {
         use std::os::unix::fs::PermissionsExt;
 
         let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! The arguments of QEMU for a machine. The only I/O is to find QEMU, KVM and firmware.
+//! The arguments of QEMU for a machine. I/O is done only to find QEMU, KVM and firmware.
 //!
-//! QEMU runs in a directory that the machine's user may write in; its disks are
-//! elsewhere.
+//! QEMU runs in a directory in which the machine's user may write. The disks are in another
+//! directory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
@@ -19,21 +19,21 @@ use crate::network::Tap;
 use ssntp::payload::FwType;
 
 const KVM: &str = "/dev/kvm";
-/// QEMU's sandbox: no obsolete system calls, no new privileges, no other programs, no
-/// change of its own priority.
+/// QEMU's sandbox, which denies obsolete system calls, new privileges, other programs, and a change
+/// of its own priority.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// The most that is read of QEMU's list of options: it is 60 KB by now.
+/// The most bytes that are read of QEMU's list of options, which has some 60 KB.
 const HELP: u64 = 1 << 20;
 /// The seed disk's name among the machine's disks.
 pub(super) const SEED: &str = "seed.img";
-/// The memory of a machine whose START does not say.
+/// The memory of a machine whose START names no amount.
 const DEFAULT_MEM_MB: i64 = 512;
-/// The memory that QEMU itself may use beside the machine's.
+/// The memory that QEMU itself may use in addition to that of the machine.
 const OVERHEAD_MB: i64 = 512;
-/// The most code that software emulation keeps translated, in MB: otherwise
-/// it would be up to a gigabyte for each machine.
+/// The size of the cache of translated code in software emulation, in MB. The default of QEMU is up
+/// to a gigabyte for each machine.
 const TRANSLATED_MB: u32 = 128;
-/// The places in which systems keep an EFI firmware that is one file.
+/// The paths of EFI firmware that consists of one file, in different distributions.
 const FIRMWARE: [(&str, &str); 5] = [
     ("x86_64", "/usr/share/ovmf/OVMF.fd"),
     ("x86_64", "/usr/share/OVMF/OVMF.fd"),
@@ -46,47 +46,46 @@ const FIRMWARE: [(&str, &str); 5] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Emulator {
     pub(super) path: PathBuf,
-    /// The architecture of the machine, as QEMU calls it.
+    /// The architecture of the machine, as QEMU names it.
     pub(super) arch: &'static str,
-    /// Whether the processor can run it by itself, and the group that its user
-    /// has to be in for that; else why not.
+    /// The group in which the user has to be to use KVM, if a group is needed. The error is the
+    /// reason why KVM cannot be used.
     pub(super) kvm: Result<Option<u32>, String>,
-    /// Whether it was built with its sandbox, in which it gives up rights to the system that it
-    /// doesn't need.
+    /// True if QEMU was built with its sandbox.
     pub(super) sandbox: bool,
 }
 
 impl Emulator {
-    /// Finds out whether QEMU was built with its sandbox, which is then in its list of
-    /// options. A QEMU that does not answer here will not run, either.
+    /// Finds out whether QEMU was built with its sandbox: the list of options contains it then. A
+    /// QEMU that does not print the list will not run the machine either.
     pub(super) fn find_sandbox(&mut self, bounds: Bounds<'_>) {
         let help = image::run(Command::new(&self.path).arg("-help"), HELP, bounds);
-        self.sandbox = help.is_ok_and(|(status, said)| status.success() && said.contains("-sandbox on"));
+        self.sandbox = help.is_ok_and(|(status, text)| status.success() && text.contains("-sandbox on"));
     }
 
-    /// The group that its user has to be in.
+    /// The group in which the user has to be, if a group is needed.
     ///
     /// # Errors
-    /// The machine would be emulated, and the policy does not allow that.
+    /// The machine would be emulated, and `emulation`, the policy, does not allow that.
     pub(super) fn group(&self, emulation: bool) -> Result<Option<u32>, LaunchError> {
         match &self.kvm {
             Ok(group) => Ok(*group),
             Err(_) if emulation => Ok(None),
             Err(why) => Err(LaunchError::launch(format!(
-                "the machine would be emulated, for {why} (policy: emulation)"
+                "the machine would be emulated, because {why} (policy: emulation)"
             ))),
         }
     }
 
-    /// Finds it: a machine like this one, else an x86-64.
+    /// Finds QEMU for the architecture of this host, otherwise for x86-64.
     pub(super) fn find(path: Option<&OsStr>, user: Option<User>) -> Result<Self, LaunchError> {
         let host = std::env::consts::ARCH;
         let find = |arch: &'static str| {
             let path = find_program(format!("qemu-system-{arch}").as_ref(), path, Path::new("/")).ok()?;
             let kvm = match arch == host {
-                // KVM runs only code of the machine's own architecture.
+                // KVM runs only code of the host's own architecture.
                 true => kvm_for(user),
-                false => Err(format!("this machine is not {arch}")),
+                false => Err(format!("this host is not {arch}")),
             };
             Some(Self {
                 path,
@@ -103,8 +102,8 @@ impl Emulator {
     }
 }
 
-/// Whether that user can let machines run on the processor, and the group by
-/// which it can.
+/// The group in which the user has to be to use KVM, if a group is needed. The error is the reason
+/// why the user cannot use KVM.
 fn kvm_for(user: Option<User>) -> Result<Option<u32>, String> {
     let metadata = OpenOptions::new().read(true).write(true).open(KVM);
     let metadata = metadata.and_then(|kvm| kvm.metadata());
@@ -112,21 +111,21 @@ fn kvm_for(user: Option<User>) -> Result<Option<u32>, String> {
     group_for(user, metadata.mode(), (metadata.uid(), metadata.gid()))
 }
 
-/// The group that a user has to be in to read and write a file.
+/// The group in which a user has to be to read and write a file, if a group is needed.
 fn group_for(user: Option<User>, mode: u32, owner: (u32, u32)) -> Result<Option<u32>, String> {
     let allows = |class: u32| mode >> class & 0o6 == 0o6;
     match user {
         None => Ok(None),
         Some(user) if user.uid == owner.0 && allows(6) => Ok(None),
         Some(user) if user.gid == owner.1 && allows(3) => Ok(None),
-        // Root's own group could do more than use KVM, so it is never given.
+        // Root's group is never given, because it has more rights than to use KVM.
         Some(_) if owner.1 != 0 && allows(3) => Ok(Some(owner.1)),
         Some(user) if user.uid != owner.0 && user.gid != owner.1 && allows(0) => Ok(None),
         Some(user) => Err(format!("user {} may not use {KVM}", user.uid)),
     }
 }
 
-/// The firmware to start with; `None` for QEMU's own.
+/// The firmware of a machine; `None` for QEMU's own.
 pub(super) fn firmware(arch: &str, kind: &FwType) -> Result<Option<PathBuf>, LaunchError> {
     // Machines of this architecture always start with EFI.
     if *kind != FwType::Efi && arch != "aarch64" {
@@ -145,23 +144,23 @@ pub(super) struct Machine<'a> {
     pub(super) emulator: &'a Emulator,
     pub(super) firmware: Option<&'a Path>,
     pub(super) instance: Uuid,
-    /// 0 if the START names none.
+    /// The memory in MB; 0 if the START names no amount.
     pub(super) mem_mb: i64,
-    /// The most memory for a machine whose START names none; 0 is no limit.
+    /// The most memory of a machine whose START names no amount, in MB; 0 for no limit.
     pub(super) most_mb: i64,
-    /// Whether it may be emulated.
+    /// True if the machine may be emulated.
     pub(super) emulation: bool,
-    /// 0 if the START names none.
+    /// The number of CPUs; 0 if the START names none.
     pub(super) vcpus: i64,
     pub(super) boot: &'a Disk,
     pub(super) seed: &'a Path,
     pub(super) volumes: &'a [(Uuid, Disk)],
-    /// Its interface in the network of a tenant.
+    /// The interface in the network of a tenant.
     pub(super) tap: Option<&'a Tap>,
 }
 
 impl Machine<'_> {
-    /// The memory limit of the machine and QEMU together.
+    /// The memory limit of the machine together with QEMU, in MB.
     pub(super) fn limit_mb(&self) -> i64 {
         self.memory().saturating_add(OVERHEAD_MB)
     }
@@ -177,8 +176,8 @@ impl Machine<'_> {
     /// QEMU's arguments.
     pub(super) fn arguments(&self) -> Vec<OsString> {
         let mut list = Arguments::default();
-        // QEMU takes nothing from its defaults or from files of the user, so these arguments
-        // are all.
+        // With these flags QEMU uses neither default devices nor configuration files, so the
+        // arguments describe the whole machine.
         list.flag("-nodefaults").flag("-no-user-config");
         list.pair("-name", &format!("guest={}", self.instance));
         list.pair("-uuid", &self.instance.to_string());
@@ -188,7 +187,7 @@ impl Machine<'_> {
         if self.emulator.sandbox {
             list.pair("-sandbox", SANDBOX);
         }
-        // QEMU takes the first accelerator that works.
+        // QEMU uses the first accelerator that works.
         if self.emulator.kvm.is_ok() {
             list.pair("-accel", "kvm");
         }
@@ -202,16 +201,16 @@ impl Machine<'_> {
         }
         list.pair("-display", "none").pair("-monitor", "none");
         if self.emulator.arch == "x86_64" {
-            // The screen is not shown, but some boot loaders need one.
+            // The screen is not displayed, but some boot loaders need one.
             list.pair("-vga", "std");
         }
-        // To its standard output, which its supervisor reads.
+        // The serial port is the standard output, which the supervisor reads.
         list.pair("-chardev", "stdio,id=serial,signal=off");
         list.pair("-serial", "chardev:serial");
         list.pair("-qmp", &format!("unix:{},server=on,wait=off", qmp::SOCKET));
         list.disk("boot", &self.boot.path, self.boot.format.name(), false);
         list.pair("-device", "virtio-blk-pci,drive=boot,id=dev-boot,bootindex=0");
-        // Read-only: the seed is written by the agent alone.
+        // The seed is read-only, because only the agent writes it.
         list.disk("seed", self.seed, "raw", true);
         list.pair("-device", "virtio-blk-pci,drive=seed,id=dev-seed");
         for (volume, disk) in self.volumes {
@@ -226,7 +225,7 @@ impl Machine<'_> {
         if let Some(Tap { interface, mac, mtu }) = self.tap {
             let tap = format!("tap,id=net,ifname={interface},script=no,downscript=no");
             list.pair("-netdev", &tap);
-            // Without its ROM, because it boots from its disk and never from the network.
+            // Without the ROM, because the machine never boots from the network.
             let device = format!("virtio-net-pci,netdev=net,mac={mac},host_mtu={mtu},romfile=");
             list.pair("-device", &device);
         }
@@ -245,8 +244,8 @@ pub(super) fn device_of(volume: Uuid) -> String {
     format!("d{}", volume.simple())
 }
 
-/// The serial number of a volume, as the instance sees it: the beginning of the volume's name,
-/// because there is room for 20 characters.
+/// The serial number of a volume in the instance: the first 20 characters of the volume's UUID,
+/// because a serial number has no more.
 pub(super) fn serial_of(volume: Uuid) -> String {
     let name = volume.to_string();
     name.get(..20).unwrap_or(&name).to_owned()
@@ -277,7 +276,7 @@ impl Arguments {
     }
 }
 
-/// A value within an option, in which a comma begins the next one.
+/// A value within an option of QEMU. A comma is doubled, because a single one begins the next value.
 fn escaped(value: &OsStr) -> OsString {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
@@ -312,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_told_in_arguments() {
+    fn the_arguments_describe_a_machine() {
         let volume = Uuid::from_u128(0x7c9e6679_7425_40de_944b_e07fc1f90ae7);
         let disk = |path: &str, format| Disk {
             path: path.into(),
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_has_a_default() {
+    fn missing_settings_have_defaults() {
         let (emulator, boot) = (
             emulator(true),
             Disk {
@@ -412,7 +411,7 @@ mod tests {
     fn a_machine_without_kvm_is_refused_unless_it_may_be_emulated() {
         let lost = emulator(false);
         let error = lost.group(false).unwrap_err();
-        assert!(error.why.ends_with("for no (policy: emulation)"), "{error}");
+        assert!(error.why.ends_with("because no (policy: emulation)"), "{error}");
         assert_eq!(lost.group(true), Ok(None));
         let grouped = Emulator {
             kvm: Ok(Some(36)),
@@ -422,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_qemu_that_is_said() {
+    fn a_missing_qemu_is_named_in_the_error() {
         let empty = tempfile::tempdir().unwrap();
         for path in [None, Some(OsStr::new("")), Some(empty.path().as_os_str())] {
             let error = Emulator::find(path, None).unwrap_err();

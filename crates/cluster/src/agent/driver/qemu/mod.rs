@@ -1,18 +1,17 @@
-//! Instances that are virtual machines: `vm_type: qemu`, which is also what
-//! an empty one means.
+//! Instances that are virtual machines: `vm_type: qemu`, which is the default.
 //!
 //! ```text
 //!  START ─▶ image ──▶ disks/boot.qcow2   its own disk, on top of the image
 //!        ─▶ seed ───▶ disks/seed.img     user data and meta data, for cloud-init
 //!        ─▶ machine ▶ qemu-system-…      in `work`, see `supervisor`
-//!                        │    └──▶ stdout.log, what the machine writes to its serial port
+//!                        │    └──▶ stdout.log, the output of the machine's serial port
 //!  STOP ─── qmp ────▶ work/qmp.sock      system_powerdown; later quit, SIGKILL
 //! ```
 //!
-//! A machine's user can write in `work` and into its disks. The directory of the disks
-//! belongs to the agent, so it contains only files that the agent made.
+//! A machine's user can write in `work` and into the disks. The directory of the disks belongs to
+//! the agent, so it contains only files that the agent made.
 //!
-//! The START says what it boots from, its memory and its CPUs:
+//! The START names the disk to boot from, the memory and the CPUs:
 //!
 //! ```yaml
 //! start:
@@ -28,17 +27,16 @@
 //!     vcpus: 2
 //! ```
 //!
-//! Other volumes are disks whose serial number is the beginning of their
-//! name; one that is `local` gets its disk made, of `size` GiB. Volumes of a
-//! machine that runs are plugged in and out.
+//! Other volumes are disks whose serial number is the beginning of the volume's UUID. The disk of a
+//! volume that is `local` is made with `size` GiB. The volumes of a machine that runs can be attached
+//! and detached.
 //!
-//! On a node with tenants' networks, a START that names a subnet gives the machine one interface
-//! there ([`network`](crate::network)), which gets its address by DHCP. Otherwise a machine has
-//! no network.
+//! On a node with tenants' networks, a machine whose START names a subnet has one interface there
+//! ([`network`](crate::network)), which gets its address by DHCP. Otherwise a machine has no network.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `machine` | which QEMU, and its arguments |
+//! | `machine` | the choice of QEMU, and its arguments |
 //! | `image` | files that are disks |
 //! | `seed` | the disk for cloud-init |
 //! | `qmp` | the connection to a running machine |
@@ -76,23 +74,23 @@ use crate::agent::tree::{self, Access};
 use ssntp::payload::{Start, VmType};
 use ssntp_transport::replace;
 
-/// How long the disk that a machine boots from may take to be made: where
-/// there is no qemu-img, all of the image is copied.
+/// The time limit for making a boot disk. It is long, because without qemu-img the whole image is
+/// copied.
 const IMAGE: Duration = Duration::from_secs(600);
-/// How long QEMU may take to answer after it was started. A slower one is
-/// left to itself: it runs.
+/// The time for which a worker waits for the first answer of QEMU. A slower machine counts as
+/// started.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
-/// How long a machine that is told to quit may take.
+/// The time after which a machine that does not quit is killed.
 const QUIT: Duration = Duration::from_secs(2);
-/// How long the system in a machine may take to release a disk.
+/// The time limit for the system in a machine to release a disk.
 const UNPLUG: Duration = Duration::from_secs(5);
-/// The most that is read of what QEMU complained of.
+/// The most bytes that are read from the end of QEMU's log of errors.
 const LAST_WORDS: u64 = 4096;
-/// How often a machine is looked at while a worker waits for it.
+/// The pause between two checks while a worker waits for a machine.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Runs instances as virtual machines, where QEMU is installed. See the
-/// module's source for what a machine finds.
+/// Runs instances as virtual machines, if QEMU is installed. The module's source describes the
+/// machines.
 #[derive(Clone, Debug)]
 pub struct QemuDriver {
     supervisors: Supervisors,
@@ -102,11 +100,9 @@ pub struct QemuDriver {
 }
 
 impl QemuDriver {
-    /// A driver; it has a thread of its own, which ends with it. The machines
-    /// don't.
+    /// A driver. It has a thread of its own, which ends with the driver; the machines go on.
     ///
-    /// QEMU is looked for at each START, in the agent's own `PATH`: without
-    /// one, the START fails and says so.
+    /// Each START looks for QEMU in the agent's own `PATH`, and fails if QEMU is not installed.
     ///
     /// # Errors
     /// The thread can't be started.
@@ -119,18 +115,17 @@ impl QemuDriver {
         })
     }
 
-    /// The directory of images: each is a file, named by what a START calls
-    /// it, with or without `.qcow2`, `.img` or `.raw`. Default: none, and no
-    /// machine can be started.
+    /// The directory of images. Each image is a file with the name that a START uses, with or
+    /// without `.qcow2`, `.img` or `.raw`. Default: none, and no machine can be started.
     #[must_use]
     pub fn images(mut self, directory: impl Into<PathBuf>) -> Self {
         self.images = Some(directory.into());
         self
     }
 
-    /// The most that is kept of what a machine writes to its serial port
-    /// (`stdout.log`), and of what QEMU complains of (`stderr.log`), in MB each: see
-    /// [`ProcessDriver::log_mb`](super::ProcessDriver::log_mb). Default: 16.
+    /// The most output of a machine's serial port (`stdout.log`) and of QEMU's errors (`stderr.log`)
+    /// that is kept, in MB each: see [`ProcessDriver::log_mb`](super::ProcessDriver::log_mb).
+    /// Default: 16.
     #[must_use]
     pub fn log_mb(mut self, mb: u32) -> Self {
         self.log_mb = mb;
@@ -200,7 +195,7 @@ impl Driver for QemuDriver {
             until: now() + FIRST_ANSWER,
             cancel: launch.cancel,
         };
-        // Asked at each launch, because QEMU may be replaced while the agent runs.
+        // This is found out at each launch, because QEMU may be replaced while the agent runs.
         emulator.find_sandbox(bounds);
         let boot = self.boot_disk(launch)?;
         let volumes = volumes_of(place, start)?;
@@ -209,7 +204,7 @@ impl Driver for QemuDriver {
         if let Some(user) = user {
             let disks = volumes.iter().map(|(_, disk)| &disk.path);
             for path in [&boot.path, &seed].into_iter().chain(disks) {
-                // The machine's user opens these files itself, so they have to be its own.
+                // QEMU opens these files as the machine's user, who has to own them.
                 give(path, user).map_err(|e| LaunchError::io(path.display(), &e))?;
             }
         }
@@ -227,7 +222,7 @@ impl Driver for QemuDriver {
             volumes: &volumes,
             tap: tap.as_ref(),
         };
-        // The socket of a former run has no listener.
+        // The socket of a former run would make QEMU fail.
         let _ = fs::remove_file(work.join(qmp::SOCKET));
         let path = self.path.clone().unwrap_or_default();
         let order = Order {
@@ -246,7 +241,7 @@ impl Driver for QemuDriver {
             vcpus: start.requirements.vcpus,
             pids: launch.policy.pids,
             log_mb: self.log_mb,
-            // Only its tap is in the network of a tenant.
+            // Only the tap of a machine is in the network of a tenant; QEMU is in the host's network.
             network: None,
         };
         let await_ready = |running: &Running| await_answer(running, launch.cancel);
@@ -260,9 +255,9 @@ impl Driver for QemuDriver {
     /// Presses the machine's power button. If QMP does not answer, a signal ends QEMU, which
     /// is like a power cut for the machine.
     fn terminate(&self, running: &Running) -> io::Result<()> {
-        let told = Qmp::connect(&running.place.work())
+        let pressed = Qmp::connect(&running.place.work())
             .and_then(|mut qmp| qmp.execute("system_powerdown", &json!({})));
-        match told {
+        match pressed {
             Ok(_) => Ok(()),
             Err(_) if !is_alive(&running.handle) => Ok(()),
             Err(e) => {
@@ -272,12 +267,12 @@ impl Driver for QemuDriver {
         }
     }
 
-    /// Tells QEMU to quit first, so that it writes the data that it holds for its disks.
+    /// Tells QEMU to quit first, so that it writes buffered data to its disks.
     fn kill(&self, running: &Running) -> io::Result<()> {
-        // QEMU may hang in a write to its disks, so there is a limit before SIGKILL.
+        // QEMU may hang in a write to its disks, so SIGKILL follows after a time limit.
         let limit = now() + QUIT;
-        let told = Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("quit", &json!({})));
-        while told.is_ok() && is_alive(&running.handle) && now() < limit {
+        let quits = Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("quit", &json!({})));
+        while quits.is_ok() && is_alive(&running.handle) && now() < limit {
             pause(LOOK);
         }
         self.supervisors.kill(running)
@@ -303,7 +298,8 @@ impl Driver for QemuDriver {
         self.supervisors.forget(place.instance());
     }
 
-    /// A machine that does not run finds the volume when it is started.
+    /// Adds the disk of the volume to a machine that runs. A stopped machine gets the disk when it is
+    /// started.
     fn attach(
         &self,
         place: &InstanceDir,
@@ -312,8 +308,8 @@ impl Driver for QemuDriver {
     ) -> Result<(), VolumeError> {
         let disk = image::volume_disk(&volume.path);
         if running.is_none() {
-            // Before the first start, a disk may still have to be made.
-            // Every launch writes the seed, so without one there was no launch yet.
+            // Before the first launch, the disk may still have to be made. Every launch writes the
+            // seed, so without a seed there was no launch yet.
             let is_new = !disks_of(place).join(machine::SEED).exists();
             return match disk {
                 None if !is_new => Err(no_disk(volume)),
@@ -341,7 +337,7 @@ impl Driver for QemuDriver {
             .map_err(|e| VolumeError::new(VolumeFault::Instance, e.to_string()))
     }
 
-    /// The system in the machine has to release it, too.
+    /// Removes the disk of the volume from a machine that runs, whose system has to release it first.
     fn detach(
         &self,
         place: &InstanceDir,
@@ -355,8 +351,7 @@ impl Driver for QemuDriver {
         let unplug = || {
             let mut qmp = Qmp::connect(&place.work())?;
             qmp.execute("device_del", &json!({ "id": device }))?;
-            // `device_del` only asks the system in the machine; the disk is in use until this
-            // event.
+            // `device_del` only asks the system in the machine. The disk is in use until the event.
             qmp.await_deleted(&device, UNPLUG)?;
             qmp.execute("blockdev-del", &json!({ "node-name": node }))
         };
@@ -389,11 +384,11 @@ fn await_answer(running: &Running, cancel: &Cancel) -> Result<(), LaunchError> {
     }
     let log = last_words(&running.place).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
-    let said = log.lines().next_back().unwrap_or("it said nothing");
-    Err(LaunchError::launch(format!("QEMU ended at once: {said}")))
+    let error = log.lines().next_back().unwrap_or("it printed no error");
+    Err(LaunchError::launch(format!("QEMU ended at once: {error}")))
 }
 
-/// The seed disk for cloud-init, which needs both files and the name of the instance.
+/// The seed disk for cloud-init. cloud-init needs both files, and the ID of the instance.
 fn seed_of(launch: &Launch<'_>) -> Result<Vec<u8>, LaunchError> {
     let (user, meta) = (&launch.payload.user_data, &launch.payload.meta_data);
     let user = user.as_ref().map_or(&b""[..], |document| document.as_bytes());
@@ -423,8 +418,9 @@ fn volumes_of(place: &InstanceDir, start: &Start) -> Result<Vec<(Uuid, Disk)>, L
         let disk = match image::volume_disk(&path) {
             Some(disk) => disk,
             None => {
-                let said = |entry: &&ssntp::payload::Storage| entry.id.uuid() == Some(uuid) && entry.local;
-                let entry = start.storage.iter().find(said);
+                let is_local =
+                    |entry: &&ssntp::payload::Storage| entry.id.uuid() == Some(uuid) && entry.local;
+                let entry = start.storage.iter().find(is_local);
                 let missing = || LaunchError::new(LaunchFault::Image, no_disk_at(&path));
                 let entry = entry.ok_or_else(missing)?;
                 image::make_volume_disk(&path, entry.size).map_err(|e| LaunchError::io(path.display(), &e))?
@@ -432,7 +428,7 @@ fn volumes_of(place: &InstanceDir, start: &Start) -> Result<Vec<(Uuid, Disk)>, L
         };
         volumes.push((uuid, disk));
     }
-    // The order that the instance sees them in, the same at each start.
+    // The disks have the same order in the instance at each start.
     volumes.sort_by_key(|(uuid, _)| *uuid);
     Ok(volumes)
 }
@@ -450,7 +446,7 @@ fn disks_of(place: &InstanceDir) -> PathBuf {
     place.dir().join("disks")
 }
 
-/// The end of what QEMU complained of.
+/// The end of QEMU's log of errors.
 fn last_words(place: &InstanceDir) -> io::Result<Vec<u8>> {
     let mut log = File::open(place.dir().join("stderr.log"))?;
     let from = log.metadata()?.len().saturating_sub(LAST_WORDS);

@@ -8,8 +8,8 @@
 //!        ── {"execute": …} ──▶ ◀── events …, {"return": …} or {"error": …}
 //! ```
 //!
-//! A connection serves a few commands and is closed. Each has a time limit: a
-//! machine that hangs doesn't hold up a worker for longer.
+//! A connection serves a few commands and is closed. Each command has a time limit, so that a machine
+//! that hangs does not block a worker.
 
 #![expect(
     clippy::disallowed_types,
@@ -29,25 +29,24 @@ use super::now;
 
 /// The socket's name in the machine's directory.
 pub(super) const SOCKET: &str = "qmp.sock";
-/// How long one command, or the greeting, may take.
+/// The time limit for one command, or for the greeting.
 const ANSWER: Duration = Duration::from_secs(2);
-/// The longest line that is read. QEMU's answers to these commands have a few hundred
-/// bytes; a workload that took over its QEMU must not fill the agent's memory.
+/// The longest line that is read, in bytes. QEMU's answers to these commands have a few hundred
+/// bytes, but a guest that took over its QEMU must not fill the agent's memory.
 const MAX_LINE: usize = 1 << 20;
 
 /// A connection to a machine.
 #[derive(Debug)]
 pub(super) struct Qmp {
     stream: UnixStream,
-    /// Bytes that were read and are not a whole line yet.
+    /// Bytes that were read and not handled yet.
     read: Vec<u8>,
     /// The devices that the machine has reported as deleted on this connection.
     deleted: Vec<String>,
 }
 
 impl Qmp {
-    /// Connects to the machine that runs in a directory, and exchanges the
-    /// greetings.
+    /// Connects to the machine that runs in a directory, and completes the greeting.
     pub(super) fn connect(dir: &Path) -> io::Result<Self> {
         let stream = connect_to(File::open(dir)?, SOCKET)?;
         stream.set_write_timeout(Some(ANSWER))?;
@@ -62,11 +61,10 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Waits until the machine says that a device is gone.
+    /// Waits until the machine reports that a device was removed.
     pub(super) fn await_deleted(&mut self, device: &str, within: Duration) -> io::Result<()> {
         let limit = now() + within;
-        // The event may have come before the answer to `device_del`, so earlier ones count,
-        // too.
+        // The event may have arrived before the answer to `device_del`, so earlier events count.
         while !self.deleted.iter().any(|deleted| deleted == device) {
             self.line(limit)?;
         }
@@ -90,7 +88,7 @@ impl Qmp {
         }
     }
 
-    /// The next line, within the limit.
+    /// Reads the next line, until the time `limit`.
     fn line(&mut self, limit: Instant) -> io::Result<Value> {
         let end = loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
@@ -106,8 +104,8 @@ impl Qmp {
                     "the machine does not answer",
                 ));
             }
-            // Set for each read, so that a machine that sends single bytes stays within the
-            // limit.
+            // The timeout is set for each read, so that a machine that sends single bytes cannot
+            // exceed the limit.
             self.stream.set_read_timeout(Some(left))?;
             let mut buffer = [0; 4096];
             match self.stream.read(&mut buffer) {
@@ -143,8 +141,8 @@ mod tests {
 
     const HELLO: &str = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 9}, "package": ""}, "capabilities": ["oob"]}}"#;
 
-    /// A machine that says those lines: the first at once, each other one
-    /// after a command. Its thread gives back the commands.
+    /// A machine that sends these lines: the first at once, each other line after a command. Its
+    /// thread returns the commands.
     fn machine(lines: &'static [&'static str]) -> (TempDir, JoinHandle<Vec<String>>) {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
@@ -165,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_said_and_answers_understood_between_events() {
+    fn answers_are_found_between_events() {
         let (dir, machine) = machine(&[
             HELLO,
             r#"{"return": {}}"#,
@@ -203,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_or_nonsense_or_leaves_is_an_error() {
+    fn a_silent_or_closed_connection_and_an_invalid_line_are_errors() {
         let nobody = tempfile::tempdir().unwrap();
         assert!(Qmp::connect(nobody.path()).is_err());
         let (dir, _silent) = machine(&[HELLO]);
@@ -226,7 +224,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
     }
 
-    /// To another machine's, say, which would be told to quit.
+    /// The link could lead to the socket of another machine, which the agent would then control.
     #[test]
     fn a_link_does_not_lead_to_another_socket() {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -1,41 +1,40 @@
-//! The seed disk: what cloud-init's NoCloud source reads at first boot.
+//! The seed disk, which cloud-init's NoCloud source reads at the first boot.
 //!
 //! ```text
 //!  sector 0   boot record   geometry, label CIDATA
-//!         1   FAT           which cluster follows which, twelve bits each
-//!         …   FAT           the same again
+//!         1   FAT           for each cluster the next one of its file, in twelve bits
+//!         …   FAT           a copy
 //!         …   root          label, USER-D~1 "user-data", META-D~1 "meta-data"
 //!         …   clusters      user data, then meta data, byte for byte
 //! ```
 //!
-//! FAT12, whatever the size: every system that boots reads it, and with larger
-//! clusters it holds more than a payload may have. The same documents always
-//! make the same bytes.
+//! The format is always FAT12, because every system reads it. With larger clusters it has room for
+//! the longest payload. The same documents always result in the same bytes.
 
 /// The label that cloud-init looks for.
 const LABEL: &[u8; 11] = b"CIDATA     ";
 const SECTOR: usize = 512;
-/// The most clusters of a FAT12; from one more on it would be a FAT16.
+/// The most clusters of a FAT12; a disk with more would be a FAT16.
 const MAX_CLUSTERS: usize = 4084;
-/// The fewest that we make: some readers reject tiny disks.
+/// The fewest clusters of a seed disk, because some readers reject tiny disks.
 const MIN_CLUSTERS: usize = 512;
 const ROOT_ENTRIES: usize = 16;
-/// A volume that is mounted as a hard disk.
+/// The type of medium: a hard disk.
 const MEDIA: u8 = 0xf8;
-/// The first day that this format knows, 1980-01-01: a fixed day, so that the bytes are always
-/// the same.
+/// The date of all files: 1980-01-01, the first day of this format. It is fixed, so that the bytes
+/// are always the same.
 const DATE: [u8; 2] = [0x21, 0x00];
-/// The last cluster of a file.
+/// The entry of the last cluster of a file.
 const LAST: u16 = 0xfff;
 
-/// The image of a disk with those two files; `None` if they are too large, which can't
-/// happen with the length limit of payloads.
+/// The image of a disk with these two files. `None` if they are too large, which the length limit
+/// of payloads excludes.
 pub(super) fn image(user_data: &[u8], meta_data: &[u8]) -> Option<Vec<u8>> {
     let files = [
         (*b"USER-D~1   ", "user-data", user_data),
         (*b"META-D~1   ", "meta-data", meta_data),
     ];
-    // 2 sectors up to 128: a power of two, as the format wants it.
+    // A cluster has 1 to 128 sectors, a power of two.
     let (per_cluster, used) = (0..=7).map(|shift| 1usize << shift).find_map(|sectors| {
         let used: usize = files
             .iter()
@@ -76,7 +75,7 @@ pub(super) fn image(user_data: &[u8], meta_data: &[u8]) -> Option<Vec<u8>> {
     }
 
     let mut image = boot_record(per_cluster, fat_sectors, total)?;
-    // Twice: the format keeps a copy of the table.
+    // The format keeps a copy of the table.
     image.extend_from_slice(&fat.0);
     image.extend_from_slice(&fat.0);
     image.extend(root);
@@ -94,7 +93,7 @@ fn boot_record(per_cluster: usize, fat_sectors: usize, total: usize) -> Option<V
     record.extend(1u16.to_le_bytes()); // before the first FAT
     record.push(2); // FATs
     record.extend(u16::try_from(ROOT_ENTRIES).ok()?.to_le_bytes());
-    // A small disk says its size here, a larger one below.
+    // A small disk has its size in this field, a larger one in a field below.
     let small = u16::try_from(total).unwrap_or(0);
     record.extend(small.to_le_bytes());
     record.push(MEDIA);
@@ -104,7 +103,7 @@ fn boot_record(per_cluster: usize, fat_sectors: usize, total: usize) -> Option<V
     record.extend(0u32.to_le_bytes()); // hidden
     let large = if small == 0 { u32::try_from(total).ok()? } else { 0 };
     record.extend(large.to_le_bytes());
-    record.extend([0x80, 0, 0x29]); // a hard disk; the next three are there
+    record.extend([0x80, 0, 0x29]); // a hard disk; the next three fields exist
     record.extend(*b"SEED");
     record.extend(LABEL);
     record.extend(b"FAT12   ");
@@ -126,13 +125,13 @@ fn entry(name: &[u8; 11], attributes: u8, cluster: u16, len: u32) -> [u8; 32] {
     entry
 }
 
-/// The entry before a file's own that gives its name as it is. Both names
-/// fit into one such entry.
+/// The entry before that of a file, with the file's long name. Each of the two names fits into one
+/// entry.
 fn long_name(name: &str, short: &[u8; 11]) -> [u8; 32] {
-    // The format wants the name, a zero, and 0xffff up to the end.
+    // The field has the name, a zero, and 0xffff up to its end.
     let mut units = name.encode_utf16().chain([0]).chain(std::iter::repeat(0xffff));
     let mut entry = [0; 32];
-    entry[0] = 0x41; // the first, and the last
+    entry[0] = 0x41; // number 1, and the last one
     entry[11] = 0x0f;
     entry[13] = short
         .iter()
@@ -144,7 +143,7 @@ fn long_name(name: &str, short: &[u8; 11]) -> [u8; 32] {
     entry
 }
 
-/// Entries of twelve bits: two of them in three bytes.
+/// The table of clusters: two entries of twelve bits in three bytes.
 struct Fat(Vec<u8>);
 
 impl Fat {
@@ -252,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_label_and_the_names_stand_where_they_are_looked_for() {
+    fn the_label_and_the_names_are_at_the_offsets_of_the_format() {
         let image = image(b"#cloud-config\n", b"{}").unwrap();
         assert_eq!(&image[43..54], LABEL);
         assert_eq!(&image[54..62], b"FAT12   ");

@@ -1,9 +1,9 @@
-//! Limits and figures of an instance by control group, if the system lets us make some.
+//! Limits and figures of an instance by control group, if the agent may make groups.
 //!
-//! Each instance gets a group `ssntp/UUID` of its own, in the first place
-//! that will do: below the root of the unified hierarchy (version 2), beside
-//! our own group in it (a user's own part of it, as systemd gives one), or in
-//! the hierarchies of the memory and CPU controllers (version 1).
+//! Each instance has a group `ssntp/UUID` of its own, in the first of these places that works: below
+//! the root of the unified hierarchy (version 2), beside the agent's own group in it (systemd gives
+//! a user a part of the hierarchy), or in the hierarchies of the memory and CPU controllers
+//! (version 1).
 
 use std::fs;
 use std::io;
@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
-/// Our part of each hierarchy.
+/// The name of the agent's folder in each hierarchy.
 const FOLDER: &str = "ssntp";
-/// The period over which CPU time is shared out, in microseconds.
+/// The period to which a limit of CPU time applies, in microseconds.
 const PERIOD_USEC: u64 = 100_000;
 
 /// The hierarchies in which groups can be made.
@@ -21,9 +21,9 @@ const PERIOD_USEC: u64 = 100_000;
 pub(super) enum Cgroups {
     /// No groups can be made.
     None,
-    /// Version 2: the folder that holds our groups.
+    /// Version 2: the folder of the groups.
     Unified(PathBuf),
-    /// Version 1: the folder in each hierarchy.
+    /// Version 1: the folder of the groups in each hierarchy.
     Separate {
         memory: PathBuf,
         cpu: PathBuf,
@@ -33,7 +33,7 @@ pub(super) enum Cgroups {
 }
 
 impl Cgroups {
-    /// Finds out where groups can be made, by making one.
+    /// Finds the hierarchies in which groups can be made, by making one.
     pub(super) fn detect() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -44,17 +44,17 @@ impl Cgroups {
     }
 
     fn works(&self) -> bool {
-        // Whether limits can be set is known only after trying: containers often show the
-        // hierarchy read-only, or without controllers.
+        // Only a trial shows that limits can be set: in containers the hierarchy is often read-only
+        // or has no controllers.
         let probe = Uuid::new_v4();
         let works = self.create(probe, 64, 1, 64).is_ok();
         self.remove(probe);
         works
     }
 
-    /// Makes the group of an instance; 0 is no limit. A process joins each of
-    /// [`groups`](Self::groups) by itself. Its memory is not swapped out, because it could
-    /// exceed its limit on a disk that all instances share.
+    /// Makes the group of an instance; 0 stands for no limit. The process of the program joins each
+    /// of [`groups`](Self::groups) itself. Swapping is turned off, because the instance could exceed
+    /// its memory limit on a disk that all instances share.
     pub(super) fn create(&self, instance: Uuid, mem_mb: i64, vcpus: i64, pids: u32) -> io::Result<()> {
         let bytes = u64::try_from(mem_mb).unwrap_or(0).saturating_mul(1024 * 1024);
         let quota = u64::try_from(vcpus).unwrap_or(0).saturating_mul(PERIOD_USEC);
@@ -63,13 +63,12 @@ impl Cgroups {
             Self::Unified(folder) => {
                 fs::create_dir_all(folder)?;
                 if let Some(parent) = folder.parent() {
-                    // The controllers are mostly on already, and then this may be refused.
                     share(parent);
                 }
                 share(folder);
                 let group = folder.join(instance.to_string());
-                // Made after the controllers are on, so that it has their files when limits are
-                // written.
+                // The group is made after the controllers were turned on, so that it has their
+                // files.
                 fs::create_dir_all(&group)?;
                 let limit = |value: u64| {
                     if value == 0 {
@@ -80,7 +79,7 @@ impl Cgroups {
                 };
                 fs::write(group.join("memory.max"), limit(bytes))?;
                 fs::write(group.join("cpu.max"), format!("{} {PERIOD_USEC}", limit(quota)))?;
-                // A part of the hierarchy may be ours without this controller.
+                // The part of the hierarchy that the agent may change can lack this controller.
                 if group.join("pids.max").exists() {
                     fs::write(group.join("pids.max"), pids.to_string())?;
                 }
@@ -100,7 +99,8 @@ impl Cgroups {
                 if bytes > 0 {
                     let group = memory.join(instance.to_string());
                     fs::write(group.join("memory.limit_in_bytes"), bytes.to_string())?;
-                    // Memory and swap together, where the kernel counts swap.
+                    // Memory and swap together; the file is missing if the kernel does not count
+                    // swap.
                     let _ = fs::write(group.join("memory.memsw.limit_in_bytes"), bytes.to_string());
                 }
                 if let Some(processes) = processes {
@@ -119,7 +119,7 @@ impl Cgroups {
 
     /// The processes of a group.
     pub(super) fn pids(&self, instance: Uuid) -> Vec<i32> {
-        // Version 1: all of its groups hold the same ones.
+        // In version 1 all groups of the instance contain the same processes.
         let text = self
             .groups(instance)
             .next()
@@ -128,19 +128,18 @@ impl Cgroups {
         text.lines().filter_map(|line| line.trim().parse().ok()).collect()
     }
 
-    /// Removes a group that is empty; one that isn't stays.
+    /// Removes the groups of an instance if they have no processes.
     pub(super) fn remove(&self, instance: Uuid) {
         for group in self.groups(instance) {
             let _ = fs::remove_dir(&group);
             if let Some(folder) = group.parent() {
-                // The folder can be removed only with its last group.
+                // This succeeds only after the last group.
                 let _ = fs::remove_dir(folder);
             }
         }
     }
 
-    /// The file that counts, among others, how many processes of a group were
-    /// killed for memory: see [`kills`].
+    /// The file that contains the number of processes that were killed for memory: see [`kills`].
     pub(super) fn oom(&self, instance: Uuid) -> Option<PathBuf> {
         let (folder, file) = match self {
             Self::None => return None,
@@ -150,8 +149,7 @@ impl Cgroups {
         Some(folder.join(instance.to_string()).join(file))
     }
 
-    /// Memory in use, in bytes, without the files that the kernel merely
-    /// keeps at hand.
+    /// Memory in use, in bytes, without inactive pages of files.
     pub(super) fn memory(&self, instance: Uuid) -> Option<u64> {
         let (folder, usage, inactive) = match self {
             Self::None => return None,
@@ -160,7 +158,7 @@ impl Cgroups {
         };
         let group = folder.join(instance.to_string());
         let usage = number(&group.join(usage))?;
-        // The kernel gives these pages back when memory is short, so they do not count as used.
+        // The kernel drops inactive pages of files when memory is short, so they do not count.
         let inactive = keyed(&group.join("memory.stat"), inactive).unwrap_or(0);
         Some(usage.saturating_sub(inactive))
     }
@@ -202,15 +200,15 @@ impl Cgroups {
     }
 }
 
-/// Turns the controllers on below a group. Mostly they are on already, and then
-/// this may be refused. Two writes, since one is done as a whole or not at all.
+/// Turns the controllers on below a group. Usually they are on already, and the system may refuse
+/// this, so errors are ignored. There are two writes, because each succeeds as a whole or fails.
 fn share(group: &Path) {
     for controllers in ["+memory +cpu", "+pids"] {
         let _ = fs::write(group.join("cgroup.subtree_control"), controllers);
     }
 }
 
-/// The folders in which groups may be allowed, the best first.
+/// The hierarchies in which the agent may be allowed to make groups, the best first.
 fn candidates(mountinfo: &str, own_cgroup: &str) -> Vec<Cgroups> {
     let mut found = Vec::new();
     let mounts: Vec<Mount<'_>> = mountinfo.lines().filter_map(Mount::parse).collect();
@@ -248,8 +246,7 @@ struct Mount<'a> {
 }
 
 impl<'a> Mount<'a> {
-    /// A line of mountinfo: optional fields stand between the mount point
-    /// and a lone dash.
+    /// Reads a line of mountinfo. Optional fields stand between the mount point and a single dash.
     fn parse(line: &'a str) -> Option<Self> {
         let (left, right) = line.split_once(" - ")?;
         let mut right = right.split_ascii_whitespace();
@@ -261,7 +258,7 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// How many processes were killed for memory.
+/// The number of processes that were killed for memory, from the file [`Cgroups::oom`].
 pub(super) fn kills(file: &Path) -> Option<u64> {
     keyed(file, "oom_kill ")
 }

@@ -18,7 +18,7 @@ use super::state::{self, State};
 use super::{RUN, SOCKET};
 use crate::agent::driver::{InstanceDir, Running};
 
-/// How long a supervisor may take for an answer.
+/// The time limit for an answer of a supervisor.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// Opens the directory of an instance's last run.
@@ -28,16 +28,16 @@ pub(super) fn run_of(place: &InstanceDir) -> io::Result<OwnedFd> {
     Ok(openat(place, RUN, flags, Mode::empty())?)
 }
 
-/// A connection to a run's supervisor, and to no later one's.
+/// Connects to the supervisor of this run, and not to that of a later run of the instance.
 pub(super) fn reach(running: &Running) -> io::Result<UnixStream> {
     let stream = connect_to(run_of(&running.place)?, SOCKET)?;
-    // The path is the same for all runs, so the process decides which run answers.
+    // The path is the same for all runs, so the number of the peer's process identifies the run.
     let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
     match peer.as_raw_nonzero().get() == running.handle.pid {
         true => Ok(stream),
         false => Err(io::Error::new(
             io::ErrorKind::NotFound,
-            "another run has its place",
+            "the supervisor of a later run answers",
         )),
     }
 }
@@ -51,8 +51,8 @@ pub(super) fn ask(running: &Running, line: &str) -> io::Result<()> {
     answer(&stream).map(drop)
 }
 
-/// The next line of a supervisor. Bytes that follow it are lost, which is harmless: a
-/// connection asks one question.
+/// Reads the next line of a supervisor. Bytes that follow the line may be lost, which does not
+/// matter, because a connection sends one command at a time.
 pub(super) fn answer(stream: &UnixStream) -> io::Result<State> {
     let mut line = String::new();
     BufReader::new(stream)
@@ -62,11 +62,11 @@ pub(super) fn answer(stream: &UnixStream) -> io::Result<State> {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended"));
     }
     State::parse(&line)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it answers with an unknown word"))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "unknown state in its answer"))
 }
 
-/// Connects to a socket in a directory, and not through a link, which a user who can
-/// write there could have made. Does not wait.
+/// Connects to a socket in a directory without waiting. A link is refused, because a user who can
+/// write there could have made it.
 pub(in super::super) fn connect_to(dir: impl AsFd, name: &str) -> io::Result<UnixStream> {
     let found = openat(
         dir,

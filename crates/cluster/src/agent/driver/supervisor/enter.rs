@@ -1,8 +1,8 @@
-//! The process that becomes the program: the steps that only the process itself can do,
-//! one by one, so that an error names the step that failed.
+//! The process that becomes the program. It performs the steps that only the process itself can
+//! do, one by one, so that an error names the step that failed.
 //!
-//! It reads its order from the standard input. When the program is executed, the system
-//! closes the other end; until then the error is written there.
+//! The process reads its order from the standard input, and writes an error there. When the program
+//! is executed, the system closes the connection.
 
 #![expect(clippy::disallowed_types, reason = "the socket that the order comes by")]
 
@@ -31,9 +31,9 @@ use super::state::State;
 use super::user_of;
 use crate::agent::driver::LaunchError;
 
-/// Becomes the program, or says why not.
+/// Becomes the program, or sends the error to the supervisor.
 pub(super) fn enter() -> ExitCode {
-    // Closed when the program is executed, unlike the standard input.
+    // Unlike the standard input, the copy is closed when the program is executed.
     let Ok(supervisor) = io::stdin().as_fd().try_clone_to_owned() else {
         return ExitCode::FAILURE;
     };
@@ -59,7 +59,7 @@ fn become_program(order: &Order) -> LaunchError {
     let path = order.env.iter().find(|(name, _)| name == "PATH");
     let path = path.map(|(_, path)| path.as_os_str());
     match find_program(&order.program, path, order.dir.as_ref()) {
-        // The file is there, so the error is that of the system.
+        // The file exists, so the error of the system is the reason.
         Ok(found) => LaunchError::io(found.display(), &error),
         Err(missing) => missing,
     }
@@ -67,7 +67,7 @@ fn become_program(order: &Order) -> LaunchError {
 
 fn prepare(order: &Order) -> Result<(), LaunchError> {
     let system = |what: String| move |e: rustix::io::Errno| LaunchError::io(what, &e.into());
-    // 0 means the process that writes it.
+    // 0 stands for the process that writes it.
     let joined = order
         .cgroups
         .iter()
@@ -90,8 +90,8 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
     if let Some(user) = order.user {
         let (uid, gid) = user_of(user);
         let groups: Vec<_> = order.group.into_iter().map(Gid::from_raw).collect();
-        // Groups first, then the group, then the user: after the change of the user the process
-        // has no right to the others.
+        // The order matters: after the change of the user, the process has no right to change its
+        // groups.
         set_thread_groups(&groups).map_err(system("its groups".into()))?;
         set_thread_gid(gid).map_err(system(format!("group {}", user.gid)))?;
         let is_kept = order.administers_network;
@@ -101,9 +101,10 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
             keep_network_rights().map_err(system("the rights of a concentrator".into()))?;
         }
     }
-    // As the user of the program, so that only directories count that this user may enter.
+    // This comes after the change of the user, so that it fails for a directory that the user may
+    // not enter.
     env::set_current_dir(&order.dir).map_err(|e| LaunchError::io(order.dir.display(), &e))?;
-    // Checked after the change of directory, because links in the path could lead elsewhere.
+    // The check follows the change of directory, because links in the path could lead elsewhere.
     if let Some(within) = &order.within {
         let dir = env::current_dir().map_err(|e| LaunchError::io(order.dir.display(), &e))?;
         if !within.iter().any(|allowed| dir.starts_with(allowed)) {
@@ -111,14 +112,14 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
             return Err(LaunchError::launch(why));
         }
     }
-    // A run must not outlive its supervisor. The system forgets this setting when the user
-    // changes, so it comes afterwards.
+    // The program is killed when its supervisor ends. The system resets this setting when the user
+    // changes, so it comes after that.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    // The limit comes last, because it counts for this process, too. If it can't be set,
-    // the program runs all the same.
+    // The limit comes last, because it applies to this process as well. If it can't be set, the
+    // program runs without it.
     if let Some(data) = order.data.filter(|_| joined.is_err() || order.cgroups.is_empty()) {
-        // Not the address space: many programs reserve far more of it than
-        // they ever use.
+        // The address space is not limited, because many programs reserve far more of it than they
+        // use.
         let limit = Rlimit {
             current: Some(data),
             maximum: Some(data),
@@ -128,8 +129,8 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// Keeps the rights to the network, and no others, also in what is executed. They count for
-/// the namespace alone: without CAP_SYS_ADMIN no process can enter another one.
+/// Keeps the rights to the network, and no others, also for the program. The rights apply only to
+/// the process's own network namespace: without CAP_SYS_ADMIN a process cannot enter another one.
 fn keep_network_rights() -> rustix::io::Result<()> {
     let rights = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | CapabilitySet::NET_BIND_SERVICE;
     let sets = CapabilitySets {
@@ -143,7 +144,7 @@ fn keep_network_rights() -> rustix::io::Result<()> {
         .try_for_each(|right| configure_capability_in_ambient_set(right, true))
 }
 
-/// The file of a program, found as a shell would.
+/// Finds the file of a program as a shell does.
 pub(in super::super) fn find_program(
     name: &OsStr,
     path: Option<&OsStr>,
@@ -159,7 +160,7 @@ pub(in super::super) fn find_program(
         .iter()
         .filter_map(|path| Some((path, fs::metadata(path).ok()?)));
     let files: Vec<_> = files.filter(|(_, metadata)| metadata.is_file()).collect();
-    // If no file is executable, the error names the first one that is not.
+    // If no file is executable, the first file is taken, so that the error of the system names it.
     let found = files.iter().find(|(_, metadata)| metadata.mode() & 0o111 != 0);
     let found = found.or_else(|| files.first()).map(|(path, _)| (*path).clone());
     let missing = || LaunchError::launch(format!("there is no program {}", name.display()));
@@ -168,11 +169,12 @@ pub(in super::super) fn find_program(
     Ok(found)
 }
 
-/// Without its interpreter, a script is not found, though it is there.
+/// Checks that the interpreter of a script exists. Otherwise the system reports that the script
+/// itself does not exist.
 fn check_interpreter(script: &Path) -> Result<(), LaunchError> {
     let mut start = Vec::new();
     let read = File::open(script).and_then(|file| file.take(256).read_to_end(&mut start));
-    // Programs that can't be read may run all the same.
+    // A program that can't be read can be executable.
     let Ok(_) = read else { return Ok(()) };
     let line = start
         .strip_prefix(b"#!")
@@ -182,7 +184,7 @@ fn check_interpreter(script: &Path) -> Result<(), LaunchError> {
         Some(interpreter) if !Path::new(interpreter).exists() => {
             let script = script.display();
             Err(LaunchError::launch(format!(
-                "{script} asks for {interpreter}, which is not there"
+                "the interpreter {interpreter} of the script {script} does not exist"
             )))
         }
         _ => Ok(()),

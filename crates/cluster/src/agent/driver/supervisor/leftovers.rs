@@ -1,4 +1,4 @@
-//! Ends of processes that outlive the program of their instance or their supervisor.
+//! Kills processes that outlive the program of their instance, or their supervisor.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use super::connection::run_of;
 use super::state::State;
 use super::{RunId, Running, is_of, now, pause, procfs, state};
 
-/// How long a failed launch waits for the processes that it has killed. The wait has an end,
-/// because a process may hang in the kernel.
-pub(super) const LEFTOVERS: Duration = Duration::from_secs(2);
+/// The time for which a failed launch waits until the processes that it has killed are gone. It is
+/// limited, because a process may hang in the kernel.
+const LEFTOVERS: Duration = Duration::from_secs(2);
 /// The pause between two kills of these processes.
-pub(super) const KILL_AGAIN: Duration = Duration::from_millis(10);
+const KILL_AGAIN: Duration = Duration::from_millis(10);
 
-/// Kills all processes below a supervisor, and then the supervisor: without it, its
-/// descendants could not be found any more.
+/// Kills all descendants of a supervisor, and then the supervisor, because without the supervisor
+/// the descendants could not be found.
 pub(super) fn kill_tree(supervisor: &RunId) {
     let Some(root) = procfs::stat(supervisor.pid)
         .ok()
@@ -25,8 +25,8 @@ pub(super) fn kill_tree(supervisor: &RunId) {
     else {
         return;
     };
-    // Again, because a process that was killed may have forked before. The supervisor may be
-    // stopped, so the ended ones stay.
+    // This is repeated, because a process may have forked before it was killed. A supervisor that is
+    // stopped does not wait for ended processes, so these stay in the list and are ignored.
     for _ in 0..10 {
         let run = procfs::descendants(root.pid);
         let left: Vec<_> = run.iter().filter(|stat| !stat.ended).collect();
@@ -38,9 +38,9 @@ pub(super) fn kill_tree(supervisor: &RunId) {
     procfs::signal(&root, Signal::KILL);
 }
 
-/// Kills the remaining processes of a run whose supervisor has ended. Returns whether there
-/// were any. A supervisor that has written the end of the run has waited for all of them, so
-/// they are looked for only if it was killed: that takes a look at all processes.
+/// Kills the remaining processes of a run whose supervisor has ended. Returns true if there were
+/// any. A supervisor that has written the end of the run has waited for all processes. So all
+/// processes of the system are searched only if the supervisor was killed.
 pub(super) fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
     let (instance, supervisor) = (run.place.instance(), &run.handle);
     let grouped = cgroups.pids(instance);
@@ -50,12 +50,11 @@ pub(super) fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
     if is_complete && grouped.is_empty() {
         return false;
     }
-    // The state has a UID only if the run had one of its own: another user may run other
-    // programs.
+    // The state file has a UID only if no other program ran with it.
     let own_uid = directory.as_ref().and_then(state::own_uid);
     let all = procfs::all();
-    // While one of its processes lives, a session's number names no other
-    // process. So a process of that number is a later one, with its own.
+    // While a process of a session runs, the kernel gives the session's number to no other process.
+    // So if a later process has the number, the session of the run has ended.
     let is_later =
         |stat: &procfs::Stat| stat.pid == supervisor.pid && stat.start_time != supervisor.start_time;
     let later = all.iter().any(is_later);
@@ -71,12 +70,13 @@ pub(super) fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
 }
 
 fn is_of_session(stat: &procfs::Stat, supervisor: &RunId) -> bool {
-    // A run without a process has the number 0, which stands for sessions of other namespaces.
+    // A run without a process has the number 0, which `/proc` shows for sessions of other PID
+    // namespaces.
     supervisor.pid > 0 && stat.session == supervisor.pid && stat.pid != supervisor.pid
 }
 
-/// Kills what a failed launch has left, waits for its end for a limited time, and removes its
-/// control group.
+/// Kills the processes that a failed launch has left, waits up to [`LEFTOVERS`] for their end, and
+/// removes the control group.
 pub(super) fn clear(cgroups: &Cgroups, run: &Running) {
     let limit = now() + LEFTOVERS;
     while kill_leftovers(cgroups, run) {

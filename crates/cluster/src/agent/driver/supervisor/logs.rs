@@ -1,12 +1,12 @@
 //! The logs of an instance, kept within bounds.
 //!
 //! ```text
-//!  stdout.log    the latest; when it would grow past half the limit, it becomes
-//!  stdout.log.1  what was before, and a new one is begun
+//!  stdout.log    the latest output; before it grows past half of the limit, it is renamed to
+//!  stdout.log.1  the output before, and a new stdout.log is begun
 //! ```
 //!
-//! Output that finds no room on the disk is lost: an instance never waits for the disk. It waits
-//! when it writes faster than its output is taken ([`RATE`]).
+//! If the disk has no room, output is lost, so an instance never waits for the disk. An instance
+//! waits if it writes faster than its output is read ([`RATE`]).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -18,24 +18,24 @@ use rustix::fs::{Mode, OFlags, openat, renameat};
 
 /// The most that is read at a time.
 const PIECE: usize = 16 * 1024;
-/// How many pieces are read after the end of a run: as much as a pipe can hold, 64 KiB by
-/// default and 1 MiB at most.
+/// The most pieces that are read after the end of a run: as much as a pipe can hold, which is 64 KiB
+/// by default and 1 MiB at most.
 const LAST_PIECES: usize = 64;
 
-/// How many bytes of an output are taken in a second, once it has filled its log. Taking them
-/// costs the supervisor and not the instance, so no instance may cause more of it than some
-/// percent of a CPU. The logs of 16 MB that are kept by default hold four seconds of such output.
+/// The most bytes of an output that are read in a second, once the output has filled its log. The
+/// CPU time for reading is charged to the supervisor and not to the instance, so it is limited to
+/// some percent of a CPU. A log of 16 MB, the default, contains four seconds of such output.
 const RATE: u64 = 4 << 20;
-/// The pause before an output that was too fast is taken again.
+/// The pause before an output that was too fast is read again.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
-/// One of an instance's outputs: a pipe, and the log that it ends in.
+/// One of an instance's outputs: a pipe, and the log for its content.
 #[derive(Debug)]
 pub(super) struct Output {
-    /// `None` once every writer has closed it. Never waited for.
+    /// The pipe, which is read without blocking. `None` once every writer has closed it.
     pipe: Option<io::PipeReader>,
     log: Log,
-    /// How many bytes may be taken, as of `since`.
+    /// The number of bytes that may be read, as of `since`.
     allowance: u64,
     since: Instant,
 }
@@ -55,15 +55,16 @@ impl Output {
         self.pipe.as_ref()
     }
 
-    /// Whether the output was so fast that no more of it is taken before [`PAUSE`].
+    /// True if the output was so fast that it is not read again before [`PAUSE`].
     pub(super) fn is_held(&self) -> bool {
         self.allowance < PIECE as u64
     }
 
-    /// Takes a piece of the output, if it is not too fast; returns whether there may be more.
+    /// Reads a piece of the output, unless the output was too fast. Returns true if there may be
+    /// more.
     pub(super) fn take(&mut self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.since);
-        // At least a pause, so that many short times are not rounded to nothing.
+        // The allowance grows after a whole pause only, because shorter times would be rounded to 0.
         if since >= PAUSE {
             let more = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
             let more = more.saturating_mul(RATE / 1000);
@@ -90,7 +91,7 @@ impl Output {
         false
     }
 
-    /// Takes the remaining output, without waiting for processes that still hold the pipe.
+    /// Reads the remaining output, without waiting for processes that still hold the pipe.
     pub(super) fn drain(&mut self) {
         for _ in 0..LAST_PIECES {
             if !self.read() {
@@ -105,10 +106,10 @@ impl Output {
 pub(super) struct Log {
     dir: Arc<OwnedFd>,
     name: &'static str,
-    /// `None` if it can't be written.
+    /// `None` if the file can't be opened.
     file: Option<File>,
     length: u64,
-    /// The most of this file: half of the log's limit.
+    /// The most bytes of this file: half of the log's limit.
     most: u64,
 }
 
@@ -120,15 +121,15 @@ impl Log {
             name,
             file: None,
             length: 0,
-            // Half of the limit, because there are two files: this one and the one before.
+            // Half of the limit, because this file and the one before it are kept.
             most: (limit / 2).max(PIECE as u64),
         };
         log.open_file(OFlags::empty())?;
         Ok(log)
     }
 
-    /// Opens a regular file only, and never through a link: a user who can write there could
-    /// have made something else.
+    /// Opens the file. It has to be a regular file and no link, because a user who can write there
+    /// could have made something else.
     fn open_file(&mut self, more: OFlags) -> io::Result<()> {
         self.file = None;
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
@@ -148,21 +149,21 @@ impl Log {
 
     fn add(&mut self, bytes: &[u8]) {
         if self.file.is_none() {
-            // It could not be made anew before: there may be room by now.
+            // The file could not be made before, but the disk may have room by now.
             let _ = self.open_file(OFlags::empty());
         } else if self.length + bytes.len() as u64 > self.most {
-            // Before the piece is written, so that neither file is ever longer than its half.
+            // This precedes the write, so that neither file is ever longer than half of the limit.
             self.begin_anew();
         }
         if let Some(file) = &mut self.file {
-            // A full disk takes less, or nothing.
+            // A full disk writes only a part of the piece, or fails. The rest is lost.
             self.length += file.write(bytes).unwrap_or(0) as u64;
         }
     }
 
     fn begin_anew(&mut self) {
         let before = format!("{}.1", self.name);
-        // If it can't be renamed, its content is lost: the bound is kept in any case.
+        // If the file can't be renamed, it is truncated, because the limit has to be kept.
         let more = match renameat(&*self.dir, self.name, &*self.dir, before) {
             Ok(()) => OFlags::empty(),
             Err(_) => OFlags::TRUNC,
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "any instant will do to begin with")]
-    fn what_is_written_faster_than_it_is_taken_waits() {
+    fn output_that_is_written_too_fast_waits() {
         let dir = tempfile::tempdir().unwrap();
         let (reader, mut writer) = io::pipe().unwrap();
         rustix::io::ioctl_fionbio(&reader, true).unwrap();
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_dropped_and_links_are_left_alone() {
+    fn output_that_cannot_be_kept_is_dropped_and_links_are_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("stdout.log.1/x")).unwrap();
         let mut log = log(dir.path()).unwrap();

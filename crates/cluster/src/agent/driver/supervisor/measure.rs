@@ -11,11 +11,11 @@ use super::procfs::{self, Stat, Tree};
 use super::{MB, Supervisors, is_of, lock, now};
 use crate::agent::tree;
 
-/// The most files in use by an instance that are looked at, at some two microseconds each. An
+/// The most files in use by an instance that are counted, at some two microseconds each. An
 /// instance with more counts as too large, so that it cannot hide files behind others.
 const MAX_USED: usize = 1_000_000;
 
-/// CPU time of a run, at one moment.
+/// The CPU time of a run at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     handle: RunId,
@@ -24,7 +24,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// That of a run that has just begun.
+    /// The sample of a run that has just begun.
     pub(super) fn first(handle: &RunId) -> Self {
         Self {
             handle: handle.clone(),
@@ -35,9 +35,9 @@ impl Sample {
 }
 
 impl Supervisors {
-    /// What each instance uses: one look at all processes for all of them.
+    /// Measures the resources that each instance uses.
     pub(in super::super) fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
-        // One look at all processes: one for each instance would read /proc many times.
+        // The processes of the system are read once, because /proc is slow.
         let all = procfs::all();
         let (tree, by_pid): (_, HashMap<_, _>) =
             (Tree::new(&all), all.iter().map(|stat| (stat.pid, stat)).collect());
@@ -61,7 +61,7 @@ impl Supervisors {
         subjects.iter().map(measure).collect()
     }
 
-    /// `run` is its supervisor, and all that comes from it.
+    /// Measures memory and CPU time. `run` is the supervisor with all of its descendants.
     fn measure_running(
         &self,
         subject: &Measurable,
@@ -80,8 +80,8 @@ impl Supervisors {
         }
         let second = rustix::param::clock_ticks_per_second().max(1);
         let of_ticks = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000) / second);
-        // The time of processes that have ended is in the figures of their parent; the
-        // supervisor is the parent of orphans.
+        // The CPU time of a process that has ended is added to that of its parent. The supervisor is
+        // the parent of orphans, so no time is lost.
         let ticks = |(supervisor, run): (Stat, Vec<&Stat>)| {
             supervisor.cpu_ticks + run.iter().map(|stat| stat.cpu_ticks).sum::<u64>()
         };
@@ -94,7 +94,7 @@ impl Supervisors {
             at,
             cpu,
         };
-        // A sample of an earlier run says nothing of this one, so the handles are compared.
+        // A sample of an earlier run is not comparable, so the IDs of the runs are compared.
         let before = lock(&self.inner.samples).insert(instance, sample);
         if let Some(before) = before.filter(|before| before.handle == *handle && before.at < at) {
             usage.cpu_percent = percent(cpu.saturating_sub(before.cpu), at - before.at, subject.vcpus);
@@ -110,9 +110,9 @@ fn disk_mb(subject: &Measurable, removed: Option<u64>) -> i64 {
         .unwrap_or(-1)
 }
 
-/// The bytes of files without a name that these processes use, on the disk of `place`; `None`
-/// if they use too many files to look at. Files of other file systems are not its disk: those
-/// in memory are charged as such.
+/// The bytes of files without a name that these processes use, on the disk of `place`; `None` if
+/// they use more than [`MAX_USED`] files. Files on other file systems do not count; those in memory
+/// are charged as memory.
 fn removed(run: &[&Stat], place: &Path) -> Option<u64> {
     let disk = fs::metadata(place).ok()?.dev();
     let (mut looked_at, mut counted, mut blocks) = (0, HashSet::new(), 0);
@@ -123,7 +123,7 @@ fn removed(run: &[&Stat], place: &Path) -> Option<u64> {
             if looked_at > MAX_USED {
                 return None;
             }
-            // It may be closed by now, or the agent may have no right to look at it.
+            // The file may be closed by now, or the agent may have no right to read its metadata.
             let Ok(file) = fs::metadata(used.path()) else {
                 continue;
             };

@@ -1,5 +1,5 @@
-//! A supervisor for each run of an instance: this program, started again, for
-//! the drivers that run programs.
+//! A supervisor for each run of an instance, for the drivers that run programs. A supervisor is this
+//! program, started again.
 //!
 //! ```text
 //!  agent ── order ──▶ supervisor             the program, as `supervise-instance DIR`:
@@ -15,29 +15,28 @@
 //!        ◀── ended ──── │ ──▶ run/state
 //! ```
 //!
-//! An instance outlives its agent, and the agent's binary may be replaced
-//! meanwhile: a supervisor is the file that it was started from. The next agent
-//! finds it by its socket.
+//! An instance outlives its agent. If the agent's binary is replaced, a supervisor goes on with the
+//! file from which it was started. The next agent finds a supervisor by its socket.
 //!
 //! # Who owns what
 //!
-//! | | owned by |
+//! | resource | owner |
 //! |---|---|
 //! | the order, control groups, the supervisor's entry in the process table while the agent lives | agent |
 //! | pipes, logs, state file, socket, every process of the run | supervisor |
 //! | user, limits, directory, environment of the program | the process that becomes it |
 //!
-//! `run/` in the instance's directory has mode 0700 and is the agent's user's,
-//! so a workload with a user of its own can neither reach the socket nor change
-//! the state. A workload that runs as the agent's user can end its supervisor. Then the
-//! run is over: its remaining processes are killed, and its exit code is unknown.
+//! `run/` in the instance's directory has mode 0700 and belongs to the agent's user, so an instance
+//! with a user of its own can neither reach the socket nor change the state. An instance that runs
+//! as the agent's user can end its supervisor. The run is over then: its remaining processes are
+//! killed, and its exit code is unknown.
 //!
 //! # States
 //!
 //! ```text
 //!  held ── go ──▶ running ── the first process ended, all others were killed ──▶ ended
 //!    │               └────── the program could not be executed ───────────────▶ failed
-//!    └── its agent is gone: nothing ever runs
+//!    └── its agent is gone: the program never runs
 //! ```
 //!
 //! A supervisor ends once the run is `ended` or `failed`, which closes all of its
@@ -45,20 +44,20 @@
 //!
 //! # The protocol
 //!
-//! The order, once, comes by the supervisor's standard input (`order`). From
-//! then on there are lines, there and on each connection to `run/socket`:
+//! The agent writes the order to the supervisor's standard input (`order`). After it, and on each
+//! connection to `run/socket`, both sides send lines:
 //!
 //! | agent | supervisor |
 //! |---|---|
 //! | `go` | lets a held program run |
-//! | `term` | SIGTERM to the run's group and to all that left it |
-//! | `kill` | SIGKILL to all of it |
-//! | anything else, such as `state` | changes nothing; the answer tells the state |
+//! | `term` | sends SIGTERM to the run's group and to processes that left the group |
+//! | `kill` | sends SIGKILL to all processes of the run |
+//! | any other line, such as `state` | changes nothing |
 //!
-//! Each line is answered by the state, as one line (`state` has its form), and
-//! every connection is told of a new state. A line of an agent has at most 64 bytes, a
-//! line of a supervisor 512. Both ignore words that they do not know, because an older
-//! supervisor may meet a newer agent.
+//! The supervisor answers each line with the state, as one line (`state` has its form), and sends
+//! each new state to every connection. A line of an agent has at most 64 bytes, a line of a
+//! supervisor 512. Both ignore words that they do not know, because an older supervisor may meet a
+//! newer agent.
 //!
 //! | file | holds |
 //! |---|---|
@@ -66,12 +65,12 @@
 //! | `connection` | the agent's connection to a supervisor |
 //! | `enter` | the process that becomes the program |
 //! | `mounts` | its mount namespace |
-//! | `order` | what is to be run |
-//! | `state` | what became of it |
-//! | `logs` | what instances write, within bounds |
-//! | `leftovers` | ends what a run has left |
+//! | `order` | the program to run, and its limits |
+//! | `state` | the state of a run |
+//! | `logs` | the output of instances, within bounds |
+//! | `leftovers` | the end of processes that a run has left |
 //! | `watch` | the agent's thread that notices ends |
-//! | `measure` | what instances use |
+//! | `measure` | the resources that instances use |
 //! | `cgroup` | limits and figures by control group, versions 1 and 2 |
 //! | `procfs` | `/proc/PID/stat` |
 
@@ -132,24 +131,24 @@ const SUPERVISE: &str = "supervise-instance";
 const ENTER: &str = "--enter";
 /// The name of a supervisor in lists of processes.
 const NAME: &CStr = c"ssntp-instance";
-/// The directory of a run, in the instance's.
+/// The name of a run's directory in the instance's directory.
 const RUN: &str = "run";
 const SOCKET: &str = "socket";
-/// The logs of an instance, in its directory.
+/// The names of the logs in the instance's directory.
 const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
-/// The default for the most of one log, in MB.
+/// The default for the most that is kept of one log, in MB.
 pub(super) const DEFAULT_LOG_MB: u32 = 16;
-/// How long a supervisor may take to be ready, and then to run the program.
+/// The time limit for each answer of a supervisor during a launch.
 const FIRST_STEPS: Duration = Duration::from_secs(10);
 const MB: u64 = 1024 * 1024;
 
-/// Whether this program becomes a supervisor when it is started as one.
+/// True if this program has called [`supervise`], and so can be started as a supervisor.
 static SUPERVISES: AtomicBool = AtomicBool::new(false);
 
-/// Makes this process the supervisor of an instance, if it was started to be
-/// one: it then ends with that code. A program with an agent that runs processes
-/// or virtual machines calls this first of all, or says which program does, by
-/// [`ProcessDriver::supervisor`](super::ProcessDriver::supervisor).
+/// Makes this process the supervisor of an instance, if it was started as one. The process then has
+/// to end with the returned code. A program with an agent that runs processes or virtual machines
+/// calls this before anything else, or names another program that does
+/// ([`ProcessDriver::supervisor`](super::ProcessDriver::supervisor)).
 ///
 /// ```no_run
 /// use std::process::ExitCode;
@@ -177,8 +176,8 @@ fn supervise_as(what: Option<&OsStr>) -> ExitCode {
     }
 }
 
-/// This program once more. `/proc/self/exe` is the file that runs now, even if its name belongs
-/// to a newer version meanwhile.
+/// The command that starts this program again. `/proc/self/exe` is the file that runs now, even if
+/// a newer version has its name by now.
 fn again(what: &OsStr) -> Command {
     started_again(Path::new("/proc/self/exe"), what)
 }
@@ -205,16 +204,16 @@ fn started_again(program: &Path, what: &OsStr) -> Command {
     command
 }
 
-/// How instances are kept within their memory and CPUs.
+/// The means by which the memory and the CPUs of instances are limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confinement {
-    /// By control groups where we may make some, else by resource limits. Where we may mount,
-    /// an instance with a user of its own also has its own `/tmp` and `/dev/shm`, and sees its
-    /// own processes alone.
+    /// Control groups if the agent may make some, otherwise resource limits. If the agent may mount,
+    /// an instance with a user of its own also has its own `/tmp` and `/dev/shm`, and sees only
+    /// its own processes.
     #[default]
     Auto,
-    /// By resource limits: each process of an instance may have that much
-    /// data, and there is no limit on CPUs.
+    /// Resource limits: the memory limit applies to the data of each process, and CPUs are not
+    /// limited.
     ResourceLimits,
 }
 
@@ -237,7 +236,7 @@ pub(super) struct Program<'a> {
     pub(super) network: Option<&'a Wire>,
 }
 
-/// Starts supervisors and speaks with them. Cheap to clone.
+/// Starts supervisors and sends them commands. Clones share all state.
 #[derive(Clone, Debug)]
 pub(super) struct Supervisors {
     inner: Arc<Inner>,
@@ -248,16 +247,16 @@ pub(super) struct Supervisors {
 #[derive(Debug)]
 struct Inner {
     cgroups: Cgroups,
-    /// Whether programs with a user of their own get a mount namespace.
+    /// True if programs with a user of their own get a mount namespace.
     isolates: bool,
     boot_id: String,
-    /// The soft limit of open files that this process was started with.
+    /// The soft limit of open files with which this process was started.
     files: Option<u64>,
     watch: Watch,
     /// Supervisors that were launched and are not watched yet, by their process number; at most
-    /// as many as instances.
+    /// one for each instance.
     launched: Mutex<HashMap<i32, (Child, UnixStream)>>,
-    /// CPU time at the last measurement.
+    /// The CPU time of each instance at the last measurement.
     samples: Mutex<HashMap<Uuid, Sample>>,
 }
 
@@ -294,7 +293,7 @@ impl Supervisors {
         })
     }
 
-    /// Starts that program as a supervisor, in place of this one.
+    /// Sets the program to start as a supervisor. Default: this program.
     pub(super) fn program(&mut self, program: PathBuf) {
         self.program = Some(program);
     }
@@ -327,7 +326,7 @@ impl Supervisors {
         let order = self.order(program)?;
         let failed = |e: io::Error| LaunchError::io("its supervisor", &e);
         let (mut stream, theirs) = UnixStream::pair().map_err(failed)?;
-        // A supervisor that hangs must not hold up the worker for ever.
+        // A supervisor that hangs must not block the worker for ever.
         stream.set_read_timeout(Some(FIRST_STEPS)).map_err(failed)?;
         stream.set_write_timeout(Some(FIRST_STEPS)).map_err(failed)?;
         command
@@ -335,17 +334,18 @@ impl Supervisors {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let child = command.spawn();
-        // The supervisor alone may hold the other end, so that its end is noticed.
+        // `command` holds the other end of the socket. Only the supervisor may hold it, because the
+        // end of the supervisor is noticed by the end of the connection.
         drop(command);
         let child = child.map_err(failed)?;
-        // It stays in the process table until it is waited for, so it can be looked up.
+        // The child stays in the process table until it is waited for, so `stat` finds it.
         let stat = procfs::stat(i32::try_from(child.id()).unwrap_or_default());
         let handle = stat
             .as_ref()
             .map_or_else(|_| RunId::default(), |stat| self.handle(stat));
         starting.run = Some((child, handle.clone()));
         stat.map_err(failed)?;
-        // A supervisor that ended instead of reading the order has said why.
+        // A supervisor that ended without reading the order has sent the reason.
         let sent = stream.write_all(&order);
         match (answer(&stream), sent) {
             (Ok(State::Held), Ok(())) => {}
@@ -353,7 +353,7 @@ impl Supervisors {
             (Ok(_), _) => return Err(failed(io::ErrorKind::InvalidData.into())),
             (Err(e), _) => return Err(failed(e)),
         }
-        // The namespace exists since the supervisor said `held`, and the program must not run
+        // The supervisor has made the namespace before it sent `held`. The program must not run
         // without its interface.
         if let Some(network) = network {
             network.connect(handle.pid)?;
@@ -361,7 +361,7 @@ impl Supervisors {
         commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
         // The handle is on disk, so the program may run.
         stream.write_all(b"go\n").map_err(failed)?;
-        // A run that has ended already has said `running` before.
+        // A run that has ended already has run before.
         match answer(&stream).map_err(failed)? {
             State::Failed(error) => return Err(error),
             State::Held => return Err(failed(io::ErrorKind::InvalidData.into())),
@@ -371,7 +371,7 @@ impl Supervisors {
             place: starting.place.clone(),
             handle: handle.clone(),
         })?;
-        // The first STATS then have a CPU usage, since the beginning of the run.
+        // The first measurement can then compute the CPU usage since the beginning of the run.
         lock(&self.inner.samples).insert(starting.place.instance(), Sample::first(&handle));
         starting.cgroups = None;
         if let Some((child, _)) = starting.run.take() {
@@ -403,8 +403,8 @@ impl Supervisors {
                 order.cgroups = cgroups.groups(instance).map(Into::into).collect();
                 order.oom = cgroups.oom(instance).map(Into::into);
             }
-            // Without control groups this fails for each instance, and the log has said so
-            // once.
+            // Without control groups this fails for each instance, and `new` has logged that there
+            // are none.
             Err(e) if *cgroups == Cgroups::None => drop(e),
             Err(e) => warn!("instance {instance}: no control group: {e}"),
         }
@@ -412,8 +412,8 @@ impl Supervisors {
         order.encode().map_err(too_long)
     }
 
-    /// Tells `sink` when the run has ended: its supervisor is gone, and what
-    /// it may have left has been killed.
+    /// Calls `sink` when the run has ended: its supervisor is gone, and processes that it has left
+    /// were killed.
     pub(super) fn watch(&self, running: &Running, sink: &EndSink) {
         let launched = lock(&self.inner.launched).remove(&running.handle.pid);
         let (child, stream) = launched.unzip();
@@ -427,30 +427,30 @@ impl Supervisors {
         });
     }
 
-    /// Asks all of the run to end.
+    /// Asks all processes of the run to end.
     pub(super) fn terminate(&self, running: &Running) -> io::Result<()> {
         match ask(running, "term\n") {
-            // It has ended, so there is nobody left to ask, and the watch reports the end.
+            // The supervisor has ended, and the watch reports the end.
             Err(_) if !is_alive(&running.handle) => Ok(()),
             other => other,
         }
     }
 
-    /// Ends all processes of the run. If its supervisor does not answer, the agent kills
-    /// them itself.
+    /// Kills all processes of the run. If the supervisor does not answer, the agent kills them
+    /// itself.
     pub(super) fn kill(&self, running: &Running) -> io::Result<()> {
         if ask(running, "kill\n").is_ok() {
             return Ok(());
         }
-        // A supervisor that is stopped or hangs does not answer, but its processes are still
-        // its descendants.
+        // A supervisor that is stopped or hangs does not answer, but the processes of the run are
+        // still its descendants.
         kill_tree(&running.handle);
         kill_leftovers(&self.inner.cgroups, running);
         Ok(())
     }
 
-    /// Finds out whether a run that a former agent launched still lives. If the system does not
-    /// say, it counts as running, and the watch finds out.
+    /// Finds out whether a run that a former agent launched has ended. If the system does not
+    /// answer, the run counts as running, and the watch finds out later.
     pub(super) fn find(&self, running: &Running) -> Found {
         let same_boot = running.handle.boot_id == self.inner.boot_id;
         let state = run_of(&running.place).ok().and_then(State::read);
@@ -464,23 +464,24 @@ impl Supervisors {
         }
         self.inner.cgroups.remove(running.place.instance());
         match state {
-            // A file of another boot may be older than it seems.
+            // After a reboot the file may be older than the last state, which was perhaps not on the
+            // disk yet.
             Some(State::Held | State::Failed(_)) if same_boot => Found::NeverRan,
             _ => Found::Ended(exit_of(&running.place)),
         }
     }
 
-    /// The supervisor that listens in an instance's directory, if one does.
+    /// The run whose supervisor listens in an instance's directory, if there is one.
     pub(super) fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         let stream = connect_to(run_of(place).ok()?, SOCKET).ok()?;
-        // The record is lost, so the kernel is asked which process listens.
+        // The record is lost, so the kernel names the process that listens.
         let supervisor = rustix::net::sockopt::socket_peercred(&stream).ok()?.pid;
         let stat = procfs::stat(supervisor.as_raw_nonzero().get()).ok()?;
         Some(self.handle(&stat))
     }
 
-    /// Ends the runs in directories directly below `instances` whose supervisor is none of
-    /// `own`. Such a run has lost its record, so no agent would ever end it.
+    /// Kills the runs in directories directly below `instances` whose supervisor is not in `own`.
+    /// The record of such a run is lost, so no command could ever end it.
     pub(super) fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
         for stat in procfs::all().iter().filter(|stat| !own.contains(&stat.pid)) {
             let Some(place) = supervised(stat.pid) else {
@@ -496,8 +497,8 @@ impl Supervisors {
         }
     }
 
-    /// Forgets what was kept to measure an instance, and its control group,
-    /// should an agent have died too early to do so.
+    /// Drops the measurements of an instance, and removes its control group in case a former agent
+    /// died before it did so.
     pub(super) fn forget(&self, instance: Uuid) {
         lock(&self.inner.samples).remove(&instance);
         self.inner.cgroups.remove(instance);
@@ -524,10 +525,10 @@ fn supervised(pid: i32) -> Option<InstanceDir> {
     Some(InstanceDir::new(instance, dir))
 }
 
-/// A supervisor that was started, until its program is known to run. Dropped before that,
-/// it is killed with its run.
+/// A launch under way. If it is dropped before the launch has succeeded, the supervisor is killed
+/// with its run.
 struct Starting<'a> {
-    /// `None` once the program runs. Then there is nothing to clean up.
+    /// `None` once the launch has succeeded, and no cleaning up is due.
     cgroups: Option<&'a Cgroups>,
     place: &'a InstanceDir,
     run: Option<(Child, RunId)>,
@@ -535,13 +536,12 @@ struct Starting<'a> {
 
 impl Drop for Starting<'_> {
     fn drop(&mut self) {
-        // The program runs: from now on its end is the watch's concern.
         let Some(cgroups) = self.cgroups else { return };
         let Some((child, handle)) = &mut self.run else {
             return cgroups.remove(self.place.instance());
         };
         kill_tree(handle);
-        // It may have ended on its own: the wait says so either way.
+        // The supervisor may have ended by itself, so an error of `kill` does not matter.
         let _ = child.kill();
         let _ = child.wait();
         let (place, handle) = (self.place.clone(), handle.clone());
@@ -558,16 +558,16 @@ fn is_of(stat: &procfs::Stat, handle: &RunId) -> bool {
     stat.pid == handle.pid && stat.start_time == handle.start_time
 }
 
-/// The end of its last run, as its supervisor wrote it.
+/// The end of the last run, as its supervisor wrote it. A supervisor that was killed has written
+/// none, and the exit code is unknown.
 fn exit_of(place: &InstanceDir) -> Exit {
     match run_of(place).ok().and_then(State::read) {
         Some(State::Ended(exit)) => exit,
-        // A supervisor that was killed has written no end: the exit code is unknown.
         _ => Exit::default(),
     }
 }
 
-/// Waits for something that can only be looked at again.
+/// Sleeps. It is for conditions that no event reports and that have to be checked again.
 pub(super) fn pause(time: Duration) {
     let _ = crossbeam_channel::after(time).recv();
 }
@@ -577,8 +577,8 @@ fn user_of(user: User) -> (Uid, Gid) {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change of these maps is one call, so a thread that panicked has left none half
-    // done, and a poisoned lock can be used.
+    // Each change of these maps is a single call, so a thread that panicked has left a complete map,
+    // and a poisoned lock can be used.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -596,8 +596,8 @@ mod tests {
 
     pub(super) const SUPERVISOR: &str = "agent::driver::supervisor::tests::as_a_supervisor";
 
-    /// No test, but the supervisor of others: the program that they start
-    /// again is this one.
+    /// The supervisor for other tests, which start this test program again. By itself this test
+    /// checks nothing.
     #[test]
     fn as_a_supervisor() {
         if let Some(what) = std::env::var_os(SUPERVISE) {

@@ -1,9 +1,9 @@
-//! The mount namespace of a program: which files of the node look different to it.
+//! The mount namespace of a program, in which some paths differ from those of the node.
 //!
-//! | path | what the program sees |
+//! | path | content for the program |
 //! |---|---|
-//! | `/tmp`, `/var/tmp` | `tmp` in its own working directory, so that what it leaves there counts as its disk, and goes with it |
-//! | `/dev/shm` | a file system in memory with a bound; its pages are charged to the control group |
+//! | `/tmp`, `/var/tmp` | `tmp` in its own working directory, so that files there count as its disk and are removed with the instance |
+//! | `/dev/shm` | a file system in memory with a limit; its pages are charged to the control group |
 //! | `/proc` | the processes of its own user |
 //! | `/etc/resolv.conf` | the name servers of its network, if it has one of its own |
 
@@ -25,13 +25,13 @@ use crate::network::RESOLVER;
 use ssntp_transport::threads;
 
 const HOST_RESOLVER: &str = "/etc/resolv.conf";
-/// The directories in place of which a program sees its own.
+/// The directories that are replaced by a directory of the program's own.
 const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
-/// The most in `/dev/shm` of an instance whose memory has no limit.
+/// The size of `/dev/shm` of an instance whose memory has no limit, in bytes.
 const SHARED_MEMORY: u64 = 64 << 20;
 
-/// Whether this process may make such namespaces: tried by a thread, with whose end its
-/// namespace ends.
+/// True if this process may make such namespaces. A thread tries it, and the namespace ends with the
+/// thread.
 pub(super) fn are_possible() -> bool {
     let tried = threads::spawn("ssntp-mounts", || {
         separate().and_then(|()| own_memory(SHARED_MEMORY))
@@ -39,11 +39,11 @@ pub(super) fn are_possible() -> bool {
     tried.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(()))))
 }
 
-/// Makes the namespace of the program that this process becomes. It has the rights of the
-/// agent still.
+/// Makes the namespace of the program that this process becomes. The process still has the rights
+/// of the agent.
 pub(super) fn enter(order: &Order) -> io::Result<()> {
     let resolver = Path::new(&order.place).join(RESOLVER);
-    // A concentrator has no such file, and keeps the host's.
+    // A concentrator has no such file, and uses that of the host.
     let has_resolver = order.has_network && resolver.exists() && Path::new(HOST_RESOLVER).exists();
     let own = order.user.filter(|_| order.is_isolated);
     if !has_resolver && own.is_none() {
@@ -54,21 +54,21 @@ pub(super) fn enter(order: &Order) -> io::Result<()> {
         mount_bind(&resolver, HOST_RESOLVER)?;
     }
     let Some(user) = own else { return Ok(()) };
-    // Before `/proc`, by which the directory is named.
+    // This comes before the mount of `/proc`, because the source of the mount is a path in `/proc`.
     let is_below = |path: &str| {
         [&order.place, &order.dir]
             .iter()
             .any(|dir| Path::new(dir).starts_with(path))
     };
-    // The instance would not find its own files any more.
+    // If the instance's own files are below `/tmp`, it would not find them any more.
     if !TEMPORARY.into_iter().any(is_below) {
         own_temporary(&Path::new(&order.place).join("work/tmp"), user)?;
     }
     own_memory(order.data.unwrap_or(SHARED_MEMORY))
 }
 
-/// A mount namespace of its own: what the host mounts later is seen here, but not the other way
-/// round.
+/// Makes a mount namespace. Later mounts of the host appear in it, and its own mounts do not appear
+/// on the host.
 fn separate() -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     mount_change(
@@ -83,8 +83,8 @@ fn own_temporary(directory: &Path, user: User) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
         _ => {}
     }
-    // The program may have put a link there, which must not lead to a directory that its user
-    // cannot reach.
+    // A former run of the program may have put a link there, which must not lead to a directory that
+    // the user cannot reach.
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
     let opened = OpenOptions::new()
         .read(true)
@@ -117,7 +117,8 @@ fn own_memory(bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Since Linux 5.8 `hidepid` is a setting of one mount. Before, it is that of the whole node.
+/// True on Linux 5.8 or later, where `hidepid` is a setting of each mount. On older kernels it
+/// would change `/proc` of the whole node.
 fn hides_processes() -> bool {
     let release = uname().release().to_string_lossy().into_owned();
     let mut numbers = release

@@ -1,6 +1,6 @@
-//! The order that a supervisor gets: JSON behind its length in four bytes.
+//! The order for a supervisor: JSON after its length in four bytes.
 //!
-//! Agent and supervisor are the same program file and so the same version. This form may
+//! Agent and supervisor are the same program file and so have the same version. This form may
 //! change with each version.
 
 use std::ffi::OsString;
@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent::driver::User;
 
-/// The longest order. The system takes 2 MiB of arguments and environment (a quarter of
-/// the usual stack limit), and JSON needs up to four bytes for each byte of them. So an
-/// order that is longer could not be run.
+/// The longest order. The system accepts 2 MiB of arguments and environment (a quarter of the usual
+/// stack limit), and JSON needs up to four bytes for each of these bytes. A program with a longer
+/// order could not be executed.
 const MAX_ORDER: usize = 16 << 20;
 
 /// The program to run, and its limits.
@@ -35,22 +35,22 @@ pub(in super::super) struct Order {
     pub(in super::super) group: Option<u32>,
     /// The working directory has to be one of these directories or below one; `None` for any.
     pub(in super::super) within: Option<Vec<OsString>>,
-    /// The control groups that it joins.
+    /// The control groups that the program joins.
     pub(in super::super) cgroups: Vec<OsString>,
-    /// The file that counts how often a process of it was killed for memory.
+    /// The file that counts the processes of the control group that were killed for memory.
     pub(in super::super) oom: Option<OsString>,
-    /// The most data that each of its processes may have. It counts only if the program
-    /// is in no control group.
+    /// The most data of each process, in bytes. It applies only if the program is in no control
+    /// group.
     pub(in super::super) data: Option<u64>,
-    /// The most processes that its user may have.
+    /// The most processes of the user.
     pub(in super::super) processes: Option<u64>,
-    /// The soft limit of open files, which the agent raised for itself.
+    /// The soft limit of open files with which the agent was started; the agent has raised its own.
     pub(in super::super) files: Option<u64>,
-    /// It has a network namespace of its own.
+    /// The program has a network namespace of its own.
     pub(in super::super) has_network: bool,
-    /// It has a mount namespace of its own; see `mounts`. The agent's user must be root.
+    /// The program has a mount namespace of its own; see `mounts`. The agent's user must be root.
     pub(in super::super) is_isolated: bool,
-    /// It may change the network of its namespace.
+    /// The program may change the network of its namespace.
     pub(in super::super) administers_network: bool,
 }
 

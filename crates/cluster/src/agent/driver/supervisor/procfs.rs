@@ -1,4 +1,4 @@
-//! Processes as `/proc` tells of them.
+//! The processes of the system, from `/proc`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -11,23 +11,23 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) pid: i32,
-    /// Its parent process.
+    /// The parent process.
     pub(super) parent: i32,
-    /// Its process group.
+    /// The process group.
     pub(super) group: i32,
     pub(super) session: i32,
-    /// It has ended, and its parent has not waited for it yet. A process whose first thread
-    /// has ended looks the same (`Z`), but has further threads, and runs.
+    /// True if the process has ended and its parent has not waited for it yet. A process whose
+    /// first thread has ended has the same state (`Z`), but runs in further threads.
     pub(super) ended: bool,
-    /// CPU time of it and of the children it has waited for, in ticks.
+    /// CPU time of the process and of the children that it has waited for, in ticks.
     pub(super) cpu_ticks: u64,
-    /// When it started, in ticks since boot.
+    /// The time at which the process started, in ticks since boot.
     pub(super) start_time: u64,
-    /// Its memory, in pages.
+    /// Resident memory, in pages.
     pub(super) resident_pages: u64,
 }
 
-/// The process of that number, if there is one.
+/// The process of this number, if there is one.
 pub(super) fn stat(pid: i32) -> io::Result<Stat> {
     let line = fs::read(format!("/proc/{pid}/stat"))?;
     parse(&String::from_utf8_lossy(&line)).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -47,18 +47,18 @@ pub(super) fn has_ended(pid: i32, start_time: u64) -> bool {
     }
 }
 
-/// Every process. One that ends meanwhile may be missing.
+/// All processes. A process that ends during the call may be missing.
 pub(super) fn all() -> Vec<Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(|pid| stat(pid).ok()).collect()
 }
 
-/// All descendants of a process, if it adopts orphans. A process that is forked or ends
-/// meanwhile may be missing, so a caller that kills them looks again.
+/// All descendants of a process that adopts orphans. A process that is forked or ends during the
+/// call may be missing, so a caller that kills the descendants calls this again.
 ///
-/// The kernel lists the children of each thread, so the time depends on these processes
-/// alone. Without those lists (CONFIG_PROC_CHILDREN) all processes are looked at.
+/// The kernel lists the children of each thread, so the time depends only on the number of
+/// descendants. Without these lists (CONFIG_PROC_CHILDREN) all processes of the system are read.
 pub(super) fn descendants(of: i32) -> Vec<Stat> {
     if !Path::new("/proc/thread-self/children").exists() {
         let all = all();
@@ -67,7 +67,7 @@ pub(super) fn descendants(of: i32) -> Vec<Stat> {
     let (mut found, mut known, mut next) = (Vec::new(), HashSet::from([of]), vec![of]);
     while let Some(parent) = next.pop() {
         for child in children(parent) {
-            // A number that was used twice meanwhile could make a circle.
+            // The kernel may use a number again during the call, which could make a circle.
             if known.insert(child) {
                 found.extend(stat(child).ok());
                 next.push(child);
@@ -92,7 +92,7 @@ fn children(of: i32) -> Vec<i32> {
         .collect()
 }
 
-/// The users that a process has by its real and its effective UID.
+/// The real and the effective UID of a process.
 pub(super) fn uids(pid: i32) -> Option<[u32; 2]> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
@@ -100,7 +100,7 @@ pub(super) fn uids(pid: i32) -> Option<[u32; 2]> {
     Some([uids.next()?, uids.next()?])
 }
 
-/// Processes by their parent.
+/// The processes of the system by their parents.
 #[derive(Debug)]
 pub(super) struct Tree<'a> {
     children: HashMap<i32, Vec<&'a Stat>>,
@@ -117,13 +117,13 @@ impl<'a> Tree<'a> {
         Self { children, processes }
     }
 
-    /// All descendants of a process. None is missing if the process adopts orphans.
+    /// All descendants of a process, which has to adopt orphans.
     pub(super) fn descendants(&self, of: i32) -> Vec<&'a Stat> {
         let of_one = |pid| self.children.get(&pid).into_iter().flatten().copied();
         let mut found: Vec<&Stat> = of_one(of).collect();
         let mut next = 0;
-        // They were read one after the other, so a number that was used twice
-        // meanwhile could make a circle.
+        // The processes were read one after the other. The kernel may have used a number again in
+        // between, which could make a circle.
         while let Some(stat) = found.get(next).filter(|_| found.len() <= self.processes) {
             found.extend(of_one(stat.pid));
             next += 1;
@@ -132,14 +132,14 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Signals that very process, and no later one of its number.
+/// Sends a signal to this process, and to no later process with the same number.
 pub(super) fn signal(stat: &Stat, signal: Signal) {
     let Some(pid) = Pid::from_raw(stat.pid) else {
         return;
     };
-    // The process may end at any moment, so its start time is checked after the descriptor is
-    // open: from then on the descriptor means this process. Only without a free descriptor is
-    // the number used, which another process could get meanwhile.
+    // The process may end at any moment, so its start time is checked after the descriptor is open:
+    // from then on the descriptor refers to this process. Without a free descriptor the number is
+    // used, with the small risk that it belongs to a new process.
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => {
             if !has_ended(stat.pid, stat.start_time) {
@@ -160,7 +160,7 @@ pub(in crate::agent) fn boot_id() -> String {
 }
 
 fn parse(line: &str) -> Option<Stat> {
-    // The second field is the program's name, which may hold anything.
+    // The second field is the program's name, which may contain any character.
     let (pid, rest) = line.split_once(" (")?;
     // From the right, because the name may contain `) `.
     let (_, rest) = rest.rsplit_once(") ")?;

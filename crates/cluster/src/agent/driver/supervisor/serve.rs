@@ -1,7 +1,7 @@
-//! The supervisor itself: one thread that waits for everything at once.
+//! The supervisor: one thread that waits for all events with one `poll`.
 //!
-//! Nothing here waits for a workload or for an agent: all that they hold the
-//! other end of is read and written without blocking, in bounded pieces.
+//! The supervisor never waits for the instance or for an agent alone: their pipes and sockets are
+//! read and written without blocking, in bounded pieces.
 
 #![expect(
     clippy::disallowed_types,
@@ -37,22 +37,23 @@ use super::state::{State, StateFile};
 use super::{ENTER, LOGS, NAME, RUN, SOCKET, again, cgroup, user_of};
 use crate::agent::driver::{Exit, LaunchError, LaunchFault};
 
-/// How many agents may be connected. There is one at a time, and for a moment a former one
-/// whose end was not noticed yet. With more, the oldest connection is closed.
+/// The most connections of agents. There is one agent at a time, which has a few connections, and
+/// for a moment those of a former agent whose end was not noticed yet. Beyond this number the oldest
+/// connection is closed.
 const AGENTS: usize = 4;
 /// The longest line of an agent, in bytes.
 const MAX_COMMAND: usize = 64;
-/// How often the supervisor looks whether its instance's directory is still there, in seconds.
-const LOOK_HOME: i64 = 30;
-/// The kernel kills a supervisor for memory only after almost everything else, because the
-/// run would be left without anybody to end it. Only a privileged process may ask for that.
+/// The pause between two checks that the instance's directory still exists, in seconds.
+const DIRECTORY_CHECK: i64 = 30;
+/// If memory is short, the kernel kills a supervisor only after almost all other processes, because
+/// its run would be left without a process that ends it. Only a privileged process may set this.
 const OOM_SCORE: &str = "-900";
 /// The first pause between two kills, in nanoseconds. Each pause is twice the one before,
 /// up to a third of a second.
-const LOOK_AGAIN: i64 = 10_000_000;
+const KILL_AGAIN: i64 = 10_000_000;
 const MAX_DOUBLINGS: u32 = 5;
 
-/// Serves the agent at the standard input, and those that come after it.
+/// Serves the agent at the standard input, and later agents that connect to the socket.
 pub(super) fn serve() -> ExitCode {
     let stdin = io::stdin().as_fd().try_clone_to_owned();
     let agent = stdin
@@ -82,35 +83,40 @@ struct Supervisor {
     listener: UnixListener,
     file: StateFile,
     state: State,
-    /// Each signal that comes writes a byte here.
+    /// Each signal writes a byte to this socket.
     signals: UnixStream,
-    /// A signal asked this process to end. It then asks its run to end, and stays.
+    /// True after a signal that asks this process to end. The supervisor then asks its run to end,
+    /// and stays until the run has ended.
     asked_to_end: Arc<AtomicBool>,
     logs: Vec<Log>,
     outputs: Vec<Output>,
     agents: Vec<Agent>,
-    /// The run's first process, until it was waited for. Until then no other process can
-    /// have its number or its group's.
+    /// The run's first process, until it was waited for. Until then no other process or group can
+    /// have its number.
     leader: Option<Pid>,
-    /// The process that becomes the program reports here why it can't.
+    /// The process that becomes the program reports an error here, if it fails.
     entering: Option<UnixStream>,
+    /// The error that this process has reported.
     complaint: Vec<u8>,
+    /// The number of processes in the control group that were killed for memory before the run.
     killed_for_memory: u64,
 }
 
-/// A connection, and the beginning of a line.
+/// A connection of an agent.
 #[derive(Debug)]
 struct Agent {
     stream: UnixStream,
+    /// The beginning of a line whose end was not received yet.
     read: Vec<u8>,
 }
 
 impl Supervisor {
-    /// Does everything that can fail before the program runs.
+    /// Performs the steps that can fail before the program runs.
     fn prepare(agent: &UnixStream) -> Result<Self, LaunchError> {
         let system = |what: &'static str| move |e: rustix::io::Errno| LaunchError::io(what, &e.into());
         let order = Order::read(agent).map_err(|e| LaunchError::io("its order", &e))?;
-        // A session of its own: signals for the agent's group or terminal do not reach it.
+        // In a session of its own, the supervisor does not get signals for the agent's group or
+        // terminal.
         setsid().map_err(system("a session"))?;
         set_child_subreaper(Some(getpid())).map_err(system("adopting orphans"))?;
         // The agent makes the interface in the namespace before it lets the program run.
@@ -120,7 +126,7 @@ impl Supervisor {
         }
         set_no_new_privs(true).map_err(system("no_new_privs"))?;
         let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
-        // A name in lists of processes, and no more.
+        // The name only shows in lists of processes.
         let _ = set_name(NAME);
         let (signals, asked_to_end) = signals().map_err(|e| LaunchError::io("signals", &e))?;
         let (place, run) =
@@ -151,17 +157,17 @@ impl Supervisor {
         })
     }
 
-    /// Waits until the agent has written the run down. If the agent ends before that, nothing
-    /// runs.
+    /// Waits until the agent has written the ID of the run to disk. If the agent ends before that,
+    /// the program never runs.
     fn hold(mut self, agent: UnixStream) {
         let mut line = String::new();
-        let said = (&agent).write_all(self.state.line().as_bytes()).and_then(|()| {
+        let received = (&agent).write_all(self.state.line().as_bytes()).and_then(|()| {
             BufReader::new(&agent)
                 .take(MAX_COMMAND as u64)
                 .read_line(&mut line)
         });
-        // An agent that ends closes the connection, and the line is then empty.
-        if said.is_ok() && line == "go\n" && agent.set_nonblocking(true).is_ok() {
+        // If the agent ends, the connection is closed and the line is empty.
+        if received.is_ok() && line == "go\n" && agent.set_nonblocking(true).is_ok() {
             self.agents.push(Agent {
                 stream: agent,
                 read: Vec::new(),
@@ -175,13 +181,13 @@ impl Supervisor {
         }
     }
 
-    /// Starts the process that is to become the program.
+    /// Starts the process that becomes the program.
     fn start(&mut self) -> Result<(), LaunchError> {
         let failed = |e: io::Error| LaunchError::io("the program's process", &e);
         self.state = State::Running {
             started: Some(SystemTime::now()),
         };
-        // From here on it may have run.
+        // The state is written first, because from here on the program may run.
         self.file
             .write(&self.state)
             .map_err(|e| LaunchError::io("its state", &e))?;
@@ -192,7 +198,7 @@ impl Supervisor {
             let (reader, writer) = io::pipe().map_err(failed)?;
             ioctl_fionbio(&reader, true).map_err(|e| failed(e.into()))?;
             if let Some(user) = self.order.user {
-                // So that it can open it again, as `/dev/stdout`.
+                // The owner of a pipe can open it again, as `/dev/stdout`.
                 let (uid, gid) = user_of(user);
                 rustix::fs::fchown(&writer, Some(uid), Some(gid)).map_err(|e| failed(e.into()))?;
             }
@@ -207,15 +213,17 @@ impl Supervisor {
             .stderr(ends.next().unwrap_or_else(Stdio::null))
             .process_group(0);
         let child = command.spawn().map_err(failed)?;
-        // It holds the ends of the pipes, which only the run is to hold.
+        // `command` holds the ends of the pipes. Only the run may hold them, because the end of its
+        // output is noticed by their end.
         drop(command);
         self.leader = Some(Pid::from_child(&child));
         // If this fails, the process cannot read its order, and ends with an error.
         let _ = self.order.encode().and_then(|order| (&ours).write_all(&order));
-        // The rest of it may be large.
+        // These may be large and are not needed any more.
         self.order.arguments = Vec::new();
         self.order.env.clear();
-        // From here on no error may end this process, or the run would be left alone.
+        // From here on no error may end this process, because the run would be left without a
+        // supervisor.
         let _ = ours.set_nonblocking(true);
         self.entering = Some(ours);
         Ok(())
@@ -223,31 +231,31 @@ impl Supervisor {
 
     /// Serves until the run has ended.
     fn serve(&mut self) {
-        let (mut end, mut looks) = (None, 0);
+        let (mut end, mut kills) = (None, 0);
         loop {
-            let alone = self.reap(&mut end);
+            let is_empty = self.reap(&mut end);
             if self.asked_to_end.swap(false, Ordering::AcqRel) {
                 self.terminate();
             }
             let mut pause = match self.outputs.iter().any(Output::is_held) {
                 true => seconds(0, PAUSE.subsec_nanos().into()),
-                false => seconds(LOOK_HOME, 0),
+                false => seconds(DIRECTORY_CHECK, 0),
             };
             if end.is_some() {
-                if alone {
+                if is_empty {
                     break;
                 }
-                // Its processes can't be found once this process has ended, so it stays until
-                // all of them have, even if one hangs in the kernel.
+                // The processes of the run can't be found once this process has ended, so it stays
+                // until all of them have ended, even if one hangs in the kernel.
                 self.kill();
-                pause = seconds(0, LOOK_AGAIN << looks);
-                looks = MAX_DOUBLINGS.min(looks + 1);
+                pause = seconds(0, KILL_AGAIN << kills);
+                kills = MAX_DOUBLINGS.min(kills + 1);
             } else if self.is_homeless() {
                 self.kill();
             }
             self.wait(&pause);
-            // Output is taken before agents are answered: an agent that hears of the end finds
-            // all of it in the logs.
+            // Output is taken before agents are answered, so that an agent that learns of the end
+            // finds all output in the logs.
             self.enter();
             for output in &mut self.outputs {
                 output.take(Instant::now());
@@ -255,10 +263,9 @@ impl Supervisor {
             self.listen_to_agents();
         }
         self.enter();
-        // All of the run has ended, so what is left in the pipes is its last output.
+        // All processes have ended, so the pipes contain the last output.
         self.outputs.iter_mut().for_each(Output::drain);
-        // A complaint counts more than the exit code, which is that of the process that could
-        // not become the program.
+        // With a complaint, the exit code is that of the process that could not become the program.
         let state = match end {
             _ if !self.complaint.is_empty() => self.failure(),
             Some((status, ended)) => State::Ended(self.exit(status, ended)),
@@ -267,7 +274,7 @@ impl Supervisor {
         self.finish(state);
     }
 
-    /// Waits for the processes that have ended; returns whether no process of the run is left.
+    /// Waits for the processes that have ended. Returns true if no process of the run is left.
     fn reap(&mut self, end: &mut Option<(WaitStatus, SystemTime)>) -> bool {
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -282,8 +289,8 @@ impl Supervisor {
         }
     }
 
-    /// Whether the instance's directory was removed. No agent can find this supervisor then,
-    /// or end its run.
+    /// True if the instance's directory was removed. No agent can find this supervisor then, and so
+    /// none can end the run.
     fn is_homeless(&self) -> bool {
         rustix::fs::fstat(&self.run).is_ok_and(|stat| stat.st_nlink == 0)
     }
@@ -298,14 +305,14 @@ impl Supervisor {
             .chain(self.agents.iter().map(|agent| agent.stream.as_fd()))
             .map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        // A signal that interrupts it has left its byte.
+        // A signal that interrupts `poll` has written its byte, so the error does not matter.
         let _ = poll(&mut fds, Some(limit));
-        // One byte or many: all that matters is that the loop looks again.
+        // The bytes only wake the loop, so their number does not matter.
         let _ = (&self.signals).read(&mut [0; 64]);
     }
 
-    /// Takes notice of the end of the connection to the process: it is closed when the program
-    /// is executed.
+    /// Reads the connection to the process that becomes the program. The system closes it when the
+    /// program is executed; before that an error may arrive.
     fn enter(&mut self) {
         let Some(stream) = &mut self.entering else { return };
         let mut piece = [0; super::state::LINE];
@@ -313,7 +320,7 @@ impl Supervisor {
             Ok(0) => {
                 self.entering = None;
                 if self.complaint.is_empty() {
-                    self.tell();
+                    self.send_state();
                 }
             }
             Ok(length) => self.complaint.extend(piece.iter().take(length)),
@@ -324,7 +331,7 @@ impl Supervisor {
 
     fn failure(&self) -> State {
         let state = std::str::from_utf8(&self.complaint).ok().and_then(State::parse);
-        let why = "its process does not say why it does not run the program";
+        let why = "the process that should become the program ended without a reason";
         state.unwrap_or_else(|| State::Failed(LaunchError::launch(why)))
     }
 
@@ -342,10 +349,11 @@ impl Supervisor {
         }
     }
 
-    /// Asks all of the run to end: its group at one stroke, and what left it.
+    /// Sends SIGTERM to the group of the run, and to processes that left the group.
     fn terminate(&self) {
         let Some(leader) = self.leader else { return };
-        // The group first, because a signal to a group misses no process that forks meanwhile.
+        // The group comes first, because a signal to a group also reaches processes that fork just
+        // now.
         let _ = kill_process_group(leader, Signal::TERM);
         let group = leader.as_raw_nonzero().get();
         self.signal(Signal::TERM, |stat| stat.group != group);
@@ -355,21 +363,21 @@ impl Supervisor {
         self.signal(Signal::KILL, |_| true);
     }
 
-    /// Signals all descendants of this process. They are all processes of the run, whatever
-    /// session or group they are in, because this process adopts orphans.
-    fn signal(&self, signal: Signal, which: impl Fn(&procfs::Stat) -> bool) {
+    /// Signals the descendants of this process for which `filter` is true. The descendants are all
+    /// processes of the run, in any session or group, because this process adopts orphans.
+    fn signal(&self, signal: Signal, filter: impl Fn(&procfs::Stat) -> bool) {
         let run = procfs::descendants(getpid().as_raw_nonzero().get());
-        let run = run.iter().filter(|stat| !stat.ended && which(stat));
+        let run = run.iter().filter(|stat| !stat.ended && filter(stat));
         run.for_each(|stat| procfs::signal(stat, signal));
     }
 
     fn finish(&mut self, state: State) {
-        // The socket goes first: an agent that connects now would get no answer any more.
+        // The socket is removed first, because an agent that connects now would get no answer.
         self.close();
         self.state = state;
-        // If that fails, connected agents are still told.
+        // If this fails, connected agents still get the state.
         let _ = self.file.write(&self.state);
-        self.tell();
+        self.send_state();
     }
 
     /// Removes the socket, so that no agent finds this supervisor any more.
@@ -377,10 +385,10 @@ impl Supervisor {
         let _ = unlinkat(&self.run, SOCKET, AtFlags::empty());
     }
 
-    /// Sends the state to every agent that is connected.
-    fn tell(&mut self) {
+    /// Sends the state to every connected agent.
+    fn send_state(&mut self) {
         let line = self.state.line();
-        self.agents.retain_mut(|agent| agent.say(&line));
+        self.agents.retain_mut(|agent| agent.send(&line));
     }
 
     fn listen_to_agents(&mut self) {
@@ -402,8 +410,8 @@ impl Supervisor {
         self.agents = agents;
     }
 
-    /// Carries out the lines of an agent, and answers each with the state, also an unknown one. Returns
-    /// whether the agent is still connected.
+    /// Carries out the lines of an agent, and answers each line with the state. Returns true if the
+    /// agent is still connected.
     fn listen_to(&self, agent: &mut Agent) -> bool {
         let mut piece = [0; MAX_COMMAND];
         match agent.stream.read(&mut piece) {
@@ -418,26 +426,27 @@ impl Supervisor {
                 b"kill\n" => self.kill(),
                 _ => {}
             }
-            if !agent.say(&self.state.line()) {
+            if !agent.send(&self.state.line()) {
                 return false;
             }
         }
-        // No line is that long, so the other end is no agent.
+        // No line of an agent is longer, so the peer is no agent, and the connection is closed.
         agent.read.len() < MAX_COMMAND
     }
 }
 
 impl Agent {
-    /// Whether the agent takes the line. An agent whose buffer is full has stopped reading.
-    fn say(&mut self, line: &str) -> bool {
+    /// Sends a line. Returns false if the connection is closed, or if its buffer is full because the
+    /// agent has stopped reading.
+    fn send(&mut self, line: &str) -> bool {
         self.stream
             .write(line.as_bytes())
             .is_ok_and(|written| written == line.len())
     }
 }
 
-/// A socket that has a byte for each signal that matters, and whether that was
-/// one that asks this process to end.
+/// A socket that gets a byte for each signal, and a flag that is set by signals that ask this
+/// process to end.
 fn signals() -> io::Result<(UnixStream, Arc<AtomicBool>)> {
     let (reader, writer) = UnixStream::pair()?;
     reader.set_nonblocking(true)?;
@@ -456,14 +465,14 @@ fn seconds(tv_sec: i64, tv_nsec: i64) -> Timespec {
     Timespec { tv_sec, tv_nsec }
 }
 
-/// How many processes of the run's control group were killed for memory so far.
+/// The number of processes in the run's control group that were killed for memory so far.
 fn kills(order: &Order) -> u64 {
     let file = order.oom.as_ref().map(Path::new);
     file.and_then(cgroup::kills).unwrap_or(0)
 }
 
-/// Opens the instance's directory, and in it the directory of the run, which only the
-/// agent's user may enter.
+/// Opens the instance's directory and its subdirectory of the run, which only the agent's user may
+/// enter.
 fn run_directory(place: &Path) -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
     let place: OwnedFd = File::open(place)?.into();
     match mkdirat(&place, RUN, Mode::RWXU) {
@@ -477,8 +486,8 @@ fn run_directory(place: &Path) -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
     Ok((Arc::new(place), run))
 }
 
-/// Listens in a directory, through its descriptor: the path of a socket may be
-/// no longer than about a hundred bytes, and a state directory's is.
+/// Listens in a directory. The address uses the descriptor of the directory, because the path of a
+/// socket is limited to about a hundred bytes.
 fn listen(run: &OwnedFd) -> io::Result<UnixListener> {
     // A supervisor that was killed has left its socket, which would make `bind` fail.
     let _ = unlinkat(run, SOCKET, AtFlags::empty());

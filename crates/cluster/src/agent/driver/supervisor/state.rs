@@ -7,13 +7,12 @@
 //! {"state":"failed","fault":"launch","why":"/opt/tool: Permission denied (os error 13)"}
 //! ```
 //!
-//! A reader ignores keys that it does not know, and a line of a state that it does not know. So
-//! an agent and a supervisor of different versions understand each other as far as both know the
-//! words.
+//! A reader ignores unknown keys, and lines with an unknown state, because agent and supervisor may
+//! have different versions.
 //!
-//! The file is made while the run is held, at its full length, and written in
-//! place from then on: on a full disk, too, the end can be written down. If the run has a user
-//! of its own, a second line says which: `uid=1879048192`.
+//! The file is made at its full length while the run is held, and later overwritten in place, so
+//! that the end of the run can be written on a full disk as well. If the run has a user of its own, a
+//! second line has the UID: `uid=1879048192`.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -37,18 +36,18 @@ const FILE: &str = "state";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub(super) enum State {
-    /// Nothing of it has run: it waits for its handle to be written down.
+    /// The program does not run yet: the agent has to write the ID of the run to disk first.
     Held,
-    /// It was let go.
+    /// The program runs, or is just being executed.
     Running { started: Option<SystemTime> },
-    /// It ended.
+    /// All processes of the run have ended.
     Ended(Exit),
     /// The program could not be executed.
     Failed(LaunchError),
 }
 
 impl State {
-    /// The line, with its end. An explanation that is too long for it is cut.
+    /// The line, with its line end. An explanation that is too long is cut.
     pub(super) fn line(&self) -> String {
         let mut state = self.clone();
         if let Self::Failed(error) = &mut state {
@@ -56,11 +55,12 @@ impl State {
             error.why = plain.chars().take(MAX_STATE).collect();
         }
         loop {
-            // Only a time before 1970 fails, which no clock of a kernel shows. The line is then
-            // one that no reader knows.
+            // Only a time before 1970 fails, which no kernel's clock shows. Readers would ignore the
+            // empty line.
             let mut line = serde_json::to_string(&state).unwrap_or_default();
             match &mut state {
-                // Quotation marks take two bytes, so only the line itself shows its length.
+                // Some characters are escaped with two bytes, so only the encoded line shows its
+                // length.
                 Self::Failed(error) if line.len() > MAX_STATE => drop(error.why.pop()),
                 _ => {
                     line.push('\n');
@@ -70,20 +70,20 @@ impl State {
         }
     }
 
-    /// Reads a line, with or without what follows it.
+    /// Reads the first line of a text.
     pub(super) fn parse(line: &str) -> Option<Self> {
         serde_json::from_str(line.lines().next()?).ok()
     }
 
-    /// Reads the file in a run's directory. A user who can write there could have put
-    /// anything in its place, so only a regular file is read, and no more than a line.
+    /// Reads the file in a run's directory. A user who can write there could have replaced it, so
+    /// only a regular file is read, and only up to the length of a line.
     pub(super) fn read(run: impl AsFd) -> Option<Self> {
         Self::parse(&content(run)?)
     }
 }
 
-/// The user that runs nothing but the run in this directory, by which its processes are found
-/// if its supervisor was killed.
+/// The UID that only the run in this directory has. If its supervisor was killed, the processes of
+/// the run are found by this UID.
 pub(super) fn own_uid(run: impl AsFd) -> Option<u32> {
     content(run)?
         .lines()
@@ -105,7 +105,7 @@ fn content(run: impl AsFd) -> Option<String> {
     String::from_utf8(text).ok()
 }
 
-/// The file of a run, as its supervisor keeps it.
+/// The state file of a run, which its supervisor writes.
 #[derive(Debug)]
 pub(super) struct StateFile {
     file: File,
@@ -113,9 +113,8 @@ pub(super) struct StateFile {
 }
 
 impl StateFile {
-    /// Makes it anew.
+    /// Makes the file, in place of that of a former run.
     pub(super) fn create(run: impl AsFd, state: &State, own_uid: Option<u32>) -> io::Result<Self> {
-        // A file that is there belongs to a former run.
         let _ = unlinkat(&run, FILE, AtFlags::empty());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(run, FILE, flags, Mode::RUSR | Mode::WUSR)?.into();
@@ -130,7 +129,7 @@ impl StateFile {
             line.push_str(&format!("uid={uid}\n"));
         }
         let mut line = line.into_bytes();
-        // Always the full length, so that writing it again needs no space on the disk.
+        // The line always has the full length, so that overwriting it needs no space on the disk.
         line.resize(LINE - 1, b' ');
         line.push(b'\n');
         self.file.write_all_at(&line, 0)
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_passed_over() {
+    fn unknown_keys_and_states_are_ignored() {
         let line = "{\"state\":\"ended\",\"mood\":\"good\",\"code\":3}\nmore";
         assert_eq!(State::parse(line), Some(State::Ended(Exit::code(3))));
         for junk in ["", "\n", "{\"state\":\"dreaming\"}", "\0\0\0", "{}", "[", "3"] {
@@ -183,7 +182,7 @@ mod tests {
 
     /// A file of terabytes, a pipe that nobody writes to, a link.
     #[test]
-    fn the_file_is_read_as_far_as_a_line_whatever_lies_there() {
+    fn only_a_regular_file_is_read_and_only_one_line_of_it() {
         let dir = tempfile::tempdir().unwrap();
         let run = File::open(dir.path()).unwrap();
         let path = dir.path().join(FILE);

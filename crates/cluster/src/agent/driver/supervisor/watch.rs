@@ -1,8 +1,7 @@
-//! One thread of the agent that notices the ends of runs, also of runs that a former agent
-//! launched.
+//! The thread of the agent that notices the ends of runs, also of runs that a former agent launched.
 //!
-//! Each run has a connection to its supervisor, which is closed when the supervisor ends.
-//! If the connection can't be made, the supervisor is looked for in `/proc`.
+//! The thread has a connection to the supervisor of each run. The connection is closed when the
+//! supervisor ends. While there is no connection, the thread looks for the supervisor in `/proc`.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,8 +18,8 @@ use super::leftovers::kill_leftovers;
 use super::{UnixStream, exit_of, is_alive, reach};
 use ssntp_transport::threads::{self, Joined};
 
-/// How often a run without a connection is looked for. It is looked for more often at
-/// first, because most of these runs are just ending.
+/// The pause between two looks for the supervisor of a run without a connection. The first looks
+/// follow each other faster, because most of these runs are just ending.
 const LOOK_AROUND: Timespec = millis(250);
 const LOOK_AGAIN: Timespec = millis(10);
 const FIRST_LOOKS: u32 = 50;
@@ -32,7 +31,7 @@ const fn millis(millis: i64) -> Timespec {
     }
 }
 
-/// The thread. Dropping this ends and joins it, and leaves the runs alone.
+/// The handle of the thread. Dropping it ends and joins the thread; the runs go on.
 #[derive(Debug)]
 pub(super) struct Watch {
     shared: Arc<Inbox>,
@@ -42,7 +41,7 @@ pub(super) struct Watch {
 struct Inbox {
     wake: OwnedFd,
     stop: AtomicBool,
-    /// Runs that the thread has not taken over yet; at most as many as instances.
+    /// Runs that the thread has not taken over yet, at most one for each instance.
     added: Mutex<Vec<Watched>>,
 }
 
@@ -80,7 +79,7 @@ impl Watch {
         })
     }
 
-    /// Watches a run, which may have ended already.
+    /// Watches a run. It may have ended already.
     pub(super) fn add(&self, mut watched: Watched) {
         watched.stream = watched
             .stream
@@ -114,8 +113,8 @@ impl Inbox {
         }
     }
 
-    /// Waits for news, and reads the lines of supervisors. Their content does not matter: only
-    /// a connection that was closed does.
+    /// Waits for an event, and reads the lines of supervisors. Only the end of a connection matters,
+    /// so the content of the lines is ignored.
     fn wait(&self, watched: &mut [Watched]) {
         let looks = watched
             .iter()
@@ -136,10 +135,11 @@ impl Inbox {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return,
             Err(e) => {
-                // Too many descriptors for one poll: look around instead.
+                // There are too many descriptors for one poll, so all connections are read at
+                // intervals.
                 warn!("watching instances: {e}");
                 let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&LOOK_AROUND));
-                watched.iter_mut().for_each(Watched::hear);
+                watched.iter_mut().for_each(Watched::read);
                 return;
             }
         }
@@ -149,13 +149,13 @@ impl Inbox {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         let connected = watched.iter_mut().filter(|w| w.stream.is_some());
         for (watched, _) in connected.zip(ready).filter(|(_, ready)| *ready) {
-            watched.hear();
+            watched.read();
         }
     }
 }
 
 impl Watched {
-    fn hear(&mut self) {
+    fn read(&mut self) {
         let Some(stream) = &mut self.stream else { return };
         match stream.read(&mut [0; 1024]) {
             Ok(length) if length > 0 => {}
@@ -165,14 +165,15 @@ impl Watched {
         }
     }
 
-    /// Looks at a run; returns whether it is to be watched further.
+    /// Looks for the supervisor of a run without a connection. Returns false if the run has ended and
+    /// its end was reported.
     fn step(&mut self) -> bool {
         if self.stream.is_some() {
             return true;
         }
         self.looks = self.looks.saturating_add(1);
-        // A child of ours has ended once it was waited for, and not before: it may end between
-        // two looks, and nobody else would take it out of the process table.
+        // A supervisor that is a child of this process counts as ended only after it was waited for.
+        // Otherwise it could end after `try_wait`, and would stay in the process table.
         let waited = self.child.as_mut().map(Child::try_wait);
         if !matches!(waited, Some(Ok(None))) {
             self.child = None;
@@ -180,7 +181,7 @@ impl Watched {
         if self.child.is_none() && !is_alive(&self.running.handle) {
             return !self.report_end();
         }
-        // The supervisor lives: it may have closed the connection because it had too many.
+        // The supervisor runs. It may have closed the connection because it had too many.
         let stream = reach(&self.running);
         self.stream = stream.ok().filter(|stream| stream.set_nonblocking(true).is_ok());
         true
