@@ -1,13 +1,13 @@
-//! Memory that several holders share.
+//! A limit of memory that several holders share.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 /// The memory that is kept for each of several holders, in bytes as they are allocated.
 ///
-/// No holder may have more than the part that is free. So a greedy holder gets half of the
-/// limit, and `n` of them get an `n + 1`th each; the last part stays free for holders that
-/// have nothing yet.
+/// No holder may have more than the part that is free. So one greedy holder gets half of the
+/// limit, and `n` of them get an `n + 1`th each. The last part stays free for holders that
+/// have no memory yet.
 #[derive(Debug)]
 pub(crate) struct Budget<K> {
     used: usize,
@@ -29,19 +29,19 @@ impl<K: Eq + Hash> Budget<K> {
         self.of.get(holder).copied().unwrap_or_default()
     }
 
-    /// Whether a holder may take `more` bytes of a limit.
+    /// True if a holder may take `more` bytes of a limit.
     pub(crate) fn fits(&self, holder: &K, more: usize, limit: usize) -> bool {
         let used = self.used.saturating_add(more);
         self.of(holder).saturating_add(more) <= limit.saturating_sub(used)
     }
 
-    /// A holder has taken so many bytes.
+    /// Counts bytes that a holder takes.
     pub(crate) fn charge(&mut self, holder: K, bytes: usize) {
         self.used += bytes;
         *self.of.entry(holder).or_default() += bytes;
     }
 
-    /// A holder has given back so many of the bytes that it has taken.
+    /// Counts bytes that a holder gives back.
     pub(crate) fn refund(&mut self, holder: &K, bytes: usize) {
         self.used = self.used.saturating_sub(bytes);
         let Some(of) = self.of.get_mut(holder) else {
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_holder_gets_what_is_free_and_others_find_room() {
+    fn a_greedy_holder_leaves_memory_for_others() {
         let mut budget = Budget::default();
         assert!(budget.fits(&1, 50, 100) && !budget.fits(&1, 51, 100));
         budget.charge(1, 50);

@@ -1,19 +1,18 @@
-//! Things that are due at some time.
+//! Deadlines by key.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// The longest time that anything is put off. A setting may ask for more than
-/// a clock can count.
+/// The longest delay, about a hundred years. Adding a longer one to an `Instant` could overflow.
 pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// A time after another one.
+/// The time at which `duration` has passed since `time`; a longer duration counts as [`LONGEST`].
 pub(crate) fn after(time: Instant, duration: Duration) -> Instant {
     time + duration.min(LONGEST)
 }
 
-/// One deadline for each key, and which of them comes first.
+/// One deadline for each key, sorted by time.
 #[derive(Debug)]
 pub(crate) struct Deadlines<K> {
     of: HashMap<K, Instant>,
@@ -30,7 +29,7 @@ impl<K> Default for Deadlines<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord> Deadlines<K> {
-    /// Sets the deadline of a key, in place of the one it had.
+    /// Sets the deadline of a key, which replaces its former one.
     pub(crate) fn set(&mut self, key: K, at: Instant) {
         if let Some(before) = self.of.insert(key.clone(), at) {
             // Without this, the earlier deadline of the key would still fire.
@@ -39,7 +38,7 @@ impl<K: Clone + Eq + Hash + Ord> Deadlines<K> {
         self.order.insert((at, key));
     }
 
-    /// Takes the deadline of a key away.
+    /// Removes the deadline of a key.
     pub(crate) fn clear(&mut self, key: &K) {
         if let Some(before) = self.of.remove(key) {
             self.order.remove(&(before, key.clone()));
@@ -56,7 +55,7 @@ impl<K: Clone + Eq + Hash + Ord> Deadlines<K> {
         self.order.first().map(|(at, _)| *at)
     }
 
-    /// Takes out the earliest key that is due at `now`.
+    /// Removes and returns the earliest key that is due at `now`.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<K> {
         if self.next()? > now {
             return None;

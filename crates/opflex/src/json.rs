@@ -8,9 +8,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// Reads a struct from a JSON object only. A derived `Deserialize` also reads an array, whose
-/// elements it takes for the members in their order. On the wire an array is as wrong as any
-/// other type.
+/// Reads a struct from a JSON object and refuses an array. A derived `Deserialize` also accepts an
+/// array and uses its elements as the members in their order.
 pub(crate) struct Object<T>(pub(crate) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -53,8 +52,8 @@ where
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Reads a type from a JSON string. `expected` says in errors what should stand there. The string
-/// is copied only if it has escapes.
+/// Reads a type from a JSON string. `expected` describes the type in error texts. The string is
+/// copied only if it has escapes.
 pub(crate) fn text<'de, D, T>(deserializer: D, expected: &'static str) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -73,7 +72,7 @@ where
     deserializer.deserialize_str(Text(expected, PhantomData))
 }
 
-/// About how many bytes a value has as JSON text.
+/// The approximate length of a value as JSON text, in bytes.
 pub(crate) fn text_len(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,
@@ -88,8 +87,8 @@ pub(crate) fn text_len(value: &Value) -> usize {
     }
 }
 
-// The memory that a value takes, in bytes. The scanner adds these up by brackets, commas and colons,
-// before anything is read.
+// The memory of values, in bytes. The scanner adds these constants up by brackets, commas and
+// colons, before the JSON is parsed.
 
 /// The memory of an object with one member: its map allocates a node with places for 11 members.
 pub(crate) const OBJECT: usize = 11 * (size_of::<String>() + size_of::<Value>()) + ALLOCATION;
@@ -100,10 +99,10 @@ pub(crate) const LIST: usize = 4 * size_of::<Value>() + ALLOCATION;
 /// The memory of a further element: up to two places, because a list that is full doubles, and one
 /// allocation, such as its text.
 pub(crate) const ELEMENT: usize = 2 * size_of::<Value>() + ALLOCATION;
-/// The memory of a small allocation, with what the allocator adds.
+/// The memory of the smallest allocation, with the overhead of the allocator.
 const ALLOCATION: usize = 32;
 
-/// The memory of an allocation of so many bytes, with what the allocator adds.
+/// The memory of an allocation of this size, with the overhead of the allocator.
 pub(crate) fn allocated(bytes: usize) -> usize {
     match bytes {
         0 => 0,
@@ -112,7 +111,7 @@ pub(crate) fn allocated(bytes: usize) -> usize {
     }
 }
 
-/// About how many bytes of memory a value has allocated, without `size_of::<Value>()`.
+/// The approximate memory that a value has allocated, without `size_of::<Value>()`.
 pub(crate) fn memory(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
@@ -124,9 +123,9 @@ pub(crate) fn memory(value: &Value) -> usize {
     }
 }
 
-/// About how many bytes of memory the members of an object have allocated.
+/// The approximate memory that the members of an object have allocated.
 pub(crate) fn map_memory(members: &Map<String, Value>) -> usize {
-    // Nodes of a map that grows in any order are half full at least.
+    // The nodes of a map into which members are inserted in any order are at least half full.
     let nodes = members.len().div_ceil(6) * OBJECT;
     let inner = members
         .iter()
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn an_array_is_no_object() {
+    fn an_array_is_refused_as_an_object() {
         let value = json!([1, 2]);
         assert!(serde_json::from_value::<Pair>(value.clone()).is_ok());
         assert!(serde_json::from_value::<Object<Pair>>(value).is_err());

@@ -2,8 +2,8 @@
 //!
 //! Policy elements resolve policy from a policy repository, declare endpoints
 //! to an endpoint registry and report state to an observer, over JSON-RPC. The
-//! other implementation is libopflex. This crate also does what libopflex does beyond the draft, so
-//! that libopflex can be at either end of a connection.
+//! other implementation is libopflex. This crate also supports what libopflex does beyond the
+//! draft, so that libopflex can be at either end of a connection.
 //!
 //! ```no_run
 //! # #![allow(clippy::disallowed_methods)]
@@ -21,19 +21,19 @@
 //!
 //! # Layers
 //!
-//! | module | what | knows of |
+//! | module | contents | uses |
 //! |---|---|---|
-//! | [`rpc`] | JSON-RPC 1.0: framing, ids, requests that wait | nothing |
-//! | [`model`] | managed objects: URIs, the tree store, watchers, files | nothing |
+//! | [`rpc`] | JSON-RPC 1.0: framing, ids, requests without an answer | – |
+//! | [`model`] | managed objects: URIs, the tree store, watchers, files | – |
 //! | [`message`] | the methods with typed parameters and results | `rpc`, `model` |
-//! | [`peer`] | what both ends of a connection share | `message` |
+//! | [`peer`] | the code that servers and policy elements share | `message` |
 //! | [`server`] | policy repository, endpoint registry, observer | all above |
-//! | [`policy_element`] | the client of these | all above |
-//! | [`run`] | both on threads, over sockets | all above, `transport` |
+//! | [`policy_element`] | the client of these servers | all above |
+//! | [`run`] | server and policy element on threads, over sockets | all above, `transport` |
 //!
 //! All but [`run`] do no I/O, start no thread and read no clock:
-//! [`server::ServerCore`] and [`policy_element::ElementCore`] are told what
-//! happens and when, and answer with what is to be done.
+//! the caller passes events and the time to [`server::ServerCore`] and
+//! [`policy_element::ElementCore`], and carries out the actions that these return.
 //!
 //! # Threads
 //!
@@ -45,27 +45,26 @@
 //!              ┌──────────────────────── dispatcher thread ────────────┴──┐
 //!              │  connections take turns; a turn is some messages         │
 //!              │    connected | message… | disconnected | command | tick  │
-//!              │    for each Action: queue a frame, close, dial, tell     │
+//!              │    for each Action: queue a frame, close, dial, report   │
 //!              │  owns the ServerCore or the ElementCore; no lock         │
 //!              └──────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A codec and two threads a connection, one dispatcher that owns all state.
-//! The reader turns bytes into typed messages, so that reading JSON costs the
-//! connection that sent it and not the dispatcher. The dispatcher never waits
-//! for a client: one that takes no answers is not read from, and an update that
-//! finds the queue of its connection full ends that connection. An update is
-//! built once; its bytes are shared by the queues of all who get it.
+//! Each connection has a codec, a reader thread and a writer thread. One dispatcher owns all
+//! state. The reader parses the JSON of its connection, so a large message delays only that
+//! connection. The dispatcher never waits for a client: a client that does not receive its
+//! answers is not read from, and a connection whose queue is full when an update is sent is
+//! closed. An update is built once; the queues of all its receivers share its bytes.
 //!
-//! Waking a thread costs more than most requests. So a dispatcher with nothing
-//! else to do sends what is short itself, where nothing waits before it.
+//! Waking a thread costs more than most requests. So an idle dispatcher sends a short frame
+//! itself if the queue of the connection is empty.
 //!
 //! # Limits
 //!
-//! Bounded are the length of a message, the memory of its values and their depth
-//! ([`rpc::Limits`]), with much less before a peer's identity is accepted
-//! ([`message::Decoder`]); the length and depth of a URI ([`model::Uri`]); and what is kept
-//! for peers, in bytes as they are allocated and with a share for each
+//! The length of a message, the memory of its values and their depth have limits
+//! ([`rpc::Limits`]), which are much lower until the peer's identity is accepted
+//! ([`message::Decoder`]). The length and depth of a URI have limits ([`model::Uri`]). The
+//! memory that is kept for peers has limits in allocated bytes, with a share for each peer
 //! ([`server::ServerLimits`], [`policy_element::ElementLimits`]).
 //!
 //! Log targets are the module paths, `ssntp_opflex::server` and so on.

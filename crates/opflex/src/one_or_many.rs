@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 
-/// A sorted set that is never empty. Nearly every one in an index has a single
-/// element, and a tree for each of these would be most of the index's memory.
+/// A sorted set that is never empty. Nearly every set of an index has a single
+/// element, and a tree for each of them would be most of the index's memory.
 #[derive(Clone, Debug)]
 pub(crate) enum OneOrMany<T> {
     One(T),
@@ -39,12 +39,11 @@ pub(crate) fn add<K: Eq + Hash, T: Clone + Ord>(index: &mut HashMap<K, OneOrMany
     }
 }
 
-/// Takes an element out of the set of a key, and the key out when nothing is
-/// left.
+/// Removes an element from the set of a key, and removes the key with its last element.
 pub(crate) fn remove<K: Eq + Hash, T: Ord>(index: &mut HashMap<K, OneOrMany<T>>, key: &K, element: &T) {
     let is_empty = match index.get_mut(key) {
         None => false,
-        // A set of one that holds another element stays.
+        // A different single element stays.
         Some(OneOrMany::One(one)) => one == element,
         Some(OneOrMany::Many(many)) => {
             many.remove(element);
@@ -61,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_come_and_go_and_an_empty_set_is_no_entry() {
+    fn removing_the_last_element_removes_the_key() {
         let mut index = HashMap::new();
         for element in [2, 1, 2, 3] {
             add(&mut index, "key", element);

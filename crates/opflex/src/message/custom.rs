@@ -3,9 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A method inside a method. The inspection socket of libopflex serves it, a
-/// TCP peer answers EUNSUPPORTED; it is read here so that it can be told apart
-/// from garbage.
+/// A call of an inner method. libopflex supports it on its inspection socket only. Here the
+/// inspector and the control socket use it; on other connections it is answered EUNSUPPORTED.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Custom {
     /// The inner method.
@@ -17,10 +16,10 @@ pub struct Custom {
 
 /// The answer to [`Custom`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CustomResult {
+pub struct CustomResult<T = Value> {
     /// The inner method.
     pub method: String,
     /// Its result.
     #[serde(default)]
-    pub result: Value,
+    pub result: T,
 }

@@ -1,4 +1,4 @@
-//! Bytes to typed messages.
+//! Decodes bytes to typed messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,46 +8,46 @@ use bytes::BytesMut;
 use super::Incoming;
 use crate::rpc::{self, Error, Limits};
 
-/// The decoder of one connection: [`rpc::Decoder`], and each message read as
-/// its method asks.
+/// The decoder of one connection: an [`rpc::Decoder`] that also reads the parameters and results
+/// of each message.
 ///
-/// It runs on the thread that reads the bytes of the connection, so that parsing JSON does
-/// not take time of the dispatcher.
+/// It runs on the reader thread of the connection, so that parsing JSON takes no time of the
+/// dispatcher.
 #[derive(Debug)]
 pub struct Decoder {
     messages: rpc::Decoder,
-    /// Until the identity of the peer is accepted.
+    /// The state until the identity of the peer is accepted.
     before: Option<BeforeIdentity>,
 }
 
-/// The limits until the identity of the peer is accepted.
+/// The state of a decoder until the identity of the peer is accepted.
 #[derive(Debug)]
 struct BeforeIdentity {
     identified: Identified,
-    /// The limits from then on.
+    /// The limits after the identity is accepted.
     after: Limits,
 }
 
-/// Tells a [`Decoder`] that the identity of its peer is accepted. The thread that judges
-/// identities has a clone.
+/// A flag for a [`Decoder`]: the identity of its peer is accepted. The dispatcher has a clone and
+/// sets it.
 #[derive(Clone, Debug, Default)]
 pub struct Identified(Arc<AtomicBool>);
 
 impl Identified {
-    /// The identity is accepted. To be called before the peer is told so, which may send a
-    /// long message then.
+    /// Sets the flag. Call it before the identity is answered, because the peer may send a long
+    /// message as soon as it has the answer.
     pub fn set(&self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
 impl Decoder {
-    /// The longest message that is taken before the identity, in bytes. Those
-    /// of libopflex have some hundred, lists of servers included.
+    /// The longest message before the identity is accepted, in bytes. Those of libopflex have a few
+    /// hundred, including lists of servers.
     pub const BEFORE_IDENTITY: usize = 256 * 1024;
 
-    /// About how many bytes of memory all messages before the identity may take together:
-    /// a list of some hundred servers. A peer without identity gets no more of the memory.
+    /// The approximate memory that all messages before the identity may take together, in bytes.
+    /// It is enough for a list of some hundred servers.
     pub const MEMORY_BEFORE_IDENTITY: usize = 1 << 20;
 
     /// A decoder for one stream. Until [`identified`](Self::identified) is set, a message may
@@ -76,14 +76,14 @@ impl Decoder {
         }
     }
 
-    /// The flag to set when the identity of the peer is accepted.
+    /// The flag that has to be set when the identity of the peer is accepted.
     pub fn identified(&self) -> Identified {
         let before = self.before.as_ref();
         before.map_or_else(Identified::default, |before| before.identified.clone())
     }
 
-    /// Takes the complete messages off the front of `buffer` and appends them
-    /// to `out`; see [`rpc::Decoder::decode`].
+    /// Removes the complete messages from the front of `buffer` and appends them to `out`; see
+    /// [`rpc::Decoder::decode`].
     pub fn decode(&mut self, buffer: &mut BytesMut, out: &mut Vec<Incoming>) -> Result<(), Error> {
         loop {
             if let Some(before) = self
@@ -96,8 +96,8 @@ impl Decoder {
                 return Ok(());
             };
             if self.before.is_some() {
-                // Counted until the identity, and never given back: messages may wait for the
-                // dispatcher, and a peer needs few of them.
+                // Not refunded when the messages are handled: they may wait for the dispatcher, and
+                // a peer needs few messages before its identity.
                 let mut limits = self.messages.limits();
                 limits.memory = limits.memory.saturating_sub(self.messages.memory());
                 self.messages.set_limits(limits);
@@ -106,7 +106,7 @@ impl Decoder {
         }
     }
 
-    /// To be called at the end of the stream: an error if a message is unfinished.
+    /// Checks the rest of the buffer at the end of the stream: an unfinished message is an error.
     pub fn end(&self, buffer: &BytesMut) -> Result<(), Error> {
         self.messages.end(buffer)
     }
@@ -129,7 +129,7 @@ mod tests {
     const IDENTITY: &str = "{\"id\":1,\"method\":\"send_identity\",\"params\":[{}]}\0";
 
     #[test]
-    fn long_messages_are_for_those_whose_identity_is_accepted() {
+    fn long_messages_are_refused_until_the_identity_is_accepted() {
         let long = echo(&format!("\"{}\"", "x".repeat(300_000)));
         let new = || Decoder::new(Limits::default());
         let limit = Decoder::BEFORE_IDENTITY;
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_without_identity_gets_little_memory_however_short_its_text() {
+    fn memory_before_the_identity_has_a_limit_of_its_own() {
         let mut decoder = Decoder::new(Limits::default());
         let values = "{\"\":0},".repeat(1000) + "0";
         // One message takes two thirds of the memory, so the second is not read.

@@ -2,17 +2,17 @@
 
 use serde_json::Value;
 
-/// Asks whether the other side is alive.
+/// The parameters of an echo, which checks that the other side is alive.
 ///
-/// The draft has no parameters and an empty object for an answer. libopflex
-/// sends its clock in milliseconds and answers with the parameters; both sides
-/// send one at once on connect, before their identities.
+/// In the draft an echo has no parameters and is answered with an empty object. libopflex sends its
+/// clock in milliseconds and answers with the parameters. Both sides send an echo as soon as they
+/// are connected, before their identities.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Echo(pub Vec<Value>);
 
 impl Echo {
-    /// The answer: the parameters, as libopflex expects, and the empty
-    /// object of the draft when there are none.
+    /// The answer: the parameters, as libopflex expects, or the empty object of the draft if there
+    /// are no parameters.
     pub fn answer(self) -> Value {
         if self.0.is_empty() {
             Value::Object(serde_json::Map::new())
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_return_and_none_return_as_an_object() {
+    fn parameters_are_returned_and_missing_ones_as_an_object() {
         assert_eq!(Echo(vec![json!(1_383_103)]).answer(), json!([1_383_103]));
         assert_eq!(Echo(vec![]).answer(), json!({}));
     }

@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Name, Uri};
 
-/// Says that an endpoint is gone; a request can have several of these.
+/// An endpoint that is not attached any more. A request can have several of these.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointUndeclare {
     /// The class of the endpoint.
     pub subject: Name,
-    /// Which endpoint.
+    /// The URI of the endpoint.
     pub endpoint_uri: Uri,
 }

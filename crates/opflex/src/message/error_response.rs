@@ -6,8 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The kind of a failure. Codes that the draft does not know survive, and
-/// mean the same as [`ErrorCode::ERROR`].
+/// The kind of a failure. Codes that are not in the draft are kept, and mean the same as
+/// [`ErrorCode::ERROR`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct ErrorCode(Cow<'static, str>);
@@ -23,7 +23,7 @@ impl ErrorCode {
     pub const EPROTO: Self = Self(Cow::Borrowed("EPROTO"));
     /// The policy domains differ.
     pub const EDOMAIN: Self = Self(Cow::Borrowed("EDOMAIN"));
-    /// The location of the element is required and not known.
+    /// The location of the element is required, but unknown.
     pub const ELOCATION: Self = Self(Cow::Borrowed("ELOCATION"));
 
     /// The text on the wire.
@@ -44,7 +44,7 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// Why a request failed. Prints code and message, each cut to what a log line can bear.
+/// The error of a failed request. `Display` has the code and the message, each cut to 200 characters.
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[error("{}{}{}", cut(code.name()), if message.is_some() { ": " } else { "" }, cut(message.as_deref().unwrap_or_default()))]
 pub struct ErrorResponse {
@@ -59,20 +59,20 @@ pub struct ErrorResponse {
     /// Details for the sender of the request, in any form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
-    /// Members that the draft does not know.
+    /// Members that are not in the draft.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
 impl ErrorResponse {
-    /// The generic error, as functions return it.
+    /// An error with the code ERROR, for a `Result`.
     pub(crate) fn error(message: impl fmt::Display) -> Box<Self> {
         Self::boxed(ErrorCode::ERROR, message)
     }
 
-    /// As [`new`](Self::new), for a `Result` that stays small.
+    /// As [`new`](Self::new), for a `Result`.
     pub(crate) fn boxed(code: ErrorCode, message: impl fmt::Display) -> Box<Self> {
-        // Boxed, because the type is large and most results are no errors.
+        // Boxed, because the type is large and would enlarge every `Result`.
         Box::new(Self::new(code, message))
     }
 
@@ -99,11 +99,10 @@ pub(crate) fn cut(text: &str) -> Cow<'_, str> {
 }
 
 impl<'de> Deserialize<'de> for ErrorResponse {
-    /// Reads every object: a code or message that is missing or no string must
-    /// not hide that the request failed.
+    /// Accepts every object, also if the code or the message is missing or is not a string.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Not derived: a derived type would fail on a code that is a number, and the failure of
-        // the request would be lost with it.
+        // A derived reader would refuse a code that is a number, and the caller would not see that
+        // its request has failed.
         let mut members: Map<String, Value> = Map::deserialize(deserializer)?;
         let mut take = |name| members.remove(name).filter(|value| !value.is_null());
         let text = |value| match value {
@@ -132,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn codes_that_the_draft_does_not_know_survive() {
+    fn codes_that_are_not_in_the_draft_are_kept() {
         assert_eq!(parse(json!({"code": "ESTATE"})).code, ErrorCode::ESTATE);
         assert_eq!(parse(json!({"code": "ETEAPOT"})).code.name(), "ETEAPOT");
     }
 
     #[test]
-    fn no_object_is_too_odd_to_be_an_error() {
+    fn every_object_is_read_as_an_error() {
         assert_eq!(parse(json!({})).code, ErrorCode::ERROR);
         let odd = parse(json!({"code": 7, "message": [1], "data": null}));
         assert_eq!(
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_without_end_is_printed_only_in_part() {
+    fn a_long_message_is_cut_when_it_is_printed() {
         let long = parse(json!({"code": "x".repeat(1000), "message": "é".repeat(1000)}));
         assert_eq!(long.to_string().chars().count(), 201 + 2 + 201);
     }

@@ -11,8 +11,8 @@ pub const PROTO_VERSION: &str = "1.0";
 
 /// The identity of the sender.
 ///
-/// Every member may be missing when it is read. The receiver decides whether it accepts that,
-/// and has an error code of its own for the version and for the domain.
+/// Any member may be missing in a received identity. The receiver then decides if it accepts the
+/// identity; a wrong version and a wrong domain have error codes of their own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
     /// The version of the protocol, [`PROTO_VERSION`].
@@ -24,7 +24,7 @@ pub struct Identity {
     /// The policy domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
-    /// Where the sender is, once it knows.
+    /// The location of the sender. `None` if it is not known to the sender.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub my_location: Option<String>,
     /// The roles of the sender.
@@ -47,16 +47,16 @@ pub struct IdentityResult {
     /// The policy domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
-    /// Where the answering side is.
+    /// The location of the answering side.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub my_location: Option<String>,
-    /// Where the asking side is; to be sent as its `my_location` from now on.
+    /// The location of the sender of the request, which sends it as its `my_location` from now on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub your_location: Option<String>,
     /// An addition of libopflex: `proxy_v4`, `proxy_v6` and `proxy_mac` in transport mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
-    /// The roles of the answering side. Empty for a server that only names the others.
+    /// The roles of the answering side. Empty for a server that only lists other servers.
     #[serde(default, deserialize_with = "json::list")]
     pub my_role: Vec<Role>,
     /// The components of the domain, with their addresses.
@@ -70,33 +70,32 @@ pub struct IdentityResult {
 /// The address of a component.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Its roles.
+    /// The roles of the component.
     #[serde(default, deserialize_with = "json::list")]
     pub role: Vec<Role>,
-    /// How to reach it, `host:port`. libopflex compares the characters with
-    /// those that it dialled.
+    /// The address, `host:port`. libopflex compares its characters with the address that it
+    /// dialled.
     pub connectivity_info: String,
     /// Members of later versions, which are kept as they are.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
-/// The addresses of the forwarding proxies, which a server hands out in
-/// transport mode.
+/// The addresses of the forwarding proxies, which a server sends in transport mode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Proxies {
     /// For IPv4 traffic.
     pub v4: String,
-    /// For IPv6 traffic; an IPv4 address like the others.
+    /// For IPv6 traffic. It is an IPv4 address, too.
     pub v6: String,
     /// For bridged traffic.
     pub mac: String,
 }
 
 impl IdentityResult {
-    /// The three proxies, when all are there.
+    /// The proxies. `None` unless `data` has all three.
     pub fn proxies(&self) -> Option<Proxies> {
-        // Without all three, transport mode cannot forward, so they count together.
+        // Transport mode cannot forward without all three.
         let text = |name| Some(self.data.as_ref()?.get(name)?.as_str()?.to_owned());
         Some(Proxies {
             v4: text("proxy_v4")?,
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn proxies_count_only_when_all_three_are_there() {
+    fn proxies_are_used_only_if_all_three_are_sent() {
         let mut result = IdentityResult {
             data: Some(json!({"proxy_v4": "1.1.1.1", "proxy_v6": "2.2.2.2"})),
             ..IdentityResult::default()

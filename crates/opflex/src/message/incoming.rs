@@ -1,4 +1,4 @@
-//! Messages that arrive, as types.
+//! Received messages as types.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,13 @@ use crate::json::Object;
 use crate::model::ManagedObject;
 use crate::rpc::{self, EncodeError, Frame, Id, Payload};
 
-/// A request of a known method whose parameters fit it.
+/// A request of a known method with valid parameters.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "each is the method of that name, or both of them")]
+#[expect(
+    missing_docs,
+    reason = "each variant is the method of that name, or both methods"
+)]
 pub enum Request {
     Echo(Echo),
     SendIdentity(Box<Identity>),
@@ -34,61 +37,59 @@ pub enum Request {
     Custom(Vec<Custom>),
 }
 
-/// A result of a known method that has its form.
+/// A valid result of a known method.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Reply {
-    /// The other side is alive. The contents of its answer do not matter.
-    Echo(Value),
-    /// Who the other side is.
+    /// The identity of the other side.
     SendIdentity(Box<IdentityResult>),
-    /// The policy, or endpoints, that are there: parents before children.
+    /// The resolved policy or endpoints, parents before children.
     Resolve(Store, Vec<ManagedObject>),
-    /// Of a method inside a method.
+    /// The result of an inner method.
     Custom(CustomResult),
-    /// It is done. The draft has an empty object here; anything is taken.
+    /// The result of any other method. Its contents do not matter: the draft has an empty object.
     Done(Method, Value),
 }
 
-/// One message. A fault that ends the connection is an error of the decoder, so a message here
-/// is handled, refused or ignored, and the connection goes on.
+/// One received message. Faults that end the connection are errors of the decoder, so a message
+/// here is handled, refused or ignored, and the connection stays open.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Incoming {
-    /// To be carried out and answered.
+    /// A request to carry out and answer.
     Request {
-        /// To be returned with the answer.
+        /// The id for the answer.
         id: Id,
         /// The method and its parameters.
         request: Request,
     },
-    /// A request to be answered with this error: its method is unknown, or its
-    /// parameters do not fit. The session may have a better one (ESTATE).
+    /// A request with an unknown method or invalid parameters, to be answered with this error.
+    /// Before the identity it is answered ESTATE instead.
     Refused {
-        /// To be returned with the answer.
+        /// The id for the answer.
         id: Id,
-        /// The method, when it is known.
+        /// The method. `None` if it is unknown.
         method: Option<Method>,
         /// The answer.
         error: ErrorResponse,
     },
-    /// A request of ours succeeded.
+    /// A request of this side succeeded.
     Result {
         /// The id of the request.
         id: Id,
         /// The result.
         reply: Reply,
     },
-    /// A request of ours failed.
+    /// A request of this side failed.
     Failure {
         /// The id of the request.
         id: Id,
         /// The method in the id.
         method: Method,
-        /// Why.
+        /// The error.
         error: ErrorResponse,
     },
-    /// The result of a request of ours has the wrong form. It is treated like no answer.
+    /// The result of a request of this side is malformed. It is treated as if there was no answer.
     BadResult {
         /// The id of the request.
         id: Id,
@@ -97,7 +98,7 @@ pub enum Incoming {
         /// The reason, for the log.
         fault: String,
     },
-    /// A response to nothing that we send: to be ignored.
+    /// A response whose id has no known method. It is ignored.
     Stray {
         /// The id of the response.
         id: Id,
@@ -139,17 +140,16 @@ impl Request {
     }
 
     fn read(method: Method, params: Option<&Payload>) -> Result<Self, String> {
-        // Each method by itself: the parameters of unknown ones are never read.
         Ok(match method {
             Method::Echo => Self::Echo(Echo(list(params)?)),
-            // A request without any is one with all its members missing.
-            // libopflex sends exactly one object. Others behind it are ignored.
+            // Without parameters, all members of the identity are missing. libopflex sends exactly one
+            // object; further ones are ignored.
             Method::SendIdentity => {
                 Self::SendIdentity(objects(params)?.into_iter().next().unwrap_or_default())
             }
             Method::PolicyResolve => {
                 let resolves: Vec<Resolve> = objects(params)?;
-                // Checked here and not by the type: a resolve of endpoints may leave it out.
+                // Checked here and not by the type, because a resolve of endpoints may omit it.
                 if resolves.iter().any(|resolve| resolve.prr.is_none()) {
                     return Err("missing field `prr`".to_owned());
                 }
@@ -172,7 +172,6 @@ impl Reply {
     /// The method.
     pub const fn method(&self) -> Method {
         match self {
-            Self::Echo(_) => Method::Echo,
             Self::SendIdentity(_) => Method::SendIdentity,
             Self::Resolve(of, _) => of.resolve(),
             Self::Custom(_) => Method::Custom,
@@ -180,7 +179,7 @@ impl Reply {
         }
     }
 
-    /// The answer to a method whose result has no content.
+    /// The answer to a method whose result is an empty object.
     pub fn done(method: Method) -> Self {
         Self::Done(method, Value::Object(Map::new()))
     }
@@ -188,41 +187,23 @@ impl Reply {
     /// The bytes of this result as the answer to the request with the given id.
     pub fn to_frame(&self, id: &Id) -> Result<Bytes, EncodeError> {
         match self {
-            Self::Echo(value) | Self::Done(_, value) => Frame::result(id, value),
+            Self::Done(_, value) => Frame::result(id, value),
             Self::SendIdentity(identity) => Frame::result(id, identity),
             Self::Resolve(of, objects) => Self::resolved(*of, id, objects),
             Self::Custom(result) => Frame::result(id, result),
         }
     }
 
-    /// The same of a resolve, however its objects are held.
+    /// The answer to a resolve. `objects` is any list of objects.
     pub(crate) fn resolved(of: Store, id: &Id, objects: &impl Serialize) -> Result<Bytes, EncodeError> {
         Frame::result(id, &BTreeMap::from([(of.name(), objects)]))
     }
 
     fn read(method: Method, result: &Payload) -> Result<Self, serde_json::Error> {
-        fn object<T: DeserializeOwned>(result: &Payload) -> Result<T, serde_json::Error> {
-            result.parse::<Object<T>>().map(|Object(value)| value)
-        }
         Ok(match method {
-            Method::Echo => Self::Echo(result.parse()?),
             Method::SendIdentity => Self::SendIdentity(object(result)?),
-            Method::PolicyResolve | Method::EndpointResolve => {
-                let of = match method {
-                    Method::PolicyResolve => Store::Policy,
-                    _ => Store::Endpoints,
-                };
-                // The common case reads the objects once. Only if one of them is malformed, all are read
-                // again as plain values.
-                let objects = match object::<Resolved<Vec<ManagedObject>>>(result) {
-                    Ok(all) => all.objects,
-                    Err(error) => {
-                        let usable = usable(object::<Resolved<Vec<Value>>>(result)?.objects);
-                        Some(usable).filter(|usable| !usable.is_empty()).ok_or(error)?
-                    }
-                };
-                Self::Resolve(of, objects)
-            }
+            Method::PolicyResolve => Self::Resolve(Store::Policy, resolved(result)?),
+            Method::EndpointResolve => Self::Resolve(Store::Endpoints, resolved(result)?),
             Method::Custom => Self::Custom(object(result)?),
             other => Self::Done(other, result.parse()?),
         })
@@ -230,8 +211,8 @@ impl Reply {
 }
 
 impl Incoming {
-    /// Reads the contents of a message as its method asks. A request names its
-    /// method; a response has it in its id, where we and libopflex put it.
+    /// Reads the parameters or the result of a message. A request has its method as a member; a
+    /// response has the method in its id.
     pub fn read(message: rpc::Message) -> Self {
         match message {
             rpc::Message::Request(request) => Self::request(request),
@@ -239,7 +220,7 @@ impl Incoming {
         }
     }
 
-    /// The method of the request of ours that this answers.
+    /// The method of the request that this message answers. `None` if it is not an answer.
     pub(crate) fn answers(&self) -> Option<Method> {
         match self {
             Self::Result { reply, .. } => Some(reply.method()),
@@ -271,10 +252,10 @@ impl Incoming {
     }
 
     fn response(rpc::Response { id, outcome }: rpc::Response) -> Self {
-        // A response does not say what it answers. libopflex reads the method from the id, too.
+        // JSON-RPC responses have no method. libopflex reads it from the id as well.
         let method = id.method().as_deref().and_then(Method::from_name);
         match (method, outcome) {
-            // libopflex ignores it too.
+            // libopflex ignores it as well.
             (None, _) => Self::Stray { id },
             (Some(method), Ok(result)) => match Reply::read(method, &result) {
                 Ok(reply) => Self::Result { id, reply },
@@ -304,21 +285,31 @@ struct Resolved<O> {
     objects: O,
 }
 
-/// The managed objects of an answer in which something is none: one of them must
-/// not cost the others.
-fn usable(values: Vec<Value>) -> Vec<ManagedObject> {
-    let came = values.len();
+fn object<T: DeserializeOwned>(result: &Payload) -> Result<T, serde_json::Error> {
+    result.parse::<Object<T>>().map(|Object(value)| value)
+}
+
+/// The managed objects in the result of a resolve. Malformed objects are left out, unless all are
+/// malformed.
+fn resolved(result: &Payload) -> Result<Vec<ManagedObject>, serde_json::Error> {
+    let error = match object::<Resolved<Vec<ManagedObject>>>(result) {
+        Ok(all) => return Ok(all.objects),
+        Err(error) => error,
+    };
+    // Read a second time, as plain values, only if an object is malformed.
+    let values = object::<Resolved<Vec<Value>>>(result)?.objects;
+    let all = values.len();
     let read = |value| serde_json::from_value::<Object<ManagedObject>>(value).ok();
     let objects = values.into_iter().filter_map(read).map(|Object(object)| object);
     let objects: Vec<_> = objects.collect();
     debug!(
-        "{} of {came} objects of an answer can't be used",
-        came - objects.len()
+        "{} of {all} objects of an answer can't be used",
+        all - objects.len()
     );
-    objects
+    Some(objects).filter(|objects| !objects.is_empty()).ok_or(error)
 }
 
-/// The parameters as a list; missing ones are an empty list.
+/// The parameters as a list, which is empty if they are missing.
 fn list<T: DeserializeOwned>(params: Option<&Payload>) -> Result<Vec<T>, String> {
     match params {
         None => Ok(Vec::new()),

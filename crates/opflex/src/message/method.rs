@@ -4,35 +4,34 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// A method that this crate knows: the eleven of the draft, and one of
-/// libopflex.
+/// A method of the draft, or `custom` of libopflex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Method {
-    /// Is the other side alive? Any side, at any time.
+    /// Checks that the other side is alive. Sent by either side at any time.
     Echo,
-    /// Who am I, and who are you? Element to server, before everything else.
+    /// Sends the identity, and gets that of the server. Element to server, first of all.
     SendIdentity,
-    /// Give me this policy and tell me its changes. Element to repository.
+    /// Gets policy, and updates of it. Element to repository.
     PolicyResolve,
-    /// I don't need this policy any more. Element to repository.
+    /// Ends a resolve of policy. Element to repository.
     PolicyUnresolve,
-    /// Policy that you resolved changed. Repository to element.
+    /// Sends changes of resolved policy. Repository to element.
     PolicyUpdate,
-    /// This endpoint is attached here. Element to registry.
+    /// Declares that an endpoint is attached to the element. Element to registry.
     EndpointDeclare,
-    /// This endpoint is gone. Element to registry.
+    /// Ends a declaration. Element to registry.
     EndpointUndeclare,
-    /// Give me this endpoint and tell me its changes. Element to registry.
+    /// Gets an endpoint, and updates of it. Element to registry.
     EndpointResolve,
-    /// I don't need this endpoint any more. Element to registry.
+    /// Ends a resolve of an endpoint. Element to registry.
     EndpointUnresolve,
-    /// An endpoint that you resolved changed. Registry to element.
+    /// Sends changes of a resolved endpoint. Registry to element.
     EndpointUpdate,
-    /// Statistics, faults, events and health. Element to observer.
+    /// Reports statistics, faults, events and health. Element to observer.
     StateReport,
-    /// A method inside a method, on the inspection socket of libopflex only.
+    /// Calls an inner method, on the inspector and the control socket only.
     Custom,
 }
 
@@ -71,12 +70,12 @@ impl Method {
         }
     }
 
-    /// The method of that name. Names are compared letter by letter.
+    /// The method with this name. Names are case-sensitive.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|method| method.name() == name)
     }
 
-    /// Whether the method is allowed before identities are exchanged.
+    /// True if the method is allowed before identities are exchanged.
     pub const fn needs_no_identity(self) -> bool {
         matches!(self, Self::Echo | Self::SendIdentity | Self::Custom)
     }

@@ -3,28 +3,28 @@
 //! ```text
 //!  rpc::Message ──> Incoming ──┬─ Request    a method with its parameters: carry out, answer
 //!                              ├─ Refused    answer with this error
-//!                              ├─ Result     of a request of ours, read as its id says
-//!                              ├─ Failure    of a request of ours
-//!                              ├─ BadResult  treated like no answer
+//!                              ├─ Result     a request of this side succeeded
+//!                              ├─ Failure    a request of this side failed
+//!                              ├─ BadResult  a malformed result, treated as no answer
 //!                              └─ Stray      ignore
 //! ```
 //!
-//! The forms of the draft and those of libopflex are both read. Writing a value that was read gives
-//! the same JSON value again. Unknown members are kept in identities, errors and managed objects,
-//! which may be passed on, and are skipped elsewhere. A request is refused if a member has the wrong
-//! type or if a known member stands twice; the connection goes on.
+//! The forms of the draft and those of libopflex are accepted. Reading and writing a value gives
+//! the same JSON value. Unknown members are kept in identities, errors and managed objects, which
+//! may be forwarded, and are skipped elsewhere. A request is refused if a member has the wrong type
+//! or if a known member appears twice; the connection stays open.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `incoming` | the enums over all methods, and how a message becomes one |
+//! | `incoming` | the enums over all methods, and the reading of messages |
 //! | `decoder` | bytes to [`Incoming`] |
 //! | `method`, `role` | the names |
 //! | `error_response` | the error of a response and its codes |
-//! | `echo`, `identity` | for every session |
-//! | `store`, `resolve`, `update` | with a policy repository, and with other member names with an endpoint registry |
-//! | `endpoint_declare`, `endpoint_undeclare` | with an endpoint registry alone |
-//! | `state_report` | with an observer |
-//! | `custom` | of libopflex's inspector |
+//! | `echo`, `identity` | the methods of every session |
+//! | `store`, `resolve`, `update` | the methods of a policy repository, and with other member names of an endpoint registry |
+//! | `endpoint_declare`, `endpoint_undeclare` | the methods of an endpoint registry alone |
+//! | `state_report` | the method of an observer |
+//! | `custom` | the method of the inspector and of the control socket |
 
 mod custom;
 mod decoder;

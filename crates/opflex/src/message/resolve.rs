@@ -1,8 +1,8 @@
 //! `policy_resolve` and `endpoint_resolve` (draft 4.2.4, 4.2.9), and
 //! `policy_unresolve` and `endpoint_unresolve` (4.2.5, 4.2.10).
 //!
-//! The methods for endpoints have the same members with other names. Either names are read in
-//! either method.
+//! The methods for endpoints have the same members with other names. All of them accept the names
+//! for policy and the names for endpoints.
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
@@ -12,20 +12,19 @@ use super::Store;
 use crate::json::Object;
 use crate::model::{Ident, Name, Target, Uri};
 
-/// One policy or endpoint that is resolved, or is not to be resolved any more. A request can have
-/// several of these.
+/// One policy or endpoint that is resolved or unresolved. A request can have several of these.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "Wire")]
 pub struct Resolve {
     /// The class.
     pub subject: Name,
-    /// Which object. Several objects may have the same identifier. An unresolve has to use the same
-    /// form as the resolve.
+    /// The object, or the objects with an identifier. An unresolve has to use the same form as the
+    /// resolve.
     pub target: Target,
-    /// Any value for the repository, which the protocol does not define.
+    /// A value for the repository. The protocol does not define it.
     pub data: Option<Value>,
-    /// The policy refresh rate in seconds: for how long the server sends updates. With zero or less
-    /// it sends none. A resolve of policy without a refresh rate is refused.
+    /// The policy refresh rate: the time in seconds for which the server sends updates. If it is zero
+    /// or less, the server sends no updates. A resolve of policy without it is refused.
     pub prr: Option<i64>,
 }
 
@@ -41,11 +40,10 @@ impl Resolve {
     }
 }
 
-/// A resolve as it is read, with the member names for policy or for endpoints.
+/// A received resolve, with the member names for policy or for endpoints.
 #[derive(Deserialize)]
 struct Wire {
     subject: Name,
-    // Either name is read in either method, because the meaning is the same.
     #[serde(default, rename = "policy_uri", alias = "endpoint_uri")]
     uri: Option<Uri>,
     #[serde(default, rename = "policy_ident", alias = "endpoint_ident")]
@@ -81,18 +79,18 @@ impl TryFrom<Wire> for Resolve {
     }
 }
 
-/// Both targets are there, or none; the draft wants exactly one.
+/// A resolve has both targets or none; the draft requires exactly one.
 #[derive(Debug, thiserror::Error)]
 #[error("exactly one of the URI and the identifier must be set")]
 struct NotOneTarget;
 
-/// A resolve that is written with the member names for policy or for endpoints.
+/// A resolve for sending, with the member names for policy or for endpoints.
 pub(super) struct Worded<'a>(pub(super) Store, pub(super) &'a Resolve);
 
 impl Serialize for Worded<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(of, resolve) = self;
-        // By hand, because the names of the members depend on what is resolved.
+        // Not derived, because the names of the members depend on the store.
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("subject", &resolve.subject)?;
         match (of, &resolve.target) {

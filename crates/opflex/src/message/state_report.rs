@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::ManagedObject;
 
-/// Statistics, faults, events and health; a request can have several of these.
+/// Statistics, faults, events and health. A request can have several of these.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StateReport {
-    /// Objects, each of which takes the place of the one with its URI.
+    /// Objects. Each replaces the reported object with its URI.
     pub observable: Vec<ManagedObject>,
 }

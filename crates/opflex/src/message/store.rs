@@ -6,8 +6,7 @@ use serde::Serialize;
 
 use super::{Method, Role};
 
-/// Which tree a method is about: that of policy or that of endpoints. A server has both trees, and
-/// so has an element.
+/// The tree that a method is about: policy or endpoints. Servers and elements have both trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum Store {
     /// The objects of a policy repository.
@@ -19,7 +18,7 @@ pub enum Store {
 }
 
 impl Store {
-    /// The method that asks for it.
+    /// The method that resolves objects.
     pub const fn resolve(self) -> Method {
         match self {
             Self::Policy => Method::PolicyResolve,
@@ -27,7 +26,7 @@ impl Store {
         }
     }
 
-    /// The method that takes a resolve back.
+    /// The method that ends a resolve.
     pub const fn unresolve(self) -> Method {
         match self {
             Self::Policy => Method::PolicyUnresolve,
@@ -35,7 +34,7 @@ impl Store {
         }
     }
 
-    /// The method that tells of its changes.
+    /// The method that sends changes.
     pub const fn update(self) -> Method {
         match self {
             Self::Policy => Method::PolicyUpdate,
@@ -43,7 +42,7 @@ impl Store {
         }
     }
 
-    /// The role of the servers that have it.
+    /// The role of the servers that have the tree.
     pub const fn role(self) -> Role {
         match self {
             Self::Policy => Role::POLICY_REPOSITORY,
@@ -51,7 +50,7 @@ impl Store {
         }
     }
 
-    /// Its name in the result of a resolve, and in other JSON.
+    /// The name in the result of a resolve, and in other JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Policy => "policy",
@@ -60,7 +59,7 @@ impl Store {
     }
 }
 
-/// One of something for policy, and one for endpoints.
+/// One value for policy, and one for endpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PerStore<T>([T; 2]);
 

@@ -1,9 +1,9 @@
-//! Why objects and files are refused.
+//! The faults for which objects and files are refused.
 
 use super::{Name, Uri};
 
-/// Why an object does not fit the tree or its model file. The sender of the object is
-/// at fault. Nothing of the edit was carried out.
+/// The reason for which an object does not fit the tree or its model file. The sender of the object
+/// is at fault, and the edit has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -15,7 +15,7 @@ pub enum ModelError {
         /// The URI that is given as its parent.
         parent: Uri,
     },
-    /// The model file has no such class.
+    /// The model file does not define the class.
     #[error("{uri} has the unknown class {subject:?}")]
     UnknownClass {
         /// The object.
@@ -23,7 +23,7 @@ pub enum ModelError {
         /// Its class.
         subject: Name,
     },
-    /// The class has no such property.
+    /// The model file does not define the property for the class.
     #[error("{uri} has the unknown property {property:?}")]
     UnknownProperty {
         /// The object.
@@ -53,15 +53,15 @@ pub enum ModelError {
     },
 }
 
-/// Why a file of objects or a model file can't be read or written. The author of the
-/// file is at fault.
+/// The reason for which a file of objects or a model file can't be read or written. The author of
+/// the file is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// Not JSON, or JSON of another form. The text has the line and the column.
+    /// Invalid JSON, or JSON of another form. The text has the line and the column.
     #[error("JSON: {0}")]
     Json(String),
-    /// Not YAML, or YAML of another form. The text has the line and the column.
+    /// Invalid YAML, or YAML of another form. The text has the line and the column.
     #[error("YAML: {0}")]
     Yaml(String),
     /// A model file that contradicts itself.

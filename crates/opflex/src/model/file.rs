@@ -1,14 +1,14 @@
-//! Objects as files: policy to load, trees to dump.
+//! Files of objects: policy to load, and dumps of trees.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{FileError, ManagedObject};
 
-/// How a file is written.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// JSON, as the policy file of agent-ovs is.
+    /// JSON, the format of the policy file of agent-ovs.
     #[default]
     Json,
     /// YAML with the same contents.
@@ -16,8 +16,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format of a file, by the end of its name: YAML for `.yaml` and `.yml`,
-    /// otherwise JSON.
+    /// The format of a file by its extension: YAML for `.yaml` and `.yml`, otherwise JSON.
     pub fn of_name(name: &str) -> Self {
         let end = name.rsplit_once('.').map_or("", |(_, end)| end);
         if end.eq_ignore_ascii_case("yaml") || end.eq_ignore_ascii_case("yml") {
@@ -31,17 +30,16 @@ impl Format {
         match self {
             Self::Json => serde_json::from_slice(text).map_err(|error| FileError::Json(error.to_string())),
             Self::Yaml => {
-                // serde_yaml leaves the place out if it is the beginning of the file.
+                // serde_yaml omits the position if it is the beginning of the file.
                 let yaml = |error: serde_yaml::Error| {
-                    let is_told = error.location().is_some_and(|place| place.index() > 0);
-                    let place = if is_told { "" } else { " at line 1" };
+                    let has_place = error.location().is_some_and(|place| place.index() > 0);
+                    let place = if has_place { "" } else { " at line 1" };
                     FileError::Yaml(format!("{error}{place}"))
                 };
-                // Reading as plain values first refuses keys that stand twice in a map.
-                // The types would let the last one win.
+                // Reading plain values first refuses duplicate keys; the types would use the last one.
                 let _: serde_yaml::Value = serde_yaml::from_slice(text).map_err(yaml)?;
-                // No limits on size: the file is the user's own. serde_yaml itself bounds
-                // the depth and what aliases may multiply.
+                // The size has no limit, because the file is the user's own. serde_yaml limits the depth
+                // and the expansion of aliases.
                 serde_yaml::from_slice(text).map_err(yaml)
             }
         }
@@ -58,9 +56,9 @@ impl Format {
 }
 
 impl ManagedObject {
-    /// Reads a file of objects: an array of them in the form of the wire, as the
-    /// policy file of agent-ovs's `opflex_server` is. Objects without any member are
-    /// skipped; the policy file in the container of agent-ovs has one.
+    /// Reads a file with an array of objects in the form of messages, such as the policy file of
+    /// agent-ovs's `opflex_server`. Objects without members are skipped, because the policy file
+    /// in the container of agent-ovs has one.
     pub fn read_all(text: &[u8], format: Format) -> Result<Vec<Self>, FileError> {
         let error = match format.read(text) {
             Ok(objects) => return Ok(objects),
@@ -87,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_tells_the_format() {
+    fn the_extension_determines_the_format() {
         for (name, format) in [
             ("policy.yaml", Format::Yaml),
             ("a.b.YML", Format::Yaml),
@@ -100,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_object_is_left_out() {
+    fn an_empty_object_is_skipped() {
         for (text, format) in [("[ { } ]", Format::Json), ("- {}\n", Format::Yaml)] {
             assert_eq!(ManagedObject::read_all(text.as_bytes(), format).unwrap(), []);
         }
@@ -114,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_objects_is_refused_with_its_place() {
+    fn errors_have_the_position_of_the_fault() {
         for (text, format) in [
             ("[{\"subject\":\"a\",\n\"uri\":7}]", Format::Json),
             ("{}", Format::Json),
@@ -129,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_yaml_file_as_people_write_it() {
+    fn hand_written_yaml_is_read() {
         let text = "
 - subject: GbpEpGroup
   uri: /GbpEpGroup/web/

@@ -1,4 +1,4 @@
-//! Identifiers: a name within a context, by which an object can be found instead of by its URI.
+//! Identifiers: a name within a context, as an alternative to a URI.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{ManagedObject, Name, Uri};
 
-/// A name within a context: what `policy_ident` calls `name` and
-/// `endpoint_ident` calls `identifier`.
+/// A name within a context. The name is the member `name` of `policy_ident`, and `identifier` of
+/// `endpoint_ident`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ident {
     /// The object within which the name is unique: a tenant, an IP namespace.
@@ -22,33 +22,32 @@ impl fmt::Display for Ident {
     }
 }
 
-/// The properties whose values name an object, unless its class says otherwise.
+/// The properties that hold names, unless the model file sets others for the class.
 const NAMING: [&str; 5] = ["name", "identifier", "ip", "mac", "uuid"];
-/// The property that holds the context, unless the class says otherwise.
+/// The property that holds the context, unless the model file sets another one for the class.
 const CONTEXT: &str = "context";
 
-/// The most identifiers of one object. Those of libopflex have up to three.
+/// The most identifiers of one object. Objects of libopflex have up to three.
 const MOST: usize = 16;
 
 impl Ident {
-    /// Whether a property names an object, unless its class says otherwise.
+    /// True if a property holds a name, unless the model file sets other properties for the class.
     pub(super) fn is_naming(property: &str) -> bool {
         NAMING.contains(&property)
     }
 
     /// The identifiers of an object.
     ///
-    /// The draft does not define them, and libopflex has none. Here the context is
-    /// the property `context` (a URI or a reference), or else the parent. The names
-    /// are the values of `name`, `identifier`, `ip`, `mac` and `uuid`; a class of a
-    /// model file can use other properties. A URI that ends in `class/name/` or
-    /// `class/context/name/`, as all URIs of libopflex do, gives an identifier as
-    /// well, so that an object needs no properties for it.
+    /// The draft does not define them, and libopflex does not support them. Here the context
+    /// is the property `context` (a URI or a reference), or else the parent. The names are the
+    /// values of `name`, `identifier`, `ip`, `mac` and `uuid`; a model file can set other
+    /// properties for a class. A URI that ends in `class/name/` or `class/context/name/`, as the
+    /// URIs of libopflex do, also gives an identifier, so an object needs no properties for it.
     pub fn of(object: &ManagedObject, properties: Option<(&str, &[Name])>) -> Vec<Self> {
         let mut idents = Vec::new();
         let mut add = |context: &Uri, name: &str| {
-            // A peer may give one object a hundred thousand names, each of which would be
-            // compared with all others here.
+            // Each name is compared with all others, so the number that a peer can send needs a
+            // bound.
             if idents.len() == MOST {
                 return;
             }
@@ -102,7 +101,7 @@ fn from_uri(object: &ManagedObject) -> Option<(Uri, String)> {
     Some((context.parse().ok()?, name.into_owned()))
 }
 
-/// A URI as text or as reference.
+/// A URI that is a text or a reference.
 fn uri_in(data: &Value) -> Option<Uri> {
     let text = data.as_str().or_else(|| data.get("reference_uri")?.as_str())?;
     text.parse().ok()

@@ -1,4 +1,4 @@
-//! One object, as it stands in a message.
+//! One object in the form of messages.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,11 +9,10 @@ use serde_json::{Map, Value};
 use super::{Ident, ModelError, Name, Uri};
 use crate::json;
 
-/// A managed object in the form of the wire: flat, its children named by URI.
+/// A managed object in the form of messages: flat, with the URIs of its children.
 ///
-/// `subject` and `uri` are required on receipt, everything else may be missing
-/// or null. Members that the draft does not know are kept and printed behind
-/// the others.
+/// In a received object `subject` and `uri` are required; every other member may be missing
+/// or null. Members that are not in the draft are kept and written behind the others.
 ///
 /// ```
 /// use ssntp_opflex::model::ManagedObject;
@@ -44,21 +43,21 @@ pub struct ManagedObject {
         skip_serializing_if = "Option::is_none"
     )]
     pub parent_subject: Option<Name>,
-    /// The object that contains this one; without it, the object is a root.
+    /// The object that contains this one. `None` if it is not given.
     #[serde(
         default,
         deserialize_with = "empty_as_none",
         skip_serializing_if = "Option::is_none"
     )]
     pub parent_uri: Option<Uri>,
-    /// The parent's name for the relation. If it is missing, that is the class.
+    /// The parent's name for the relation. The default is the class of the object.
     #[serde(
         default,
         deserialize_with = "empty_as_none",
         skip_serializing_if = "Option::is_none"
     )]
     pub parent_relation: Option<Name>,
-    /// Members that the draft does not know.
+    /// Members that are not in the draft.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -88,7 +87,7 @@ impl ManagedObject {
         self
     }
 
-    /// Puts the object under a parent, with a relation called like its class.
+    /// Sets the parent, with the class of the object as the name of the relation.
     #[must_use]
     pub fn under(mut self, subject: impl Into<Name>, uri: Uri) -> Self {
         self.parent_subject = Some(subject.into());
@@ -100,7 +99,7 @@ impl ManagedObject {
     /// Checks that the URI of the parent is a prefix of the object's URI, and that this
     /// is a prefix of the URIs of its children.
     pub fn check(&self) -> Result<(), ModelError> {
-        // Without this the tree could have circles.
+        // This keeps cycles out of the tree.
         if let Some(parent) = self
             .parent_uri
             .as_ref()
@@ -120,14 +119,13 @@ impl ManagedObject {
         }
     }
 
-    /// About how many bytes of memory the object takes, its place in the tables
-    /// of a tree included.
+    /// The approximate memory of the object, including its entries in the tables of a tree.
     pub(crate) fn memory(&self) -> usize {
-        // The places of an object in the tables of a tree, which are up to half empty.
+        // The entries of an object in the tables of a tree, which are up to half empty.
         const PLACES: usize = 2 * size_of::<ManagedObject>() + 300;
-        // The places of a child in the same, or of an identifier.
+        // The entries of a child, or of an identifier.
         const PLACE: usize = 160;
-        // A text that is shared has two counters before it.
+        // A shared text has two counters before it.
         let shared = |text: &str| json::allocated(16 + text.len());
         let of_property = |property: &Property| {
             let names = property
@@ -147,7 +145,7 @@ impl ManagedObject {
             + json::map_memory(&self.extra)
     }
 
-    /// The value of a property; the first one if a name is there twice.
+    /// The value of a property; the first value if there are several.
     pub fn property(&self, name: &str) -> Option<&Value> {
         find(&self.properties, name)
     }
@@ -158,18 +156,18 @@ impl ManagedObject {
 pub struct Property {
     /// Its name.
     pub name: Name,
-    /// Any JSON value: text, number, `{subject, reference_uri}`, or an array
-    /// of these. Null if the peer left it out.
+    /// Any JSON value: text, number, `{subject, reference_uri}`, or an array of these. Null if it
+    /// is missing.
     #[serde(default)]
     pub data: Value,
 }
 
-/// A property value that points to another object.
+/// A property value that refers to another object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
     /// The class of the object.
     pub subject: Name,
-    /// The object.
+    /// The URI of the object.
     pub uri: Uri,
 }
 
@@ -203,7 +201,7 @@ pub(super) fn find<'a>(properties: &'a [Property], name: &str) -> Option<&'a Val
     properties.iter().find(|p| p.name == *name).map(|p| &p.data)
 }
 
-/// The draft lets a parent member be empty instead of leaving it out.
+/// Reads an optional member. The draft allows an empty text for a member that is not set.
 fn empty_as_none<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -254,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_named() {
+    fn errors_name_the_fault() {
         for (value, what) in [
             (json!({"uri": "/a/"}), "subject"),
             (json!({"subject": "a"}), "uri"),

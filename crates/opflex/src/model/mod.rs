@@ -1,30 +1,29 @@
-//! Managed objects: what policy, endpoints and state reports consist of
-//! (draft section 3.1.1).
+//! Managed objects, of which policy, endpoints and state reports consist (draft section 3.1.1).
 //!
 //! ```text
 //!   file ─── ManagedObject::read_all ──┐                      ┌── subtree ──> resolve results
 //!   messages ── replace, merge_children ┼──> Tree ── Changes ──┤
-//!   API ────── Edit ────────────────────┘     │                └── Watchers ──> who is to be told
+//!   API ────── Edit ────────────────────┘     │                └── Watchers ──> receivers of updates
 //!                                          Schema (optional)
 //! ```
 //!
 //! A [`ManagedObject`] is one object in the form of messages and files: flat, with
-//! its children named by URI. A [`Tree`] stores objects, finds them by URI and
-//! identifier, and returns what each edit changed. [`Watchers`] is the table of
-//! who is told of changes of which part of a tree, and until when.
+//! the URIs of its children. A [`Tree`] stores objects, finds them by URI and
+//! identifier, and returns the changes of each edit. [`Watchers`] is the table of the
+//! watchers of each part of a tree, with the time at which each interest ends.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `uri` | the place of an object, and escaping |
 //! | `name` | names of classes and properties |
-//! | `managed_object` | one object in the form of the wire |
+//! | `managed_object` | one object in the form of messages |
 //! | `ident` | identifiers: a name within a context |
 //! | `target` | one object, by URI or by identifier |
 //! | `tree` | the store |
 //! | `watchers` | the table of interests in objects |
 //! | `schema` | the model file |
 //! | `file` | JSON and YAML files |
-//! | `error` | why objects and files are refused |
+//! | `error` | the faults for which objects and files are refused |
 
 mod error;
 mod file;

@@ -1,18 +1,12 @@
 //! Names of classes, properties and relations.
 
-use std::borrow::Borrow;
 use std::convert::Infallible;
-use std::fmt;
 use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use crate::json;
-
-/// The name of a class, a property or a relation: a short text that thousands
-/// of objects share. Cloning it copies a pointer.
+/// The name of a class, a property or a relation. Thousands of objects share its text, and cloning
+/// it copies a pointer.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(Arc<str>);
 
@@ -50,13 +44,6 @@ impl Deref for Name {
     }
 }
 
-// Look-ups by text need no copy of it.
-impl Borrow<str> for Name {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
 impl PartialEq<str> for Name {
     fn eq(&self, other: &str) -> bool {
         &*self.0 == other
@@ -69,27 +56,43 @@ impl PartialEq<&str> for Name {
     }
 }
 
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+/// Implements the traits of a type that holds a shared text and stands for it: [`super::Name`] and
+/// [`super::Uri`]. `$expected` describes the type in errors of the JSON reader.
+macro_rules! shared_text {
+    ($type:ident, $expected:literal) => {
+        // Look-ups by text need no copy of the text.
+        impl std::borrow::Borrow<str> for $type {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
 
-// As its text: errors print names and URIs in quotation marks.
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
 
-impl Serialize for Name {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
+        // Prints the text alone, because error texts show names and URIs in quotation marks.
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Debug::fmt(&*self.0, f)
+            }
+        }
 
-impl<'de> Deserialize<'de> for Name {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        json::text(deserializer, "a string")
-    }
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                crate::json::text(deserializer, $expected)
+            }
+        }
+    };
 }
+pub(super) use shared_text;
+
+shared_text!(Name, "a string");

@@ -1,6 +1,6 @@
-//! The model file: the classes, their properties, and which class may contain which.
+//! The model file: the classes, their properties, and the classes that may contain them.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use serde::Deserialize;
@@ -8,13 +8,13 @@ use serde_json::Value;
 
 use super::{FileError, Format, ManagedObject, ModelError, Name, Reference};
 
-/// The classes of a policy model, for checking objects before they are taken.
+/// The classes of a policy model, against which objects are checked.
 ///
 /// ```yaml
-/// open: false                     # are classes taken that are not listed here? default false
+/// open: false                     # true: other classes are accepted, too; default false
 /// classes:
 ///   GbpEpGroup:
-///     under: [PolicySpace]        # classes that may contain it; any when left out
+///     under: [PolicySpace]        # classes that may contain it; default any
 ///     properties:
 ///       name: string
 ///       encapId: u64
@@ -28,39 +28,41 @@ use super::{FileError, Format, ManagedObject, ModelError, Name, Reference};
 /// ```
 ///
 /// The types are `string`, `u64`, `i64`, `f64`, `bool`, `mac`, `uri`,
-/// `reference` and `any`, each also in brackets for a list of them; `enum` and
-/// `reference` with their values as shown. A class without `properties` takes
-/// any.
+/// `reference` and `any`, each also in brackets for a list; `enum` and `reference`
+/// have values as shown. A class without `properties` accepts any.
 #[derive(Debug)]
 pub struct Schema {
     open: bool,
     classes: HashMap<Name, Class>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Class {
     under: Option<Vec<Name>>,
     properties: Option<HashMap<Name, Type>>,
-    naming: Option<(String, Vec<Name>)>,
+    context: Option<String>,
+    names: Option<Vec<Name>>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "Value")]
 enum Type {
     Simple(&'static Simple),
     Enumeration(Vec<String>),
-    /// To one of these classes, or any when there are none.
+    /// A reference to one of these classes; to any class if the list is empty.
     Reference(Vec<Name>),
     ListOf(Box<Type>),
 }
 
-/// A type that has only a name: what it is called in errors, and the values that it has.
+/// A type without parameters: its name, its description in errors, and the check of a value.
 type Simple = (&'static str, &'static str, fn(&Value) -> bool);
 
 const SIMPLE: [Simple; 8] = [
     ("string", "a string", Value::is_string),
     ("u64", "an integer from 0 to 2^64-1", Value::is_u64),
     ("i64", "an integer from -2^63 to 2^63-1", Value::is_i64),
-    // A whole number is a valid value of a property that may have a fraction.
+    // A property that may have a fraction accepts whole numbers as well.
     ("f64", "a number", Value::is_number),
     ("bool", "true or false", Value::is_boolean),
     ("mac", "a MAC address", |data| data.as_str().is_some_and(is_mac)),
@@ -73,55 +75,23 @@ const SIMPLE: [Simple; 8] = [
 struct File {
     #[serde(default)]
     open: bool,
-    classes: BTreeMap<Name, FileClass>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileClass {
-    under: Option<Vec<Name>>,
-    properties: Option<BTreeMap<Name, Value>>,
-    context: Option<String>,
-    names: Option<Vec<Name>>,
+    classes: HashMap<Name, Class>,
 }
 
 impl Schema {
     /// Reads a model file.
     pub fn read(text: &[u8], format: Format) -> Result<Self, FileError> {
-        let file: File = format.read(text)?;
-        let class = |(name, class): (Name, FileClass)| {
-            let typed = |(property, text): (Name, Value)| match Type::read(&text) {
-                Some(kind) => Ok((property, kind)),
-                None => Err(FileError::Model(format!(
-                    "property {property} of class {name} has the unknown type {text}"
-                ))),
-            };
-            let properties = class.properties.map(|all| all.into_iter().map(typed).collect());
-            let naming = match (class.context, class.names) {
-                (None, None) => None,
-                (context, names) => {
-                    let names = names.unwrap_or_else(|| vec!["name".into()]);
-                    Some((context.unwrap_or_else(|| "context".to_owned()), names))
-                }
-            };
-            let class = Class {
-                under: class.under,
-                properties: properties.transpose()?,
-                naming,
-            };
-            Ok((name, class))
-        };
-        // Classes may name each other in any order, so names are checked at the end.
-        let schema = Self {
-            open: file.open,
-            classes: file.classes.into_iter().map(class).collect::<Result<_, _>>()?,
-        };
+        let File { open, mut classes } = format.read(text)?;
+        for class in classes.values_mut().filter(|class| class.context.is_some()) {
+            class.names.get_or_insert_with(|| vec!["name".into()]);
+        }
+        // Classes may name each other in any order, so the names are checked at the end.
+        let schema = Self { open, classes };
         schema.check_names()?;
         Ok(schema)
     }
 
-    /// Refuses a file that names a class without defining it, which is most likely a
-    /// typing error.
+    /// Refuses a file that uses a class without defining it, which is most likely a typing error.
     fn check_names(&self) -> Result<(), FileError> {
         for (name, class) in &self.classes {
             let named = class.under.iter().flatten();
@@ -136,7 +106,7 @@ impl Schema {
         Ok(())
     }
 
-    /// Whether there is such a class. In an open model there is any class.
+    /// True if objects of the class are accepted. An open model accepts any class.
     pub fn knows(&self, subject: &str) -> bool {
         self.open || self.classes.contains_key(subject)
     }
@@ -147,7 +117,7 @@ impl Schema {
         let mut left_out = 0;
         let mut gone = HashSet::new();
         objects.retain_mut(|object| {
-            // In an open model every class is known, but the listed ones still have their properties.
+            // An open model accepts any class, but checks the properties of the classes that it lists.
             let known = self.knows(&object.subject);
             if !known {
                 gone.insert(object.uri.clone());
@@ -165,7 +135,7 @@ impl Schema {
             }
             known
         });
-        // A parent that lists a child that never comes would keep it announced for ever.
+        // Otherwise the parent would announce a child that never arrives.
         if !gone.is_empty() {
             let lists = objects.iter_mut().map(|object| &mut object.children);
             lists.for_each(|children| children.retain(|child| !gone.contains(child)));
@@ -218,14 +188,14 @@ impl Schema {
         Ok(())
     }
 
-    /// Checks that an object of one class may be below one of another.
+    /// Checks that an object of one class may be below an object of another class.
     pub(super) fn check_place(
         &self,
         uri: &super::Uri,
         subject: &Name,
         parent: Option<&Name>,
     ) -> Result<(), ModelError> {
-        // A class without a list of parents may be anywhere.
+        // A class without a list of parents may be below any class.
         let under = self.classes.get(subject).and_then(|class| class.under.as_ref());
         match (under, parent) {
             (Some(under), Some(parent)) if !under.contains(parent) => Err(ModelError::WrongParent {
@@ -240,8 +210,17 @@ impl Schema {
     /// The property that holds the context of a class's identifiers, and those that
     /// hold the identifiers, if the file names them.
     pub(super) fn naming(&self, subject: &str) -> Option<(&str, &[Name])> {
-        let (context, names) = self.classes.get(subject)?.naming.as_ref()?;
-        Some((context, names))
+        let class = self.classes.get(subject)?;
+        let context = class.context.as_deref().unwrap_or("context");
+        Some((context, class.names.as_deref()?))
+    }
+}
+
+impl TryFrom<Value> for Type {
+    type Error = String;
+
+    fn try_from(text: Value) -> Result<Self, String> {
+        Self::read(&text).ok_or_else(|| format!("unknown type {text}"))
     }
 }
 
@@ -262,7 +241,7 @@ impl Type {
         }
     }
 
-    /// The classes that a reference may be to.
+    /// The classes of the objects to which a value may refer.
     fn classes(&self) -> &[Name] {
         match self {
             Self::Reference(classes) => classes,
@@ -273,7 +252,7 @@ impl Type {
 
     fn named(name: &str) -> Option<Self> {
         if let Some(inner) = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            // A list of lists has no use in a policy model.
+            // libopflex has no lists of lists.
             let inner = Self::named(inner).filter(|inner| !matches!(inner, Self::ListOf(_)))?;
             return Some(Self::ListOf(Box::new(inner)));
         }
@@ -354,7 +333,7 @@ classes:
     }
 
     #[test]
-    fn each_type_takes_its_values_and_no_others() {
+    fn each_type_accepts_only_its_values() {
         let schema = Schema::read(MODEL.as_bytes(), Format::Yaml).unwrap();
         let to = |class: &str| json!({"subject": class, "reference_uri": "/x/"});
         for (name, good, bad) in [
@@ -401,7 +380,7 @@ classes:
     }
 
     #[test]
-    fn a_wrong_model_file_says_what_is_wrong() {
+    fn errors_of_a_model_file_name_the_fault() {
         for (text, what) in [
             ("classes: {A: {properties: {p: strnig}}}", "strnig"),
             ("classes: {A: {properties: {p: '[[string]]'}}}", "[[string]]"),

@@ -15,7 +15,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Bytes of its text.
+    /// The length of the text, in bytes.
     pub(crate) fn text_len(&self) -> usize {
         match self {
             Self::Uri(uri) => uri.as_str().len(),

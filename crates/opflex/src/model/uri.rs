@@ -1,13 +1,9 @@
-//! URIs: the place of an object in the tree.
+//! URIs of managed objects.
 
-use std::borrow::{Borrow, Cow};
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use crate::json;
 
 /// The URI of a managed object: its path from the root of the tree.
 ///
@@ -17,13 +13,12 @@ use crate::json;
 /// ```
 ///
 /// It begins and ends with a slash, as the URIs of libopflex do; the root is `/`. In a
-/// segment, everything but letters, digits and `-._~` is escaped as lower-case `%xx`.
-/// So a whole URI can be a segment of another one; its escapes are then escaped again.
+/// segment, all characters but letters, digits and `-._~` are escaped as lower-case `%xx`.
+/// So a whole URI can be a segment of another URI; its escapes are then escaped again.
 ///
-/// A URI that arrives is not changed: two URIs are equal if their characters are, and a
-/// URI without its first or last slash is accepted. A URI is refused if it is empty, has
-/// control characters, or is longer or deeper than the limits below. Cloning copies a
-/// pointer.
+/// A received URI is not normalized: two URIs are equal if their characters are, and the
+/// first or the last slash may be missing. A URI is refused if it is empty, has control
+/// characters, or exceeds the limits below. Cloning copies a pointer.
 ///
 /// ```
 /// use ssntp_opflex::model::Uri;
@@ -38,10 +33,10 @@ use crate::json;
 pub struct Uri(Arc<str>);
 
 impl Uri {
-    /// The longest URI that is taken, in bytes. With the depth it bounds the
-    /// work of walking up the tree; agent-ovs has some hundred.
+    /// The longest URI, in bytes. Those of agent-ovs have some hundred. Together with the depth, it
+    /// limits the work of a look-up of all ancestors.
     pub const MAX_LEN: usize = 8 * 1024;
-    /// The most segments that are taken; agent-ovs has about ten.
+    /// The most segments. URIs of agent-ovs have about ten.
     pub const MAX_DEPTH: usize = 128;
 
     /// The root of the tree, `/`.
@@ -64,41 +59,40 @@ impl Uri {
         &self.0
     }
 
-    /// Whether this is the root.
+    /// True if this is the root.
     pub fn is_root(&self) -> bool {
         self.path().is_empty()
     }
 
-    /// The segments, unescaped. Empty segments, between two slashes in a row, are left
-    /// out; an invalid escape stays as it is.
+    /// The segments, unescaped. Empty segments are skipped; an invalid escape stays as it is.
     pub fn elements(&self) -> impl DoubleEndedIterator<Item = Cow<'_, str>> {
         let segments = self.0.split('/').filter(|segment| !segment.is_empty());
         segments.map(unescape)
     }
 
-    /// Whether `other` is below this URI, at any depth.
+    /// True if `other` is below this URI, at any depth.
     pub fn is_ancestor_of(&self, other: &Self) -> bool {
-        // Compared without the last slash, which some peers leave out.
+        // Compared without the last slash, which some peers omit.
         let (path, below) = (self.path(), other.path());
         below.len() > path.len() && below.starts_with(path) && below.as_bytes()[path.len()] == b'/'
     }
 
-    /// Whether `other` is this URI or is below it.
+    /// True if `other` is this URI or is below it.
     pub fn covers(&self, other: &Self) -> bool {
         self == other || self.is_ancestor_of(other)
     }
 
-    /// The texts of all URIs that this one is below, shortest first, each with and
-    /// without the slash at its end.
+    /// The texts of all ancestors of this URI, shortest first, each with and without its last
+    /// slash.
     pub(crate) fn prefixes(&self) -> impl Iterator<Item = &str> {
         let path = self.path();
-        // Both spellings, because some peers leave the last slash out.
+        // Both forms, because some peers omit the last slash.
         path.match_indices('/')
             .flat_map(move |(at, _)| [&path[..=at], &path[..at]])
             .filter(|text| !text.is_empty())
     }
 
-    /// The text without the slash at its end.
+    /// The text without its last slash.
     pub(super) fn path(&self) -> &str {
         self.0.strip_suffix('/').unwrap_or(&self.0)
     }
@@ -110,7 +104,7 @@ impl Uri {
             Err(UriError::TooLong)
         } else if text.bytes().filter(|byte| *byte == b'/').count() > Self::MAX_DEPTH + 1 {
             Err(UriError::TooDeep)
-        // They would break lines of the log and of the feed.
+        // Control characters would break lines of the log and of the feed.
         } else if text.bytes().any(|byte| byte.is_ascii_control()) {
             Err(UriError::ControlCharacter)
         } else {
@@ -127,38 +121,9 @@ impl FromStr for Uri {
     }
 }
 
-impl fmt::Display for Uri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+super::name::shared_text!(Uri, "a URI");
 
-impl Borrow<str> for Uri {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
-// As its text: errors print names and URIs in quotation marks.
-impl fmt::Debug for Uri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
-
-impl Serialize for Uri {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Uri {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        json::text(deserializer, "a URI")
-    }
-}
-
-/// Builds a URI from segments, escaping each.
+/// Builds a URI from segments, and escapes them.
 #[derive(Clone, Debug)]
 pub struct UriBuilder(String);
 
@@ -186,7 +151,7 @@ impl UriBuilder {
     }
 }
 
-/// Why a text is not a URI of a managed object.
+/// The reason for which a text is not a URI of a managed object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UriError {
@@ -227,7 +192,7 @@ fn unescape(segment: &str) -> Cow<'_, str> {
     let mut rest = segment.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
         let digit = |at: usize| after.get(at).and_then(|d| char::from(*d).to_digit(16));
-        // libopflex leaves a bad escape as it stands, and so does this.
+        // An invalid escape stays as it is, as in libopflex.
         match (byte, digit(0), digit(1)) {
             (b'%', Some(high), Some(low)) => {
                 // Two hexadecimal digits fit a byte.
@@ -321,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn empty_long_deep_and_control_characters_are_refused() {
         assert_eq!("".parse::<Uri>(), Err(UriError::Empty));
         assert_eq!("/a\0b/".parse::<Uri>(), Err(UriError::ControlCharacter));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The interests of watchers: each watcher is told of changes of some objects, until some time.
+//! The interests of watchers: each is in the changes of some objects, and may end at a set time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -11,22 +11,21 @@ use crate::json;
 /// One watcher's interest in one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watch<W> {
-    /// Who watches.
+    /// The watcher.
     pub watcher: W,
-    /// The class that the watched object is to have.
+    /// The class that the watched object must have.
     pub subject: Name,
     /// The watched object. A URI stands for the object and everything below it.
     pub target: Target,
-    /// When the interest ends; never if this is `None`. At exactly this time it has
-    /// already ended.
+    /// The time at which the interest ends. `None` if it does not end by time.
     pub expires: Option<Instant>,
 }
 
 /// The interests of all watchers.
 ///
-/// Watching something again sets a new time of expiry. Finding who watches an
-/// object costs some hash look-ups for each segment of its URI, however many
-/// watchers there are. Time is passed in.
+/// A second interest of a watcher in the same target replaces the first. Finding the interests in
+/// an object costs a few hash look-ups for each segment of its URI, for any number of watchers.
+/// The caller passes the time.
 #[derive(Debug)]
 pub struct Watchers<W> {
     watches: HashMap<usize, Watch<W>>,
@@ -38,9 +37,9 @@ pub struct Watchers<W> {
     memory: Budget<W>,
 }
 
-/// About how many bytes of memory an interest takes.
+/// The approximate memory of an interest, in bytes.
 pub(crate) fn memory(subject: &str, target: &Target) -> usize {
-    // Its places in the tables, each of which is up to half empty, and a map with one watcher.
+    // The entries in the tables, which are up to half empty, and a map with one watcher.
     const PLACES: usize = 600;
     PLACES + json::allocated(16 + subject.len()) + json::allocated(32 + target.text_len())
 }
@@ -60,9 +59,9 @@ impl<W> Default for Watchers<W> {
 }
 
 impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
-    /// Enters an interest. It replaces the one that the watcher had in this target.
+    /// Adds an interest. It replaces the interest of the watcher in the same target.
     pub fn watch(&mut self, watch: Watch<W>) {
-        // A target has one interest for each watcher, so the old expiry must not end the new one.
+        // Otherwise the expiry of the former interest would end the new one.
         self.unwatch(&watch.watcher, &watch.target);
         let key = self.next;
         self.next += 1;
@@ -101,15 +100,14 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         }
     }
 
-    /// When the next interest ends.
+    /// The time at which the next interest ends.
     pub fn next_expiry(&self) -> Option<Instant> {
         self.by_expiry.first().map(|(at, _)| *at)
     }
 
-    /// The interests in an object at `now`: those in the object itself, and those in
-    /// the objects that contain it.
+    /// The interests in an object at `now`, including interests in the objects that contain it.
     pub fn of_uri(&self, uri: &Uri, now: Instant) -> impl Iterator<Item = &Watch<W>> {
-        // Most trees have no watcher by URI; then the prefixes need not be looked up.
+        // Most trees have no interest by URI, so the prefixes need not be looked up.
         let prefixes = uri.prefixes().filter(|_| !self.by_uri.is_empty());
         let texts = prefixes.chain(std::iter::once(uri.as_str()));
         texts
@@ -125,18 +123,18 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
             .flat_map(move |watches| self.live(watches, now))
     }
 
-    /// Whether there is any interest by identifier.
+    /// True if there is any interest by identifier.
     pub fn watches_idents(&self) -> bool {
         !self.by_ident.is_empty()
     }
 
-    /// Whether a watcher has an interest in this target.
+    /// True if a watcher has an interest in this target.
     pub fn watches(&self, watcher: &W, target: &Target) -> bool {
         self.of_target(target)
             .is_some_and(|watches| watches.contains_key(watcher))
     }
 
-    /// How many interests a watcher has.
+    /// The number of interests of a watcher.
     pub fn count(&self, watcher: &W) -> usize {
         let interests = self.by_watcher.get(watcher);
         interests.map_or(0, BTreeSet::len)
@@ -160,7 +158,7 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         now: Instant,
     ) -> impl Iterator<Item = &'a Watch<W>> {
         let all = watches.values().filter_map(|key| self.watches.get(key));
-        // An interest may be over before `expired` has taken it out.
+        // An interest may have ended before `expired` removes it.
         all.filter(move |watch| watch.expires.is_none_or(|at| at > now))
     }
 
@@ -180,7 +178,7 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         }
         if let Some(interests) = self.by_watcher.get_mut(&watch.watcher) {
             interests.remove(&key);
-            // Empty entries would pile up: connection numbers are never used again.
+            // Empty entries would accumulate, because connection numbers are never reused.
             if interests.is_empty() {
                 self.by_watcher.remove(&watch.watcher);
             }
@@ -220,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_and_what_is_below_it_are_watched_and_nothing_else() {
+    fn a_watch_covers_an_object_and_the_objects_below_it() {
         let now = Instant::now();
         let mut watchers = Watchers::default();
         watchers.watch(watch(1, uri("/a/b/"), None));
@@ -234,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interest_is_over_at_its_time_and_can_be_renewed() {
+    fn an_interest_ends_at_its_time_and_can_be_renewed() {
         let now = Instant::now();
         let at = |seconds| now + Duration::from_secs(seconds);
         let mut watchers = Watchers::default();
@@ -253,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_of_watching_ends_by_itself() {
+    fn interests_by_uri_and_by_identifier_end_separately() {
         let now = Instant::now();
         let ident = Ident {
             context: uri("/t/"),

@@ -1,13 +1,13 @@
-//! How lists of peers spell an address.
+//! The spelling of addresses in lists of peers.
 //!
-//! libopflex splits `host:port` at the last colon and looks the rest up as it
-//! is, so that an IPv6 address has to stand there bare: `::1:8009`. Everybody
-//! else writes `[::1]:8009`. Both are read, the first is written, and inside the
-//! process the second is used.
+//! libopflex splits `host:port` at the last colon and resolves the host without removing
+//! brackets, so it needs an IPv6 address without them: `::1:8009`. The usual form is
+//! `[::1]:8009`. Both forms are read, the form of libopflex is sent, and the usual form is
+//! used inside the process.
 
 use std::net::Ipv6Addr;
 
-/// The address as libopflex splits it.
+/// The address in the form of libopflex, without brackets.
 pub(crate) fn bare(text: &str) -> String {
     match split(text) {
         Some((ip, port)) => format!("{ip}:{port}"),
@@ -15,7 +15,7 @@ pub(crate) fn bare(text: &str) -> String {
     }
 }
 
-/// The address as everybody else writes it.
+/// The address in the usual form, with brackets.
 pub(crate) fn bracketed(text: &str) -> String {
     match split(text) {
         Some((ip, port)) => format!("[{ip}]:{port}"),
@@ -23,8 +23,8 @@ pub(crate) fn bracketed(text: &str) -> String {
     }
 }
 
-/// The host of a peer's address. Limits of log lines and connections are counted by host:
-/// each connection has a port of its own.
+/// The host of a peer's address. Log lines and connections are limited by host, because each
+/// connection has another port.
 pub(crate) fn host(peer: &str) -> String {
     peer.rsplit_once(':').map_or(peer, |(host, _)| host).to_owned()
 }
@@ -32,7 +32,7 @@ pub(crate) fn host(peer: &str) -> String {
 /// An IPv6 address in either spelling, and its port.
 fn split(text: &str) -> Option<(Ipv6Addr, &str)> {
     let (host, port) = text.rsplit_once(':')?;
-    // Brackets that do not match are left alone, and so are no IPv6 address.
+    // A host with a single bracket does not parse as an IPv6 address, so it stays unchanged.
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     Some((inner.unwrap_or(host).parse().ok()?, port))
 }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv6_address_is_read_in_both_spellings_and_nothing_else_is_touched() {
+    fn only_ipv6_addresses_change_their_form() {
         for (text, there, here) in [
             ("[::1]:18031", "::1:18031", "[::1]:18031"),
             ("::1:18031", "::1:18031", "[::1]:18031"),

@@ -1,9 +1,9 @@
-//! Why this side ends a connection.
+//! The reasons for which this side ends a connection.
 
 use crate::message::{ErrorResponse, Method};
 
-/// Why this side ends a connection. The reason is for the log and for events. The peer learns it
-/// only if it waits for the answer to a request.
+/// The reason for which this side ends a connection, for the log and for events. The peer is sent
+/// a reason only as the answer to a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {
@@ -11,7 +11,7 @@ pub enum CloseReason {
     /// answered with ESTATE.
     #[error("the peer sent {} before its identity", .0.map_or("an unknown method", Method::name))]
     RequestBeforeIdentity(Option<Method>),
-    /// The peer answered something before the identities were exchanged.
+    /// The peer sent a response before the identities were exchanged.
     #[error("the peer answered {0} before the identities were exchanged")]
     ResponseBeforeIdentity(Method),
     /// The connection was not made, or the identities were not exchanged, in time.
@@ -21,26 +21,26 @@ pub enum CloseReason {
     /// [`KeepaliveSettings::silence`](super::KeepaliveSettings::silence).
     #[error("the peer has been silent for too long")]
     Silent,
-    /// Another connection sent an identity with the same name, and names are to be unique.
+    /// Another connection sent an identity with the same name, and the server requires unique names.
     #[error("a newer connection uses the same name")]
     Replaced,
-    /// The server refused our identity.
+    /// The server refused the identity of this element.
     #[error("the server refused our identity: {0}")]
     IdentityRefused(ErrorResponse),
     /// The server's identity can't be used.
     #[error("the server's identity can't be used: {0}")]
     BadIdentity(String),
-    /// The list of servers that the server sent does not have the server itself.
+    /// The list of servers that the server sent does not include the address that was dialled.
     #[error("the server lists only other servers")]
     NotInItsList,
-    /// No list of servers has this learned server any more.
+    /// The server was learned, and no list of servers includes it any more.
     #[error("no server lists it any more")]
     NotListed,
     /// The application has reset or stopped the element.
     #[error("the element was reset or stopped")]
     Asked,
-    /// The connection could not be made, or ended by itself: the system or TLS
-    /// says why.
+    /// The connection could not be made, or it failed. The text is the error of the system or of
+    /// TLS.
     #[error("{0}")]
     Failed(String),
 }

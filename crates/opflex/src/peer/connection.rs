@@ -1,11 +1,11 @@
-//! The name of a connection.
+//! The number of a connection.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// One connection, from its first byte to its last. A number is never used for
-/// a second one, so that a late event of the first cannot be mistaken for one of the second.
+/// The number of a connection in a core. A number is never reused, so a late event of an ended
+/// connection cannot be mistaken for an event of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct ConnectionId(pub u64);
 

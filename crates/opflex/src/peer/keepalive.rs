@@ -1,4 +1,4 @@
-//! Is the other side alive?
+//! Echoes, and the end of a peer that is silent.
 //!
 //! ```text
 //!  connect     +10 s      +25 s      +40 s  …
@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 
 use crate::deadlines::after;
 
-/// When echoes are sent and how long a peer may be silent. Both sides do this;
-/// the defaults are those of libopflex.
+/// The times of echoes, and the longest silence of a peer. Servers and elements use them alike.
+/// The defaults are those of libopflex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepaliveSettings {
-    /// From the connection to the second echo; the first is sent at once.
+    /// The time from the connection to the second echo; the first is sent at once.
     /// Default 10 s.
     pub first: Duration,
-    /// From each echo to the next. Default 15 s.
+    /// The time between further echoes. Default 15 s.
     pub interval: Duration,
-    /// A peer from which nothing has arrived for longer is dead. This is checked when an echo is
-    /// due. Default 120 s.
+    /// If no byte has arrived from the peer for longer than this, its connection is closed. This is
+    /// checked when an echo is due. Default 120 s.
     pub silence: Duration,
 }
 
@@ -34,18 +34,18 @@ impl Default for KeepaliveSettings {
     }
 }
 
-/// The action that is due at the time of [`Keepalive::next`].
+/// The action that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beat {
-    /// It is not yet time.
+    /// No action is due yet.
     Wait,
     /// Send the echo with this number.
     Echo(u64),
-    /// The peer is dead.
+    /// Close the connection: the peer has been silent for too long.
     Dead,
 }
 
-/// The state of one connection.
+/// The keep-alive state of one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Keepalive {
     heard: Instant,
@@ -54,10 +54,10 @@ pub(crate) struct Keepalive {
 }
 
 impl Keepalive {
-    /// The shortest time between echoes, so that no setting sends them without a pause.
+    /// The shortest time between echoes, so that a setting of zero does not send them in a loop.
     const SHORTEST: Duration = Duration::from_millis(1);
 
-    /// A new connection, on which echo number 0 is sent now.
+    /// The state of a new connection, on which the caller sends echo number 0 now.
     pub(crate) fn new(settings: &KeepaliveSettings, now: Instant) -> Self {
         Self {
             heard: now,
@@ -67,26 +67,27 @@ impl Keepalive {
         }
     }
 
-    /// Something arrived.
+    /// Records that bytes of the peer have arrived.
     pub(crate) fn heard(&mut self, now: Instant) {
         self.heard = now;
     }
 
-    /// When [`beat`](Self::beat) has something to do.
+    /// The time at which [`beat`](Self::beat) has an action.
     pub(crate) fn next(&self) -> Instant {
         self.next
     }
 
+    /// The action that is due at `now`.
     pub(crate) fn beat(&mut self, settings: &KeepaliveSettings, now: Instant) -> Beat {
         if now < self.next {
             return Beat::Wait;
         }
-        // Looked at only when an echo is due, so that a peer may be silent for
-        // `silence` and one interval more.
+        // Checked only when an echo is due, as in libopflex. So a peer may be silent for `silence`
+        // and one interval.
         if now.saturating_duration_since(self.heard) > settings.silence {
             return Beat::Dead;
         }
-        // A program that was stopped for an hour owes one echo, not hundreds.
+        // Counted from now, so that a process that was suspended sends one echo and not a series.
         self.next = after(now, settings.interval.max(Self::SHORTEST));
         self.sent += 1;
         Beat::Echo(self.sent - 1)

@@ -1,17 +1,21 @@
-//! The part that both ends of a connection share, servers and elements.
+//! The code that servers and policy elements share.
 //!
 //! | file | what |
 //! |---|---|
-//! | `connection` | the name of a connection |
-//! | `keepalive` | is the other side alive? |
-//! | `address` | how lists of peers spell an address |
-//! | `close` | why we end a connection |
+//! | `connection` | the number of a connection |
+//! | `action` | the actions that a core asks its caller to carry out |
+//! | `keepalive` | echoes, and the end of a peer that is silent |
+//! | `address` | the spelling of addresses in lists of peers |
+//! | `close` | the reasons for which this side ends a connection |
 
+mod action;
 mod address;
 mod close;
 mod connection;
 mod keepalive;
 
+pub use self::action::Action;
+pub(crate) use self::action::Actions;
 pub(crate) use self::address::{bare, bracketed, host};
 pub use self::close::CloseReason;
 pub use self::connection::ConnectionId;

@@ -2,53 +2,16 @@
 
 use std::fmt;
 
-use bytes::Bytes;
 use serde::{Serialize, Serializer};
 
 use crate::message::{ErrorResponse, Method, Proxies, Store};
 use crate::model::{ChangeKind, ManagedObject, Name, Target, Uri};
-use crate::peer::{CloseReason, ConnectionId};
+use crate::peer::CloseReason;
 
 /// An action that the caller has to carry out.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Action {
-    /// Connect to a server, and report `connected` or `disconnected` with the
-    /// number given here.
-    Dial {
-        /// The number of the new connection.
-        connection: ConnectionId,
-        /// `host:port`.
-        address: String,
-    },
-    /// Send these bytes.
-    Send {
-        /// On this connection.
-        connection: ConnectionId,
-        /// One message with its NUL.
-        frame: Bytes,
-    },
-    /// The identity of the peer is accepted: set what [`Decoder::identified`] gave, so that
-    /// longer messages are taken.
-    ///
-    /// [`Decoder::identified`]: crate::message::Decoder::identified
-    Identified {
-        /// On this connection.
-        connection: ConnectionId,
-    },
-    /// End the connection once everything before is sent, or stop dialling. The
-    /// element has already forgotten it.
-    Close {
-        /// This connection.
-        connection: ConnectionId,
-        /// Why, for the log.
-        reason: CloseReason,
-    },
-    /// Pass an event to the application.
-    Tell(ElementEvent),
-}
+pub type Action = crate::peer::Action<ElementEvent>;
 
-/// How many of the servers are ready.
+/// The state of the element as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
@@ -65,19 +28,19 @@ pub enum Health {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PeerState {
-    /// It will be dialled.
+    /// The server will be dialled.
     Waiting,
-    /// It is being dialled.
+    /// The server is being dialled.
     Connecting,
-    /// It is connected, and has not sent its identity yet.
+    /// The server is connected, and has not sent its identity yet.
     Connected,
-    /// It has sent its identity and can be used.
+    /// The server has sent its identity and can be used.
     Ready,
-    /// It named other servers. It is dialled again when none of those can be reached.
+    /// The server listed other servers. It is dialled again if none of them can be reached.
     Parked,
 }
 
-/// Something that happened. Its JSON is what `ssntp opflex element --watch --json` prints.
+/// An event for the application. `ssntp opflex element --watch --json` prints it as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -87,14 +50,14 @@ pub enum ElementEvent {
         /// The new health.
         health: Health,
     },
-    /// A server is in another state.
+    /// The state of a server changed.
     Peer {
         /// `host:port`.
         address: String,
-        /// The new state; `None` if the element has dropped the server.
+        /// The new state; `None` if the server was removed.
         #[serde(serialize_with = "state_or_dropped")]
         state: Option<PeerState>,
-        /// The reason, if something went wrong.
+        /// The reason, if there was a fault.
         #[serde(serialize_with = "text_or_null")]
         reason: Option<CloseReason>,
     },
@@ -111,21 +74,21 @@ pub enum ElementEvent {
         what: Store,
         /// The class.
         subject: Name,
-        /// Which object.
+        /// The object, or the objects with an identifier.
         #[serde(serialize_with = "text")]
         target: Target,
-        /// Whether the server had it.
+        /// True if the server has the object.
         found: bool,
     },
-    /// Policy or endpoints that are held changed, or are not held any more, in
-    /// the order of their URIs.
+    /// Received policy or endpoints changed, or were removed. The objects are in the order of their
+    /// URIs.
     Changed {
         /// Policy or endpoints.
         what: Store,
         /// The objects.
         objects: Vec<ObjectChange>,
     },
-    /// A request was answered with an error. It is sent again in time.
+    /// A request was answered with an error. It will be repeated.
     Refused {
         /// `host:port` of the server.
         address: String,
@@ -136,12 +99,12 @@ pub enum ElementEvent {
         /// The answer.
         error: ErrorResponse,
     },
-    /// An answer was dropped, because the element would hold more objects than it may.
-    /// The resolve counts as unanswered and is sent again.
+    /// An answer was dropped, because it exceeds the limit of objects. The resolve counts as
+    /// unanswered and will be repeated.
     NotTaken {
         /// The resolve.
         about: String,
-        /// The most objects.
+        /// The limit of objects.
         limit: usize,
     },
     /// The alarm of the draft (4.2.4): no server has answered after several attempts.
@@ -151,13 +114,13 @@ pub enum ElementEvent {
         method: Method,
         /// The object of the request.
         about: String,
-        /// How often it has been sent.
+        /// The number of attempts.
         attempts: u32,
     },
-    /// Events before this one are lost, because the application took them too slowly. The
-    /// core does not make this event, its runner does.
+    /// Earlier events were dropped, because the application received them too slowly. The thread that
+    /// runs the core makes this event.
     Missed {
-        /// How many.
+        /// The number of dropped events.
         count: u64,
     },
 }
@@ -172,11 +135,11 @@ pub struct ObjectChange {
     pub subject: Name,
     /// Its URI.
     pub uri: Uri,
-    /// The object as it is now; `None` if it is gone.
+    /// The present object; `None` if it was deleted.
     pub object: Option<ManagedObject>,
 }
 
-// JSON has a text for each state, so a server that is dropped has one as well.
+// JSON has a text for each state, also for a server that was removed.
 fn state_or_dropped<S: Serializer>(state: &Option<PeerState>, serializer: S) -> Result<S::Ok, S::Error> {
     match state {
         Some(state) => state.serialize(serializer),

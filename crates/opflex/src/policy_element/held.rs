@@ -5,20 +5,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-
-use super::Settings;
+use super::{ElementEvent, Settings};
 use crate::deadlines::{Deadlines, LONGEST, after};
 use crate::message::{
     EndpointDeclare, EndpointUndeclare, Method, PerStore, Request, Resolve, Role, StateReport, Store,
 };
 use crate::model::{Ident, ManagedObject, Name, Target, Uri};
 use crate::one_or_many::{OneOrMany, add, remove};
-use crate::peer::ConnectionId;
+use crate::peer::{Actions, ConnectionId};
 use crate::rpc::{Id, Pending, Random};
 
-/// The number of the first request, as libopflex has it: below are those that
-/// are counted for each connection.
+/// The number of the first request, as in libopflex. Lower numbers are counted per connection.
 const FIRST_XID: u64 = 1 << 63;
 
 /// A resolve, a declaration or a report.
@@ -51,7 +48,7 @@ impl Key {
         }
     }
 
-    /// Its object, for messages.
+    /// The object of the request, for log lines.
     pub(super) fn about(&self) -> String {
         match self {
             Self::Resolve(_, subject, target) => format!("{subject} {target}"),
@@ -65,29 +62,37 @@ impl Key {
 pub(super) struct Item {
     /// The objects that are declared or reported.
     pub(super) objects: Vec<ManagedObject>,
-    /// References of the application to a resolve. A policy that only other policies refer
-    /// to has none.
+    /// The number of references of the application to a resolve.
     pub(super) references: usize,
-    /// Of these, the references that also want the policies that it refers to.
+    /// The number of these references that also resolve the policies to which it refers.
     pub(super) following: usize,
-    /// Whether a policy whose references are followed refers to it.
+    /// True if a followed policy refers to it.
     pub(super) followed: bool,
-    /// Whether a server has answered.
+    /// True if a server has answered its latest request.
     pub(super) answered: bool,
-    /// The topmost objects that a resolve by identifier brought.
+    /// The topmost objects of a resolve by identifier.
     pub(super) roots: BTreeSet<Uri>,
-    /// Whether it holds start policy, which no server has confirmed.
+    /// True while a resolve has objects of the start policy.
     pub(super) is_start_policy: bool,
-    /// Whether an alarm was raised because no server answers.
+    /// True if an alarm was raised because no server answers.
     alarmed: bool,
-    /// Its place in the order of declarations and reports.
+    /// Its position in the order of declarations and reports.
     place: u64,
-    /// The numbers of its requests that some server has not answered.
+    /// The numbers of its requests that at least one server has not answered.
     xids: Vec<u64>,
 }
 
 impl Item {
-    /// Whether the policies that it refers to are resolved too.
+    /// The topmost objects of a resolve, whose key is `key`.
+    pub(super) fn roots<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = &'a Uri> {
+        let target = match key {
+            Key::Resolve(_, _, Target::Uri(uri)) => Some(uri),
+            _ => None,
+        };
+        target.into_iter().chain(&self.roots)
+    }
+
+    /// True if the policies to which it refers are resolved, too.
     pub(super) fn follows(&self) -> bool {
         self.following > 0 || self.followed
     }
@@ -100,34 +105,27 @@ struct Call {
     waiting: BTreeSet<ConnectionId>,
 }
 
-/// A request and its receivers.
-#[derive(Debug)]
-pub(super) struct OutgoingRequest {
-    pub(super) to: Vec<ConnectionId>,
-    pub(super) frame: Bytes,
-}
-
 /// All resolves, declarations and reports.
 #[derive(Debug)]
 pub(super) struct Held {
     items: HashMap<Key, Item>,
     /// Declarations and reports, in the order in which they began.
-    told: BTreeMap<u64, Key>,
+    sent: BTreeMap<u64, Key>,
     last_place: u64,
     calls: Pending<Call>,
     refresh: Deadlines<Key>,
     random: Random,
     prr: Duration,
     alarm_attempts: u32,
-    /// How many of them have an alarm.
+    /// The number of items with an alarm.
     alarms: usize,
     resolves: PerStore<Index>,
 }
 
-/// Resolves by their objects.
+/// Resolves by their topmost objects and by their identifiers.
 #[derive(Debug, Default)]
 struct Index {
-    /// By the URI that was asked for, or of an object that an identifier brought.
+    /// The resolves by the URIs of their topmost objects.
     roots: HashMap<Uri, OneOrMany<Key>>,
     idents: HashMap<Ident, OneOrMany<Key>>,
 }
@@ -136,9 +134,9 @@ impl Held {
     pub(super) fn new(settings: &Settings, mut random: Random) -> Self {
         Self {
             items: HashMap::new(),
-            told: BTreeMap::new(),
+            sent: BTreeMap::new(),
             last_place: 0,
-            // The numbers of all servers come from one table: a request has one number everywhere.
+            // One table for all servers, because a request has the same number on all connections.
             calls: Pending::new(settings.retry, FIRST_XID, Random::new(random.bits())),
             refresh: Deadlines::default(),
             random,
@@ -162,16 +160,19 @@ impl Held {
         self.items.iter()
     }
 
-    /// The declared and reported objects after a place in the order in which they began,
-    /// each with its place.
-    pub(super) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+    /// The declared and reported objects behind a position, in the order in which their
+    /// declarations and reports began, each with its position.
+    pub(super) fn sent_objects_after(
+        &self,
+        place: Option<u64>,
+    ) -> impl Iterator<Item = (u64, &ManagedObject)> {
         let from = place.map_or(Bound::Unbounded, Bound::Excluded);
-        let told = self.told.range((from, Bound::Unbounded));
-        let items = told.filter_map(|(place, key)| Some((*place, self.items.get(key)?)));
+        let sent = self.sent.range((from, Bound::Unbounded));
+        let items = sent.filter_map(|(place, key)| Some((*place, self.items.get(key)?)));
         items.flat_map(|(place, item)| item.objects.iter().map(move |object| (place, object)))
     }
 
-    /// Enters a resolve, declaration or report. Returns false if it was there already.
+    /// Adds a resolve, declaration or report. Returns false if it exists already.
     pub(super) fn hold(&mut self, key: &Key, now: Instant) -> bool {
         if self.items.contains_key(key) {
             return false;
@@ -189,40 +190,37 @@ impl Held {
             Key::Declaration(_) | Key::Report(_) => {
                 self.last_place += 1;
                 item.place = self.last_place;
-                self.told.insert(item.place, key.clone());
+                self.sent.insert(item.place, key.clone());
             }
         }
         self.items.insert(key.clone(), item);
-        // From the first request on, so that one lost answer is made up for.
         self.draw_refresh(key, now);
         true
     }
 
-    /// Removes a resolve, declaration or report, and returns it if it was there.
+    /// Removes a resolve, declaration or report. Returns `None` if there is none.
     pub(super) fn drop(&mut self, key: &Key) -> Option<Item> {
         let item = self.items.remove(key)?;
-        // An alarm ends with the item that it is about.
         self.alarms -= usize::from(item.alarmed);
-        self.told.remove(&item.place);
+        self.sent.remove(&item.place);
         self.refresh.clear(key);
         for xid in &item.xids {
             self.calls.end(*xid);
         }
         if let Key::Resolve(what, _, target) = key {
             let index = &mut self.resolves[*what];
-            for root in &item.roots {
+            for root in item.roots(key) {
                 remove(&mut index.roots, root, key);
             }
-            match target {
-                Target::Uri(uri) => remove(&mut index.roots, uri, key),
-                Target::Ident(ident) => remove(&mut index.idents, ident, key),
+            if let Target::Ident(ident) = target {
+                remove(&mut index.idents, ident, key);
             }
         }
         Some(item)
     }
 
-    /// Notes that an object has an identifier that is resolved. The resolve then holds the
-    /// object and everything below it.
+    /// Adds a topmost object to a resolve by identifier. The resolve then covers the object and
+    /// everything below it.
     pub(super) fn add_root(&mut self, key: &Key, root: &Uri) {
         if let (Key::Resolve(what, _, Target::Ident(_)), Some(item)) = (key, self.items.get_mut(key))
             && item.roots.insert(root.clone())
@@ -232,7 +230,7 @@ impl Held {
         }
     }
 
-    /// The resolves that hold an object.
+    /// The resolves that cover an object.
     pub(super) fn holders<'a>(&'a self, what: Store, uri: &'a Uri) -> impl Iterator<Item = &'a Key> {
         let roots = &self.resolves[what].roots;
         let texts = uri.prefixes().chain(std::iter::once(uri.as_str()));
@@ -241,11 +239,8 @@ impl Held {
 
     /// The resolves by an identifier.
     pub(super) fn by_ident(&self, what: Store, ident: &Ident, subject: &Name) -> Vec<Key> {
-        let keys = self.resolves[what]
-            .idents
-            .get(ident)
-            .into_iter()
-            .flat_map(OneOrMany::iter);
+        let keys = self.resolves[what].idents.get(ident);
+        let keys = keys.into_iter().flat_map(OneOrMany::iter);
         let of_class = keys.filter(|key| matches!(key, Key::Resolve(_, class, _) if class == subject));
         of_class.cloned().collect()
     }
@@ -254,13 +249,22 @@ impl Held {
         !self.resolves[what].idents.is_empty()
     }
 
-    /// Makes the request for these servers. It will be sent again to those that do not
-    /// answer.
-    pub(super) fn ask(&mut self, key: &Key, to: Vec<ConnectionId>, now: Instant) -> Option<OutgoingRequest> {
-        // Without a server there is nothing to wait for; the request is made when one is ready.
-        let item = self.items.get_mut(key).filter(|_| !to.is_empty())?;
-        let request = request(key, item, self.prr)?;
-        // No repetition after the time of the refresh, which asks again anyway.
+    /// Sends the request of an item to these servers, and again to those that do not answer.
+    pub(super) fn ask(
+        &mut self,
+        key: &Key,
+        to: Vec<ConnectionId>,
+        now: Instant,
+        actions: &mut Actions<ElementEvent>,
+    ) {
+        // Without a server nothing is sent; the request is made when a server becomes ready.
+        let Some(item) = self.items.get_mut(key).filter(|_| !to.is_empty()) else {
+            return;
+        };
+        let Some(request) = request(key, item, self.prr) else {
+            return;
+        };
+        // The request is not repeated after the time of the refresh, which sends a new one.
         let refresh = self
             .refresh
             .of(key)
@@ -272,40 +276,39 @@ impl Held {
         // Entered before it is sent, so that an answer cannot come too early.
         let xid = self.calls.begin(call, refresh, now);
         item.xids.push(xid);
-        Some(OutgoingRequest {
-            to,
-            frame: frame(&request, xid)?,
-        })
+        send(&request, xid, to, actions);
     }
 
-    /// Makes the request that takes a resolve or a declaration back. Its answer is not
-    /// waited for.
-    pub(super) fn take_back(&mut self, key: &Key, to: Vec<ConnectionId>) -> Option<OutgoingRequest> {
+    /// Sends the request that takes a resolve or a declaration back. It is sent once, and its
+    /// answer is ignored.
+    pub(super) fn take_back(
+        &mut self,
+        key: &Key,
+        to: Vec<ConnectionId>,
+        actions: &mut Actions<ElementEvent>,
+    ) {
         let request = match key.clone() {
             Key::Resolve(of, subject, target) => {
                 Request::Unresolve(of, vec![Resolve::new(subject, target, None)])
             }
             Key::Declaration(endpoint_uri) => {
-                let objects = &self.items.get(key)?.objects;
-                let subject = objects
-                    .iter()
-                    .find(|object| object.uri == endpoint_uri)?
-                    .subject
-                    .clone();
+                let objects = self.items.get(key).into_iter().flat_map(|item| &item.objects);
+                let mut objects = objects.filter(|object| object.uri == endpoint_uri);
+                let Some(subject) = objects.next().map(|object| object.subject.clone()) else {
+                    return;
+                };
                 Request::EndpointUndeclare(vec![EndpointUndeclare {
                     subject,
                     endpoint_uri,
                 }])
             }
-            // An observer forgets by itself.
-            Key::Report(_) => return None,
+            // The protocol has no request for it; the observer drops reports that are not repeated.
+            Key::Report(_) => return,
         };
-        let xid = self.calls.number();
-        let frame = frame(&request, xid)?;
-        (!to.is_empty()).then_some(OutgoingRequest { to, frame })
+        send(&request, self.calls.number(), to, actions);
     }
 
-    /// Stops waiting for the answers to earlier requests, because a new one follows.
+    /// Drops the earlier requests of an item, whose answers are ignored from now on.
     pub(super) fn forget_calls(&mut self, key: &Key) {
         if let Some(item) = self.items.get_mut(key) {
             for xid in item.xids.drain(..) {
@@ -314,12 +317,12 @@ impl Held {
         }
     }
 
-    /// A server answered, so the request is not sent to it again.
+    /// Records the answer of a server. The request is not sent to this server again.
     pub(super) fn answered(&mut self, connection: ConnectionId, xid: u64) {
         let Some(call) = self.calls.value_mut(xid) else {
             return;
         };
-        // A request goes to all servers of a role; each answers for itself.
+        // A request has several receivers, each of which answers it.
         call.waiting.remove(&connection);
         if call.waiting.is_empty()
             && let Some(call) = self.calls.end(xid)
@@ -330,13 +333,13 @@ impl Held {
         }
     }
 
-    /// The subject of a request that this server has not answered.
+    /// The item of a request that this server has not answered yet.
     pub(super) fn asked(&mut self, connection: ConnectionId, xid: u64) -> Option<Key> {
         let call = self.calls.value_mut(xid)?;
         call.waiting.contains(&connection).then(|| call.key.clone())
     }
 
-    /// A server is gone, so its answers are not waited for.
+    /// Drops the pending answers of a connection that has ended.
     pub(super) fn gone(&mut self, connection: ConnectionId) {
         let (items, alarms) = (&mut self.items, &mut self.alarms);
         self.calls.retain(|xid, call| {
@@ -351,26 +354,27 @@ impl Held {
         });
     }
 
-    /// A request whose time to be sent again has come, for the servers that have not answered
-    /// it, and the alarm that this raises.
-    pub(super) fn retry(&mut self, now: Instant) -> Option<(OutgoingRequest, Option<(Key, u32)>)> {
-        loop {
-            let due = self.calls.due(now)?;
-            let (xid, key, attempts) = (due.xid, due.value.key.clone(), due.attempts);
-            // Only those that have not answered are asked again; libopflex asks all of them.
-            let to = due.value.waiting.iter().copied().collect();
-            let request = self
-                .items
-                .get(&key)
-                .and_then(|item| request(&key, item, self.prr));
-            if let Some(request) = request {
-                let alarm = attempts >= self.alarm_attempts && self.alarm(&key);
-                let frame = frame(&request, xid)?;
-                return Some((OutgoingRequest { to, frame }, alarm.then_some((key, attempts))));
-            }
-            // The item is not held any more, so its answer is not waited for.
+    /// Sends a request again whose time has come, to the servers that have not answered it. Returns
+    /// the alarm that this raises, if any: the item, and the number of attempts before this one.
+    /// Call it until it returns `None`.
+    pub(super) fn retry(
+        &mut self,
+        now: Instant,
+        actions: &mut Actions<ElementEvent>,
+    ) -> Option<Option<(Key, u32)>> {
+        let due = self.calls.due(now)?;
+        let (xid, key, attempts) = (due.xid, due.value.key.clone(), due.attempts);
+        // libopflex sends it again to all servers.
+        let to = due.value.waiting.iter().copied().collect();
+        let item = self.items.get(&key);
+        let Some(request) = item.and_then(|item| request(&key, item, self.prr)) else {
+            // The item was removed, so its answer does not matter.
             self.calls.end(xid);
-        }
+            return Some(None);
+        };
+        send(&request, xid, to, actions);
+        let alarm = attempts >= self.alarm_attempts && self.alarm(&key);
+        Some(alarm.then_some((key, attempts)))
     }
 
     /// Raises an alarm. Returns false if it was raised before.
@@ -381,20 +385,20 @@ impl Held {
         is_new
     }
 
-    /// How many alarms there are.
+    /// The number of items with an alarm.
     pub(super) fn alarms(&self) -> usize {
         self.alarms
     }
 
-    /// Something whose refresh time has come. Its next refresh time is already set.
+    /// The next item whose refresh time has come. Its next refresh time is set already.
     pub(super) fn refresh(&mut self, now: Instant) -> Option<Key> {
         let key = self.refresh.pop(now)?;
         self.draw_refresh(&key, now);
         Some(key)
     }
 
-    /// Sets the time of the next refresh at random: between a third and a half of the
-    /// refresh rate, so that one lost request does no harm.
+    /// Sets the time of the next refresh at random, between a third and a half of the refresh rate.
+    /// So a second refresh comes before the refresh rate ends, if the first one is lost.
     pub(super) fn draw_refresh(&mut self, key: &Key, now: Instant) {
         let wait = self.random.between(self.prr / 3, self.prr / 2);
         self.refresh.set(key.clone(), after(now, wait));
@@ -412,7 +416,7 @@ fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
     let prr = Some(i64::try_from(prr.as_secs()).unwrap_or(i64::MAX));
     Some(match key.clone() {
         Key::Resolve(of, subject, target) => Request::Resolve(of, vec![Resolve::new(subject, target, prr)]),
-        // The declaration was entered just now, and its objects follow in the same call.
+        // The item is new, and its objects follow in the same call.
         Key::Declaration(_) if item.objects.is_empty() => return None,
         Key::Declaration(_) => Request::EndpointDeclare(vec![EndpointDeclare {
             endpoint: item.objects.clone(),
@@ -424,9 +428,11 @@ fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
     })
 }
 
-fn frame(request: &Request, xid: u64) -> Option<Bytes> {
-    let frame = request.to_frame(&Id::call(request.method().name(), xid));
-    frame
-        .inspect_err(|fault| log::error!("nothing was sent: {fault}"))
-        .ok()
+fn send(request: &Request, xid: u64, to: Vec<ConnectionId>, actions: &mut Actions<ElementEvent>) {
+    match request.to_frame(&Id::call(request.method().name(), xid)) {
+        Ok(frame) => to
+            .into_iter()
+            .for_each(|connection| actions.send(connection, Ok(frame.clone()))),
+        Err(fault) => log::error!("a request was not sent: {fault}"),
+    }
 }

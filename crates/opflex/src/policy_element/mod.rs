@@ -6,45 +6,45 @@
 //!                 │                                          │
 //!            ┌────▼──────────────────────────────────────────▼────┐
 //!            │ ElementCore                                        │
-//!            │   held ── what is resolved, declared, reported;    │
+//!            │   held ── resolves, declarations, reports;         │
 //!            │    │      requests without answer; refresh times   │
-//!            │   pool ── servers, how far with each, their roles  │
-//!            │   trees ─ the policy and endpoints that came       │
+//!            │   pool ── servers, their states and roles          │
+//!            │   trees ─ the received policy and endpoints        │
 //!            └────────────────────────┬───────────────────────────┘
 //!                                     ▼
 //!             Action::Dial | Send | Close        Action::Tell(ElementEvent)
 //! ```
 //!
-//! One dispatcher owns an [`ElementCore`]. It calls it for each event and passes the
-//! time; each call appends [`Action`]s to a list, which the dispatcher carries out. A
-//! session with one server:
+//! One dispatcher owns an [`ElementCore`]. The dispatcher calls the core for each event and
+//! passes the time; each call appends [`Action`]s to a list, which the dispatcher carries
+//! out. A session with one server:
 //!
 //! ```text
 //!  element                                   server
 //!    │ Dial, connected                          │
 //!    │ echo, send_identity ────────────────────>│
 //!    │<──────────────── name, roles, location, ─│
-//!    │                  peers: dial the new ones│
+//!    │                peers: dial the new peers │
 //!    │ policy_resolve of all that is held ─────>│ to policy repositories
 //!    │ endpoint_declare, endpoint_resolve ─────>│ to endpoint registries
 //!    │ state_report ───────────────────────────>│ to observers
-//!    │<──────────────────────────────── results │ no answer: again, ever later
+//!    │<──────────────────────────────── results │ no answer: repeated, less and less often
 //!    │<────────────────────────── policy_update │ ElementEvent::Changed
-//!    │ the same again, after prr/3 to prr/2 ───>│
+//!    │ the same requests, after prr/3 to prr/2 ─>│
 //!    │ policy_unresolve ───────────────────────>│ when the last reference is gone
 //! ```
 //!
-//! Every request goes to all servers of the role, and again to those that do not answer.
-//! Objects that no resolve asks for are dropped.
+//! Every request is sent to all servers of the role, and repeated to those that do not answer.
+//! Received objects that no resolve covers are dropped.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `settings` | how the element behaves |
-//! | `event` | its actions and events |
+//! | `settings` | the settings |
+//! | `event` | actions and events |
 //! | `pool` | the servers |
 //! | `held` | resolves, declarations, reports and their requests |
 //! | `sessions` | connections: identity, echoes, answers |
-//! | `received` | objects that arrive, and objects that are not wanted any more |
+//! | `received` | received objects, and the removal of objects that no resolve covers |
 
 mod event;
 mod held;
@@ -61,18 +61,18 @@ use std::time::Instant;
 use log::warn;
 
 pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState};
-use self::held::{Held, Key, OutgoingRequest};
+use self::held::{Held, Key};
 use self::pool::Pool;
 pub use self::settings::{ElementLimits, Settings};
 use super::deadlines::after;
 pub use super::message::Store;
 use super::message::{PerStore, Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
-use super::peer::{CloseReason, ConnectionId};
+use super::peer::{Actions, CloseReason, ConnectionId};
 use super::rpc::Random;
 use ssntp_transport::LogLimit;
 
-/// One interest in a policy or an endpoint, until it is released.
+/// A reference to a policy or an endpoint. It keeps the resolve in force until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReferenceId(u64);
 
@@ -82,7 +82,6 @@ pub struct ReferenceId(u64);
 #[derive(Debug)]
 pub struct ElementCore {
     settings: Settings,
-    start: Instant,
     pool: Pool,
     held: Held,
     references: HashMap<ReferenceId, (Key, bool)>,
@@ -91,31 +90,29 @@ pub struct ElementCore {
     trees: PerStore<Tree>,
     /// The objects of resolves that no server has answered.
     start_policy: Tree,
-    /// When to remove resolves that are not wanted any more.
+    /// The time at which resolves without a reference are removed.
     sweep: Option<Instant>,
     health: Health,
     location: Option<String>,
     proxies: Option<Proxies>,
-    /// How many resolves exist only because other policy refers to them.
+    /// The number of resolves that exist only because other policies refer to them.
     followed: usize,
     /// Limits the log lines that servers cause, by address.
     log: LogLimit<String>,
-    /// What the caller has to do, in this order.
-    actions: Vec<Action>,
+    actions: Actions<ElementEvent>,
 }
 
 impl ElementCore {
-    /// An element that begins to dial at its first tick. Its delays depend on the seed, so
-    /// each element should have another one.
+    /// An element that begins to dial at its first tick. Its delays depend on the seed, so each
+    /// element should have a different seed.
     pub fn new(settings: Settings, seed: u64, now: Instant) -> Self {
         let mut random = Random::new(seed);
         Self {
             pool: Pool::new(&settings, Random::new(random.bits()), now),
-            // The first random bits go to the pool, so the two draw different delays.
+            // The pool has another seed, so that its delays differ.
             held: Held::new(&settings, random),
             location: settings.location.clone(),
             settings,
-            start: now,
             references: HashMap::new(),
             next_reference: 1,
             trees: PerStore::default(),
@@ -125,20 +122,20 @@ impl ElementCore {
             proxies: None,
             followed: 0,
             log: LogLimit::default(),
-            actions: Vec::new(),
+            actions: Actions::new(now),
         }
     }
 
     /// Takes the actions that the calls since the last one have added, in their order.
     /// Call it after each of the other calls, or after several.
     pub fn take_actions(&mut self) -> Vec<Action> {
-        std::mem::take(&mut self.actions)
+        self.actions.take()
     }
 
-    /// Sets start policy, which a resolve brings until a server has answered it. Call it
-    /// before the first resolve.
+    /// Sets the start policy. A resolve has the objects of the start policy until a server answers.
+    /// Call it before the first resolve.
     pub fn start_with(&mut self, policy: Vec<ManagedObject>) -> Result<(), ModelError> {
-        // A second call replaces the first: start policy comes from one file.
+        // A second call replaces the start policy of the first.
         self.start_policy = Tree::new();
         self.start_policy.merge(policy).map(drop)
     }
@@ -167,26 +164,26 @@ impl ElementCore {
         self.refer(key, false, now)
     }
 
-    /// Gives a reference back. If it was the last one, the servers get an unresolve after
-    /// the time to linger, and the objects are removed.
+    /// Releases a reference. If it was the last reference to the resolve, the servers get an
+    /// unresolve after [`Settings::linger`], and the objects are removed.
     pub fn release(&mut self, reference: ReferenceId, now: Instant) {
         let Some((key, follow)) = self.references.remove(&reference) else {
             return;
         };
         if let Some(item) = self.held.get_mut(&key) {
-            // The reference is removed from the table above, so each one counts once.
+            // The table has the reference no more, so each reference is released once.
             item.references -= 1;
             item.following -= usize::from(follow);
             if item.references == 0 && item.followed {
                 self.followed += 1;
             }
         }
-        // Not at once: a policy that is released is often resolved again in the same moment.
+        // Not at once, because a released policy is often resolved again at the same time.
         self.sweep_soon(now);
     }
 
-    /// Declares an endpoint: its topmost object first, then everything below it. It
-    /// replaces an earlier declaration with that URI.
+    /// Declares an endpoint: its topmost object first, then everything below it. It replaces an
+    /// earlier declaration with the URI of the topmost object.
     pub fn declare(&mut self, endpoint: Vec<ManagedObject>, now: Instant) -> Result<(), ModelError> {
         endpoint.iter().try_for_each(ManagedObject::check)?;
         if let Some(top) = endpoint.first() {
@@ -196,18 +193,17 @@ impl ElementCore {
         Ok(())
     }
 
-    /// Takes a declaration back. Returns false if there is none.
+    /// Ends a declaration. Returns false if there is none.
     pub fn undeclare(&mut self, uri: &Uri) -> bool {
         let key = Key::Declaration(uri.clone());
-        // Made before the declaration is dropped, because it needs the class of the object.
+        // Sent before the declaration is dropped, because the request has the class of the object.
         let to = self.pool.ready(&key.role());
-        let request = self.held.take_back(&key, to);
-        self.send_request(request);
+        self.held.take_back(&key, to, &mut self.actions);
         self.held.drop(&key).is_some()
     }
 
-    /// Reports an object now, and again until it is withdrawn. It replaces an earlier report
-    /// with its URI.
+    /// Reports an object now, and periodically until it is withdrawn. It replaces an earlier report
+    /// with the same URI.
     pub fn report(&mut self, object: ManagedObject, now: Instant) -> Result<(), ModelError> {
         object.check()?;
         let key = Key::Report(object.uri.clone());
@@ -215,8 +211,8 @@ impl ElementCore {
         Ok(())
     }
 
-    /// Stops reporting an object. The observer keeps the last report. Returns false if it
-    /// was not reported.
+    /// Stops reporting an object. The observer keeps the last report until it expires. Returns false
+    /// if the object was not reported.
     pub fn withdraw(&mut self, uri: &Uri) -> bool {
         self.held.drop(&Key::Report(uri.clone())).is_some()
     }
@@ -225,7 +221,7 @@ impl ElementCore {
     /// configured servers again.
     pub fn reset(&mut self, now: Instant) {
         self.location.clone_from(&self.settings.location);
-        // The fabric may have others after a reset, so none are known until a server sends them.
+        // The fabric may use other proxies after a reset, so those of before are dropped.
         self.proxies = None;
         let connections = self.pool.reset(now);
         self.close_all(connections);
@@ -239,7 +235,7 @@ impl ElementCore {
         self.settle(now);
     }
 
-    /// When to call [`tick`](Self::tick), if no other call comes first.
+    /// The time at which [`tick`](Self::tick) has to be called.
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.pool.next_deadline(&self.settings),
@@ -252,8 +248,7 @@ impl ElementCore {
     /// Does everything that is due at `now`.
     pub fn tick(&mut self, now: Instant) {
         self.pool_due(now);
-        while let Some((outgoing, alarm)) = self.held.retry(now) {
-            self.send_request(Some(outgoing));
+        while let Some(alarm) = self.held.retry(now, &mut self.actions) {
             if let Some((key, attempts)) = alarm {
                 warn!(
                     "{} {}: no answer after {attempts} attempts",
@@ -268,7 +263,7 @@ impl ElementCore {
                 });
             }
         }
-        // Repetitions come first: a refresh replaces the requests that it asks for again.
+        // After the repetitions: a refresh replaces the earlier request of its item.
         while let Some(key) = self.held.refresh(now) {
             self.ask_all(&key, now);
         }
@@ -278,22 +273,22 @@ impl ElementCore {
         self.settle(now);
     }
 
-    /// The policy that the element has.
+    /// The received policy.
     pub fn policy(&self) -> &Tree {
         &self.trees[Store::Policy]
     }
 
-    /// The endpoints that it has resolved.
+    /// The received endpoints.
     pub fn endpoints(&self) -> &Tree {
         &self.trees[Store::Endpoints]
     }
 
-    /// Either of these.
+    /// The received policy or endpoints.
     pub fn tree(&self, what: Store) -> &Tree {
         &self.trees[what]
     }
 
-    /// How many of the servers are ready.
+    /// The health: if all, some or none of the servers are ready.
     pub fn health(&self) -> Health {
         self.health
     }
@@ -313,19 +308,22 @@ impl ElementCore {
         self.proxies.as_ref()
     }
 
-    /// The objects that the element declares and reports, after a place in the order in
-    /// which they began, each with its place.
-    pub(crate) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
-        self.held.told_after(place)
+    /// The declared and reported objects behind a position, in the order in which their
+    /// declarations and reports began, each with its position.
+    pub(crate) fn sent_objects_after(
+        &self,
+        place: Option<u64>,
+    ) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        self.held.sent_objects_after(place)
     }
 
-    /// How many resolves, declarations and reports have no answer in their present state.
+    /// The number of resolves, declarations and reports whose latest request has no answer.
     pub fn unanswered(&self) -> usize {
         self.held.iter().filter(|(_, item)| !item.answered).count()
     }
 
-    /// The topmost objects that a resolve in force brought: the object itself,
-    /// or those with the identifier, in the order of their URIs.
+    /// The topmost objects of a resolve in force: the object with the URI, or the objects with the
+    /// identifier, in the order of their URIs.
     pub fn found(&self, what: Store, subject: impl Into<Name>, target: &Target) -> Vec<Uri> {
         match target {
             Target::Uri(uri) => {
@@ -363,40 +361,37 @@ impl ElementCore {
         reference
     }
 
-    /// Declares or reports objects. Servers get a request only if the objects have changed.
+    /// Declares or reports objects. A request is sent only if the objects have changed.
     fn tell_objects(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) {
         let is_new = self.held.hold(key, now);
         if let Some(item) = self.held.get_mut(key)
-            // The same objects again cost no message: applications report in loops.
+            // Equal objects send no message, because applications report in loops.
             && (is_new || item.objects != objects)
         {
             item.objects = objects;
-            // Another object is another question, which no server has answered.
             item.answered = false;
             self.held.draw_refresh(key, now);
             self.ask_all(key, now);
         }
     }
 
-    /// Sends a request to all servers. It replaces the earlier request for the same thing.
+    /// Sends the request of an item to all servers. It replaces the earlier request of the item.
     fn ask_all(&mut self, key: &Key, now: Instant) {
         // An answer to the earlier request would otherwise stop the repetition of this one.
         self.held.forget_calls(key);
         let to = self.pool.ready(&key.role());
-        let request = self.held.ask(key, to, now);
-        self.send_request(request);
+        self.held.ask(key, to, now, &mut self.actions);
     }
 
-    /// Sends all resolves, declarations and reports to a server that has become ready, as
-    /// far as its roles take them.
+    /// Sends the resolves, declarations and reports to a server that has become ready, as far as
+    /// they are for its roles.
     fn ask_one(&mut self, connection: ConnectionId, roles: &[Role], now: Instant) {
-        // Sorted, because a hash map's order would make each run send in another order.
+        // Sorted, because the order of a hash map differs in each run.
         let mut keys: Vec<Key> = self.held.iter().map(|(key, _)| key.clone()).collect();
-        // Endpoints and reports come after the policy that they depend on.
+        // The order of keys has policy first, on which endpoints and reports depend.
         keys.sort_unstable();
         for key in keys.iter().filter(|key| roles.contains(&key.role())) {
-            let request = self.held.ask(key, vec![connection], now);
-            self.send_request(request);
+            self.held.ask(key, vec![connection], now, &mut self.actions);
         }
     }
 
@@ -410,16 +405,6 @@ impl ElementCore {
 
     fn sweep_soon(&mut self, now: Instant) {
         self.sweep.get_or_insert(after(now, self.settings.linger));
-    }
-
-    /// Sends a request to its receivers.
-    fn send_request(&mut self, request: Option<OutgoingRequest>) {
-        if let Some(OutgoingRequest { to, frame }) = request {
-            self.actions.extend(to.into_iter().map(|connection| Action::Send {
-                connection,
-                frame: frame.clone(),
-            }));
-        }
     }
 
     fn tell(&mut self, event: ElementEvent) {

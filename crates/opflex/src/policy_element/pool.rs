@@ -1,4 +1,4 @@
-//! The servers of the element, with the state of each.
+//! The servers of the element and their states.
 //!
 //! ```text
 //!            time                connected             identity
@@ -9,16 +9,16 @@
 //!     └───────── all servers are parked ──────── Parked
 //! ```
 //!
-//! A server is identified by the characters of its address; an IPv6 address may have
-//! either spelling. Some servers are configured, the others are learned from the lists
-//! that servers send. As in libopflex, a server is used only if its own list has the
-//! address that was dialled. A server with an empty list, which libopflex does not use,
-//! is used for its roles.
+//! A server is identified by the characters of its address; an IPv6 address may have or
+//! lack brackets. Some servers are configured, the others are learned from the lists that
+//! servers send. As in libopflex, a server is used only if its own list has the address that
+//! was dialled. A server with an empty list, which libopflex does not use, is used for its
+//! roles.
 //!
-//! A learned server is forgotten when no list names it any more. After some failures in
-//! a row it is given up: it is forgotten, unless a ready server still names it; then it
-//! is dialled now and then, and the health does not depend on it. If all servers are
-//! parked, the element begins again with the configured ones.
+//! A learned server is removed when no list has it any more. After some failures in a row
+//! it is given up: it is removed, unless the list of a ready server has it. In that case it
+//! is dialled from time to time, and the health does not depend on it. If all servers are
+//! parked, the element begins again with the configured servers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub(super) struct Peer {
     /// Failed attempts in a row.
     failures: u32,
     /// The addresses in its latest list.
-    names: BTreeSet<String>,
+    listed: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub(super) struct Pool {
     peers: BTreeMap<String, Peer>,
     by_connection: HashMap<ConnectionId, String>,
     next_connection: u64,
-    /// When to begin again with the configured servers.
+    /// The time at which the element begins again with the configured servers.
     fallback: Option<Instant>,
     random: Random,
 }
@@ -88,21 +88,19 @@ impl Pool {
             fallback: None,
             random,
         };
-        // IPv6 addresses in one spelling, so that a server is not dialled twice.
+        // IPv6 addresses in one form, so that a server is not dialled twice.
         for address in &settings.peers {
             pool.add(bracketed(address), true, now);
         }
         pool
     }
 
-    /// How many of the servers are ready. Parked servers, and learned ones that were given
-    /// up, do not count.
+    /// The health. Parked servers, and learned servers that were given up, do not count.
     pub(super) fn health(&self, settings: &Settings) -> Health {
         let is_ready = |peer: &&Peer| matches!(peer.stage, Stage::Ready { .. });
         let is_wanted = |peer: &&Peer| !matches!(peer.stage, Stage::Parked) && !peer.is_given_up(settings);
         let ready = self.peers.values().filter(is_ready).count();
         match self.peers.values().filter(is_wanted).count() {
-            // Without any server the element is down, also if none is wanted.
             _ if ready == 0 => Health::Down,
             all if ready == all => Health::Healthy,
             _ => Health::Degraded,
@@ -141,17 +139,14 @@ impl Pool {
     }
 
     /// All connections, and all attempts to connect.
-    pub(super) fn connections(&self) -> Vec<ConnectionId> {
-        self.peers
-            .values()
-            .filter_map(|peer| Some(peer.stage.link()?.connection))
-            .collect()
+    fn connections(&mut self) -> Vec<ConnectionId> {
+        let links = self.peers.values_mut().filter_map(|peer| peer.stage.link());
+        links.map(|link| link.connection).collect()
     }
 
-    /// The server is being dialled, with this new connection.
+    /// Records that a server is being dialled, and returns the number of the new connection.
     pub(super) fn dial(&mut self, address: &str, now: Instant) -> Option<ConnectionId> {
         let peer = self.peers.get_mut(address)?;
-        // Each attempt has a new number, so a late event of an earlier one is not mistaken for it.
         let connection = ConnectionId(self.next_connection);
         self.next_connection += 1;
         peer.stage = Stage::Connecting(Link {
@@ -163,7 +158,7 @@ impl Pool {
         Some(connection)
     }
 
-    /// A connection is made. Returns false if the server is not being dialled.
+    /// Records that a connection is open. Returns false if the server is not being dialled.
     pub(super) fn connected(&mut self, connection: ConnectionId, settings: &Settings, now: Instant) -> bool {
         let Some(peer) = self.peer_mut(connection) else {
             return false;
@@ -173,24 +168,23 @@ impl Pool {
         }
         peer.stage = Stage::Connected(Link {
             connection,
-            // The time for the identity begins with the connection and not with dialling.
+            // The time limit of the identity begins with the connection.
             since: now,
             keepalive: Some(Keepalive::new(&settings.keepalive, now)),
         });
         true
     }
 
-    /// Something arrived.
+    /// Records that bytes of the server have arrived.
     pub(super) fn heard(&mut self, connection: ConnectionId, now: Instant) {
-        let link = self.peer_mut(connection).and_then(|peer| peer.stage.link_mut());
+        let link = self.peer_mut(connection).and_then(|peer| peer.stage.link());
         if let Some(keepalive) = link.and_then(|link| link.keepalive.as_mut()) {
             keepalive.heard(now);
         }
     }
 
-    /// A server has sent its identity. A second identity changes its roles. Returns false if the
-    /// server cannot be used and is parked: it lists only other servers, or it has no roles and
-    /// lists none.
+    /// Records the identity of a server. Returns false if the server cannot be used and is parked:
+    /// it lists only other servers, or it has no roles and lists no servers.
     pub(super) fn identified(&mut self, connection: ConnectionId, identity: &IdentityResult) -> bool {
         let Some(address) = self.by_connection.get(&connection).cloned() else {
             return false;
@@ -198,22 +192,21 @@ impl Pool {
         let Some(peer) = self.peers.get_mut(&address) else {
             return false;
         };
-        // A server that sends its identity works, whatever it names.
+        // An identity ends a series of failures, also if the server is parked.
         peer.failures = 0;
-        peer.names = identity
+        peer.listed = identity
             .peers
             .iter()
             .map(|peer| bracketed(&peer.connectivity_info))
             .collect();
-        // A server without roles that names no other server is of no use to an element.
-        let is_nothing = peer.names.is_empty() && identity.my_role.is_empty();
-        if is_nothing || !peer.names.is_empty() && !peer.names.contains(&address) {
+        let is_useless = peer.listed.is_empty() && identity.my_role.is_empty();
+        if is_useless || !peer.listed.is_empty() && !peer.listed.contains(&address) {
             peer.stage = Stage::Parked;
             self.by_connection.remove(&connection);
             return false;
         }
         let roles = identity.my_role.clone();
-        // The link moves from one stage to the next; the stage in between is never seen.
+        // `Parked` is a placeholder while the link moves from one stage to the next.
         let stage = std::mem::replace(&mut peer.stage, Stage::Parked);
         peer.stage = match stage {
             Stage::Connecting(link) | Stage::Connected(link) | Stage::Ready { link, .. } => {
@@ -224,15 +217,15 @@ impl Pool {
         true
     }
 
-    /// Adds the servers of all lists. Removes the learned servers that no list has any
-    /// more, and returns them with their connections.
+    /// Adds the servers of all lists. Removes the learned servers that no list has any more, and
+    /// returns their addresses and connections.
     pub(super) fn learn(&mut self, settings: &Settings, now: Instant) -> Vec<(String, Option<ConnectionId>)> {
         let named: BTreeSet<String> = self
             .peers
             .values()
-            .flat_map(|peer| peer.names.iter().cloned())
+            .flat_map(|peer| peer.listed.iter().cloned())
             .collect();
-        // A server could name any number of others, so only some are dialled.
+        // Lists are long if a server is malicious, so the number of learned servers has a limit.
         for address in &named {
             let learned = self.peers.values().filter(|peer| !peer.configured).count();
             if learned < settings.limits.learned_peers && !self.peers.contains_key(address) {
@@ -249,38 +242,37 @@ impl Pool {
             .collect()
     }
 
-    /// A connection or an attempt to connect failed. The server is dialled again later, or
-    /// given up.
+    /// Records that a connection or an attempt to connect failed. The server is dialled again later,
+    /// or removed.
     pub(super) fn failed(&mut self, connection: ConnectionId, settings: &Settings, now: Instant) {
         let Some(address) = self.by_connection.remove(&connection) else {
             return;
         };
-        // Asked before the server is borrowed; a ready server knows better than failed attempts.
-        let still_named = self.peers.iter().any(|(other, peer)| {
-            *other != address && matches!(peer.stage, Stage::Ready { .. }) && peer.names.contains(&address)
+        let still_listed = self.peers.iter().any(|(other, peer)| {
+            *other != address && matches!(peer.stage, Stage::Ready { .. }) && peer.listed.contains(&address)
         });
         let Some(peer) = self.peers.get_mut(&address) else {
             return;
         };
-        // Counted until an identity arrives: a server that accepts and closes at once has failed.
+        // Only an identity resets the count: a server that closes each connection at once has failed.
         peer.failures += 1;
-        if peer.is_given_up(settings) && !still_named {
+        if peer.is_given_up(settings) && !still_listed {
             self.peers.remove(&address);
             return;
         }
-        // With some spread: all elements of a server that restarts would come at once.
+        // Partly random: all elements of a server that restarts would dial at the same time.
         let until = after(now, wait(settings, peer.failures, &mut self.random));
         peer.stage = Stage::Waiting { until };
     }
 
-    /// Forgets all learned servers and begins again. Returns the connections to close.
+    /// Removes all learned servers and begins again. Returns the connections to close.
     pub(super) fn reset(&mut self, now: Instant) -> Vec<ConnectionId> {
         let connections = self.connections();
         // Messages that still arrive on these connections are dropped.
         self.by_connection.clear();
         self.peers.retain(|_, peer| peer.configured);
         for peer in self.peers.values_mut() {
-            peer.names.clear();
+            peer.listed.clear();
             peer.failures = 0;
             peer.stage = Stage::Waiting { until: now };
         }
@@ -288,7 +280,7 @@ impl Pool {
         connections
     }
 
-    /// Forgets all servers. Returns the connections to close.
+    /// Removes all servers. Returns the connections to close.
     pub(super) fn stop(&mut self) -> Vec<ConnectionId> {
         let connections = self.connections();
         self.by_connection.clear();
@@ -304,13 +296,13 @@ impl Pool {
             self.fallback = None;
             return;
         }
-        // Servers that name only each other would send the element round without a pause.
+        // A longer pause, because servers that list only each other would cause an endless loop.
         let in_circles = self.peers.values().any(|peer| !peer.configured);
         let rest = settings.reconnect.saturating_mul(if in_circles { 4 } else { 1 });
         self.fallback.get_or_insert(after(now, rest));
     }
 
-    /// When [`need`](Self::need) has something to say next.
+    /// The time at which [`need`](Self::need) returns the next action.
     pub(super) fn next_deadline(&self, settings: &Settings) -> Option<Instant> {
         let of_peers = self
             .peers
@@ -319,9 +311,8 @@ impl Pool {
         of_peers.chain(self.fallback).min()
     }
 
-    /// One thing that is due at `now`. Call it until it returns `None`.
+    /// The next action that is due at `now`. Call it until it returns `None`.
     pub(super) fn need(&mut self, settings: &Settings, now: Instant) -> Option<Need> {
-        // If all servers are parked, nothing else would ever wake the element.
         if self.fallback.is_some_and(|at| at <= now) {
             self.reset(now);
         }
@@ -346,13 +337,13 @@ impl Pool {
                 configured,
                 stage: Stage::Waiting { until: now },
                 failures: 0,
-                names: BTreeSet::new(),
+                listed: BTreeSet::new(),
             },
         );
     }
 
     fn remove(&mut self, address: &str) -> Option<ConnectionId> {
-        let peer = self.peers.remove(address)?;
+        let mut peer = self.peers.remove(address)?;
         let connection = peer.stage.link()?.connection;
         self.by_connection.remove(&connection);
         Some(connection)
@@ -368,7 +359,7 @@ impl Pool {
 }
 
 impl Peer {
-    /// Whether it was learned and has failed too often in a row.
+    /// True if it was learned and has failed too often in a row.
     fn is_given_up(&self, settings: &Settings) -> bool {
         !self.configured && self.failures >= settings.learned_failures
     }
@@ -385,14 +376,7 @@ impl Stage {
         }
     }
 
-    fn link(&self) -> Option<&Link> {
-        match self {
-            Self::Connecting(link) | Self::Connected(link) | Self::Ready { link, .. } => Some(link),
-            Self::Waiting { .. } | Self::Parked => None,
-        }
-    }
-
-    fn link_mut(&mut self) -> Option<&mut Link> {
+    fn link(&mut self) -> Option<&mut Link> {
         match self {
             Self::Connecting(link) | Self::Connected(link) | Self::Ready { link, .. } => Some(link),
             Self::Waiting { .. } | Self::Parked => None,
@@ -428,11 +412,11 @@ impl Link {
     }
 }
 
-/// How long to wait after a number of failures in a row. The first waits are all the same,
-/// so that a server that restarts is found soon; later ones double.
+/// The pause after a number of failures in a row. The first pauses are short, so that a server that
+/// restarts is reached soon; the later pauses double.
 fn wait(settings: &Settings, failures: u32, random: &mut Random) -> Duration {
     const SOON: u32 = 3;
-    // 16 doublings of any pause are beyond `reconnect_max`, and no shift overflows.
+    // 16 doublings reach any sensible `reconnect_max`, and the shift does not overflow.
     let doublings = failures.saturating_sub(SOON).min(16);
     let middle = settings
         .reconnect

@@ -1,4 +1,4 @@
-//! Objects that arrive, and objects that are not wanted any more.
+//! Received objects, and the removal of objects that no resolve covers.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
@@ -11,25 +11,27 @@ use crate::message::{ErrorResponse, Update};
 use crate::model::{Change, ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Uri};
 
 impl ElementCore {
-    /// A resolve was answered. Returns false if there is no room for the answer, which is
-    /// then dropped. An empty answer removes nothing: the element keeps its objects until a
+    /// Handles the answer to a resolve. Returns false if the answer exceeds the limit of objects; it
+    /// is dropped then. An empty answer removes nothing: the element keeps its objects until a
     /// server deletes them.
     pub(super) fn resolved(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) -> bool {
         let Key::Resolve(what, subject, target) = key else {
             return true;
         };
-        // This comes before objects that were not asked for are dropped, because the server has
-        // answered in either case.
+        // Computed before unwanted objects are dropped: the server has found the object in any case.
         let found = !objects.is_empty();
         if !self.has_room(*what, objects.iter()) {
-            warn!("{}: not taken: too many objects", key.about());
+            warn!(
+                "{}: an answer was dropped: it exceeds the limit of objects",
+                key.about()
+            );
             self.tell(ElementEvent::NotTaken {
                 about: key.about(),
                 limit: self.settings.limits.objects,
             });
             return false;
         }
-        // Only wanted objects are kept, but the limit counts all that the server has sent.
+        // After the check of the limit, which counts all objects of the answer.
         let objects = self.wanted(*what, objects);
         // The first answer replaces the start policy, also if it is empty.
         let outdated = self.take_start_policy(key);
@@ -49,12 +51,12 @@ impl ElementCore {
                 }
                 self.changed(*what, &changes, now);
             }
-            Err(error) => warn!("{}: not taken: {error}", key.about()),
+            Err(error) => warn!("{}: an answer was dropped: {error}", key.about()),
         }
         true
     }
 
-    /// Adds the objects that the start policy has for a resolve.
+    /// Adds the objects of the start policy for a resolve.
     pub(super) fn bring_start_policy(&mut self, key: &Key) {
         let Key::Resolve(Store::Policy, subject, target) = key else {
             return;
@@ -80,20 +82,20 @@ impl ElementCore {
             return;
         }
         for root in &roots {
-            // The resolve holds them as if a server had sent them.
+            // The resolve covers them as if a server had sent them.
             self.held.add_root(key, root);
         }
         match self.trees[Store::Policy].update(&[], objects, Vec::new()) {
             Ok(changes) => self.tell_changes(Store::Policy, &changes),
-            Err(error) => warn!("{}: not taken of the policy to start with: {error}", key.about()),
+            Err(error) => warn!("{}: start policy was not used: {error}", key.about()),
         }
         if let Some(item) = self.held.get_mut(key) {
             item.is_start_policy = true;
         }
     }
 
-    /// The start policy of resolves that a server has just begun to answer: a long answer
-    /// begins with updates.
+    /// Removes the start policy from the resolves that an update covers, and returns its topmost
+    /// objects. A long answer begins with updates, so an update may be the first part of an answer.
     fn outdated(&mut self, what: Store, update: &Update) -> Vec<Uri> {
         if what != Store::Policy || self.start_policy.is_empty() {
             return Vec::new();
@@ -110,21 +112,17 @@ impl ElementCore {
         keys.iter().flat_map(|key| self.take_start_policy(key)).collect()
     }
 
-    /// Takes the start policy away from a resolve, and returns its topmost objects.
+    /// Removes the start policy from a resolve, and returns its topmost objects.
     fn take_start_policy(&mut self, key: &Key) -> Vec<Uri> {
         let item = match self.held.get_mut(key) {
             Some(item) if item.is_start_policy => item,
             _ => return Vec::new(),
         };
         item.is_start_policy = false;
-        let of_target = match key {
-            Key::Resolve(_, _, Target::Uri(uri)) => Some(uri.clone()),
-            _ => None,
-        };
-        of_target.into_iter().chain(item.roots.iter().cloned()).collect()
+        item.roots(key).cloned().collect()
     }
 
-    /// A server sent updates: all of them are carried out, or none.
+    /// Carries out all updates of a request, or none.
     pub(super) fn updated(
         &mut self,
         what: Store,
@@ -142,13 +140,10 @@ impl ElementCore {
         if !self.has_room(what, objects()) {
             return Err(ErrorResponse::error("too many objects"));
         }
-        let tree = self.tree(what);
-        // All objects are checked before the first is taken: an update counts as a whole.
-        let mut checks = objects().map(|object| tree.check(object));
-        checks.try_for_each(|check| check.map_err(ErrorResponse::error))?;
-        // A request may have several updates, which are carried out in their order.
+        // All objects are checked before the first is entered: a request counts as a whole.
+        objects().try_for_each(|object| object.check().map_err(ErrorResponse::error))?;
         for update in updates {
-            // Start policy goes with the first word of a server, in the same edit.
+            // The start policy is removed by the same edit, so that objects in both count as kept.
             let mut delete = self.outdated(what, &update);
             let replace = self.wanted(what, update.replace);
             let merge = self.wanted(what, update.merge_children.unwrap_or_default());
@@ -160,21 +155,20 @@ impl ElementCore {
         Ok(())
     }
 
-    /// Resolves the policies that the objects of a policy refer to.
+    /// Resolves the policies to which the objects of a policy refer.
     pub(super) fn follow(&mut self, key: &Key, now: Instant) {
         let references = self.references_of(key);
         self.follow_all(references, now);
     }
 
-    /// Removes the resolves that are not wanted any more, and the objects that only they
-    /// hold. A resolve is wanted if it has a reference, or if a followed policy refers to
-    /// it.
+    /// Removes the resolves that have no reference and to which no followed policy refers, and the
+    /// objects that only these resolves cover.
     pub(super) fn sweep(&mut self) {
         self.sweep = None;
         let mut reached: HashSet<Key> = HashSet::new();
         let following = self.held.iter().filter(|(_, item)| item.following > 0);
-        // Reached from what is followed, as a garbage collector does: policies that refer to
-        // each other in a circle would never lose their last reference.
+        // Searched from the followed policies on, like a tracing garbage collector: with counters,
+        // policies that refer to each other in a circle would never be removed.
         let mut stack: Vec<Key> = following.map(|(key, _)| key.clone()).collect();
         while let Some(key) = stack.pop() {
             for reference in self.references_of(&key) {
@@ -198,38 +192,32 @@ impl ElementCore {
                 _ => {}
             }
         }
-        // Servers are told in an order that does not depend on the hash map.
+        // Sorted, because the order of a hash map differs in each run.
         unwanted.sort_unstable();
         for key in unwanted {
-            self.let_go(&key);
+            self.unresolve(&key);
         }
     }
 
-    fn let_go(&mut self, key: &Key) {
-        let Key::Resolve(what, _, target) = key else {
+    /// Removes a resolve, and the objects that no other resolve covers.
+    fn unresolve(&mut self, key: &Key) {
+        let Key::Resolve(what, ..) = key else {
             return;
         };
-        // Made before the resolve is dropped, which it describes.
         let to = self.pool.ready(&key.role());
-        let request = self.held.take_back(key, to);
-        self.send_request(request);
+        self.held.take_back(key, to, &mut self.actions);
         let Some(item) = self.held.drop(key) else {
             return;
         };
-        let mut roots = item.roots;
-        if let Target::Uri(uri) = target {
-            roots.insert(uri.clone());
-        }
         let held = &self.held;
-        let roots: Vec<_> = roots.into_iter().map(|root| (root, ())).collect();
-        // Another resolve may hold some of it.
-        let is_held = |(): &(), uri: &Uri| held.holders(*what, uri).next().is_some();
+        let roots: Vec<Uri> = item.roots(key).cloned().collect();
+        let is_held = |_: &Uri, uri: &Uri| held.holders(*what, uri).next().is_some();
         let changes = self.trees[*what].delete_sparing(&roots, is_held);
         self.tell_changes(*what, &changes);
     }
 
-    /// Drops the objects that no resolve asks for. A resolve by identifier asks for the
-    /// objects with that identifier and everything below them.
+    /// Drops the objects that no resolve covers. A resolve by identifier covers the objects with the
+    /// identifier and everything below them.
     fn wanted(&mut self, what: Store, objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
         if self.held.has_idents(what) {
             for object in &objects {
@@ -240,13 +228,16 @@ impl ElementCore {
                 }
             }
         }
-        // A server may send more than was asked for. Keeping it would let it fill the memory.
-        let came = objects.len();
+        // Keeping all objects would let a server fill the memory.
+        let all = objects.len();
         let held = &self.held;
         let is_held = |object: &ManagedObject| held.holders(what, &object.uri).next().is_some();
         let wanted: Vec<_> = objects.into_iter().filter(is_held).collect();
-        if wanted.len() < came {
-            debug!("{} objects that nobody asked for", came - wanted.len());
+        if wanted.len() < all {
+            debug!(
+                "{} received objects were dropped: no resolve covers them",
+                all - wanted.len()
+            );
         }
         wanted
     }
@@ -273,13 +264,12 @@ impl ElementCore {
         self.tell(ElementEvent::Changed { what, objects });
     }
 
-    /// Resolves the policies that changed objects refer to, if they are followed. Policies
-    /// that have lost a reference are looked for later.
+    /// Resolves the policies to which changed objects refer, if the changed policy is followed.
+    /// Policies that have lost a reference are removed by the next sweep.
     fn follow_changes(&mut self, changes: &Changes, now: Instant) {
         let mut references = Vec::new();
         for change in changes {
             let mut holders = self.held.holders(Store::Policy, &change.uri);
-            // Changes in a policy that is not followed may refer to anything.
             let is_followed = holders.any(|key| self.held.get(key).is_some_and(Item::follows));
             drop(holders);
             if !is_followed {
@@ -297,20 +287,23 @@ impl ElementCore {
     }
 
     fn follow_all(&mut self, references: Vec<Reference>, now: Instant) {
-        // Policy that is already here is followed on at once.
+        // A breadth-first search through the policies that are known already.
         let mut queue: VecDeque<Key> = references.into_iter().map(key_of).collect();
         while let Some(key) = queue.pop_front() {
             let known = self.held.get(&key).is_some();
-            // References come from the server, so their number needs a bound.
+            // The server sends the references, so their number needs a limit.
             if !known && self.followed >= self.settings.limits.followed {
-                warn!("{}: not resolved: too many policies refer to others", key.about());
+                warn!(
+                    "{}: not resolved: it exceeds the limit of followed policies",
+                    key.about()
+                );
                 continue;
             }
             self.held.hold(&key, now);
             let Some(item) = self.held.get_mut(&key) else {
                 continue;
             };
-            let followed_on = item.follows();
+            let was_followed = item.follows();
             if !item.followed {
                 item.followed = true;
                 self.followed += usize::from(item.references == 0);
@@ -319,7 +312,7 @@ impl ElementCore {
                 self.bring_start_policy(&key);
                 self.ask_all(&key, now);
             }
-            if !followed_on {
+            if !was_followed {
                 queue.extend(self.references_of(&key).into_iter().map(key_of));
             }
         }
@@ -327,30 +320,20 @@ impl ElementCore {
 
     /// The references in the objects of a resolve.
     fn references_of(&self, key: &Key) -> Vec<Reference> {
-        let Key::Resolve(Store::Policy, _, target) = key else {
+        let (Key::Resolve(Store::Policy, ..), Some(item)) = (key, self.held.get(key)) else {
             return Vec::new();
         };
-        let Some(item) = self.held.get(key) else {
-            return Vec::new();
-        };
-        let of_target = match target {
-            Target::Uri(uri) => Some(uri),
-            Target::Ident(_) => None,
-        };
-        let objects = of_target
-            .into_iter()
-            .chain(&item.roots)
-            .flat_map(|root| self.policy().subtree(root));
+        let objects = item.roots(key).flat_map(|root| self.policy().subtree(root));
         let data = objects
             .flat_map(|object| object.properties())
             .map(|property| &property.data);
         data.flat_map(Reference::all).collect()
     }
 
-    /// Whether there is room for the objects within the limit.
+    /// True if the tree may take the objects within its limit.
     fn has_room<'a>(&self, what: Store, objects: impl Iterator<Item = &'a ManagedObject>) -> bool {
         let (tree, most) = (self.tree(what), self.settings.limits.objects);
-        // Objects that are there already take no more room.
+        // Objects that replace others take no more room.
         let coming = objects.filter(|object| tree.get(&object.uri).is_none()).count();
         tree.len() + coming <= most
     }

@@ -1,60 +1,58 @@
-//! Connections to servers: identity, echoes, and messages that arrive.
+//! Connections to servers: identity, echoes, and received messages.
 
 use std::time::Instant;
 
-use bytes::Bytes;
 use log::{debug, info, warn};
 
 use super::pool::Need;
 use super::{Action, ElementCore, ElementEvent, Health};
 use crate::message::{ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, Reply, Request, Role};
 use crate::peer::{CloseReason, ConnectionId};
-use crate::rpc::{EncodeError, Frame, Id};
+use crate::rpc::{Frame, Id};
 use ssntp_transport::excerpt;
 
-/// The number of the request that sends the identity. Such requests are counted for each
-/// connection.
+/// The number of the request that sends the identity: the first one on each connection.
 const IDENTITY_XID: u64 = 1;
 
 impl ElementCore {
-    /// A server that was dialled is connected.
+    /// Begins the session on a connection that was dialled and is open now.
     pub fn connected(&mut self, connection: ConnectionId, now: Instant) {
         if !self.pool.connected(connection, &self.settings, now) {
             return;
         }
         self.tell_peer(connection, None);
-        self.echo(connection, 0, now);
-        // Sent without waiting for the echo of the server, as libopflex does in one segment.
+        self.actions.echo(connection, 0, now);
+        // Sent together with the echo, as libopflex does.
         let identity = self.settings.identity(self.location.as_ref());
         let id = Id::call(Method::SendIdentity.name(), IDENTITY_XID);
-        self.send(
+        self.actions.send(
             connection,
             Request::SendIdentity(Box::new(identity)).to_frame(&id),
         );
         self.settle(now);
     }
 
-    /// A connection ended, or could not be made, for any reason. Does nothing for a
-    /// connection that is unknown, or that the element itself closed.
+    /// A connection has ended, or could not be made. Has no effect if the connection is unknown or
+    /// was closed by the element.
     pub fn disconnected(&mut self, connection: ConnectionId, now: Instant) {
         self.lost(connection, None, now);
         self.settle(now);
     }
 
-    /// As [`disconnected`](Self::disconnected), with the reason.
+    /// As [`disconnected`](Self::disconnected), with the reason for events and for the log.
     pub fn failed(&mut self, connection: ConnectionId, why: String, now: Instant) {
         self.lost(connection, Some(CloseReason::Failed(why)), now);
         self.settle(now);
     }
 
-    /// A part of a message arrived. It shows that the server is alive.
+    /// Bytes of a server arrived, perhaps only a part of a message. They show that it is alive.
     pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
         self.pool.heard(connection, now);
     }
 
-    /// A message arrived.
+    /// Handles a received message.
     pub fn message(&mut self, connection: ConnectionId, message: Incoming, now: Instant) {
-        // It was closed, but messages that arrived before that are still in the queue.
+        // The connection was closed, and earlier messages of it are still in the queue.
         if self.pool.address(connection).is_none() {
             return;
         }
@@ -71,12 +69,11 @@ impl ElementCore {
             }
             Incoming::Refused { id, method, error } => {
                 if ready || method.is_some_and(Method::needs_no_identity) {
-                    self.send(connection, Frame::failure(&id, &error));
+                    self.actions.send(connection, Frame::failure(&id, &error));
                 } else {
                     self.too_early(connection, &id, method, now);
                 }
             }
-            // It answers no method that is known here, so there is nothing to match it with.
             Incoming::Stray { .. } => {}
             answer => match answer.answers() {
                 Some(Method::Echo) => {}
@@ -89,7 +86,7 @@ impl ElementCore {
         self.settle(now);
     }
 
-    /// Does what is due for servers although nothing arrives: dialling, echoes, timeouts.
+    /// Dials, sends echoes and closes connections whose time is over, as far as due.
     pub(super) fn pool_due(&mut self, now: Instant) {
         while let Some(need) = self.pool.need(&self.settings, now) {
             match need {
@@ -99,7 +96,7 @@ impl ElementCore {
                         self.tell_peer(connection, None);
                     }
                 }
-                Need::Echo(connection, number) => self.echo(connection, number, now),
+                Need::Echo(connection, number) => self.actions.echo(connection, number, now),
                 Need::Close(connection, reason) => self.close(connection, reason, now),
             }
         }
@@ -112,7 +109,7 @@ impl ElementCore {
             0 => Health::Healthy,
             _ => Health::Degraded,
         };
-        // A server that is connected and does not answer is worth less than one that does.
+        // With an alarm, the health is degraded at best.
         let health = self.pool.health(&self.settings).min(most);
         if health != self.health {
             self.health = health;
@@ -120,7 +117,7 @@ impl ElementCore {
         }
     }
 
-    /// A request of ours was answered, at a time when it may be.
+    /// Handles an answer, which is not to an echo, and is allowed in the present state.
     fn answered(&mut self, connection: ConnectionId, answer: Incoming, now: Instant) {
         match answer {
             Incoming::Result { id, reply } => match reply {
@@ -133,7 +130,7 @@ impl ElementCore {
             Incoming::BadResult { method, fault, .. } if method != Method::SendIdentity => {
                 warn!("{connection}: the result of {method} can't be used: {fault}");
             }
-            // Without the identity of the server, the connection has no use.
+            // The connection is useless without the identity of the server.
             Incoming::Failure { error, .. } => {
                 self.close(connection, CloseReason::IdentityRefused(error), now);
             }
@@ -147,9 +144,8 @@ impl ElementCore {
     fn request(&mut self, connection: ConnectionId, id: &Id, request: Request, now: Instant) {
         let method = request.method();
         let result = match request {
-            Request::Echo(echo) => return self.send(connection, Frame::result(id, &echo.answer())),
+            Request::Echo(echo) => return self.actions.send(connection, Frame::result(id, &echo.answer())),
             Request::Update(what, updates) => self.updated(what, updates, now),
-            // A request of the wrong direction.
             _ => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("a policy element does not take {method}"),
@@ -157,30 +153,30 @@ impl ElementCore {
         };
         match result {
             Ok(()) if self.settings.acknowledge_updates => {
-                self.send(connection, Reply::done(method).to_frame(id))
+                self.actions.send(connection, Reply::done(method).to_frame(id))
             }
             Ok(()) => {}
             Err(error) => {
                 debug!("{connection}: refused: {error}");
-                self.send(connection, Frame::failure(id, &error));
+                self.actions.send(connection, Frame::failure(id, &error));
             }
         }
     }
 
     fn too_early(&mut self, connection: ConnectionId, id: &Id, method: Option<Method>, now: Instant) {
         let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity must be sent first");
-        self.send(connection, Frame::failure(id, &error));
+        self.actions.send(connection, Frame::failure(id, &error));
         self.close(connection, CloseReason::RequestBeforeIdentity(method), now);
     }
 
-    /// A server sent its identity and the list of servers.
+    /// Handles the identity of a server and its list of servers.
     fn identified(&mut self, connection: ConnectionId, identity: &IdentityResult, now: Instant) {
         if self.pool.roles(connection).is_some() {
-            // The element asks once per connection, so this answers no request.
+            // The element sends its identity once per connection, so this answers no request.
             return;
         }
         let address = self.pool.address(connection).unwrap_or_default().to_owned();
-        // Judged before anything of it is kept.
+        // Checked before any part of the identity is used.
         if let Some(fault) = fault_of(identity, &address) {
             return self.close(connection, CloseReason::BadIdentity(fault), now);
         }
@@ -191,7 +187,7 @@ impl ElementCore {
             self.tell(ElementEvent::Proxies(proxies));
         }
         if self.settings.require_proxies && self.proxies.is_none() {
-            let fault = "it names no proxies".to_owned();
+            let fault = "it has no proxies".to_owned();
             return self.close(connection, CloseReason::BadIdentity(fault), now);
         }
         if let Some(location) = &identity.your_location
@@ -201,7 +197,7 @@ impl ElementCore {
             let location = location.clone();
             self.tell(ElementEvent::Location { location });
         }
-        // Location and proxies count also from a server that lists only other servers.
+        // The location and the proxies are used also if the server lists only other servers.
         let is_usable = self.pool.identified(connection, identity);
         let name = identity.name.as_deref().unwrap_or("without a name");
         let roles: Vec<&str> = identity.my_role.iter().map(Role::name).collect();
@@ -219,7 +215,7 @@ impl ElementCore {
             });
             self.tell_address(address, Some(reason));
         }
-        // Only now: a server that lists only other servers is parked before they are dialled.
+        // After the server itself, which may have been parked just now.
         for (address, connection) in self.pool.learn(&self.settings, now) {
             let reason = CloseReason::NotListed;
             if let Some(connection) = connection {
@@ -233,22 +229,22 @@ impl ElementCore {
         }
     }
 
-    /// A request of ours succeeded.
+    /// Handles a result.
     fn answer(&mut self, connection: ConnectionId, id: &Id, reply: Reply, now: Instant) {
         let asked = id
             .xid()
             .and_then(|xid| Some((xid, self.held.asked(connection, xid)?)));
         let Some((xid, key)) = asked else {
-            // An unresolve, an undeclare, or an answer that comes too late.
+            // It answers an unresolve, an undeclare, or a request that was replaced.
             return;
         };
-        // The number alone is not enough: a server could answer a resolve with a declare.
+        // A server could send a result of another method with this number.
         let method = reply.method();
         if method != key.method() {
             return warn!("{connection}: an answer to {method} has the number of another request");
         }
         if let Reply::Resolve(_, objects) = reply {
-            // Objects that did not fit are asked for again, like a request without an answer.
+            // A dropped answer counts as no answer, so the request is repeated.
             if self.resolved(&key, objects, now) {
                 self.held.answered(connection, xid);
             }
@@ -260,7 +256,7 @@ impl ElementCore {
         }
     }
 
-    /// A request of ours failed. It is sent again like one without answer.
+    /// Handles an error. The request is repeated as if it had no answer.
     fn refused(
         &mut self,
         connection: ConnectionId,
@@ -283,12 +279,6 @@ impl ElementCore {
         });
     }
 
-    fn echo(&mut self, connection: ConnectionId, number: u64, now: Instant) {
-        let id = Id::call(Method::Echo.name(), number);
-        let clock = now.saturating_duration_since(self.start).as_millis();
-        self.send(connection, Frame::request(&id, Method::Echo.name(), &[clock]));
-    }
-
     fn close(&mut self, connection: ConnectionId, reason: CloseReason, now: Instant) {
         self.actions.push(Action::Close {
             connection,
@@ -304,17 +294,10 @@ impl ElementCore {
             {
                 warn!("{address} ({connection}): {}{more}", excerpt(reason));
             }
-            // Requests to it are not waited for; they are made again when it is back.
+            // The requests are sent again when the server is ready the next time.
             self.held.gone(connection);
             self.pool.failed(connection, &self.settings, now);
             self.tell_address(address, reason);
-        }
-    }
-
-    fn send(&mut self, connection: ConnectionId, frame: Result<Bytes, EncodeError>) {
-        match frame {
-            Ok(frame) => self.actions.push(Action::Send { connection, frame }),
-            Err(fault) => log::error!("{connection}: nothing was sent: {fault}"),
         }
     }
 
@@ -334,11 +317,11 @@ impl ElementCore {
     }
 }
 
-/// Why an identity can't be used, if it can't: it has an address that can't be dialled, or a
-/// text or a list that is too long. `own` is the address that was dialled. It is always accepted,
-/// also as a Unix socket; a server must not send an element to another Unix socket.
+/// The reason for which an identity can't be used, if any: an address that can't be dialled, or a
+/// text or a list that is too long. `own` is the address that was dialled, which is always accepted.
+/// Other Unix sockets are not accepted, so a server can't make an element dial a local program.
 fn fault_of(identity: &IdentityResult, own: &str) -> Option<String> {
-    // A server could otherwise fill the memory with addresses that are never dialled.
+    // Without these limits a server could fill the memory.
     const MAX_PEERS: usize = 1024;
     const MAX_TEXT: usize = 1024;
 
@@ -365,7 +348,7 @@ fn fault_of(identity: &IdentityResult, own: &str) -> Option<String> {
     Some(format!("{:?} is not host:port", bad.connectivity_info))
 }
 
-/// Whether a text is `host:port` with a port that can be dialled.
+/// True if a text is `host:port` with a port from 1 to 65535.
 fn is_address(text: &str) -> bool {
     text.rsplit_once(':')
         .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))

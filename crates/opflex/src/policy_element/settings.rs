@@ -8,8 +8,8 @@ use crate::message::{Identity, PROTO_VERSION, Role};
 use crate::peer::KeepaliveSettings;
 use crate::rpc::RetryPolicy;
 
-/// How a policy element behaves. With its name, its domain and one server the
-/// defaults work with an unchanged libopflex server.
+/// The settings of a policy element. With a name, a domain and one server, the defaults work with an
+/// unchanged libopflex server.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The name of the element, unique within the domain. Default `ssntp`.
@@ -26,46 +26,46 @@ pub struct Settings {
     /// The policy refresh rate: servers send updates for this long after a request, and
     /// requests are repeated before it ends. Default 7200 s.
     pub prr: Duration,
-    /// When a request without answer is sent again. Default as libopflex.
+    /// The delays after which a request without answer is repeated. Default as libopflex.
     pub retry: RetryPolicy,
-    /// How long to wait before dialling a server again. From the fourth failure in a row
-    /// on, the time doubles with each. Default 1.25 s.
+    /// The pause before a server is dialled again. From the fourth failure in a row on, it doubles
+    /// with each failure. Default 1.25 s.
     pub reconnect: Duration,
-    /// The longest that the wait becomes. Default 20 s.
+    /// The longest pause before a server is dialled again. Default 20 s.
     pub reconnect_max: Duration,
-    /// After how many failures in a row a learned server is given up: the health does not
-    /// depend on it, and it is forgotten if no ready server names it. Default 4.
+    /// The number of failures in a row after which a learned server is given up: the health does not
+    /// depend on it, and it is removed if no ready server lists it. Default 4.
     pub learned_failures: u32,
-    /// After how many attempts without an answer an alarm is raised. Default 3, which is
-    /// about seventy seconds.
+    /// The number of attempts without an answer after which an alarm is raised. Default 3, which
+    /// takes about seventy seconds.
     pub alarm_attempts: u32,
-    /// How long connecting may take. Default 30 s.
+    /// The time limit of connecting. Default 30 s.
     pub dial_timeout: Duration,
-    /// How long a server may take to send its identity after connecting. Default 45 s.
+    /// The time limit of a server's identity, from the connection on. Default 45 s.
     pub identity_timeout: Duration,
     /// Echoes. Default as libopflex.
     pub keepalive: KeepaliveSettings,
     /// Answers updates, as the draft asks. Default false: the server of
     /// libopflex ends the connection when its `policy_update` is answered.
     pub acknowledge_updates: bool,
-    /// How long policy is kept after its last reference is gone, in case it is resolved
-    /// again. Default 250 ms.
+    /// The time for which policy is kept after its last reference is released, because it may be
+    /// resolved again. Default 250 ms.
     pub linger: Duration,
     /// Refuses a server that sends no proxies if none are known, as libopflex does in
     /// transport mode. Default false.
     pub require_proxies: bool,
-    /// Bounds of what the element keeps for servers.
+    /// The limits of the data that the element keeps for servers.
     pub limits: ElementLimits,
 }
 
-/// Bounds of what the element keeps for servers.
+/// The limits of the data that the element keeps for servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElementLimits {
-    /// Learned servers; further ones are not dialled. Default 64.
+    /// The most learned servers; further ones are not dialled. Default 64.
     pub learned_peers: usize,
-    /// Objects of policy, and as many of endpoints. Default 1,000,000.
+    /// The most objects of policy, and the most objects of endpoints. Default 1,000,000.
     pub objects: usize,
-    /// Policies that are resolved only because others refer to them. Default 100,000.
+    /// The most policies that are resolved only because others refer to them. Default 100,000.
     pub followed: usize,
 }
 
@@ -89,10 +89,10 @@ impl Default for Settings {
             data: Some(json!({"mac": "00:00:00:00:00:00", "features": ["anycastFallback"]})),
             prr: Duration::from_secs(7200),
             retry: RetryPolicy::default(),
-            // As libopflex, so that a fabric sees the load that it is made for.
+            // As libopflex.
             reconnect: Duration::from_millis(1250),
-            // libopflex never waits longer than at first; a thousand elements would then keep a
-            // server that restarts busy with handshakes.
+            // libopflex never lengthens the pause. With a thousand elements, a server that restarts
+            // would be busy with handshakes.
             reconnect_max: Duration::from_secs(20),
             // As libopflex.
             learned_failures: 4,

@@ -1,4 +1,4 @@
-//! Cuts the bytes of a stream into messages, however the bytes arrive.
+//! Cuts the bytes of a stream into messages. The bytes may arrive in pieces of any size.
 
 use bytes::{Buf, BytesMut};
 
@@ -10,8 +10,8 @@ use super::{Error, Message};
 pub struct Limits {
     /// Bytes of one message without its NUL. Default 64 MiB.
     pub message: usize,
-    /// About how many bytes of memory the values of one message may take. A short text
-    /// can have many: `[{"":0},{"":0}]` takes a hundred times its length. Default 256 MiB.
+    /// The approximate memory of the values of one message, in bytes. The values of a short text
+    /// can take a hundred times its length: `[{"":0},{"":0}]`. Default 256 MiB.
     pub memory: usize,
     /// Brackets that may be open at once, at most 100. Default 64; the deepest
     /// message of libopflex has 8.
@@ -28,16 +28,15 @@ impl Default for Limits {
     }
 }
 
-/// The reader of JSON uses the stack for each level and gives up at 128.
+/// The JSON parser uses the stack for each level and fails at 128.
 const MAX_NESTING: usize = 100;
 
-/// Takes complete messages from the front of a buffer: each ends with one NUL byte, as libopflex
-/// writes and reads. Empty and blank frames are skipped.
+/// Removes complete messages from the front of a buffer. Each ends with one NUL byte, as in
+/// libopflex. Empty and blank frames are skipped.
 ///
-/// The transport appends what it read and calls [`decode`](Self::decode); what
-/// stays in the buffer is the beginning of a message. Each byte is looked at
-/// once, however small the pieces are. A message is refused as soon as it is longer than a
-/// limit.
+/// The transport appends the bytes that it has read and calls [`decode`](Self::decode). The bytes
+/// that stay in the buffer are the beginning of the next message. Each byte is scanned once, also
+/// if the pieces are small. A message is refused as soon as it exceeds a limit.
 ///
 /// ```
 /// use bytes::BytesMut;
@@ -55,11 +54,11 @@ const MAX_NESTING: usize = 100;
 pub struct Decoder {
     limits: Limits,
     scanner: Scanner,
-    /// Bytes of the buffer that the scanner has seen.
+    /// The number of bytes of the buffer that are scanned.
     scanned: usize,
-    /// About how much memory the last message takes.
+    /// The approximate memory of the last message, in bytes.
     memory: usize,
-    /// Why the stream ended; a decoder does not recover.
+    /// The first error. It is final.
     failed: Option<Error>,
 }
 
@@ -77,11 +76,12 @@ impl Decoder {
         decoder
     }
 
-    /// Takes the complete messages off the front of `buffer` and appends them
-    /// to `out`. Too few bytes are no error: nothing is appended.
+    /// Removes the complete messages from the front of `buffer` and appends them to `out`. An
+    /// incomplete message stays in the buffer.
     ///
-    /// With an error, `out` has the messages that came before the bad one; the
-    /// connection is to be closed, and every further call answers the same.
+    /// # Errors
+    /// The connection has to be closed, and every further call returns the same error. `out` has
+    /// the messages before the bad one.
     pub fn decode(&mut self, buffer: &mut BytesMut, out: &mut Vec<Message>) -> Result<(), Error> {
         while let Some(message) = self.decode_one(buffer)? {
             out.push(message);
@@ -89,7 +89,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Takes one message off the front of `buffer`, if a complete one is there.
+    /// Removes one message from the front of `buffer`. `None` if no complete message is there.
     pub fn decode_one(&mut self, buffer: &mut BytesMut) -> Result<Option<Message>, Error> {
         // After an error it is not known where the next message begins.
         if let Some(error) = &self.failed {
@@ -102,8 +102,8 @@ impl Decoder {
         result
     }
 
-    /// Sets other limits. They count for the next messages, and for the rest of a message of which
-    /// a part has arrived.
+    /// Sets other limits. They apply from the next byte on, also to a message that has arrived in
+    /// part.
     pub fn set_limits(&mut self, limits: Limits) {
         let nesting = limits.nesting.min(MAX_NESTING);
         self.limits = Limits { nesting, ..limits };
@@ -114,12 +114,12 @@ impl Decoder {
         self.limits
     }
 
-    /// About how much memory the values of the last message take.
+    /// The approximate memory of the last message, in bytes.
     pub(crate) fn memory(&self) -> usize {
         self.memory
     }
 
-    /// To be called at the end of the stream.
+    /// Checks the rest of the buffer at the end of the stream.
     ///
     /// # Errors
     /// The stream ended inside a message, or an earlier call failed.
@@ -138,7 +138,7 @@ impl Decoder {
         let Some(end) = self.find_end(buffer)? else {
             return Ok(None);
         };
-        // The text keeps the memory that it was received in: ids and payloads are slices of it.
+        // Ids and payloads are slices of the received memory, so this copies nothing.
         let text = buffer.split_to(end).freeze();
         self.memory = self.scanner.memory() + text.len();
         self.scanner.restart();
@@ -146,7 +146,7 @@ impl Decoder {
         Message::parse(&text).map(Some)
     }
 
-    /// The length of the text at the front of the buffer, once it is complete.
+    /// The length of the text at the front of the buffer. `None` until it is complete.
     fn find_end(&mut self, buffer: &BytesMut) -> Result<Option<usize>, Error> {
         let Limits {
             message,
@@ -175,7 +175,7 @@ impl Decoder {
     }
 }
 
-/// Drops blanks and NUL bytes before a text. True when a text begins.
+/// Drops blanks and NUL bytes before a text. Returns true if a text begins.
 fn skip_to_text(buffer: &mut BytesMut) -> Result<bool, Error> {
     let blanks = buffer.iter().take_while(|byte| is_blank(**byte)).count();
     buffer.advance(blanks);

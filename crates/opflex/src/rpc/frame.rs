@@ -1,4 +1,4 @@
-//! Writes messages as bytes.
+//! Encodes messages.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -7,9 +7,9 @@ use super::Id;
 
 /// Makes frames: one JSON text and one NUL byte.
 ///
-/// The members stand in the order that libopflex writes: id, method, params;
-/// id, result; id, error. A result never stands beside an error, because
-/// libopflex takes the first of the two as a success even when it is null.
+/// The members are in the order of libopflex: id, method, params; id, result; id, error. A
+/// frame never has both result and error, because libopflex treats a null result beside an error
+/// as a success.
 #[derive(Debug)]
 pub struct Frame;
 
@@ -51,7 +51,7 @@ fn member(mut out: Vec<u8>, name: &str, value: &impl Serialize) -> Result<Bytes,
 }
 
 /// A value cannot be written as JSON: it has a map whose keys are not strings, or its `Serialize`
-/// fails. All types of this crate can be written. The caller is at fault, and nothing was sent.
+/// fails. The types of this crate never fail. No frame was made.
 #[derive(Debug, thiserror::Error)]
 #[error("a value can't be written as JSON: {0}")]
 pub struct EncodeError(#[from] serde_json::Error);

@@ -7,11 +7,10 @@ use serde_json::Value;
 
 /// The `id` of a request: any JSON value, kept as the characters that arrived.
 ///
-/// A responder returns it untouched, so nothing of it may be lost: numbers
-/// beyond 2^63 are normal here, and a null is an id like any other. libopflex
-/// makes its ids as `["method", number]` and chooses the handler of a response
-/// by the method in it; [`Id::call`] makes that form and [`Id::method`] and
-/// [`Id::xid`] read it.
+/// A response returns the id of its request unchanged, so the exact text is kept: numbers
+/// from 2^63 on are usual, and null is a valid id. The ids of libopflex are
+/// `["method", number]`, and libopflex chooses the handler of a response by the method in
+/// its id. [`Id::call`] makes that form; [`Id::method`] and [`Id::xid`] read it.
 ///
 /// ```
 /// use ssntp_opflex::rpc::Id;
@@ -25,7 +24,7 @@ use serde_json::Value;
 pub struct Id(Bytes);
 
 impl Id {
-    /// The id `[method, xid]`, which libopflex asks for in a response to it.
+    /// The id `[method, xid]`, the form of libopflex.
     pub fn call(method: &str, xid: u64) -> Self {
         Self(Bytes::from(format!("[{},{xid}]", Value::from(method))))
     }
@@ -40,16 +39,16 @@ impl Id {
         &self.0
     }
 
-    /// The id as a JSON value. Numbers that fit neither 64-bit integers nor a
-    /// double become null here, though they return to their sender unharmed.
+    /// The id as a JSON value. An id with a number that fits neither a 64-bit integer nor a double
+    /// becomes null here; its text stays unchanged.
     pub fn to_value(&self) -> Value {
-        // The text was checked when the message was read. Only a number that is too large fails here.
+        // The text is valid JSON, so only a number that is too large fails here.
         serde_json::from_slice(&self.0).unwrap_or(Value::Null)
     }
 
-    /// The method, where the id is an array that begins with a string.
+    /// The method, if the id is an array that begins with a string.
     pub fn method(&self) -> Option<String> {
-        // Parsed at each call: ids are short, and the method of most is never asked for.
+        // Parsed at each call: ids are short, and the method of most ids is never needed.
         match self.to_value() {
             Value::Array(parts) => match parts.into_iter().next() {
                 Some(Value::String(method)) => Some(method),
@@ -59,14 +58,12 @@ impl Id {
         }
     }
 
-    /// The number, where the id is an array whose second element is one that
-    /// fits 64 bits without sign.
+    /// The number, if the id is an array whose second element is an unsigned 64-bit integer.
     pub fn xid(&self) -> Option<u64> {
         self.to_value().get(1).and_then(Value::as_u64)
     }
 
-    /// Whether the id is an array, the only form that libopflex takes in a
-    /// response.
+    /// True if the id is an array, the only form that libopflex accepts in a response.
     pub fn is_array(&self) -> bool {
         self.0.first() == Some(&b'[')
     }
@@ -96,7 +93,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_the_array_form_names_a_method() {
+    fn only_an_array_has_a_method() {
         for (value, method, xid) in [
             (json!(["echo", 0]), Some("echo"), Some(0)),
             (json!(["echo"]), Some("echo"), None),

@@ -1,4 +1,4 @@
-//! The two message shapes, with their contents still as JSON text.
+//! Requests and responses, with their contents as JSON text.
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -6,9 +6,7 @@ use serde_json::value::RawValue;
 
 use super::{Error, Id};
 
-/// A JSON text that has been checked, and not yet been read as any type.
-///
-/// It shares the memory that it was received in.
+/// A valid JSON text that has not been read as a type yet. It is a slice of the received memory.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Payload(Bytes);
 
@@ -22,23 +20,22 @@ impl Payload {
         &self.0
     }
 
-    /// Reads the text as a type. The error tells what does not fit, in a form
-    /// that can be sent to the peer.
+    /// Reads the text as a type. The error text describes the fault and can be sent to the peer.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         serde_json::from_slice(&self.0)
     }
 
-    /// Whether the text is an array.
+    /// True if the text is an array.
     pub fn is_array(&self) -> bool {
         self.0.first() == Some(&b'[')
     }
 
-    /// Whether the text is an object.
+    /// True if the text is an object.
     pub fn is_object(&self) -> bool {
         self.0.first() == Some(&b'{')
     }
 
-    /// Whether the text is null.
+    /// True if the text is null.
     pub fn is_null(&self) -> bool {
         self.0.as_ref() == b"null"
     }
@@ -53,15 +50,15 @@ impl std::fmt::Debug for Payload {
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// To be returned untouched with the answer.
+    /// The id, which the answer has to return unchanged.
     pub id: Id,
-    /// The name of the method, known or not.
+    /// The name of the method, which may be unknown.
     pub method: String,
-    /// The parameters; `None` when they are missing or null.
+    /// The parameters; `None` if they are missing or null.
     pub params: Option<Payload>,
 }
 
-/// The answer to a request of ours.
+/// The answer to a request of this side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     /// The id of the request.
@@ -74,14 +71,14 @@ pub struct Response {
 /// One JSON-RPC message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The peer wants an answer.
+    /// A request of the peer, which has to be answered.
     Request(Request),
-    /// The peer answers a request of ours.
+    /// The peer's answer to a request of this side.
     Response(Response),
 }
 
-/// The members of both shapes. Members that JSON-RPC does not know are skipped;
-/// one that appears twice is refused, because two readers would disagree on it.
+/// The members of requests and responses. Other members are skipped. A member that appears twice
+/// is refused, because two readers could use different ones.
 #[derive(serde::Deserialize)]
 struct Envelope<'a> {
     #[serde(borrow, default, deserialize_with = "present")]
@@ -96,19 +93,18 @@ struct Envelope<'a> {
     error: Option<&'a RawValue>,
 }
 
-/// Keeps a null apart from a member that is missing.
+/// Distinguishes a null from a missing member.
 fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
     serde::Deserialize::deserialize(deserializer).map(Some)
 }
 
 impl Message {
-    /// Reads one JSON object: a request when it has a method, else a response.
+    /// Reads one JSON object: a request if it has a method, else a response.
     ///
-    /// Bytes that are no UTF-8 are taken for Latin-1: libopflex passes on what
-    /// it got, so a host name from before UTF-8 must not cost the connection,
-    /// and two that differ have to stay apart.
+    /// Invalid UTF-8 is read as Latin-1, because libopflex forwards such bytes unchanged: a name in
+    /// an old encoding must not end the connection, and different names must stay different.
     pub(super) fn parse(text: &Bytes) -> Result<Self, Error> {
-        // UTF-8 is checked only after reading has failed, because nearly every text is UTF-8.
+        // The check for UTF-8 is only needed after a failure, because nearly every text is UTF-8.
         match (Self::read(text), std::str::from_utf8(text)) {
             (Err(_), Err(_)) => Self::read(&Bytes::from(from_latin_1(text))),
             (result, _) => result,
@@ -134,7 +130,7 @@ impl Message {
             return Err(Error::ResponseId);
         }
         let is_set = |raw: &&RawValue| raw.get() != "null";
-        // A null beside the other member is the old way to say "not this one".
+        // JSON-RPC 1.0 has both members, and the unused one is null.
         let outcome = match (envelope.result, envelope.error.filter(is_set)) {
             (Some(result), Some(_)) if is_set(&result) => return Err(Error::ResultAndError),
             (_, Some(error)) => {
@@ -159,7 +155,7 @@ impl Message {
     }
 }
 
-/// The text, each byte that is no UTF-8 as the character of that number.
+/// The text, with each invalid byte replaced by the Latin-1 character of the same value.
 fn from_latin_1(text: &[u8]) -> String {
     let mut converted = String::with_capacity(text.len() + text.len() / 8);
     for chunk in text.utf8_chunks() {
@@ -196,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_utf_8_are_latin_1() {
+    fn invalid_utf_8_is_read_as_latin_1() {
         let text = b"{\"id\":[\"x\",1],\"method\":\"a\",\"params\":[\"\xe9\xc3\xa9\xff\"]}";
         let Ok(Message::Request(request)) = Message::parse(&Bytes::from_static(text)) else {
             panic!("refused");
@@ -208,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn null_params_are_no_params() {
+    fn null_params_are_read_as_missing_params() {
         for text in [
             r#"{"id":1,"method":"echo","params":null}"#,
             r#"{"id":1,"method":"echo"}"#,
@@ -221,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_null_companion_says_nothing() {
+    fn a_null_beside_the_other_member_is_ignored() {
         let outcome = |text| match parse(text).unwrap() {
             Message::Response(response) => response.outcome,
             other => panic!("{other:?}"),
@@ -232,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_envelopes_are_told_apart() {
+    fn each_malformed_envelope_has_its_own_error() {
         for (text, error) in [
             (r#"{"method":"echo","params":[]}"#, Error::NoId),
             (r#"{"id":1,"method":7}"#, Error::MethodNotString),

@@ -7,25 +7,24 @@
 //!
 //!  Frame::request / result / failure ──> one JSON text + one NUL, ready to send
 //!
-//!  Pending: xid ──> what waits for the answer, its deadline, how often it was sent
+//!  Pending: xid ──> request without answer, its deadline, number of attempts
 //! ```
 //!
-//! The meaning of a message is not known here: params, results and errors stay
-//! the JSON text that arrived ([`Payload`]) until somebody reads them as a
-//! type. An [`Id`] is never taken apart on its way back, so that any JSON value
-//! returns to its sender as the very same characters.
+//! This module does not interpret messages: params, results and errors stay JSON text
+//! ([`Payload`]) until the caller reads them as a type. An [`Id`] is the received text, so
+//! any JSON value returns to its sender unchanged.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `id` | request identifiers, and the `[method, number]` form of libopflex |
-//! | `message` | the two message shapes and their texts |
-//! | `scanner` | where a text ends and how deep it nests, byte by byte |
-//! | `decoder` | bytes to messages, over any split |
+//! | `message` | requests and responses |
+//! | `scanner` | the end, the depth and the memory of a text, byte by byte |
+//! | `decoder` | bytes to messages |
 //! | `frame` | messages to bytes |
-//! | `error` | why a connection has to be closed |
-//! | `retry` | how long to wait before asking again |
-//! | `pending` | requests that wait for their answer |
-//! | `random` | spread for delays, from a seed |
+//! | `error` | the faults for which a connection is closed |
+//! | `retry` | the delay before a request is repeated |
+//! | `pending` | requests without an answer |
+//! | `random` | random delays from a seed |
 
 mod decoder;
 mod error;

@@ -1,4 +1,4 @@
-//! Requests that wait for their answer.
+//! Requests without an answer.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use super::{Random, RetryPolicy};
 use crate::deadlines::{Deadlines, after};
 
-/// A request that has no answer and is to be sent again.
+/// A request without an answer that has to be sent again.
 #[derive(Debug)]
 pub struct Due<'a, V> {
     /// The number of the request. It is sent again with the same number, so that an answer to any
     /// attempt counts.
     pub xid: u64,
-    /// How often the request has been sent before.
+    /// The number of times that the request has been sent.
     pub attempts: u32,
     /// The value that the caller gave to [`Pending::begin`].
     pub value: &'a mut V,
@@ -27,7 +27,7 @@ struct Unanswered<V> {
 
 /// The requests that have no answer, by their numbers, each with the time of its next attempt.
 ///
-/// Time is passed in, and the spread of the delays comes from a seed: the same
+/// The caller passes the time, and the random part of the delays comes from a seed: the same
 /// calls at the same times give the same deadlines. Numbers are never reused.
 ///
 /// Threads: plain data for one owner.
@@ -64,7 +64,7 @@ impl<V> Pending<V> {
     /// again after at most `cap` each time.
     pub fn begin(&mut self, value: V, cap: Duration, now: Instant) -> u64 {
         let xid = self.number();
-        // The first delay is spread as well: many requests are sent in the same moment.
+        // The first delay is random as well, because many requests are sent at the same time.
         let delay = self.policy.delay(0, cap, &mut self.random);
         self.deadlines.set(xid, after(now, delay));
         self.calls.insert(
@@ -78,8 +78,8 @@ impl<V> Pending<V> {
         xid
     }
 
-    /// Removes a request that is answered, or whose answer does not matter any more, and returns
-    /// its value. `None` if no request has this number.
+    /// Removes a request that is answered or obsolete, and returns its value. `None` if no request
+    /// has this number.
     pub fn end(&mut self, xid: u64) -> Option<V> {
         self.deadlines.clear(&xid);
         self.calls.remove(&xid).map(|call| call.value)
@@ -102,15 +102,15 @@ impl<V> Pending<V> {
         });
     }
 
-    /// A request whose time to be sent again has come. The time of its next attempt is already set.
-    /// Call it until it returns `None`.
+    /// The next request that has to be sent again at `now`. The time of its next attempt is set
+    /// already. Call it until it returns `None`.
     pub fn due(&mut self, now: Instant) -> Option<Due<'_, V>> {
         let xid = self.deadlines.pop(now)?;
         let call = self.calls.get_mut(&xid)?;
         let attempts = call.attempts;
         let delay = self.policy.delay(attempts, call.cap, &mut self.random);
         self.deadlines.set(xid, after(now, delay));
-        // The count only lengthens the delay, which has a cap long before this one saturates.
+        // The delay reaches its cap long before the count saturates.
         call.attempts = attempts.saturating_add(1);
         Some(Due {
             xid,
@@ -119,7 +119,7 @@ impl<V> Pending<V> {
         })
     }
 
-    /// When [`due`](Self::due) returns the next request.
+    /// The time at which [`due`](Self::due) returns the next request.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.next()
     }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_can_be_taken_out_together() {
+    fn retain_removes_requests_with_their_deadlines() {
         let mut table = table();
         let now = Instant::now();
         table.begin("a", CAP, now);

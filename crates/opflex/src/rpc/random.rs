@@ -1,18 +1,16 @@
-//! Spread for delays, from a seed.
+//! Random delays from a seed.
 
 use std::time::Duration;
 
 use crate::deadlines::LONGEST;
 
-/// A sequence of numbers that looks random and is the same for the same seed
-/// (splitmix64). It spreads delays so that many peers do not ask at the same
-/// moment; it is not for secrets.
+/// A sequence of pseudo-random numbers (splitmix64). The same seed gives the same sequence. It
+/// spreads delays, so that many peers do not send at the same time. It is not for secrets.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of a seed. A test gives a constant, a program something
-    /// that differs from process to process.
+    /// The sequence of a seed. Each process should use a different seed; a test uses a constant.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -30,7 +28,7 @@ impl Random {
     /// A duration that is at least `low` and at most `high`.
     pub fn between(&mut self, low: Duration, high: Duration) -> Duration {
         let span = high.saturating_sub(low).min(LONGEST);
-        // 32 bits of position are finer than any delay needs.
+        // 32 bits resolve a delay of a year to less than 10 ms.
         low + span.mul_f64(f64::from((self.bits() >> 32) as u32) / f64::from(u32::MAX))
     }
 }
@@ -40,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_sequence_and_another_a_different_one() {
+    fn a_seed_determines_the_sequence() {
         let draw = |seed| {
             let mut random = Random::new(seed);
             [random.bits(), random.bits(), random.bits()]

@@ -1,19 +1,18 @@
-//! How long to wait before asking again.
+//! The delay before a request is repeated.
 
 use std::time::Duration;
 
 use super::Random;
 use crate::deadlines::LONGEST;
 
-/// Delays that double and spread: the first is [`base`](Self::base), each
-/// further one twice as long, all of them up to [`spread`](Self::spread) per
-/// cent longer or shorter, none longer than the cap that the caller gives (the
-/// time at which it would ask again anyway).
+/// Delays that double, with a random part. The first is [`base`](Self::base), and each further
+/// one is twice as long. Each is up to [`spread`](Self::spread) per cent longer or shorter,
+/// and at most the cap of the caller: the time until the request is renewed anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// The delay after the first attempt. Default 10 s.
     pub base: Duration,
-    /// Per cent by which a delay may be longer or shorter. Default 10.
+    /// The random part of a delay: up to this many per cent longer or shorter. Default 10.
     pub spread: u32,
 }
 

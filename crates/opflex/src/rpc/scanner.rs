@@ -1,5 +1,4 @@
-//! Where a JSON text ends, how deep it nests and about how much memory its values take,
-//! one byte at a time.
+//! Finds the end, the depth and the approximate memory of a JSON text, one byte at a time.
 
 use super::Limits;
 use crate::json;
@@ -11,14 +10,13 @@ pub(super) enum Stop {
     Nul(usize),
     /// A bracket opens one level too many.
     TooDeep,
-    /// The values so far take more memory than the message may.
+    /// The values so far would take more memory than the limit.
     TooMuch,
 }
 
 /// Follows brackets and strings through a text that arrives in pieces.
 ///
-/// It checks only depth and memory. A text that is not JSON passes it, and the reader of JSON
-/// refuses it.
+/// It checks only depth and memory. The JSON parser refuses a text that is not JSON.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     depth: usize,
@@ -28,17 +26,16 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    /// Looks at each byte once. `None` when nothing of interest is among them.
-    /// After a stop the caller goes on behind that byte, with
-    /// [`restart`](Self::restart) when a new text begins there.
+    /// Scans the next bytes of the text. `None` if they have no NUL and exceed no limit. After a
+    /// NUL, the caller continues behind that byte and calls [`restart`](Self::restart) first.
     pub(super) fn scan(&mut self, bytes: &[u8], limits: &Limits) -> Option<Stop> {
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
-            // A NUL ends the frame even behind a backslash, because frames are cut before they are read.
+            // A NUL ends the frame even behind a backslash, because frames are cut before parsing.
             if self.escaped && byte != 0 {
                 self.escaped = false;
             } else if self.in_string {
-                // Most of a message is plain characters inside strings.
+                // Most characters of a message are inside strings, so this search is the fast path.
                 let rest = &bytes[at..];
                 match rest.iter().position(|b| matches!(b, b'"' | b'\\' | 0)) {
                     None => return None,
@@ -59,8 +56,8 @@ impl Scanner {
                             return Some(Stop::TooDeep);
                         }
                         self.memory += if byte == b'{' { json::OBJECT } else { json::LIST };
-                        // Each value behind another one costs less text than a bracket, and
-                        // far less memory, so brackets are where this is looked at.
+                        // Checked only here: between two brackets, memory grows by a small multiple
+                        // of the text, which has its own limit.
                         if self.memory > limits.memory {
                             return Some(Stop::TooMuch);
                         }
@@ -68,7 +65,7 @@ impl Scanner {
                     b',' => self.memory += json::ELEMENT,
                     b':' => self.memory += json::MEMBER,
                     b'}' | b']' => {
-                        // A text that closes more than it opens is not JSON. The reader of JSON refuses it.
+                        // The parser refuses a text that closes more brackets than it opens.
                         self.depth = self.depth.saturating_sub(1);
                     }
                     _ => {}
@@ -79,12 +76,12 @@ impl Scanner {
         None
     }
 
-    /// About how many bytes the values of the text so far take, its characters excepted.
+    /// The approximate memory of the values of the text so far, without its characters.
     pub(super) fn memory(&self) -> usize {
         self.memory
     }
 
-    /// Forgets the text scanned so far.
+    /// Begins a new text.
     pub(super) fn restart(&mut self) {
         *self = Self::default();
     }

@@ -44,9 +44,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The most members that are named to elements, because an identity has to stay short.
 const MOST: usize = 64;
 
-/// How a server joins: the engine, and where elements reach the server.
-pub(super) type Joining = (Box<dyn Engine>, String);
-
 /// The membership of a server, and the thread that follows the policy of the others.
 #[derive(Debug)]
 pub(super) struct Cluster {
@@ -66,6 +63,12 @@ pub(super) struct Shared {
     changed: Condvar,
 }
 
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
 #[derive(Debug)]
 struct State {
     /// The document that was read last. Until there is one, the policy that the server brings.
@@ -78,17 +81,12 @@ struct State {
     is_stopping: bool,
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
-    }
-}
-
 impl Cluster {
     /// Becomes a member, and takes over the policy of the cluster. A cluster without policy gets
     /// that of this server. Blocks until then.
     pub(super) fn join(
-        (engine, address): Joining,
+        engine: Box<dyn Engine>,
+        address: String,
         events: &ServerEvents,
         roles: &[Role],
         peers: &[Peer],

@@ -1,5 +1,6 @@
 //! One attempt at one server, on a thread of its own.
 
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -8,7 +9,7 @@ use super::connection::Shown;
 use super::{ElementConfig, StartError, now};
 use crate::message::Decoder;
 use crate::peer::{ConnectionId, bracketed};
-use ssntp_transport::tls::{Connector, TlsError};
+use ssntp_transport::tls::Connector;
 use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, after, plain, threads};
 
 /// The settings that all attempts share.
@@ -28,16 +29,8 @@ pub(super) struct Dial {
     pub(super) thread: JoinHandle<()>,
 }
 
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum DialError {
-    #[error(transparent)]
-    Connect(#[from] io::Error),
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    #[error("it is not HOST:PORT or unix:PATH")]
-    Address,
-}
+/// The reason why an attempt failed, for the log.
+pub(super) type DialError = Box<dyn Error + Send + Sync>;
 
 impl Dialer {
     pub(super) fn new(config: &Arc<ElementConfig>) -> Result<Self, StartError> {
@@ -96,7 +89,7 @@ impl Dialer {
     }
 
     fn attempt(&self, address: &str, cancel: &Cancel) -> Result<(Halves, Shown), DialError> {
-        let target = self.target(address).ok_or(DialError::Address)?;
+        let target = self.target(address).ok_or("it is not HOST:PORT or unix:PATH")?;
         let stream = target.connect(&self.config.tcp, self.config.settings.dial_timeout, cancel)?;
         let Some(connector) = &self.connector else {
             return Ok((plain(stream, self.pool.clone()), Shown::default()));

@@ -101,19 +101,21 @@ fn merge_in_pieces(
     }
     // Parents first, so that no piece has a child whose parent is still to come.
     objects.sort_by(|a, b| a.uri.cmp(&b.uri));
-    // Only the first piece is bound to the revision: the others follow it.
-    let rest = objects.split_off(objects.len().min(AT_ONCE));
-    let begun = change(events, at, Edit::Merge(objects))?;
-    in_pieces(events, rest, begun)
+    in_pieces(events, at, Vec::new(), objects)
 }
 
-/// Merges the rest of checked objects, parents first.
+/// Deletes objects, and then merges checked objects, parents first. With `at`, only if that is the
+/// revision of policy.
 fn in_pieces(
     events: &ServerEvents,
+    at: Option<u64>,
+    delete: Vec<Uri>,
     objects: Vec<ManagedObject>,
-    mut edited: Edited,
 ) -> Result<Edited, CallError> {
     let mut objects = objects.into_iter();
+    let first = objects.by_ref().take(AT_ONCE).collect();
+    // Only the first piece is bound to the revision, because each piece makes a new one.
+    let mut edited = change(events, at, Edit::Update(delete, first))?;
     loop {
         let piece: Vec<_> = objects.by_ref().take(AT_ONCE).collect();
         if piece.is_empty() {
@@ -133,14 +135,11 @@ fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -
     // Each round compares with a copy that another edit may have made stale.
     for _ in 0..TRIES {
         let (revision, there) = copy_policy(events)?;
-        let (delete, mut merge) = difference(&there, &wanted);
-        let rest = merge.split_off(merge.len().min(AT_ONCE));
+        let (delete, merge) = difference(&there, &wanted);
         // Bound to the revision of the copy: a stale comparison must not be carried out.
-        let first = change(events, Some(at.unwrap_or(revision)), Edit::Update(delete, merge));
-        match first {
+        match in_pieces(events, Some(at.unwrap_or(revision)), delete, merge) {
             Err(CallError::Revision { .. }) if at.is_none() => {}
-            Err(other) => return Err(other),
-            Ok(begun) => return in_pieces(events, rest, begun),
+            result => return result,
         }
     }
     change(events, at, Edit::Reload(wanted.to_objects()))

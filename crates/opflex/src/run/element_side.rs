@@ -277,6 +277,6 @@ impl Contents for ElementCore {
     }
 
     fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
-        Box::new(self.told_after(place))
+        Box::new(self.sent_objects_after(place))
     }
 }

@@ -123,11 +123,12 @@ impl Feed {
             at: Some((Store::Policy, Cursor::everywhere())),
         };
         let health = core.health();
-        reader.say(&self.text(line(&json!({
+        let first = json!({
             "event": "element", "version": VERSION, "name": self.name, "domain": self.domain,
             "location": core.location(),
-        }))));
-        reader.say(&self.text(line(&ElementEvent::Health { health })));
+        });
+        reader.say(&text(line(&first), &self.memory));
+        reader.say(&text(line(&ElementEvent::Health { health }), &self.memory));
         // A number is not reused, so that a thread that ends late takes no other reader away.
         self.last += 1;
         self.readers.insert(self.last, reader);
@@ -181,7 +182,7 @@ impl Feed {
         match event {
             ElementEvent::Changed { what, objects } => self.tell_changes(*what, objects),
             other => {
-                let text = self.text(line(other));
+                let text = text(line(other), &self.memory);
                 self.readers.values_mut().for_each(|reader| reader.say(&text));
             }
         }
@@ -203,10 +204,6 @@ impl Feed {
             let why = "too slow: too many lines wait; connect again";
             let _ = reader.lines.send(Line::End(why));
         }
-    }
-
-    fn text(&self, bytes: Bytes) -> Arc<Text> {
-        text(bytes, &self.memory)
     }
 
     fn tell_changes(&mut self, what: Store, objects: &[ObjectChange]) {

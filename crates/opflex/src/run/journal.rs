@@ -14,6 +14,7 @@
 //! ignored. A line that was being written when the process ended is ignored, too,
 //! with all lines behind it. The caller was not told yet that this edit is kept.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
@@ -103,9 +104,9 @@ impl Line {
     }
 
     fn make(self, tree: &mut Tree) -> Result<(), ModelError> {
-        let delete: Vec<_> = self.delete.into_iter().map(|uri| (uri, ())).collect();
-        let alone: std::collections::HashSet<&Uri> = delete.iter().map(|(uri, ())| uri).collect();
-        tree.delete_sparing(&delete, |(), uri| !alone.contains(uri));
+        // The line lists each deleted object, so objects below that it does not list stay.
+        let alone: HashSet<&Uri> = self.delete.iter().collect();
+        tree.delete_sparing(&self.delete, |_, uri| !alone.contains(uri));
         tree.merge(self.put).map(drop)
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct Keeper {
 }
 
 /// How the thread is asked. A clone is another handle.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Ask {
     /// At most one request waits; it stands for all.
     wake: Sender<()>,
@@ -50,7 +50,7 @@ pub(super) struct Ask {
 }
 
 /// The work that waits for the thread.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Waiting {
     /// Tells each caller that waits the result of the next write: the error, if there was one.
     callers: Vec<Sender<Option<String>>>,
@@ -64,12 +64,6 @@ struct Waiting {
 
 /// The most objects in edits that wait for the disk. Beyond that, all policy is written.
 const EDITED: usize = 10_000;
-
-impl std::fmt::Debug for Ask {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ask").finish_non_exhaustive()
-    }
-}
 
 impl Ask {
     /// Policy has changed.

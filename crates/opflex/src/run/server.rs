@@ -164,7 +164,7 @@ impl Server {
             let first = server.addresses.first().map(ToString::to_string);
             let address = advertise.or(first).or_else(named).unwrap_or_default();
             let server::Settings { roles, peers, .. } = &config.settings;
-            let cluster = Cluster::join((engine, address), &events, roles, peers, config.schema.clone())?;
+            let cluster = Cluster::join(engine, address, &events, roles, peers, config.schema.clone())?;
             server.handle.editing.cluster = Some(cluster.shared());
             server.cluster = Some(cluster);
         }

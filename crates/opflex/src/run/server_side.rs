@@ -231,8 +231,7 @@ impl Side for ServerSide {
 
     fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
         // A large message may take longer than the time of silence.
-        self.core.heard(connection, now);
-        self.core.count_received(connection, bytes);
+        self.core.received(connection, bytes, now);
     }
 
     fn gone(&mut self, connection: ConnectionId, peer: &str, why: Gone, now: Instant) {
@@ -274,6 +273,8 @@ impl Side for ServerSide {
                     peers.send(connection, frame, actions);
                 }
                 CoreAction::Identified { connection } => peers.identified(connection),
+                // A server does not dial.
+                CoreAction::Dial { .. } => {}
                 CoreAction::Close { connection, .. } => {
                     if let Some(peer) = peers.name(connection) {
                         self.hosts.refund(&host(peer), 1);

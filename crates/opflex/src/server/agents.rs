@@ -1,4 +1,4 @@
-//! Counters of agents by name, also of agents that have left.
+//! Counters of agents by name, including agents that have left.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -9,34 +9,34 @@ use serde::Serialize;
 use super::RequestCounters;
 use crate::model::Name;
 
-/// An agent, over all its sessions since the server began. Its counters never fall, as
-/// metrics need it, until the agent is forgotten.
+/// An agent, over all its sessions since the server started. Its counters never fall, because
+/// metrics need that, until the agent is removed.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct AgentInfo {
-    /// The name that it sent.
+    /// The name in its identity.
     pub name: Name,
-    /// How many sessions it has now.
+    /// The number of its present sessions.
     pub connected: usize,
-    /// How many it began.
+    /// The number of all its sessions.
     pub sessions: u64,
-    /// How many seconds ago it connected for the first time.
+    /// The time since it connected first, in seconds.
     pub seconds: u64,
-    /// Counts of its requests and of the updates to it.
+    /// Counters of its requests and of the updates to it.
     pub counters: RequestCounters,
 }
 
-/// The agents that were connected since the server began, each with the counters of its
-/// finished sessions. If there are too many, the agent that left first is forgotten; an
-/// agent that is connected is kept.
+/// The agents that have connected since the server started, each with the counters of its ended
+/// sessions. If there are too many, the agent that left first is removed. Connected agents are
+/// never removed.
 #[derive(Debug, Default)]
 pub(super) struct Agents {
     agents: BTreeMap<Name, Agent>,
-    /// Those that are not connected, in the order in which they left.
+    /// The agents that are not connected, in the order in which they left.
     left: BTreeMap<u64, Name>,
     last_left: u64,
-    /// The sum over all finished sessions, also those of forgotten agents.
-    over: RequestCounters,
+    /// The sum over all ended sessions, including those of removed agents.
+    ended: RequestCounters,
 }
 
 #[derive(Debug)]
@@ -44,9 +44,9 @@ struct Agent {
     connected: usize,
     sessions: u64,
     since: Instant,
-    /// The sum over its finished sessions.
+    /// The sum over its ended sessions.
     counters: RequestCounters,
-    /// Its place among those that left.
+    /// Its position in the order of agents that left.
     left: u64,
 }
 
@@ -62,7 +62,6 @@ impl Agents {
         });
         agent.connected += 1;
         agent.sessions += 1;
-        // An agent that is connected is never dropped to make room.
         self.left.remove(&agent.left);
     }
 
@@ -71,10 +70,10 @@ impl Agents {
         let Some(agent) = self.agents.get_mut(name) else {
             return;
         };
-        // Counted apart from the agents, so that the sum never falls when one is forgotten.
-        self.over.add(counters);
+        // Separate from the agents, so that the sum does not fall when an agent is removed.
+        self.ended.add(counters);
         agent.counters.add(counters);
-        // Several connections may share a name at a time.
+        // Several connections may use a name at the same time.
         agent.connected = agent.connected.saturating_sub(1);
         if agent.connected == 0 {
             self.last_left += 1;
@@ -88,13 +87,13 @@ impl Agents {
         }
     }
 
-    /// The sum over all finished sessions. It never falls.
-    pub(super) fn over(&self) -> RequestCounters {
-        self.over
+    /// The sum over all ended sessions. It never falls.
+    pub(super) fn ended(&self) -> RequestCounters {
+        self.ended
     }
 
-    /// At most `most` agents after a name, in the order of their names. `live` has the
-    /// counters of the sessions that are connected.
+    /// At most `most` agents after a name, in the order of their names. `live` has the counters of
+    /// present sessions.
     pub(super) fn after(
         &self,
         name: Option<&Name>,
@@ -112,7 +111,7 @@ impl Agents {
             counters: agent.counters,
         };
         let mut found: Vec<AgentInfo> = agents.map(info).collect();
-        // Looked up by name: each session would otherwise be compared with each agent.
+        // A table, so that each session is not compared with each agent.
         let places: HashMap<Name, usize> = found
             .iter()
             .enumerate()
@@ -132,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_all_have_asked_for_grows_alone_also_where_agents_are_forgotten() {
+    fn the_sum_of_all_agents_includes_removed_agents() {
         #[expect(clippy::disallowed_methods, reason = "a moment")]
         let now = Instant::now();
         let mut agents = Agents::default();
@@ -142,8 +141,8 @@ mod tests {
             let name = Name::from(&*format!("agent-{number}"));
             agents.came(&name, now);
             agents.left(&name, &asked, 2);
-            assert_eq!(agents.over().updates, 3 * number);
+            assert_eq!(agents.ended().updates, 3 * number);
         }
-        assert_eq!(agents.agents.len(), 2, "the others are forgotten");
+        assert_eq!(agents.agents.len(), 2, "the other agents are removed");
     }
 }

@@ -1,10 +1,10 @@
-//! Counts of requests, updates and bytes.
+//! Counters of requests, updates and bytes.
 
 use serde::{Serialize, Serializer};
 
 use crate::message::Method;
 
-/// The counts of a connection since it began, or the sum over several connections.
+/// The counters of a connection, or the sum over several connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequestCounters {
     #[serde(serialize_with = "by_method")]
@@ -13,7 +13,7 @@ pub struct RequestCounters {
     refused: [u64; Method::ALL.len()],
     /// Requests of unknown methods.
     pub unknown: u64,
-    /// Objects and properties that were left out because the model does not know them.
+    /// Objects and properties that were left out because the model does not define them.
     pub left_out: u64,
     /// Resolves whose answer had no object.
     pub unavailable: u64,
@@ -28,7 +28,7 @@ pub struct RequestCounters {
 }
 
 impl RequestCounters {
-    /// Requests of a method, those that were refused included.
+    /// Requests of a method, including refused requests.
     pub fn requests(&self, method: Method) -> u64 {
         self.requests[method as usize]
     }
@@ -38,7 +38,7 @@ impl RequestCounters {
         self.refused[method as usize]
     }
 
-    /// Adds the counts of another session.
+    /// Adds the counters of another session.
     pub(super) fn add(&mut self, other: &Self) {
         let both = [
             (&mut self.requests, &other.requests),
@@ -65,7 +65,7 @@ impl RequestCounters {
     }
 }
 
-/// The counts that are not zero, by the names of their methods.
+/// The counters that are not zero, by the names of their methods.
 fn by_method<S: Serializer>(counts: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
     let counts = Method::ALL.iter().map(|method| method.name()).zip(counts);
     serializer.collect_map(counts.filter(|(_, count)| **count > 0))

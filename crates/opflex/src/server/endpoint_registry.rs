@@ -1,4 +1,4 @@
-//! The endpoint registry: all declared endpoints, until their declarations end.
+//! The endpoint registry: the declared endpoints.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::message::{EndpointDeclare, EndpointUndeclare, ErrorResponse};
 use crate::model::{ChangeKind, Changes, Name, Tree, Uri};
 use crate::peer::ConnectionId;
 
-/// The endpoints, the element that each belongs to, and the resolves in force.
+/// The endpoints, their owners, and the resolves in force.
 #[derive(Debug)]
 pub(super) struct EndpointRegistry {
     pub(super) endpoints: Resolvable,
@@ -25,9 +25,8 @@ impl EndpointRegistry {
         }
     }
 
-    /// Enters endpoints, or replaces those with the same URIs. An endpoint belongs to the
-    /// element that declared it last. If one object is refused, nothing of the request is
-    /// entered.
+    /// Adds endpoints, or replaces those with the same URIs. An endpoint belongs to the element that
+    /// declared it last. If one object is refused, the whole request has no effect.
     pub(super) fn declare(
         &mut self,
         element: &Name,
@@ -39,14 +38,14 @@ impl EndpointRegistry {
         let mut claims = Vec::new();
         let mut objects = Vec::new();
         for declare in declares {
-            // The refresh rate may be missing, as it may in a resolve of endpoints.
+            // The refresh rate is optional here, as in a resolve of endpoints.
             let life = declare.prr.map_or(settings.default_prr, seconds);
             claims.extend(Claim::of(&declare.endpoint, end_of(life, now)));
             objects.extend(declare.endpoint);
         }
         let Self { endpoints, ownership } = self;
         let tree = &mut endpoints.tree;
-        // Everything is checked before anything changes: a request counts as a whole.
+        // All checks come before the first change, because a request counts as a whole.
         let coming: HashSet<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
         let mut added = 0;
         for uri in &coming {
@@ -66,15 +65,15 @@ impl EndpointRegistry {
             )));
         }
         tree.check_all(&objects).map_err(ErrorResponse::error)?;
-        // An object that is now a part of an endpoint is no endpoint by itself any more, and an
-        // element's object does not become the parent of an object of another element.
+        // An endpoint that has become part of another one has no declaration of its own any more.
+        // And an object must not become the parent of an object of another element.
         coming.iter().for_each(|uri| ownership.release(uri));
         for object in &mut objects {
             object
                 .children
                 .retain(|child| !ownership.is_of_another(element, child));
         }
-        // Entered before the objects, because the objects are judged by the new owners.
+        // Before the objects are added, because that depends on the new owners.
         for claim in claims {
             ownership.enter(claim, element, connection);
         }
@@ -85,24 +84,24 @@ impl EndpointRegistry {
         Ok(changes)
     }
 
-    /// Removes endpoints, and parts of endpoints, of the element. Objects of other
-    /// elements stay, also below a removed endpoint.
+    /// Removes endpoints, and parts of endpoints, of the element. Objects of other elements stay,
+    /// also below a removed endpoint.
     pub(super) fn undeclare(&mut self, element: &Name, undeclares: &[EndpointUndeclare]) -> Changes {
-        let gone = undeclares.iter().map(|undeclare| &undeclare.endpoint_uri);
-        let gone = gone.filter(|uri| self.ownership.is_of(element, uri));
-        let gone: Vec<(Uri, Name)> = gone.map(|uri| (uri.clone(), element.clone())).collect();
-        self.remove(gone)
+        let uris = undeclares.iter().map(|undeclare| &undeclare.endpoint_uri);
+        let own = uris.filter(|uri| self.ownership.element(uri) == Some(element));
+        let own: Vec<Uri> = own.cloned().collect();
+        self.remove(&own)
     }
 
-    /// A connection has ended: removes its endpoints, or sets their end.
+    /// Removes the endpoints of a connection that has ended, or sets the time of their removal.
     pub(super) fn left(&mut self, connection: ConnectionId, on_leave: OnLeave, now: Instant) -> Changes {
         self.endpoints.watchers.leave(&connection);
         let mut uris = self.ownership.left(connection);
         match on_leave {
-            // Only the connection would have ended an endpoint without a time of its own.
+            // An endpoint without a time of expiry would stay for ever.
             OnLeave::Keep => uris.retain(|uri| self.ownership.is_endless(uri)),
             OnLeave::Remove => {}
-            // A short loss of the connection must not remove endpoints and tell everybody of it.
+            // A short loss of the connection must not cause updates for all clients.
             OnLeave::Grace(grace) => {
                 if let Some(end) = now.checked_add(grace) {
                     uris.into_iter().for_each(|uri| self.ownership.end_by(uri, end));
@@ -110,15 +109,13 @@ impl EndpointRegistry {
                 return Changes::default();
             }
         }
-        let gone = uris.into_iter().filter_map(|uri| self.with_owner(uri)).collect();
-        self.remove(gone)
+        self.remove(&uris.into_iter().collect::<Vec<_>>())
     }
 
     /// Removes the endpoints whose time has ended.
     pub(super) fn expire(&mut self, now: Instant) -> Changes {
         let due: Vec<Uri> = std::iter::from_fn(|| self.ownership.expired(now)).collect();
-        let gone = due.into_iter().filter_map(|uri| self.with_owner(uri)).collect();
-        self.remove(gone)
+        self.remove(&due)
     }
 
     pub(super) fn next_expiry(&self) -> Option<Instant> {
@@ -130,29 +127,23 @@ impl EndpointRegistry {
         self.ownership.declaration(uri)
     }
 
-    /// How many endpoints a connection has declared.
+    /// The number of endpoints that a connection has declared.
     pub(super) fn count(&self, connection: ConnectionId) -> usize {
         self.ownership.count(connection)
     }
 
-    fn with_owner(&self, uri: Uri) -> Option<(Uri, Name)> {
-        let element = self.ownership.element(&uri)?.clone();
-        Some((uri, element))
-    }
-
-    /// Removes the objects at and below URIs that belong to the element beside each URI.
-    fn remove(&mut self, gone: Vec<(Uri, Name)>) -> Changes {
+    /// Removes the objects at and below these URIs, as far as they belong to the same element as
+    /// the object at the URI.
+    fn remove(&mut self, uris: &[Uri]) -> Changes {
         let ownership = &self.ownership;
-        let changes = self
-            .endpoints
-            .tree
-            .delete_sparing(&gone, |element, uri| ownership.is_of_another(element, uri));
+        let is_of_another = |top: &Uri, uri: &Uri| ownership.element(uri) != ownership.element(top);
+        let changes = self.endpoints.tree.delete_sparing(uris, is_of_another);
         self.forget_deleted(&changes);
         changes
     }
 
-    /// Forgets the declarations of deleted objects: an endpoint may contain another one of
-    /// the same element.
+    /// Removes the declarations of deleted objects. There may be several, because an endpoint may
+    /// contain another endpoint of the same element.
     fn forget_deleted(&mut self, changes: &Changes) {
         for change in changes.iter().filter(|change| change.kind == ChangeKind::Deleted) {
             self.ownership.release(&change.uri);

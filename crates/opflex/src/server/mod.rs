@@ -13,16 +13,16 @@
 //!            │ repository     registry               reports     │
 //!            │   tree           tree, declarations   numbers     │
 //!            │   watchers       watchers                         │
-//!            │   └──── Changes ─┴──> push: who is told what      │
+//!            │   └──── Changes ─┴──> push: updates               │
 //!            └─────────────────────────┬─────────────────────────┘
 //!                                      ▼
 //!                      Action::Send(frame) | Action::Close
 //! ```
 //!
-//! One dispatcher owns a [`ServerCore`]. It calls it for each event and passes the
-//! time; each call appends [`Action`]s to a list, which the dispatcher carries out.
-//! No call waits. A slow client delays nobody, because its frames wait in a queue of
-//! its own. A session:
+//! One dispatcher owns a [`ServerCore`]. The dispatcher calls the core for each event and
+//! passes the time; each call appends [`Action`]s to a list, which the dispatcher carries
+//! out. No call blocks. A slow client does not delay other clients, because each client
+//! has a queue of its own. A session:
 //!
 //! ```text
 //!  client                                   server
@@ -35,23 +35,22 @@
 //!    │ policy_resolve {uri, prr} ──────────────>│ watch uri until now + prr
 //!    │<──────────────────── objects, or none ───│ many: policy_update first
 //!    │<── policy_update ────────────────────────│ an edit at or below uri
-//!    │ policy_unresolve {uri} ─────────────────>│ watch no more
+//!    │ policy_unresolve {uri} ─────────────────>│ end the watch
 //!    │ anything else, before send_identity ────>│ ESTATE, and the connection ends
 //! ```
 //!
-//! A large policy is sent in pieces. Each piece is made when the one before has found
-//! room in the client's queue. All pieces but the last are updates, and the last one is
-//! the result, so that a client that takes updates has the whole policy when the result
-//! arrives.
+//! A large policy is sent in pieces. Each piece is made when the client's queue has room for
+//! it. All pieces but the last are updates, and the last piece is the result. So a client
+//! has the whole policy when the result arrives.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `settings` | how the server behaves |
+//! | `settings` | the settings |
 //! | `session` | one client: identity, keep-alive |
 //! | `counters` | counts of a client's requests |
 //! | `agents` | the same counts by name, over all sessions of an agent |
-//! | `requests` | each method, carried out and answered |
-//! | `resolves` | a tree with its resolves, and answers that are not finished |
+//! | `requests` | the methods |
+//! | `resolves` | a tree with its resolves, and unfinished answers |
 //! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is only a tree with resolves |
 //! | `ownership` | the element that each endpoint belongs to |
 //! | `push` | makes updates of changes, and finds their receivers |
@@ -75,7 +74,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
 use log::{Level, error};
 
 pub use self::agents::AgentInfo;
@@ -87,45 +85,17 @@ pub use self::ownership::Declared;
 use self::resolves::Resolvable;
 pub use self::roll_up::{Interval, Row};
 pub use self::session::SessionInfo;
-use self::session::{Answer, Element, Session};
+use self::session::{Element, Session};
 pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
 pub use super::message::Store;
 use super::message::{Incoming, Method, Peer, Reply, Update};
 use super::model::{Changes, Cursor, Edit, ManagedObject, ModelError, Name, Schema, Tree, Uri};
-use super::peer::{Beat, CloseReason, ConnectionId, host};
-use super::rpc::{EncodeError, Frame, Id};
+pub use super::peer::Action;
+use super::peer::{Actions, Beat, CloseReason, ConnectionId, host};
+use super::rpc::{Frame, Id};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
-
-/// An action that the caller has to carry out on a connection.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Action {
-    /// Send these bytes. Several connections may share them.
-    Send {
-        /// On this connection.
-        connection: ConnectionId,
-        /// One message with its NUL.
-        frame: Bytes,
-    },
-    /// The identity of the peer is accepted: set what [`Decoder::identified`] gave, so that
-    /// longer messages are taken.
-    ///
-    /// [`Decoder::identified`]: crate::message::Decoder::identified
-    Identified {
-        /// On this connection.
-        connection: ConnectionId,
-    },
-    /// End the connection once what was sent before is on its way. The server
-    /// has already forgotten it.
-    Close {
-        /// This connection.
-        connection: ConnectionId,
-        /// Why, for the log.
-        reason: CloseReason,
-    },
-}
 
 /// A server of OpFlex without its threads.
 ///
@@ -133,7 +103,6 @@ pub enum Action {
 #[derive(Debug)]
 pub struct ServerCore {
     settings: Settings,
-    start: Instant,
     sessions: HashMap<ConnectionId, Session>,
     timers: Deadlines<ConnectionId>,
     names: HashMap<Name, ConnectionId>,
@@ -147,8 +116,7 @@ pub struct ServerCore {
     last_xid: u64,
     /// Limits the log lines that clients cause, by host.
     log: LogLimit<String>,
-    /// What the caller has to do, in this order.
-    actions: Vec<Action>,
+    actions: Actions,
 }
 
 impl ServerCore {
@@ -168,7 +136,6 @@ impl ServerCore {
         Self {
             observer: Observer::new(&settings, schema.cloned(), now),
             settings,
-            start: now,
             sessions: HashMap::new(),
             timers: Deadlines::default(),
             names: HashMap::new(),
@@ -178,19 +145,19 @@ impl ServerCore {
             policy_revision: 0,
             last_xid: 0,
             log: LogLimit::default(),
-            actions: Vec::new(),
+            actions: Actions::new(now),
         }
     }
 
     /// Takes the actions that the calls since the last one have added, in their order.
     /// Call it after each of the other calls, or after several.
     pub fn take_actions(&mut self) -> Vec<Action> {
-        std::mem::take(&mut self.actions)
+        self.actions.take()
     }
 
-    /// A client connected from `address`, which the log and
-    /// [`sessions`](Self::sessions) show. `dialled` is the server's address that the
-    /// client reached, `host:port`, if it is known.
+    /// Begins the session of a client. `address` is the client's address, for the log and for
+    /// [`sessions`](Self::sessions). `dialled` is the server's address that the client dialled,
+    /// `host:port`, if it is known.
     pub fn connected(
         &mut self,
         connection: ConnectionId,
@@ -198,17 +165,16 @@ impl ServerCore {
         dialled: Option<String>,
         now: Instant,
     ) {
-        // The session begins before the identity: until then it has a time limit of its own.
         let session = Session::new(address, dialled, &self.settings, now);
-        // From the first byte on, so that a client that says nothing is ended.
+        // From now on, so that a client that sends nothing is disconnected.
         self.timers.set(connection, session.deadline(&self.settings));
-        // libopflex sends its first echo at once and expects the same.
+        // libopflex expects an echo at once.
         self.sessions.insert(connection, session);
-        self.echo(connection, 0, now);
+        self.actions.echo(connection, 0, now);
     }
 
-    /// A client that has just connected has proved that it holds a certificate with this
-    /// common name. It counts only with
+    /// Sets the common name of a client's verified certificate. Call it directly after
+    /// [`connected`](Self::connected). The name is used only with
     /// [`name_from_certificate`](Settings::name_from_certificate).
     pub fn certify(&mut self, connection: ConnectionId, name: String) {
         if let Some(session) = self.sessions.get_mut(&connection) {
@@ -216,42 +182,37 @@ impl ServerCore {
         }
     }
 
-    /// A connection ended, for any reason. Does nothing for a connection that is unknown,
-    /// or that the server itself closed.
+    /// A connection has ended. Has no effect if the connection is unknown or was closed by the
+    /// server.
     pub fn disconnected(&mut self, connection: ConnectionId, now: Instant) {
         self.forget(connection, now);
     }
 
-    /// A part of a message arrived. It shows that the client is alive.
-    pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
+    /// Bytes of a client arrived, perhaps only a part of a message. They are counted, and show that
+    /// the client is alive.
+    pub fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.keepalive.heard(now);
-        }
-    }
-
-    /// Counts bytes that a client sent.
-    pub fn count_received(&mut self, connection: ConnectionId, bytes: u64) {
-        if let Some(session) = self.sessions.get_mut(&connection) {
             session.counters.bytes_received += bytes;
         }
     }
 
-    /// Counts bytes that a client is sent.
+    /// Counts bytes that are sent to a client.
     pub fn count_sent(&mut self, connection: ConnectionId, bytes: u64) {
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.counters.bytes_sent += bytes;
         }
     }
 
-    /// A message arrived.
+    /// Handles a received message.
     pub fn message(&mut self, connection: ConnectionId, message: Incoming, now: Instant) {
         let Some(session) = self.sessions.get_mut(&connection) else {
             return;
         };
-        // Any message counts as a sign of life, also one that is refused.
+        // Any message shows that the client is alive, also one that is refused.
         session.keepalive.heard(now);
         let identified = session.element.is_some();
-        // Answers keep the order of their requests.
+        // Answers are sent in the order of their requests.
         while self.go_on(connection) {}
         match message.answers() {
             Some(Method::Echo) => return,
@@ -266,7 +227,7 @@ impl ServerCore {
         match message {
             Incoming::Request { id, request } => {
                 let method = request.method();
-                // Counted before it is judged, so that refused requests show up beside the others.
+                // Counted before it is checked, because `requests` includes refused requests.
                 session.counters.count(method);
                 if !identified && !method.needs_no_identity() {
                     return self.too_early(connection, &id, Some(method), now);
@@ -283,7 +244,7 @@ impl ServerCore {
                 }
                 self.refuse(connection, &id, method, &error, now);
             }
-            // libopflex does not answer updates and the draft does; neither answer matters.
+            // The draft asks for answers to updates, libopflex sends none. They are ignored.
             Incoming::Result { .. } | Incoming::BadResult { .. } | Incoming::Stray { .. } => {}
             Incoming::Failure { method, error, .. } => {
                 session.counters.update_errors += 1;
@@ -294,48 +255,48 @@ impl ServerCore {
         }
     }
 
-    /// Whether an answer to a connection has begun and is not finished.
+    /// True if an answer to a client is unfinished.
     pub fn is_answering(&self, connection: ConnectionId) -> bool {
         self.sessions
             .get(&connection)
             .is_some_and(|session| session.answer.is_some())
     }
 
-    /// Sends the next piece of an unfinished answer: updates first, the result as the last
-    /// piece. Call it while [`is_answering`](Self::is_answering) is true, whenever the
-    /// client's queue has room. The next message of the connection sends all remaining
-    /// pieces at once. Returns false if there is no such answer.
+    /// Sends the next piece of an unfinished answer: updates first, and the result as the last
+    /// piece. Call it whenever the client's queue has room, while
+    /// [`is_answering`](Self::is_answering) is true. The next message of the client sends all
+    /// remaining pieces at once. Returns false if no answer is unfinished.
     pub fn go_on(&mut self, connection: ConnectionId) -> bool {
         let session = self.sessions.get_mut(&connection);
-        let Some(Answer { id, of, mut unsent }) = session.and_then(|session| session.answer.take()) else {
+        let Some(mut answer) = session.and_then(|session| session.answer.take()) else {
             return false;
         };
+        let (of, unsent) = (answer.of, &mut answer.unsent);
         let tree = &self.resolvable(of).tree;
-        // Objects are looked up for each piece: no copy of a large answer waits in memory.
+        // Objects are looked up for each piece, so no copy of a large answer is kept in memory.
         let objects = unsent.next(tree, self.settings.limits.message_bytes);
-        // The result is the last piece: a client that gets it has everything.
         let is_over = unsent.is_empty();
         let is_nothing = is_over && objects.is_empty();
         let frame = if is_over {
-            Reply::resolved(of, &id, &objects)
+            Reply::resolved(of, &answer.id, &objects)
         } else {
             let method = of.update();
-            // A piece is an update of its own, so it needs an id that no other update has.
+            // Each piece is an update and needs an id of its own.
             let id = Id::call(method.name(), self.last_xid + 1);
-            Frame::request(&id, method.name(), &[Update::coming(of, objects)])
+            Frame::request(&id, method.name(), &[Update::created(of, objects)])
         };
         self.last_xid += u64::from(!is_over);
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.counters.updates += u64::from(!is_over);
-            session.counters.unavailable += u64::from(is_nothing && !session.begun);
-            session.begun = !is_over;
-            session.answer = (!is_over).then_some(Answer { id, of, unsent });
+            session.counters.unavailable += u64::from(is_nothing && !answer.is_begun);
+            answer.is_begun = true;
+            session.answer = (!is_over).then_some(answer);
         }
-        self.send(connection, frame);
+        self.actions.send(connection, frame);
         true
     }
 
-    /// When to call [`tick`](Self::tick), if no other call comes first.
+    /// The time at which [`tick`](Self::tick) has to be called.
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.timers.next(),
@@ -352,7 +313,7 @@ impl ServerCore {
         while let Some(connection) = self.timers.pop(now) {
             self.session_due(connection, now);
         }
-        // No message is sent: the client knows its own refresh time.
+        // No message is sent, because the client knows its refresh rate.
         while self.policy.watchers.expired(now).is_some() {}
         while self.registry.endpoints.watchers.expired(now).is_some() {}
         self.observer.expire(now);
@@ -371,11 +332,9 @@ impl ServerCore {
     }
 
     /// The objects at and below a URI, parents before children: at most `most`, and only those
-    /// behind `after` in the order of the URIs. So a caller can copy a large tree in steps that
-    /// delay no client. The tree may change between two steps; see
-    /// [`policy_revision`](Self::policy_revision).
+    /// behind `after` in the order of the URIs. So a caller can copy a large tree in short steps.
+    /// The tree may change between two steps; see [`policy_revision`](Self::policy_revision).
     pub fn page(&self, store: Store, below: Uri, after: Option<Uri>, most: usize) -> Vec<ManagedObject> {
-        // The place is a URI and no number, so it stays right when objects before it come or go.
         let mut cursor = Cursor::below(below);
         after.into_iter().for_each(|uri| cursor.pass(uri));
         let ahead = cursor.ahead(&self.resolvable(store).tree).take(most);
@@ -392,17 +351,17 @@ impl ServerCore {
         &self.observer
     }
 
-    /// Changes policy, and sends updates to the clients that resolved what changes.
+    /// Changes policy, and sends updates to the clients that resolve the changed objects.
     ///
     /// # Errors
-    /// The objects are malformed or not what the model allows; nothing changes.
+    /// The objects are malformed, or do not fit the model. The policy is unchanged.
     pub fn edit(&mut self, edit: Edit, now: Instant) -> Result<Changes, ModelError> {
         let changes = self.policy.tree.edit(edit)?;
         self.tell(Store::Policy, &changes, now);
         Ok(changes)
     }
 
-    /// Names these servers to elements that send their identity from now on.
+    /// Sets the list of servers for elements that send their identity from now on.
     pub fn set_peers(&mut self, peers: Vec<Peer>) {
         self.settings.peers = peers;
     }
@@ -412,7 +371,7 @@ impl ServerCore {
         self.policy_revision
     }
 
-    /// Sets the revision of policy as it is now.
+    /// Sets the revision of the present policy.
     pub fn begin_at_revision(&mut self, revision: u64) {
         self.policy_revision = revision;
     }
@@ -435,7 +394,6 @@ impl ServerCore {
             }
         };
         let mut sessions: Vec<_> = self.sessions.iter().map(info).collect();
-        // Connection numbers grow, so this is the order in which clients came.
         sessions.sort_by_key(|session| session.connection);
         sessions
     }
@@ -450,16 +408,16 @@ impl ServerCore {
         self.agents.after(name, most, live, now)
     }
 
-    /// The counters of all agents together since the server began. They never fall, also
-    /// when an agent is forgotten.
+    /// The sum of the counters of all agents since the server started. It includes removed agents and
+    /// never falls.
     pub fn requests(&self) -> RequestCounters {
-        let mut all = self.agents.over();
+        let mut all = self.agents.ended();
         let live = self.sessions.values().filter(|session| session.element.is_some());
         live.for_each(|session| all.add(&session.counters));
         all
     }
 
-    /// How many clients are connected.
+    /// The number of connected clients.
     pub fn session_count(&self) -> usize {
         self.sessions.len()
     }
@@ -479,26 +437,20 @@ impl ServerCore {
             return self.close(connection, CloseReason::IdentityTimeout, now);
         }
         let beat = session.keepalive.beat(&self.settings.keepalive, now);
-        // Set before the beat is carried out: closing the connection clears it again.
+        // Set before the action is carried out, because closing the connection clears the deadline.
         self.timers.set(connection, session.deadline(&self.settings));
         match beat {
             Beat::Wait => {}
-            Beat::Echo(number) => self.echo(connection, number, now),
+            Beat::Echo(number) => self.actions.echo(connection, number, now),
             Beat::Dead => self.close(connection, CloseReason::Silent, now),
         }
-    }
-
-    fn echo(&mut self, connection: ConnectionId, number: u64, now: Instant) {
-        let id = Id::call(Method::Echo.name(), number);
-        let clock = now.saturating_duration_since(self.start).as_millis();
-        self.send(connection, Frame::request(&id, Method::Echo.name(), &[clock]));
     }
 
     fn close(&mut self, connection: ConnectionId, reason: CloseReason, now: Instant) {
         let Some(session) = self.sessions.get(&connection) else {
             return;
         };
-        // This line is all that tells an operator why an element is missing.
+        // A warning before the identity: no other line shows why an element is missing.
         let level = match session.element {
             None => Level::Warn,
             Some(_) => Level::Info,
@@ -506,12 +458,11 @@ impl ServerCore {
         self.log(connection, level, "closed", now, || {
             format!("closed: {}", excerpt(&reason))
         });
-        // This action comes first, so updates to others that follow are sent after it.
         self.actions.push(Action::Close { connection, reason });
         self.forget(connection, now);
     }
 
-    /// Writes a log line that a client has caused, if its host may still write one.
+    /// Logs a line that a client has caused, unless its host has caused too many lines.
     fn log(
         &mut self,
         connection: ConnectionId,
@@ -535,27 +486,26 @@ impl ServerCore {
         if let Some(Element { name, .. }) = session.element {
             let most = self.settings.limits.agents;
             self.agents.left(&name, &session.counters, most);
-            // Another connection may have taken the name over.
+            // Another connection may use the name now.
             if self.names.get(&name) == Some(&connection) {
                 self.names.remove(&name);
             }
         }
-        // Resolves end with the connection: libopflex resolves again after it has reconnected.
+        // Resolves end with the connection, because libopflex resolves again on the next one.
         self.policy.watchers.leave(&connection);
         let changes = self.registry.left(connection, self.settings.on_leave, now);
         self.tell(Store::Endpoints, &changes, now);
     }
 
-    /// Sends updates to clients. An update is built once for all its receivers.
+    /// Sends the updates for changes. An update is built once for all its receivers.
     fn tell(&mut self, of: Store, changes: &Changes, now: Instant) {
         let resolvable = match of {
             Store::Policy => &self.policy,
             Store::Endpoints => &self.registry.endpoints,
         };
-        // An edit without effect keeps the revision, so that --if-revision does not fail for it.
+        // An edit without changes keeps the revision, so that --if-revision does not fail for it.
         self.policy_revision += u64::from(of == Store::Policy && !changes.is_empty());
         let method = of.update();
-        // Built from the tree as it is after the edit, for all receivers at once.
         for (receivers, pieces) in push::updates(of, resolvable, changes, &self.settings.limits, now) {
             for update in pieces {
                 self.last_xid += 1;
@@ -575,13 +525,6 @@ impl ServerCore {
                     self.actions.push(Action::Send { connection, frame });
                 }
             }
-        }
-    }
-
-    fn send(&mut self, connection: ConnectionId, frame: Result<Bytes, EncodeError>) {
-        match frame {
-            Ok(frame) => self.actions.push(Action::Send { connection, frame }),
-            Err(fault) => error!("{connection}: nothing was sent: {fault}"),
         }
     }
 }

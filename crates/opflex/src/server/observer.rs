@@ -1,10 +1,9 @@
-//! The observer: the last state report of every object, and its numbers over
-//! time.
+//! The observer: the last state report of every object, and its numbers over time.
 //!
-//! agent-ovs counts in *generations*: each time it reads its counters it makes new
-//! objects, with the number of the generation as a property and as a segment of their
-//! URIs. The observer treats all generations of a counter as one object, whose URI has
-//! `*` instead of the number.
+//! agent-ovs counts in *generations*: each time it reads its counters, it creates new objects
+//! that have the number of the generation as a property and as a segment of their URIs. The
+//! observer treats all generations of a counter as one object, whose URI has `*` instead of
+//! the number.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -27,15 +26,17 @@ pub struct Report {
     pub object: ManagedObject,
     /// The element that reported it.
     pub element: Name,
-    /// When it arrived.
+    /// The time of its arrival.
     pub arrived: Instant,
-    /// How often the object was reported.
+    /// The number of reports of the object.
     pub count: u64,
-    /// Its place in the order of arrival.
+    /// Its position in the order of arrival.
     order: u64,
+    /// The numbers of the object over time, by property.
+    series: BTreeMap<Name, Series>,
 }
 
-/// Properties that are numbers but measure nothing, so no series is kept of them.
+/// Properties that are numbers but not measurements, so they have no series.
 const NOT_MEASURED: [&str; 2] = [GENERATION, "faultCode"];
 
 /// The property with the number of a generation.
@@ -43,35 +44,27 @@ const GENERATION: &str = "genId";
 
 /// State reports by object.
 ///
-/// A report replaces the one before, also one of another element. A report that is not
-/// repeated within the default refresh time of the settings is dropped; elements repeat
-/// theirs within half of that time. If a limit of the settings is reached, the oldest
-/// report is dropped.
+/// A report replaces the former report of the object, also if it was of another element. A report
+/// that is not repeated within [`Settings::default_prr`] is dropped; elements repeat their reports
+/// within half of this time. If a limit of the settings is reached, the oldest report is dropped.
 #[derive(Debug)]
 pub struct Observer {
     schema: Option<Arc<Schema>>,
     start: Instant,
     roll_up: Vec<RollUp>,
-    /// How long a report is kept; without it, there is no end.
+    /// The time for which a report is kept. `None` for no limit.
     life: Option<Duration>,
     limits: ServerLimits,
     reports: HashMap<Uri, Report>,
     by_arrival: BTreeMap<u64, Uri>,
     next: u64,
-    /// The places in the order of arrival of the reports of each element.
+    /// The positions of the reports of each element in the order of arrival.
     by_element: HashMap<Name, BTreeSet<u64>>,
     memory: Budget<Name>,
-    numbers: HashMap<Uri, Numbers>,
-    /// Those that have numbers, in the order of their arrival.
-    numbers_by_arrival: BTreeMap<u64, Uri>,
+    /// The positions of the reports that have series in the order of arrival.
+    with_series: BTreeSet<u64>,
+    /// The number of series of all reports.
     series: usize,
-}
-
-/// The numbers of one object.
-#[derive(Debug, Default)]
-struct Numbers {
-    order: u64,
-    series: BTreeMap<Name, Series>,
 }
 
 impl Observer {
@@ -87,8 +80,7 @@ impl Observer {
             next: 0,
             by_element: HashMap::new(),
             memory: Budget::default(),
-            numbers: HashMap::new(),
-            numbers_by_arrival: BTreeMap::new(),
+            with_series: BTreeSet::new(),
             series: 0,
         }
     }
@@ -109,27 +101,24 @@ impl Observer {
         self.reports.len()
     }
 
-    /// Whether there are no reports.
+    /// True if there are no reports.
     pub fn is_empty(&self) -> bool {
         self.reports.is_empty()
     }
 
     /// The numbers of an object over time, by the same URI as for [`get`](Self::get).
     pub fn numbers(&self, uri: &Uri) -> impl Iterator<Item = (&Name, Vec<Row>)> {
-        let series = self
-            .numbers
-            .get(uri)
-            .into_iter()
-            .flat_map(|numbers| &numbers.series);
+        let series = self.reports.get(uri).into_iter();
+        let series = series.flat_map(|report| &report.series);
         series.map(|(name, series)| (name, series.rows(&self.roll_up)))
     }
 
-    /// The reports at and below a URI for JSON, the oldest first, each with its place in
-    /// the order of arrival. All times, also those of intervals, are in seconds since
-    /// 1970. Both clocks are passed in.
+    /// The reports at and below a URI for JSON, the oldest first, each with its position in the order
+    /// of arrival. All times, also those of intervals, are in seconds since 1970. `now` and `wall`
+    /// are the present time.
     ///
-    /// Begins after `place`, so that many reports can be exported in steps. A report that
-    /// arrives again between two steps is exported again.
+    /// Begins behind `place`, so that many reports can be exported in steps. A report that is
+    /// repeated between two steps is exported again.
     pub fn export_after<'a>(
         &'a self,
         place: Option<u64>,
@@ -142,15 +131,13 @@ impl Observer {
         reports.map(move |(uri, report)| (report.order, self.exported(uri, report, now, wall)))
     }
 
-    /// The reported objects after a place in the order of arrival, each with its own
-    /// place.
+    /// The reported objects behind a position in the order of arrival, each with its position.
     pub(crate) fn objects_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
         self.after(place)
             .map(|(_, report)| (report.order, &report.object))
     }
 
-    /// The reports after a place in the order of arrival, each with the URI under which
-    /// the table has it.
+    /// The reports behind a position in the order of arrival, each with its URI in the table.
     fn after(&self, place: Option<u64>) -> impl DoubleEndedIterator<Item = (&Uri, &Report)> {
         let from = place.map_or(Bound::Unbounded, Bound::Excluded);
         let uris = self.by_arrival.range((from, Bound::Unbounded));
@@ -164,7 +151,7 @@ impl Observer {
         now: Instant,
         wall: SystemTime,
     ) -> Exported<'a> {
-        // A monotonic time has no date; it is told by its distance from now.
+        // An `Instant` has no date, so the date is computed from its distance to now.
         let since_1970 = |at: Instant| {
             let at = wall.checked_sub(now.saturating_duration_since(at));
             at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok())
@@ -185,8 +172,7 @@ impl Observer {
         }
     }
 
-    /// Enters reports. If one is malformed or the model file does not allow it, none is
-    /// entered.
+    /// Adds reports. If one object is malformed or does not fit the model file, none is added.
     pub(super) fn report(
         &mut self,
         element: &Name,
@@ -206,7 +192,7 @@ impl Observer {
         Ok(())
     }
 
-    /// The number of series that are kept.
+    /// The number of series.
     pub fn series(&self) -> usize {
         self.series
     }
@@ -228,13 +214,13 @@ impl Observer {
         let before = self.take(&uri);
         let bytes = object.memory();
         let limits = self.limits;
-        // A report that is larger than the share of an element would empty the table for
-        // nothing.
+        // A report that exceeds the share of an element would not fit even into an empty table.
         if bytes > limits.report_bytes / 2 {
-            return self.drop_numbers(&uri);
+            return;
         }
-        // The oldest report makes room, because a living element repeats its reports. It is
-        // one of the same element if that has its share, so that none drives out the others'.
+        // The oldest report is dropped, because a connected element repeats its reports. If the
+        // element has used its share, it is the oldest report of this element, so that an element
+        // can't displace the reports of others.
         while !self.memory.fits(element, bytes, limits.report_bytes) {
             let own = self.by_element.get(element).and_then(BTreeSet::first).copied();
             let share = limits.report_bytes / (self.by_element.len() + 1);
@@ -244,10 +230,16 @@ impl Observer {
         while self.reports.len() >= limits.reports.max(1) {
             self.drop_report(None);
         }
-        // A new place for each report: the order of arrival is the order of expiry.
+        // A new position for each report, so that the order of arrival is the order of expiry.
         let order = self.next;
         self.next += 1;
-        self.add_numbers(&uri, &object, order, now);
+        let (count, mut series) =
+            before.map_or_else(Default::default, |before| (before.count, before.series));
+        self.series += series.len();
+        self.add_numbers(&mut series, &object, now);
+        if !series.is_empty() {
+            self.with_series.insert(order);
+        }
         self.by_arrival.insert(order, uri.clone());
         self.by_element.entry(element.clone()).or_default().insert(order);
         self.memory.charge(element.clone(), bytes);
@@ -255,25 +247,27 @@ impl Observer {
             object,
             element: element.clone(),
             arrived: now,
-            count: before.map_or(0, |before| before.count) + 1,
+            count: count + 1,
             order,
+            series,
         };
         self.reports.insert(uri, report);
     }
 
-    /// Drops the report at a place in the order of arrival, or the oldest one.
+    /// Drops the report at a position in the order of arrival, or the oldest report.
     fn drop_report(&mut self, place: Option<u64>) {
         let place = place.or_else(|| self.by_arrival.keys().next().copied());
         if let Some(uri) = place.and_then(|place| self.by_arrival.get(&place).cloned()) {
             self.take(&uri);
-            self.drop_numbers(&uri);
         }
     }
 
-    /// Takes a report out of the tables, but not its numbers.
+    /// Removes a report from the tables.
     fn take(&mut self, uri: &Uri) -> Option<Report> {
         let report = self.reports.remove(uri)?;
         self.by_arrival.remove(&report.order);
+        self.with_series.remove(&report.order);
+        self.series -= report.series.len();
         self.memory.refund(&report.element, report.object.memory());
         if let Some(places) = self.by_element.get_mut(&report.element) {
             places.remove(&report.order);
@@ -284,52 +278,42 @@ impl Observer {
         Some(report)
     }
 
-    fn drop_numbers(&mut self, uri: &Uri) {
-        if let Some(numbers) = self.numbers.remove(uri) {
-            self.numbers_by_arrival.remove(&numbers.order);
-            self.series -= numbers.series.len();
+    /// Drops the series of the oldest report that has any. Returns false if no report has any.
+    fn drop_oldest_series(&mut self) -> bool {
+        let oldest = self.with_series.pop_first();
+        let uri = oldest.and_then(|place| self.by_arrival.get(&place));
+        if let Some(report) = uri.and_then(|uri| self.reports.get_mut(uri)) {
+            self.series -= std::mem::take(&mut report.series).len();
         }
+        oldest.is_some()
     }
 
-    fn add_numbers(&mut self, uri: &Uri, object: &ManagedObject, order: u64, now: Instant) {
+    /// Adds the numbers of an object to its series. The object is not in the tables yet, so that
+    /// the series that it has are not dropped to make room.
+    fn add_numbers(&mut self, own: &mut BTreeMap<Name, Series>, object: &ManagedObject, now: Instant) {
         let counts = |name: &Name| !NOT_MEASURED.contains(&name.as_str());
         let numbers = object.properties.iter().filter(|property| counts(&property.name));
         let numbers = numbers.filter_map(|property| Some((&property.name, property.data.as_f64()?)));
-        // One object must not have more numbers than all of them may.
-        let values: Vec<(&Name, f64)> = numbers.take(self.limits.series).collect();
-        if values.is_empty() {
-            return;
-        }
-        // Taken out, so that making room below cannot drop the numbers that are being added to.
-        let mut own = self.numbers.remove(uri).unwrap_or_default();
-        self.numbers_by_arrival.remove(&own.order);
-        for (name, value) in values {
-            if !own.series.contains_key(name) {
-                while self.series >= self.limits.series {
-                    let Some((_, oldest)) = self.numbers_by_arrival.pop_first() else {
-                        break;
-                    };
-                    self.drop_numbers(&oldest);
-                }
+        // Bounded by the limit of all series, so that one object can have at most all of them.
+        for (name, value) in numbers.take(self.limits.series) {
+            if !own.contains_key(name) {
+                while self.series >= self.limits.series && self.drop_oldest_series() {}
                 if self.series >= self.limits.series {
                     continue;
                 }
                 self.series += 1;
-                own.series.insert(name.clone(), Series::new(&self.roll_up));
+                own.insert(name.clone(), Series::new(&self.roll_up));
             }
-            if let Some(series) = own.series.get_mut(name) {
+            if let Some(series) = own.get_mut(name) {
                 series.add(value, &self.roll_up, self.start, now);
             }
         }
-        own.order = order;
-        self.numbers_by_arrival.insert(order, uri.clone());
-        self.numbers.insert(uri.clone(), own);
     }
 }
 
 /// The URI of all generations of a counter; `None` for an object without generations.
 fn counter(object: &ManagedObject) -> Option<Uri> {
-    // Only a URI that has the number as a segment of its own is one of a generation.
+    // The URI must have the number as a whole segment.
     let generation = object.property(GENERATION)?.as_u64()?.to_string();
     let text = object.uri.as_str();
     let (before, behind) = text.split_once(&format!("/{generation}/"))?;
@@ -343,9 +327,9 @@ pub struct Exported<'a> {
     pub object: &'a ManagedObject,
     /// The element that reported it.
     pub element: &'a Name,
-    /// When it arrived, in seconds since 1970.
+    /// The time of its arrival, in seconds since 1970.
     pub arrived: f64,
-    /// How often the object was reported.
+    /// The number of reports of the object.
     pub count: u64,
     /// Its numbers over time, by property; intervals begin at seconds since
     /// 1970.

@@ -1,4 +1,4 @@
-//! Which element each endpoint belongs to, and so which element may replace or remove it.
+//! The owner of each endpoint: the element that may replace or remove it.
 //!
 //! ```text
 //!  /ep/1/          declared by A        belongs to A
@@ -7,9 +7,9 @@
 //!  /ep/1/vm/nic/   part of it           belongs to B
 //! ```
 //!
-//! An object belongs to the nearest declaration at or above it. An element may replace
-//! and remove only its own objects, with one exception: endpoints move. A request that
-//! has the topmost object of an endpoint takes the endpoint over, with all its parts.
+//! An object belongs to the element of the nearest declaration at or above it. An element
+//! may replace and remove only its own objects, with one exception: endpoints move. A
+//! declare that has the topmost object of an endpoint takes over the whole endpoint.
 //! Elements are distinguished by their names.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -21,19 +21,19 @@ use crate::message::ErrorResponse;
 use crate::model::{ManagedObject, Name, Uri};
 use crate::peer::ConnectionId;
 
-/// A declaration of an endpoint, as it stands.
+/// A declaration of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Declared {
     /// The name of the element.
     pub element: Name,
-    /// The connection that declared it, which may have ended.
+    /// The connection of the declaration, which may have ended.
     pub connection: ConnectionId,
-    /// When the endpoint is removed if it is not declared again.
+    /// The time at which the endpoint is removed unless it is declared again.
     pub expires: Option<Instant>,
 }
 
-/// One endpoint of a declaration.
+/// One endpoint of a request to declare.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) root: Uri,
@@ -53,19 +53,19 @@ pub(super) struct Ownership {
 
 #[derive(Debug)]
 struct Owner {
-    /// The name of the element. It stays the owner after its connection has ended.
+    /// The name of the element, which stays the owner after its connection has ended.
     element: Name,
     connection: ConnectionId,
     bytes: usize,
 }
 
 impl Claim {
-    /// The endpoints of a list of objects: the objects that are below no other one of the
+    /// The endpoints of a list of objects: the objects that are not below another object of the
     /// list, each with everything below it.
     pub(super) fn of(objects: &[ManagedObject], expires: Option<Instant>) -> Vec<Self> {
         let mut sorted: Vec<&ManagedObject> = objects.iter().collect();
-        // In the order of the URIs an object stands behind the one that contains it.
-        // Agents send parents first, but the draft does not ask for it.
+        // In the order of the URIs, an object follows the one that contains it. The draft does not
+        // require that parents are sent first.
         sorted.sort_unstable_by(|a, b| a.uri.cmp(&b.uri));
         let mut claims: Vec<Self> = Vec::new();
         for object in sorted {
@@ -83,29 +83,24 @@ impl Claim {
 }
 
 impl Ownership {
-    /// Whether an object belongs to another element.
-    pub(super) fn is_of_another(&self, element: &Name, uri: &Uri) -> bool {
-        self.owner(uri).is_some_and(|owner| owner.element != *element)
+    /// The element that an object belongs to.
+    pub(super) fn element(&self, uri: &Uri) -> Option<&Name> {
+        self.nearest(uri).map(|(_, owner)| &owner.element)
     }
 
-    /// Whether an object belongs to this element.
-    pub(super) fn is_of(&self, element: &Name, uri: &Uri) -> bool {
-        self.owner(uri).is_some_and(|owner| owner.element == *element)
+    /// True if an object belongs to another element.
+    pub(super) fn is_of_another(&self, element: &Name, uri: &Uri) -> bool {
+        self.element(uri).is_some_and(|owner| owner != element)
     }
 
     /// The nearest declaration at or above an object.
     fn nearest(&self, uri: &Uri) -> Option<(&Uri, &Owner)> {
-        // Prefixes come shortest first, so the last one found is the nearest.
+        // Prefixes are sorted by length, so the last match is the nearest.
         let above = uri.prefixes().filter_map(|text| self.owners.get_key_value(text));
         self.owners.get_key_value(uri).or_else(|| above.last())
     }
 
-    fn owner(&self, uri: &Uri) -> Option<&Owner> {
-        self.nearest(uri).map(|(_, owner)| owner)
-    }
-
-    /// Checks that an element may replace an object with a request that has the `coming`
-    /// objects.
+    /// Checks that an element may replace an object with a request that has the objects `coming`.
     pub(super) fn check(
         &self,
         element: &Name,
@@ -113,8 +108,7 @@ impl Ownership {
         coming: &HashSet<Uri>,
     ) -> Result<(), Box<ErrorResponse>> {
         match self.nearest(uri) {
-            // With its topmost object the whole endpoint moves: agents declare it together
-            // with its attributes.
+            // The topmost object moves the whole endpoint.
             Some((top, owner)) if owner.element != *element && !coming.contains(top) => Err(
                 ErrorResponse::error(format_args!("{uri:?} is part of an endpoint of another element")),
             ),
@@ -122,19 +116,19 @@ impl Ownership {
         }
     }
 
-    /// Whether an element may enter these endpoints, within a limit for the memory of all.
+    /// True if the memory limit of all endpoints allows the element to declare these endpoints.
     pub(super) fn has_room(&self, element: &Name, claims: &[Claim], limit: usize) -> bool {
         let before = claims.iter().filter_map(|claim| self.owners.get(&claim.root));
         let own = before.filter(|owner| owner.element == *element);
         let before: usize = own.map(|owner| owner.bytes).sum();
         let after: usize = claims.iter().map(|claim| claim.bytes).sum();
-        // An element that is at its limit may still repeat what it has declared.
+        // An element at its limit may still repeat its declarations.
         after <= before || self.memory.fits(element, after - before, limit)
     }
 
-    /// Enters an endpoint. It belongs to this element from now on.
+    /// Adds an endpoint. It belongs to this element from now on.
     pub(super) fn enter(&mut self, claim: Claim, element: &Name, connection: ConnectionId) {
-        // Its former owner may have been another connection, whose list has it.
+        // The endpoint may be in the list of another connection.
         self.release(&claim.root);
         if let Some(at) = claim.expires {
             self.expiry.set(claim.root.clone(), at);
@@ -150,8 +144,7 @@ impl Ownership {
         self.owners.insert(claim.root, owner);
     }
 
-    /// Forgets a declaration, because the endpoint is gone or has become part of another
-    /// one.
+    /// Removes a declaration: its endpoint was removed, or has become part of another endpoint.
     pub(super) fn release(&mut self, uri: &Uri) {
         let Some(owner) = self.owners.remove(uri) else {
             return;
@@ -166,25 +159,24 @@ impl Ownership {
         }
     }
 
-    /// A connection has ended. Returns the endpoints that it was the last one to declare.
+    /// A connection has ended. Returns the endpoints whose latest declaration it sent.
     pub(super) fn left(&mut self, connection: ConnectionId) -> BTreeSet<Uri> {
-        // The declarations stay: the caller removes them or sets their end, as the settings say.
+        // The declarations stay. The caller removes them or sets their end, according to the settings.
         self.by_connection.remove(&connection).unwrap_or_default()
     }
 
-    /// Ends an endpoint at this time, if it does not end earlier.
+    /// Ends an endpoint at this time, unless it ends earlier.
     pub(super) fn end_by(&mut self, uri: Uri, at: Instant) {
-        // The grace never makes a declaration live longer than its own time.
         let at = self.expiry.of(&uri).map_or(at, |before| before.min(at));
         self.expiry.set(uri, at);
     }
 
-    /// Whether only the end of its connection ends an endpoint.
+    /// True if an endpoint has no time of expiry.
     pub(super) fn is_endless(&self, uri: &Uri) -> bool {
         self.expiry.of(uri).is_none()
     }
 
-    /// Removes and returns the end of an endpoint whose time has ended. Call it until it
+    /// Returns an endpoint that expires at `now`, and removes its time of expiry. Call it until it
     /// returns `None`.
     pub(super) fn expired(&mut self, now: Instant) -> Option<Uri> {
         self.expiry.pop(now)
@@ -204,19 +196,14 @@ impl Ownership {
         })
     }
 
-    /// The element that declared an endpoint.
-    pub(super) fn element(&self, uri: &Uri) -> Option<&Name> {
-        self.owners.get(uri).map(|owner| &owner.element)
-    }
-
-    /// How many endpoints a connection has declared.
+    /// The number of endpoints that a connection has declared.
     pub(super) fn count(&self, connection: ConnectionId) -> usize {
         self.by_connection.get(&connection).map_or(0, BTreeSet::len)
     }
 }
 
-/// When a declaration ends by itself. `None` for zero or a time that the clock cannot
-/// count: then it ends with its connection.
+/// The time at which a declaration expires. `None` for zero, or for a time that the clock cannot
+/// represent: then it ends with its connection.
 pub(super) fn end_of(life: Duration, now: Instant) -> Option<Instant> {
     now.checked_add(life).filter(|_| !life.is_zero())
 }

@@ -1,4 +1,4 @@
-//! The updates that tell clients of an edit.
+//! The updates for an edit.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
@@ -11,10 +11,9 @@ use crate::model::{
 };
 use crate::peer::ConnectionId;
 
-/// An update of objects in a tree. Created objects are replaced, each with everything
-/// below it. Modified objects are merged, without their children. Deleted objects are
-/// deleted, children before their parents, because libopflex deletes only the objects
-/// that the update names.
+/// An update of objects in a tree. Created objects are in `replace`, each with everything below it.
+/// Modified objects are in `merge_children`. Deleted objects are in `delete`, children before their
+/// parents, because libopflex deletes only the objects that the update names.
 pub(super) type Update<'a> = message::Update<ObjectRef<'a>>;
 
 /// The updates for an edit, each with its receivers.
@@ -37,31 +36,30 @@ pub(super) fn updates<'a>(
 /// Finds the receivers of each change: the clients that watch the object, or an object
 /// that contains it or contained it before the edit.
 ///
-/// Clients that are told of the same changes form one group, so that their update is
-/// built once.
+/// Clients that get the same changes form one group, so that their update is built once.
 fn groups<'a>(
     tree: &Tree,
     watchers: &Watchers<ConnectionId>,
     changes: &'a Changes,
     now: Instant,
 ) -> Vec<(Vec<ConnectionId>, Vec<&'a Change>)> {
-    // Sorted, so that the same edit always sends in the same order.
+    // Sorted, so that the same edit always sends updates in the same order.
     let mut of_each: BTreeMap<ConnectionId, Vec<usize>> = BTreeMap::new();
-    // Interests are by class as well, and the edit may have changed the class of an object.
+    // An interest is in a class, and the edit may have changed the class of an object.
     let roots = Roots::new(tree, changes);
     for (n, change) in changes.iter().enumerate() {
-        let mut tell = |connection: ConnectionId| {
-            let told = of_each.entry(connection).or_default();
+        let mut add = |connection: ConnectionId| {
+            let indexes = of_each.entry(connection).or_default();
             // A client may watch the object and several objects above it.
-            if told.last() != Some(&n) {
-                told.push(n);
+            if indexes.last() != Some(&n) {
+                indexes.push(n);
             }
         };
         for watch in watchers.of_uri(&change.uri, now) {
             if let Target::Uri(root) = &watch.target
                 && roots.is_or_was(root, &watch.subject)
             {
-                tell(watch.watcher);
+                add(watch.watcher);
             }
         }
         if watchers.watches_idents() {
@@ -69,31 +67,25 @@ fn groups<'a>(
                 let watches = watchers.of_ident(&ident, now);
                 watches
                     .filter(|watch| watch.subject == subject)
-                    .for_each(|watch| tell(watch.watcher));
+                    .for_each(|watch| add(watch.watcher));
             }
         }
     }
-    // Clients that are told the same share one frame, and so its memory.
-    let mut groups: HashMap<Vec<usize>, Vec<ConnectionId>> = HashMap::new();
-    let mut order = Vec::new();
-    for (connection, told) in of_each {
-        let receivers = groups.entry(told.clone()).or_insert_with(|| {
-            order.push(told);
-            Vec::new()
-        });
-        receivers.push(connection);
+    // Clients that get the same changes share one frame, and so its memory.
+    let mut groups: BTreeMap<Vec<usize>, Vec<ConnectionId>> = BTreeMap::new();
+    for (connection, indexes) in of_each {
+        groups.entry(indexes).or_default().push(connection);
     }
-    let all: Vec<&Change> = changes.iter().collect();
-    let group = |told: Vec<usize>| {
-        let changes = told.iter().filter_map(|n| all.get(*n).copied()).collect();
-        (groups.remove(&told).unwrap_or_default(), changes)
-    };
-    order.into_iter().map(group).collect()
+    let changes_at = |indexes: Vec<usize>| indexes.into_iter().map(|n| &changes[n]).collect();
+    let groups = groups.into_iter();
+    groups
+        .map(|(indexes, receivers)| (receivers, changes_at(indexes)))
+        .collect()
 }
 
 impl<'a> Update<'a> {
     /// An update that only creates objects.
-    pub(super) fn coming(of: Store, replace: Vec<ObjectRef<'a>>) -> Self {
+    pub(super) fn created(of: Store, replace: Vec<ObjectRef<'a>>) -> Self {
         Self {
             replace,
             ..Self::empty(of)
@@ -103,7 +95,7 @@ impl<'a> Update<'a> {
     /// The update for these changes, which are in the order of their URIs.
     fn whole(of: Store, tree: &'a Tree, changes: &[&Change]) -> Self {
         let mut update = Self::empty(of);
-        let mut told: HashSet<&Uri> = HashSet::new();
+        let mut added: HashSet<&Uri> = HashSet::new();
         for change in changes {
             match change.kind {
                 ChangeKind::Deleted => {
@@ -114,38 +106,37 @@ impl<'a> Update<'a> {
                     // Children that survive their parent's deletion are sent again, because
                     // some receivers delete whole subtrees.
                     for child in tree.children_of(&change.uri) {
-                        update.come(tree, child.uri(), &mut told);
+                        update.add_subtree(tree, child.uri(), &mut added);
                     }
                 }
-                ChangeKind::Created => update.come(tree, &change.uri, &mut told),
+                ChangeKind::Created => update.add_subtree(tree, &change.uri, &mut added),
                 ChangeKind::Modified => match &mut update.merge_children {
                     // An endpoint update cannot merge, so the object is replaced with everything
                     // below it.
-                    None => update.come(tree, &change.uri, &mut told),
-                    Some(_) if told.contains(&change.uri) => {}
+                    None => update.add_subtree(tree, &change.uri, &mut added),
+                    Some(_) if added.contains(&change.uri) => {}
                     Some(merge) => merge.extend(tree.get(&change.uri)),
                 },
             }
         }
-        // Changes are parents first; a parent must go after its children.
+        // Changes are sorted parents first; deletions are sent children first.
         update.delete.reverse();
         update
     }
 
-    /// Adds an object with everything below it that the update does not have yet.
-    fn come(&mut self, tree: &'a Tree, uri: &Uri, told: &mut HashSet<&'a Uri>) {
-        if !told.contains(uri) {
-            let subtree = tree.subtree(uri).filter(|object| told.insert(object.uri()));
+    /// Adds an object with everything below it, except for objects that the update has already.
+    fn add_subtree(&mut self, tree: &'a Tree, uri: &Uri, added: &mut HashSet<&'a Uri>) {
+        if !added.contains(uri) {
+            let subtree = tree.subtree(uri).filter(|object| added.insert(object.uri()));
             self.replace.extend(subtree);
         }
     }
 
-    /// Splits the update so that the length of a message has a bound. Deletions go first,
+    /// Splits the update so that the length of a message has a limit. Deletions are sent first,
     /// because a created object may have the URI of a deleted one.
     fn pieces(self, of: Store, limits: &ServerLimits) -> Vec<Self> {
-        // An update of endpoints has no such member at all.
         let merge = self.merge_children.unwrap_or_default();
-        // Nearly every update is short: it is sent as libopflex would send it, in one piece.
+        // Nearly every update is short, and is sent in one message as in libopflex.
         let is_short = self.replace.len() + merge.len() + self.delete.len() <= limits.update_objects;
         let objects = self.replace.iter().chain(&merge).map(ObjectRef::wire_len);
         if is_short && objects.sum::<usize>() <= limits.message_bytes {
@@ -164,7 +155,7 @@ impl<'a> Update<'a> {
             delete,
             ..Self::empty(of)
         });
-        let replaces = long(self.replace).into_iter().map(|part| Self::coming(of, part));
+        let replaces = long(self.replace).into_iter().map(|part| Self::created(of, part));
         let merges = long(merge).into_iter().map(|part| Self {
             merge_children: Some(part),
             ..Self::empty(of)
@@ -211,8 +202,8 @@ impl<'a> Roots<'a> {
         }
     }
 
-    /// Whether a watched URI has, or had before the edit, an object of the class that the
-    /// watcher asked for. If there is no object, the class does not matter.
+    /// True if a watched URI has, or had before the edit, an object of the watched class. If there is
+    /// and was no object, the class does not matter.
     fn is_or_was(&self, uri: &Uri, subject: &str) -> bool {
         let now = self.tree.get(uri).map(|object| object.subject());
         let before = self.before.get(uri).map(|object| &object.subject);
@@ -224,7 +215,7 @@ impl<'a> Roots<'a> {
     fn idents_above(&self, uri: &Uri) -> Vec<(Ident, Name)> {
         let above = uri.prefixes().filter_map(|text| text.parse().ok());
         let mut found = Vec::new();
-        // Identifiers of everything above count, because a watch of an object is one of its subtree.
+        // Including the objects above, because a watch of an object covers its subtree.
         for uri in above.chain(std::iter::once(uri.clone())) {
             if let Some(object) = self.tree.get(&uri) {
                 found.extend(

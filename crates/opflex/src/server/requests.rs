@@ -1,4 +1,4 @@
-//! Each method, carried out and answered.
+//! The methods: requests are carried out and answered.
 
 use std::time::Instant;
 
@@ -22,12 +22,11 @@ impl ServerCore {
             .sessions
             .get(&connection)
             .and_then(|session| session.element.as_ref());
-        // Only methods without a need of identity come here without an element; they do not use it.
+        // Without an element, the method is one that needs no identity and does not use the name.
         let element = element.map_or_else(|| Name::from(""), |element| element.name.clone());
         let answer = match request {
             Request::Echo(echo) => Ok(Frame::result(&id, &echo.answer())),
             Request::SendIdentity(identity) => self.identity(connection, &id, *identity, now),
-            // Roles are checked before anything is done, so that a server without a role keeps nothing.
             _ if !self.settings.has(&role_for(method)) => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("this server does not take {method}"),
@@ -44,8 +43,7 @@ impl ServerCore {
                 }
             }
             Request::Unresolve(of, unresolves) => {
-                // libopflex never repeats an unresolve.
-                // An unresolve without a resolve is answered like any other.
+                // An unresolve without a resolve succeeds, too: libopflex never repeats an unresolve.
                 for Resolve { target, .. } in &unresolves {
                     match of {
                         Store::Policy => self.policy.watchers.unwatch(&connection, target),
@@ -56,7 +54,7 @@ impl ServerCore {
             }
             Request::EndpointDeclare(mut declares) => {
                 let objects = declares.iter_mut().map(|declare| &mut declare.endpoint);
-                // libopflex skips what it does not know; refusing would stop an agent with a newer model.
+                // As libopflex. A refusal would stop an agent with a newer model.
                 self.leave_out_unknown(connection, method, objects, now);
                 let changes = self
                     .registry
@@ -76,20 +74,20 @@ impl ServerCore {
                 self.leave_out_unknown(connection, method, objects, now);
                 self.observer.report(&element, reports, now).map(|()| done())
             }
-            // A request of the wrong direction, which no role takes.
+            // Only a server sends updates.
             Request::Update(..) | Request::Custom(_) => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("a server does not take {method}"),
             )),
         };
         match answer {
-            Ok(frame) => self.send(connection, frame),
+            Ok(frame) => self.actions.send(connection, frame),
             Err(refusal) => self.refuse(connection, &id, Some(method), &refusal, now),
         }
     }
 
-    /// Leaves out objects and properties that the model does not know, as libopflex does, and
-    /// logs how many those were.
+    /// Removes objects and properties that the model does not define, as libopflex does, and logs
+    /// and counts them.
     fn leave_out_unknown<'a>(
         &mut self,
         connection: ConnectionId,
@@ -111,8 +109,8 @@ impl ServerCore {
         }
     }
 
-    /// Logs resolves whose class is not the one of the object. They are answered without the
-    /// object and without an error: agents ask so for `GbpSubnets` with the URI of a
+    /// Logs resolves whose class is not the class of the object. They are answered without the
+    /// object and without an error: agent-ovs resolves `GbpSubnets` with the URI of a
     /// `GbpSubnet`, and would repeat a refused resolve for ever.
     fn log_other_classes(&mut self, connection: ConnectionId, of: Store, resolves: &[Resolve], now: Instant) {
         for Resolve { subject, target, .. } in resolves {
@@ -133,7 +131,12 @@ impl ServerCore {
 
     fn begin_answer(&mut self, connection: ConnectionId, id: Id, of: Store, unsent: Unsent) {
         if let Some(session) = self.sessions.get_mut(&connection) {
-            session.answer = Some(Answer { id, of, unsent });
+            session.answer = Some(Answer {
+                id,
+                of,
+                unsent,
+                is_begun: false,
+            });
             self.go_on(connection);
         }
     }
@@ -159,7 +162,7 @@ impl ServerCore {
         self.actions.push(Action::Identified { connection });
         let name = session.element.as_ref().map(|element| element.name.clone());
         if before != name {
-            // The requests of a session count for the name that it has sent last.
+            // The requests of a session count for its latest name.
             if let Some(before) = &before {
                 let most = self.settings.limits.agents;
                 self.agents.left(before, &RequestCounters::default(), most);
@@ -168,12 +171,12 @@ impl ServerCore {
                 self.agents.came(name, now);
             }
         }
-        // The former name is free, unless another connection has taken it.
+        // The former name is removed, unless another connection uses it.
         if let Some(before) = before.filter(|before| self.names.get(before) == Some(&connection)) {
             self.names.remove(&before);
         }
         if let Some(name) = name {
-            // With any domain allowed, the log shows which domains elements send.
+            // If any domain is allowed, the log shows the domains of elements.
             let domain = domain.filter(|domain| *domain != self.settings.domain);
             let domain = domain.map_or_else(String::new, |domain| format!(" of the domain {domain:?}"));
             self.log(connection, Level::Info, "identity", now, || {
@@ -198,7 +201,7 @@ impl ServerCore {
         now: Instant,
     ) {
         let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity must be sent first");
-        // The answer is sent before the end, so that the peer sees why.
+        // The answer is sent before the connection ends, so that the peer gets the reason.
         self.refuse(connection, id, method, &error, now);
         self.close(connection, CloseReason::RequestBeforeIdentity(method), now);
     }
@@ -212,7 +215,7 @@ impl ServerCore {
         now: Instant,
     ) {
         match method {
-            // Nothing else tells an operator why an element is not there.
+            // A warning: no other line shows why an element is missing.
             Some(Method::SendIdentity) => {
                 self.log(connection, Level::Warn, "identity refused", now, || {
                     format!("its identity is refused: {}", excerpt(error))
@@ -223,11 +226,11 @@ impl ServerCore {
         if let Some((session, method)) = self.sessions.get_mut(&connection).zip(method) {
             session.counters.count_refused(method);
         }
-        self.send(connection, Frame::failure(id, error));
+        self.actions.send(connection, Frame::failure(id, error));
     }
 }
 
-/// The role that takes a method.
+/// The role of a server that a method is for.
 fn role_for(method: Method) -> Role {
     match method {
         Method::EndpointDeclare

@@ -1,4 +1,4 @@
-//! A tree with its resolves: the part that policy and endpoints share.
+//! A tree with its resolves, for policy and for endpoints.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,30 +8,30 @@ use crate::message::{ErrorResponse, Resolve};
 use crate::model::{Cursor, ObjectRef, Piece, Target, Tree, Uri, Watch, Watchers, watch_memory};
 use crate::peer::ConnectionId;
 
-/// A time in seconds from the wire. A negative one counts as zero.
+/// A refresh rate of a message, in seconds. A negative one counts as zero.
 pub(super) fn seconds(prr: i64) -> Duration {
     Duration::from_secs(u64::try_from(prr).unwrap_or(0))
 }
 
-/// For how long changes are told; not at all if that is zero.
+/// The time for which updates are sent. If it is zero, none are sent.
 fn refresh(resolve: &Resolve, settings: &Settings) -> Duration {
     resolve.prr.map_or(settings.default_prr, seconds)
 }
 
 /// The part of an answer to a resolve that has not been sent.
 ///
-/// Each object is sent as it is at that time. Changes between two pieces are sent as
-/// updates like any other change, so that the client has the right state in the end.
+/// Each object is sent in its state at that time. Later changes are sent as updates, so the client
+/// has the present state when the answer is complete.
 #[derive(Debug, Default)]
 pub(super) struct Unsent(VecDeque<Cursor>);
 
 impl Unsent {
-    /// The next objects, parents before children, of about `bytes` bytes, but at least one
-    /// if there is any.
+    /// The next objects, parents before children: about `bytes` bytes, but at least one object unless
+    /// none is left.
     pub(super) fn next<'a>(&mut self, tree: &'a Tree, bytes: usize) -> Vec<ObjectRef<'a>> {
         let (mut objects, mut piece) = (Vec::new(), Piece::new(bytes));
         while let Some(cursor) = self.0.front_mut() {
-            // Checked first, so that the last piece knows that it is the last.
+            // Checked first, so that `is_empty` is true after the last piece.
             if cursor.ahead(tree).next().is_none() {
                 self.0.pop_front();
             } else if piece.is_full() {
@@ -43,13 +43,13 @@ impl Unsent {
         objects
     }
 
-    /// Whether everything has been sent.
+    /// True if the whole answer has been sent.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// A tree that clients resolve objects of.
+/// A tree whose objects clients resolve.
 #[derive(Debug, Default)]
 pub(super) struct Resolvable {
     pub(super) tree: Tree,
@@ -64,14 +64,14 @@ impl Resolvable {
         }
     }
 
-    /// Checks all parts of a resolve before any of them has an effect.
+    /// Checks all resolves of a request before the first has an effect.
     fn check(
         &self,
         connection: ConnectionId,
         resolves: &[Resolve],
         settings: &Settings,
     ) -> Result<(), Box<ErrorResponse>> {
-        // An empty answer would hide a typing error for ever.
+        // Refused, because an empty answer would hide a typing error.
         for Resolve { subject, .. } in resolves {
             if self.tree.schema().is_some_and(|schema| !schema.knows(subject)) {
                 return Err(ErrorResponse::error(format_args!(
@@ -81,12 +81,12 @@ impl Resolvable {
             }
         }
         let there = self.watchers.count(&connection);
-        // A resolve that is repeated takes no more memory.
+        // A repeated resolve takes no more memory.
         let adds = |resolve: &&Resolve| {
             !refresh(resolve, settings).is_zero() && !self.watchers.watches(&connection, &resolve.target)
         };
         let limit = settings.limits.resolves;
-        // The first comparison is cheap and settles nearly every request.
+        // The first comparison is cheap, and is false for nearly every request.
         if there + resolves.len() > limit && there + resolves.iter().filter(adds).count() > limit {
             let what = format!("a connection can't resolve more than {limit} objects");
             return Err(ErrorResponse::error(what));
@@ -106,8 +106,8 @@ impl Resolvable {
         Ok(())
     }
 
-    /// Enters the resolves and returns the answer. An unknown object is no error: it is
-    /// sent when it appears.
+    /// Adds the resolves and returns the answer. An unknown object is not an error: it is sent when it
+    /// is created.
     pub(super) fn resolve(
         &mut self,
         connection: ConnectionId,
@@ -115,13 +115,11 @@ impl Resolvable {
         settings: &Settings,
         now: Instant,
     ) -> Result<Unsent, Box<ErrorResponse>> {
-        // All of the request is checked first: it is carried out as a whole or not at all.
         self.check(connection, &resolves, settings)?;
-        // Found before the interests are entered, which takes the resolves apart.
         let found = self.find(&resolves);
         for resolve in resolves {
             let refresh = refresh(&resolve, settings);
-            // A refresh rate of zero asks for the answer alone; it ends an earlier interest.
+            // With a refresh rate of zero there are no updates, and an earlier interest ends.
             if refresh.is_zero() {
                 self.watchers.unwatch(&connection, &resolve.target);
             } else {
@@ -129,7 +127,7 @@ impl Resolvable {
                     watcher: connection,
                     subject: resolve.subject,
                     target: resolve.target,
-                    // A time that the clock cannot count never comes.
+                    // A time that the clock cannot represent means no end.
                     expires: now.checked_add(refresh),
                 });
             }
@@ -137,8 +135,7 @@ impl Resolvable {
         Ok(found)
     }
 
-    /// The objects that a resolve asks for, each once. Objects that are not there, or are
-    /// of another class, are left out.
+    /// The objects of the resolves, each once, without objects of another class.
     fn find<'a>(&'a self, resolves: &[Resolve]) -> Unsent {
         // A request may name an object twice, by URI and by identifier.
         let mut found: HashSet<&str> = HashSet::new();
@@ -154,7 +151,7 @@ impl Resolvable {
                 Target::Ident(ident) => self.tree.find(ident).for_each(&mut take),
             }
         }
-        // An object below another one is sent with that.
+        // An object below another one is sent together with it.
         let is_below = |uri: &Uri| uri.prefixes().any(|above| found.contains(above));
         let roots = order.into_iter().filter(|uri| !is_below(uri)).cloned();
         Unsent(roots.map(Cursor::below).collect())

@@ -1,5 +1,4 @@
-//! Numbers over time: each value is added to the current interval of every row of
-//! intervals.
+//! Numbers over time: each value is added to the present interval of every row.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use super::RollUp;
 pub struct Interval {
     /// Seconds from the start of the server to the start of the interval.
     pub start: u64,
-    /// How often the number was reported.
+    /// The number of values.
     pub samples: u64,
     /// The smallest value.
     pub min: f64,
@@ -27,18 +26,17 @@ pub struct Interval {
     pub last: f64,
 }
 
-/// One row of intervals of one number, oldest first. Intervals without a report are left
-/// out.
+/// One row of intervals of one number, oldest first, without intervals that have no value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// How long each interval is, in seconds.
+    /// The length of each interval, in seconds.
     pub interval: u64,
     /// The intervals.
     pub intervals: Vec<Interval>,
 }
 
-/// One number of one object.
-#[derive(Debug)]
+/// The values of one number of one object over time.
+#[derive(Clone, Debug)]
 pub(super) struct Series {
     rows: Vec<VecDeque<Interval>>,
 }
@@ -50,12 +48,11 @@ impl Series {
         }
     }
 
-    /// Enters a value that was reported at `now`, on a server that started at
-    /// `start`.
+    /// Adds a value that was reported at `now`, on a server that started at `start`.
     pub(super) fn add(&mut self, value: f64, roll_up: &[RollUp], start: Instant, now: Instant) {
         let age = now.saturating_duration_since(start);
         for (row, roll_up) in self.rows.iter_mut().zip(roll_up) {
-            // Intervals begin at multiples of their length, so that those of all numbers match.
+            // Multiples of the length, so that the intervals of all numbers begin at the same times.
             let begin = begin(age, roll_up.interval);
             match row.back_mut().filter(|last| last.start == begin) {
                 Some(interval) => {
@@ -75,7 +72,7 @@ impl Series {
                     last: value,
                 }),
             }
-            // The interval that is still filled is kept in any case.
+            // The present interval is kept in any case.
             while row.len() > roll_up.keep.max(1) {
                 row.pop_front();
             }
@@ -103,7 +100,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "some instant to count from")]
-    fn values_fall_into_their_intervals_and_old_ones_are_dropped() {
+    fn values_are_summed_by_interval_and_old_intervals_are_dropped() {
         let roll_up = [(10, 2), (100, 3)].map(|(interval, keep)| RollUp {
             interval: Duration::from_secs(interval),
             keep,

@@ -1,4 +1,4 @@
-//! One client: its identity and its keep-alive.
+//! The session of one client: its identity and its keep-alive.
 
 use std::time::Instant;
 
@@ -18,61 +18,61 @@ const MAX_TEXT: usize = 1024;
 /// The most roles that a session keeps.
 const MAX_ROLES: usize = 16;
 
-/// The present state of a client.
+/// A snapshot of the session of a client.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SessionInfo {
-    /// Its connection.
+    /// The number of the connection.
     #[serde(rename = "session")]
     pub connection: ConnectionId,
-    /// The address that it connected from.
+    /// The address of the client.
     pub address: String,
-    /// Its name, once it has sent it.
+    /// The name. `None` until the client has sent its identity.
     pub name: Option<Name>,
     /// Its roles.
     #[serde(rename = "role")]
     pub roles: Vec<Role>,
-    /// Its location, if the client or the settings say it.
+    /// The location, from the settings or from the client.
     pub location: Option<String>,
-    /// For how many seconds it has been connected.
+    /// The age of the connection in seconds.
     pub seconds: u64,
-    /// Policy resolves in force.
+    /// The number of policy resolves in force.
     pub policies: usize,
-    /// Endpoint resolves in force.
+    /// The number of endpoint resolves in force.
     pub endpoint_resolves: usize,
-    /// Endpoints that it declared.
+    /// The number of endpoints that the client declared.
     pub endpoints: usize,
-    /// Counts of its requests and of the updates to it.
+    /// Counters of its requests and of the updates to it.
     pub counters: RequestCounters,
 }
 
 /// The state of one connection.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// Where the client connected from.
+    /// The address of the client.
     pub(super) address: String,
     /// `host:port` as the client dialled it, if it is known.
     pub(super) dialled: Option<String>,
     pub(super) since: Instant,
     pub(super) keepalive: Keepalive,
-    /// The common name of its certificate.
+    /// The common name of its certificate, if the settings use it.
     pub(super) certified: Option<String>,
-    /// Its identity, once it has sent it.
+    /// The identity. `None` until the server has accepted it.
     pub(super) element: Option<Element>,
     pub(super) counters: RequestCounters,
     /// The unfinished answer. It is finished before the next message is handled.
     pub(super) answer: Option<Answer>,
-    /// Whether a piece of that answer has been sent.
-    pub(super) begun: bool,
 }
 
-/// An answer to a resolve.
+/// An unfinished answer to a resolve.
 #[derive(Debug)]
 pub(super) struct Answer {
     /// The id of the request.
     pub(super) id: Id,
     pub(super) of: Store,
     pub(super) unsent: Unsent,
+    /// True if a piece of the answer has been sent.
+    pub(super) is_begun: bool,
 }
 
 /// The identity of a client.
@@ -94,11 +94,10 @@ impl Session {
             element: None,
             counters: RequestCounters::default(),
             answer: None,
-            begun: false,
         }
     }
 
-    /// When the session needs attention although nothing arrives.
+    /// The time of the next echo, or at which the identity is late.
     pub(super) fn deadline(&self, settings: &Settings) -> Instant {
         let echo = self.keepalive.next();
         match self.element {
@@ -111,8 +110,8 @@ impl Session {
         self.element.is_none() && now >= after(self.since, settings.identity_timeout)
     }
 
-    /// Checks an identity as the draft says, and makes the answer. A second identity
-    /// replaces the first.
+    /// Checks an identity as the draft requires, and makes the answer. A second identity replaces
+    /// the first.
     pub(super) fn identify(
         &mut self,
         mut identity: Identity,
@@ -120,15 +119,15 @@ impl Session {
     ) -> Result<IdentityResult, Box<ErrorResponse>> {
         let refuse = |code, message: String| Err(ErrorResponse::boxed(code, message));
         if settings.name_from_certificate {
-            // A name that the element gives itself would let it take over the endpoints of
-            // another element.
+            // Endpoints belong to names, so an element could take over those of another element with
+            // a name of its choice.
             identity.name.clone_from(&self.certified);
             if self.certified.as_deref().is_none_or(str::is_empty) {
                 let what = "the certificate has no common name to know the element by";
                 return refuse(ErrorCode::ERROR, what.to_owned());
             }
         }
-        // These texts are kept as long as the connection, so their length has a bound.
+        // The session keeps these texts, so their length needs a limit.
         let texts = [&identity.name, &identity.my_location, &identity.domain]
             .into_iter()
             .flatten();
@@ -141,8 +140,8 @@ impl Session {
         if !settings.lenient {
             let version = identity.proto_version.as_deref();
             if version != Some(PROTO_VERSION) {
-                let told = told(version);
-                let what = format!("the protocol version is {PROTO_VERSION} here, and {told} there");
+                let sent = shown(version);
+                let what = format!("the protocol version is {PROTO_VERSION} here, and {sent} there");
                 return refuse(ErrorCode::EPROTO, what);
             }
             let domain = identity.domain.as_deref();
@@ -150,7 +149,7 @@ impl Session {
                 let what = format!(
                     "the domain is {:?} here, and {} there",
                     settings.domain,
-                    told(domain)
+                    shown(domain)
                 );
                 return refuse(ErrorCode::EDOMAIN, what);
             }
@@ -161,10 +160,10 @@ impl Session {
                 return refuse(ErrorCode::ERROR, "an identity needs a role".to_owned());
             }
         }
-        // An element compares the domain of the answer with its own.
+        // An element may compare the domain of the answer with its own.
         let domain = identity.domain.filter(|_| settings.any_domain);
         let name = identity.name.unwrap_or_default();
-        // The location that the operator has set wins over the one that the element sends.
+        // The configured location takes precedence over the location that the element sends.
         let assigned = settings.locations.get(&name);
         let known = assigned.or(identity.my_location.as_ref());
         let location = known.or(settings.default_location.as_ref()).cloned();
@@ -174,7 +173,7 @@ impl Session {
                 format!("the location of {name:?} is not known"),
             );
         }
-        // Only now, when nothing can be refused any more, does the identity count.
+        // After the last check, so that a refused identity has no effect.
         self.element = Some(Element {
             name: name.into(),
             roles: identity.my_role,
@@ -217,11 +216,11 @@ impl Session {
 }
 
 /// A member of an identity, for an error text.
-fn told(text: Option<&str>) -> String {
+fn shown(text: Option<&str>) -> String {
     text.map_or_else(|| "missing".to_owned(), |text| format!("{text:?}"))
 }
 
-/// The member `data`, which libopflex adds; it is empty without proxies.
+/// The member `data`, an addition of libopflex. It is empty without proxies.
 fn data(settings: &Settings) -> Value {
     match &settings.proxies {
         None => json!({}),

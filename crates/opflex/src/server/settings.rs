@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::message::{Peer, Proxies, Role};
 use crate::peer::KeepaliveSettings;
 
-/// How a server behaves. The defaults are a server with all three roles that
-/// an unchanged libopflex element can use, once it has its name and domain.
+/// The settings of a server. With a name and a domain, the defaults are a server with all three roles
+/// that an unchanged libopflex element can use.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The server's name, unique within the domain.
@@ -15,20 +15,17 @@ pub struct Settings {
     pub name: String,
     /// The policy domain. Default `default`.
     pub domain: String,
-    /// Takes elements of any domain, and answers each with its own. Default
-    /// false.
+    /// Accepts elements of any domain, and answers each with its own domain. Default false.
     pub any_domain: bool,
-    /// The roles of the server. A server without roles only names the other servers.
+    /// The roles of the server. A server without roles only lists other servers.
     /// Default policy repository, endpoint registry and observer.
     pub roles: Vec<Role>,
-    /// Where the components of the domain are. IPv6 addresses are told as
-    /// libopflex reads them, `::1:8009`, however they are written here. Default
-    /// empty.
+    /// The components of the domain with their addresses. IPv6 addresses are sent in the form of
+    /// libopflex, `::1:8009`, also if they have brackets here. Default empty.
     pub peers: Vec<Peer>,
-    /// Adds the address that the client dialled to the list, if it is missing there
-    /// and the server has roles. libopflex stays only with a server whose list has the
-    /// address exactly as it was dialled. Turn it off if elements dial host names,
-    /// which only `peers` can contain. Default true.
+    /// Adds the address that the client dialled to the list, if the list lacks it and the server has
+    /// roles. libopflex uses a server only if its list has the address exactly as it was dialled.
+    /// Turn it off if elements dial host names, which only `peers` can contain. Default true.
     pub list_dialled: bool,
     /// The location of the server. Default none.
     pub location: Option<String>,
@@ -41,41 +38,40 @@ pub struct Settings {
     /// Accepts elements with another protocol version, another domain or no name, as
     /// libopflex does. Default false.
     pub lenient: bool,
-    /// Takes the name of an element from its certificate, whatever name it sends: the common
-    /// name that [`ServerCore::certify`](super::ServerCore::certify) is told. An element
-    /// without one is refused. Endpoints belong to names, so without this any element may
-    /// take over those of another. Default false.
+    /// Uses the common name of an element's certificate as its name, and ignores the name that it
+    /// sends; see [`ServerCore::certify`](super::ServerCore::certify). An element without a
+    /// common name is refused. Endpoints belong to names, so without this an element can take
+    /// over the endpoints of another one. Default false.
     pub name_from_certificate: bool,
     /// Closes the connection of an element when another connection uses its name.
     /// Default false, because the elements of many test set-ups share a name.
     pub unique_names: bool,
-    /// The proxies that elements in transport mode ask for. Default none.
+    /// The proxies that elements in transport mode need. Default none.
     pub proxies: Option<Proxies>,
-    /// How long a client may take from connecting to its identity. Default
-    /// 45 s.
+    /// The time limit of a client's identity, from the connection on. Default 45 s.
     pub identity_timeout: Duration,
     /// Echoes. Default as libopflex.
     pub keepalive: KeepaliveSettings,
-    /// How long updates are sent and declarations are kept if a request has no refresh
-    /// rate, and how long a state report is kept that is not repeated. Default 7200 s.
+    /// The refresh rate of requests that have none. A state report that is not repeated is kept for
+    /// this time, too. Default 7200 s.
     pub default_prr: Duration,
-    /// What happens to the endpoints of an element whose connection ends. Default
+    /// The treatment of the endpoints of an element whose connection ends. Default
     /// [`OnLeave::Grace`] of 30 s.
     pub on_leave: OnLeave,
     /// The intervals over which the observer sums up numbers. Default an hour in
     /// intervals of five minutes, and a day in hours.
     pub roll_up: Vec<RollUp>,
-    /// Bounds of what the server keeps for clients.
+    /// The limits of the data that the server keeps for clients.
     pub limits: ServerLimits,
 }
 
-/// What happens to the endpoints of an element whose connection ends. No declaration
-/// lives longer than the element asked for.
+/// The treatment of the endpoints of an element whose connection ends. A declaration never lasts
+/// longer than its refresh rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnLeave {
-    /// They stay until their refresh time ends, as in the draft. Endpoints that were
-    /// declared without such a time are removed.
+    /// They stay until their refresh rate ends, as in the draft. Endpoints without a time of expiry
+    /// are removed.
     Keep,
     /// They are removed at once.
     Remove,
@@ -86,45 +82,43 @@ pub enum OnLeave {
 /// A row of intervals, over which numbers in state reports are summed up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RollUp {
-    /// How long an interval is.
+    /// The length of an interval.
     pub interval: Duration,
-    /// How many intervals are kept.
+    /// The number of intervals that are kept.
     pub keep: usize,
 }
 
-/// Bounds of what the server keeps for clients. A request that would exceed one is
-/// answered with ERROR and changes nothing.
+/// The limits of the data that the server keeps for clients. Unless stated otherwise, a request that
+/// would exceed a limit is answered with ERROR and has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Resolves in force, for each connection and each of the two kinds.
+    /// The most resolves in force, for each connection and each of the two stores.
     /// Default 100,000.
     pub resolves: usize,
-    /// The memory of the resolves of all connections, in bytes, for each of the two kinds.
-    /// No connection gets more than what it leaves free. Default 256 MiB.
+    /// The memory of the resolves of all connections, in bytes, for each of the two stores. A
+    /// connection gets at most as much as stays free. Default 256 MiB.
     pub resolve_bytes: usize,
-    /// Objects of all endpoints. Default 1,000,000.
+    /// The most endpoint objects. Default 1,000,000.
     pub endpoint_objects: usize,
-    /// The memory of all endpoints, in bytes as they are allocated. No element gets more
-    /// than what it leaves free. Default 512 MiB, for some 250,000 objects.
+    /// The memory of all endpoints, in allocated bytes. An element gets at most as much as stays
+    /// free. Default 512 MiB, for some 250,000 objects.
     pub endpoint_bytes: usize,
-    /// State reports; the oldest is dropped for a new one. Default 200,000.
+    /// The most state reports; the oldest is dropped for a new one. Default 200,000.
     pub reports: usize,
-    /// The memory of all reports, in bytes as they are allocated. The oldest report is
-    /// dropped for a new one; the oldest of the same element, if that has more than what is
-    /// free. Default 128 MiB.
+    /// The memory of all reports, in allocated bytes. The oldest report is dropped for a new one; the
+    /// oldest report of the same element, if the element has used its share. Default 128 MiB.
     pub report_bytes: usize,
-    /// Numbers that are kept over time, two kibibytes each with the default intervals.
-    /// Those with the oldest report are dropped for new ones. Default 20,000.
+    /// The most numbers that are kept over time, two kibibytes each with the default intervals. The
+    /// numbers of the oldest report are dropped for new ones. Default 20,000.
     pub series: usize,
-    /// Agents that have left and whose counters are kept, in about half a kibibyte each.
-    /// The one that left first is dropped for a new one. Default 10,000.
+    /// The most agents that have left and whose counters are kept, in about half a kibibyte each. The
+    /// agent that left first is removed for a new one. Default 10,000.
     pub agents: usize,
-    /// Objects in one update; a larger update is sent in pieces. Default 1000.
+    /// The most objects in one update; a larger update is sent in pieces. Default 1000.
     pub update_objects: usize,
-    /// About how many bytes of objects an answer or update has, unless a single object is
-    /// longer. A longer update is sent in pieces. A longer answer is sent as updates, and
-    /// its result has the last piece. Default 1 MiB, which takes some milliseconds to
-    /// write.
+    /// The approximate length of an answer or update, in bytes, unless a single object is longer. A
+    /// longer update is sent in pieces. A longer answer is sent as updates, and its result has the
+    /// last piece. Default 1 MiB, which takes some milliseconds to encode.
     pub message_bytes: usize,
 }
 
@@ -136,7 +130,7 @@ impl Default for Settings {
             any_domain: false,
             roles: vec![Role::POLICY_REPOSITORY, Role::ENDPOINT_REGISTRY, Role::OBSERVER],
             peers: Vec::new(),
-            // Without it, an unchanged libopflex leaves a server that is not in its own list.
+            // libopflex closes the connection to a server that is not in its own list.
             list_dialled: true,
             location: None,
             locations: BTreeMap::new(),
@@ -181,7 +175,7 @@ impl Default for ServerLimits {
             series: 20_000,
             agents: 10_000,
             update_objects: 1000,
-            // Longer answers would hold up the dispatcher: a mebibyte takes milliseconds to write.
+            // Encoding a longer answer would block the dispatcher for too long.
             message_bytes: 1 << 20,
         }
     }
@@ -197,7 +191,7 @@ impl Settings {
         }
     }
 
-    /// Whether the server has a role.
+    /// True if the server has a role.
     pub fn has(&self, role: &Role) -> bool {
         self.roles.contains(role)
     }

@@ -10,11 +10,11 @@ use super::super::{ManagedObject, Name, Uri};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChangeKind {
-    /// It was not there before.
+    /// The object is new.
     Created,
-    /// It has another class, other properties or another parent.
+    /// The class, the properties or the parent of the object changed.
     Modified,
-    /// It is not there any more.
+    /// The object was removed.
     Deleted,
 }
 
@@ -34,11 +34,11 @@ impl ChangeKind {
 pub struct Change {
     /// The object.
     pub uri: Uri,
-    /// Its class: after the edit, or before it when it is gone.
+    /// The class after the edit; of a deleted object, before the edit.
     pub subject: Name,
     /// The kind of the change.
     pub kind: ChangeKind,
-    /// The object as it was before, unless it was created; without children.
+    /// The object before the edit, without children. `None` if it was created.
     pub before: Option<Box<ManagedObject>>,
 }
 
@@ -46,20 +46,19 @@ pub struct Change {
 /// before children. Empty if the edit changed nothing.
 pub type Changes = Vec<Change>;
 
-/// The objects that an edit touched, as they were before it. They are compared only at
-/// the end, so an object that the edit adds and removes again does not count as changed.
+/// The former states of the objects that an edit touches. They are compared at the end, so an
+/// object that the edit adds and removes again does not count as changed.
 #[derive(Debug, Default)]
 pub(super) struct Before(BTreeMap<Uri, Option<ManagedObject>>);
 
 impl Before {
-    /// Keeps the state that an object had. Only the first call for an object counts.
+    /// Records the former state of an object. Only the first call for an object has an effect.
     pub(super) fn was(&mut self, uri: &Uri, object: Option<ManagedObject>) {
         self.0.entry(uri.clone()).or_insert(object);
     }
 
-    /// Compares with what is there now.
+    /// Compares with the present states.
     pub(super) fn compare<'a>(self, now: impl Fn(&Uri) -> Option<&'a ManagedObject>) -> Changes {
-        // Compared with the state after the edit, so a change that the edit undoes does not count.
         let change = |(uri, before): (Uri, Option<ManagedObject>)| {
             let (subject, kind) = match (&before, now(&uri)) {
                 (None, None) => return None,
@@ -79,11 +78,10 @@ impl Before {
     }
 }
 
-/// Whether two states of an object are equal, apart from their children. The order of
-/// properties does not matter: libopflex writes them in the order of its hash table.
+/// True if two states of an object are equal, apart from their children. The order of
+/// properties does not matter, because libopflex writes them in the order of a hash table.
 pub(super) fn same(a: &ManagedObject, b: &ManagedObject) -> bool {
     let by_name = |object: &ManagedObject| {
-        // Sorted only if the lists differ as they stand, which is rare.
         let mut properties: Vec<_> = object
             .properties
             .iter()
@@ -98,5 +96,6 @@ pub(super) fn same(a: &ManagedObject, b: &ManagedObject) -> bool {
         && a.parent_relation == b.parent_relation
         && a.extra == b.extra
         && a.properties.len() == b.properties.len()
+        // Sorting is rarely needed: most peers keep the order.
         && (a.properties == b.properties || by_name(a) == by_name(b))
 }

@@ -1,18 +1,17 @@
-//! Going through a tree in steps.
+//! Reading a tree in steps.
 
 use std::ops::Bound;
 
 use super::super::Uri;
 use super::{ObjectRef, Tree};
 
-/// A place in the order of a tree's URIs, or of those at and below one of them.
+/// A position in the order of a tree's URIs, or of the URIs at and below one of them.
 ///
-/// It holds URIs and no reference to the tree, so the tree may change between two
-/// steps: an object that comes behind the place is found, one that comes before
-/// it is not.
+/// It does not refer to the tree, so the tree may change between two steps. An object that is
+/// added behind the position is found, an object that is added before it is not.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cursor {
-    /// Only what is at and below this URI; everything without it.
+    /// Only objects at and below this URI. `None` for the whole tree.
     root: Option<Uri>,
     /// The last object that was passed.
     last: Option<Uri>,
@@ -24,28 +23,27 @@ impl Cursor {
         Self::default()
     }
 
-    /// The beginning of what is at and below a URI. The root stands for the whole
-    /// tree.
+    /// The beginning of the objects at and below a URI. The root means the whole tree.
     pub(crate) fn below(uri: Uri) -> Self {
         Self {
-            // Peers' URIs need not begin with a slash, so that not all are below `/`.
+            // URIs of peers need not begin with a slash, so they need not be below `/`.
             root: Some(uri).filter(|uri| !uri.is_root()),
             last: None,
         }
     }
 
-    /// Whether a URI is among those that the cursor goes through, and is not passed.
+    /// True if the cursor has still to pass a URI.
     pub(crate) fn is_ahead(&self, uri: &Uri) -> bool {
         self.last.as_ref().is_none_or(|last| uri > last)
             && self.root.as_ref().is_none_or(|root| root.covers(uri))
     }
 
-    /// Goes on to behind a URI.
+    /// Moves behind a URI.
     pub(crate) fn pass(&mut self, uri: Uri) {
         self.last = Some(uri);
     }
 
-    /// The objects ahead.
+    /// The objects behind the position.
     pub(crate) fn ahead<'a>(&self, tree: &'a Tree) -> impl Iterator<Item = ObjectRef<'a>> + use<'a> {
         let (root, all) = match &self.root {
             Some(root) => (Some(tree.covered_after(root, self.last.as_ref())), None),
@@ -58,8 +56,8 @@ impl Cursor {
         uris.filter_map(|uri| tree.get(uri))
     }
 
-    /// Passes the next objects, parents before children: at most `most`, and as long as they fit
-    /// into the piece.
+    /// Passes and returns the next objects, parents before children: at most `most`, and only as
+    /// many as fit into the piece.
     pub(crate) fn take<'a>(&mut self, tree: &'a Tree, most: usize, piece: &mut Piece) -> Vec<ObjectRef<'a>> {
         let ahead = self.ahead(tree).take(most);
         let objects: Vec<_> = ahead
@@ -72,7 +70,7 @@ impl Cursor {
     }
 }
 
-/// How full a piece of a long answer is: one message or one line.
+/// The remaining size of a piece of a long answer: one message or one line.
 #[derive(Debug)]
 pub(crate) struct Piece {
     left: usize,
@@ -80,22 +78,22 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// A piece of so many bytes, in which nothing stands yet.
+    /// An empty piece for this many bytes.
     pub(crate) fn new(left: usize) -> Self {
         let is_used = false;
         Self { left, is_used }
     }
 
-    /// Adds so many bytes. Returns false if they do not fit; then the piece is full.
+    /// Adds bytes. Returns false if they do not fit; then the piece is full.
     pub(crate) fn takes(&mut self, bytes: usize) -> bool {
-        // An object that is longer than a whole piece has a piece to itself.
+        // An object that is longer than a piece gets a piece of its own.
         let fits = !self.is_used || bytes <= self.left;
         self.left = if fits { self.left.saturating_sub(bytes) } else { 0 };
         self.is_used = true;
         fits
     }
 
-    /// Whether nothing more fits.
+    /// True if no further bytes fit.
     pub(crate) fn is_full(&self) -> bool {
         self.is_used && self.left == 0
     }

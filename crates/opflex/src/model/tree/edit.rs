@@ -1,7 +1,6 @@
-//! How the tree changes.
+//! Edits of the tree.
 //!
-//! Every edit is checked as a whole before it begins: it is carried out, or
-//! nothing of it is.
+//! Every edit is checked as a whole before it begins. It is carried out completely or not at all.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,8 +15,8 @@ type Spare<'a> = &'a dyn Fn(&Uri) -> bool;
 /// A change of a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Edit {
-    /// Add objects, or replace those with the same URIs; their other children
-    /// stay. See [`Tree::merge`].
+    /// Add objects, or replace those with the same URIs. Children that they do not list stay.
+    /// See [`Tree::merge`].
     Merge(Vec<ManagedObject>),
     /// Add objects, or replace those with the same URIs together with everything
     /// below them. See [`Tree::replace`].
@@ -26,13 +25,13 @@ pub enum Edit {
     Reload(Vec<ManagedObject>),
     /// Remove objects with everything below them. See [`Tree::delete`].
     Delete(Vec<Uri>),
-    /// Remove objects with everything below them, then merge others. An object that
-    /// is removed and merged again counts as kept. See [`Tree::update`].
+    /// Remove objects with everything below them, then merge others. An object that is removed and
+    /// merged again unchanged does not count as changed. See [`Tree::update`].
     Update(Vec<Uri>, Vec<ManagedObject>),
 }
 
 impl Tree {
-    /// Makes a change. If it fails, the tree is as it was.
+    /// Carries out an edit. If it fails, the tree is unchanged.
     pub fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
         match edit {
             Edit::Merge(objects) => self.merge(objects),
@@ -43,8 +42,8 @@ impl Tree {
         }
     }
 
-    /// Adds objects, or replaces those with the same URIs. Their children are
-    /// added to those that are there (draft 4.2.6, `merge_children`).
+    /// Adds objects, or replaces those with the same URIs. Their children are added to the present
+    /// children (draft 4.2.6, `merge_children`).
     pub fn merge(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
         self.update(&[], Vec::new(), objects)
     }
@@ -70,24 +69,17 @@ impl Tree {
         Ok(self.compare(before))
     }
 
-    /// Deletes objects and everything below them. One that is not there is no
-    /// error.
+    /// Deletes objects and everything below them. URIs without an object are ignored.
     pub fn delete(&mut self, uris: &[Uri]) -> Changes {
-        let uris: Vec<_> = uris.iter().map(|uri| (uri.clone(), ())).collect();
-        self.delete_sparing(&uris, |(), _| false)
+        self.delete_sparing(uris, |_, _| false)
     }
 
-    /// Deletes objects and everything below them, except the objects for which
-    /// `spare` returns true. It is called with the value that stands beside the
-    /// URI in the list.
-    pub(crate) fn delete_sparing<T>(
-        &mut self,
-        uris: &[(Uri, T)],
-        spare: impl Fn(&T, &Uri) -> bool,
-    ) -> Changes {
+    /// Deletes objects and everything below them, except the objects for which `spare` returns
+    /// true. `spare` is called with the URI of the list and the URI of the object.
+    pub(crate) fn delete_sparing(&mut self, uris: &[Uri], spare: impl Fn(&Uri, &Uri) -> bool) -> Changes {
         let mut before = Before::default();
-        for (uri, of) in uris {
-            self.remove_with_all_below(uri, &|uri| spare(of, uri), &mut before);
+        for top in uris {
+            self.remove_with_all_below(top, &|uri| spare(top, uri), &mut before);
         }
         self.compare(before)
     }
@@ -120,9 +112,9 @@ impl Tree {
         }
     }
 
-    /// Makes the tree hold these objects and no others.
+    /// Replaces all objects of the tree.
     pub fn replace_all(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
-        // Built apart, so that a bad object leaves the tree as it was.
+        // Built separately, so that a bad object leaves this tree unchanged.
         let mut fresh = Self {
             schema: self.schema.clone(),
             ..Self::default()
@@ -139,19 +131,10 @@ impl Tree {
         Ok(self.compare(before))
     }
 
-    /// Checks an object by itself: that its URI fits its parent and its children, and
-    /// that the model file allows its class, its properties and the parent that it
-    /// names.
-    pub fn check(&self, object: &ManagedObject) -> Result<(), ModelError> {
-        object.check()?;
-        self.schema.as_ref().map_or(Ok(()), |schema| schema.check(object))
-    }
-
     /// Checks objects that one edit will add. With a model file, each is checked
     /// against the parent that it will have after the edit.
     pub fn check_all<'a>(&'a self, objects: &'a [ManagedObject]) -> Result<(), ModelError> {
         objects.iter().try_for_each(ManagedObject::check)?;
-        // Without a model file there is nothing to compare with the rest of the list.
         let Some(schema) = &self.schema else {
             return Ok(());
         };
@@ -197,8 +180,8 @@ impl Tree {
         before.compare(|uri| self.objects.get(uri))
     }
 
-    /// Sets the parent of objects that name none and are listed by none: the nearest
-    /// object above them, by URI, in the tree or in the list.
+    /// Sets the parent of objects that name no parent and that no object lists: the nearest object
+    /// above them, by URI, in the tree or in the list.
     fn with_parents(&self, mut objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
         let is_lost = |object: &ManagedObject| {
             let known = self
@@ -232,11 +215,11 @@ impl Tree {
         self.names.share(&mut object);
         let uri = self.share_uri(&mut object);
         let children = std::mem::take(&mut object.children);
-        // A list that was parsed has spare capacity, which an object in the tree never uses.
+        // A parsed list has spare capacity, which an object in the tree never uses.
         object.properties.shrink_to_fit();
 
-        // An object that names no parent keeps the parent it had: libopflex leaves the members
-        // out when it sends an object again.
+        // An object that names no parent keeps its former parent, because libopflex omits the members
+        // when it sends an object again.
         let known = self.objects.get(&uri);
         if object.parent_uri.is_none()
             && let Some(known) = known.filter(|known| known.parent_uri.is_some())
@@ -249,7 +232,7 @@ impl Tree {
             object.parent_uri = self.announced.get(&uri).cloned();
         }
         let parent = object.parent_uri.clone();
-        // An equal object is no change, so a repeated edit sends no updates.
+        // An equal object does not count as changed, so a repeated edit sends no updates.
         if known.is_none_or(|known| !same(known, &object)) {
             self.set_content(object, before);
         }
@@ -275,8 +258,8 @@ impl Tree {
         }
     }
 
-    /// Stores an object and updates the tables. If its parent is another one now, it is
-    /// removed from the list of the former parent.
+    /// Stores an object and updates the tables. If its parent has changed, the former parent does
+    /// not list it any more.
     fn set_content(&mut self, object: ManagedObject, before: &mut Before) {
         let (uri, parent) = (object.uri.clone(), object.parent_uri.clone());
         if let Some(old) = self.objects.get(&uri) {
@@ -295,8 +278,8 @@ impl Tree {
         before.was(&uri, old);
     }
 
-    /// Links a child to the parent that lists it. A child that is not in the tree is
-    /// announced: it is linked when it arrives.
+    /// Links a child to the parent that lists it. A child that is not in the tree is announced, and
+    /// linked when it arrives.
     fn adopt(&mut self, child: Uri, parent: &Uri, before: &mut Before) {
         one_or_many::add(&mut self.children, parent.clone(), child.clone());
         match self.objects.get(&child) {
@@ -320,7 +303,7 @@ impl Tree {
     }
 
     fn remove_with_all_below(&mut self, uri: &Uri, spare: Spare<'_>, before: &mut Before) {
-        // Collected first: removing changes the order that is walked here.
+        // Collected first, because removing changes the set that is iterated.
         let gone: Vec<Uri> = self.covered(uri).filter(|uri| !spare(uri)).cloned().collect();
         for uri in gone {
             self.remove(&uri, before);
@@ -331,8 +314,8 @@ impl Tree {
         }
     }
 
-    /// Removes one object, its place in the list of its parent, and the children that
-    /// it has announced. Objects below it stay.
+    /// Removes one object, its entry in the list of its parent, and the children that it has
+    /// announced. Objects below it stay.
     fn remove(&mut self, uri: &Uri, before: &mut Before) {
         let Some(old) = self.objects.remove(uri) else {
             return;
@@ -358,8 +341,8 @@ impl Tree {
         one_or_many::remove(&mut self.children, parent, child);
     }
 
-    /// Replaces the object's URIs by the copies that the tree already has, which saves
-    /// memory. Returns the URI of the object.
+    /// Replaces the object's URIs by the copies in the tree, which saves memory. Returns the URI of
+    /// the object.
     fn share_uri(&self, object: &mut ManagedObject) -> Uri {
         if let Some((known, _)) = self.announced.get_key_value(&object.uri) {
             object.uri = known.clone();
@@ -375,8 +358,7 @@ impl Tree {
     }
 }
 
-/// Adds to each object's list of children the objects of the same list that name it as
-/// their parent.
+/// Adds to each object's children the objects of the list that name it as their parent.
 fn with_all_children(mut objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
     let mut named: HashMap<Uri, Vec<Uri>> = HashMap::new();
     for object in &objects {

@@ -1,4 +1,4 @@
-//! Finding objects by identifier, and one copy of each name.
+//! The index of identifiers, and shared copies of names.
 
 use std::collections::{HashMap, HashSet};
 
@@ -27,13 +27,13 @@ pub(super) fn idents(object: &ManagedObject, schema: Option<&Schema>) -> Vec<Ide
     Ident::of(object, schema.and_then(|schema| schema.naming(&object.subject)))
 }
 
-/// One copy of each name, however many objects have it.
+/// One copy of each name, which all objects share.
 #[derive(Debug, Default)]
 pub(super) struct Names(HashSet<Name>);
 
 impl Names {
-    /// A model has some thousand names. A peer that makes up more of them gets
-    /// no further room here; its objects keep their own copies.
+    /// The most names. A model has some thousand. If a peer sends more, its objects have copies of
+    /// their own.
     const MAX: usize = 16 * 1024;
 
     pub(super) fn share(&mut self, object: &mut ManagedObject) {

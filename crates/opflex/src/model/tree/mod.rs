@@ -9,21 +9,21 @@
 //!
 //! Objects are found through hash tables, so that a look-up costs the same in a
 //! small tree and in a large one. A child has one parent: the one that the child
-//! names or the one that lists the child, whichever came last. If there is neither,
+//! names or the one that lists the child, whichever arrived last. If there is neither,
 //! it is the nearest object above the child at the time when the child is added.
 //!
-//! The parent may be missing, because peers often leave out the upper levels of a
-//! policy tree. A child may be announced, that is, listed before it arrives. The
-//! path of a parent is always a prefix of the path of its child. So there are no
-//! cycles, and the objects below another one follow it in the order of the URIs.
+//! The parent may be missing, because peers often omit the upper levels of a policy
+//! tree. A child may be announced, that is, listed before it arrives. The path of a
+//! parent is always a prefix of the path of its child. So there are no cycles, and the
+//! objects below an object follow it in the order of the URIs.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `mod` | the tree and how to look into it |
-//! | `edit` | how it changes |
-//! | `changes` | what an edit did |
+//! | `mod` | the tree and its look-ups |
+//! | `edit` | edits of the tree |
+//! | `changes` | the result of an edit |
 //! | `index` | the tables behind the look-ups |
-//! | `cursor` | going through it in steps |
+//! | `cursor` | reading the tree in steps |
 
 mod changes;
 mod cursor;
@@ -67,7 +67,7 @@ use crate::one_or_many::OneOrMany;
 /// ```
 #[derive(Debug, Default)]
 pub struct Tree {
-    /// The objects. Their own lists of children are empty; the field below has them.
+    /// The objects. Their lists of children are empty; the field `children` has them.
     objects: HashMap<Uri, ManagedObject>,
     order: BTreeSet<Uri>,
     children: HashMap<Uri, OneOrMany<Uri>>,
@@ -96,12 +96,12 @@ impl Tree {
         self.schema.as_ref()
     }
 
-    /// How many objects there are.
+    /// The number of objects.
     pub fn len(&self) -> usize {
         self.objects.len()
     }
 
-    /// Whether there are no objects.
+    /// True if there are no objects.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
@@ -133,10 +133,10 @@ impl Tree {
         index::idents(object, self.schema.as_deref())
     }
 
-    /// The object and everything below it, each parent before its children, as on
-    /// the wire. Empty if the object is not there.
+    /// The object and everything below it, each parent before its children, as in messages. Empty
+    /// if the object does not exist.
     pub fn subtree(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
-        // Objects below may be there although this one is gone; then nothing is shown.
+        // Objects below may exist without this one; the result is empty then.
         let is_there = self.objects.contains_key(uri);
         self.covered(uri)
             .filter(move |_| is_there)
@@ -163,13 +163,13 @@ impl Tree {
 
     /// As [`covered`](Self::covered), but only the URIs after `last`.
     ///
-    /// The slash behind the path keeps namesakes out: `/group1/` is looked for
-    /// as `/group1` and behind `/group1/`, not among `/group10/` to `/group19/`.
+    /// The search uses the path with and without a final slash, because URIs come in both forms.
+    /// The slash excludes `/group10/` from the subtree of `/group1/`.
     fn covered_after<'a>(&'a self, uri: &Uri, last: Option<&Uri>) -> impl Iterator<Item = &'a Uri> + use<'a> {
         let (root, below) = (uri.clone(), format!("{}/", uri.path()));
         let itself = Some(uri).filter(|uri| uri.as_str().len() < below.len() && last.is_none());
         let itself = itself.and_then(|uri| self.order.get(uri));
-        // A place before the subtree counts as the beginning of the subtree.
+        // A position before the subtree means its beginning.
         let from = match last.filter(|last| last.as_str() >= below.as_str()) {
             Some(last) => Bound::Excluded(last.as_str()),
             None => Bound::Included(below.as_str()),
@@ -183,7 +183,7 @@ impl Tree {
             .chain(behind.filter(move |uri| root.covers(uri)))
     }
 
-    /// All objects as the wire has them, for a dump.
+    /// All objects in the form of messages, for a dump.
     pub fn to_objects(&self) -> Vec<ManagedObject> {
         self.iter().map(|object| object.to_object()).collect()
     }
@@ -213,7 +213,7 @@ impl<'a> ObjectRef<'a> {
         &self.object.properties
     }
 
-    /// About how many bytes it takes in a message.
+    /// The approximate length in a message, in bytes.
     pub(crate) fn wire_len(&self) -> usize {
         let children: usize = self.children().map(|child| child.as_str().len() + 3).sum();
         let parent = self.parent_uri().map_or(0, |uri| uri.as_str().len());
@@ -223,7 +223,7 @@ impl<'a> ObjectRef<'a> {
             .extra()
             .iter()
             .map(|(name, data)| 4 + name.len() + json::text_len(data));
-        // The names of the members and what is written between them.
+        // The names of the members and the punctuation.
         let frame = 150 + self.uri().as_str().len() + self.subject().len();
         frame + children + parent + properties.chain(extra).sum::<usize>()
     }
@@ -233,8 +233,7 @@ impl<'a> ObjectRef<'a> {
         find(&self.object.properties, name)
     }
 
-    /// The contained objects in the order of their URIs, those that are only
-    /// announced included.
+    /// The URIs of the children in their order, including announced children.
     pub fn children(&self) -> impl Iterator<Item = &'a Uri> + use<'a> {
         let children = self.tree.children.get(&self.object.uri).into_iter();
         children.flat_map(OneOrMany::iter)
@@ -260,12 +259,12 @@ impl<'a> ObjectRef<'a> {
         relation.or_else(|| self.parent_uri().map(|_| &self.object.subject))
     }
 
-    /// Members that the draft does not know.
+    /// Members that are not in the draft.
     pub fn extra(&self) -> &'a Map<String, Value> {
         &self.object.extra
     }
 
-    /// A copy in the form of the wire.
+    /// A copy in the form of messages.
     pub fn to_object(&self) -> ManagedObject {
         ManagedObject {
             children: self.children().cloned().collect(),
@@ -283,7 +282,7 @@ impl Serialize for ObjectRef<'_> {
             subject: &'a Name,
             uri: &'a Uri,
             properties: &'a [Property],
-            children: Children<'a>,
+            children: Vec<&'a Uri>,
             #[serde(skip_serializing_if = "Option::is_none")]
             parent_subject: Option<&'a Name>,
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -293,17 +292,11 @@ impl Serialize for ObjectRef<'_> {
             #[serde(flatten)]
             extra: &'a Map<String, Value>,
         }
-        struct Children<'a>(Option<&'a OneOrMany<Uri>>);
-        impl Serialize for Children<'_> {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_seq(self.0.into_iter().flat_map(OneOrMany::iter))
-            }
-        }
         Wire {
             subject: self.subject(),
             uri: self.uri(),
             properties: self.properties(),
-            children: Children(self.tree.children.get(self.uri())),
+            children: self.children().collect(),
             parent_subject: self.parent_subject(),
             parent_uri: self.parent_uri(),
             parent_relation: self.parent_relation(),

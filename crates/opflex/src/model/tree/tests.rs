@@ -232,7 +232,7 @@ fn deleting_spares_what_is_to_be_kept() {
         under("/a/d/", "/a/"),
     ])
     .unwrap();
-    let changes = tree.delete_sparing(&[(uri("/a/"), ())], |(), uri| uri.as_str() == all[2]);
+    let changes = tree.delete_sparing(&[uri("/a/")], |_, uri| uri.as_str() == all[2]);
     assert_eq!(
         kinds(&changes),
         [(all[0], Deleted), (all[1], Deleted), (all[3], Deleted)]

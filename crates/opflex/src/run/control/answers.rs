@@ -15,7 +15,7 @@ use super::super::{LocalSocket, SERVER_LOG as LOG, ServerContext, StartError, lo
 use super::{
     AGENTS, DELETE, DUMP, ENDPOINTS, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
 };
-use crate::message::{Custom, ErrorCode, ErrorResponse, Incoming, Request};
+use crate::message::{Custom, CustomResult, ErrorCode, ErrorResponse, Incoming, Request};
 use crate::model::{Edit, ManagedObject, Name, Uri};
 use crate::rpc::{Frame, Id, Limits};
 use crate::server::{Exported, Store};
@@ -144,12 +144,6 @@ enum Entries<'a> {
     Agents(Vec<Value>),
 }
 
-#[derive(Serialize)]
-struct Wire<'a, T> {
-    method: &'a str,
-    result: T,
-}
-
 fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<ErrorResponse>> {
     let (core, method) = (cx.core(), call.method.as_str());
     Ok(match method {
@@ -223,7 +217,8 @@ fn entry(cx: &ServerContext<'_>, object: ManagedObject) -> EndpointEntry {
 }
 
 fn reply(id: &Id, method: &str, result: impl Serialize) -> Bytes {
-    frame(Frame::result(id, &Wire { method, result }))
+    let method = method.to_owned();
+    frame(Frame::result(id, &CustomResult { method, result }))
 }
 
 fn params<T: DeserializeOwned>(call: &Custom) -> Result<T, Box<ErrorResponse>> {

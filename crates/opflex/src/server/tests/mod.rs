@@ -148,7 +148,7 @@ impl World {
                     );
                     self.sent.entry(connection).or_default().push(frame);
                 }
-                Action::Identified { .. } => {}
+                Action::Identified { .. } | Action::Dial { .. } => {}
                 Action::Close { connection, reason } => {
                     assert!(self.closed.insert(connection, reason).is_none());
                 }

@@ -1,0 +1,91 @@
+//! The actions of a core.
+
+use std::convert::Infallible;
+use std::time::Instant;
+
+use bytes::Bytes;
+use log::error;
+
+use super::{CloseReason, ConnectionId};
+use crate::message::Method;
+use crate::rpc::{EncodeError, Frame, Id};
+
+/// An action that the caller of a core has to carry out. `E` is the type of the events for the
+/// application; a server has none.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Action<E = Infallible> {
+    /// Connect to a server, and report `connected` or `disconnected` with the number of the
+    /// connection. Only a policy element dials.
+    Dial {
+        /// The number of the new connection.
+        connection: ConnectionId,
+        /// `host:port`.
+        address: String,
+    },
+    /// Send these bytes. Several connections may share them.
+    Send {
+        /// The connection.
+        connection: ConnectionId,
+        /// One message with its NUL.
+        frame: Bytes,
+    },
+    /// The identity of the peer is accepted: set the flag of [`Decoder::identified`], so that
+    /// longer messages are accepted.
+    ///
+    /// [`Decoder::identified`]: crate::message::Decoder::identified
+    Identified {
+        /// The connection.
+        connection: ConnectionId,
+    },
+    /// End the connection after all earlier frames are sent, or stop dialling. The core has
+    /// already removed the connection.
+    Close {
+        /// The connection.
+        connection: ConnectionId,
+        /// The reason, for the log.
+        reason: CloseReason,
+    },
+    /// Pass an event to the application.
+    Tell(E),
+}
+
+/// The actions that a core has added and its caller has not taken, in their order.
+#[derive(Debug)]
+pub(crate) struct Actions<E = Infallible> {
+    list: Vec<Action<E>>,
+    /// The time from which the clock in echoes counts.
+    start: Instant,
+}
+
+impl<E> Actions<E> {
+    pub(crate) fn new(start: Instant) -> Self {
+        let list = Vec::new();
+        Self { list, start }
+    }
+
+    pub(crate) fn take(&mut self) -> Vec<Action<E>> {
+        std::mem::take(&mut self.list)
+    }
+
+    pub(crate) fn push(&mut self, action: Action<E>) {
+        self.list.push(action);
+    }
+
+    pub(crate) fn send(&mut self, connection: ConnectionId, frame: Result<Bytes, EncodeError>) {
+        match frame {
+            Ok(frame) => self.push(Action::Send { connection, frame }),
+            Err(fault) => error!("{connection}: a message was not sent: {fault}"),
+        }
+    }
+
+    /// Sends the echo with this number, with the age of the core in milliseconds as libopflex does.
+    pub(crate) fn echo(&mut self, connection: ConnectionId, number: u64, now: Instant) {
+        let method = Method::Echo.name();
+        let clock = now.saturating_duration_since(self.start).as_millis();
+        self.send(
+            connection,
+            Frame::request(&Id::call(method, number), method, &[clock]),
+        );
+    }
+}
