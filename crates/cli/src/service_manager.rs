@@ -1,15 +1,15 @@
 //! Notices of a daemon to the service manager that started it: datagrams of
 //! `NAME=value` lines to the socket in NOTIFY_SOCKET, see sd_notify(3). Without the
-//! variable, nothing is sent.
+//! variable, no notice is sent.
 //!
 //! ```text
-//!  it runs ─▶ READY=1 ─┬─ its work answers ─▶ STATUS=…, WATCHDOG=1 ─┬─▶ STOPPING=1
-//!                      └─ SIGHUP ─▶ RELOADING=1 … READY=1 ──────────┘
+//!  started ─▶ READY=1 ─┬─ dispatcher answers ─▶ STATUS=…, WATCHDOG=1 ─┬─▶ STOPPING=1
+//!                      └─ SIGHUP ─▶ RELOADING=1 … READY=1 ────────────┘
 //! ```
 //!
-//! The thread `ssntp-pulse` asks the thread that does the daemon's work, and waits for
-//! the answer, so that no WATCHDOG=1 is sent for a dispatcher that hangs. The main
-//! thread is not asked: it may wait for a disk while the work goes on.
+//! The thread `ssntp-pulse` queries the daemon's working thread, such as its dispatcher, and waits
+//! for the answer, so that no WATCHDOG=1 is sent while that thread hangs. The main thread is not
+//! queried: it may be blocked by a disk while the daemon works.
 
 use std::env;
 use std::io;
@@ -26,17 +26,17 @@ use ssntp_transport::threads;
 
 use crate::output::printable;
 
-/// How long a sender waits for a service manager that takes no datagrams.
+/// The time for which a sender waits for a service manager that receives no datagrams.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often the status is sent if no watchdog asks for more.
+/// The time between two status lines, unless the watchdog needs a shorter time.
 const LOOK: Duration = Duration::from_secs(10);
-/// The least time between two signs of life, whatever the variable asks for.
+/// The least time between two WATCHDOG notices, even if the variable is smaller.
 const LEAST: Duration = Duration::from_millis(10);
 /// The longest status, in characters: it is shown in one line of `systemctl status`.
 const STATUS: usize = 256;
 
-/// The variables that are meant for the process that a service manager started, and
-/// not for the programs that this process starts.
+/// The variables for the process that a service manager has started. The programs that this
+/// process starts must not receive them.
 pub(crate) const VARIABLES: [&str; 6] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -46,22 +46,22 @@ pub(crate) const VARIABLES: [&str; 6] = [
     "LISTEN_FDNAMES",
 ];
 
-/// The service manager that started this process. If there is none, or it wants no notices,
-/// every call does nothing.
+/// The service manager that started this process. If there is none, or if it receives no notices,
+/// every method does nothing.
 #[derive(Debug)]
 pub(crate) struct ServiceManager {
     notices: Option<Arc<Notices>>,
-    /// How often it wants to hear that the daemon lives.
+    /// The longest time between two WATCHDOG notices.
     watchdog: Option<Duration>,
-    /// The thread that asks for the status. Dropping the service manager joins it.
+    /// The thread that queries the status. Dropping the service manager joins it.
     pulse: Option<JoinHandle<()>>,
-    /// Dropped to end that thread.
+    /// Dropped to end the thread.
     end_of_pulse: Option<Sender<()>>,
 }
 
 impl ServiceManager {
     pub(crate) fn of_this_process() -> Self {
-        // An empty variable counts as one that is not set.
+        // An empty variable counts as not set.
         let variable = |name: &str| {
             let value = env::var_os(name)?.to_string_lossy().into_owned();
             Some(value).filter(|value| !value.is_empty())
@@ -81,35 +81,35 @@ impl ServiceManager {
         }
     }
 
-    /// The daemon has started. `work` asks the daemon's working thread for its status in
-    /// a few words. It may wait for the answer, but returns `None` once that thread has
-    /// ended.
+    /// Reports that the daemon has started. `work` queries the daemon's working thread for its
+    /// status in a few words. It may block until the answer, but returns `None` once that thread
+    /// has ended.
     pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
         let Some(notices) = &self.notices else { return };
         // The loss of this notice is a warning, because the service manager then kills the daemon
         // when its limit for starting has passed.
         if let Err(e) = notices.send("READY=1") {
-            warn!("the service manager does not hear that this is ready: {e}");
+            warn!("the service manager cannot be notified that this daemon is ready: {e}");
         }
         let (notices, watchdog) = (Arc::clone(notices), self.watchdog);
-        // A period of zero would make the thread spin, and a long one would make the status old.
-        // Half of the time, as sd_watchdog_enabled(3) recommends.
+        // Half of the watchdog's period, as sd_watchdog_enabled(3) recommends. A period of zero would
+        // make the thread spin, and a long period would make the status old.
         let every = watchdog.map_or(LOOK, |period| LOOK.min(period / 2).max(LEAST));
         let (end, ended) = bounded(0);
         let pulse = move || notices.pulse(&work, every, watchdog.is_some(), &ended);
         match threads::spawn("ssntp-pulse", pulse) {
             Ok(thread) => (self.pulse, self.end_of_pulse) = (Some(thread), Some(end)),
-            Err(e) => warn!("cannot start a thread: {e}: the service manager hears nothing more"),
+            Err(e) => warn!("cannot start a thread: {e}: the service manager gets no further notices"),
         }
     }
 
-    /// The daemon reads its files again; [`reloaded`](Self::reloaded) follows.
+    /// Reports that the daemon reads its files again; [`reloaded`](Self::reloaded) follows.
     pub(crate) fn reloading(&self) {
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_usec()));
     }
 
-    /// The daemon has read its files, or could not: then its status says why until the next
-    /// reload.
+    /// Reports that the daemon has read its files. If that failed, its status shows the reason until
+    /// the next reload.
     pub(crate) fn reloaded(&self, failure: Option<&str>) {
         if let Some(notices) = &self.notices {
             let status = notices.status(|status| status.trouble = failure.map(str::to_owned));
@@ -117,19 +117,20 @@ impl ServiceManager {
         }
     }
 
-    /// The daemon has begun to end. No status and no sign of life is sent from here on.
+    /// Reports that the daemon ends. No STATUS and no WATCHDOG is sent from here on.
     pub(crate) fn stopping(&mut self) {
         // The pulse ends first, because a STATUS after STOPPING would hide that the daemon stops.
         self.end_of_pulse.take();
         self.tell("STOPPING=1");
     }
 
-    /// Whether a service manager started the daemon.
-    pub(crate) fn is_there(&self) -> bool {
+    /// True if a service manager started the daemon and receives notices.
+    pub(crate) fn receives_notices(&self) -> bool {
         self.notices.is_some()
     }
 
-    /// The daemon waits before it ends, for this reason. To be called every two seconds.
+    /// Reports that the daemon waits before it ends, with the reason. To be called every two seconds,
+    /// because it also sends WATCHDOG.
     pub(crate) fn rests(&mut self, why: &str) {
         self.end_of_pulse.take();
         if let Some(notices) = &self.notices {
@@ -138,7 +139,7 @@ impl ServiceManager {
         }
     }
 
-    /// The daemon may take that long to end, and 10 s more, whatever the limit of its unit is.
+    /// Extends the time in which the daemon must end, to `limit` and 10 s more.
     pub(crate) fn stops_within(&self, limit: Duration) {
         let limit = limit.saturating_add(Duration::from_secs(10));
         self.tell(&format!("EXTEND_TIMEOUT_USEC={}", limit.as_micros()));
@@ -151,7 +152,7 @@ impl ServiceManager {
     }
 }
 
-/// The way to the service manager.
+/// The socket to the service manager, and the status that was sent.
 #[derive(Debug)]
 struct Notices {
     socket: UnixDatagram,
@@ -163,19 +164,19 @@ struct Notices {
 #[derive(Debug, Default)]
 struct Status {
     work: String,
-    /// Why files that should have been read again were not.
+    /// The reason why the last reload failed.
     trouble: Option<String>,
     /// The text that was sent last, so that an unchanged status is not sent again.
-    told: String,
+    sent: String,
 }
 
 impl Notices {
     fn to(name: &str) -> io::Result<Self> {
-        // An abstract name begins with a zero byte, which the variable has as @.
+        // An abstract name begins with a zero byte, which the variable writes as @.
         let to = match name.strip_prefix('@') {
             Some(name) => SocketAddr::from_abstract_name(name)?,
             None if name.starts_with('/') => SocketAddr::from_pathname(name)?,
-            None => return Err(io::Error::new(io::ErrorKind::Unsupported, "it is no Unix socket")),
+            None => return Err(io::Error::new(io::ErrorKind::Unsupported, "not a Unix socket")),
         };
         let socket = UnixDatagram::unbound()?;
         socket.set_write_timeout(Some(PATIENCE))?;
@@ -199,7 +200,7 @@ impl Notices {
         }
     }
 
-    /// The STATUS line after a change; empty if the status is the one that was sent last.
+    /// The STATUS line after a change; empty if the status is unchanged since it was last sent.
     fn status(&self, change: impl FnOnce(&mut Status)) -> String {
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut status);
@@ -211,14 +212,15 @@ impl Notices {
         // Escaped, because a line break would begin a NAME=value line of its own, for example
         // STOPPING=1.
         let now = printable(&now.chars().take(STATUS).collect::<String>());
-        if now == status.told {
+        if now == status.sent {
             return String::new();
         }
-        status.told.clone_from(&now);
+        status.sent.clone_from(&now);
         format!("STATUS={now}\n")
     }
 
-    /// Asks for the daemon's work again and again, and passes the answers on.
+    /// Queries the daemon's working thread at intervals, and sends its answers, until `ended` is
+    /// disconnected.
     fn pulse(
         &self,
         work: &dyn Fn() -> Option<String>,
@@ -229,8 +231,8 @@ impl Notices {
         let alive = if is_watched { "WATCHDOG=1\n" } else { "" };
         loop {
             let work = work();
-            // The daemon may have begun to stop while its answer was waited for. A STATUS now
-            // would come after STOPPING.
+            // The daemon may have begun to stop during the query. A STATUS now would come after
+            // STOPPING.
             if ended.try_recv() == Err(TryRecvError::Disconnected) {
                 return;
             }
@@ -256,15 +258,15 @@ impl Drop for ServiceManager {
     }
 }
 
-/// The time between two signs of life that the service manager wants from the
-/// process with this id. One that it wants from another process is not ours.
+/// The longest time between two WATCHDOG notices of the process with this id. `None` if the service
+/// manager expects none from this process.
 fn watchdog(variable: impl Fn(&str) -> Option<String>, process: u32) -> Option<Duration> {
     let period = variable("WATCHDOG_USEC")?.parse().ok().filter(|usec| *usec > 0)?;
     let is_ours = variable("WATCHDOG_PID").is_none_or(|of| of.parse() == Ok(process));
     is_ours.then(|| Duration::from_micros(period))
 }
 
-/// The clock that the service manager compares a reload's beginning by.
+/// The clock by which the service manager orders reloads.
 fn monotonic_usec() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.saturating_mul(1_000_000) + now.tv_nsec / 1000
@@ -289,9 +291,9 @@ mod tests {
         String::from_utf8(buffer[..length].to_vec()).unwrap()
     }
 
-    /// A daemon whose work answers when the test has it answer.
+    /// The test decides when the working thread answers.
     #[test]
-    fn who_does_not_answer_is_not_told_to_live() {
+    fn a_working_thread_that_does_not_answer_makes_no_watchdog_notice() {
         let (heard, notices) = manager("pulse");
         let (asked, asks) = bounded(0);
         let (answer, answers) = bounded::<Option<&str>>(0);
@@ -324,7 +326,7 @@ mod tests {
             }
             asks.recv().unwrap();
             drop(end);
-            // An answer that comes after the end is not passed on.
+            // An answer after the end is not sent.
             answer.send(Some("three")).unwrap();
         });
         heard.set_nonblocking(true).unwrap();
@@ -332,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_says_why_files_were_not_read_again() {
+    fn the_status_shows_why_a_reload_failed() {
         let (heard, notices) = manager("trouble");
         let manager = ServiceManager {
             notices: Some(Arc::new(notices)),
@@ -355,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watchdog_is_ours_where_it_names_no_other_process() {
+    fn a_watchdog_for_another_process_is_ignored() {
         let with = |usec: &'static str, process: Option<&'static str>| {
             let variable = move |name: &str| match name {
                 "WATCHDOG_USEC" => Some(usec.to_owned()),
@@ -373,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_unix_socket_is_refused() {
+    fn an_address_other_than_a_unix_socket_is_refused() {
         for name in ["vsock:2:1", "relative", ""] {
             assert!(Notices::to(name).is_err(), "{name}");
         }

@@ -61,7 +61,7 @@ pub(crate) fn of_cnci(cnci: &Arc<Cnci>) -> Figures {
     })
 }
 
-/// The pages of a client without figures of its own.
+/// The pages of a client without further figures.
 pub(crate) fn of_client(client: ClientHandle) -> Figures {
     Box::new(move || {
         let mut snapshot = Snapshot::of_client(&client.figures());
@@ -81,11 +81,11 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
     gauge("ssntp_scheduler_instances", "Instances, by state.", |f| by("state", f.instances.clone())),
     counter("ssntp_scheduler_starts_received_total", "STARTs received, including those of instances that are moved.",
         |f| one(f.starts.received)),
-    counter("ssntp_scheduler_starts_given_total", "STARTs that were given to a node.", |f| one(f.starts.given)),
+    counter("ssntp_scheduler_starts_given_total", "STARTs that were sent to a node.", |f| one(f.starts.given)),
     counter("ssntp_scheduler_starts_total", "STARTs by outcome, started or failed, and by the reason of the failure.",
         |f| outcomes(f.starts.started, &f.starts.failed)),
     histogram("ssntp_scheduler_start_seconds",
-        "How long STARTs took, from their arrival until STATS listed the instance or they failed.",
+        "Time of STARTs from their arrival until STATS listed the instance, or until they failed.",
         |f| by("outcome", [("started", f.starts.start_time), ("failed", f.starts.failure_time)])),
     gauge("ssntp_scheduler_held_starts", "STARTs that wait for a READY.", |f| one(f.starts.held)),
     gauge("ssntp_scheduler_held_starts_bytes", "Bytes of the STARTs that wait.", |f| one(f.starts.held_bytes)),
@@ -94,17 +94,17 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
         |f| one(f.starts.in_flight)),
     gauge("ssntp_scheduler_starts_in_flight_limit", "The most STARTs that wait for the answer of their node.",
         |f| one(f.limits.starts_in_flight)),
-    gauge("ssntp_scheduler_kept_bytes", "Bytes that are kept for the next leader, or wait for one.",
+    gauge("ssntp_scheduler_kept_bytes", "Bytes that are kept for the next leader, or wait until there is one.",
         |f| one(f.kept_bytes)),
     gauge("ssntp_scheduler_streams", "Streams that are open.", |f| one(f.streams)),
     gauge("ssntp_scheduler_moving_instances", "Instances that are being moved.", |f| one(f.moving)),
     gauge("ssntp_scheduler_controllers", "Controllers that are connected.", |f| one(f.controllers)),
     gauge("ssntp_scheduler_concentrators", "Concentrators that have announced themselves.", |f| one(f.concentrators)),
     counter("ssntp_scheduler_streams_opened_total", "Streams that were opened.", |f| one(f.streams_opened)),
-    counter("ssntp_scheduler_moved_instances_total", "Instances whose START was given to another node.",
+    counter("ssntp_scheduler_moved_instances_total", "Instances whose START was sent to another node.",
         |f| one(f.moved)),
     counter("ssntp_scheduler_foreign_reports_total",
-        "Reports of agents about nodes or instances that are not theirs.", |f| one(f.foreign_reports)),
+        "Reports of agents about nodes or instances of other agents.", |f| one(f.foreign_reports)),
     counter("ssntp_scheduler_invalid_frames_total", "InvalidFrameType frames that the scheduler has received.",
         |f| one(f.invalid_frames)),
 ];
@@ -116,11 +116,11 @@ const STATES: [&str; 6] = ["launching", "active", "terminating", "hung", "exited
 
 #[rustfmt::skip]
 const AGENT: &[Metric<AgentFigures>] = &[
-    gauge("ssntp_agent_status", "The status that the node announced last: 1, and 0 for the others.",
+    gauge("ssntp_agent_status", "1 for the status that the node announced last, and 0 for each other status.",
         |f| by("status", STATUSES.map(|status| (status, f.status == Some(status))))),
     gauge("ssntp_agent_instances", "Instances by state.",
         |f| by("state", STATES.map(|state| (state, f.instances.get(state).copied().unwrap_or(0))))),
-    gauge("ssntp_agent_instances_limit", "The most instances, all states together.", |f| one(f.limits.instances)),
+    gauge("ssntp_agent_instances_limit", "The most instances, over all states.", |f| one(f.limits.instances)),
     gauge("ssntp_agent_worker_threads", "Threads of a crew of workers.", |f| by_crew(f, |crew| crew.threads)),
     gauge("ssntp_agent_jobs", "Jobs under way, by crew.", |f| by_crew(f, |crew| crew.busy)),
     gauge("ssntp_agent_waiting_jobs", "Instances whose next job waits for a worker, by crew.",
@@ -130,7 +130,7 @@ const AGENT: &[Metric<AgentFigures>] = &[
     counter("ssntp_agent_starts_total", "STARTs by outcome, started or failed, and by the reason of the failure.",
         |f| outcomes(f.starts, &f.failures)),
     gauge("ssntp_agent_tunnels", "Tunnels of tenants' networks.", |f| one(f.tunnels)),
-    gauge("ssntp_agent_tunnels_down", "Tunnels of tenants' networks that carry nothing.", |f| one(f.tunnels_down.len())),
+    gauge("ssntp_agent_tunnels_down", "Tunnels of tenants' networks that carry no packets.", |f| one(f.tunnels_down.len())),
     gauge("ssntp_agent_held_frames", "Frames that wait for a session, or for room.", |f| one(f.frames_held)),
 ];
 
@@ -142,8 +142,9 @@ const CNCI: &[Metric<CnciFigures>] = &[
     gauge("ssntp_cnci_held_frames", "Answers that wait for a session, or for room.", |f| one(f.frames_held)),
 ];
 
-/// STARTs that succeeded, and that failed by the reason. Each reason of the protocol is there from
-/// the start: where a series begins with its first event, `increase()` does not count that one.
+/// The number of STARTs that succeeded, and of those that failed by each reason. Each reason of the
+/// protocol has a series from the start, because `increase()` does not count the event with which
+/// a series begins.
 fn outcomes(started: u64, failed: &BTreeMap<&'static str, u64>) -> Samples {
     let none = StartFailureReason::ALL.iter().map(|reason| (reason.as_str(), 0));
     let mut all: BTreeMap<_, _> = none.collect();

@@ -10,9 +10,9 @@
 //! | file | holds |
 //! |---|---|
 //! | `cluster` | tables of a scheduler, an agent and a concentrator |
-//! | `members` | what a daemon that has joined a cluster says of it |
+//! | `members` | the members, the leader and the engine of a cluster that the daemon has joined |
 //! | `opflex` | the table and the sessions of an OpFlex server |
-//! | `notes` | what the main thread notes for the pages |
+//! | `notes` | notes of the main thread: reloads, lifetimes of certificates |
 
 mod cluster;
 mod members;
@@ -39,7 +39,7 @@ use crate::failure::Failure;
 use crate::output::print_either;
 use crate::watched::Watched;
 
-/// The address of the pages, and the clients that may see them.
+/// The address of the pages, and the clients that may read them.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AdminArgs {
     /// Show pages about this process over HTTP, at HOST:PORT or unix:PATH:
@@ -48,25 +48,25 @@ pub(crate) struct AdminArgs {
     /// process
     #[arg(long, value_name = "ADDR", value_parser = with_port)]
     admin: Option<Address>,
-    /// The roles that may see the pages over TLS; a client needs one of them [default:
+    /// The roles that may read the pages over TLS; a client needs one of them [default:
     /// controller, with --admin-ca any certificate]
     #[arg(long, value_name = "ROLES", requires = "admin")]
     admin_role: Option<Role>,
-    /// The authority whose certificates may see the pages over TLS, instead of that of --ca.
-    /// A monitoring host then needs no certificate with which it could also send commands
+    /// The authority whose certificates may read the pages over TLS, instead of the authority
+    /// of --ca. A monitoring host then needs no certificate that also allows commands
     #[arg(long, value_name = "FILE", requires = "admin")]
     admin_ca: Option<PathBuf>,
-    /// Let the group of the pages' Unix socket use it, too: mode 0660, not 0600
+    /// Let the group of the pages' Unix socket use it as well: mode 0660 instead of 0600
     #[arg(long, requires = "admin")]
     admin_group: bool,
 }
 
-/// An address with a port. The default port of an address is that of SSNTP itself, and
-/// so of no use for the pages.
+/// Reads an address with a port. The default port of an address is that of SSNTP itself, and must
+/// not be used for pages.
 pub(crate) fn with_port(text: &str) -> Result<Address, String> {
     let address = text.parse::<Address>().map_err(|e| e.to_string())?;
     let is_port = |end: &str| !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
-    // An IPv6 address alone also ends with digits behind a colon.
+    // An IPv6 address without a port may also end with a colon and digits.
     let has_port =
         text.parse::<IpAddr>().is_err() && text.rsplit_once(':').is_some_and(|(_, end)| is_port(end));
     match has_port || text.starts_with("unix:") {
@@ -75,7 +75,7 @@ pub(crate) fn with_port(text: &str) -> Result<Address, String> {
     }
 }
 
-/// Makes a snapshot of a daemon.
+/// Makes a snapshot of a daemon. Called on the threads that serve the pages.
 pub(crate) type Figures = Box<dyn Fn() -> Result<Snapshot, String> + Send + Sync>;
 
 /// The facts about a daemon that the pages show in addition to its figures.
@@ -108,8 +108,8 @@ impl AdminArgs {
             return Ok(Pages::default());
         };
         let roles = match self.admin_ca {
-            // An authority for the pages alone issues certificates for nothing else, so each of
-            // them will do.
+            // An authority for the pages alone issues certificates only for the pages, so any of
+            // them is accepted.
             Some(_) => Role::NONE,
             None => Role::CONTROLLER,
         };
@@ -165,8 +165,7 @@ impl Pages {
         Watched::default().and(self.ca.clone())
     }
 
-    /// Takes other credentials, for connections from now on. The pages' own authority is read
-    /// again.
+    /// Uses other credentials for later connections. The pages' own authority is read again.
     pub(crate) fn renew(&self, identity: &Identity, trust: &Trust) {
         let Some(admin) = &self.admin else { return };
         let renewed = match self.ca.as_ref().map(Trust::load).transpose() {
@@ -180,7 +179,7 @@ impl Pages {
         }
     }
 
-    /// Shows that the daemon is about to end.
+    /// Shows on the pages that the daemon is about to end.
     pub(crate) fn stopping(&self) {
         if let Some(admin) = &self.admin {
             admin.stopping();
@@ -188,7 +187,7 @@ impl Pages {
     }
 }
 
-/// The parts of this build, as far as builds differ.
+/// The optional parts of this build.
 fn features() -> Vec<&'static str> {
     let cryptography = [
         (cfg!(feature = "aws-lc-rs"), "aws-lc-rs"),

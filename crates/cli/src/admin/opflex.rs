@@ -13,8 +13,8 @@ use ssntp_opflex::server::{AgentInfo, SessionInfo};
 
 use super::{Figures, members};
 
-/// How many agents have series of their own, over all time: agents choose their names, and
-/// a database of series keeps each name that it has seen.
+/// The most agents with their own series since the start: agents choose their names, and a
+/// database of series keeps every name.
 const AGENTS: usize = 256;
 /// The methods that are counted for each agent.
 const OF_AGENT: [Method; 3] = [
@@ -35,7 +35,7 @@ pub(crate) fn of_opflex(server: ServerHandle, membership: Weak<Membership>) -> F
         drop(named);
         let mut snapshot = Snapshot::default();
         if figures.sessions.len() >= figures.max_sessions {
-            snapshot.not_ready = Some("it has as many clients as it admits".into());
+            snapshot.not_ready = Some("it has the most clients that it admits".into());
         }
         snapshot.metrics.add(OPFLEX, &figures);
         let (queues, received) = (figures.queues, figures.received);
@@ -57,7 +57,7 @@ pub(crate) fn of_opflex(server: ServerHandle, membership: Weak<Membership>) -> F
     })
 }
 
-/// OpFlex has roles of its own, and no UUIDs.
+/// A session on the pages. OpFlex has other roles than SSNTP, and no UUIDs.
 fn row(session: SessionInfo) -> Row {
     let key = session.connection.0;
     let show = move || serde_json::to_value(&session).unwrap_or_default();
@@ -93,7 +93,7 @@ const OPFLEX: &[Metric<ServerFigures>] = &[
         "Resolves, declares and reports of an agent, for the first 256 agents since the start.", by_agent),
 ];
 
-/// Whether an agent is among the first that have series.
+/// True if an agent is among the first that have series.
 fn has_series(named: &mut BTreeSet<String>, name: &str) -> bool {
     named.contains(name) || named.len() < AGENTS && named.insert(name.to_owned())
 }

@@ -216,7 +216,7 @@ impl Daemon {
     /// admit the new certificate, and after a minute at most, since the server's files may have
     /// been wrong.
     fn rest(&mut self, why: &str) {
-        if !self.manager.is_there() {
+        if !self.manager.receives_notices() {
             return;
         }
         log::error!("{why}; this process ends when its files change, or in a minute");

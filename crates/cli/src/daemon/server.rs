@@ -14,27 +14,26 @@ use crate::choice::Given;
 use crate::failure::Failure;
 use crate::input;
 
-/// The clients that a server admits.
+/// The flags for the clients that a server admits.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Admission {
     /// The most sessions at a time [default: what the system allows]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
-    /// The most sessions of one certificate; never more than three quarters of all
-    /// sessions [default: three quarters]
+    /// The most sessions of one certificate, up to three quarters of all sessions
+    /// [default: three quarters]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     sessions_per_certificate: Option<u32>,
     /// Let a session continue after its client's certificate has expired
     /// [default: the session ends]
     #[arg(long)]
     outlive_certificates: bool,
-    /// Give clients no tickets to resume their TLS session with: every
+    /// Give clients no tickets that resume their TLS session, so that every
     /// handshake is a full one
     #[arg(long)]
     no_resumption: bool,
-    /// When the server is told to stop, ask clients to leave within so many seconds, each at a
-    /// random moment, and stop when they have; a second signal stops the server at once, and so
-    /// does 0
+    /// At a stop, ask clients to leave within this time, each at a random moment, and stop once
+    /// they have left; 0 or a second signal stops the server at once
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     drain: u32,
     /// The server's UUID [default: the one in its certificate, else a random one]
@@ -43,13 +42,13 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// How long clients may take to leave at a stop.
+    /// The time in which clients are to leave at a stop.
     pub(crate) fn drain(&self) -> Duration {
         Duration::from_secs(self.drain.into())
     }
 
-    /// The configuration with these flags. `bound` is whether clients need a certificate that
-    /// is bound to their UUID.
+    /// Applies these flags to a configuration. If `bound`, clients need a certificate that is bound
+    /// to their UUID.
     pub(crate) fn apply(&self, config: ServerConfig, bound: bool) -> ServerConfig {
         let number = |flag: Option<u32>| flag.map(|number| number as usize);
         let most = number(self.sessions_per_certificate);
@@ -63,21 +62,21 @@ impl Admission {
     }
 }
 
-/// The first line of a server's output: where it listens.
+/// The first line of a server's output: its addresses.
 pub(crate) fn listening(addresses: &[Address]) -> (String, Value) {
     let addresses: Vec<_> = addresses.iter().map(Address::to_string).collect();
     let text = format!("listening at {}", addresses.join(", "));
     (text, json!({ "listening": addresses }))
 }
 
-/// A server's status for the service manager. It waits for the dispatcher, so that a
+/// A server's status for the service manager. It blocks until the dispatcher answers, so that a
 /// dispatcher that hangs is noticed.
 pub(crate) fn sessions(server: &ServerHandle) -> Option<String> {
     let sessions = server.with(|cx| cx.directory().len()).ok()?;
     Some(format!("{sessions} sessions"))
 }
 
-/// Reads and checks a cluster configuration. Its bytes are sent unchanged.
+/// Reads and checks a cluster configuration. Clients receive its bytes unchanged.
 pub(crate) fn load_configuration(path: &Path) -> Result<Vec<u8>, Failure> {
     let bytes = input::file(path, input::LONGEST)?;
     check_configuration(&bytes).map_err(|why| Failure::at(path, why))?;

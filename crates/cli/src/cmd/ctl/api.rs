@@ -1,4 +1,4 @@
-//! The API of a controller daemon, as a client of it: one request on a connection.
+//! A client of the API of a controller daemon, with a new connection for each request.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,15 +18,15 @@ use crate::failure::Failure;
 use crate::input;
 use crate::signals::Stop;
 
-/// How long a request may take, its connection included: the controller itself answers within
-/// ten seconds.
+/// The time limit for a request, including its connection. The controller answers within ten
+/// seconds.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The longest answer: the instances of the largest cluster.
+/// The longest answer, in bytes: the instances of the largest cluster.
 const LONGEST: usize = 64 << 20;
 /// The most headers of an answer. A controller sends six.
 const HEADERS: usize = 32;
 
-/// How to reach a controller daemon.
+/// The flags that name a controller daemon.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct ApiArgs {
     /// The --http of the controller: HOST:PORT or unix:PATH, or the URL that it prints. At
@@ -38,7 +38,7 @@ pub(super) struct ApiArgs {
     token_file: Option<PathBuf>,
 }
 
-/// A request, and what the controller answers.
+/// A client of a controller daemon.
 pub(super) struct Api<'a> {
     args: &'a ApiArgs,
     options: &'a Options,
@@ -54,7 +54,8 @@ impl<'a> Api<'a> {
         self.ask("GET", path, None)
     }
 
-    /// Sends a request, and reads the JSON of its answer.
+    /// Sends a request, and reads the JSON of its answer. Blocks for at most 30 seconds for the
+    /// connection and again for the answer, or until a signal.
     pub(super) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let address = &self.args.http;
         let failed = |e: std::io::Error| Failure::new(format!("--http {address}: {e}"));
@@ -129,39 +130,39 @@ impl<'a> Api<'a> {
             };
             let received = halves.inbox.bytes_mut();
             if received.len() > LONGEST {
-                return Err(failed(&format_args!("its answer is longer than {LONGEST} bytes")));
+                return Err(failed(&format_args!("the answer is longer than {LONGEST} bytes")));
             }
             match parse(received).map_err(|why| failed(&why))? {
                 Some((code, body)) => return Ok((code, body.to_vec())),
-                None if end => return Err(failed(&"its answer ends too early")),
+                None if end => return Err(failed(&"the answer ends too early")),
                 None => {}
             }
         }
     }
 }
 
-/// Reads an address, or the URL of a first page. Whether TLS is used follows from the address, and
-/// the scheme of a URL has to agree with that.
+/// Reads an address, or the URL of the first page. TLS is used unless the address is loopback, and the
+/// scheme of a URL must agree with that.
 fn address(text: &str) -> Result<Address, String> {
     let Some((scheme, rest)) = text.split_once("://") else {
         return with_port(text);
     };
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     if rest.contains('/') {
-        return Err("a URL has no path here, as in http://127.0.0.1:9300".into());
+        return Err("the URL must have no path, as in http://127.0.0.1:9300".into());
     }
     let address = with_port(rest)?;
     match (scheme.to_ascii_lowercase().as_str(), is_local(&address)) {
         ("http", true) | ("https", false) => Ok(address),
-        ("http", false) => Err("it is https, because the address is not loopback".into()),
-        ("https", true) => Err("it is http, because the address is loopback".into()),
-        _ => Err("it is neither an address nor a URL of http or https".into()),
+        ("http", false) => Err("the scheme must be https, because the address is not loopback".into()),
+        ("https", true) => Err("the scheme must be http, because the address is loopback".into()),
+        _ => Err("neither an address nor a URL of http or https".into()),
     }
 }
 
-/// Whether clients there need no TLS, as [`ssntp_admin`] has it.
+/// True if clients of this address use no TLS, by the rule of [`ssntp_admin`].
 fn is_local(address: &Address) -> bool {
-    // An empty host is this host for a client.
+    // A client connects to this host if the host is empty.
     address.is_local() || matches!(address, Address::Tcp { host, .. } if host.is_empty())
 }
 
@@ -182,13 +183,13 @@ fn parse(received: &[u8]) -> Result<Option<(u16, &[u8])>, String> {
     let mut headers = [EMPTY_HEADER; HEADERS];
     let mut head = httparse::Response::new(&mut headers);
     let parsed = head.parse(received);
-    let Status::Complete(begin) = parsed.map_err(|e| format!("it does not speak HTTP: {e}"))? else {
+    let Status::Complete(begin) = parsed.map_err(|e| format!("the answer is not HTTP: {e}"))? else {
         return Ok(None);
     };
     let is_length = |header: &&Header<'_>| header.name.eq_ignore_ascii_case("content-length");
     let length = head.headers.iter().find(is_length).map(|header| header.value);
     let length = length.and_then(|value| str::from_utf8(value).ok()?.trim().parse::<usize>().ok());
-    let length = length.ok_or("its answer does not say how long it is")?;
+    let length = length.ok_or("the answer has no Content-Length")?;
     let body = received.get(begin..).and_then(|rest| rest.get(..length));
     Ok(head.code.zip(body))
 }
@@ -198,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_read_when_it_is_there_as_a_whole() {
+    fn an_answer_is_read_once_it_is_complete() {
         let answer = b"HTTP/1.1 409 Conflict\r\ncontent-length: 2\r\nX: y\r\n\r\n{}";
         for cut in 0..answer.len() {
             assert_eq!(parse(&answer[..cut]), Ok(None), "{cut}");
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_wrong_and_where() {
+    fn a_refusal_names_the_fault_and_its_place() {
         let plain = |code, text: &str| {
             let value = serde_json::from_str(text).unwrap_or_default();
             refused(code, &value, text.as_bytes()).plain().unwrap().to_owned()
@@ -245,11 +246,11 @@ mod tests {
             assert_eq!(address(text).unwrap().to_string(), is, "{text}");
         }
         for (bad, why) in [
-            ("https://127.0.0.1:9300", "it is http,"),
-            ("http://10.0.0.1:9300/", "it is https,"),
+            ("https://127.0.0.1:9300", "the scheme must be http,"),
+            ("http://10.0.0.1:9300/", "the scheme must be https,"),
             ("http://127.0.0.1/", ""),
-            ("http://127.0.0.1:9300/nodes", "has no path"),
-            ("http://unix:/run/a.sock", "has no path"),
+            ("http://127.0.0.1:9300/nodes", "must have no path"),
+            ("http://unix:/run/a.sock", "must have no path"),
             ("ftp://127.0.0.1:9300", "neither an address nor a URL"),
             ("http://", ""),
         ] {
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn only_this_host_is_spoken_to_without_tls() {
+    fn only_connections_to_this_host_use_no_tls() {
         for (address, local) in [
             ("unix:/run/a.sock", true),
             ("127.0.0.2:1", true),

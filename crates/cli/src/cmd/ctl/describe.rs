@@ -1,4 +1,4 @@
-//! `ssntp ctl describe`: all that is known of one instance or node.
+//! `ssntp ctl describe`: everything that is known about one instance or node.
 
 use ssntp_cluster::controller::{FindError, Instance, Node, View};
 
@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::output::print_either;
 use crate::signals::Stop;
 
-/// Show all that is known of an instance or a node
+/// Show everything that is known about an instance or a node
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The instance or the node
@@ -19,14 +19,14 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let session = Session::open_told(options, stop)?;
-    let said: Result<_, Failure> = session.controller.look(|view| {
+    let session = Session::open_complete(options, stop)?;
+    let found: Result<_, Failure> = session.controller.look(|view| {
         Ok(match find(view, &args.what)? {
             Found::Instance(found) => (json::instance(view, found), instance(view, found)),
             Found::Node(found) => (json::node(found), node(view, found)),
         })
     });
-    let (value, text) = said?;
+    let (value, text) = found?;
     print_either(options.json, value, text.trim_end())
 }
 

@@ -1,4 +1,4 @@
-//! `ssntp ctl events`, and the loop that it shares with the lists with `--watch`: both run until a
+//! `ssntp ctl events`, and the loop that it shares with lists with `--watch`. Both run until a
 //! signal comes.
 
 use std::time::Duration;
@@ -14,24 +14,25 @@ use crate::failure::Failure;
 use crate::output::{Output, printable, printable_json, reader_is_gone};
 use crate::signals::Stop;
 
-/// How often a list is checked for changes, and the standard output for a reader that has gone.
+/// The time between two checks whether a list has changed, and whether the reader of the standard
+/// output is gone.
 const PACE: Duration = Duration::from_millis(500);
 
 /// Connects, and reconnects whenever the connection is lost. Calls `each` with the changes that
-/// have arrived, and every half second with no changes. Blocks until a signal comes or the reader
-/// of the standard output has gone.
+/// have arrived, and every half second without changes. Blocks until a signal comes or the reader
+/// of the standard output is gone.
 ///
 /// # Errors
-/// The controller has ended for good, or `each` failed.
+/// The controller has ended, or `each` failed.
 pub(super) fn follow(
     options: &Options,
     stop: &Stop,
     mut each: impl FnMut(&Controller, &[Change]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let (config, mut renewal) = options.config_going_on(stop)?;
+    let (config, mut renewal) = options.lasting_config(stop)?;
     let controller = Controller::start(config)?;
     let ended = || Failure::new(controller.client().ended().unwrap_or(ClientError::Closed));
-    let changes = controller.subscribe();
+    let arriving = controller.subscribe();
     let (pace, looks) = (crossbeam_channel::tick(PACE), connection::looks());
     let mut complaint = Complaint::default();
     loop {
@@ -45,17 +46,18 @@ pub(super) fn follow(
                 complaint.note(&controller.client());
                 None
             }
-            recv(changes) -> change => Some(change.map_err(|_| ended())?),
+            recv(arriving) -> change => Some(change.map_err(|_| ended())?),
         };
-        // A program that prints only when something changes would otherwise outlive its reader for
-        // hours.
+        // Without this check, a program that prints only changes would outlive its reader for hours.
         if reader_is_gone() {
             return Ok(());
         }
-        let mut come: Vec<_> = first.into_iter().chain(changes.try_iter()).collect();
-        let is_over = come.pop_if(|last| matches!(last, Change::Ended { .. })).is_some();
-        each(&controller, &come)?;
-        if is_over {
+        let mut changes: Vec<_> = first.into_iter().chain(arriving.try_iter()).collect();
+        let has_ended = changes
+            .pop_if(|last| matches!(last, Change::Ended { .. }))
+            .is_some();
+        each(&controller, &changes)?;
+        if has_ended {
             return Err(ended());
         }
     }
@@ -63,11 +65,11 @@ pub(super) fn follow(
 
 /// Print what happens in the cluster, until a signal comes
 ///
-/// Begins with the nodes and instances that the scheduler knows already. Reconnects
+/// Starts with the nodes and instances that the scheduler already knows. Reconnects
 /// whenever the connection is lost.
 #[derive(Debug, clap::Args)]
 pub(super) struct EventsArgs {
-    /// Also print a line for each STATS that changes nothing
+    /// Also print a line for each STATS without a change
     #[arg(long)]
     stats: bool,
 }

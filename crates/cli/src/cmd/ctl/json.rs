@@ -52,7 +52,7 @@ pub(super) fn end(ending: &Ending) -> Value {
     })
 }
 
-/// A text, or null if it is unknown.
+/// The text, or null if it is empty, which means that it is unknown.
 pub(super) fn known(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
@@ -68,7 +68,7 @@ pub(super) fn cnci(cnci: &Cnci) -> Value {
     })
 }
 
-/// A session, as it was at that time.
+/// A session; `at` is the time of the list.
 pub(super) fn session(session: &SessionEntry, at: SystemTime) -> Value {
     json!({
         "number": session.number, "uuid": session.uuid.as_str(),
@@ -83,7 +83,7 @@ pub(super) fn session(session: &SessionEntry, at: SystemTime) -> Value {
     })
 }
 
-/// The servers, as they were at that time.
+/// The servers; `at` is the time of the list.
 pub(super) fn servers(servers: &Servers, at: SystemTime) -> Value {
     let entries = servers.entries.iter().map(|one| {
         json!({
@@ -101,7 +101,7 @@ pub(super) fn servers(servers: &Servers, at: SystemTime) -> Value {
     })
 }
 
-/// A ban, as it was at that time.
+/// A ban; `at` is the time of the list.
 pub(super) fn ban(ban: &BanEntry, at: SystemTime) -> Value {
     json!({
         "number": ban.number, "uuid": ban.uuid.as_str(), "by": ban.by.as_str(), "since": ago(at, ban.age_s),
@@ -113,7 +113,7 @@ fn ago(at: SystemTime, seconds: u64) -> Option<String> {
     at.checked_sub(Duration::from_secs(seconds)).map(time)
 }
 
-/// A command that was sent and is not waited for.
+/// A command with --no-wait that was sent.
 pub(super) fn accepted(subject: &str) -> Value {
     json!({"subject": subject, "result": "accepted"})
 }
@@ -171,12 +171,12 @@ fn trace(trace: &FrameTrace) -> Value {
 }
 
 pub(super) fn change(change: &Change, at: SystemTime) -> Value {
-    // A change is UUIDs and words, which are always written.
-    let told = serde_json::to_value(change).unwrap_or_default();
+    // A change consists of UUIDs and words, so serializing it cannot fail.
+    let plain = serde_json::to_value(change).unwrap_or_default();
     let mut value = match change {
         Change::Failed(failed) => failure(failed),
         Change::Traced(traced) => trace(traced),
-        _ => told.clone(),
+        _ => plain.clone(),
     };
     match change {
         Change::InstanceState { ending, .. } => value["end"] = ending.as_ref().map(end).into(),
@@ -186,7 +186,7 @@ pub(super) fn change(change: &Change, at: SystemTime) -> Value {
         _ => {}
     }
     value["time"] = time(at).into();
-    value["event"] = told["event"].clone();
+    value["event"] = plain["event"].clone();
     value["text"] = change.to_string().into();
     value
 }

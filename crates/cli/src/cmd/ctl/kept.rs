@@ -1,4 +1,4 @@
-//! `apply`, `diff`, `get`, `history`, `rollout`, `remove`: what a controller daemon keeps.
+//! `apply`, `diff`, `get`, `history`, `rollout`, `remove`: the workloads of a controller daemon.
 
 use std::path::PathBuf;
 
@@ -19,10 +19,10 @@ use crate::signals::Stop;
 /// The most workloads of a file.
 const MOST: usize = 1000;
 
-/// Set which workloads should run: the controller starts, replaces and deletes instances until they do
+/// Set the workloads that should run; the controller starts, replaces and deletes their instances
 ///
-/// docs/controller.md describes the file. All workloads in it are applied, or none if one cannot
-/// be. Workloads that are not in the file stay unchanged.
+/// docs/controller.md describes the file. All workloads in it are applied, or none if one is
+/// refused. Workloads that are not in the file stay unchanged.
 #[derive(Debug, clap::Args)]
 pub(super) struct ApplyArgs {
     #[command(flatten)]
@@ -30,18 +30,10 @@ pub(super) struct ApplyArgs {
     /// Workloads as YAML, one a document; - is the standard input
     #[arg(short, long, value_name = "FILE", required = true)]
     file: Vec<PathBuf>,
-    /// Refuse if the one workload of the file has another revision than this one, which `diff` and
-    /// `get` have shown: somebody has changed it meanwhile. 0 stands for one that does not exist
+    /// Do nothing if the one workload of the file has another revision than this one, which `diff`
+    /// and `get` have shown: it was changed meanwhile. 0 is for a workload that must not exist
     #[arg(long, value_name = "N")]
     revision: Option<i64>,
-}
-
-/// Show what `apply` would change; the exit code is 1 if it would change something, and 2 if that
-/// cannot be told
-#[derive(Debug, clap::Args)]
-pub(super) struct DiffArgs {
-    #[command(flatten)]
-    apply: ApplyArgs,
 }
 
 /// Show the workloads that should run, or one of them with its instances
@@ -75,19 +67,19 @@ pub(super) struct HistoryArgs {
     limit: u32,
 }
 
-/// Show how far a workload's new version has come, or stop it, go on with it, or go back
+/// Show the roll-out of a workload's new version, or pause it, resume it, or go back
 #[derive(Debug, clap::Args)]
 pub(super) struct RolloutArgs {
     #[command(flatten)]
     api: ApiArgs,
     workload: String,
-    /// Go back to the last version that did its work, or to the one before it
+    /// Go back to the last version that worked, or to the version before it
     #[arg(long, group = "order")]
     back: bool,
-    /// Replace no further instances for now
+    /// Replace no further instances until --resume
     #[arg(long, group = "order")]
     pause: bool,
-    /// Go on after --pause
+    /// Continue after --pause
     #[arg(long, group = "order")]
     resume: bool,
     /// Do nothing if the workload has another revision than this one, which `get` has shown:
@@ -110,7 +102,7 @@ pub(super) struct RemoveArgs {
 }
 
 impl ApplyArgs {
-    /// The workloads of all files, each of them checked.
+    /// Reads and checks the workloads of all files.
     fn specs(&self) -> Result<Vec<Spec>, Failure> {
         let mut specs = Vec::new();
         for path in &self.file {
@@ -129,15 +121,15 @@ impl ApplyArgs {
             }
         }
         match specs.len() {
-            0 => Err(Failure::usage("there is no workload in it")),
+            0 => Err(Failure::usage("there is no workload in the files")),
             1..=MOST => Ok(specs),
             _ => Err(Failure::usage(format!(
-                "there are more than {MOST} workloads in it"
+                "there are more than {MOST} workloads in the files"
             ))),
         }
     }
 
-    /// Applies all workloads or none; gives whether something is changed by that, or would be.
+    /// Applies all workloads or none. Returns true if that changes something, or would change it.
     fn apply(&self, options: &Options, stop: &Stop, dry_run: bool) -> Result<bool, Failure> {
         let specs = self.specs()?;
         let mut body = serde_json::to_value(&specs).map_err(Failure::new)?;
@@ -175,6 +167,7 @@ impl ApplyArgs {
     }
 }
 
+/// The change of a workload, for people.
 fn in_words(applied: &Value) -> String {
     match text(&applied["change"]).as_str() {
         "created" => "new".into(),
@@ -187,11 +180,11 @@ pub(super) fn apply(options: &Options, stop: &Stop, args: &ApplyArgs) -> Result<
     args.apply(options, stop, false).map(drop)
 }
 
-pub(super) fn diff(options: &Options, stop: &Stop, args: &DiffArgs) -> Result<(), Failure> {
-    match args.apply.apply(options, stop, true) {
+pub(super) fn diff(options: &Options, stop: &Stop, args: &ApplyArgs) -> Result<(), Failure> {
+    match args.apply(options, stop, true) {
         Ok(true) => Err(Failure::silent(1)),
         Ok(false) => Ok(()),
-        // 1 is an answer here, as it is for diff(1).
+        // The exit code 1 means that there are differences, as for diff(1).
         Err(Failure::Failed(why)) => Err(Failure::usage(why)),
         Err(other) => Err(other),
     }
@@ -351,7 +344,7 @@ fn query(revision: Option<i64>) -> String {
     revision.map_or(String::new(), |revision| format!("?revision={revision}"))
 }
 
-/// A text as a part of an address.
+/// Escapes a text for a part of a path or a query.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {

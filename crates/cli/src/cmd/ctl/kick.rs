@@ -19,44 +19,37 @@ use crate::signals::Stop;
 
 /// End the session of a client
 ///
-/// The client connects again unless --ban is given. The server forgets its bans when it
-/// restarts; to refuse a client for good, revoke its certificate.
+/// The client connects again unless --ban is given. A server loses its bans when it
+/// restarts; to refuse a client permanently, revoke its certificate.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     named: Named,
-    /// Refuse the client for this long, for example 90s, 30m, 12h or 7d; a year at most.
+    /// Refuse the client for this time, for example 90s, 30m, 12h or 7d; a year at most.
     /// To ban a client that is not connected, give its whole UUID
     #[arg(long, value_name = "TIME")]
     ban: Option<Age>,
 }
 
-/// End a ban before its time is over
+/// The client of a command.
 #[derive(Debug, clap::Args)]
-pub(super) struct UnbanArgs {
-    #[command(flatten)]
-    named: Named,
-}
-
-/// The client that is named.
-#[derive(Debug, clap::Args)]
-struct Named {
+pub(super) struct Named {
     /// The client's UUID, or the beginning of it
     #[arg(value_name = "UUID")]
-    who: String,
+    client: String,
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let ban = args.ban.map(Duration::from);
     if ban == Some(Duration::ZERO) {
-        return Err(Failure::usage("--ban has to be longer than 0 seconds"));
+        return Err(Failure::usage("--ban must be longer than 0 seconds"));
     }
     let operator = Operator::open(options, stop)?;
-    let there = || {
+    let known = || {
         let sessions = operator.sessions(None)?;
         Ok(sessions.into_iter().map(|one| one.uuid).collect())
     };
-    let uuid = args.named.find("session", there)?;
+    let uuid = args.named.find("session", known)?;
     let kick = Kick {
         id: new_id(),
         uuid,
@@ -72,7 +65,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         0 => String::new(),
         seconds => format!(", banned for {}", tables::span(seconds)),
     };
-    let text = format_args!("{}: {sessions}{banned}", args.named.who);
+    let text = format_args!("{}: {sessions}{banned}", args.named.client);
     print_either(options.json, kicked_json(&kicked), text)?;
     if !options.json && !kicked.detail.is_empty() {
         note(format_args!("ssntp: {}", kicked.detail));
@@ -88,47 +81,45 @@ pub(super) fn bans(options: &Options, stop: &Stop) -> Result<(), Failure> {
     })
 }
 
-pub(super) fn unban(options: &Options, stop: &Stop, args: &UnbanArgs) -> Result<(), Failure> {
+pub(super) fn unban(options: &Options, stop: &Stop, named: &Named) -> Result<(), Failure> {
     let operator = Operator::open(options, stop)?;
-    let there = || {
+    let known = || {
         let bans = operator.bans()?;
         Ok(bans.into_iter().map(|ban| ban.uuid).collect())
     };
-    let uuid = args.named.find("ban", there)?;
+    let uuid = named.find("ban", known)?;
     let unban = Unban { id: new_id(), uuid };
     let lifted: Unbanned = operator.ask(&unban, |answer: &Unbanned| answer.id == unban.id)?;
     check(&lifted.reason, &lifted.detail)?;
-    let text = format_args!("{}: it may come again", args.named.who);
+    let text = format_args!("{}: the ban is lifted", named.client);
     print_either(options.json, json!({"uuid": unban.uuid.as_str()}), text)
 }
 
 impl Named {
-    /// The UUID that the server is to be told. If the beginning of one is given, it is
-    /// looked up among those that the server knows.
-    fn find(&self, of: &str, there: impl FnOnce() -> Result<Vec<Id>, Failure>) -> Result<Id, Failure> {
-        let who = self.who.trim().to_ascii_lowercase();
-        // The server compares the text of UUIDs, so that only the form with hyphens will do.
-        if let Ok(uuid) = Uuid::try_parse(&who)
-            && who.len() == 36
+    /// The client's whole UUID. The beginning of a UUID is completed from those in `known`.
+    fn find(&self, of: &str, known: impl FnOnce() -> Result<Vec<Id>, Failure>) -> Result<Id, Failure> {
+        let client = self.client.trim().to_ascii_lowercase();
+        // The server compares the text of UUIDs, so only the form with hyphens is a whole UUID.
+        if let Ok(uuid) = Uuid::try_parse(&client)
+            && client.len() == 36
         {
             return Ok(uuid.into());
         }
-        let mut found = there()?;
-        found.retain(|uuid| !who.is_empty() && uuid.as_str().starts_with(&who));
+        let mut found = known()?;
+        found.retain(|uuid| !client.is_empty() && uuid.as_str().starts_with(&client));
         match found.as_slice() {
             [uuid] => Ok(uuid.clone()),
             [] => Err(Failure::new(format!(
                 "no {of} has a UUID that begins with {}",
-                printable(&self.who)
+                printable(&self.client)
             ))),
             several => {
-                // A server may have thousands of sessions, and five UUIDs show which ones these
-                // are.
+                // A server may have thousands of sessions, and five UUIDs are enough for an error.
                 let few = several.iter().take(5).map(|uuid| printable(uuid.as_str()));
                 Err(Failure::new(format!(
                     "{} UUIDs begin with {}: {}{}",
                     several.len(),
-                    printable(&self.who),
+                    printable(&self.client),
                     few.collect::<Vec<_>>().join(", "),
                     if several.len() > 5 { ", …" } else { "" }
                 )))
@@ -137,7 +128,7 @@ impl Named {
     }
 }
 
-/// Fails if the server did nothing.
+/// Fails if the server refused the command.
 pub(super) fn check(reason: &OperatorRefusal, detail: &str) -> Result<(), Failure> {
     match reason.as_str() {
         "" => Ok(()),

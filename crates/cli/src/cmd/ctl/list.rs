@@ -12,7 +12,7 @@ use super::follow::follow;
 use super::options::Options;
 use super::session::Session;
 use super::{json, tables};
-use crate::cmd::table::list;
+use crate::cmd::table::{Columns, list};
 use crate::failure::Failure;
 use crate::output::{note, print_line, print_text, printable_json};
 use crate::signals::Stop;
@@ -21,119 +21,134 @@ use crate::signals::Stop;
 pub(super) struct Args {
     /// Show the list again whenever it changes, until a signal comes
     #[arg(long)]
-    pub(super) watch: bool,
+    watch: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct NodesArgs {
     #[command(flatten)]
-    pub(super) list: Args,
-    /// Only nodes with that status, for example READY or gone
+    list: Args,
+    /// Only nodes with this status, for example READY or gone
     #[arg(long, value_parser = status)]
-    pub(super) state: Option<String>,
+    state: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct InstancesArgs {
     #[command(flatten)]
-    pub(super) list: Args,
+    list: Args,
     #[command(flatten)]
-    pub(super) selection: Selection,
-    /// Only instances in that state, for example active or exited
+    selection: Selection,
+    /// Only instances in this state, for example active or exited
     #[arg(long, value_parser = instance_state)]
-    pub(super) state: Option<InstanceState>,
+    state: Option<InstanceState>,
 }
 
-/// The list to show, with its filters.
-#[derive(Debug)]
-pub(super) enum What {
-    Nodes(Option<String>),
-    Instances(Selection, Option<InstanceState>),
-    Cncis,
+pub(super) fn nodes(options: &Options, stop: &Stop, args: &NodesArgs) -> Result<(), Failure> {
+    let has_state = |node: &&Node| {
+        args.state
+            .as_ref()
+            .is_none_or(|s| tables::node_status(node) == *s)
+    };
+    let text = |view: &View| {
+        let nodes = view.nodes().filter(has_state);
+        Ok(text(options.json, tables::NODES, view, nodes, json::node))
+    };
+    run(options, stop, args.list.watch, text, |_| Vec::new())
 }
 
-pub(super) fn run(options: &Options, stop: &Stop, again: bool, what: &What) -> Result<(), Failure> {
-    if again {
-        return watch(options, stop, what);
+pub(super) fn instances(options: &Options, stop: &Stop, args: &InstancesArgs) -> Result<(), Failure> {
+    let has_state = |i: &&Instance| args.state.as_ref().is_none_or(|state| i.state == *state);
+    let text = |view: &View| {
+        let instances = args.selection.of(view)?.filter(has_state);
+        let value = |instance: &Instance| json::instance(view, instance);
+        Ok(text(options.json, tables::INSTANCES, view, instances, value))
+    };
+    run(options, stop, args.list.watch, text, doubled)
+}
+
+pub(super) fn cncis(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
+    let text = |view: &View| Ok(text(options.json, tables::CNCIS, view, view.cncis(), json::cnci));
+    run(options, stop, args.watch, text, |_| Vec::new())
+}
+
+/// The rows as a line of JSON, or as a list for people.
+fn text<'a, T: 'a>(
+    json: bool,
+    columns: Columns<View, T>,
+    view: &View,
+    rows: impl Iterator<Item = &'a T>,
+    value: impl Fn(&T) -> Value,
+) -> String {
+    match json {
+        true => printable_json(&rows.map(value).collect::<Value>().to_string()),
+        false => list(columns, view, rows),
     }
-    let session = Session::open_told(options, stop)?;
-    let (text, doubled) = session.controller.look(|view| {
-        let doubled = what.doubled(view);
-        (what.text(view, options.json), doubled)
-    });
+}
+
+/// Prints a list, once or whenever it changes. A list that is printed once is followed by the notes
+/// that `notes` makes.
+fn run(
+    options: &Options,
+    stop: &Stop,
+    again: bool,
+    text: impl Fn(&View) -> Result<String, Failure>,
+    notes: impl FnOnce(&View) -> Vec<String>,
+) -> Result<(), Failure> {
+    if again {
+        return watch(options, stop, text);
+    }
+    let session = Session::open_complete(options, stop)?;
+    let (text, notes) = session.controller.look(|view| (text(view), notes(view)));
     print_line(text?)?;
-    doubled.iter().for_each(note);
+    notes.iter().for_each(note);
     Ok(())
 }
 
-impl What {
-    fn text(&self, view: &View, json: bool) -> Result<String, Failure> {
-        let shown = |values: Value| printable_json(&values.to_string());
-        Ok(match self {
-            Self::Nodes(status) => {
-                let meant = |node: &&Node| status.as_ref().is_none_or(|s| tables::node_status(node) == *s);
-                let nodes = view.nodes().filter(meant);
-                match json {
-                    true => shown(nodes.map(json::node).collect()),
-                    false => list(tables::NODES, view, nodes),
-                }
-            }
-            Self::Instances(selection, state) => {
-                let meant = |i: &&Instance| state.as_ref().is_none_or(|state| i.state == *state);
-                let instances = selection.of(view)?.filter(meant);
-                match json {
-                    true => shown(instances.map(|i| json::instance(view, i)).collect()),
-                    false => list(tables::INSTANCES, view, instances),
-                }
-            }
-            Self::Cncis if json => shown(view.cncis().map(json::cnci).collect()),
-            Self::Cncis => list(tables::CNCIS, view, view.cncis()),
-        })
-    }
-
-    /// A line for each instance that two nodes have.
-    fn doubled(&self, view: &View) -> Vec<String> {
-        let foreign = |node: &Node| {
-            let node_uuid = node.uuid;
-            let instances = node.stats.foreign.iter().filter_map(Id::uuid);
-            let line = |instance| {
-                format!(
-                    "node {node_uuid} has instance {instance} too, which belongs to another node; \
-                     remove it there with: ssntp ctl delete --node {node_uuid} {instance}"
-                )
-            };
-            instances.map(line).collect::<Vec<_>>()
+/// A note for each instance that two nodes have.
+fn doubled(view: &View) -> Vec<String> {
+    let foreign = |node: &Node| {
+        let node_uuid = node.uuid;
+        let instances = node.stats.foreign.iter().filter_map(Id::uuid);
+        let line = |instance| {
+            format!(
+                "node {node_uuid} has instance {instance} too, which belongs to another node; \
+                 remove it there with: ssntp ctl delete --node {node_uuid} {instance}"
+            )
         };
-        let connected = view.nodes().filter(|node| node.connected);
-        match self {
-            Self::Instances(..) => connected.flat_map(foreign).collect(),
-            Self::Nodes(_) | Self::Cncis => Vec::new(),
-        }
-    }
+        instances.map(line).collect::<Vec<_>>()
+    };
+    let connected = view.nodes().filter(|node| node.connected);
+    connected.flat_map(foreign).collect()
 }
 
-fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
+/// Prints a list whenever it has changed, until a signal comes.
+fn watch(
+    options: &Options,
+    stop: &Stop,
+    list: impl Fn(&View) -> Result<String, Failure>,
+) -> Result<(), Failure> {
     let over_itself = !options.json && std::io::stdout().is_terminal();
     let mut shown = String::new();
-    // Nothing is printed before the scheduler has told of all nodes.
-    let mut told = false;
+    // The first list is printed once the scheduler has reported all nodes.
+    let mut is_complete = false;
     follow(options, stop, |controller, changes| {
         for change in changes {
             if !over_itself && matches!(change, Change::Online { .. } | Change::Offline { .. }) {
                 note(change);
             }
         }
-        told |= controller.wait_complete(Duration::ZERO);
-        // While changes come fast, the list is shown at the pace of the calls without changes.
-        if !told || !changes.is_empty() {
+        is_complete |= controller.wait_complete(Duration::ZERO);
+        // While changes come fast, the list is printed at the pace of the calls without changes.
+        if !is_complete || !changes.is_empty() {
             return Ok(());
         }
-        let (text, online) = controller.look(|view| (what.text(view, options.json), view.is_online()));
+        let (text, online) = controller.look(|view| (list(view), view.is_online()));
         let mut text = text?;
         if over_itself && !online {
-            text.push_str("\nnot connected to the scheduler: this is how it was");
+            text.push_str("\nnot connected to the scheduler: this is the last known state");
         }
-        // Without this, a file or a pipe would grow twice a second.
+        // Without this check, a file or a pipe would grow twice a second.
         if text == shown {
             return Ok(());
         }
@@ -145,27 +160,27 @@ fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
     })
 }
 
-/// The text at the top of an otherwise empty screen.
+/// The control sequences that show the text at the top of an otherwise empty screen.
 pub(super) fn over(text: &str) -> String {
     let mut screen = String::from("\x1b[H");
     for line in text.lines() {
         screen.push_str(line);
-        // Each line clears only its own rest. Clearing the whole screen first would make it
-        // flicker.
+        // Each line clears only the rest of its row. Clearing the whole screen first would make the
+        // screen flicker.
         screen.push_str("\x1b[K\n");
     }
     screen.push_str("\x1b[J");
     screen
 }
 
-/// Which instances are meant; by default all.
+/// Filters for instances; by default, all instances match.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Selection {
-    /// Only instances with that label, or with any label of that key; may be given
+    /// Only instances with this label, or with any label of this key; may be given
     /// several times
     #[arg(long = "label", value_name = "KEY[=VALUE]")]
     labels: Vec<String>,
-    /// Only instances on that node
+    /// Only instances on this node
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
 }
@@ -192,7 +207,7 @@ impl Selection {
     }
 }
 
-/// The state of an instance, by one of its known names.
+/// Reads the state of an instance, which must be a known name.
 pub(super) fn instance_state(text: &str) -> Result<InstanceState, String> {
     let state = InstanceState::from(text);
     match state.is_known() {
@@ -201,7 +216,7 @@ pub(super) fn instance_state(text: &str) -> Result<InstanceState, String> {
     }
 }
 
-/// The status of a node as `ssntp ctl nodes` shows it, in small letters or large.
+/// Reads the status of a node as `ssntp ctl nodes` shows it, in any case of letters.
 pub(super) fn status(text: &str) -> Result<String, String> {
     let known = || NodeStatus::ALL.iter().map(NodeStatus::as_str).chain(["gone"]);
     match known().find(|known| known.eq_ignore_ascii_case(text)) {
@@ -211,5 +226,5 @@ pub(super) fn status(text: &str) -> Result<String, String> {
 }
 
 fn one_of<'a>(known: impl Iterator<Item = &'a str>) -> String {
-    format!("it is none of {}", known.collect::<Vec<_>>().join(", "))
+    format!("expected one of {}", known.collect::<Vec<_>>().join(", "))
 }

@@ -17,42 +17,42 @@ use crate::failure::Failure;
 use crate::output::{Output, note, print_json, printable, reader_is_gone};
 use crate::signals::Stop;
 
-/// How long the instance's node may take to answer, unless --timeout is given.
+/// The time limit for the first answer of the instance's node, unless --timeout is given.
 const OPENING: Duration = Duration::from_secs(10);
-/// The time between two looks at whether the output is still read.
+/// The time between two checks whether the output is still read.
 const LOOK: Duration = Duration::from_millis(500);
-/// A longer line is printed in pieces as JSON, in bytes.
+/// In bytes. As JSON, a longer line is printed in pieces.
 const LONGEST_LINE: usize = 64 * 1024;
 
-/// Print what an instance has written
+/// Print the output of an instance
 ///
-/// Its standard output goes to the standard output, its standard error to the
-/// standard error; on a terminal, control characters are escaped. An instance that
-/// has ended keeps its logs for as long as its node keeps the instance.
+/// The instance's standard output is printed to the standard output, and its standard
+/// error to the standard error; on a terminal, control characters are escaped. The logs
+/// of an instance that has ended are kept for as long as its node keeps the instance.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The instance
     instance: String,
-    /// Go on with new output until the instance has ended
+    /// Continue with new output until the instance has ended
     #[arg(short, long)]
     follow: bool,
-    /// Begin with the last lines of each output instead of all that is kept
+    /// Start with the last lines of each output instead of the whole kept output
     #[arg(long, value_name = "LINES")]
     tail: Option<u32>,
-    /// Which output
+    /// The output to print
     #[arg(long, value_parser = one_of(OUTPUTS), default_value = "both")]
     output: Outputs,
 }
 
 #[rustfmt::skip] // A table: one row a word.
 const OUTPUTS: Choices<Outputs> = &[
-    ("stdout", "What it writes to its standard output, or a machine to its serial port", Outputs::STDOUT),
-    ("stderr", "What it writes to its standard error, or QEMU complains of", Outputs::STDERR),
+    ("stdout", "The standard output of a process, or the serial port of a virtual machine", Outputs::STDOUT),
+    ("stderr", "The standard error of a process, or of QEMU", Outputs::STDERR),
     ("both", "Both", Outputs::BOTH),
 ];
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let session = Session::open_told(options, stop)?;
+    let session = Session::open_complete(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let request = StreamRequest {
         outputs: args.output,
@@ -60,7 +60,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         follow: args.follow,
     };
     let stream = session.controller.stream(instance, request)?;
-    let opening = options.asked_limit().unwrap_or(OPENING);
+    let opening = options.given_limit().unwrap_or(OPENING);
     let mut printer = Printer::new(options.json.then_some(instance));
     let mut patience = opening;
     let mut late = crossbeam_channel::after(opening);
@@ -85,7 +85,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
                 bytes,
             }) => {
                 printer.print(output, missing, &bytes)?;
-                // Credit is given back only now, so that a slow terminal is sent little.
+                // Credit is returned only after printing, so that a slow terminal receives little.
                 stream.dealt_with(&bytes);
             }
             Ok(StreamEvent::Ended(how)) => {
@@ -96,7 +96,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
             Err(_) => return Err(Failure::new(StreamError::Overrun)),
         }
         patience = options.limit();
-        // An instance that is followed may write nothing for hours.
+        // With --follow, an instance may be silent for hours.
         late = match args.follow {
             true => crossbeam_channel::never(),
             false => crossbeam_channel::after(patience),
@@ -104,7 +104,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     }
 }
 
-/// Both outputs of an instance, as they are printed.
+/// Prints both outputs of an instance.
 struct Printer {
     stdout: Form,
     stderr: Form,
@@ -112,13 +112,14 @@ struct Printer {
     json: Option<Uuid>,
 }
 
-/// How one output is printed, with the bytes that wait for the rest of a character or a line.
+/// The form in which one output is printed, with the bytes that wait for the rest of a character or
+/// a line.
 enum Form {
-    AsItIs,
-    /// For a terminal. The bytes begin a character whose rest has not come yet.
+    Raw,
+    /// For a terminal. The bytes are the beginning of a character.
     Escaped(Vec<u8>),
-    /// As JSON. The bytes begin a line whose end has not come yet. The flag says whether output
-    /// may be missing before it.
+    /// As JSON. The bytes are the beginning of a line. The flag is true if output may be missing
+    /// before them.
     Lines(Vec<u8>, bool),
 }
 
@@ -127,7 +128,7 @@ impl Printer {
         let form = |is_terminal: bool| match (json, is_terminal) {
             (Some(_), _) => Form::Lines(Vec::new(), false),
             (None, true) => Form::Escaped(Vec::new()),
-            (None, false) => Form::AsItIs,
+            (None, false) => Form::Raw,
         };
         Self {
             stdout: form(io::stdout().is_terminal()),
@@ -146,7 +147,7 @@ impl Printer {
             _ => &mut self.stdout,
         };
         match form {
-            Form::AsItIs => write(output, bytes),
+            Form::Raw => write(output, bytes),
             Form::Escaped(held) => write(output, escaped(held, bytes).as_bytes()),
             Form::Lines(held, gap) => {
                 *gap |= missing;
@@ -195,14 +196,14 @@ fn write(output: Outputs, bytes: &[u8]) -> Result<(), Failure> {
     stdout.flush()
 }
 
-/// A line without its end, and the bytes behind it; none if no line ends here.
+/// The first line without its end, and the bytes after it; `None` if there is no whole line.
 fn first_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\n')?;
     let (line, rest) = bytes.split_at(end);
     Some((line, rest.get(1..).unwrap_or_default()))
 }
 
-/// The object of the held bytes. None are held afterwards.
+/// Takes the held bytes, and makes their JSON object.
 fn line_of(
     instance: Option<Uuid>,
     output: Outputs,
@@ -219,8 +220,8 @@ fn line_of(
     })
 }
 
-/// Text for a terminal: line ends and tabulators stay, all else that does not show
-/// is escaped. A character or line end that is not whole is held.
+/// Text for a terminal: line ends and tabulators stay, and all other characters that do not show are
+/// escaped. An incomplete character or line end is held.
 fn escaped(held: &mut Vec<u8>, bytes: &[u8]) -> String {
     held.extend(bytes);
     let whole = std::mem::take(held);
@@ -229,15 +230,14 @@ fn escaped(held: &mut Vec<u8>, bytes: &[u8]) -> String {
     while let Some(chunk) = chunks.next() {
         let (mut text, mut invalid) = (chunk.valid(), chunk.invalid());
         if chunks.peek().is_none() {
-            // Without a length, the error says that the character is cut short and not that it is
-            // wrong.
+            // An error without a length means that the character is incomplete and not invalid.
             if str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none()) {
                 held.extend(invalid);
                 invalid = &[];
             } else if invalid.is_empty()
                 && let Some(before) = text.strip_suffix('\r')
             {
-                // The line feed that belongs to it may come with the next bytes.
+                // Its line feed may be the first of the next bytes.
                 held.push(b'\r');
                 text = before;
             }
@@ -264,13 +264,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_gets_lines_and_nothing_that_moves_the_cursor() {
+    fn a_terminal_gets_lines_and_no_control_characters() {
         let mut held = Vec::new();
         assert_eq!(
             escaped(&mut held, b"a\tb\r\n\x1b[2Jc\rd\n"),
             "a\tb\n\\u{1b}[2Jc\\rd\n"
         );
-        // A character and a line end in two pieces.
+        // A character, and then a line end, in two pieces.
         assert_eq!(escaped(&mut held, b"\xc3"), "");
         assert_eq!(escaped(&mut held, b"\xa4\r"), "\u{e4}");
         assert_eq!(escaped(&mut held, b"\n\xff!"), "\n\u{fffd}!");
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_json_says_what_it_is() {
+    fn a_line_of_json_names_its_instance_and_output() {
         let (mut held, mut gap) = (b"\xffx".to_vec(), true);
         let line = line_of(Some(Uuid::nil()), Outputs::STDERR, &mut held, true, &mut gap);
         let expected = json!({

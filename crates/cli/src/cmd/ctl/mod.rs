@@ -1,7 +1,7 @@
-//! `ssntp ctl`: commands a cluster, and shows it.
+//! `ssntp ctl`: sends commands to a cluster, and shows its state.
 //!
 //! ```text
-//!  flags, environment, context ─▶ options ─▶ session: connected, told of all nodes
+//!  flags, environment, context ─▶ options ─▶ session: connected, all nodes reported
 //!                                               │
 //!              ┌────────────────────────────────┼───────────────────────┐
 //!              ▼                                ▼                       ▼
@@ -10,30 +10,31 @@
 //!
 //! A command that fails prints the reason, and its exit code is 1. SIGINT and SIGTERM end every
 //! command at once. The exit code of `events` and of lists with `--watch`, which run until a
-//! signal comes, is 0 then. That of all others is 130 or 143, because it is not known whether
-//! the command was carried out.
+//! signal comes, is 0 then. The exit code of all other commands is 130 or 143, because it is not
+//! known whether the command was executed.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `options` | how to reach the scheduler: flags, environment, file |
-//! | `session` | a connected controller, and its waits |
+//! | `options` | the flags of all commands: the scheduler, the time limit, JSON |
+//! | `session` | a connected controller, and the waits of commands |
 //! | `verbs` | `start`, `stop`, … `release-ip` |
-//! | `workload` | what `start` starts: flags or a file |
-//! | `kept` | `apply`, `diff`, `get`, `history`, `rollout`, `remove`: what a controller daemon keeps |
+//! | `moves` | `evacuate --move` |
+//! | `workload` | the workload of `start`, from flags or a file |
+//! | `kept` | `apply`, `diff`, `get`, `history`, `rollout`, `remove`: the workloads of a controller daemon |
 //! | `api` | requests to a controller daemon |
-//! | `list` | `nodes`, `instances`, `cncis`, and which of many are meant |
-//! | `describe` | `describe`: all of one instance or node |
+//! | `list` | `nodes`, `instances`, `cncis`, and the filters of instances |
+//! | `describe` | `describe`: everything about one instance or node |
 //! | `wait` | `wait`: until instances run, or have ended |
-//! | `prune` | `prune`: deletes what has ended |
+//! | `prune` | `prune`: deletes instances that have ended |
 //! | `sessions` | `sessions`: the sessions of all roles |
-//! | `servers` | `servers`: those that act as one |
+//! | `servers` | `servers`: the servers that act as one |
 //! | `kick` | `kick`, `bans`, `unban` |
 //! | `tenant` | `tenant`: networks of tenants |
 //! | `top` | `ssntp top`: sessions with their rates |
-//! | `tables` | what they print, for people |
-//! | `json` | what they print, for programs |
-//! | `follow` | what `events` and `--watch` do until a signal comes |
-//! | `logs` | `logs` |
+//! | `tables` | the output for people |
+//! | `json` | the output for programs |
+//! | `follow` | `events`, and the loop of `--watch` |
+//! | `logs` | `logs`: the output of an instance |
 
 mod api;
 mod describe;
@@ -62,10 +63,10 @@ use self::options::Options;
 use crate::failure::Failure;
 use crate::signals::Stop;
 
-/// Command a cluster: start, stop and move workloads, and see what runs where
+/// Command a cluster: start, stop and move workloads, and show nodes and instances
 ///
-/// Nodes, instances and volumes are named by their UUID, or by a beginning of it that
-/// only one of them has; instances also by their name.
+/// Nodes, instances and volumes are named by their UUID, or by a unique beginning of
+/// it; instances also by their name.
 ///
 /// With --json, the output is JSON: one value a line. If a command fails, the last
 /// line of the standard error is a JSON object with the reason. docs/cluster.md
@@ -81,7 +82,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
     Start(verbs::StartArgs),
-    /// Stop instances; those that are persistent can be restarted
+    /// Stop instances; persistent instances can be restarted
     Stop(verbs::InstancesArgs),
     /// Start stopped instances again
     Restart(verbs::InstancesArgs),
@@ -91,7 +92,7 @@ enum Verb {
     /// Detach a volume from an instance
     Detach(verbs::VolumeArgs),
     Evacuate(verbs::EvacuateArgs),
-    /// Take an evacuated node back into service
+    /// Put an evacuated node back into service
     Restore(verbs::NodeArgs),
     Configure(verbs::ConfigureArgs),
     /// Give a public IP address to an instance
@@ -112,13 +113,16 @@ enum Verb {
     Sessions(sessions::Args),
     Servers(servers::Args),
     Kick(kick::Args),
-    /// Show the bans, and how long each still lasts
+    /// Show the bans, and the time until each ends
     Bans,
-    Unban(kick::UnbanArgs),
+    /// End a ban before its time is over
+    Unban(kick::Named),
     #[command(subcommand)]
     Tenant(tenant::Args),
     Apply(kept::ApplyArgs),
-    Diff(kept::DiffArgs),
+    /// Show what `apply` would change; the exit code is 1 if it would change something, and 2
+    /// if that cannot be determined
+    Diff(kept::ApplyArgs),
     Get(kept::GetArgs),
     History(kept::HistoryArgs),
     Rollout(kept::RolloutArgs),
@@ -145,14 +149,9 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Configure(args) => verbs::configure(options, stop, &args),
         Verb::AssignIp(args) => verbs::assign_ip(options, stop, &args),
         Verb::ReleaseIp(args) => verbs::release_ip(options, stop, &args),
-        Verb::Nodes(args) => list::run(options, stop, args.list.watch, &list::What::Nodes(args.state)),
-        Verb::Instances(args) => list::run(
-            options,
-            stop,
-            args.list.watch,
-            &list::What::Instances(args.selection, args.state),
-        ),
-        Verb::Cncis(args) => list::run(options, stop, args.watch, &list::What::Cncis),
+        Verb::Nodes(args) => list::nodes(options, stop, &args),
+        Verb::Instances(args) => list::instances(options, stop, &args),
+        Verb::Cncis(args) => list::cncis(options, stop, &args),
         Verb::Describe(args) => describe::run(options, stop, &args),
         Verb::Wait(args) => wait::run(options, stop, &args),
         Verb::Prune(args) => prune::run(options, stop, &args),

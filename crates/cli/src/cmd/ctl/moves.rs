@@ -1,5 +1,5 @@
-//! `ssntp ctl evacuate --move`: reports for each instance of the node whether it runs on
-//! another node, or why it does not.
+//! `ssntp ctl evacuate --move`: reports for each instance of the node that it runs on another node,
+//! or why it does not.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::session::Session;
 use crate::failure::Failure;
 use crate::output::{print_either, printable};
 
-/// The time between two looks at the instances, in case no change is reported.
+/// The time between two checks of the instances, in case a change is not reported.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The instances that were alive on the node when it was evacuated.
@@ -26,7 +26,7 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// To be called before the command is given, so that no report about it is missed.
+    /// To be called before the command is sent, so that no report about an instance is missed.
     pub(super) fn begin(session: &Session<'_>, node: Uuid) -> Self {
         let changes = session.controller.subscribe();
         let waiting = session.controller.look(|view| {
@@ -40,8 +40,8 @@ impl Moves {
         }
     }
 
-    /// To be called once the node is empty. Waits until each instance is known to run elsewhere,
-    /// or not to.
+    /// To be called once the node is empty. Blocks until it is known of each instance that it runs on
+    /// another node, or that it does not, or until the time limit.
     pub(super) fn finish(mut self, session: &Session<'_>) -> Result<(), Failure> {
         let total = self.waiting.len();
         let mut stayed = 0;
@@ -51,20 +51,20 @@ impl Moves {
         loop {
             let moved: Vec<_> = session.controller.look(|view| {
                 let waiting = self.waiting.iter().filter_map(|uuid| view.instance(*uuid));
-                // A short workload may have run and ended on the other node before this look.
+                // A short workload may have run and ended on the other node before this check.
                 let has_run = |state: &_| matches!(state, InstanceState::Active | InstanceState::Exited);
                 let moved = waiting.filter(|one| one.node != self.node && has_run(&one.state));
                 moved.map(|one| (one.uuid, one.node)).collect()
             });
             for (instance, node) in moved {
                 self.waiting.remove(&instance);
-                tell(session, instance, Ok(node))?;
+                report(session, instance, Ok(node))?;
             }
             if is_late {
                 for instance in std::mem::take(&mut self.waiting) {
                     stayed += 1;
-                    let why = "the scheduler has not said whether it started elsewhere";
-                    tell(session, instance, Err(why))?;
+                    let why = "the scheduler has not reported that it runs on another node";
+                    report(session, instance, Err(why))?;
                 }
             }
             if self.waiting.is_empty() {
@@ -77,7 +77,7 @@ impl Moves {
                     && self.waiting.remove(&instance)
                 {
                     stayed += 1;
-                    tell(session, instance, Err(why(&failure.reason)))?;
+                    report(session, instance, Err(why(&failure.reason)))?;
                 },
                 recv(tick) -> _ => {},
                 recv(session.stop.channel()) -> _ => return Err(session.stop.interrupted()),
@@ -93,24 +93,24 @@ impl Moves {
     }
 }
 
-fn tell(session: &Session<'_>, instance: Uuid, moved: Result<Uuid, &str>) -> Result<(), Failure> {
-    let (member, told, text) = match moved {
+fn report(session: &Session<'_>, instance: Uuid, moved: Result<Uuid, &str>) -> Result<(), Failure> {
+    let (key, result, text) = match moved {
         Ok(node) => ("moved_to", node.to_string(), format!("moved to node {node}")),
         Err(why) => ("not_moved", why.to_owned(), format!("not moved: {why}")),
     };
-    let value = json!({"instance": instance, member: told});
+    let value = json!({"instance": instance, key: result});
     let text = printable(&format!("instance {instance} was {text}"));
     print_either(session.json, value, text)
 }
 
-/// The reason that the scheduler gives, in words.
+/// The scheduler's reason, in words.
 fn why(reason: &str) -> &str {
     match reason {
         "not_moved_persistent" => "it is persistent, and its node keeps it",
         "not_moved_storage" => "it has volumes of its node",
-        "not_moved_bound" => "it asked for its node",
+        "not_moved_bound" => "its START requires its node",
         "not_moved_unknown" => "the scheduler does not know its START",
-        "full_cloud" | "no_cn" | "no_net_cn" => "no other node has the room",
+        "full_cloud" | "no_cn" | "no_net_cn" => "no other node has enough free resources",
         other => other,
     }
 }

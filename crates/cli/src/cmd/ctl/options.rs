@@ -1,4 +1,4 @@
-//! How to reach the scheduler, and for how long to wait.
+//! The flags of all commands of `ssntp ctl`: the scheduler, the time limit, JSON.
 
 use std::time::Duration;
 
@@ -20,20 +20,20 @@ pub(super) struct Options {
     /// Print JSON
     #[arg(long, global = true)]
     pub(super) json: bool,
-    /// How long to wait until the scheduler answers, and again until a command is
-    /// shown to be done [default: 180; a START is waited for as long as its node
-    /// works on it]
+    /// The time to wait until the scheduler answers, and again until a command is
+    /// shown to be done [default: 180; for a START, as long as its node works on it]
     #[arg(long, value_name = "SECONDS", global = true)]
     timeout: Option<Seconds>,
 }
 
-/// Longer than the scheduler takes to answer a START of which nothing is heard,
-/// so that users read its reason: 60 s held, and 90 s on a node.
+/// The default time limit. It is longer than the time after which the scheduler reports that a START
+/// has failed without a report of its node, so that users read the reason: 60 s held, and 90 s on
+/// a node.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The rounds of attempts after which a program with one thing to do gives up, if it never had
-/// a session. The pauses between ten rounds take some seven seconds. After a first session the
-/// program connects again for as long as its command may take.
+/// The rounds of attempts after which a command fails if it never had a session. The pauses between
+/// ten rounds take some seven seconds. After a first session the command reconnects for as long as
+/// its time limit allows.
 const ATTEMPTS: u32 = 10;
 const BACKOFF: Backoff = Backoff {
     initial: Duration::from_millis(100),
@@ -42,44 +42,38 @@ const BACKOFF: Backoff = Backoff {
 };
 
 impl Options {
-    /// How long to wait until the scheduler answers, and again until a command
-    /// is shown to be done.
+    /// The time to wait until the scheduler answers, and again until a command is shown to be done.
     pub(super) fn limit(&self) -> Duration {
         self.timeout.map_or(LIMIT, Duration::from)
     }
 
-    /// The time limit that the user gave.
-    pub(super) fn asked_limit(&self) -> Option<Duration> {
+    /// The value of --timeout.
+    pub(super) fn given_limit(&self) -> Option<Duration> {
         self.timeout.map(Duration::from)
     }
 
-    /// Whether the user gave a time limit.
-    pub(super) fn is_limited(&self) -> bool {
-        self.timeout.is_some()
-    }
-
-    /// A controller for a program that ends once it has done its work. Its commands
-    /// are part of the trace that the environment names.
+    /// The configuration of a controller for one command, which is part of the trace in the
+    /// environment.
     pub(super) fn config(&self, stop: &Stop) -> Result<ControllerConfig, Failure> {
         let config = ControllerConfig::new(self.client(stop)?);
         Ok(config.given(connection::traceparent(), ControllerConfig::traceparent))
     }
 
-    /// The client of a program that ends once it has done its work.
+    /// The configuration of a client for one command.
     pub(super) fn client(&self, stop: &Stop) -> Result<ClientConfig, Failure> {
-        // A program that ends soon does not read its files a second time.
+        // A command ends soon, so it does not read its files a second time.
         let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
         Ok(config.backoff(BACKOFF).first_attempts(ATTEMPTS))
     }
 
-    /// The certificates of a command that speaks to a controller daemon.
+    /// The certificates for requests to a controller daemon.
     pub(super) fn credentials(&self, stop: &Stop) -> Result<(Identity, Trust), Failure> {
         self.server.reach(stop)?.files.load()
     }
 
-    /// A controller for a program that goes on, connects again whenever it has to,
-    /// and has its files read again.
-    pub(super) fn config_going_on(&self, stop: &Stop) -> Result<(ControllerConfig, Renewal), Failure> {
+    /// The configuration of a controller that runs until a signal comes: it reconnects without a
+    /// limit, and its files are read again.
+    pub(super) fn lasting_config(&self, stop: &Stop) -> Result<(ControllerConfig, Renewal), Failure> {
         let (config, renewal) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
         Ok((ControllerConfig::new(config.backoff(BACKOFF)), renewal))
     }

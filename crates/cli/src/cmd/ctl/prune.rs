@@ -24,8 +24,8 @@ use crate::signals::Stop;
 pub(super) struct Args {
     #[command(flatten)]
     selection: Selection,
-    /// Only instances that ended at least this long ago, for example 90s, 30m, 12h or
-    /// 7d. An instance whose node does not report the time is not deleted
+    /// Only instances that ended at least this time ago, for example 90s, 30m, 12h or
+    /// 7d. An instance whose node does not report the time of the end is not deleted
     #[arg(long, value_name = "AGE")]
     older_than: Option<Age>,
     #[command(flatten)]
@@ -33,14 +33,14 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let session = Session::open_told(options, stop)?;
+    let session = Session::open_complete(options, stop)?;
     let before = args
         .older_than
         .and_then(|age| wall_clock().checked_sub(Duration::from(age)));
     let ended: Result<Vec<Uuid>, Failure> = session.controller.look(|view| {
         let selected = args.selection.of(view)?;
-        let meant = selected.filter(|instance| is_over(view, instance) && ended_by(instance, before));
-        Ok(meant.map(|instance| instance.uuid).collect())
+        let ended = selected.filter(|instance| has_ended(view, instance) && ended_by(instance, before));
+        Ok(ended.map(|instance| instance.uuid).collect())
     });
     let orders = ended?
         .into_iter()
@@ -52,14 +52,14 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     session.finish(orders, args.waiting.wait())
 }
 
-fn is_over(view: &View, instance: &Instance) -> bool {
-    // Without current reports of the node the state may be out of date, and the instance may run
-    // again.
+fn has_ended(view: &View, instance: &Instance) -> bool {
+    // Without current reports of the node, the state may be out of date and the instance may be
+    // running again.
     let current = view.node(instance.node).is_some_and(|node| node.is_current());
     current && instance.state == InstanceState::Exited
 }
 
-/// Whether it ended before that time; true if none is given.
+/// True if the instance ended before that time, or if no time is given.
 fn ended_by(instance: &Instance, before: Option<SystemTime>) -> bool {
     let Some(before) = before else { return true };
     let ended = timestamp::parse(&instance.stats.ended).filter(|nanos| *nanos > 0);

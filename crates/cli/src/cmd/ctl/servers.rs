@@ -1,4 +1,4 @@
-//! `ssntp ctl servers`: shows the servers that act as one, and drains one of them.
+//! `ssntp ctl servers`: shows the servers that act as one, and drains a server.
 
 use std::time::Duration;
 
@@ -16,9 +16,10 @@ use crate::output::{note, print_json, print_line, printable};
 use crate::seconds::Age;
 use crate::signals::Stop;
 
-/// Show the servers that act as one, or drain one of them
+/// Show the servers that act as one, or drain a server
 ///
-/// The list is what the server that answers knows. Works with `ssntp server` as well.
+/// The list has the servers that the answering server knows. Works with `ssntp server` as
+/// well.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -30,18 +31,19 @@ enum Verb {
     Drain(DrainArgs),
 }
 
-/// Ask the clients of a server to leave, and stop it
+/// Ask the clients of a server to leave, and stop the server
 ///
-/// From then on the server admits no clients, and asks its clients to connect to another server.
-/// It stops once they have left, and at the latest 6 seconds after the time of --within. If the
-/// server leads, it first gives its lease back, so that another server leads at once.
+/// The server admits no further clients, and asks its clients to connect to another server.
+/// It stops once they have left, and at the latest 6 seconds after the time of --within. If
+/// the server leads, it first gives its lease back, so that another server leads at once.
 #[derive(Debug, clap::Args)]
 struct DrainArgs {
-    /// The server's UUID, the beginning of it, or its address, as `ssntp ctl servers` shows them
+    /// The server's UUID, the beginning of it, or its address, as `ssntp ctl servers` shows
+    /// them
     #[arg(value_name = "NAME")]
     name: String,
-    /// The time for the clients to leave, as 90s, 30m or 12h; each client leaves at a random moment
-    /// within it
+    /// The time for the clients to leave, as 90s, 30m or 12h; each client leaves at a random
+    /// moment within it
     #[arg(long, value_name = "TIME", default_value = "30s")]
     within: Age,
 }
@@ -93,7 +95,7 @@ fn drained(
     let answer: Servers = operator.ask(&question, |answer: &Servers| answer.id == question.id)?;
     check(&answer.reason, &answer.detail)?;
     let within = question.within_s;
-    // Not the name that was given: the beginning of a UUID does not show which server is meant.
+    // The user may have given the beginning of a UUID, which does not name the server clearly.
     let name = match server.address.as_str() {
         "" => server.uuid.as_str(),
         address => address,
@@ -139,7 +141,7 @@ fn find<'a>(
     let name = printable(name);
     match meant.as_slice() {
         [one] if one.uuid.is_empty() => Err(Failure::new(format!(
-            "{name}: there is no link to it: {}",
+            "{name}: there is no link to the server: {}",
             printable(&one.detail)
         ))),
         [one] => Ok(one),
@@ -189,7 +191,7 @@ mod tests {
             ),
             ("", "no server has the address"),
             ("d:1", "no server has the address d:1"),
-            ("c:1", "c:1: there is no link to it: refused"),
+            ("c:1", "c:1: there is no link to the server: refused"),
         ] {
             let said = find(&servers, name).unwrap_err();
             assert!(said.plain().unwrap().starts_with(why), "{name}: {said:?}");

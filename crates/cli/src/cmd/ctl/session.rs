@@ -1,5 +1,5 @@
-//! A connected controller, and what a command waits for: the scheduler's list of
-//! nodes, the end of its orders, a signal.
+//! A connected controller, and the waits of a command: for the scheduler's list of nodes, for the
+//! result of its orders, for a signal.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -18,23 +18,23 @@ use crate::failure::Failure;
 use crate::output::{Output, note, print_json, print_line, printable};
 use crate::signals::Stop;
 
-/// How long a signal may go unnoticed in a wait that it cannot end.
+/// The longest time until a signal is noticed in a wait that does not select on signals.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
-/// How long the scheduler may take to tell of all nodes.
-const TELLING: Duration = Duration::from_secs(5);
-/// How long a command waits for a START while the node works on it: longer than the
-/// scheduler allows by default.
-const MOST: Duration = Duration::from_secs(1200);
-/// After how long a user at a terminal is told what is waited for.
-const TELL_AFTER: Duration = Duration::from_secs(1);
-/// How long a command waits for a node that could take its START: longer than the longest
-/// pause of an agent between two attempts, which is 30 s.
+/// The time limit for the scheduler to report all nodes.
+const COMPLETION: Duration = Duration::from_secs(5);
+/// The time for which a command waits for a START while the node works on it. It is longer than the
+/// scheduler's default limit for a START.
+const MAX_START: Duration = Duration::from_secs(1200);
+/// The time after which a user at a terminal sees what the command waits for.
+const PROGRESS_AFTER: Duration = Duration::from_secs(1);
+/// The time for which a command waits for a node that can run its START. It is longer than the longest
+/// pause of an agent between two attempts to connect, which is 30 s.
 const NODE: Duration = Duration::from_secs(40);
-/// How long commands may take to leave this process.
-const LEAVING: Duration = Duration::from_secs(10);
+/// The time limit for sending commands with --no-wait.
+const SENDING: Duration = Duration::from_secs(10);
 
-/// Waits until a client has a session with its server. Meanwhile it tells the user why there is
-/// none.
+/// Blocks until a client has a session with its server. Meanwhile it notes for the user why there is
+/// no session.
 pub(super) fn await_session(
     client: &ClientHandle,
     server: &str,
@@ -57,7 +57,7 @@ pub(super) struct Session<'a> {
     pub(super) controller: Controller,
     pub(super) stop: &'a Stop,
     pub(super) limit: Duration,
-    /// Whether the user gave the limit.
+    /// True if the user gave the limit.
     is_strict: bool,
     pub(super) json: bool,
 }
@@ -72,8 +72,8 @@ impl<'a> Session<'a> {
             && !server.role().intersects(Role::SCHEDULER)
         {
             return Err(Failure::new(format!(
-                "{} is no scheduler but a {}, which knows no nodes and instances; of this command, \
-                 sessions, servers, kick, bans and unban work with it",
+                "{} is a {} and not a scheduler, so it has no nodes and instances; of `ssntp ctl`, sessions, \
+                 servers, kick, bans and unban work with it",
                 server.name(),
                 server.role()
             )));
@@ -82,31 +82,30 @@ impl<'a> Session<'a> {
             controller,
             stop,
             limit,
-            is_strict: options.is_limited(),
+            is_strict: options.given_limit().is_some(),
             json: options.json,
         })
     }
 
-    /// Raises the time limit for a command that may take this much longer. A limit that the user
-    /// gave stays.
+    /// Extends the time limit, unless the user gave it.
     pub(super) fn allow(&mut self, time: Duration) {
         if !self.is_strict {
             self.limit += time;
         }
     }
 
-    /// Connects, and waits until the scheduler has told of all nodes.
-    pub(super) fn open_told(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
+    /// Connects, and blocks until the scheduler has reported all nodes, for at most 5 seconds.
+    pub(super) fn open_complete(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
         let session = Self::open(options, stop)?;
-        // After this time the command goes on with the nodes that are known. If it names another
-        // one, that is an error of its own.
-        let told = || Ok(session.controller.wait_complete(LOOK).then_some(()));
-        stop.poll(Duration::ZERO, TELLING, told)?;
+        // After this time the command continues with the nodes that are known. If it names another
+        // node, that is reported as unknown.
+        let complete = || Ok(session.controller.wait_complete(LOOK).then_some(()));
+        stop.poll(Duration::ZERO, COMPLETION, complete)?;
         Ok(session)
     }
 
-    /// The instances of these names and beginnings of UUIDs, each once. All of them
-    /// are found before any of them is touched.
+    /// Finds the instances with these names and beginnings of UUIDs, each once. All are found before a
+    /// command is sent to any of them.
     pub(super) fn find_instances(&self, texts: &[String]) -> Result<Vec<Uuid>, Failure> {
         let mut found = Vec::new();
         for text in texts {
@@ -124,24 +123,24 @@ impl<'a> Session<'a> {
         Ok(found)
     }
 
-    /// Waits until a node is connected that could take the START, and says so. The
-    /// scheduler would refuse an earlier START at once, and an agent that was just
-    /// started takes a moment to connect.
-    pub(super) fn wait_for_node(&self, is_of_use: impl Fn(&Node) -> bool) -> Result<(), Failure> {
-        let is_of_use = |node: &Node| node.connected && is_of_use(node);
-        let mut told = false;
-        let there = || {
-            let is_there = self.controller.look(|view| view.nodes().any(is_of_use));
-            if !is_there && !std::mem::replace(&mut told, true) {
-                note("ssntp: no node for it is connected yet: waiting for one");
+    /// Blocks until a node is connected that can run the START, and notes the wait for the user. The
+    /// scheduler would refuse an earlier START at once, and an agent that was just started takes a
+    /// moment to connect.
+    pub(super) fn wait_for_node(&self, can_run: impl Fn(&Node) -> bool) -> Result<(), Failure> {
+        let can_run = |node: &Node| node.connected && can_run(node);
+        let mut is_noted = false;
+        let connected = || {
+            let is_connected = self.controller.look(|view| view.nodes().any(can_run));
+            if !is_connected && !std::mem::replace(&mut is_noted, true) {
+                note("ssntp: waiting for a node that can run it: none is connected yet");
             }
-            Ok(is_there.then_some(()))
+            Ok(is_connected.then_some(()))
         };
-        // Without a node the scheduler says in its answer what is missing.
-        self.stop.poll(LOOK, NODE.min(self.limit), there).map(drop)
+        // If there is still no node, the scheduler's answer names what is missing.
+        self.stop.poll(LOOK, NODE.min(self.limit), connected).map(drop)
     }
 
-    /// Waits until an order is carried out, and reports only a failure.
+    /// Blocks until an order is executed, and reports only a failure.
     pub(super) fn settle(&self, order: Order) -> Result<(), Failure> {
         self.each(vec![order], &mut |_, settled| match settled {
             Ok(_) => Ok(()),
@@ -149,11 +148,11 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Waits for what becomes of orders, and reports each; or, with --no-wait, until
-    /// they have left.
+    /// Blocks until all orders have a result, and prints each result; with --no-wait, blocks until the
+    /// commands are sent.
     pub(super) fn finish(&self, orders: Vec<Order>, wait: bool) -> Result<(), Failure> {
         if !wait {
-            return self.leave(&orders);
+            return self.send(&orders);
         }
         let total = orders.len();
         let mut failed = Vec::new();
@@ -168,7 +167,7 @@ impl<'a> Session<'a> {
             [] => Ok(()),
             [only] if total == 1 => Err(Failure::new(only)),
             several => {
-                // With --json, a program has read every failure already.
+                // With --json, every failure was printed already.
                 for text in several.iter().filter(|_| !self.json) {
                     note(format_args!("ssntp: {text}"));
                 }
@@ -177,9 +176,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Waits for orders to settle. If the user gave no time limit, an order whose instance is
-    /// being started is waited for while its node works on it, because the scheduler answers it
-    /// in the end.
+    /// Blocks until all orders have a result, and calls `report` with each. If the user gave no time
+    /// limit, the wait for a START continues while its node works on it, because the scheduler then
+    /// reports its result.
     fn each(
         &self,
         mut orders: Vec<Order>,
@@ -189,7 +188,7 @@ impl<'a> Session<'a> {
         let tick = crossbeam_channel::tick(LOOK);
         let mut progress = Progress::new(orders.len());
         let mut timeout = crossbeam_channel::after(self.limit);
-        let last = now() + MOST;
+        let last = now() + MAX_START;
         loop {
             let mut waiting = Vec::new();
             for order in orders {
@@ -203,30 +202,30 @@ impl<'a> Session<'a> {
                 return Ok(());
             }
             if let [order] = orders.as_slice() {
-                progress.tell(|| order.progress());
+                progress.show(|| order.progress());
             }
             crossbeam_channel::select! {
-                // One look at the orders serves all changes that have come together.
+                // One check of the orders is enough for all changes that have come together.
                 recv(changes) -> _ => while changes.try_recv().is_ok() {},
-                // An order that is lost with its session makes no change, so it is looked at.
+                // An order that is lost with its session makes no change, so the orders are polled.
                 recv(tick) -> _ => {},
                 recv(self.stop.channel()) -> _ => return Err(self.stop.interrupted()),
                 recv(timeout) -> _ => {
-                    let may_go_on = !self.is_strict && now() < last;
-                    let goes_on = |order: &Order| may_go_on && order.is_progressing();
-                    let (going_on, late): (Vec<_>, Vec<_>) = orders.into_iter().partition(goes_on);
+                    let may_continue = !self.is_strict && now() < last;
+                    let continues = |order: &Order| may_continue && order.is_progressing();
+                    let (continuing, late): (Vec<_>, Vec<_>) = orders.into_iter().partition(continues);
                     for order in &late {
                         progress.one_done(|| report(order, &Err(order.timed_out(self.limit))))?;
                     }
-                    orders = going_on;
+                    orders = continuing;
                     timeout = crossbeam_channel::after(self.limit);
                 },
             }
         }
     }
 
-    /// One line for each order; what failed goes to the standard error at the
-    /// end, unless a program reads.
+    /// Prints the result of an order. Without --json, failures are printed to the standard error at the
+    /// end.
     fn report(&self, order: &Order, settled: &Result<Shown, OrderError>) -> Result<(), Failure> {
         match settled {
             _ if self.json => print_json(json::settled(order.subject(), settled)),
@@ -235,11 +234,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Waits until the commands have left this process.
-    fn leave(&self, orders: &[Order]) -> Result<(), Failure> {
-        let left = || Ok(self.controller.flush(LOOK).then_some(()));
-        let left = self.stop.poll(Duration::ZERO, LEAVING, left)?;
-        left.ok_or_else(|| Failure::new("the scheduler does not take the commands"))?;
+    /// Blocks until the commands are sent.
+    fn send(&self, orders: &[Order]) -> Result<(), Failure> {
+        let sent = || Ok(self.controller.flush(LOOK).then_some(()));
+        let sent = self.stop.poll(Duration::ZERO, SENDING, sent)?;
+        sent.ok_or_else(|| Failure::new("the scheduler does not receive the commands"))?;
         let mut output = Output::new();
         for order in orders {
             match order.subject() {
@@ -252,8 +251,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Progress on the standard error, if that is a terminal: a bar for several things; for a single
-/// one its state, after a second.
+/// Progress on the standard error, if it is a terminal: a bar for several items, or the state of a
+/// single item after a second.
 pub(super) struct Progress {
     bar: ProgressBar,
     several: bool,
@@ -282,7 +281,7 @@ impl Progress {
         }
     }
 
-    /// One of the things has come, and is reported.
+    /// Advances the bar by one item, and calls `report`, which prints the item's result.
     pub(super) fn one_done(&self, report: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
         if self.several {
             self.bar.inc(1);
@@ -290,10 +289,10 @@ impl Progress {
         self.bar.suspend(report)
     }
 
-    /// How far the one has come.
-    pub(super) fn tell(&mut self, what: impl FnOnce() -> String) {
-        if !self.bar.is_hidden() && !self.several && now().duration_since(self.since) >= TELL_AFTER {
-            self.bar.set_message(printable(&what()));
+    /// Shows the state of the single item.
+    pub(super) fn show(&mut self, state: impl FnOnce() -> String) {
+        if !self.bar.is_hidden() && !self.several && now().duration_since(self.since) >= PROGRESS_AFTER {
+            self.bar.set_message(printable(&state()));
             self.bar.tick();
         }
     }

@@ -1,5 +1,4 @@
-//! `ssntp ctl sessions`, and how an operator asks: a question, and the answer that
-//! repeats its id.
+//! `ssntp ctl sessions`, and the questions of an operator: the answer repeats the id of its question.
 
 use std::time::Duration;
 
@@ -38,7 +37,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     })
 }
 
-/// A client that asks its server.
+/// A client that sends questions to its server.
 pub(super) struct Operator<'a> {
     client: Client,
     options: &'a Options,
@@ -57,7 +56,7 @@ impl<'a> Operator<'a> {
         })
     }
 
-    /// Asks, and waits for the answer that is for this question.
+    /// Sends a question, and blocks until its answer, for at most the time limit.
     pub(super) fn ask<Q: Payload, A: Payload>(
         &self,
         question: &Q,
@@ -76,8 +75,7 @@ impl<'a> Operator<'a> {
             };
             let frame = match event {
                 Ok(ClientEvent::Frame(frame)) => frame,
-                // The answer was for the session that has ended. A new one would wait for it in
-                // vain.
+                // The server answers in the session of the question, which has ended.
                 Ok(ClientEvent::Disconnected { reason, .. }) => {
                     return Err(Failure::new(format!(
                         "the session ended before the answer: {reason}"
@@ -91,8 +89,8 @@ impl<'a> Operator<'a> {
                     ));
                 }
             };
-            // A controller receives events of the cluster as well, and answers to earlier questions
-            // that timed out.
+            // A controller also receives events of the cluster, and answers to earlier questions that
+            // timed out.
             if frame.kind() == A::KIND {
                 let answer = frame.payload::<A>()?;
                 if is_answer(&answer) {
@@ -106,8 +104,7 @@ impl<'a> Operator<'a> {
         }
     }
 
-    /// Waits for that long, and takes the frames that a controller is sent besides. Returns false
-    /// if a signal comes first.
+    /// Blocks for this time, and drops the frames that arrive. Returns false if a signal comes first.
     pub(super) fn pause(&self, time: Duration) -> Result<bool, Failure> {
         let over = crossbeam_channel::after(time);
         loop {
@@ -115,7 +112,7 @@ impl<'a> Operator<'a> {
                 recv(self.client.events()) -> event => match event {
                     Ok(ClientEvent::Closed(why)) => return Err(closed(why)),
                     Ok(_) => {}
-                    // The next question says why.
+                    // The next question fails with the reason.
                     Err(_) => return Ok(true),
                 },
                 recv(self.stop.channel()) -> _ => return Ok(false),
@@ -154,7 +151,7 @@ impl<'a> Operator<'a> {
     }
 }
 
-/// The entries of all pages. `page` asks for the one that begins after a number, and gives the
+/// The entries of all pages. `page` requests the page after a number, and returns its entries and the
 /// number for the next page.
 pub(super) fn all_pages<T>(
     mut page: impl FnMut(u64) -> Result<(Vec<T>, u64), Failure>,
@@ -163,7 +160,7 @@ pub(super) fn all_pages<T>(
     loop {
         let (entries, next) = page(after)?;
         all.extend(entries);
-        // Numbers have to grow, or a faulty server could keep this loop going for ever.
+        // Numbers must grow, or a faulty server could keep this loop running for ever.
         if next <= after {
             return Ok(all);
         }
@@ -171,7 +168,7 @@ pub(super) fn all_pages<T>(
     }
 }
 
-/// An id that no other question has.
+/// An id for a new question.
 pub(in crate::cmd) fn new_id() -> Id {
     Uuid::new_v4().into()
 }
@@ -180,11 +177,11 @@ pub(in crate::cmd) fn refused(refusal: &InvalidFrameType) -> String {
     let kind = refusal.refused();
     match refusal.reason.as_str() {
         "role_not_allowed" => format!(
-            "the server does not let this controller do that ({kind}): it takes no operators, or another \
+            "the server does not allow {kind} for this controller: it admits no operators, or another \
              controller is the master"
         ),
         "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
-        "too_many" => "as many operators watch as may; end another one first".into(),
+        "too_many" => "the most operators watch already; end another `ssntp watch` first".into(),
         reason => format!("the server refuses {kind}: {reason}"),
     }
 }

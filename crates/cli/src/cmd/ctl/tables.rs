@@ -1,4 +1,4 @@
-//! The columns of the lists, for people.
+//! The columns of the lists for people.
 
 use ssntp::payload::{
     BanEntry, Id, InstanceState, NodeStatus, ServerEntry, Servers, SessionEntry, TenantAddress, TenantEntry,
@@ -118,7 +118,7 @@ pub(super) fn cluster(servers: &Servers) -> Option<String> {
         return None;
     }
     let leader = match servers.leader.as_str() {
-        "" => "nobody leads".to_owned(),
+        "" => "no server leads".to_owned(),
         leader => format!("{leader} leads with token {}", servers.token),
     };
     let lease = match servers.lease_age_ms {
@@ -196,7 +196,7 @@ fn holder<'a>(view: &'a View, address: &TenantAddress) -> Option<&'a Instance> {
     view.instance(address.instance_uuid.uuid()?)
 }
 
-/// A time in its largest whole unit, as `--ban` takes it.
+/// A time in its largest whole unit, in the form of `--ban`.
 pub(crate) fn span(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -244,8 +244,8 @@ pub(crate) fn node_status(node: &Node) -> String {
     }
 }
 
-/// The state of an instance; with a question mark if its node is gone or does not
-/// report, so that the state may be out of date.
+/// The state of an instance. A question mark shows that it may be out of date, because its node is
+/// not connected or does not report.
 pub(crate) fn instance_state(view: &View, instance: &Instance) -> String {
     let state = instance.state.as_str();
     match view.node(instance.node) {
@@ -255,12 +255,12 @@ pub(crate) fn instance_state(view: &View, instance: &Instance) -> String {
 }
 
 pub(crate) fn short(uuid: &str) -> String {
-    // The first group of a UUID. Commands take it in place of the whole.
+    // The first group of a UUID. Commands accept it instead of the whole UUID.
     uuid.chars().take(8).collect()
 }
 
 pub(crate) fn host(name: &str) -> String {
-    // A long name would push the columns behind it off the screen.
+    // A long name would push the columns after it off the screen.
     name.chars().take(20).collect()
 }
 
@@ -268,18 +268,18 @@ pub(crate) fn or_dash(text: String) -> String {
     if text.is_empty() { "-".into() } else { text }
 }
 
-/// How many instances of a node run.
+/// The number of instances of a node that run.
 pub(crate) fn running(view: &View, node: &Node) -> usize {
     let instances = view.instances_of(node.uuid);
     instances.filter(|i| i.state == InstanceState::Active).count()
 }
 
-/// How an instance ended; empty while it has not.
+/// The end of an instance; empty while it has not ended.
 pub(super) fn end(instance: &Instance) -> String {
     instance.ending().map(|end| end.to_string()).unwrap_or_default()
 }
 
-/// A number of STATS, of which negative ones are unknown.
+/// A number of STATS. A negative number means that it is unknown.
 pub(crate) fn with_unit(number: i64, unit: &str) -> String {
     match number {
         ..0 => "-".into(),
@@ -287,7 +287,7 @@ pub(crate) fn with_unit(number: i64, unit: &str) -> String {
     }
 }
 
-/// The free part of a total, both in MB, as a text in GB.
+/// The free and the total amount, given in MB, as a text in GB.
 pub(crate) fn share(free: i64, total: i64) -> String {
     if free < 0 || total <= 0 {
         return "-".into();

@@ -1,4 +1,4 @@
-//! `ssntp ctl tenant`, and the network that `start --tenant` gives an instance.
+//! `ssntp ctl tenant`, and the network of an instance that `start --tenant` starts.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -42,19 +42,18 @@ pub(super) enum Args {
 pub(super) struct AddArgs {
     #[command(flatten)]
     named: Named,
-    /// Its subnet, of 20 to 29 bits; the first address is the gateway. Other tenants may
-    /// have the same
+    /// The tenant's subnet, of 20 to 29 bits; the first address is the gateway. Several tenants
+    /// may have the same subnet
     #[arg(long, value_name = "CIDR")]
     subnet: String,
-    /// The address of its concentrator in the cluster's network, with the length of the
+    /// The address of the tenant's concentrator in the cluster's network, with the length of the
     /// prefix, as 10.0.0.33/24
     #[arg(long, value_name = "IP/BITS")]
     concentrator: String,
-    /// The key of its tunnels, which no other tenant has [default: a free one]
+    /// The key of the tenant's tunnels, unique among the tenants [default: a free key]
     #[arg(long, value_name = "K", value_parser = value_parser!(u32).range(1..=i64::from(MAX_KEY)))]
     network_key: Option<u32>,
-    /// The UUID of its concentrator: that of the concentrator's certificate [default: a
-    /// new one]
+    /// The UUID in the certificate of the tenant's concentrator [default: a new UUID]
     #[arg(long, value_name = "UUID")]
     uuid: Option<Uuid>,
     /// The memory of the concentrator
@@ -64,7 +63,7 @@ pub(super) struct AddArgs {
 
 /// Free the address of an instance that will not come back
 ///
-/// The address of an instance is freed when the instance is deleted; this is for an
+/// The address of an instance is freed when the instance is deleted; this command is for an
 /// instance whose node is lost. It is refused while the node of the instance is connected.
 #[derive(Debug, clap::Args)]
 pub(super) struct ReleaseArgs {
@@ -101,7 +100,7 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
     question.entry = TenantEntry {
         tenant_uuid: new_id(),
         subnet: args.subnet.clone(),
-        // 0 lets the scheduler choose a free key.
+        // 0 makes the scheduler choose a free key.
         key: args.network_key.unwrap_or_default(),
         concentrator_uuid: args.uuid.map_or_else(new_id, Id::from),
         concentrator_ip: args.concentrator.clone(),
@@ -118,12 +117,12 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
     print_either(options.json, shown(&entry), text)
 }
 
-/// Starts the concentrator of a new tenant, and waits until it has announced itself.
+/// Starts the concentrator of a new tenant, and blocks until it has announced itself.
 fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: i64) -> Result<(), Failure> {
     let uuid = uuid_of(&entry.concentrator_uuid)?;
     let (ip, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
-    // The server and the files of certificates are not named here: the agent gives them to a
-    // concentrator through its environment. The state is below the directory of the instance.
+    // The command does not name the server and the certificate files, because the agent passes them to
+    // a concentrator in its environment. The state is below the directory of the instance.
     let mut command: Vec<_> = "ssntp cnci --network tenants --state state".split(' ').collect();
     let own = uuid.to_string();
     command.extend(["--uuid", &own, "--tenant", entry.tenant_uuid.as_str(), "--ip", ip]);
@@ -148,7 +147,7 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
         name: format!("cnci-{}", entry.name),
         ..Start::default()
     };
-    let session = Session::open_told(options, stop)?;
+    let session = Session::open_complete(options, stop)?;
     session.wait_for_node(|node| node.network)?;
     let order = session.controller.start_workload(&StartPayload::from(start))?;
     session.settle(order)?;
@@ -161,16 +160,16 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
     })
 }
 
-/// How long a concentrator that runs may take to announce itself.
+/// The time limit for a running concentrator to announce itself.
 const ANNOUNCED: Duration = Duration::from_secs(30);
 
 fn delete(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
     let entry = find(options, stop, name)?;
-    // If instances still have addresses, the scheduler refuses the deletion below, and they need
-    // the concentrator.
+    // If instances still have addresses, they need the concentrator, and the scheduler refuses the
+    // deletion below.
     if entry.addresses.is_empty() {
         let uuid = uuid_of(&entry.concentrator_uuid)?;
-        let session = Session::open_told(options, stop)?;
+        let session = Session::open_complete(options, stop)?;
         let is_known = session.controller.look(|view| view.instance(uuid).is_some());
         if is_known {
             let order = session.controller.delete(uuid)?;
@@ -185,7 +184,7 @@ fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
     loop {
         let page = ask(options, stop, question(TenantAction::List, &after))?;
         entries.extend(page.entries);
-        // Names have to grow, or a faulty server could keep this loop going for ever.
+        // Names must grow, or a faulty server could keep this loop running for ever.
         if page.next <= after {
             break;
         }
@@ -196,7 +195,7 @@ fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
 
 fn show(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
     let entry = find(options, stop, name)?;
-    let session = Session::open_told(options, stop)?;
+    let session = Session::open_complete(options, stop)?;
     if !options.json {
         return print_line(session.controller.look(|view| tables::tenant(view, &entry)));
     }
@@ -212,8 +211,8 @@ fn show(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
     print_json(shown)
 }
 
-/// Gives each of these instances the network of a tenant, and an address there: `ip`, or one that
-/// the scheduler chooses.
+/// Adds the network of a tenant to each of these STARTs, with the address `ip` or an address that the
+/// scheduler chooses.
 pub(super) fn join(
     options: &Options,
     stop: &Stop,
@@ -230,7 +229,7 @@ pub(super) fn join(
         let entry = one(answered(&operator, &question)?)?;
         let mut addresses = entry.addresses.iter();
         let address = addresses.find(|address| address.instance_uuid == start.instance_uuid);
-        let address = address.ok_or_else(|| Failure::new("the scheduler gave no address"))?;
+        let address = address.ok_or_else(|| Failure::new("the scheduler's answer holds no address"))?;
         let (concentrator, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
         start.tenant_uuid = entry.tenant_uuid.clone();
         start.networking = Networking {
@@ -259,7 +258,7 @@ fn question(action: TenantAction, name: &str) -> Tenant {
     }
 }
 
-/// Asks in a session of its own: a client has one session at a time.
+/// Sends a question in a new session, because a client has one session at a time.
 fn ask(options: &Options, stop: &Stop, question: Tenant) -> Result<Tenants, Failure> {
     answered(&Operator::open(options, stop)?, &question)
 }
@@ -282,7 +281,7 @@ fn one(answer: Tenants) -> Result<TenantEntry, Failure> {
 
 fn uuid_of(id: &Id) -> Result<Uuid, Failure> {
     id.uuid()
-        .ok_or_else(|| Failure::new(format!("{id:?} is no UUID")))
+        .ok_or_else(|| Failure::new(format!("{id:?} is not a UUID")))
 }
 
 fn shown(entry: &TenantEntry) -> Value {

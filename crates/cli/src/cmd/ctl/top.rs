@@ -1,4 +1,4 @@
-//! `ssntp top`: the sessions of a server with their rates, busiest first.
+//! `ssntp top`: the sessions of a server with their rates, the busiest first.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -20,11 +20,11 @@ use crate::output::{print_json, print_line, print_text, reader_is_gone};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
-/// Show which sessions of a server send and receive most, again and again
+/// Show the sessions of a server that send and receive most, at intervals
 ///
-/// Asks a server that takes operators, as `ssntp server` and `ssntp scheduler` do. On a
-/// terminal the list is drawn over itself, and has as many sessions as fit. Runs until a
-/// signal comes.
+/// Works with a server that admits operators, as `ssntp server` and `ssntp scheduler` do.
+/// On a terminal each list replaces the one before, and has as many sessions as fit. Runs
+/// until a signal comes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Only sessions with one of these roles, for example agent or agent,netagent
     #[arg(long, value_name = "ROLES")]
     role: Option<Role>,
-    /// The time between two lists, over which rates are taken
+    /// The time between two lists, over which rates are computed
     #[arg(long, value_name = "SECONDS", default_value = "2")]
     interval: Seconds,
     /// End after N lists
@@ -40,8 +40,8 @@ pub(crate) struct Args {
     count: Option<u64>,
 }
 
-/// A session, and what it has carried a second: frames and bytes that it has sent to the server,
-/// and that it was sent.
+/// A session, and its rates per second: frames and bytes that the server received, and frames and
+/// bytes that the server sent.
 struct Row(SessionEntry, [f64; 4]);
 
 #[rustfmt::skip] // A table: one row a column.
@@ -59,7 +59,7 @@ const COLUMNS: Columns<(), Row> = &[
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let stop = Stop::install()?;
     let done = watch(args, &stop).map_err(|failure| failure.in_json(args.options.json));
-    // A signal is the usual end, also while an answer is waited for.
+    // A signal is the usual end, even during the wait for an answer.
     if stop.requested() { Ok(()) } else { done }
 }
 
@@ -91,7 +91,7 @@ fn print(rows: &[Row], json: bool) -> Result<(), Failure> {
         return print_json(rows.iter().map(value).collect::<Value>());
     }
     let size = terminal_size().filter(|_| std::io::stdout().is_terminal());
-    // A heading with the lines around it, and the line of the cursor.
+    // The heading with the lines around it, and the line of the cursor, take five lines.
     let most = size.map_or(usize::MAX, |(_, height)| height.saturating_sub(5).max(1));
     let text = list(COLUMNS, &(), rows.iter().take(most));
     match size {
@@ -100,7 +100,7 @@ fn print(rows: &[Row], json: bool) -> Result<(), Failure> {
     }
 }
 
-/// The counters of each session at a time, by the session's number.
+/// The counters of each session at one time, by the session's number.
 struct Counted(HashMap<u64, [u64; 4]>, Instant);
 
 impl Counted {
@@ -109,11 +109,11 @@ impl Counted {
         Self(counted.collect(), at)
     }
 
-    /// The sessions of now, those first that have carried most bytes since then.
+    /// The present sessions with their rates since then, ordered by bytes.
     fn rates(&self, sessions: &[SessionEntry], at: Instant) -> Vec<Row> {
         let seconds = at.saturating_duration_since(self.1).as_secs_f64().max(0.001);
         let rates = |session: &SessionEntry| {
-            // A session that is new has carried all of it since.
+            // A new session has counted from zero.
             let before = self.0.get(&session.number).copied().unwrap_or_default();
             let now = counters(session);
             #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_session_that_carries_most_comes_first_with_its_rates() {
+    fn the_session_with_most_bytes_comes_first_with_its_rates() {
         let began = now();
         let before = Counted::of(vec![session(1, 500_000), session(2, 0)], began);
         let later = [session(1, 500_000), session(2, 40_000), session(3, 20_000)];

@@ -1,4 +1,4 @@
-//! The commands of `ssntp ctl`: give orders, wait for them, report.
+//! The commands of `ssntp ctl` that send orders and wait for their results.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::input;
 use crate::signals::Stop;
 
-/// Whether a command ends once it was carried out, or once it was sent.
+/// The flags that select whether a command ends once it is done, or once it is sent.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(super) struct Waiting {
     /// Wait until the command is shown to be done [default]
@@ -40,7 +40,7 @@ impl Waiting {
 
 /// Start a workload, from a file or from the command line
 ///
-/// Prints the instances' UUIDs and where they run.
+/// Prints the UUIDs of the instances and of their nodes.
 #[derive(Debug, clap::Args)]
 pub(super) struct StartArgs {
     #[command(flatten)]
@@ -54,14 +54,14 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
     let node = workload.node().map(str::to_owned);
     let is_network = workload.is_for_network_nodes();
     let mut starts: Vec<_> = workload.starts().collect();
-    // Before the session of the controller, because a client has one session at a time.
+    // This comes before the session of the controller, because a client has one session at a time.
     if let Some((tenant, ip)) = args.workload.network() {
         tenant::join(options, stop, tenant, ip, &mut starts)?;
     }
-    // A node may be named by the beginning of its UUID; an instance that is there
-    // already must not be taken for the one that is started; and a scheduler
-    // without a node that could take it would answer at once that there is none.
-    let session = Session::open_told(options, stop)?;
+    // The list of nodes is needed for three reasons: --node may be the beginning of a UUID, an older
+    // instance must not be mistaken for the new one, and without a suitable node the scheduler would
+    // refuse the START at once.
+    let session = Session::open_complete(options, stop)?;
     if args.waiting.wait() {
         session.wait_for_node(move |node| if is_network { node.network } else { node.compute })?;
     }
@@ -73,7 +73,7 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
     }
     let mut orders = Vec::new();
     for start in starts {
-        // Up to 10,000 STARTs may wait for room in the queue.
+        // Up to 10,000 STARTs may block until the queue has room.
         if stop.requested() {
             return Err(stop.interrupted());
         }
@@ -94,12 +94,12 @@ pub(super) struct InstancesArgs {
     waiting: Waiting,
 }
 
-/// Remove instances for good
+/// Delete instances permanently
 #[derive(Debug, clap::Args)]
 pub(super) struct DeleteArgs {
     #[command(flatten)]
     instances: InstancesArgs,
-    /// Only on this node. If two nodes have an instance, the other one keeps it
+    /// Delete them only on this node; if two nodes have an instance, the other node keeps it
     #[arg(long, value_name = "NODE", conflicts_with = "all")]
     node: Option<String>,
 }
@@ -118,7 +118,7 @@ pub(super) fn delete(options: &Options, stop: &Stop, args: &DeleteArgs) -> Resul
     })
 }
 
-/// Gives a command to each of some instances.
+/// Sends a command for each of the instances.
 pub(super) fn each<E>(
     options: &Options,
     stop: &Stop,
@@ -128,7 +128,7 @@ pub(super) fn each<E>(
 where
     Failure: From<E>,
 {
-    let session = Session::open_told(options, stop)?;
+    let session = Session::open_complete(options, stop)?;
     let all = |view: &View| view.instances().map(|instance| instance.uuid).collect();
     let instances = match args.all {
         true => session.controller.look(all),
@@ -144,20 +144,20 @@ where
 pub(super) struct VolumeArgs {
     /// The instance
     instance: String,
-    /// The volume; if no instance has it yet, its whole UUID
+    /// The volume, by its whole UUID if no instance has it yet
     volume: String,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-/// Gives a command about a volume of an instance.
+/// Sends a command for a volume of an instance.
 pub(super) fn volume(
     options: &Options,
     stop: &Stop,
     args: &VolumeArgs,
     command: impl Fn(&Controller, Uuid, Id) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
-    let session = Session::open_told(options, stop)?;
+    let session = Session::open_complete(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let volume = find(&session, |view| view.find_volume(&args.volume))?;
     let order = command(&session.controller, instance, volume)?;
@@ -172,12 +172,12 @@ pub(super) struct EvacuateArgs {
     /// The state of the node once it is empty
     #[arg(long, value_parser = one_of(NEXT_STATES), default_value = "maintenance")]
     next_state: NextState,
-    /// Kill instances that have not ended after this time [default: the agent's own
-    /// grace period]
+    /// Kill instances that have not ended after this time [default: the agent's grace
+    /// period]
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u32).range(1..))]
     deadline: Option<u32>,
     /// Start each instance on another node once it has ended, if it can run there;
-    /// print the reason for each that cannot
+    /// print the reason for each instance that cannot
     #[arg(long = "move")]
     moves: bool,
     #[command(flatten)]
@@ -186,16 +186,16 @@ pub(super) struct EvacuateArgs {
 
 #[rustfmt::skip] // A table: one row a word.
 const NEXT_STATES: Choices<NextState> = &[
-    ("maintenance", "It waits until it is restored", NextState::Maintenance),
-    ("shutdown", "It shuts down", NextState::Shutdown),
-    ("update", "It updates its software", NextState::Update),
-    ("reboot", "It boots again", NextState::Reboot),
+    ("maintenance", "The node waits until it is restored", NextState::Maintenance),
+    ("shutdown", "The node shuts down", NextState::Shutdown),
+    ("update", "The node updates its software", NextState::Update),
+    ("reboot", "The node reboots", NextState::Reboot),
 ];
 
 pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> Result<(), Failure> {
     let deadline = args.deadline.unwrap_or(0);
-    let mut session = Session::open_told(options, stop)?;
-    // The node may use all of this time before it says that it is empty.
+    let mut session = Session::open_complete(options, stop)?;
+    // The node may use all of this time before it reports that it is empty.
     session.allow(Duration::from_secs(deadline.into()));
     let node = find(&session, |view| view.find_node(&args.node))?;
     let moved = args.moves.then(|| Moves::begin(&session, node));
@@ -221,7 +221,7 @@ pub(super) struct NodeArgs {
 }
 
 pub(super) fn restore(options: &Options, stop: &Stop, args: &NodeArgs) -> Result<(), Failure> {
-    let session = Session::open_told(options, stop)?;
+    let session = Session::open_complete(options, stop)?;
     let node = find(&session, |view| view.find_node(&args.node))?;
     let order = session.controller.restore(node)?;
     session.finish(vec![order], args.waiting.wait())
@@ -240,11 +240,11 @@ pub(super) struct ConfigureArgs {
 
 pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) -> Result<(), Failure> {
     let configuration = input::named(&args.file)?;
-    // The scheduler checks it as well, but has no way to say what is wrong.
+    // The scheduler checks it as well, but cannot report what is wrong.
     let checked = Configure::decode_valid(&configuration);
     checked.map_err(|e| Failure::at(&args.file, e))?;
-    // Unknown keys are ignored, so any other document would reset the whole
-    // configuration to defaults.
+    // Unknown keys are ignored, so a document of another kind would reset the whole configuration to
+    // its defaults.
     if !is_configuration(&configuration) {
         let why = "the key configure is missing at the top level";
         return Err(Failure::at(&args.file, why));
@@ -254,7 +254,7 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
     session.finish(vec![order], args.waiting.wait())
 }
 
-/// Whether it has the key of a configuration, or none at all.
+/// True if the document has the key of a configuration, or no key at all.
 fn is_configuration(document: &[u8]) -> bool {
     let keys: Result<BTreeMap<String, IgnoredAny>, _> = yaml::decode(document);
     keys.is_ok_and(|keys| keys.is_empty() || keys.contains_key("configure"))
@@ -268,14 +268,14 @@ pub(super) struct PublicIpArgs {
     #[arg(value_name = "IP")]
     public_ip: IpAddr,
     /// The concentrator that handles the address [default: the tenant's, or the only
-    /// one]
+    /// concentrator]
     #[arg(long)]
     cnci: Option<String>,
     /// The instance's tenant: a name of `ctl tenant list`, or a UUID
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
-    /// The instance's address inside its subnet [default: the one that a tenant with a
-    /// name gave it]
+    /// The instance's address inside its subnet [default: its address in the network of a
+    /// tenant with a name]
     #[arg(long, value_name = "IP")]
     private_ip: Option<IpAddr>,
     /// The MAC address of the instance's interface
@@ -312,7 +312,7 @@ fn public_ip<'a>(
     let named = args.tenant.as_deref();
     let named = named.filter(|tenant| Uuid::try_parse(tenant).is_err());
     let named = named.map(|name| tenant::find(options, stop, name)).transpose()?;
-    let session = Session::open_told(options, stop)?;
+    let session = Session::open_complete(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let given = args.private_ip.map(|ip| ip.to_string());
     let (cnci, tenant, private_ip) = match named {
@@ -353,18 +353,14 @@ fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure>
     match found.as_slice() {
         [one] => Ok((one.uuid, one.tenant.clone())),
         [] => {
-            let whose = if args.tenant.is_some() {
-                " of that tenant"
-            } else {
-                ""
-            };
-            let text = format!("no CNCI{whose} is known: name it with --cnci");
+            let whose = args.tenant.as_ref().map_or("", |_| " of that tenant");
+            let text = format!("no CNCI{whose} is known; give --cnci");
             Err(Failure::new(text))
         }
         several => {
             let list: Vec<_> = several.iter().map(|cnci| cnci.uuid.to_string()).collect();
             let (count, list) = (list.len(), list.join(", "));
-            let text = format!("there are {count} CNCIs, name one with --cnci or --tenant: {list}");
+            let text = format!("there are {count} CNCIs; choose one with --cnci or --tenant: {list}");
             Err(Failure::new(text))
         }
     }

@@ -1,4 +1,4 @@
-//! `ssntp ctl wait`: until instances run, or have ended.
+//! `ssntp ctl wait`: blocks until instances run, or have ended.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use crate::signals::Stop;
 
 /// The exit code if a workload has failed.
 const WORKLOAD_FAILED: u8 = 3;
-/// How long after the end of an instance its exit code may still be reported. An ending
-/// without one counts as final after that.
+/// The time after the end of an instance in which its exit code may still be reported. After it, an
+/// ending without an exit code counts as final.
 const EXIT_CODE_DELAY: Duration = Duration::from_secs(2);
 
 /// Wait until instances run, or have ended
 ///
-/// Without --timeout, it waits for as long as it takes. Exit codes: 0 if every instance
+/// Without --timeout, the wait has no limit. Exit codes: 0 if every instance
 /// runs (--for running) or has ended with exit code 0 (--for ended); 1 if the time limit
 /// passed first, or an instance no longer exists; 3 if an instance has failed: it ended
 /// before it was seen to run (--for running), or it ended with another exit code, by a
@@ -41,13 +41,13 @@ pub(super) struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// It runs
+    /// The instance runs
     Running,
-    /// It has ended
+    /// The instance has ended
     Ended,
 }
 
-/// The end of the wait for an instance.
+/// The result of the wait for an instance.
 #[derive(Debug)]
 enum Outcome {
     Running { node: Uuid },
@@ -56,9 +56,9 @@ enum Outcome {
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let session = Session::open_told(options, stop)?;
+    let session = Session::open_complete(options, stop)?;
     let mut waiting = session.find_instances(&args.instances)?;
-    let deadline = options.asked_limit().map(|limit| now() + limit);
+    let deadline = options.given_limit().map(|limit| now() + limit);
     let mut progress = Progress::new(waiting.len());
     let (mut failed, mut gone) = (false, false);
     loop {
@@ -67,7 +67,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
             let found: Vec<_> = waiting.iter().filter_map(found).collect();
             (!found.is_empty()).then_some(found)
         };
-        // A short wait, because no signal ends it.
+        // A short wait, because a signal does not end it.
         for (uuid, outcome) in session.controller.wait(LOOK, finished).unwrap_or_default() {
             waiting.retain(|waiting| *waiting != uuid);
             progress.one_done(|| report(uuid, &outcome, options.json))?;
@@ -90,14 +90,13 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         if deadline.is_some_and(|deadline| now() >= deadline) {
             return Err(late(&session, &waiting, args.what));
         }
-        progress.tell(|| match waiting.as_slice() {
-            [one] => session.controller.look(|view| how_it_is(view, *one)),
-            several => format!("{} instances are waited for", several.len()),
+        progress.show(|| match waiting.as_slice() {
+            [one] => session.controller.look(|view| state(view, *one)),
+            several => format!("waiting for {} instances", several.len()),
         });
     }
     match (gone, failed) {
-        // An instance that is gone counts more than one that has failed: nothing can be said of its
-        // end.
+        // An instance that is gone has priority over one that has failed, because its end is unknown.
         (true, _) => Err(Failure::silent(1)),
         (false, true) => Err(Failure::silent(WORKLOAD_FAILED)),
         (false, false) => Ok(()),
@@ -114,7 +113,7 @@ fn outcome(view: &View, uuid: Uuid, what: What) -> Option<Outcome> {
         let is_final = ending.is_known() || age > EXIT_CODE_DELAY;
         return is_final.then_some(Outcome::Ended(ending));
     }
-    // The state of an instance may be out of date if its node is not current.
+    // Without current reports of the node, the state of the instance may be out of date.
     let current = view.node(instance.node).is_some_and(|node| node.is_current());
     let runs = what == What::Running && instance.state == InstanceState::Active && current;
     runs.then_some(Outcome::Running { node: instance.node })
@@ -141,7 +140,7 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
 
 fn late(session: &Session<'_>, waiting: &[Uuid], what: What) -> Failure {
     let one = waiting.first().copied().unwrap_or_default();
-    let is = session.controller.look(|view| how_it_is(view, one));
+    let is = session.controller.look(|view| state(view, one));
     let fails = match what {
         What::Running => "does not run",
         What::Ended => "has not ended",
@@ -153,7 +152,7 @@ fn late(session: &Session<'_>, waiting: &[Uuid], what: What) -> Failure {
     Failure::new(format!("instance {one} {fails} in time: {is}{others}"))
 }
 
-fn how_it_is(view: &View, uuid: Uuid) -> String {
+fn state(view: &View, uuid: Uuid) -> String {
     match view.instance(uuid) {
         Some(instance) => format!("it is {} on node {}", instance.state, instance.node),
         None => "it is gone".into(),

@@ -1,17 +1,17 @@
 //! The workload of `ssntp ctl start`: a command from the command line, or a file.
 //!
-//! A file is a START as the protocol has it, or less than that:
+//! A file is a START document of the protocol, or a shorter form of it:
 //!
 //! | the file | is |
 //! |---|---|
-//! | `start:` with an `instance_uuid` | sent as it is, cloud-init documents included |
-//! | `start:` without | a template: each instance gets a UUID of its own |
-//! | no `start:` | the same keys at the top, and the shorter ones below |
+//! | `start:` with an `instance_uuid` | sent unchanged, including cloud-init documents |
+//! | `start:` without | a template: each instance gets a new UUID |
+//! | no `start:` | the keys of `start:` at the top level, or shorter keys |
 //!
 //! [`StartKeys`] has the shorter keys.
 //!
-//! Further documents after it are cloud-init's, as in START. A key that is
-//! neither is an error: a workload should not start without what was asked.
+//! Further documents are cloud-init's, as in START. An unknown key is an error, because the
+//! workload would start without what the key was to set.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -40,55 +40,55 @@ pub(super) struct WorkloadArgs {
         "restart_limit", "command",
     ])]
     file: Option<PathBuf>,
-    /// Memory that it needs
+    /// The memory that it needs
     #[arg(long, value_name = "MB", default_value_t = 64, value_parser = value_parser!(i64).range(0..))]
     mem: i64,
-    /// CPUs that it needs
+    /// The number of CPUs that it needs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(i64).range(0..))]
     cpus: i64,
-    /// The node that it has to run on
+    /// The node on which it must run
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
     /// Keep the instance when it stops, so that it can be restarted
     #[arg(long)]
     persistent: bool,
-    /// Whether its node starts it again when it ends by itself
+    /// The restarts by its node when it ends by itself
     #[arg(long, value_parser = one_of(RESTARTS), value_name = "POLICY", default_value = "never")]
     restart: RestartPolicy,
-    /// How many times in a row its node starts it again; 0 is no limit
+    /// The most restarts in a row by its node; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 0)]
     restart_limit: u32,
     /// Run it on a network node, as concentrators do
     #[arg(long)]
     network_node: bool,
     /// The tenant that it belongs to: a name of `ctl tenant list`, whose network it then
-    /// has, or a UUID; it wins over a file
+    /// uses, or a UUID; it overrides the file
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
-    /// Its address in the tenant's network [default: the first free one]
+    /// Its address in the tenant's network [default: the first free address]
     #[arg(long, value_name = "IP", requires = "tenant", conflicts_with = "count")]
     ip: Option<Ipv4Addr>,
-    /// Its UUID [default: a new one]
+    /// Its UUID [default: a new UUID]
     #[arg(long, conflicts_with = "count")]
     uuid: Option<Uuid>,
     /// An environment variable for it; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
-    /// A file of lines NAME=VALUE for its environment, comments with # in front; may
-    /// be given several times. Later files win over earlier ones, and --env over all
+    /// A file of lines NAME=VALUE for its environment, comments begin with #; may be given
+    /// several times. Later files override earlier ones, and --env overrides all files
     #[arg(long, value_name = "FILE")]
     env_file: Vec<PathBuf>,
-    /// Its name; with --count, each instance gets a number behind it. Commands take
-    /// names in place of UUIDs
+    /// Its name; with --count, a number is added for each instance. Commands accept names
+    /// instead of UUIDs
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// A label to find it by; may be given several times
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
-    /// The directory it starts in [default: the agent's choice]
+    /// The directory in which it starts [default: the agent's choice]
     #[arg(long, value_name = "DIR")]
     dir: Option<String>,
-    /// How many instances to start
+    /// The number of instances to start
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=10_000))]
     count: u32,
     /// The program and its arguments
@@ -98,26 +98,26 @@ pub(super) struct WorkloadArgs {
 
 #[rustfmt::skip] // A table: one row a word.
 const RESTARTS: Choices<RestartPolicy> = &[
-    ("never", "It is not started again", RestartPolicy::Never),
-    ("on-failure", "Its node starts it again if it failed, or if the node was rebooted", RestartPolicy::OnFailure),
-    ("always", "Its node always starts it again", RestartPolicy::Always),
+    ("never", "It is not restarted", RestartPolicy::Never),
+    ("on-failure", "Its node restarts it if it failed, or if the node was rebooted", RestartPolicy::OnFailure),
+    ("always", "Its node always restarts it", RestartPolicy::Always),
 ];
 
 fn variable(text: &str) -> Result<(String, String), &'static str> {
-    let (name, value) = text.split_once('=').ok_or("it is not NAME=VALUE")?;
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
 fn label(text: &str) -> Result<(String, String), &'static str> {
-    let (key, value) = text.split_once('=').ok_or("it is not KEY=VALUE")?;
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
     check_label(key, value)?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// The longest environment file in bytes. A START with more would not be sent.
+/// The longest environment file, in bytes. A START with more would be too long.
 const MAX_ENV_FILE: u64 = 1 << 20;
 
-/// The variables of a file: as they stand, without quotes and expansions.
+/// The variables of a file. Values are used unchanged: quotes are kept, and nothing is expanded.
 fn read_env_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
     let text = String::from_utf8(input::file(path, MAX_ENV_FILE)?).map_err(|e| Failure::at(path, e))?;
     parse_env(&text).map_err(|(line, why)| Failure::at(path, format_args!("line {line}: {why}")))
@@ -125,18 +125,19 @@ fn read_env_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
 
 fn parse_env(text: &str) -> Result<Vec<(String, String)>, (usize, &'static str)> {
     let lines = text.lines().enumerate();
-    let said = lines.filter(|(_, line)| {
+    let variables = lines.filter(|(_, line)| {
         let line = line.trim_start();
         !line.is_empty() && !line.starts_with('#')
     });
-    said.map(|(at, line)| variable(line.trim_start()).map_err(|why| (at + 1, why)))
+    variables
+        .map(|(at, line)| variable(line.trim_start()).map_err(|why| (at + 1, why)))
         .collect()
 }
 
-/// A workload before each of its instances has a UUID.
+/// A workload, before each of its instances gets a UUID.
 pub(super) struct Workload {
     payload: StartPayload,
-    /// Whether the payload names the UUID. If not, each instance gets a new one.
+    /// True if the payload sets the UUID. Otherwise each instance gets a new UUID.
     named: bool,
     count: u32,
 }
@@ -149,9 +150,9 @@ impl WorkloadArgs {
             if let (Some(tenant), None) = (&self.tenant, self.network()) {
                 workload.payload.start.tenant_uuid = tenant.as_str().into();
             }
-            self.call(&mut workload)?;
+            self.set_names(&mut workload)?;
             if workload.named && self.count > 1 {
-                let why = "it has an instance_uuid, which only one instance can have";
+                let why = "it has an instance_uuid, so --count must be 1";
                 return Err(Failure::usage(format!("{shown}: {why}")));
             }
             return Ok(workload);
@@ -187,7 +188,7 @@ impl WorkloadArgs {
             ..Start::default()
         };
         let mut workload = Workload::of(start.into(), self.uuid.is_some());
-        self.call(&mut workload)?;
+        self.set_names(&mut workload)?;
         Ok(workload)
     }
 
@@ -195,13 +196,13 @@ impl WorkloadArgs {
     /// has chosen one.
     pub(super) fn network(&self) -> Option<(&str, Option<Ipv4Addr>)> {
         let name = self.tenant.as_deref()?;
-        // A UUID only marks the instance as a tenant's. A name stands for a tenant of the
+        // A UUID only marks the instance as a tenant's. A name is the name of a tenant of the
         // scheduler, which has a network.
         Uuid::try_parse(name).is_err().then_some((name, self.ip))
     }
 
-    /// Gives it the name and the labels of the command line.
-    fn call(&self, workload: &mut Workload) -> Result<(), Failure> {
+    /// Sets the count, the name and the labels of the command line.
+    fn set_names(&self, workload: &mut Workload) -> Result<(), Failure> {
         workload.count = self.count;
         let start = &mut workload.payload.start;
         if let Some(name) = &self.name {
@@ -220,7 +221,7 @@ impl WorkloadArgs {
     }
 }
 
-/// The name of one of `count` instances. A number is added only if there are several.
+/// The name of one of `count` instances. A number is added only if there are several instances.
 fn called(name: &str, number: u32, count: u32) -> String {
     match name.is_empty() || count == 1 {
         true => name.to_owned(),
@@ -246,7 +247,7 @@ impl Workload {
         (!node.is_empty()).then_some(node)
     }
 
-    /// Whether it has to run on a network node.
+    /// True if it must run on a network node.
     pub(super) fn is_for_network_nodes(&self) -> bool {
         self.payload.start.requirements.network_node
     }
@@ -264,8 +265,7 @@ impl Workload {
     }
 }
 
-/// Used to find the document of the command by its key alone, as the scheduler and the agents
-/// find it.
+/// The part of a START document that shows whether it sets the UUID.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Rooted {
@@ -279,7 +279,7 @@ struct Identified {
 }
 
 fn parse(file: &[u8]) -> Result<Workload, String> {
-    // A START has the command, user data and meta data, and nothing more.
+    // A START has at most three documents: the command, user data and meta data.
     let documents: Vec<_> = yaml::documents(file).take(3).collect();
     let rooted = documents.iter().position(|document| {
         let keys = yaml::decode::<BTreeMap<String, IgnoredAny>>(document.bytes);
@@ -300,8 +300,7 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     let keys = keys.map_err(|e| e.to_string())?;
     let named = keys.is_one_instance();
     let start = keys.start()?;
-    // As in START: of two further documents the first is user data; one alone
-    // is meta data.
+    // As in START: of two further documents the first is user data; a single one is meta data.
     let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
     let mut raw = || {
         let document = others.next().map(|(_, document)| document.bytes.to_vec());
@@ -326,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_document_is_sent_as_it_is() {
+    fn a_start_document_is_sent_unchanged() {
         let uuid = "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001";
         let file = format!("start:\n  instance_uuid: {uuid}\n  unknown: 1\n---\n#cloud-config\n---\n{{}}\n");
         let workload = parse(file.as_bytes()).unwrap();
@@ -347,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shorter_keys_stand_for_those_of_start() {
+    fn the_shorter_keys_set_the_keys_of_start() {
         let start = start(
             "command: [sleep, 1000]\nenv: {A: 1}\nmem_mb: 64\nvcpus: 2\nnode: 5be1\nhostname: h\n\
              network_node: yes\npersistent: true\ntenant: t\nvolumes: [v]\n\
@@ -367,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_several_has_a_name_of_its_own() {
+    fn each_of_several_instances_has_its_own_name() {
         let mut workload = parse(b"command: [a]\nname: web\nlabels: {tier: front, n: 1}\n").unwrap();
         let labels = &workload.payload.start.labels;
         assert_eq!((labels["tier"].as_str(), labels["n"].as_str()), ("front", "1"));
@@ -378,18 +377,18 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_file_is_taken_as_it_stands() {
+    fn an_environment_file_is_used_unchanged() {
         let read = parse_env("# comment\n\nA=1\n  B= two words \nC=\"x\"=y\r\nD=\n").unwrap();
         let expected = [("A", "1"), ("B", " two words "), ("C", "\"x\"=y"), ("D", "")];
         assert_eq!(
             read,
             expected.map(|(name, value)| (name.to_owned(), value.to_owned()))
         );
-        assert_eq!(parse_env("A=1\n\nB\n"), Err((3, "it is not NAME=VALUE")));
+        assert_eq!(parse_env("A=1\n\nB\n"), Err((3, "expected NAME=VALUE")));
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn an_error_names_what_is_wrong() {
         for (file, why) in [
             ("comand: [a]", "comand"),
             ("mem_mb: lots\ncommand: [a]", "mem_mb"),

@@ -1,11 +1,12 @@
-//! The thread that reads lines and carries them out.
+//! The thread that reads lines and executes them.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::Receiver;
 use ssntp::client::{Client, Request};
 use ssntp::proto::{Frame, FrameKind, Operands};
 use ssntp_transport::threads;
@@ -18,19 +19,19 @@ use crate::clock::now;
 use crate::failure::Failure;
 use crate::input;
 
-/// The longest line, in bytes: the longest payload as base64, or as text whose
-/// every character is escaped by one more, and the rest of the line.
+/// The longest line, in bytes: the longest payload as base64, or as text in which an escape
+/// doubles every character, and the rest of the line.
 const MAX_LINE: u64 = (32 << 20) + (64 << 10);
-/// How many requests may wait for answers, each with a thread. An answer may have
-/// 16 MiB, and waits until the output is read.
+/// The most requests that wait for answers, each on its own thread. An answer may have 16 MiB, and
+/// its thread blocks until the output is read.
 const MAX_REQUESTS: usize = 32;
-/// How many requests of others may wait for replies, and the bytes of them.
+/// The most requests of other clients that wait for replies, and their bytes.
 const MAX_ASKED: usize = 1024;
 const MAX_ASKED_BYTES: usize = 64 << 20;
-/// The longest time that a line may give: a day.
+/// The longest `timeout` of a line, in seconds: a day.
 const LONGEST: f64 = 86400.0;
 
-/// Requests of others that wait for replies, oldest first.
+/// Requests of other clients that wait for replies, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Asked(Mutex<Kept>);
 
@@ -42,23 +43,23 @@ struct Kept {
 }
 
 impl Asked {
-    /// Keeps a request until it is answered. Returns its number, and the oldest requests if they
-    /// had to make room for it.
+    /// Keeps a request until it is answered. Returns its number, and the oldest requests that were
+    /// removed to make room for it.
     pub(super) fn keep(&self, request: Request) -> (u64, Vec<Request>) {
         let mut kept = lock(&self.0);
         kept.last += 1;
         kept.bytes += request.payload().len();
         let number = kept.last;
         kept.requests.push_back((number, request.copied()));
-        let mut pushed_out = Vec::new();
+        let mut removed = Vec::new();
         while kept.requests.len() > MAX_ASKED || kept.bytes > MAX_ASKED_BYTES {
             let Some((_, old)) = kept.requests.pop_front() else {
                 break;
             };
             kept.bytes -= old.payload().len();
-            pushed_out.push(old);
+            removed.push(old);
         }
-        (number, pushed_out)
+        (number, removed)
     }
 
     fn take(&self, number: u64) -> Result<Request, Error> {
@@ -81,8 +82,8 @@ pub(super) struct Input {
     receipts: Arc<Receipts>,
     operands: Operands,
     timeout: Duration,
-    /// A message for each request that may still be asked. The thread of a request gives it back.
-    free: (Sender<()>, Receiver<()>),
+    /// The threads of requests. Threads that have ended are removed before the next request.
+    requests: Vec<JoinHandle<()>>,
 }
 
 impl Input {
@@ -93,41 +94,37 @@ impl Input {
         operands: Operands,
         timeout: Duration,
     ) -> Self {
-        let free = bounded(MAX_REQUESTS);
-        for _ in 0..MAX_REQUESTS {
-            let _ = free.0.try_send(());
-        }
         Self {
             client: Arc::clone(client),
             asked: Arc::clone(asked),
             receipts: Arc::clone(receipts),
             operands,
             timeout,
-            free,
+            requests: Vec::new(),
         }
     }
 
-    /// Reads on a thread of its own.
-    /// The channel says how the input ended, once all of it is answered and sent.
-    pub(super) fn start(self) -> Result<Receiver<Result<(), Failure>>, Failure> {
+    /// Starts to read, on another thread. The channel gets the result of the input, once every line is
+    /// answered and every frame is sent.
+    pub(super) fn start(mut self) -> Result<Receiver<Result<(), Failure>>, Failure> {
         input::on_a_thread(move |end| {
             let _ = end.send(self.read());
         })
     }
 
-    fn read(&self) -> Result<(), Failure> {
+    fn read(&mut self) -> Result<(), Failure> {
         let mut stdin = io::stdin().lock();
         let failed = |e| Failure::new(format!("standard input: {e}"));
         loop {
             let mut line = Vec::new();
-            // One byte more than is allowed tells a long line from one that just fits.
+            // One byte more than the limit distinguishes a long line from one that just fits.
             let got = (&mut stdin).take(MAX_LINE + 1).read_until(b'\n', &mut line);
             if got.map_err(failed)? == 0 {
                 break;
             }
             if line.len() as u64 > MAX_LINE && line.last() != Some(&b'\n') {
                 drop(line);
-                // The rest of the line is passed over, or it would be read as a line of its own.
+                // The rest of the line is skipped, or it would be read as another line.
                 stdin.skip_until(b'\n').map_err(failed)?;
                 let why = format!("the line is longer than {MAX_LINE} bytes");
                 write(&answer(&Id::None, Err(Error::new("long_line", why))))?;
@@ -135,18 +132,18 @@ impl Input {
                 self.take(&line)?;
             }
         }
-        // Waits until no request is under way. Each has a time limit, so this ends.
-        for _ in 0..MAX_REQUESTS {
-            let _ = self.free.1.recv();
+        // Each request has a time limit, so the threads end.
+        for request in self.requests.drain(..) {
+            let _ = request.join();
         }
         self.receipts.await_all();
-        // If the client ends, this wait ends early.
+        // If the client ends, this returns early.
         self.client.flush(FLUSH);
         Ok(())
     }
 
-    /// Does what a line asks for. Fails if the answer cannot be written.
-    fn take(&self, line: &[u8]) -> Result<(), Failure> {
+    /// Executes a line, and answers it. Fails if the answer cannot be written.
+    fn take(&mut self, line: &[u8]) -> Result<(), Failure> {
         let line = match Line::read(line) {
             Ok(line) => line,
             Err((id, error)) => return write(&answer(&id, Err(error))),
@@ -160,9 +157,9 @@ impl Input {
         }
     }
 
-    /// Carries out a line. Returns false for a request, whose own thread writes the answer, and for
-    /// a frame with a receipt, which the main thread writes.
-    fn act(&self, line: Line) -> Result<bool, Error> {
+    /// Executes a line. Returns false if another thread writes the answer: the thread of a request,
+    /// or the main thread for a frame with a receipt.
+    fn act(&mut self, line: Line) -> Result<bool, Error> {
         match line {
             Line::Send {
                 id,
@@ -174,7 +171,8 @@ impl Input {
             } => {
                 let frame = Frame::with_payload(self.kind(&operand)?, payload(text, payload_base64)?);
                 if !self.operands.may_be_sent(frame.kind()) {
-                    let why = format!("{operand} is not sent: it is a request, or the handshake's");
+                    let why =
+                        format!("{operand} cannot be sent: it is a request, or belongs to the handshake");
                     return Err(Error::new("bad_operand", why));
                 }
                 let left = self.connected(self.limit(timeout)?)?;
@@ -200,7 +198,7 @@ impl Input {
             } => {
                 let frame = Frame::with_payload(self.kind(&operand)?, payload(text, payload_base64)?);
                 let limit = self.limit(timeout)?;
-                self.ask(id, to.unwrap_or_default(), frame, limit)?;
+                self.request(id, to.unwrap_or_default(), frame, limit)?;
                 return Ok(false);
             }
             Line::Reply {
@@ -239,31 +237,28 @@ impl Input {
         connected(&self.client, limit)
     }
 
-    /// Asks on a thread of its own, which writes the answer.
-    fn ask(&self, id: Id, whom: Uuid, frame: Frame, limit: Duration) -> Result<(), Error> {
-        if self.free.1.try_recv().is_err() {
-            let why = format!("{MAX_REQUESTS} requests wait for answers, as many as may");
+    /// Sends a request on another thread, which writes the answer.
+    fn request(&mut self, id: Id, to: Uuid, frame: Frame, limit: Duration) -> Result<(), Error> {
+        self.requests.retain(|request| !request.is_finished());
+        if self.requests.len() >= MAX_REQUESTS {
+            let why = format!("{MAX_REQUESTS} requests wait for answers, which is the most");
             return Err(Error::new("too_many", why));
         }
-        let (client, free) = (Arc::clone(&self.client), self.free.0.clone());
-        let asking = move || {
-            let asked = connected(&client, limit);
-            let reply = asked.and_then(|left| Ok(client.request_to(whom, frame, left)?));
+        let client = Arc::clone(&self.client);
+        let request = move || {
+            let connected = connected(&client, limit);
+            let reply = connected.and_then(|left| Ok(client.request_to(to, frame, left)?));
             // If the output is no longer read, the main thread notices that itself.
             let _ = write(&answer(&id, reply.map(Some)));
-            // In this order: once every message is back, no thread of a request holds the client.
-            drop(client);
-            let _ = free.try_send(());
         };
-        if let Err(e) = threads::spawn("ssntp-request", asking) {
-            let _ = self.free.0.try_send(());
-            return Err(Error::new("failed", Failure::thread(e)));
-        }
+        let request = threads::spawn("ssntp-request", request);
+        self.requests
+            .push(request.map_err(|e| Error::new("failed", Failure::thread(e)))?);
         Ok(())
     }
 }
 
-/// Waits for a session, and says how much of the time is left then.
+/// Blocks until there is a session, and returns the rest of the time limit.
 fn connected(client: &Client, limit: Duration) -> Result<Duration, Error> {
     let began = now();
     match client.handle().wait_connected(Some(limit)) {

@@ -1,4 +1,4 @@
-//! The JSON of a line, read and written.
+//! The JSON of lines, both read and written.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,7 +11,7 @@ use uuid::Uuid;
 /// The longest `id`, in bytes of its text.
 const MAX_ID: usize = 256;
 
-/// A line that is read.
+/// A line of the input.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 pub(super) enum Line {
@@ -49,7 +49,7 @@ pub(super) enum Line {
     },
 }
 
-/// The id that a program gives a line. The answer to the line repeats it.
+/// The id of a line, which the program chooses. The answer to the line repeats it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(untagged)]
 pub(super) enum Id {
@@ -63,7 +63,7 @@ impl Line {
     pub(super) fn read(bytes: &[u8]) -> Result<Self, (Id, Error)> {
         // An array would be read as the members in their order.
         if !bytes.trim_ascii_start().starts_with(b"{") {
-            return Err((Id::None, Error::new("bad_line", "it is no JSON object")));
+            return Err((Id::None, Error::new("bad_line", "not a JSON object")));
         }
         match serde_json::from_slice::<Self>(bytes) {
             Ok(line) if line.id().fits() => Ok(line),
@@ -72,7 +72,7 @@ impl Line {
                 Err((Id::None, Error::new("bad_line", why)))
             }
             Err(e) => {
-                // The id may be readable all the same, and tells the program which line failed.
+                // The id may still be readable, and then shows the program which line failed.
                 #[derive(Deserialize)]
                 struct Named {
                     #[serde(default)]
@@ -101,7 +101,7 @@ impl Id {
     }
 }
 
-/// The reason why a line was not carried out.
+/// The reason why a line was not executed.
 #[derive(Clone, Debug)]
 pub(super) struct Error {
     code: &'static str,
@@ -140,7 +140,7 @@ impl From<RequestError> for Error {
             RequestError::Ended => "ended",
             RequestError::Disconnected => "disconnected",
             RequestError::TimedOut(_) => "timed_out",
-            // The other side chose these words for the program, so they go through unchanged.
+            // The other client chose this text for the program, so the text is passed unchanged.
             RequestError::Refused(why) => return Self::new("refused", why),
             _ => "failed",
         };
@@ -161,12 +161,12 @@ pub(super) fn payload(text: Option<String>, base64: Option<String>) -> Result<Ve
         (None, None) => Ok(Vec::new()),
         (Some(_), Some(_)) => Err(Error::new(
             "bad_line",
-            "both payload and payload_base64 are there",
+            "payload and payload_base64 exclude each other",
         )),
     }
 }
 
-/// The answer to a line; a request's carries the reply.
+/// The answer to a line. The answer to a request holds the reply.
 pub(super) fn answer(id: &Id, result: Result<Option<Frame>, Error>) -> Value {
     let mut line = json!({ "event": "answer", "id": id, "ok": result.is_ok() });
     match result {
@@ -177,7 +177,7 @@ pub(super) fn answer(id: &Id, result: Result<Option<Frame>, Error>) -> Value {
     line
 }
 
-/// A frame that has arrived, with its sender if that is known.
+/// A received frame, with its sender if the sender is known.
 pub(super) fn frame(frame: &Frame, operands: &Operands) -> Value {
     let mut line = shown("frame", frame.kind(), operands);
     if let Some(origin) = frame.trace().and_then(|trace| trace.nodes().first()) {
@@ -187,7 +187,7 @@ pub(super) fn frame(frame: &Frame, operands: &Operands) -> Value {
     line
 }
 
-/// A request that has arrived.
+/// A received request.
 pub(super) fn request(request: &Request, operands: &Operands) -> Value {
     let mut line = shown("request", request.kind(), operands);
     line["from"] = json!({ "uuid": request.from() });
@@ -200,8 +200,8 @@ fn shown(event: &str, kind: FrameKind, operands: &Operands) -> Value {
     json!({ "event": event, "type": kind.frame_type.to_string(), "operand": operand })
 }
 
-/// As text if it is UTF-8 without control characters, each of which would take six
-/// bytes in JSON; else as base64.
+/// Adds the payload: as text if it is UTF-8 without control characters, each of which would take
+/// six bytes in JSON; else as base64.
 fn add_payload(line: &mut Value, frame: &Frame) {
     let payload = frame.payload_bytes();
     let is_control = |byte: &u8| byte.is_ascii_control() && !matches!(byte, b'\t' | b'\n' | b'\r');

@@ -1,6 +1,5 @@
-//! `ssntp session --json`: a session for programs in any language, by lines of
-//! JSON on the standard input and output. `docs/session.md` says what stands in
-//! the lines.
+//! `ssntp session --json`: a session for programs in any language, by lines of JSON on the
+//! standard input and output. `docs/session.md` describes the lines.
 //!
 //! ```text
 //!  stdin ─ lines ─▶ ssntp-stdin ─ send, reply ─────────────▶ client ─▶ server
@@ -9,15 +8,15 @@
 //!  stdout ◀─ whole lines ┴◀─ main thread ◀─ bounded channel of events ◀─ server
 //! ```
 //!
-//! Nothing is queued here: each thread holds the one line that it reads or writes.
-//! A reader that stops reading stops the main thread, whose channel fills, and
-//! then nothing more is read from the server.
+//! No line is queued: each thread holds the one line that it reads or writes. If the program stops
+//! reading, the main thread blocks, its channel of events fills, and then the client stops reading
+//! from the server.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `input` | the lines that are read, and what is done about each |
-//! | `line` | what stands in a line, read and written |
-//! | `receipts` | what the server says became of a frame |
+//! | `input` | reads and executes lines |
+//! | `line` | the JSON of lines, both read and written |
+//! | `receipts` | the server's answers how many sessions received a frame |
 
 mod input;
 mod line;
@@ -54,8 +53,8 @@ pub(crate) struct Args {
     /// Use lines of JSON, which is always the case; the flag is accepted for scripts
     #[arg(long)]
     json: bool,
-    /// How long a line may wait for a session and for room to send, and a request
-    /// for its answer, unless the line has a timeout of its own
+    /// The time for which a line may wait for a session and for room to send, and a request
+    /// for its answer, unless the line has a timeout
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
 }
@@ -66,10 +65,9 @@ const BACKOFF: Backoff = Backoff {
     factor: 2.0,
     cap: Duration::from_secs(5),
 };
-/// The time between two looks at whether the output is still read, and at the reason why no
-/// session stands.
+/// The time between two checks whether the output is still read, and why there is no session.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long the last frames may take to leave.
+/// The time limit for sending the last frames.
 const FLUSH: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -77,7 +75,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Err(failure) = &done
         && failure.is_failure()
     {
-        // The program reads the reason on standard output, the user on standard error.
+        // The program reads the reason on the standard output, and the user on the standard error.
         write(&json!({ "event": "closed", "reason": failure.to_string() }))?;
     }
     done
@@ -124,7 +122,7 @@ impl Session<'_> {
             crossbeam_channel::select! {
                 recv(stop.channel()) -> _ => break,
                 recv(events) -> event => match event {
-                    Ok(event) => self.tell(event)?,
+                    Ok(event) => self.report(event)?,
                     Err(_) => return Err(closed(self.client.handle().ended().unwrap_or(ClientError::Closed))),
                 },
                 recv(ended) -> end => {
@@ -139,7 +137,7 @@ impl Session<'_> {
                         return Ok(());
                     }
                     self.receipts.late().iter().try_for_each(write)?;
-                    self.tell_of_failures()?;
+                    self.report_failures()?;
                 }
             }
         }
@@ -147,13 +145,13 @@ impl Session<'_> {
         // Events that had arrived before the client was closed.
         for event in self.client.events() {
             if !matches!(event, ClientEvent::Closed(_)) {
-                self.tell(event)?;
+                self.report(event)?;
             }
         }
         write(&json!({ "event": "closed", "reason": ClientError::Closed.to_string() }))
     }
 
-    fn tell(&mut self, event: ClientEvent) -> Result<(), Failure> {
+    fn report(&mut self, event: ClientEvent) -> Result<(), Failure> {
         match event {
             ClientEvent::Frame(frame) => match self.receipts.take(&frame) {
                 Some(receipt) => write(&receipt),
@@ -161,10 +159,9 @@ impl Session<'_> {
             },
             ClientEvent::Request(request) => {
                 let mut shown = line::request(&request, &self.operands);
-                let (number, pushed_out) = self.asked.keep(request);
-                for old in pushed_out {
-                    // If the refusal cannot be sent, the client that asked waits until its own
-                    // time limit.
+                let (number, removed) = self.asked.keep(request);
+                for old in removed {
+                    // If the refusal cannot be sent, the other client waits until its own time limit.
                     let _ = self.client.refuse(&old, "queue_full");
                 }
                 shown["request"] = number.into();
@@ -196,8 +193,8 @@ impl Session<'_> {
         }
     }
 
-    /// Tells why no session stands, once for each reason.
-    fn tell_of_failures(&mut self) -> Result<(), Failure> {
+    /// Reports why there is no session, once for each reason.
+    fn report_failures(&mut self) -> Result<(), Failure> {
         if self.client.is_connected() {
             return Ok(());
         }
@@ -208,7 +205,7 @@ impl Session<'_> {
     }
 }
 
-/// Writes one line, whole, and waits until the pipe has it.
+/// Writes one whole line, and blocks until the pipe has accepted it.
 fn write(line: &Value) -> Result<(), Failure> {
     print_json(line)
 }

@@ -81,7 +81,7 @@ fn an_operator_sees_all_servers_and_drains_one_by_its_address() {
     let (_, table, _) = ctl(dir.path(), &first, "servers");
     assert!(table.contains("here:1") && table.contains("away"), "{table}");
     for (name, why) in [
-        ("unix:nobody", "there is no link to it: "),
+        ("unix:nobody", "there is no link to the server: "),
         ("elsewhere:1", "no server has the address elsewhere:1"),
     ] {
         let (done, _, said) = ctl(dir.path(), &first, &format!("servers drain {name}"));

@@ -363,7 +363,7 @@ fn what_cannot_be_is_told_in_words_with_what_may_have_been_meant() {
     );
     // An ordinary server knows no nodes: empty tables would say that there are none.
     let why = user.fails(&["ctl", "nodes"], 1);
-    assert!(why.contains("is no scheduler but a server"), "{why}");
+    assert!(why.contains("is a server and not a scheduler"), "{why}");
     user.done(&["ctl", "sessions"]);
     user.done(&["man", "pages"]);
     assert!(user.path("pages").join("ssntp-server.1").exists());

@@ -272,7 +272,7 @@ fn the_environment_comes_from_files_and_flags() {
     );
     fs::write(cluster.path("bad.env"), "A=1\nB\n").unwrap();
     let why = cluster.fails("start --env-file bad.env -- sleep 1");
-    assert_eq!(why, "bad.env: line 2: it is not NAME=VALUE");
+    assert_eq!(why, "bad.env: line 2: expected NAME=VALUE");
 }
 
 #[test]

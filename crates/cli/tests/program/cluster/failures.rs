@@ -211,7 +211,7 @@ fn what_nobody_knows_is_told_before_anything_is_sent() {
     );
     assert_eq!(
         cluster.fails(&format!("assign-ip {unknown} 198.51.100.20")),
-        "no CNCI is known: name it with --cnci"
+        "no CNCI is known; give --cnci"
     );
     // One of several that is unknown: none of them is touched.
     let instance = cluster.start("");

@@ -52,7 +52,7 @@ fn a_node_is_seen_thrown_out_kept_out_and_let_in_again() {
 
     assert_eq!(
         cluster.done(&format!("unban {uuid}")),
-        format!("{uuid}: it may come again\n")
+        format!("{uuid}: the ban is lifted\n")
     );
     assert!(cluster.done("bans --json").starts_with("[]"));
     cluster.controller_sees(1);

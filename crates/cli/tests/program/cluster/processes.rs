@@ -242,7 +242,7 @@ impl Cluster {
         // What it waited for, and why it failed.
         let waited = |said: &&str| {
             said.starts_with("ssntp: cannot connect yet")
-                || said.starts_with("ssntp: no node for it is connected yet")
+                || said.starts_with("ssntp: waiting for a node that can run it")
         };
         let said: Vec<_> = done.stderr.lines().filter(|said| !waited(said)).collect();
         let [why] = said[..] else {

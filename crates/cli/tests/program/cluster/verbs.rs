@@ -120,11 +120,7 @@ fn start_takes_a_file_in_each_of_its_forms() {
 
     let usage = cluster.ctl("start -f whole.yaml --count 2");
     assert_eq!(usage.code, Some(2));
-    assert!(
-        usage.stderr.contains("only one instance can have"),
-        "{}",
-        usage.stderr
-    );
+    assert!(usage.stderr.contains("so --count must be 1"), "{}", usage.stderr);
     fs::write(cluster.path("typo.yaml"), "comand: [sleep, 1000]\n").unwrap();
     assert!(cluster.fails("start -f typo.yaml").contains("typo.yaml: "));
 }
@@ -371,7 +367,7 @@ fn public_addresses_are_assigned_and_released() {
     let second = cluster.start_cnci(Uuid::new_v4(), "10.0.0.34");
     let said = cluster.fails(&format!("release-ip {instance} 198.51.100.20"));
     assert!(
-        said.starts_with("there are 2 CNCIs, name one with --cnci or --tenant: "),
+        said.starts_with("there are 2 CNCIs; choose one with --cnci or --tenant: "),
         "{said}"
     );
     assert!(
@@ -413,7 +409,10 @@ fn a_start_waits_for_the_first_node_and_says_so() {
     let mut said = String::new();
     let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
     std::io::BufRead::read_line(&mut errors, &mut said).unwrap();
-    assert_eq!(said, "ssntp: no node for it is connected yet: waiting for one\n");
+    assert_eq!(
+        said,
+        "ssntp: waiting for a node that can run it: none is connected yet\n"
+    );
     cluster.agent("");
     assert_eq!(
         crate::cluster::processes::end_of(&mut child, LIMIT).code(),
