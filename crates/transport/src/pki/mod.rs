@@ -62,6 +62,7 @@ mod issue;
 mod kept;
 mod limits;
 mod list;
+mod pem;
 mod provider;
 #[cfg(feature = "issue")]
 mod renew;

@@ -11,14 +11,13 @@ use std::fs;
 use std::path::Path;
 
 use rcgen::{KeyPair, SubjectPublicKeyInfo};
-use rustls::pki_types::CertificateSigningRequestDer;
-use rustls::pki_types::pem::PemObject;
+use rustls_pemfile::Item;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::FromDer;
 
 use super::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair, wanted};
 use super::request::CertificateRequest;
-use super::{CertificateInfo, Error, Fault, der, store};
+use super::{CertificateInfo, Error, Fault, der, pem, store};
 
 impl CertificateRequest {
     /// Writes a signing request (PKCS#10, PEM) to the file `to`, signed by the key in the file `key`. If
@@ -71,8 +70,8 @@ impl Authority {
     ) -> Result<CertificateInfo, Error> {
         let path = from.as_ref();
         let unfit = Error::content(store::origin(path));
-        let pem = store::read(path)?;
-        let key = requested_key(&pem).map_err(unfit)?;
+        let text = store::read(path)?;
+        let key = requested_key(&text).map_err(unfit)?;
         let params = self.params_for(request)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(crypto)?;
         self.check_issuer_name(certificate.der())?;
@@ -84,10 +83,13 @@ impl Authority {
 }
 
 /// The public key in a signing request, which has to be signed by that key.
-fn requested_key(pem: &[u8]) -> Result<SubjectPublicKeyInfo, Fault> {
+fn requested_key(text: &[u8]) -> Result<SubjectPublicKeyInfo, Fault> {
     let unfit = |why: &str| Fault::SigningRequest(why.to_owned());
-    let request = CertificateSigningRequestDer::from_pem_slice(pem);
-    let request = request.map_err(|_| unfit("there is no CERTIFICATE REQUEST"))?;
+    let request = pem::items(text).find_map(|item| match item {
+        Ok(Item::Csr(request)) => Some(request),
+        _ => None,
+    });
+    let request = request.ok_or_else(|| unfit("there is no CERTIFICATE REQUEST"))?;
     let parsed = X509CertificationRequest::from_der(&request);
     let (_, parsed) = parsed.map_err(|e| unfit(&e.to_string()))?;
     let key = parsed.certification_request_info.subject_pki.raw;

@@ -5,10 +5,10 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustls::pki_types::pem::{Error as PemError, PemObject, SectionKind};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls_pemfile::Item;
 
-use super::{Error, Fault};
+use super::{Error, Fault, pem};
 
 /// The longest file: far above any certificate bundle, and some 250,000 entries of a revocation list. It
 /// bounds the reading of a device or a log file that was named by mistake.
@@ -36,17 +36,17 @@ impl Sections {
             sealed: sections_of(text, "ENCRYPTED PRIVATE KEY").collect(),
             ..Self::default()
         };
-        for section in <(SectionKind, Vec<u8>)>::pem_slice_iter(text) {
-            let (kind, der) = match section {
-                Ok(section) => section,
+        for item in pem::items(text) {
+            match item {
+                Ok(Item::X509Certificate(certificate)) => sections.certificates.push(certificate),
+                Ok(Item::Crl(list)) => sections.revocation_lists.push(list),
+                Ok(Item::Pkcs8Key(key)) => sections.keys.push(key.into()),
+                Ok(Item::Pkcs1Key(key)) => sections.keys.push(key.into()),
+                Ok(Item::Sec1Key(key)) => sections.keys.push(key.into()),
+                Ok(_) => {}
                 // The lines of an old-style encrypted key begin with headers, which are not base64.
                 Err(_) if sections.encrypted => return Err(Fault::EncryptedKey),
-                Err(error) => return Err(bad_pem(error)),
-            };
-            match kind {
-                SectionKind::Certificate => sections.certificates.push(der.into()),
-                SectionKind::Crl => sections.revocation_lists.push(der.into()),
-                _ => sections.keys.extend(PrivateKeyDer::from_pem(kind, der)),
+                Err(fault) => return Err(fault),
             }
         }
         Ok(sections)
@@ -192,20 +192,7 @@ pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
 }
 
 /// The fault of a PEM text. rustls prints its lines as numbers.
-fn bad_pem(error: PemError) -> Fault {
-    Fault::BadPem(match error {
-        PemError::MissingSectionEnd { end_marker } => {
-            format!("no end of section {:?}", String::from_utf8_lossy(&end_marker))
-        }
-        PemError::IllegalSectionStart { line } => {
-            format!("bad first line {:?}", String::from_utf8_lossy(&line))
-        }
-        PemError::Base64Decode(_) => "a section is not base64".to_owned(),
-        other => other.to_string(),
-    })
-}
-
-/// The texts of the sections of one kind, which may be a kind that rustls does not know.
+/// The texts of the sections of one kind, which may be a kind that `rustls-pemfile` does not know.
 pub(super) fn sections_of(pem: &[u8], kind: &str) -> impl Iterator<Item = String> {
     let (begin, end) = (format!("-----BEGIN {kind}-----"), format!("-----END {kind}-----"));
     let text = String::from_utf8_lossy(pem).into_owned();
