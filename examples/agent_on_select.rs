@@ -1,6 +1,6 @@
-//! An agent that waits for three things at once: its server (`ssntp server
-//! --application EVENT/0x80=Noted`), a timer, and lines of standard input, each of
-//! which it sends as an event of its own.
+//! An agent that waits at the same time for its server (`ssntp server --application
+//! EVENT/0x80=Noted`), a timer, and lines of standard input. It sends each line as an event of its
+//! own.
 //!
 //! ```text
 //! cargo run --example agent_on_select -- certs/ca.pem certs/agent.pem localhost:8888
@@ -45,7 +45,7 @@ fn main() -> Result<(), ssntp::MainError> {
             },
         }
     }
-    // The end of the input: what was sent still leaves.
+    // At the end of the input, frames in the queue are still sent.
     client.flush(Duration::from_secs(5));
     Ok(())
 }
@@ -58,14 +58,14 @@ fn send_ready(client: &Client) {
     send(client, Frame::of(&ready));
 }
 
-/// Nothing here may wait for long: a queue that is full is said, not waited for.
+/// Sends a frame without blocking. If the queue is full, the error is printed.
 fn send(client: &Client, frame: Frame) {
     if let Err(e) = client.try_send(frame) {
         println!("{e}");
     }
 }
 
-/// The lines of standard input, which nothing else can wait for with a time limit.
+/// The lines of standard input as a channel, because `select!` cannot wait for standard input.
 fn lines() -> std::io::Result<Receiver<String>> {
     let (sender, lines) = bounded(16);
     let read = move || {

@@ -1,5 +1,5 @@
-//! A service that admits clients by what their certificates say, answers their
-//! requests, and ends in order on SIGTERM.
+//! A service that admits clients by the DNS names in their certificates, answers their requests, and
+//! stops on SIGTERM.
 //!
 //! ```text
 //! cargo run --example authorising_service -- certs/ca.pem certs/server.pem '*.example' :8888
@@ -14,10 +14,10 @@ use ssntp::proto::{FrameKind, FrameType, Operands};
 use ssntp::server::{Context, Filter, Handler, Newcomer, Refusal, Request, SessionInfo};
 use ssntp::{Role, Server, ServerConfig};
 
-/// Asks for a value by its key, or sets it: `key` or `key=value`.
+/// Reads the value of a key, or sets it: `key` or `key=value`.
 const LOOKUP: FrameKind = FrameKind::new(FrameType::COMMAND, 0x80);
 
-/// One value a key; controllers may set them.
+/// A value for each key. Only controllers may set values.
 struct Values {
     domain: String,
     values: BTreeMap<String, String>,
@@ -37,7 +37,7 @@ impl Handler for Values {
         let asked = String::from_utf8_lossy(request.payload()).into_owned();
         let answered = match asked.split_once('=') {
             Some(_) if !from.role().intersects(Role::CONTROLLER) => cx.refuse(&request, "for controllers"),
-            // Memory is bounded by who may set values, not by who asks.
+            // Only controllers can add keys, so other clients cannot use up memory.
             Some((key, value)) => {
                 self.values.insert(key.into(), value.into());
                 cx.reply(&request, value.to_owned())

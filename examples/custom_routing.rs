@@ -1,7 +1,7 @@
-//! Routing that depends on what a frame says: STOP goes to the node that its
-//! payload names, and is held at the server until that node connects.
+//! Routing by the payload of a frame: STOP goes to the node in its payload, and is held at the server
+//! until that node connects.
 //!
-//! Everything in one process, over memory, with throw-away certificates:
+//! Server and clients run in one process, over memory, with temporary certificates:
 //! `cargo run --example custom_routing`
 
 use std::time::Duration;
@@ -12,12 +12,12 @@ use ssntp::server::{Context, Decision, Handler, Rules, SessionInfo};
 use ssntp::transport::memory::MemoryListener;
 use ssntp::{Client, ClientConfig, Command, Frame, Role, Server, ServerConfig, Uuid};
 
-/// The agent that a STOP is for.
+/// The node that a STOP is for.
 fn target(frame: &Frame) -> Option<Uuid> {
     frame.payload::<Stop>().ok()?.workload_agent_uuid.uuid()
 }
 
-/// Releases what waited for a node when it connects.
+/// Releases the held frames of a node when it connects.
 struct ReleaseOnConnect;
 
 impl Handler for ReleaseOnConnect {

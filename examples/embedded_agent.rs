@@ -1,6 +1,5 @@
-//! An agent inside a tool that does something else: here it counts primes.
-//! The tool's own loop never waits for the network; the client's threads
-//! connect, reconnect and answer in the background.
+//! An agent inside a tool with other work, which is counting primes here. The tool's loop never waits
+//! for the network; the client's threads connect, reconnect and send in the background.
 //!
 //! ```text
 //! cargo run --example embedded_agent -- certs/ca.pem certs/agent.pem localhost:8888
@@ -16,18 +15,18 @@ use ssntp::transport::Limits;
 use ssntp::{Client, ClientConfig, Command};
 use ssntp_cluster::machine;
 
-/// How long this tool works, and how often it reports.
+/// The duration of the tool's work, and the interval of its reports.
 const WORK: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_millis(500);
 
-#[expect(clippy::disallowed_methods, reason = "a tool may look at the clock")]
+#[expect(clippy::disallowed_methods, reason = "a tool may read the clock")]
 fn main() -> Result<(), ssntp::MainError> {
     let mut args = std::env::args().skip(1);
     let (Some(ca), Some(cert)) = (args.next(), args.next()) else {
         return Err("usage: embedded_agent CA CERT [ADDRESS]".into());
     };
     let address = args.next().unwrap_or("localhost:8888".into()).parse()?;
-    // What is sent while no server can be reached waits, up to a bound.
+    // Frames that are sent without a session wait, up to a bound.
     let offline = Offline::Queue(Limits {
         frames: 100,
         bytes: 1 << 20,
@@ -47,7 +46,7 @@ fn main() -> Result<(), ssntp::MainError> {
                 .all(|d| !candidate.is_multiple_of(d)),
         );
         candidate += 1;
-        // What arrived meanwhile.
+        // Handle the events that have arrived meanwhile.
         while let Ok(event) = client.try_recv() {
             match event {
                 ClientEvent::Connected(server) => println!("connected to {}", server.uuid()),

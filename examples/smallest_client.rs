@@ -1,5 +1,4 @@
-//! The smallest client: sends its statistics, and prints what comes back within a
-//! second.
+//! The smallest client: it sends its statistics, and prints the frames that arrive within a second.
 //!
 //! ```text
 //! cargo run --example smallest_client -- certs/ca.pem certs/agent.pem localhost:8888

@@ -1,5 +1,5 @@
-//! The smallest server: shows what arrives, and forwards statistics from
-//! agents to controllers.
+//! The smallest server: it prints the frames that it receives, and forwards statistics of agents to
+//! controllers.
 //!
 //! ```text
 //! make certs

@@ -1,6 +1,5 @@
-//! A handler with its test: it ends the session of an agent that says nothing for a
-//! minute. `cargo test --example tested_handler` takes no minute, since the time is
-//! the test's.
+//! A handler with its test. The handler ends the session of an agent that sends no frame for a minute.
+//! `cargo test --example tested_handler` is fast all the same, because the test sets the time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use ssntp::{Role, Server, ServerConfig, Uuid};
 
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// When each agent is given up.
+/// The time at which the session of each agent is ended.
 #[derive(Default)]
 struct Watchdog(BTreeMap<Uuid, Instant>);
 
@@ -39,7 +38,7 @@ impl Handler for Watchdog {
 
     fn timer(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
-        // `disconnected` takes them off the list.
+        // `disconnected` removes the agents from the map.
         for (uuid, _) in self.0.iter().filter(|(_, end)| **end <= now) {
             cx.disconnect(*uuid);
         }
@@ -58,7 +57,7 @@ fn main() -> Result<(), ssntp::MainError> {
 
 #[cfg(test)]
 #[test]
-fn who_is_silent_for_a_minute_is_given_up_and_who_speaks_is_not() -> Result<(), Box<dyn std::error::Error>> {
+fn only_an_agent_that_is_silent_for_a_minute_is_disconnected() -> Result<(), Box<dyn std::error::Error>> {
     let kit = ssntp::testkit::Testkit::new()?;
     let mut test = ssntp::testkit::HandlerTest::new(kit.server_config()?, Watchdog::default())?;
     let agent = kit.identity(Role::AGENT)?;

@@ -1,8 +1,8 @@
 """Sessions of SSNTP for Python 3.8 and later, by the program ``ssntp``.
 
-``ssntp session --json`` holds the session, and connects again where it is lost;
-this module starts it and speaks its lines (docs/session.md). It needs nothing but
-the standard library, and the program in the path.
+``ssntp session --json`` holds the session, and connects again if it is lost. This module
+starts that program and exchanges lines with it (docs/session.md). It needs only the standard
+library, and the program on the PATH.
 
     import ssntp
 
@@ -28,7 +28,7 @@ Payload = Union[str, bytes]
 
 
 class Error(Exception):
-    """What was asked for was not done. ``code`` says why, as docs/session.md lists it."""
+    """A call failed. ``code`` is the reason, from the list in docs/session.md."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -36,11 +36,11 @@ class Error(Exception):
 
 
 class Refused(Error):
-    """Who was asked does not answer; the message says why."""
+    """The receiver refuses the request. The message has the reason."""
 
 
 class Ended(Error):
-    """The session is over for good; the message says why."""
+    """The session is over for good. The message has the reason."""
 
 
 class Frame(NamedTuple):
@@ -49,7 +49,7 @@ class Frame(NamedTuple):
     type: str
     operand: str
     payload: bytes
-    #: UUID of the sender, where it had the frame traced.
+    #: UUID of the sender, if it had the frame traced.
     sender: Optional[str]
 
 
@@ -58,18 +58,18 @@ class Request(NamedTuple):
 
     operand: str
     payload: bytes
-    #: UUID of who asks.
+    #: UUID of the entity that sent the request.
     sender: str
     number: int
 
 
 class Connected(NamedTuple):
-    """A session stands."""
+    """A session is established."""
 
     #: UUID and roles of this client.
     uuid: str
     role: str
-    #: What docs/session.md lists: uuid, role, name, address, tracing.
+    #: The members that docs/session.md lists: uuid, role, name, address, tracing.
     server: Dict[str, Any]
 
 
@@ -90,17 +90,15 @@ Event = Union[Frame, Request, Connected, Disconnected, Unreachable]
 
 
 class Session:
-    """A session with a server, stood up again whenever it is lost.
+    """A session with a server. The program connects again whenever the session is lost.
 
-    What is not given is taken from the environment and the user's contexts, as
-    `ssntp send` takes it. `applications` are the frames of one's own, as in
-    ``["EVENT/0x80=Scaled", "0x81=QUERY:request"]``. `timeout` is how long, in
-    seconds, a send may wait for a session and for room, and a request for its
-    answer.
+    Settings that are not given come from the environment and the user's contexts, as with
+    `ssntp send`. `applications` are the application's own frames, as in
+    ``["EVENT/0x80=Scaled", "0x81=QUERY:request"]``. `timeout` is the time in seconds that a
+    send may wait for a session and for room, and a request for its answer.
 
-    Any thread may use it. Events that nobody receives hold the server back once
-    1024 of them, or 64 MiB, wait; while a thread waits for an answer, what comes
-    before that answer is taken as well.
+    Any thread may use a session. If 1024 events, or 64 MiB, wait to be received, the server is
+    held back. While a thread waits for an answer, further events are accepted as well.
     """
 
     def __init__(
@@ -127,10 +125,10 @@ class Session:
         self._timeout = timeout
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._writing = threading.Lock()
-        # Guards all below, and wakes whoever waits for any of it.
+        # Guards all fields below, and wakes the threads that wait for a change of them.
         self._changed = threading.Condition()
         self._last_id = 0
-        # By id: None until the answer has come.
+        # By id; None until the answer has arrived.
         self._answers: Dict[int, Optional[Dict[str, Any]]] = {}
         self._events: Deque[Event] = collections.deque()
         self._bytes = 0
@@ -143,14 +141,14 @@ class Session:
     # Sending
 
     def send(self, operand: str, payload: Payload = b"", timeout: Optional[float] = None) -> None:
-        """Sends a frame: it waits in the session's queue when this returns.
+        """Sends a frame: puts it into the session's queue, which is sent at once.
 
-        Raises `Error` where it was not sent.
+        Raises `Error` if the frame was not accepted.
         """
         self._ask({"do": "send", "operand": operand, **_encoded(payload), **_limit(timeout)})
 
     def send_counted(self, operand: str, payload: Payload = b"", timeout: Optional[float] = None) -> int:
-        """Sends a frame, and waits until the server says how many sessions it handed it to.
+        """Sends a frame, and returns the number of sessions that the server handed it to.
 
         Raises `Error`: with the codes `disconnected` and `timed_out` the frame may be lost.
         """
@@ -166,10 +164,10 @@ class Session:
         to: Optional[str] = None,
         timeout: Optional[float] = None,
     ) -> bytes:
-        """Asks the server, or the entity with the UUID `to`, and waits for the reply.
+        """Sends a request to the server, or to the client with the UUID `to`, and returns the reply.
 
-        Raises `Refused` where there will be none, else `Error`: `timed_out`,
-        `disconnected`, and what `send` has.
+        Raises `Refused` if the receiver refuses the request, else `Error`: `timed_out`,
+        `disconnected`, and the codes of `send`.
         """
         line = {"do": "request", "operand": operand, **_encoded(payload), **_limit(timeout)}
         if to is not None:
@@ -181,13 +179,13 @@ class Session:
         self._ask({"do": "reply", "request": request.number, **_encoded(payload)})
 
     def refuse(self, request: Request, reason: str) -> None:
-        """Says that there will be no reply, and why."""
+        """Refuses a request with a reason."""
         self._ask({"do": "refuse", "request": request.number, "reason": reason})
 
     # Receiving
 
     def wait_connected(self, timeout: Optional[float] = None) -> Connected:
-        """Waits until a session stands, and says which.
+        """Waits until a session is established, and returns it.
 
         Raises `TimeoutError`, and `Ended`.
         """
@@ -214,7 +212,7 @@ class Session:
             return event
 
     def events(self) -> Iterator[Event]:
-        """Every event, until the session is closed. Raises `Ended` where it ends otherwise."""
+        """Iterates over all events until `close`. Raises `Ended` if the session ends otherwise."""
         while True:
             try:
                 yield self.receive()
@@ -224,7 +222,7 @@ class Session:
                 raise
 
     def frames(self) -> Iterator[Frame]:
-        """Every frame, as `events`. Requests meanwhile are refused; other events are passed over."""
+        """Iterates over all frames, as `events`. Refuses requests, and discards other events."""
         for event in self.events():
             if isinstance(event, Frame):
                 yield event
@@ -232,7 +230,7 @@ class Session:
                 try:
                     self.refuse(event, "not_answered")
                 except Error:
-                    pass  # Then its asker has no session, or we have none.
+                    pass  # The sender of the request, or this client, has no session.
 
     def __iter__(self) -> Iterator[Frame]:
         return self.frames()
@@ -240,12 +238,12 @@ class Session:
     # The end
 
     def close(self) -> None:
-        """Waits until what was sent has left, and ends the session. A second call does nothing."""
+        """Sends the queue, and ends the session. A second call does nothing."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         try:
-            # A thread that writes may wait for a program that does not read.
+            # Another thread may be blocked in a write, because the program does not read.
             if self._writing.acquire(timeout=self._timeout + 5):
                 try:
                     if self._process.stdin is not None:
@@ -269,7 +267,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Below the surface
+    # Internal
 
     def _ask(self, line: Dict[str, Any]) -> Dict[str, Any]:
         with self._changed:
@@ -289,7 +287,7 @@ class Session:
                     stdin.write(text)
                     stdin.flush()
             except OSError:
-                pass  # The program has ended: the reader learns why.
+                pass  # The program has ended, and the reader gets the reason.
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._answers[mine] is not None or self._ended is not None
@@ -310,7 +308,7 @@ class Session:
         return Ended("ended", self._ended or "the session was closed")
 
     def _read(self) -> None:
-        """Takes the program's lines until it ends."""
+        """Reads the program's lines until it ends."""
         why = ""
         stdout = self._process.stdout
         assert stdout is not None
@@ -322,7 +320,7 @@ class Session:
                 else:
                     self._take(line)
         except ValueError as error:
-            why = "the program ssntp wrote what is no line of a session: %s" % error
+            why = "the program ssntp wrote an invalid line: %s" % error
         finally:
             stdout.close()
             with self._changed:
@@ -340,7 +338,8 @@ class Session:
             event = _event(line)
             if event is None:
                 return
-            # An answer may come behind it, and nobody receives while they wait.
+            # Waits for room. While a thread waits for an answer, the bound does not apply: the answer
+            # may be after this event.
             self._changed.wait_for(
                 lambda: self._closing
                 or (len(self._events) < 1024 and self._bytes < 64 << 20)
@@ -350,7 +349,7 @@ class Session:
                 self._connected = event
             elif isinstance(event, Disconnected):
                 self._connected = None
-            # Nobody has to receive them for a session to be closed.
+            # While closing, events are dropped, so that closing does not wait for a receiver.
             if not self._closing:
                 self._events.append(event)
                 self._bytes += _size(event)
@@ -370,7 +369,7 @@ def _event(line: Dict[str, Any]) -> Optional[Event]:
         return Disconnected(line["reason"], line["retrying"])
     if event == "unreachable":
         return Unreachable(line["reason"])
-    # A later program may tell more.
+    # Later versions of the program may send other events.
     return None
 
 
@@ -380,7 +379,7 @@ def _size(event: Event) -> int:
 
 def _encoded(payload: Payload) -> Dict[str, str]:
     if isinstance(payload, str):
-        # Text may be long in JSON where much of it is escaped.
+        # Always base64: a text with many escapes could make the line too long.
         payload = payload.encode()
     return {"payload_base64": base64.b64encode(payload).decode("ascii")}
 

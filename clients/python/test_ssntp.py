@@ -63,7 +63,7 @@ class Sessions(unittest.TestCase):
             thread.join(LIMIT)
             self.assertFalse(thread.is_alive())
 
-    def test_a_request_that_nobody_looks_at_is_refused_by_the_iterator_of_frames(self) -> None:
+    def test_the_iterator_of_frames_refuses_requests(self) -> None:
         with session("controller") as asked, session("agent") as asker:
             to = asked.wait_connected(LIMIT).uuid
             thread = threading.Thread(target=lambda: list(asked))
@@ -73,7 +73,7 @@ class Sessions(unittest.TestCase):
             asked.close()
             thread.join(LIMIT)
 
-    def test_what_is_wrong_is_an_exception_and_the_session_goes_on(self) -> None:
+    def test_a_wrong_call_raises_and_the_session_continues(self) -> None:
         with session("agent") as agent:
             for operand, code in [("STAT", "unknown_operand"), ("QUERY", "bad_operand")]:
                 with self.assertRaises(ssntp.Error) as raised:
@@ -89,7 +89,7 @@ class Sessions(unittest.TestCase):
             agent.send("STATS")
         agent.close()
 
-    def test_a_session_that_cannot_be_says_why(self) -> None:
+    def test_a_session_that_cannot_be_established_has_a_reason(self) -> None:
         with session("nobody") as impossible:
             with self.assertRaisesRegex(ssntp.Ended, "nobody.pem"):
                 impossible.wait_connected(LIMIT)
@@ -116,6 +116,6 @@ class Sessions(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    # A test that waits for ever says where.
+    # A test that hangs prints its stack.
     faulthandler.dump_traceback_later(5 * LIMIT, exit=True)
     unittest.main()

@@ -418,7 +418,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_alert_that_a_wrong_clock_can_cause_is_tried_again_and_a_verdict_is_not() {
+    fn only_alerts_that_a_wrong_clock_can_cause_are_tried_again() {
         use AlertDescription as A;
         for (alert, retried) in [
             (A::CertificateExpired, true),
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_too_old_is_no_verdict_on_the_server_and_a_revocation_is() {
+    fn an_old_revocation_list_is_tried_again_and_a_revocation_is_not() {
         use rustls::CertificateError as C;
         for (fault, retried) in [
             (C::Expired, true),
@@ -453,6 +453,9 @@ mod tests {
             let of = DialFault::of_tls(TlsError::Tls(error));
             assert_eq!(of.may_retry(), retried, "{fault:?}");
         }
-        assert!(!DialFault::Revoked.may_be_mended(), "not even where it was known");
+        assert!(
+            !DialFault::Revoked.may_be_mended(),
+            "also at a server that has accepted the client before"
+        );
     }
 }

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_some_limit() {
+    fn an_unlimited_channel_has_the_largest_capacity() {
         let (mut inbound, events, _cancel) = inbound(u64::MAX, u64::MAX);
         assert!(inbound.deliver(event(100), 100));
         assert_eq!((events.len(), events.capacity()), (1, Some(MOST_EVENTS)));

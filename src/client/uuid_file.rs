@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_never_share_one() {
+    fn clients_that_start_together_never_share_a_uuid() {
         let directory = tempfile::tempdir().unwrap();
         let mut threads = Vec::new();
         for _ in 0..8 {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_left_half_written_is_made_anew_and_a_damaged_one_is_an_error() {
+    fn an_unfinished_file_is_replaced_and_a_damaged_one_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         fs::write(path("agent.0.new"), "0198").unwrap();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_refuses_names_the_file() {
+    fn errors_of_the_system_name_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();

@@ -1,6 +1,5 @@
-//! CONFIGURE: the configuration of the whole cluster (COMMAND 0x9), which is
-//! also the payload of CONNECTED; and InvalidConfiguration, which returns it
-//! (ERROR 0x7).
+//! CONFIGURE: the configuration of the cluster (COMMAND 0x9), which is also the payload of
+//! CONNECTED; and InvalidConfiguration, which returns it to its sender (ERROR 0x7).
 
 use std::net::IpAddr;
 
@@ -15,8 +14,8 @@ const ROOT: &str = "configure";
 
 /// The configuration of the cluster.
 ///
-/// Decoding checks the types alone; [`validate`](Self::validate) checks the
-/// values, and [`decode_valid`](Self::decode_valid) does both.
+/// Decoding only checks the types. [`validate`](Self::validate) checks the values, and
+/// [`decode_valid`](Self::decode_valid) does both.
 ///
 /// The payload of CONFIGURE (COMMAND 0x9), and of CONNECTED:
 ///
@@ -64,8 +63,7 @@ payload!(Configure = Command::CONFIGURE, under "configure");
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SchedulerConfig {
-    /// The place where the configuration is kept: a URI, or an absolute path; default:
-    /// empty.
+    /// The URI or the absolute path of the stored configuration; default: empty.
     pub storage_uri: String,
 }
 
@@ -117,23 +115,21 @@ impl Default for ControllerConfig {
     }
 }
 
-/// What agents are told.
+/// The settings of agents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LauncherConfig {
-    /// The networks of the instances' traffic, in CIDR form; a single text is
-    /// read too. Default: none.
+    /// The networks for the traffic of instances, in CIDR form. A single text is accepted as well.
+    /// Default: none.
     #[serde(deserialize_with = "networks")]
     pub compute_net: Vec<String>,
-    /// The networks of the nodes' own traffic, in CIDR form; a single text is
-    /// read too. Default: none.
+    /// The networks for the traffic of the nodes themselves, in CIDR form. A single text is accepted
+    /// as well. Default: none.
     #[serde(deserialize_with = "networks")]
     pub mgmt_net: Vec<String>,
-    /// Whether a node counts its disk before it takes an instance; default:
-    /// true.
+    /// True if a node accepts an instance only if it has enough free disk; default: true.
     pub disk_limit: bool,
-    /// Whether a node counts its memory before it takes an instance; default:
-    /// true.
+    /// True if a node accepts an instance only if it has enough free memory; default: true.
     pub mem_limit: bool,
     /// The user that instances run as; default: empty, the agent's own.
     pub child_user: String,
@@ -153,14 +149,13 @@ impl Default for LauncherConfig {
 
 fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let mut networks: Vec<String> = yaml::one_or_many(deserializer)?;
-    // A writer of the single form has the empty text for "none".
+    // Writers of the single form write the empty text for "no network".
     networks.retain(|network| !network.is_empty());
     Ok(networks)
 }
 
 impl Configure {
-    /// Reads a payload and checks its values, so that an error about a value
-    /// has its line too.
+    /// Reads a payload and checks its values. An error about a value has its line.
     ///
     /// # Errors
     /// As [`decode`](Payload::decode) and [`validate`](Self::validate).
@@ -171,13 +166,11 @@ impl Configure {
     }
 
     /// Checks the values: ports and sizes are in range, networks are CIDR
-    /// (`cnci_net` may be an address alone), and `storage_uri`, `compute_ca`,
-    /// `compute_cert` and `client_auth_ca_cert_path`, where given, are a URI
-    /// or an absolute path.
+    /// (`cnci_net` may be an address without a prefix), and `storage_uri`, `compute_ca`,
+    /// `compute_cert` and `client_auth_ca_cert_path` are empty, a URI or an absolute path.
     ///
     /// # Errors
-    /// [`Error::Document`] with the path of the first value that is wrong,
-    /// and without a line.
+    /// [`Error::Document`] with the path of the first wrong value, and without a line.
     pub fn validate(&self) -> Result<(), Error> {
         self.check().map_err(Error::from)
     }
@@ -213,7 +206,7 @@ impl Configure {
             }
         }
         let net = &controller.cnci_net;
-        // The default is an address without a prefix, so both forms are networks here.
+        // The default is an address without a prefix, so both forms are accepted here.
         if !net.is_empty() && net.parse::<IpAddr>().is_err() && !is_network(net) {
             return Err(invalid(["controller", "cnci_net"], "not a network"));
         }
@@ -240,7 +233,7 @@ fn invalid(path: [&str; 2], what: &str) -> yaml::Error {
     refusal(Some(ROOT), &path, ErrorKind::Invalid(what.to_owned()))
 }
 
-/// Whether a text is a network in CIDR form: an address, and the bits that are fixed.
+/// True for a network in CIDR form: an address, and the length of the prefix in bits.
 fn is_network(text: &str) -> bool {
     let Some((address, bits)) = text.split_once('/') else {
         return false;
@@ -253,10 +246,10 @@ fn is_network(text: &str) -> bool {
     bits.bytes().all(|b| b.is_ascii_digit()) && bits.parse::<u8>().is_ok_and(|bits| bits <= most)
 }
 
-/// An absolute path, or a scheme and something after it, in which every `%`
-/// begins two hexadecimal digits.
+/// True for an absolute path, and for a scheme with a rest in which each `%` has two hexadecimal
+/// digits after it.
 fn is_location(text: &str) -> bool {
-    // The text ends up in logs and in the arguments of programs.
+    // The text is written to logs and passed to programs as an argument.
     if text.chars().any(char::is_control) {
         return false;
     }
@@ -266,7 +259,7 @@ fn is_location(text: &str) -> bool {
     let Some((scheme, rest)) = text.split_once(':') else {
         return false;
     };
-    // Only the rules of RFC 3986 that find a typing mistake are checked.
+    // Only those rules of RFC 3986 are checked that find typing mistakes.
     let scheme_ok = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
         && scheme
             .chars()
@@ -278,23 +271,22 @@ fn is_location(text: &str) -> bool {
     scheme_ok && escapes_ok && !rest.is_empty() && !rest.contains(char::is_whitespace)
 }
 
-/// A CONFIGURE that wasn't taken, returned as it came.
+/// A CONFIGURE that was refused, returned unchanged.
 ///
 /// The payload of InvalidConfiguration (ERROR 0x7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InvalidConfiguration {
-    /// The refused payload, unchanged and possibly not YAML at all.
+    /// The refused payload, which may not be YAML.
     pub refused: Bytes,
 }
 
 impl Payload for InvalidConfiguration {
     const KIND: FrameKind = kind!(ErrorCode::INVALID_CONFIGURATION);
 
-    /// Takes the payload whatever it is: it was refused for a reason.
+    /// Accepts any payload, because the refused configuration may not be valid.
     fn decode(payload: &[u8]) -> Result<Self, Error> {
         Ok(Self {
-            // Copied, because it is kept for long, and a slice would keep the whole buffer in
-            // which the frame arrived.
+            // Copied, because a slice would keep the whole buffer alive in which the frame arrived.
             refused: Bytes::copy_from_slice(payload),
         })
     }

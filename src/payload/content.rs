@@ -1,4 +1,4 @@
-//! Types that frames carry: those of the protocol, and an application's own.
+//! The types of payloads: those of the protocol, and those of an application.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use bytes::Bytes;
 use super::{Error, Payload};
 use crate::proto::{Frame, FrameKind};
 
-/// A type that one kind of frame carries. Every [`Payload`] of the protocol is
-/// one; for types of your own, [`content!`](crate::content) makes it one that is
-/// written as YAML or JSON, or do it yourself for whatever bytes you like.
+/// A type that is the payload of one kind of frame. Every [`Payload`] of the protocol implements it.
+/// For a type of your own, [`content!`](crate::content) implements it as YAML or JSON; for any other
+/// format implement it yourself.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
@@ -52,14 +52,14 @@ pub trait Content: Sized {
     /// Reads a payload.
     ///
     /// # Errors
-    /// What is wrong with it, a mistake of the peer.
+    /// The payload is not valid: a mistake of the peer.
     fn read(payload: &[u8]) -> Result<Self, Error>;
 
     /// Writes a payload that [`read`](Self::read) reads back equal.
     ///
     /// # Errors
-    /// Why it cannot be written: a mistake of the caller. Payloads of the
-    /// protocol can always be.
+    /// The value cannot be written: a mistake of the caller. Payloads of the protocol can always be
+    /// written.
     fn write(&self) -> Result<Bytes, Error>;
 }
 
@@ -76,7 +76,7 @@ impl<T: Payload> Content for T {
 }
 
 impl Error {
-    /// What is wrong with a payload of an application's own type.
+    /// The error for a payload of an application's own type.
     pub fn content(why: impl fmt::Display) -> Self {
         Self::Content(why.to_string())
     }
@@ -86,10 +86,9 @@ impl Frame {
     /// Reads the frame's payload.
     ///
     /// # Errors
-    /// [`Error::OtherKind`] when `T` belongs to another kind of frame,
-    /// otherwise as [`Content::read`].
+    /// [`Error::OtherKind`] if the frame has another kind than `T`, else as [`Content::read`].
     pub fn payload<T: Content>(&self) -> Result<T, Error> {
-        // Many payloads are maps with the same keys, so one would often be read as another.
+        // Many schemas share keys, so the payload of another kind would often be accepted.
         if self.kind() != T::FRAME {
             return Err(Error::OtherKind {
                 expected: T::FRAME,
@@ -107,7 +106,7 @@ impl Frame {
     /// The frame that carries a type of the application.
     ///
     /// # Errors
-    /// As of [`Content::write`].
+    /// As [`Content::write`].
     pub fn try_of<T: Content>(content: &T) -> Result<Self, Error> {
         Ok(Self::with_payload(T::FRAME, content.write()?))
     }

@@ -15,7 +15,7 @@ use super::payload;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Draining {
-    /// Within how many seconds a client is to end its session, at a random moment; default: 0,
+    /// The time in seconds within which a client ends its session, at a random moment; default: 0,
     /// at once.
     pub within_s: u64,
 }

@@ -6,7 +6,7 @@ use super::names::names;
 use super::workload::is_default;
 use super::{Id, payload};
 
-/// Empty a node, and what it does afterwards.
+/// Stop all instances of a node, and put the node into another state.
 ///
 /// The payload of EVACUATE (COMMAND 0x4):
 ///
@@ -20,17 +20,15 @@ use super::{Id, payload};
 pub struct Evacuate {
     /// The node; required.
     pub workload_agent_uuid: Id,
-    /// What the node does afterwards; default: maintenance, and then left out.
+    /// The action of the node once it is empty; default: maintenance. Left out then.
     #[serde(skip_serializing_if = "is_default")]
     pub next_state: NextState,
-    /// After how many seconds instances that have not ended are killed; default:
-    /// 0, after the time that the node gives them, and then left out. A key of
-    /// this project.
+    /// The time in seconds after which the node kills instances that have not ended; default: 0, the
+    /// node's own time limit. Left out then. A key of this project.
     #[serde(skip_serializing_if = "is_default")]
     pub deadline: u32,
-    /// Whether the scheduler starts what can run elsewhere on other nodes once it
-    /// has ended here; default: false, and then left out. Written as `move`. A key
-    /// of this project.
+    /// True if the scheduler starts the instances on other nodes, if they can run there, once they
+    /// have ended here; default: false. Left out then. Written as `move`. A key of this project.
     #[serde(rename = "move", skip_serializing_if = "is_default")]
     pub moves: bool,
 }
@@ -38,15 +36,15 @@ pub struct Evacuate {
 payload!(Evacuate = Command::EVACUATE, under "evacuate", requires workload_agent_uuid);
 
 names! {
-    /// What a node does once it is empty. The default is `Maintenance`.
+    /// The action of a node once it is empty. The default is `Maintenance`.
     NextState {
-        /// It shuts down.
+        /// The node shuts down.
         Shutdown = "shutdown";
-        /// It updates its software.
+        /// The node updates its software.
         Update = "update";
-        /// It boots again.
+        /// The node reboots.
         Reboot = "reboot";
-        /// It waits in maintenance until it is restored.
+        /// The node stays in maintenance until Restore.
         Maintenance = "maintenance" | "";
     }
     default Maintenance

@@ -1,11 +1,10 @@
-//! The failures: why a command was not carried out.
+//! The failures of commands.
 //!
-//! All of them have one shape, which [`CommandFailure`] shows: a subject, a reason out of a
-//! list of its own, and for two of them a text. Every reason can be made `From` the error of
-//! a payload that was refused: `invalid_payload` if it is not a document at all,
-//! `invalid_data` if it is not what its schema says.
+//! All of them have the form of [`CommandFailure`]: a subject, a reason from a list, and for two of
+//! them a text. Every reason can be made `From` the error of a refused payload: `invalid_payload`
+//! if the payload is malformed, `invalid_data` if it does not match its schema.
 //!
-//! All fields are optional to read, so that a failure is never lost.
+//! No field is required, so that a failure with missing keys can still be read.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,22 +15,22 @@ use super::names::names;
 use super::{Error, Id, MAX_READ_LEN, Payload, payload, yaml};
 use crate::proto::{Command, Frame};
 
-/// What all failures of commands share: a subject and a reason.
+/// A failure of a command: a subject and a reason.
 pub trait CommandFailure: Payload {
     /// The command that was not carried out.
     const COMMAND: Command;
-    /// Why it was not carried out.
+    /// The type of the reason.
     type Reason: fmt::Display + for<'a> From<&'a Error> + for<'a> From<&'a str>;
 
     /// The failure of a command with this subject.
     fn of(subject: CommandSubject, reason: Self::Reason) -> Self;
 
-    /// The command's subject, and why it was not carried out.
+    /// The command's subject and the reason.
     fn into_parts(self) -> (CommandSubject, Self::Reason);
 }
 
-/// What a command and its failure are about: the keys that they share. A key that
-/// a kind of frame does not have is empty.
+/// The subject of a command and of its failure: the keys that both have. A key that a kind of frame
+/// does not have is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct CommandSubject {
@@ -52,19 +51,18 @@ pub struct CommandSubject {
     pub private_ip: String,
     /// The MAC address of the instance's interface.
     pub vnic_mac: String,
-    /// Whether a START was to start an instance again.
+    /// True if a START restarts an instance that existed before.
     pub restart: bool,
-    /// The name that its sender gave the command, which tells its failure from that of
-    /// another command. A key of this project.
+    /// The identifier that the sender gave the command, to match the failure with its command. A key
+    /// of this project.
     pub command_id: String,
-    /// Why in full, if a failure says so; no command has this key.
+    /// Details of the reason in a failure. No command has this key.
     #[serde(skip_deserializing)]
     pub detail: String,
 }
 
 impl CommandSubject {
-    /// The subject of a command, as far as it can be read if the command as a whole
-    /// cannot.
+    /// The subject of a command that may be invalid, as far as it can be read.
     pub fn of(command: &Frame) -> Self {
         // Only START has more than one document.
         let mut found: Vec<_> = yaml::documents(command.payload_bytes())
@@ -75,8 +73,7 @@ impl CommandSubject {
             .flat_map(BTreeMap::into_values)
             .filter(|subject| *subject != Self::default())
             .collect();
-        // User data can look like a subject as well. The command is the document that names an
-        // instance.
+        // User data may have such keys as well. The command is the document with an instance.
         let names_instance = |subject: &Self| !subject.instance_uuid.is_empty();
         let best = found.iter().position(names_instance).unwrap_or(0);
         match found.is_empty() {
@@ -101,7 +98,7 @@ macro_rules! failure {
         #[serde(default)]
         pub struct $failure {
             $( $(#[$fdoc])* pub $field: $type, )+
-            /// Why; default: empty.
+            /// The reason; default: empty.
             pub reason: $reason,
             $( $(#[$ldoc])* pub $later: $ltype, )*
             /// The `command_id` of the command, if it had one. A key of this project, which
@@ -167,9 +164,9 @@ failures! {
     /// restart: true
     /// ```
     StartFailure = START_FAILURE of START because StartFailureReason {
-        /// Whether the START was to start an instance again; default: false.
+        /// True if the START restarts an instance that existed before; default: false.
         restart: bool,
-        /// Why in full, for people, in one line of at most 200 characters. A key of this
+        /// Details of the reason for people, in one line of at most 200 characters. A key of this
         /// project, which others ignore; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
         detail: String,
@@ -196,7 +193,7 @@ failures! {
     /// reason: instance_corrupt
     /// ```
     RestartFailure = RESTART_FAILURE of RESTART because RestartFailureReason {
-        /// Why in full, for people, in one line of at most 200 characters. A key of this
+        /// Details of the reason for people, in one line of at most 200 characters. A key of this
         /// project, which others ignore; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
         detail: String,
@@ -296,8 +293,7 @@ failures! {
     UnassignPublicIpFailure = UNASSIGN_PUBLIC_IP_FAILURE of RELEASE_PUBLIC_IP because PublicIpFailureReason {}
 }
 
-/// Defines the reasons of a failure. Two of them every failure has: those of a payload that
-/// was refused.
+/// Defines the reasons of a failure. Every failure has the two reasons for a refused payload.
 macro_rules! reasons {
     ($(#[$doc:meta])* $reason:ident { $($variants:tt)* }) => {
         names! {
@@ -306,15 +302,14 @@ macro_rules! reasons {
                 $($variants)*
                 /// The payload is not a YAML document.
                 InvalidPayload = "invalid_payload";
-                /// The payload is not what its schema says.
+                /// The payload does not match its schema.
                 InvalidData = "invalid_data";
             }
         }
 
         impl From<&Error> for $reason {
             fn from(error: &Error) -> Self {
-                // The first means that the sender's writer is broken, the second that its
-                // content is.
+                // The first means that the sender cannot write YAML, the second that a value is wrong.
                 match error.is_malformed() {
                     true => Self::InvalidPayload,
                     false => Self::InvalidData,
@@ -325,11 +320,11 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Why a workload did not start.
+    /// The reason why a workload did not start.
     StartFailureReason {
         /// No node has enough free memory and disk.
         FullCloud = "full_cloud";
-        /// The node has not enough free memory or disk any more.
+        /// The node no longer has enough free memory or disk.
         FullCn = "full_cn";
         /// The node is in maintenance.
         NodeMaintenance = "node_maintenance";
@@ -341,43 +336,43 @@ reasons! {
         AlreadyRunning = "already_running";
         /// The node has the instance, which is stopped.
         InstanceExists = "instance_exists";
-        /// The node has no image for it.
+        /// The node has no image for the instance.
         ImageFailure = "image_failure";
-        /// It could not be launched.
+        /// The instance could not be launched.
         LaunchFailure = "launch_failure";
-        /// Its network could not be set up.
+        /// The network of the instance could not be set up.
         NetworkFailure = "network_failure";
     }
 }
 
 reasons! {
-    /// Why an instance was not stopped.
+    /// The reason why an instance was not stopped.
     StopFailureReason {
         /// The node has no such instance, or is not connected.
         NoInstance = "no_instance";
-        /// It is stopped already.
+        /// The instance is stopped already.
         AlreadyStopped = "already_stopped";
     }
 }
 
 reasons! {
-    /// Why an instance was not restarted.
+    /// The reason why an instance was not restarted.
     RestartFailureReason {
         /// The node has no such instance, or is not connected.
         NoInstance = "no_instance";
         /// The instance is running.
         AlreadyRunning = "already_running";
-        /// Its files cannot be used.
+        /// The files of the instance cannot be used.
         InstanceCorrupt = "instance_corrupt";
-        /// It could not be launched.
+        /// The instance could not be launched.
         LaunchFailure = "launch_failure";
-        /// Its network could not be set up.
+        /// The network of the instance could not be set up.
         NetworkFailure = "network_failure";
     }
 }
 
 reasons! {
-    /// Why an instance was not deleted.
+    /// The reason why an instance was not deleted.
     DeleteFailureReason {
         /// The node has no such instance, or is not connected.
         NoInstance = "no_instance";
@@ -385,7 +380,7 @@ reasons! {
 }
 
 reasons! {
-    /// Why a volume was not attached.
+    /// The reason why a volume was not attached.
     AttachVolumeFailureReason {
         /// The node has no such instance, or is not connected.
         NoInstance = "no_instance";
@@ -397,13 +392,13 @@ reasons! {
         StateFailure = "state_failure";
         /// The instance failed.
         InstanceFailure = "instance_failure";
-        /// Instances of this type take no volumes.
+        /// Instances of this type do not support volumes.
         NotSupported = "not_supported";
     }
 }
 
 reasons! {
-    /// Why a volume was not detached.
+    /// The reason why a volume was not detached.
     DetachVolumeFailureReason {
         /// The node has no such instance, or is not connected.
         NoInstance = "no_instance";
@@ -415,13 +410,13 @@ reasons! {
         StateFailure = "state_failure";
         /// The instance failed.
         InstanceFailure = "instance_failure";
-        /// Instances of this type take no volumes.
+        /// Instances of this type do not support volumes.
         NotSupported = "not_supported";
     }
 }
 
 reasons! {
-    /// Why a public IP address was not assigned or released.
+    /// The reason why a public IP address was not assigned or released.
     PublicIpFailureReason {
         /// There is no such instance, or its concentrator is not connected.
         NoInstance = "no_instance";
@@ -433,8 +428,7 @@ reasons! {
 }
 
 impl StartFailureReason {
-    /// Whether the node has the instance all the same. With every other reason it
-    /// did not start.
+    /// True if the node has the instance. With every other reason it did not start.
     pub fn instance_is_there(&self) -> bool {
         matches!(self, Self::AlreadyRunning | Self::InstanceExists)
     }

@@ -1,13 +1,12 @@
-//! A text that names an entity.
+//! The text that identifies an entity.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// A text that names a node, an instance, a tenant, a volume…: a UUID as a
-/// rule, but not every sender keeps to it, and many schemas allow it empty.
-/// So the text survives as it came.
+/// The text that identifies a node, an instance, a tenant, a volume… It is usually a UUID, but some
+/// senders write other texts, and many schemas allow it to be empty. So the text is kept unchanged.
 ///
 /// ```
 /// use ssntp::payload::Id;
@@ -28,23 +27,22 @@ impl Id {
         &self.0
     }
 
-    /// Whether nothing is named.
+    /// True if the text is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The UUID, where the text is one in its usual form: 8-4-4-4-12
-    /// hexadecimal digits, in either case.
+    /// The UUID, if the text has the usual form of 8-4-4-4-12 hexadecimal digits, in upper or lower
+    /// case.
     pub fn uuid(&self) -> Option<Uuid> {
         parse_uuid(&self.0)
     }
 }
 
-/// Reads a UUID in its usual form alone: `uuid` itself also takes braces, URNs
-/// and 32 digits in a row, which other readers of a payload don't.
+/// Reads a UUID in its usual form only.
 pub(super) fn parse_uuid(text: &str) -> Option<Uuid> {
-    // The crate uuid also reads braces, `urn:uuid:` and digits without hyphens. Ids are
-    // compared as text in many places, so there is one form.
+    // The crate uuid also reads braces, `urn:uuid:` and digits without hyphens. Other readers of a
+    // payload do not, and ids are compared as text in many places.
     match text.len() {
         36 => Uuid::try_parse(text).ok(),
         _ => None,

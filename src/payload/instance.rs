@@ -1,5 +1,4 @@
-//! InstanceDeleted, InstanceStopped and ConcentratorInstanceAdded: what
-//! became of an instance (EVENT 0x2, 0x9, 0x3).
+//! InstanceDeleted, InstanceStopped and ConcentratorInstanceAdded (EVENT 0x2, 0x9, 0x3).
 
 use serde::{Deserialize, Serialize};
 
@@ -10,8 +9,8 @@ alike! {
     {
         /// The instance; default: empty.
         pub instance_uuid: Id,
-        /// How its last run ended. A key of this project, which others ignore; default: not
-        /// known, and then left out.
+        /// The end of its last run. A key of this project, which others ignore; default: unknown.
+        /// Left out then.
         #[serde(skip_serializing_if = "is_default")]
         pub end: InstanceEnd,
     }
@@ -37,17 +36,18 @@ alike! {
     InstanceStopped = Event::INSTANCE_STOPPED, under "instance_stopped";
 }
 
-/// How the last run of an instance ended: the same keys as in STATS.
+/// The end of the last run of an instance, with the same keys as in STATS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InstanceEnd {
-    /// Its exit code, 128 and the signal's number if a signal ended it; default: -1, not known.
+    /// The exit code, or 128 plus the number of the signal that ended it; default: -1, unknown.
     pub exit_code: i64,
-    /// The number of the signal that ended it; default: 0, none.
+    /// The number of the signal that ended it; default: 0, no signal.
     pub exit_signal: i64,
-    /// Whether a process of it was killed because its memory was used up; default: false.
+    /// True if one of its processes was killed because its memory was used up; default: false.
     pub out_of_memory: bool,
-    /// Why its node ended it, in one line of at most 200 characters; default: empty.
+    /// The reason for which its node ended it, in one line of at most 200 characters; default:
+    /// empty.
     pub detail: String,
 }
 

@@ -1,4 +1,4 @@
-//! InvalidFrameType: a frame that the receiver didn't take (ERROR 0x0).
+//! InvalidFrameType: a frame that the receiver refused (ERROR 0x0).
 
 use serde::{Deserialize, Serialize};
 
@@ -6,9 +6,9 @@ use super::names::names;
 use super::payload;
 use crate::proto::{FrameKind, FrameType};
 
-/// A frame wasn't taken, and why.
+/// A frame was refused, with the reason.
 ///
-/// Never sent in answer to an ERROR frame, so that errors don't go in circles.
+/// An ERROR frame is never answered with it, because two peers could answer each other forever.
 ///
 /// The payload of InvalidFrameType (ERROR 0x0):
 ///
@@ -23,9 +23,9 @@ pub struct InvalidFrameType {
     /// The refused frame's type byte; default: 0.
     #[serde(rename = "type")]
     pub frame_type: u8,
-    /// Its operand byte; default: 0.
+    /// The refused frame's operand byte; default: 0.
     pub operand: u8,
-    /// Why; default: empty.
+    /// The reason; default: empty.
     pub reason: InvalidFrameTypeReason,
 }
 
@@ -48,15 +48,15 @@ impl InvalidFrameType {
 }
 
 names! {
-    /// Why a frame wasn't taken.
+    /// The reason why a frame was refused.
     InvalidFrameTypeReason {
-        /// Its type isn't one of the protocol's.
+        /// The protocol has no such type.
         UnsupportedType = "unsupported_type";
-        /// Its type has no such operand.
+        /// The type has no such operand.
         UnsupportedOperand = "unsupported_operand";
-        /// The sender's role may not send it.
+        /// The sender's roles do not allow it.
         RoleNotAllowed = "role_not_allowed";
-        /// It is registered as a request and does not begin as one.
+        /// The kind is registered as a request, and the payload does not begin as one.
         BadExchange = "bad_exchange";
     }
 }

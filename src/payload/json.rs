@@ -9,8 +9,7 @@ use super::Error;
 /// Reads a payload that is one JSON text. Values that nest 128 levels deep are refused.
 ///
 /// # Errors
-/// [`Error::Content`]: it is not JSON, or not what the type says, with line and
-/// column.
+/// [`Error::Content`], with line and column, if it is not JSON or does not match the type.
 pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(payload).map_err(Error::content)
 }
@@ -18,8 +17,7 @@ pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
 /// Writes a payload, in one line.
 ///
 /// # Errors
-/// [`Error::Content`]: a map whose keys are no texts, or the value's own
-/// `Serialize` fails.
+/// [`Error::Content`] if a map has keys that are not texts, or if the value's own `Serialize` fails.
 pub fn encode<T: Serialize>(value: &T) -> Result<Bytes, Error> {
     serde_json::to_vec(value).map(Bytes::from).map_err(Error::content)
 }

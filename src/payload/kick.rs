@@ -1,5 +1,5 @@
-//! Kick, Unban and ListBans with their answers (COMMAND and EVENT 0x44 to 0x46):
-//! operators end sessions, and keep clients out for some time.
+//! Kick, ListBans and Unban with their answers (COMMAND and EVENT 0x44 to 0x46): operators end
+//! sessions, and ban clients for some time.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,14 +23,14 @@ pub struct Kick {
     pub id: Id,
     /// The client.
     pub uuid: Id,
-    /// For how many seconds the client is kept out, a year at most; default: 0, it may
-    /// connect again at once.
+    /// The time in seconds for which the client is banned, at most a year; default: 0, the client
+    /// may connect again at once.
     pub ban_s: u64,
 }
 
 payload!(Kick = Command::KICK, under "kick", requires id);
 
-/// What became of a [`Kick`].
+/// The result of a [`Kick`].
 ///
 /// The payload of Kicked (EVENT 0x44), made by the server:
 ///
@@ -48,19 +48,19 @@ payload!(Kick = Command::KICK, under "kick", requires id);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kicked {
-    /// As in the question.
+    /// The `id` of the command.
     pub id: Id,
-    /// Why nothing was done; empty after success.
+    /// The reason why the command was refused; empty after success.
     pub reason: OperatorRefusal,
-    /// The reason in words; after success, a warning or nothing.
+    /// Details of the reason; after success, a warning or empty.
     pub detail: String,
-    /// How many sessions were ended.
+    /// The number of sessions that were ended.
     pub count: u64,
-    /// Their clients.
+    /// The clients of these sessions.
     pub uuids: Vec<Id>,
-    /// The client that was named.
+    /// The client in the command.
     pub uuid: Id,
-    /// For how many seconds the client is kept out; 0 without a ban.
+    /// The time in seconds for which the client is banned; 0 without a ban.
     pub ban_s: u64,
 }
 
@@ -80,8 +80,8 @@ payload!(Kicked = Event::KICKED, under "kicked", up to super::yaml::MAX_DOCUMENT
 pub struct ListBans {
     /// Chosen by the operator and repeated in the answer; required, 64 bytes at most.
     pub id: Id,
-    /// List only bans after this number, the `next` of the page before; default: 0,
-    /// from the beginning.
+    /// List only bans after this number, the `next` of the previous page; default: 0, from the
+    /// beginning.
     pub after: u64,
 }
 
@@ -105,7 +105,7 @@ payload!(ListBans = Command::LIST_BANS, under "list_bans", requires id);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Bans {
-    /// As in the question.
+    /// The `id` of the command.
     pub id: Id,
     /// The `after` of the next page; 0 on the last page.
     pub next: u64,
@@ -119,19 +119,19 @@ payload!(Bans = Event::BANS, under "bans", up to super::yaml::MAX_DOCUMENT_LEN);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BanEntry {
-    /// Its number, which no other ban of the server gets.
+    /// The number of the ban, which is unique on the server.
     pub number: u64,
-    /// The client that is kept out.
+    /// The banned client.
     pub uuid: Id,
-    /// The operator.
+    /// The operator who banned the client.
     pub by: Id,
-    /// How many seconds ago it began.
+    /// The time in seconds since the ban began.
     pub age_s: u64,
-    /// After how many seconds it ends.
+    /// The time in seconds until the ban ends.
     pub left_s: u64,
 }
 
-/// An operator ends a ban before its time.
+/// An operator ends a ban early.
 ///
 /// The payload of Unban (COMMAND 0x46):
 ///
@@ -151,7 +151,7 @@ pub struct Unban {
 
 payload!(Unban = Command::UNBAN, under "unban", requires id);
 
-/// What became of an [`Unban`].
+/// The result of an [`Unban`].
 ///
 /// The payload of Unbanned (EVENT 0x46), made by the server:
 ///
@@ -164,30 +164,30 @@ payload!(Unban = Command::UNBAN, under "unban", requires id);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Unbanned {
-    /// As in the question.
+    /// The `id` of the command.
     pub id: Id,
-    /// Why nothing was done; empty after success.
+    /// The reason why the command was refused; empty after success.
     pub reason: OperatorRefusal,
-    /// The reason in words.
+    /// Details of the reason.
     pub detail: String,
 }
 
 payload!(Unbanned = Event::UNBANNED, under "unbanned");
 
 names! {
-    /// Why a server does not do what an operator wants.
+    /// The reason why a server refuses a command of an operator.
     OperatorRefusal {
-        /// No session has that UUID, and no ban is asked for.
+        /// No session has that UUID, and the command sets no ban.
         NotConnected = "not_connected";
         /// The operator's own session would end.
         OwnSession = "own_session";
-        /// The server has 1024 bans, the most that it keeps.
+        /// The server has 1024 bans, which is the limit.
         TooManyBans = "too_many_bans";
         /// There is no ban of that UUID.
         NotBanned = "not_banned";
         /// A value is missing or out of range.
         InvalidData = "invalid_data";
-        /// The server that is named does not take this operator.
+        /// The server in the command does not accept this operator.
         NotAllowed = "not_allowed";
     }
 }

@@ -1,5 +1,4 @@
-//! Names and labels: what people call instances. A START gives them, STATS tell
-//! them.
+//! The names and labels of instances, which a START sets and STATS report.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +12,13 @@ pub const MAX_LABEL: usize = 63;
 /// The most labels of an instance.
 pub const MAX_LABELS: usize = 32;
 
-/// Whether that may be an instance's name: 1 to 63 letters, digits, `.`, `_` and
-/// `-` of ASCII, a letter or a digit first, and no UUID, which would name another
-/// one.
+/// Checks the name of an instance: 1 to 63 ASCII letters, digits, `.`, `_` and `-`, a letter or a
+/// digit first, and not a UUID, which would identify another instance.
 ///
 /// # Errors
-/// Why not.
+/// The rule that the name breaks.
 pub fn check_name(name: &str) -> Result<(), &'static str> {
-    // Commands take the name of an instance or its UUID, so no text may be both.
+    // Commands accept the name of an instance or its UUID, so no text may be both.
     if parse_uuid(name).is_some() {
         return Err("a name is not a UUID");
     }
@@ -30,18 +28,18 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Whether an instance may have that label: a key as a name, which may have `/`
-/// in it, too, and a value of at most 63 bytes in which everything shows.
+/// Checks a label of an instance: the key is like a name and may also contain `/`; the value has at
+/// most 63 bytes and only visible characters.
 ///
 /// # Errors
-/// Why not.
+/// The rule that the label breaks.
 pub fn check_label(key: &str, value: &str) -> Result<(), &'static str> {
     if !is_word(key, b"._-/") {
         return Err(
             "the key of a label has 1 to 63 letters, digits, '.', '_', '-' and '/', a letter or a digit first",
         );
     }
-    // Values are printed on terminals, where control characters could forge other lines.
+    // Values are printed on terminals, where control characters could forge lines.
     match value.len() <= MAX_LABEL && printable(value) == value {
         true => Ok(()),
         false => Err("the value of a label has at most 63 bytes, and nothing in it that does not show"),
@@ -69,7 +67,7 @@ pub(super) fn read_labels<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
     let labels = BTreeMap::<String, String>::deserialize(deserializer)?;
-    // Each STATS repeats the labels of every instance, so there is a limit to their number.
+    // Each STATS repeats the labels of every instance, so their number is limited.
     if labels.len() > MAX_LABELS {
         return Err(de::Error::custom(format_args!("more than {MAX_LABELS} labels")));
     }

@@ -1,7 +1,7 @@
-//! The payloads: what the YAML inside each frame says, as types.
+//! The payloads of the protocol's frames as types.
 //!
-//! Each schema is a type that implements [`Payload`]: it knows the kind of
-//! frame it belongs to, reads a payload and writes one. Nothing here does I/O.
+//! Each schema is a type that implements [`Payload`]: it has the kind of its frame, and reads and
+//! writes the frame's YAML. This module does no I/O.
 //!
 //! ```
 //! use ssntp::payload::{InstanceState, Stats};
@@ -29,14 +29,14 @@
 //! | file | frames |
 //! |---|---|
 //! | `start` | START and its further documents |
-//! | `stop`, `delete`, `restart` | STOP, DELETE, RESTART |
+//! | `stop`, `restart` | STOP, DELETE; RESTART |
 //! | `evacuate`, `restore` | EVACUATE, Restore |
 //! | `public_ip` | AssignPublicIP, ReleasePublicIP, PublicIPAssigned, PublicIPUnassigned |
 //! | `volume` | AttachVolume, DetachVolume |
 //! | `refresh_cnci` | RefreshCNCI |
 //! | `configure` | CONFIGURE, the payload of CONNECTED, InvalidConfiguration |
 //! | `stats`, `ready` | STATS; READY, MAINTENANCE |
-//! | `stats_summary` | the part of STATS that a scheduler looks at |
+//! | `stats_summary` | the part of STATS that a scheduler reads |
 //! | `tenant` | TenantAdded, TenantRemoved |
 //! | `instance` | InstanceDeleted, InstanceStopped, ConcentratorInstanceAdded |
 //! | `node` | NodeConnected, NodeDisconnected |
@@ -50,32 +50,29 @@
 //! | `failure` | StartFailure and the other failures of commands |
 //! | `invalid_frame_type` | InvalidFrameType |
 //!
-//! and beside them:
+//! The other files:
 //!
 //! | file | holds |
 //! |---|---|
-//! | `content` | [`Content`]: types of an application, beside these |
-//! | `json` | JSON for them |
+//! | `content` | [`Content`]: the types of an application |
+//! | `json` | JSON for these types |
 //! | [`yaml`] | reading and writing, the limits, [`yaml::Error`] |
 //! | [`timestamp`] | points in time as TraceReport writes them |
-//! | `workload` | what START and RESTART share |
-//! | `id` | [`Id`], a text that names an entity |
-//! | `label` | what instances may be called |
-//! | `names` | texts with known values, in which others survive |
+//! | `workload` | the keys that START and RESTART share |
+//! | `id` | [`Id`], the text that identifies an entity |
+//! | `label` | the rules for names and labels of instances |
+//! | `names` | texts with known values, which keep unknown values |
 //!
 //! FULL, OFFLINE, ConnectionFailure and ConnectionAborted have no payload.
 //!
-//! # Rules all schemas share
-//! Every field may be missing unless its schema requires it, and then has its
-//! default; unknown keys are ignored; a text with known values keeps a value
-//! that isn't known. Numbers are whole; sizes are in MB (10^6 bytes or 2^20,
-//! as the sender counts) unless the field says otherwise. How YAML is read,
-//! written and limited is told in [`yaml`]; most payloads have a limit of their own,
-//! [`MAX_READ_LEN`].
+//! # Rules that all schemas share
+//! A field may be missing unless its schema requires it, and then has its default. Unknown keys are
+//! ignored. A text with known values keeps an unknown value. Numbers are integers. Sizes are in MB
+//! (10^6 or 2^20 bytes, as the sender counts) unless the field says otherwise. [`yaml`] describes
+//! how YAML is read, written and limited; most payloads have the shorter limit [`MAX_READ_LEN`].
 
 mod configure;
 mod content;
-mod delete;
 mod draining;
 mod evacuate;
 mod failure;
@@ -115,7 +112,6 @@ pub use self::configure::{
     Configure, ControllerConfig, InvalidConfiguration, LauncherConfig, SchedulerConfig, StorageConfig,
 };
 pub use self::content::Content;
-pub use self::delete::Delete;
 pub use self::draining::Draining;
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;
@@ -135,7 +131,7 @@ pub use self::sessions::{ListSessions, SessionEntry, Sessions};
 pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
 pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats, TunnelStats};
 pub use self::stats_summary::StatsSummary;
-pub use self::stop::Stop;
+pub use self::stop::{Delete, Stop};
 pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
 pub use self::tenants::{Tenant, TenantAction, TenantAddress, TenantEntry, TenantRefusal, Tenants};
 pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
@@ -144,17 +140,16 @@ pub use self::watch::{Watch, Watched};
 pub use self::workload::{FwType, Networking, Persistence, Requirements};
 use crate::proto::FrameKind;
 
-/// The longest payload of the protocol that is read, in bytes (64 KiB). STATS, TraceReport
-/// and the answers to an operator's questions hold lists, and may be as long as
-/// [`yaml::MAX_DOCUMENT_LEN`]. Of a START this limits the command, and not the documents that
-/// follow it.
-// A server reads most payloads on the one thread that serves everybody. A whole mebibyte holds
-// it up for 35 ms and more, this for about two. The longer ones are for other threads, but for
-// STATS, of which `StatsSummary` skims what a scheduler needs.
+/// The limit of most payloads of the protocol, in bytes (64 KiB). STATS, TraceReport and the
+/// answers to operators hold lists, and may be as long as [`yaml::MAX_DOCUMENT_LEN`]. In a START
+/// this is the limit of the command, not of the documents after it.
+// A server reads most payloads on its dispatcher, which serves all sessions. Reading 1 MiB takes
+// 35 ms and more, reading 64 KiB about two. Longer payloads are read on other threads, except
+// STATS, of which `StatsSummary` reads only the part that a scheduler needs.
 pub const MAX_READ_LEN: usize = 64 << 10;
 
-/// A schema of the protocol: the content of one kind of frame, which can always
-/// be written. Types of an application are [`Content`].
+/// A schema of the protocol: the payload of one kind of frame. Encoding it never fails. Types of an
+/// application implement [`Content`].
 pub trait Payload: Sized {
     /// The kind of frame that carries it.
     const KIND: FrameKind;
@@ -162,8 +157,8 @@ pub trait Payload: Sized {
     /// Reads a payload.
     ///
     /// # Errors
-    /// [`Error::Document`] when it isn't YAML within the limits of [`yaml`],
-    /// or isn't what the schema says, with the path and the line.
+    /// [`Error::Document`], with path and line, if it is not YAML within the limits of [`yaml`], or
+    /// does not match the schema.
     fn decode(payload: &[u8]) -> Result<Self, Error>;
 
     /// Writes a payload that [`decode`](Self::decode) reads back equal.
@@ -174,28 +169,26 @@ pub trait Payload: Sized {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The frame is of another kind than the schema belongs to. A mistake of
-    /// the caller, not of the peer.
-    #[error("a payload of {expected} was asked of a {found} frame")]
+    /// The frame has another kind than the schema: a mistake of the caller, not of the peer.
+    #[error("cannot read a payload of {expected} from a {found} frame")]
     OtherKind {
-        /// The kind that the schema belongs to.
+        /// The kind of the schema.
         expected: FrameKind,
         /// The frame's kind.
         found: FrameKind,
     },
-    /// The document isn't what the schema says. A mistake of the peer, who is
-    /// told by the matching failure: `invalid_payload` when
-    /// [`is_malformed`](yaml::Error::is_malformed), `invalid_data` otherwise.
+    /// The document does not match the schema: a mistake of the peer. Answer with the matching
+    /// failure and the reason `invalid_payload` if the document
+    /// [is malformed](yaml::Error::is_malformed), else `invalid_data`.
     #[error(transparent)]
     Document(#[from] yaml::Error),
-    /// A payload of an application's own type is not what that type says, or
-    /// cannot be written.
+    /// A payload of an application's own type cannot be read or written.
     #[error("{0}")]
     Content(String),
 }
 
 impl Error {
-    /// Where in the document, as `start.storage[0].size`; empty for all of it.
+    /// The path in the document, as `start.storage[0].size`; empty for the whole document.
     pub fn path(&self) -> String {
         match self {
             Self::OtherKind { .. } | Self::Content(_) => String::new(),
@@ -203,7 +196,7 @@ impl Error {
         }
     }
 
-    /// The line in the payload, from 1.
+    /// The line in the payload, counted from 1.
     pub fn line(&self) -> Option<usize> {
         match self {
             Self::OtherKind { .. } | Self::Content(_) => None,
@@ -211,23 +204,21 @@ impl Error {
         }
     }
 
-    /// Whether the payload isn't a document at all: see
-    /// [`yaml::Error::is_malformed`].
+    /// True if the payload is not a readable document: see [`yaml::Error::is_malformed`].
     pub fn is_malformed(&self) -> bool {
         matches!(self, Self::Document(error) if error.is_malformed())
     }
 }
 
-/// Reads the only document of a payload, of at most `limit` bytes, under its key `root`
-/// where the schema has one.
+/// Reads the only document of a payload, of at most `limit` bytes, or the value of its key `root`.
 fn read<'a, T: DeserializeOwned>(
     payload: &'a [u8],
     root: Option<&str>,
     limit: usize,
-) -> Result<(T, yaml::Tree<'a>), Error> {
-    // The tree is returned as well: it knows the position of a field that is missing, and it
-    // can be read once more for an older form.
-    let tree = yaml::Tree::parse(payload, 1, limit)?;
+) -> Result<(T, yaml::Node<'a>), Error> {
+    // The tree is returned as well: it has the position of a missing field, and can be read once
+    // more for an older form.
+    let tree = yaml::Node::parse(payload, 1, limit)?;
     Ok((tree.decode(root)?, tree))
 }
 
@@ -236,13 +227,13 @@ fn write<T: Serialize>(value: &T, root: Option<&'static str>) -> Bytes {
         Some(root) => yaml::encode_under(root, value),
         None => yaml::encode(value),
     };
-    // Schemas hold text, numbers, lists and maps with text as keys: all of it
-    // can be written.
+    // Schemas only have texts, numbers, lists, and maps with texts as keys, which can always be
+    // written.
     debug_assert!(written.is_ok(), "{written:?}");
     written.unwrap_or_default()
 }
 
-/// A value at `path`, below `root`, that breaks a rule of its schema.
+/// The error for a value at `path` below `root` that breaks a rule of its schema.
 fn refusal(root: Option<&str>, path: &[&str], kind: yaml::ErrorKind) -> yaml::Error {
     root.iter()
         .chain(path)
@@ -252,9 +243,9 @@ fn refusal(root: Option<&str>, path: &[&str], kind: yaml::ErrorKind) -> yaml::Er
         })
 }
 
-/// Implements [`Payload`] for a schema that serde reads and writes: its frame, the key
-/// that wraps it, its longest payload if that is not [`MAX_READ_LEN`], the fields that must
-/// not be empty, and a function that completes it by an older form.
+/// Implements [`Payload`] for a schema that serde reads and writes. The arguments: its frame, the key
+/// around the document, the limit if it is not [`MAX_READ_LEN`], the fields that must not be empty,
+/// and a function that completes it from an older form.
 macro_rules! payload {
     ($name:ident = $operand:ident::$constant:ident $(, under $root:literal)? $(, up to $limit:path)? $(, requires $($field:ident),+)? $(; completed by $complete:expr)?) => {
         impl $crate::payload::Payload for $name {
@@ -267,8 +258,8 @@ macro_rules! payload {
                 let (mut value, tree): (Self, _) = $crate::payload::read(payload, root, limit)?;
                 $(($complete)(&mut value, tree.decode(root)?);)?
                 $($(
-                    // serde takes an empty text for a required one, and a field that is missing
-                    // has its default, which is empty.
+                    // serde accepts an empty text, and a missing field has its default, which is
+                    // empty as well.
                     if value.$field.is_empty() {
                         let missing = $crate::payload::yaml::ErrorKind::Missing;
                         let error = $crate::payload::refusal(root, &[stringify!($field)], missing);

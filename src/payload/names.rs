@@ -1,8 +1,8 @@
 //! Texts with known values.
 
-/// Defines an enum over a text of a schema: a variant for each known value,
-/// further spellings of it that are read, and `Other` for every other text,
-/// which survives. Without a `default` the empty text is the default.
+/// Defines an enum for a text of a schema: a variant for each known value, with older spellings that
+/// are read as well, and `Other`, which keeps every other text. Without a `default`, the default is
+/// the empty text.
 macro_rules! names {
     (@default) => {
         Self::Other(String::new())
@@ -19,21 +19,21 @@ macro_rules! names {
     ) => {
         $(#[$doc])*
         ///
-        /// `From` makes it of any text; prefer that to `Other` with a text
-        /// that is known, which isn't equal to its variant.
+        /// Convert any text with `From`: `Other` with the text of a known value is not equal to the
+        /// variant.
         #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum $name {
             $( $(#[$vdoc])* $variant, )*
-            /// Any other text, kept as it came.
+            /// Any other text, unchanged.
             Other(String),
         }
 
         impl $name {
-            /// Every known value, in the order of the declaration.
+            /// All known values, in the order of their declaration.
             pub const ALL: &[Self] = &[$( Self::$variant ),*];
 
-            /// The text that stands in a payload.
+            /// The text in a payload.
             pub fn as_str(&self) -> &str {
                 match self {
                     $( Self::$variant => $text, )*
@@ -41,17 +41,9 @@ macro_rules! names {
                 }
             }
 
-            /// Whether the protocol knows the value.
+            /// True if the protocol defines the value.
             pub fn is_known(&self) -> bool {
                 !matches!(self, Self::Other(_))
-            }
-
-            // Older spellings are read and never written: `as_str` has the one form.
-            fn known(text: &str) -> Option<Self> {
-                match text {
-                    $( $text $(| $older)* => Some(Self::$variant), )*
-                    _ => None,
-                }
             }
         }
 
@@ -61,15 +53,13 @@ macro_rules! names {
             }
         }
 
-        impl From<&str> for $name {
-            fn from(text: &str) -> Self {
-                Self::known(text).unwrap_or_else(|| Self::Other(text.to_owned()))
-            }
-        }
-
-        impl From<String> for $name {
-            fn from(text: String) -> Self {
-                Self::known(&text).unwrap_or(Self::Other(text))
+        impl<T: AsRef<str>> From<T> for $name {
+            fn from(text: T) -> Self {
+                // Older spellings are read and never written: `as_str` has one form only.
+                match text.as_ref() {
+                    $( $text $(| $older)* => Self::$variant, )*
+                    other => Self::Other(other.to_owned()),
+                }
             }
         }
 
@@ -87,8 +77,8 @@ macro_rules! names {
 
         impl<'de> ::serde::Deserialize<'de> for $name {
             fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                // No text is refused. A peer of a later version may have more values, and a
-                // scheduler between two such peers has to pass them on.
+                // No text is refused: a later version may have more values, and a scheduler has to
+                // forward them between two peers of that version.
                 String::deserialize(deserializer).map(Self::from)
             }
         }

@@ -10,7 +10,7 @@ alike! {
     {
         /// The node; default: empty.
         pub node_uuid: Id,
-        /// What the node is for; default: empty.
+        /// The type of the node; default: empty.
         pub node_type: NodeType,
     }
 
@@ -39,7 +39,7 @@ alike! {
     under "node_disconnected";
 }
 
-/// A controller that has connected was told all that the scheduler knew.
+/// The scheduler has sent a newly connected controller all nodes and instances.
 ///
 /// The payload of SnapshotComplete (EVENT 0x49):
 ///
@@ -52,18 +52,18 @@ alike! {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SnapshotComplete {
-    /// The nodes that are connected, as of the beginning of the session; default: 0.
+    /// The number of connected nodes at the beginning of the session; default: 0.
     pub nodes: u64,
-    /// The nodes whose last STATS were sent. The others have just connected; default: 0.
+    /// The number of nodes whose last STATS were sent. The others have just connected. Default: 0.
     pub reporting: u64,
-    /// The instances that these STATS list; default: 0.
+    /// The number of instances in these STATS; default: 0.
     pub instances: u64,
 }
 
 payload!(SnapshotComplete = Event::SNAPSHOT_COMPLETE, under "snapshot_complete");
 
-/// Another scheduler leads: it tells a controller all that it knows, as at the beginning of a
-/// session.
+/// Another scheduler is the leader now. It sends a controller all nodes and instances, as at the
+/// beginning of a session.
 ///
 /// The payload of NewLeader (EVENT 0x4c):
 ///
@@ -77,18 +77,18 @@ payload!(SnapshotComplete = Event::SNAPSHOT_COMPLETE, under "snapshot_complete")
 pub struct NewLeader {
     /// The scheduler that leads; default: empty.
     pub server_uuid: Id,
-    /// The number of its term, which is higher than those before; default: 0.
+    /// The fencing token of its term, which is higher than all earlier ones; default: 0.
     pub token: u64,
 }
 
 payload!(NewLeader = Event::NEW_LEADER, under "new_leader");
 
 names! {
-    /// What a node is for.
+    /// The type of a node.
     NodeType {
-        /// Tenants' instances.
+        /// Runs the instances of tenants.
         ComputeNode = "compute_node";
-        /// Concentrators.
+        /// Runs concentrators.
         NetworkNode = "network_node";
     }
 }

@@ -5,9 +5,9 @@ use super::{Id, alike};
 
 alike! {
     {
-        /// The concentrator that does it; required.
+        /// The concentrator that carries the command out; required.
         pub concentrator_uuid: Id,
-        /// Whose instance it is; default: empty.
+        /// The tenant that the instance belongs to; default: empty.
         pub tenant_uuid: Id,
         /// The instance; default: empty.
         pub instance_uuid: Id,
@@ -54,7 +54,7 @@ alike! {
 
 alike! {
     {
-        /// The concentrator that did it; default: empty.
+        /// The concentrator that carried the command out; default: empty.
         pub concentrator_uuid: Id,
         /// The instance; default: empty.
         pub instance_uuid: Id,

@@ -1,6 +1,4 @@
-//! READY and MAINTENANCE: what a node has to give (STATUS 0x1, 0x4).
-//!
-//! MAINTENANCE carries the same, or nothing.
+//! READY and MAINTENANCE: the capacity of a node (STATUS 0x1, 0x4).
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -9,7 +7,7 @@ use super::yaml::ErrorKind;
 use super::{Error, Id, MAX_READ_LEN, NodeNetwork, Payload, kind, payload, read, refusal};
 use crate::proto::FrameKind;
 
-/// A node takes commands, and what it can hold.
+/// A node accepts commands. The payload is its capacity.
 ///
 /// The payload of READY (STATUS 0x1):
 ///
@@ -55,7 +53,7 @@ impl Default for Ready {
     fn default() -> Self {
         Self {
             node_uuid: Id::default(),
-            // As in STATS: 0 would say that nothing is left.
+            // As in STATS: 0 would mean that no capacity is left.
             mem_total_mb: -1,
             mem_available_mb: -1,
             disk_total_mb: -1,
@@ -68,12 +66,12 @@ impl Default for Ready {
     }
 }
 
-/// A node is in maintenance; it may tell what it has.
+/// A node is in maintenance.
 ///
-/// The payload of MAINTENANCE (STATUS 0x4): that of READY, or nothing.
+/// The payload of MAINTENANCE (STATUS 0x4): the payload of READY, or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Maintenance {
-    /// What READY would say; `None` in a frame without payload. Default: none.
+    /// The capacity; `None` if the frame has no payload. Default: none.
     pub ready: Option<Ready>,
 }
 

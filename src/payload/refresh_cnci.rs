@@ -1,10 +1,10 @@
-//! RefreshCNCI: tell a concentrator of its peers (COMMAND 0xd).
+//! RefreshCNCI: send a concentrator the list of its peers (COMMAND 0xd).
 
 use serde::{Deserialize, Serialize};
 
 use super::{Id, payload};
 
-/// Tell a concentrator of every concentrator of its tenant.
+/// The list of all concentrators of a tenant, for one of them.
 ///
 /// The payload of RefreshCNCI (COMMAND 0xd):
 ///
@@ -20,7 +20,7 @@ use super::{Id, payload};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RefreshCnci {
-    /// The concentrator that is told; required.
+    /// The concentrator that receives the list; required.
     pub cnci_uuid: Id,
     /// The concentrators; default: none.
     pub cncis: Vec<CnciPeer>,
@@ -28,16 +28,16 @@ pub struct RefreshCnci {
 
 payload!(RefreshCnci = Command::REFRESH_CNCI, under "cnci_refresh", requires cnci_uuid);
 
-/// A concentrator as another one reaches it.
+/// The addresses of a concentrator for another one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CnciPeer {
-    /// Its address in the cluster's network; default: empty.
+    /// The address in the cluster's network; default: empty.
     pub physical_ip: String,
-    /// The subnet it concentrates, in CIDR form; default: empty.
+    /// The subnet that it serves, in CIDR form; default: empty.
     pub subnet: String,
-    /// Its address inside the tunnel; default: empty.
+    /// The address inside the tunnel; default: empty.
     pub tunnel_ip: String,
-    /// The tunnel; default: 0.
+    /// The number of the tunnel; default: 0.
     pub tunnel_id: u32,
 }

@@ -7,8 +7,8 @@ use super::{FwType, Id, Networking, Persistence, Requirements, payload};
 
 /// Start a stopped instance again, on the node that has it.
 ///
-/// `requested_resources` and `estimated_resources` are read in place of
-/// `requirements`, and never written.
+/// The older keys `requested_resources` and `estimated_resources` are read if there are no
+/// `requirements`. They are never written.
 ///
 /// The payload of RESTART (COMMAND 0x6):
 ///
@@ -29,19 +29,19 @@ use super::{FwType, Id, Networking, Persistence, Requirements, payload};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Restart {
-    /// Whose instance it is; default: empty.
+    /// The tenant that the instance belongs to; default: empty.
     pub tenant_uuid: Id,
     /// The instance; required.
     pub instance_uuid: Id,
-    /// The node it is on; required.
+    /// The node that the instance is on; required.
     pub workload_agent_uuid: Id,
-    /// How a virtual machine boots; default: empty.
+    /// The firmware of a virtual machine; default: empty.
     pub fw_type: FwType,
-    /// What outlives the instance's end; default: empty.
+    /// The parts of the instance that are kept after its end; default: empty.
     pub persistence: Persistence,
-    /// How it is wired; default: nothing said.
+    /// Its addresses and networks; default: all empty.
     pub networking: Networking,
-    /// What it needs of its node; default: nothing.
+    /// The resources that it needs on its node; default: none.
     pub requirements: Requirements,
 }
 

@@ -1,12 +1,12 @@
-//! ListServers, DrainServer and Servers (COMMAND 0x49, 0x4a and EVENT 0x4b): the servers that act as
-//! one, and the end of one of them.
+//! ListServers, DrainServer and Servers (COMMAND 0x49, 0x4a and EVENT 0x4b): operators list the
+//! linked servers, and drain one of them.
 
 use serde::{Deserialize, Serialize};
 
 use super::names::names;
 use super::{Id, OperatorRefusal, payload};
 
-/// An operator asks for the servers, a page at a time.
+/// An operator asks for a page of the servers.
 ///
 /// The payload of ListServers (COMMAND 0x49):
 ///
@@ -20,14 +20,14 @@ use super::{Id, OperatorRefusal, payload};
 pub struct ListServers {
     /// Chosen by the operator and repeated in the answer; required, 64 bytes at most.
     pub id: Id,
-    /// How many servers to leave out, the `next` of the page before; default: 0, from the
+    /// The number of servers to skip, the `next` of the previous page; default: 0, from the
     /// beginning.
     pub after: u64,
 }
 
 payload!(ListServers = Command::LIST_SERVERS, under "list_servers", requires id);
 
-/// An operator has a server drained: its clients are asked to leave, and then it stops.
+/// An operator drains a server: the server asks its clients to leave, and then stops.
 ///
 /// The payload of DrainServer (COMMAND 0x4a):
 ///
@@ -42,17 +42,17 @@ payload!(ListServers = Command::LIST_SERVERS, under "list_servers", requires id)
 pub struct DrainServer {
     /// Chosen by the operator and repeated in the answer; required, 64 bytes at most.
     pub id: Id,
-    /// The server: the one that is asked, or one that it has a link to.
+    /// The server to drain: the receiver of this command, or a server that it has a link to.
     pub uuid: Id,
-    /// Within how many seconds clients are to leave, at random moments, a day at most;
-    /// default: 0, at once.
+    /// The time in seconds within which clients leave, at random moments, at most a day; default: 0,
+    /// at once.
     pub within_s: u64,
 }
 
 payload!(DrainServer = Command::DRAIN_SERVER, under "drain_server", requires id);
 
-/// A page of the servers, or what became of a [`DrainServer`]. The answer to that comes from the server
-/// that is drained, and has its entry alone.
+/// A page of the servers, or the result of a [`DrainServer`]. That result comes from the server that
+/// is drained, and has only its entry.
 ///
 /// The payload of Servers (EVENT 0x4b), made by the server:
 ///
@@ -79,24 +79,25 @@ payload!(DrainServer = Command::DRAIN_SERVER, under "drain_server", requires id)
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Servers {
-    /// As in the question.
+    /// The `id` of the command.
     pub id: Id,
-    /// Why nothing was done; empty after success.
+    /// The reason why the command was refused; empty after success.
     pub reason: OperatorRefusal,
-    /// The reason in words.
+    /// Details of the reason.
     pub detail: String,
     /// The server that leads, if there is one.
     pub leader: Id,
-    /// The highest token that the server has seen; 0 if none.
+    /// The highest fencing token that the server has seen; 0 if there was none.
     pub token: u64,
-    /// If the server leads, how old its lease is, in milliseconds; else 0.
+    /// The age of the lease in milliseconds if the server leads, else 0.
     pub lease_age_ms: u64,
-    /// `answers`, or since when the engine does not and why; empty if the server has none.
+    /// `answers`, or the time since which the engine (etcd) does not answer, and the reason; empty if
+    /// the server has no engine.
     pub engine: String,
     /// The `after` of the next page; 0 on the last page.
     pub next: u64,
-    /// The servers: the one that was asked, those that it has links to, and those that it has
-    /// none to but should.
+    /// The servers: the one that answers, those that it has links to, and those that it should have
+    /// links to but has not.
     pub entries: Vec<ServerEntry>,
 }
 
@@ -106,38 +107,38 @@ payload!(Servers = Event::SERVERS, under "servers", up to super::yaml::MAX_DOCUM
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerEntry {
-    /// Its UUID; empty for an address at which no server has answered yet.
+    /// The UUID; empty for an address at which no server has answered yet.
     pub uuid: Id,
-    /// Where others reach it.
+    /// The address at which other servers reach it.
     pub address: String,
-    /// Its roles, joined with commas; empty if they are not known.
+    /// The roles, joined with commas; empty if they are unknown.
     pub roles: String,
-    /// The version of its program; empty if it is not known.
+    /// The version of its program; empty if it is unknown.
     pub version: String,
-    /// What it is to the server that was asked.
+    /// The relation to the server that answers.
     pub state: ServerState,
-    /// Why there is no link.
+    /// The reason why there is no link.
     pub detail: String,
-    /// For how many seconds it runs, or the link to it stands.
+    /// The time in seconds since the server started, or since the link to it was established.
     pub age_s: u64,
-    /// Its sessions that are known.
+    /// The number of its known sessions.
     pub sessions: u64,
 }
 
 names! {
-    /// What a server is to the one that was asked.
+    /// The relation of a server to the server that answers.
     ServerState {
-        /// It is the one that was asked.
+        /// The server that answers.
         Own = "own";
-        /// It is that one, and its clients are asked to leave.
+        /// The server that answers, which has asked its clients to leave.
         Draining = "draining";
-        /// There is a link to it, and its sessions are known.
+        /// There is a link, and the sessions are known.
         Linked = "linked";
-        /// There is a link to it, and its sessions are being told.
+        /// There is a link, and the list of sessions is not complete yet.
         Linking = "linking";
-        /// It is dialled, and there is no link.
+        /// The server is dialled, and there is no link.
         Away = "away";
-        /// It is a member of the cluster, and the server that was asked does not dial it.
+        /// A member of the cluster that the answering server does not dial.
         Member = "member";
     }
 }

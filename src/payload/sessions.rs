@@ -1,10 +1,10 @@
-//! ListSessions and Sessions (COMMAND and EVENT 0x43): who is connected.
+//! ListSessions and Sessions (COMMAND and EVENT 0x43): operators list the sessions of a server.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Id, payload};
 
-/// An operator asks who is connected, a page at a time.
+/// An operator asks for a page of the sessions.
 ///
 /// The payload of ListSessions (COMMAND 0x43):
 ///
@@ -22,8 +22,8 @@ pub struct ListSessions {
     /// List only sessions with at least one of these roles, joined with commas; default:
     /// empty, all sessions.
     pub roles: String,
-    /// List only sessions after this number, the `next` of the page before; default: 0,
-    /// from the beginning.
+    /// List only sessions after this number, the `next` of the previous page; default: 0, from the
+    /// beginning.
     pub after: u64,
 }
 
@@ -60,9 +60,9 @@ payload!(ListSessions = Command::LIST_SESSIONS, under "list_sessions", requires 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sessions {
-    /// As in the question.
+    /// The `id` of the command.
     pub id: Id,
-    /// How many sessions the server has, of any role.
+    /// The number of sessions that the server has, of any role.
     pub total: u64,
     /// The `after` of the next page; 0 on the last page.
     pub next: u64,
@@ -76,17 +76,17 @@ payload!(Sessions = Event::SESSIONS, under "sessions", up to super::yaml::MAX_DO
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionEntry {
-    /// Its number, which no other session of the server gets.
+    /// The number of the session, which is unique on the server.
     pub number: u64,
-    /// Its client.
+    /// The UUID of the client.
     pub uuid: Id,
     /// The roles that the client advertised, joined with commas.
     pub roles: String,
-    /// Where the client connected from.
+    /// The address that the client connected from.
     pub address: String,
-    /// For how many seconds it has stood.
+    /// The time in seconds since the session began.
     pub age_s: u64,
-    /// For how many seconds nothing has been received from it.
+    /// The time in seconds since the last frame was received.
     pub idle_s: u64,
     /// The certificate's serial number: hexadecimal, bytes joined with colons.
     pub serial: String,
@@ -94,20 +94,20 @@ pub struct SessionEntry {
     pub subject: String,
     /// The issuer of the certificate, at most its first 256 characters.
     pub issuer: String,
-    /// Whether the certificate is bound to the UUID.
+    /// True if the certificate is bound to the UUID.
     pub bound: bool,
-    /// Frames received, those that were refused included.
+    /// Frames received, including refused ones.
     pub frames_received: u64,
     /// Bytes received, after TLS.
     pub bytes_received: u64,
-    /// Frames that the system has taken for it.
+    /// Frames sent: those that the operating system has taken.
     pub frames_sent: u64,
-    /// Bytes that the system has taken for it, before TLS.
+    /// Bytes sent, before TLS.
     pub bytes_sent: u64,
-    /// Frames that wait in its queue.
+    /// Frames that wait in the queue to the client.
     pub frames_waiting: u64,
-    /// Bytes that wait in its queue.
+    /// Bytes that wait in the queue to the client.
     pub bytes_waiting: u64,
-    /// Frames that it was not sent, because its queue was full.
+    /// Frames that were dropped because the queue was full.
     pub frames_dropped: u64,
 }

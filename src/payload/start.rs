@@ -1,8 +1,7 @@
 //! START: start a workload (COMMAND 0x1).
 //!
-//! [`Start`] is the command alone, [`StartPayload`] the command with the
-//! documents after it. A scheduler reads either and forwards the frame as it
-//! came.
+//! [`Start`] is the command, [`StartPayload`] the command with the documents after it. A scheduler
+//! reads one of them and forwards the frame unchanged.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +14,7 @@ use super::id::parse_uuid;
 use super::label::{read_labels, read_name};
 use super::names::names;
 use super::workload::{Older, is_default};
-use super::yaml::{self, ErrorKind, Position, Tree};
+use super::yaml::{self, ErrorKind, Node, Position};
 use super::{
     Error, FwType, Id, MAX_READ_LEN, Networking, Payload, Persistence, Requirements, kind, refusal, write,
 };
@@ -23,12 +22,11 @@ use crate::proto::FrameKind;
 
 const ROOT: &str = "start";
 
-/// The command: what to start, and where.
+/// The command to start an instance.
 ///
-/// Older forms are read and never written: `requested_resources` and
-/// `estimated_resources` in place of `requirements`, a single map for
-/// `storage`, and `image_uuid`, which becomes a local volume to boot from
-/// where no volume is.
+/// Older forms are read and never written: `requested_resources` and `estimated_resources` in place
+/// of `requirements`, a single map for `storage`, and `image_uuid`, which becomes a local boot volume
+/// if the command has no boot volume.
 ///
 /// The first document of START (COMMAND 0x1):
 ///
@@ -69,7 +67,7 @@ pub struct Start {
     pub instance_uuid: Uuid,
     /// The image of a container; default: empty.
     pub docker_image: String,
-    /// How a virtual machine boots; default: empty.
+    /// The firmware of a virtual machine; default: empty.
     pub fw_type: FwType,
     /// The parts of the instance that are kept after its end; default: empty, nothing.
     pub persistence: Persistence,
@@ -82,16 +80,14 @@ pub struct Start {
     pub storage: Vec<Storage>,
     /// The resources that it needs on its node; default: none.
     pub requirements: Requirements,
-    /// Whether this starts an instance again that was there before; default:
-    /// false.
+    /// True if this restarts an instance that existed before; default: false.
     pub restart: bool,
-    /// Whether its node starts it again when it has ended by itself; default:
-    /// never. Left out then. A key of this project: `restart` was taken, and has
-    /// to stay a boolean for others.
+    /// The rule by which its node starts it again after it has ended by itself; default: never. Left
+    /// out then. A key of this project: `restart` is a boolean for other implementations.
     #[serde(skip_serializing_if = "is_default")]
     pub restart_policy: RestartPolicy,
-    /// How often in a row its node does; default: 0, without end. Left out then.
-    /// A key of this project.
+    /// The number of times in a row that its node starts it again; default: 0, no limit. Left out
+    /// then. A key of this project.
     #[serde(skip_serializing_if = "is_default")]
     pub restart_limit: u32,
     /// The program of a process and its arguments; required for `process`.
@@ -102,7 +98,7 @@ pub struct Start {
     /// when empty.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// The directory a process starts in; default: empty, the agent's choice.
+    /// The directory in which a process starts; default: empty, the agent's choice.
     /// Left out when empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub dir: String,
@@ -122,57 +118,57 @@ pub struct Start {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Storage {
-    /// The volume; default: empty, one that is made with the instance.
+    /// The volume; default: empty, a new volume for the instance.
     #[serde(skip_serializing_if = "Id::is_empty")]
     pub id: Id,
-    /// Whether the instance may boot from it; default: false.
+    /// True if the instance may boot from it; default: false.
     #[serde(skip_serializing_if = "is_default")]
     pub boot: bool,
-    /// Its place among those it may boot from, lowest first; default: 0.
+    /// The position in the order of boot volumes, lowest first; default: 0.
     #[serde(skip_serializing_if = "is_default")]
     pub boot_index: i64,
-    /// Whether it goes with the instance; default: false.
+    /// True if it is deleted with the instance; default: false.
     #[serde(skip_serializing_if = "is_default")]
     pub ephemeral: bool,
-    /// Whether it is made on the node; default: false.
+    /// True if it is created on the node; default: false.
     #[serde(skip_serializing_if = "is_default")]
     pub local: bool,
-    /// Whether it is for swapping; default: false.
+    /// True if it is a swap volume; default: false.
     #[serde(skip_serializing_if = "is_default")]
     pub swap: bool,
     /// A name for people; default: empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tag: String,
-    /// Its size in GiB; default: 0, not said.
+    /// The size in GiB; default: 0, not specified.
     #[serde(skip_serializing_if = "is_default")]
     pub size: i64,
 }
 
 names! {
-    /// Whether a node starts an instance again that has ended by itself. The
-    /// default is `Never`.
+    /// The rule by which a node starts an instance again that has ended by itself. The default is
+    /// `Never`.
     RestartPolicy {
-        /// It stays ended.
+        /// Never.
         Never = "never" | "";
-        /// If it ended with another exit code than 0, by a signal, or in a way that
-        /// is not known, as when its node was booted.
+        /// If its exit code is not 0, if a signal ended it, or if its end is unknown, for example
+        /// because its node rebooted.
         OnFailure = "on-failure";
-        /// However it ended.
+        /// After any end.
         Always = "always";
     }
     default Never
 }
 
 names! {
-    /// What kind of instance it is. The default is `Unset`.
+    /// The type of an instance. The default is `Unset`.
     VmType {
         /// A virtual machine.
         Qemu = "qemu";
         /// A container.
         Docker = "docker";
-        /// A process of the node itself. An extension of this crate.
+        /// A process on the node. An extension of this project.
         Process = "process";
-        /// Not said: a virtual machine.
+        /// Not specified: a virtual machine.
         Unset = "";
     }
     default Unset
@@ -183,7 +179,7 @@ fn required_uuid<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Uu
 
     let text = String::deserialize(deserializer)?;
     if text.is_empty() {
-        // `read_command` says that it is missing.
+        // `read_command` reports that it is missing.
         return Ok(Uuid::nil());
     }
     parse_uuid(&text).ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&text), &"a UUID"))
@@ -192,9 +188,9 @@ fn required_uuid<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Uu
 impl Payload for Start {
     const KIND: FrameKind = kind!(Command::START);
 
-    /// Reads the command alone. Nothing after it is looked at.
+    /// Reads the command, and not the documents after it.
     fn decode(payload: &[u8]) -> Result<Self, Error> {
-        // A START has three documents at most, so what follows the third is not looked at.
+        // A START has at most three documents, so the bytes after the third are ignored.
         let (_, start) = find_command(yaml::documents(payload).take(3))?;
         Ok(start)
     }
@@ -204,12 +200,11 @@ impl Payload for Start {
     }
 }
 
-/// The whole payload of a START: the command, and up to two documents for the
-/// instance, which are handed on byte for byte.
+/// The whole payload of a START: the command, and up to two documents for the instance, which are
+/// passed on byte for byte.
 ///
-/// The command is found wherever it stands among the first three documents.
-/// Of the others the first is user data and the second is meta data; if
-/// there is only one, it is meta data. An empty document does not count, and
+/// The command may be any of the first three documents. Of the other two, the first is user data
+/// and the second is meta data; a single one is meta data. An empty document becomes `None`, and
 /// documents after the third are dropped.
 ///
 /// ```
@@ -278,7 +273,7 @@ impl Payload for StartPayload {
         let mut payload = self.start.encode().to_vec();
         let given = |document: &Option<RawDocument>| document.clone().filter(|d| !d.0.is_empty());
         let user_data = given(&self.user_data);
-        // A document alone would be meta data: an empty one follows it.
+        // A single document would be read as meta data, so an empty one follows user data.
         let meta_data = given(&self.meta_data).or(user_data.as_ref().map(|_| RawDocument::default()));
         for document in user_data.iter().chain(&meta_data) {
             if !payload.ends_with(b"\n") {
@@ -294,8 +289,8 @@ impl Payload for StartPayload {
     }
 }
 
-/// The command, and its place among the documents. Only those that could be
-/// it are parsed, since the others may be anything.
+/// The command, and its index among the documents. Only documents that may be the command are
+/// parsed, because the others may be any text.
 fn find_command<'a>(
     documents: impl Iterator<Item = yaml::Document<'a>>,
 ) -> Result<(usize, Start), yaml::Error> {
@@ -308,30 +303,30 @@ fn find_command<'a>(
         if index > 0 && short && !document.bytes.windows(5).any(|bytes| bytes == b"start") {
             continue;
         }
-        match Tree::parse(document.bytes, document.line, MAX_READ_LEN) {
-            Ok(tree) if tree.has_key(ROOT) => return Ok((index, read_command(&tree)?)),
+        match Node::parse(document.bytes, document.line, MAX_READ_LEN) {
+            Ok(tree) if tree.get(ROOT).is_some() => return Ok((index, read_command(&tree)?)),
             Ok(_) => {}
             Err(error) if begins_command(document.bytes) => broken = broken.or(Some(error)),
             Err(error) if index == 0 => first_broken = Some(error),
             Err(_) => {}
         }
     }
-    // A broken document that says `start:` is what the sender meant. Without one, the first
-    // document is, where most commands stand.
+    // The error is about the broken document with a line `start:`, or else about the first document,
+    // which is usually the command.
     match broken.or(first_broken) {
         Some(error) => Err(error),
         None => Err(refusal(None, &[ROOT], ErrorKind::Missing).at(Position { line: 1, column: 1 })),
     }
 }
 
-fn read_command(tree: &Tree<'_>) -> Result<Start, yaml::Error> {
-    // Both forms are read from the same tree. A single type for both would also write both.
+fn read_command(tree: &Node<'_>) -> Result<Start, yaml::Error> {
+    // Both forms are read from the same tree, because a single type for both would also write both.
     let (mut start, older): (Start, Older) = (tree.decode(Some(ROOT))?, tree.decode(Some(ROOT))?);
     let missing = |key| tree.locate(refusal(Some(ROOT), &[key], ErrorKind::Missing));
     if older.instance_uuid.is_empty() {
         return Err(missing("instance_uuid"));
     }
-    // The image was a file that the node copied.
+    // In the older form, the image was a file that the node copied.
     if !older.image_uuid.is_empty() && !start.storage.iter().any(|volume| volume.boot) {
         let image = Storage {
             id: older.image_uuid.clone(),
@@ -348,9 +343,8 @@ fn read_command(tree: &Tree<'_>) -> Result<Start, yaml::Error> {
     Ok(start)
 }
 
-/// Whether a line says that the document, though broken, was the command.
+/// True if a line of a broken document begins with `start:`, so that it probably is the command.
 fn begins_command(document: &[u8]) -> bool {
-    // The document cannot be parsed, so its lines are all there is to go by.
     let mut lines = document.split(|b| *b == b'\n');
     lines.any(|line| {
         let rest = line.strip_prefix(b"start".as_slice());
@@ -358,17 +352,16 @@ fn begins_command(document: &[u8]) -> bool {
     })
 }
 
-/// A document that is carried through a START untouched.
+/// A document that a START carries unchanged.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct RawDocument(Bytes);
 
 impl RawDocument {
-    /// A document of these bytes. Where another follows it and it doesn't end
-    /// with a line break, one is added when it is written.
+    /// A document of these bytes. If they do not end with a line break and another document follows,
+    /// encoding adds one.
     ///
     /// # Errors
-    /// [`MarkerInside`] when a line in it would end the document: `---` or
-    /// `...`, alone or before a blank.
+    /// [`MarkerInside`] if a line would end the document: `---` or `...`, alone or before a blank.
     pub fn new(bytes: impl Into<Bytes>) -> Result<Self, MarkerInside> {
         let bytes = bytes.into();
         match yaml::first_marker(&bytes) {
@@ -382,7 +375,7 @@ impl RawDocument {
         &self.0
     }
 
-    /// The text, where it is UTF-8.
+    /// The text; `None` if it is not UTF-8.
     pub fn as_text(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()
     }
@@ -394,11 +387,10 @@ impl fmt::Debug for RawDocument {
     }
 }
 
-/// A text that can't be a document of a payload, since one of its lines
-/// separates documents.
+/// A text that cannot be a document of a payload, because one of its lines separates documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} separates documents (--- or ...)")]
 pub struct MarkerInside {
-    /// The line, from 1.
+    /// The line, counted from 1.
     pub line: usize,
 }

@@ -1,4 +1,4 @@
-//! STATS: what a node and its instances use (COMMAND 0x3).
+//! STATS: the resources that a node and its instances use (COMMAND 0x3).
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ use super::{Id, payload};
 pub struct Stats {
     /// The node; required.
     pub node_uuid: Id,
-    /// What the node takes; default: empty.
+    /// The state of the node; default: empty.
     pub status: NodeStatus,
     /// Memory in MB; default: -1, unknown.
     pub mem_total_mb: i64,
@@ -62,20 +62,20 @@ pub struct Stats {
     pub cpus_online: i64,
     /// The node's name; default: empty.
     pub hostname: String,
-    /// How often the node sends STATS, in seconds. A key of this project, which
-    /// others ignore; default: 0, it does not say, and nothing is written.
+    /// The interval at which the node sends STATS, in seconds. A key of this project, which others
+    /// ignore; default: 0, unknown. Left out then.
     #[serde(skip_serializing_if = "is_default")]
     pub interval: i64,
     /// The node's addresses; default: none.
     pub networks: Vec<NodeNetwork>,
     /// The tunnels of tenants' networks. A key of this project, which others ignore; default:
-    /// none, and then left out.
+    /// none. Left out then.
     #[serde(skip_serializing_if = "is_default")]
     pub tunnels: Vec<TunnelStats>,
     /// The node's instances; default: none.
     pub instances: Vec<InstanceStats>,
-    /// Instances that the node lists although they belong to another node. Written by the
-    /// scheduler, which takes them out of `instances`; default: none, and then left out.
+    /// Instances that the node reported although they belong to another node. The scheduler moves
+    /// them here from `instances`. Default: none. Left out then.
     #[serde(skip_serializing_if = "is_default")]
     pub foreign: Vec<Id>,
 }
@@ -87,7 +87,7 @@ impl Default for Stats {
         Self {
             node_uuid: Id::default(),
             status: NodeStatus::default(),
-            // 0 would be an answer: that nothing is left.
+            // 0 would mean that no capacity is left.
             mem_total_mb: -1,
             mem_available_mb: -1,
             disk_total_mb: -1,
@@ -122,15 +122,15 @@ pub struct NodeNetwork {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TunnelStats {
-    /// Its key; default: 0.
+    /// The key of the tunnel; default: 0.
     pub key: u32,
-    /// Whether it can carry packets, as far as the node can tell; default: no.
+    /// True if the tunnel can carry packets, as far as the node can determine; default: false.
     pub up: bool,
-    /// Bytes that came from the concentrator; default: 0.
+    /// Bytes received from the concentrator; default: 0.
     pub rx_bytes: u64,
-    /// Bytes that went to it; default: 0.
+    /// Bytes sent to the concentrator; default: 0.
     pub tx_bytes: u64,
-    /// Packets of instances that the filters of their ports dropped; default: 0.
+    /// Packets of instances that the filters of their ports have dropped; default: 0.
     pub drops: u64,
 }
 
@@ -142,53 +142,50 @@ pub struct InstanceStats {
     pub instance_uuid: Id,
     /// Its state; default: empty.
     pub state: InstanceState,
-    /// How often its node has started it again by itself. A key of this project,
-    /// which others ignore; default: 0, and then left out.
+    /// The number of times that its node has started it again by itself. A key of this project, which
+    /// others ignore; default: 0. Left out then.
     #[serde(skip_serializing_if = "is_default")]
     pub restarts: i64,
-    /// The address at which its SSH server is reached; default: empty.
+    /// The address of its SSH server; default: empty.
     pub ssh_ip: String,
-    /// The port there; default: 0, none.
+    /// The port of its SSH server; default: 0, none.
     pub ssh_port: i64,
-    /// Memory it uses, in MB; default: -1, unknown.
+    /// Memory that it uses, in MB; default: -1, unknown.
     pub memory_usage_mb: i64,
-    /// Disk it uses, in MB; default: -1, unknown.
+    /// Disk that it uses, in MB; default: -1, unknown.
     pub disk_usage_mb: i64,
-    /// CPU time it uses, in percent of all its CPUs together (0 to 100);
-    /// default: -1, unknown.
+    /// CPU time that it uses, in percent of all its CPUs together (0 to 100); default: -1, unknown.
     pub cpu_usage: i64,
     /// The volumes attached to it; default: none.
     pub volumes: Vec<Id>,
-    /// Its name for people, as its START said. This key and all below are of this
-    /// project: other implementations ignore them. Default: empty. Left out when empty.
+    /// The name from its START. This key and all that follow are additions of this project, which
+    /// other implementations ignore. Default: empty. Left out when empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Its labels for people, as its START said; default: none. Left out when
-    /// empty.
+    /// The labels from its START; default: none. Left out when empty.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// When its last run was started, as [`timestamp`](super::timestamp) writes it;
-    /// default: empty, unknown. Left out when empty.
+    /// The start of its last run, in the form of [`timestamp`](super::timestamp); default: empty,
+    /// unknown. Left out when empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub started: String,
-    /// When that run ended; default: empty, it has not, or unknown. Left out when
+    /// The end of that run; default: empty, it has not ended, or its end is unknown. Left out when
     /// empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ended: String,
-    /// Its exit code; if a signal ended it, 128 plus the signal's number;
-    /// default: -1, it has not ended, or it is not known. Left out when -1.
+    /// The exit code, or 128 plus the number of the signal that ended it; default: -1, it has not
+    /// ended, or its exit code is unknown. Left out when -1.
     #[serde(skip_serializing_if = "is_unknown")]
     pub exit_code: i64,
     /// The number of the signal that ended it; default: 0, none. Left out when 0.
     #[serde(skip_serializing_if = "is_default")]
     pub exit_signal: i64,
-    /// Whether a process of it was killed because its memory was used up; default:
-    /// false. Left out when false.
+    /// True if one of its processes was killed because its memory was used up; default: false. Left
+    /// out when false.
     #[serde(skip_serializing_if = "is_default")]
     pub out_of_memory: bool,
-    /// Details beyond the exit code: why its node ended it, or could not start
-    /// it again. In one line of at most 200 characters; default: empty. Left out
-    /// when empty.
+    /// Details beyond the exit code: the reason for which its node ended it, or could not start it
+    /// again. In one line of at most 200 characters; default: empty. Left out when empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
 }
@@ -218,42 +215,42 @@ impl Default for InstanceStats {
 }
 
 names! {
-    /// What a node takes, as STATS tells it.
+    /// The state of a node in STATS.
     NodeStatus {
-        /// It takes commands.
+        /// The node accepts commands.
         Ready = "READY";
-        /// It has no capacity left.
+        /// The node has no capacity left.
         Full = "FULL";
-        /// It is connected and takes no command.
+        /// The node is connected and accepts no command.
         Offline = "OFFLINE";
-        /// It is in maintenance, or about to be: it takes no START.
+        /// The node is in maintenance, or about to be: it accepts no START.
         Maintenance = "MAINTENANCE";
-        /// It has sent no STATS for three intervals. The scheduler alone says
-        /// that, in the last ones that came.
+        /// The node has sent no STATS for three intervals. Only the scheduler sets this state, in a
+        /// copy of the node's last STATS.
         Stale = "STALE";
     }
 }
 
 names! {
-    /// What an instance is doing.
+    /// The state of an instance.
     InstanceState {
-        /// It is being started.
+        /// The instance is being started.
         Pending = "pending";
-        /// It runs. Older senders say `running`, which is read too.
+        /// The instance runs. Older senders write `running`, which is read as well.
         Active = "active" | "running";
-        /// It has stopped and may be restarted.
+        /// The instance has stopped and may be restarted.
         Exited = "exited";
-        /// It is being stopped.
+        /// The instance is being stopped.
         Stopping = "stopping";
-        /// It couldn't be stopped.
+        /// The instance could not be stopped.
         ExitFailed = "exit_failed";
-        /// It is paused.
+        /// The instance is paused.
         ExitPaused = "exit_paused";
-        /// It was deleted.
+        /// The instance was deleted.
         Deleted = "deleted";
-        /// It doesn't answer any more.
+        /// The instance no longer answers.
         Hung = "hung";
-        /// The node no longer finds it.
+        /// The node no longer finds the instance.
         Missing = "missing";
     }
 }

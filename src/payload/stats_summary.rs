@@ -1,4 +1,4 @@
-//! The part of STATS that a scheduler looks at, of every node, on one thread.
+//! The part of STATS that a scheduler reads on its dispatcher, for every node.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::id::parse_uuid;
 use super::{Error, Id, InstanceState, MAX_READ_LEN, NodeStatus, Payload, Stats, write, yaml};
 
-/// The node that sent STATS, how often it sends them, and its instances.
+/// A summary of STATS: the node, the interval, and the instances with their volumes.
 ///
 /// ```
 /// use ssntp::payload::{InstanceState, Payload, Stats, StatsSummary};
@@ -32,26 +32,25 @@ use super::{Error, Id, InstanceState, MAX_READ_LEN, NodeStatus, Payload, Stats, 
 pub struct StatsSummary {
     /// The node.
     pub node_uuid: Id,
-    /// How often it sends STATS, in seconds; 0, it does not say.
+    /// The interval at which the node sends STATS, in seconds; 0 if unknown.
     pub interval: i64,
-    /// Its instances, but for those that no UUID names.
+    /// The instances, without those that have no UUID.
     pub instances: Vec<(Uuid, InstanceState)>,
-    /// The volumes that are attached, each after its instance.
+    /// The attached volumes, each with its instance.
     pub volumes: Vec<(Uuid, Id)>,
 }
 
 impl StatsSummary {
     /// Reads a payload of STATS.
     ///
-    /// Of a document in the plain form that [`Stats`](super::Stats) are written
-    /// in, line by line, only these values are read, which takes a small part
-    /// of the time that all of it would. Where that finds a value, all of it
-    /// has that one too, or is refused: a duplicate key among what is skipped
-    /// is not noticed. A document in another form is read as a whole, if it has at most
-    /// [`MAX_READ_LEN`] bytes.
+    /// If the document has the plain form in which [`Stats`](super::Stats) are written, only these
+    /// values are read, line by line, which takes a small part of the time of a full read. A full
+    /// read finds the same values or refuses the document: mistakes in skipped lines, such as a
+    /// duplicate key, are not noticed. A document in another form is read in full, if it has at
+    /// most [`MAX_READ_LEN`] bytes.
     ///
     /// # Errors
-    /// As [`yaml::decode`]; a document in another form is too long.
+    /// As [`yaml::decode`], also for a document in another form that is too long.
     pub fn read(payload: &[u8]) -> Result<Self, Error> {
         match Lines::of(payload).and_then(|mut lines| lines.summary()) {
             Some(summary) => Ok(summary),
@@ -59,8 +58,8 @@ impl StatsSummary {
         }
     }
 
-    /// The same payload of STATS with another status. Of the plain form only the line of the
-    /// status is exchanged, whatever the length.
+    /// Replaces the status in a payload of STATS. In the plain form only the line of the status is
+    /// replaced, in a payload of any length.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -68,7 +67,7 @@ impl StatsSummary {
         let is_plain = Lines::of(payload).is_some_and(|mut lines| lines.summary().is_some());
         let text = std::str::from_utf8(payload).ok().filter(|_| is_plain);
         let lines = || text.into_iter().flat_map(|text| text.split_inclusive('\n'));
-        // A status that has its value below is no text, which the whole reader refuses.
+        // A status with its value in the next lines is not a text, so the full reader refuses it.
         let has_it_below = || lines().any(|line| line.trim_end() == "status:");
         if text.is_none() || has_it_below() {
             let stats = yaml::decode_within::<Stats>(payload, MAX_READ_LEN)?;
@@ -79,9 +78,7 @@ impl StatsSummary {
         rest.for_each(|line| changed.extend_from_slice(line.as_bytes()));
         Ok(changed.into())
     }
-}
 
-impl StatsSummary {
     fn add(&mut self, instance: Uuid, state: InstanceState, volumes: Vec<Id>) {
         self.instances.push((instance, state));
         self.volumes
@@ -89,7 +86,7 @@ impl StatsSummary {
     }
 }
 
-/// All of it, as serde reads it.
+/// The same values for a full read by serde.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Whole {
@@ -113,37 +110,36 @@ impl From<Whole> for StatsSummary {
             interval: whole.interval,
             ..Self::default()
         };
-        for told in whole.instances {
-            if let Some(uuid) = told.instance_uuid.uuid() {
-                summary.add(uuid, told.state, told.volumes);
+        for instance in whole.instances {
+            if let Some(uuid) = instance.instance_uuid.uuid() {
+                summary.add(uuid, instance.state, instance.volumes);
             }
         }
         summary
     }
 }
 
-/// The lines of a document in which each holds one `key: value`, `key:`, or
-/// value, all of it within that line. None everywhere where it is another form.
+/// The lines of a document in the plain form: each has one `key: value`, `key:`, or list item, and no
+/// value continues in the next line. All functions return `None` if the document has another form.
 struct Lines<'a> {
     rest: &'a str,
-    /// Before the rest: read, and not taken yet.
+    /// The line before `rest`, if `peek` has read it.
     ahead: Option<Line<'a>>,
 }
 
-/// A line: how far it is indented, whether it begins an item of a list, and
-/// what stands there.
+/// A line of the plain form.
 #[derive(Clone, Copy)]
 struct Line<'a> {
     indent: usize,
     is_item: bool,
     key: &'a str,
-    /// Empty where the value is below.
+    /// Empty if the value is in the next lines.
     value: &'a str,
 }
 
 impl<'a> Lines<'a> {
     fn of(payload: &'a [u8]) -> Option<Self> {
-        // The whole reader refuses longer ones, and says so.
+        // The full reader reports that a longer document is refused.
         let fits = payload.len() <= yaml::MAX_DOCUMENT_LEN;
         let rest = fits.then(|| std::str::from_utf8(payload).ok())??;
         let ahead = None;
@@ -169,7 +165,7 @@ impl<'a> Lines<'a> {
                         _ => return None,
                     }
                 }
-                // The key stands twice. The whole reader says where.
+                // A duplicate key: the full reader reports it with its line.
                 "node_uuid" | "interval" | "instances" => return None,
                 _ => self.skip_below(line)?,
             }
@@ -181,7 +177,7 @@ impl<'a> Lines<'a> {
         })
     }
 
-    /// The items below `instances:`, which may be indented as that is.
+    /// Reads the items below `instances:`, which may have the same indentation.
     fn instances(&mut self, summary: &mut StatsSummary) -> Option<()> {
         let mut has_any = false;
         let indent = self.peek()?.indent;
@@ -222,12 +218,12 @@ impl<'a> Lines<'a> {
                 );
             }
         }
-        // What follows is a key of the document again, or its end.
+        // The next line is a key of the document, or there is none.
         let ends = self.is_at_end() || self.peek().is_some_and(|next| next.indent == 0);
         (ends && has_any).then_some(())
     }
 
-    /// The items, each a text, of a list whose key is so far indented.
+    /// Reads the items of a list of texts whose key has the indentation `indent`.
     fn texts(&mut self, indent: usize) -> Option<Vec<Id>> {
         let mut texts = Vec::new();
         let at = self.peek()?.indent;
@@ -239,14 +235,14 @@ impl<'a> Lines<'a> {
             texts.push(Id::from(text(item.value).filter(|_| item.key.is_empty())?));
             self.next()?;
         }
-        // A key of the same instance, or something further out.
+        // The next line is a key of the same instance, or has less indentation.
         let follows = |next: Line<'_>| next.indent < indent || (next.indent == indent && !next.is_item);
         let ends = self.is_at_end() || self.peek().is_some_and(follows);
         (ends && !texts.is_empty()).then_some(texts)
     }
 
-    /// Passes over what belongs to the key of `line`. A value that stands in that
-    /// line has no more of it below.
+    /// Skips the lines that belong to the key of `line`. If the value is in `line` itself, there may
+    /// be none.
     fn skip_below(&mut self, line: Line<'_>) -> Option<()> {
         while !self.is_at_end() {
             let next = self.peek()?;
@@ -306,7 +302,7 @@ impl<'a> Line<'a> {
                     value,
                 })
             }
-            // A list of values, which is only ever skipped.
+            // An item without a key, of a list of values.
             _ => (is_item && is_scalar(text)).then_some(Self {
                 indent,
                 is_item,
@@ -317,7 +313,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Whether a value begins and ends in its line, whatever it is.
+/// True if a value of any type ends in its line.
 fn is_scalar(value: &str) -> bool {
     if let Some(quoted) = value.strip_prefix('"') {
         let mut bytes = quoted.bytes();
@@ -339,14 +335,13 @@ fn is_scalar(value: &str) -> bool {
     matches!(value, "[]" | "{}") || is_plain(value)
 }
 
-/// Whether a value is text or a number that is written without quotes, and of
-/// characters that mean nothing in YAML where they stand.
+/// True for a text or a number without quotes, in which no character has a special meaning in YAML.
 fn is_plain(value: &str) -> bool {
-    // These begin something else: an anchor, a tag, a list, a comment.
+    // These characters begin an anchor, a tag, a list, a comment…
     if value.starts_with(|c: char| " ,[]{}#&*!|>'\"%@`".contains(c)) {
         return false;
     }
-    // These do if a space or nothing follows.
+    // These characters do if they are alone or before a space.
     if let Some(rest) = value.strip_prefix(['-', '?', ':'])
         && (rest.is_empty() || rest.starts_with(' '))
     {
@@ -355,7 +350,7 @@ fn is_plain(value: &str) -> bool {
     let mut before = '\0';
     for character in value.chars() {
         let means_something = matches!((before, character), (':', ' ') | (' ', '#'));
-        // The last three are a mark at the beginning of a file, and ends of lines in YAML 1.1.
+        // The last three are the byte order mark, and line ends in YAML 1.1.
         if means_something || character.is_control() || "\u{feff}\u{2028}\u{2029}".contains(character) {
             return false;
         }
@@ -364,7 +359,7 @@ fn is_plain(value: &str) -> bool {
     !matches!(before, '\0' | ':' | ' ')
 }
 
-/// A value that is text without escapes, and is not read as nothing.
+/// A text without escapes. `None` for other values and for an empty value.
 fn text(value: &str) -> Option<&str> {
     let between = |quote| {
         value
@@ -372,16 +367,16 @@ fn text(value: &str) -> Option<&str> {
             .and_then(|value| value.strip_suffix(quote))
     };
     let is_text = match between('"').or_else(|| between('\'')) {
-        // Only the whole reader knows escapes.
+        // Only the full reader resolves escapes.
         Some(quoted) => return (!quoted.contains(['\\', '\''])).then_some(quoted),
         None => is_plain(value) && !matches!(value, "null" | "Null" | "NULL" | "~"),
     };
     is_text.then_some(value)
 }
 
-/// A number in the simplest form there is.
+/// A number that has only decimal digits.
 fn number(value: &str) -> Option<i64> {
-    // Forms such as 0x10 and 1_000 are rare, and left to the whole reader.
+    // Other forms, such as 0x10 and 1_000, are rare and left to the full reader.
     let is_plain = value == "0" || (!value.starts_with('0') && value.bytes().all(|b| b.is_ascii_digit()));
     is_plain.then(|| value.parse().ok())?
 }
@@ -423,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_here_is_skimmed() {
+    fn stats_of_this_project_are_skimmed() {
         let none = Stats {
             node_uuid: "x".into(),
             ..Stats::default()
@@ -436,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_exchanged_in_stats_of_any_length_and_form() {
+    fn a_status_is_replaced_in_stats_of_any_length_and_form() {
         let mut long = stats();
         let one = long.instances[0].clone();
         long.instances.resize(2000, one);
@@ -465,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_skimmed_wherever_their_list_stands() {
+    fn volumes_are_skimmed_before_and_after_other_keys() {
         let document = b"instances:\n- volumes:\n  - a\n  - b\n  instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\n- instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1002\n  volumes:\n    - c\nload: 1\n";
         let summary = skimmed(document).expect("it has the form");
         assert_eq!(summary, yaml::decode::<Whole>(document).unwrap().into());
@@ -473,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_label_says_its_stats_are_skimmed() {
+    fn stats_with_any_label_are_skimmed() {
         for value in [
             "",
             "~",
@@ -547,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn what_older_senders_write_is_skimmed() {
+    fn stats_of_older_senders_are_skimmed() {
         let document = include_bytes!("../../tests/fixtures/payloads/STATS.yaml");
         let whole: Whole = yaml::decode(document).unwrap();
         assert_eq!(StatsSummary::read(document).unwrap(), whole.into());
@@ -557,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_not_known_are_skipped() {
+    fn unknown_keys_are_skipped() {
         let document = b"node_uuid: n\ntaints:\n  example.org/gpu: only, for (some)\ninstances:\n- instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\n  labels:\n    state: odd\n    app.kubernetes.io/name: \"a: b \\\"c\\\"\"\n  state: exited\n  detail: it isn't there\n";
         let summary = skimmed(document).expect("it has the form");
         assert_eq!(summary.instances[0].1, InstanceState::Exited);
@@ -566,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_another_form_is_read_as_a_whole() {
+    fn a_document_in_another_form_is_read_in_full() {
         for (document, node, interval) in [
             ("{node_uuid: a, interval: 3}", "a", 3),
             ("node_uuid: a\n  b\n", "a b", 0),
@@ -592,10 +587,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is cut, put in or exchanged: what is skimmed is what all of it
-        /// says, unless that is refused.
+        /// After any edits of the document, the summary equals that of a full read, unless the full
+        /// read refuses the document.
         #[test]
-        fn what_is_skimmed_is_what_the_whole_says(
+        fn a_summary_equals_that_of_a_full_read(
             edits in prop::collection::vec((any::<prop::sample::Index>(), 0..8usize, prop::sample::select(vec![
                 "\n", " ", "  ", "- ", "volumes:\n", ":", ": ", "\"", "'", "#", "&a ", "*a", "|", ">-", "[", "]", "{", "}", ",", "\\",
                 "!!str ", "? ", "---\n", "\t", "\r", "~", "0x1", "state: active\n", "instances:\n", "\u{85}", "é",

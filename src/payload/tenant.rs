@@ -1,6 +1,5 @@
-//! TenantAdded and TenantRemoved: a node runs its first workload of a tenant,
-//! or none any more (EVENT 0x0, 0x1). The tenant's concentrator opens or
-//! closes its tunnel to the node.
+//! TenantAdded and TenantRemoved: a node runs its first workload of a tenant, or has ended the last
+//! one (EVENT 0x0, 0x1). The tenant's concentrator opens or closes its tunnel to the node.
 
 use std::net::Ipv4Addr;
 
@@ -16,7 +15,7 @@ alike! {
         pub tenant_uuid: Id,
         /// The tenant's subnet in CIDR form; default: empty.
         pub tenant_subnet: String,
-        /// The tenant's concentrator, who is told; required.
+        /// The tenant's concentrator, which receives the event; required.
         pub concentrator_uuid: Id,
         /// The concentrator's address; default: empty.
         pub concentrator_ip: String,
@@ -41,7 +40,7 @@ alike! {
     TenantAdded = Event::TENANT_ADDED,
     under "tenant_added", requires concentrator_uuid;
 
-    /// A node runs no workload of a tenant any more.
+    /// A node no longer runs a workload of a tenant.
     ///
     /// The payload of TenantRemoved (EVENT 0x1):
     ///

@@ -1,12 +1,12 @@
-//! Tenant and Tenants (COMMAND and EVENT 0x47): the tenants whose networks the scheduler
-//! keeps, their keys, and the addresses of their instances.
+//! Tenant and Tenants (COMMAND and EVENT 0x47): the scheduler's list of tenants, with their networks,
+//! their keys, and the addresses of their instances.
 
 use serde::{Deserialize, Serialize};
 
 use super::names::names;
 use super::{Id, payload};
 
-/// A controller asks for the tenants, or changes one.
+/// A controller lists the tenants, or changes one of them.
 ///
 /// The payload of Tenant (COMMAND 0x47):
 ///
@@ -29,21 +29,22 @@ use super::{Id, payload};
 pub struct Tenant {
     /// Chosen by the controller and repeated in the answer; required, 64 bytes at most.
     pub id: Id,
-    /// What is to be done; default: `list`.
+    /// The action; default: `list`.
     pub action: TenantAction,
-    /// The tenant's name. For `list` only tenants after this name; default: from the first.
+    /// The tenant's name. With `list`, only tenants after this name are listed; default: empty, from
+    /// the first.
     pub name: String,
-    /// The tenant to add; its `name` is not read, and a key of 0 is replaced by a free one.
+    /// The tenant to add. Its `name` is ignored, and a key of 0 is replaced by a free key.
     pub entry: TenantEntry,
-    /// The instance that gets an address, or gives it back.
+    /// The instance whose address is leased or released.
     pub instance_uuid: Id,
-    /// The address that it gets; default: empty, the first free one.
+    /// The address to lease; default: empty, the first free one.
     pub ip: String,
 }
 
 payload!(Tenant = Command::TENANT, under "tenant", requires id);
 
-/// The answer to a [`Tenant`]: the tenants that are meant, as they are now.
+/// The answer to a [`Tenant`]: the tenants that it selects, in their present state.
 ///
 /// The payload of Tenants (EVENT 0x47), made by the scheduler:
 ///
@@ -67,15 +68,15 @@ payload!(Tenant = Command::TENANT, under "tenant", requires id);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tenants {
-    /// As in the question.
+    /// The `id` of the command.
     pub id: Id,
-    /// Why nothing was done; empty after success.
+    /// The reason why the command was refused; empty after success.
     pub reason: TenantRefusal,
-    /// The reason in words.
+    /// Details of the reason.
     pub detail: String,
-    /// For `list`: the `name` of the next page; empty on the last page.
+    /// After `list`: the `name` for the next page; empty on the last page.
     pub next: String,
-    /// The tenants. A list has no addresses in it.
+    /// The tenants. After `list`, they have no addresses.
     pub entries: Vec<TenantEntry>,
 }
 
@@ -85,15 +86,15 @@ payload!(Tenants = Event::TENANTS, under "tenants", up to super::yaml::MAX_DOCUM
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TenantEntry {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its UUID.
+    /// The UUID.
     pub tenant_uuid: Id,
-    /// Its subnet, in CIDR form.
+    /// The subnet, in CIDR form.
     pub subnet: String,
-    /// The key of its tunnels, which no other tenant has: 1 to 16777215.
+    /// The key of its tunnels, 1 to 16777215, which no other tenant has.
     pub key: u32,
-    /// Its concentrator.
+    /// The concentrator.
     pub concentrator_uuid: Id,
     /// The concentrator's address in the cluster's network, with the length of its prefix.
     pub concentrator_ip: String,
@@ -113,38 +114,38 @@ pub struct TenantAddress {
 }
 
 names! {
-    /// What a controller wants of the tenants.
+    /// The action of a [`Tenant`] command.
     TenantAction {
-        /// All tenants, a page at a time.
+        /// List the tenants, a page at a time.
         List = "list";
-        /// One tenant, with its addresses.
+        /// Show one tenant with its addresses.
         Show = "show";
-        /// A new tenant.
+        /// Add a tenant.
         Add = "add";
-        /// The tenant goes; no instance may have an address.
+        /// Delete a tenant. No instance may have an address.
         Delete = "delete";
-        /// An address for an instance.
+        /// Lease an address for an instance.
         Lease = "lease";
-        /// The instance's address is free again.
+        /// Release the address of an instance.
         Release = "release";
     }
     default List
 }
 
 names! {
-    /// Why a scheduler does not do what a controller wants of the tenants.
+    /// The reason why a scheduler refuses a [`Tenant`] command.
     TenantRefusal {
         /// There is no tenant of that name.
         NoTenant = "no_tenant";
-        /// The name, the key, the concentrator or the address is another one's.
+        /// The name, the key, the concentrator or the address is already in use.
         Taken = "taken";
         /// Instances have addresses of the tenant, or a node still has the instance.
         InUse = "in_use";
-        /// There are as many tenants, or addresses, as there may be.
+        /// The limit of tenants is reached, or no address is free.
         Full = "full";
-        /// A value is missing or makes no sense.
+        /// A value is missing or not valid.
         InvalidData = "invalid_data";
-        /// The file cannot be written.
+        /// The scheduler cannot write its file of tenants.
         NotSaved = "not_saved";
     }
 }

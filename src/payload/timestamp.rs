@@ -1,11 +1,11 @@
-//! Points in time as TraceReport writes them: RFC 3339 in UTC with up to nine
-//! digits of a second, empty where unset.
+//! Points in time in TraceReport and STATS: RFC 3339 in UTC with up to nine digits of a second, or an
+//! empty text if unset.
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// Writes nanoseconds since the Unix epoch, without zeros at the end of the
-/// fraction; 0 is unset and gives empty text.
+/// Writes nanoseconds since the Unix epoch, without zeros at the end of the fraction. 0 is unset and
+/// gives an empty text.
 ///
 /// ```
 /// use ssntp::payload::timestamp;
@@ -18,15 +18,14 @@ pub fn format(nanos: u64) -> String {
         return String::new();
     }
     let time = OffsetDateTime::from_unix_timestamp_nanos(nanos.into()).ok();
-    // A count of 64 bits ends in the year 2554, which both of these reach.
+    // 64 bits of nanoseconds end in the year 2554, which both functions support.
     time.and_then(|time| time.format(&Rfc3339).ok())
         .unwrap_or_default()
 }
 
-/// Reads an RFC 3339 timestamp, with any offset, as nanoseconds since the Unix
-/// epoch; empty text is 0, unset. Digits past the nanosecond are dropped, and a
-/// leap second is the last nanosecond before it.
-/// `None` when it is no timestamp, or outside 1970 to 2554.
+/// Reads an RFC 3339 timestamp, with any offset, as nanoseconds since the Unix epoch. An empty text
+/// is 0, unset. Digits after the nanosecond are dropped, and a leap second is read as the last
+/// nanosecond before it. `None` if the text is not a timestamp, or is outside 1970 to 2554.
 ///
 /// ```
 /// use ssntp::payload::timestamp;
@@ -39,7 +38,7 @@ pub fn parse(text: &str) -> Option<u64> {
     if text.is_empty() {
         return Some(0);
     }
-    // RFC 3339 leaves the character between date and time to its readers.
+    // RFC 3339 allows other characters between date and time; only these are accepted.
     let is_separated = text.get(10..11).is_some_and(|between| "Tt ".contains(between));
     let time = OffsetDateTime::parse(text, &Rfc3339)
         .ok()

@@ -1,11 +1,11 @@
-//! TraceReport: where traced frames have been, and when (EVENT 0x5).
+//! TraceReport: the hops of traced frames, with timestamps (EVENT 0x5).
 //!
-//! Timestamps are those of [`timestamp`](super::timestamp), empty where unset.
+//! Timestamps have the form of [`timestamp`](super::timestamp), and are empty if unset.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Id, payload, timestamp};
-use crate::proto::{Command, ErrorCode, Frame, FrameKind, FrameType, Trace, TraceParent};
+use crate::proto::{Command, Frame, FrameKind, FrameType, Trace, TraceParent};
 use ssntp_transport::Role;
 
 /// Traces of frames.
@@ -28,16 +28,16 @@ use ssntp_transport::Role;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TraceReport {
-    /// One entry a frame; default: none.
+    /// One entry for each frame; default: none.
     pub frames: Vec<FrameTrace>,
 }
 
 payload!(TraceReport = Event::TRACE_REPORT, up to super::yaml::MAX_DOCUMENT_LEN);
 
 impl TraceReport {
-    /// The report of the frames that carry a trace.
+    /// The report of those frames that have a trace.
     ///
-    /// Whatever they carry, 100 frames stay below the
+    /// A report of 100 frames is always shorter than the
     /// [longest document](super::yaml::MAX_DOCUMENT_LEN) that is read.
     ///
     /// ```
@@ -62,7 +62,7 @@ impl TraceReport {
     }
 }
 
-/// The way of one frame: the servers and clients that it passed.
+/// The servers and clients that one frame has passed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FrameTrace {
@@ -71,12 +71,12 @@ pub struct FrameTrace {
     /// The name of the frame's type (`COMMAND`); default: empty.
     #[serde(rename = "type")]
     pub frame_type: String,
-    /// The name of its operand as traces print it (`START`, `STATISTICS`,
-    /// `Assign public IP`; the number in an ERROR frame); default: empty.
+    /// The name of the operand in traces (`START`, `STATISTICS`, `Assign public IP`; the number in an
+    /// ERROR frame); default: empty.
     pub operand: String,
-    /// When the work began; default: empty, unset.
+    /// The time at which the work began; default: empty, unset.
     pub start_timestamp: String,
-    /// When it ended; default: empty, unset.
+    /// The time at which the work ended; default: empty, unset.
     pub end_timestamp: String,
     /// The hops, origin first; default: none.
     pub nodes: Vec<NodeTrace>,
@@ -101,7 +101,7 @@ impl FrameTrace {
         }
     }
 
-    /// The trace that its label says it is part of.
+    /// The trace context in the label.
     pub fn traceparent(&self) -> Option<TraceParent> {
         TraceParent::in_label(&self.label)
     }
@@ -113,16 +113,16 @@ impl FrameTrace {
 pub struct NodeTrace {
     /// The UUID of the server or client that the frame passed; default: empty.
     pub ssntp_node_uuid: Id,
-    /// Its role: `Server`, `Controller`, `CNAgent`, `Scheduler`,
+    /// The role: `Server`, `Controller`, `CNAgent`, `Scheduler`,
     /// `NetworkingAgent`, `CNCIAgent`, several joined with `-`; default: empty.
     pub ssntp_role: String,
-    /// When the frame left; default: empty, unset.
+    /// The time at which the frame left; default: empty, unset.
     pub tx_timestamp: String,
-    /// When the frame arrived; default: empty, unset.
+    /// The time at which the frame arrived; default: empty, unset.
     pub rx_timestamp: String,
 }
 
-/// A role as traces print it. Bits without a name follow in hexadecimal.
+/// The name of a role in traces. Bits without a name follow in hexadecimal.
 fn role_name(role: Role) -> String {
     const NAMES: [(Role, &str); 6] = [
         (Role::SERVER, "Server"),
@@ -140,32 +140,29 @@ fn role_name(role: Role) -> String {
     names.join("-")
 }
 
-/// An operand as traces print it, which is not always the name of its frame.
+/// The name of an operand in traces, which is not always the name of its frame.
 fn operand_name(kind: FrameKind) -> String {
-    // Programs that read traces look for these texts of the first implementation.
+    // Programs that read traces expect the texts of the first implementation.
     let printed = match (kind.frame_type, Command(kind.operand)) {
-        (FrameType::COMMAND, Command::STATS) => "STATISTICS",
-        (FrameType::COMMAND, Command::ASSIGN_PUBLIC_IP) => "Assign public IP",
-        (FrameType::COMMAND, Command::RELEASE_PUBLIC_IP) => "Release public IP",
-        (FrameType::COMMAND, Command::ATTACH_VOLUME) => "Attach storage volume",
-        (FrameType::COMMAND, Command::DETACH_VOLUME) => "Detach storage volume",
-        (FrameType::COMMAND, Command::REFRESH_CNCI) => "Refresh CNCI List",
-        (FrameType::ERROR, _) => return ErrorCode(kind.operand).0.to_string(),
-        _ => match kind.name() {
-            Some(name) => name,
-            None => return kind.operand.to_string(),
-        },
+        (FrameType::COMMAND, Command::STATS) => Some("STATISTICS"),
+        (FrameType::COMMAND, Command::ASSIGN_PUBLIC_IP) => Some("Assign public IP"),
+        (FrameType::COMMAND, Command::RELEASE_PUBLIC_IP) => Some("Release public IP"),
+        (FrameType::COMMAND, Command::ATTACH_VOLUME) => Some("Attach storage volume"),
+        (FrameType::COMMAND, Command::DETACH_VOLUME) => Some("Detach storage volume"),
+        (FrameType::COMMAND, Command::REFRESH_CNCI) => Some("Refresh CNCI List"),
+        (FrameType::ERROR, _) => None,
+        _ => kind.name(),
     };
-    printed.to_owned()
+    printed.map_or_else(|| kind.operand.to_string(), str::to_owned)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{Event, Status};
+    use crate::proto::{ErrorCode, Event, Status};
 
     #[test]
-    fn operands_print_as_the_peers_print_them() {
+    fn operands_have_the_names_of_the_first_implementation() {
         let printed: Vec<_> = Command::ALL.iter().map(|c| operand_name((*c).into())).collect();
         let expected = [
             "CONNECT",
@@ -202,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_print_as_the_peers_print_them() {
+    fn roles_have_the_names_of_the_first_implementation() {
         assert_eq!(role_name(Role::AGENT | Role::NETAGENT), "CNAgent-NetworkingAgent");
         assert_eq!(role_name(Role::SERVER | Role::SCHEDULER), "Server-Scheduler");
         assert_eq!(role_name(Role::CNCIAGENT), "CNCIAgent");

@@ -1,12 +1,12 @@
-//! Watch and Watched (COMMAND 0x48 and EVENT 0x4a): an operator sees which client sends what.
+//! Watch and Watched (COMMAND 0x48 and EVENT 0x4a): operators watch the frames that clients send.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Id, payload};
 
-/// An operator asks to be told of each frame that a server receives.
+/// An operator asks for a report of each frame that a server receives.
 ///
-/// It is told until its session ends. A further Watch replaces the one before.
+/// The reports end with the operator's session. A further Watch replaces the previous one.
 ///
 /// The payload of Watch (COMMAND 0x48):
 ///
@@ -30,10 +30,10 @@ pub struct Watch {
 
 payload!(Watch = Command::WATCH, under "watch", requires id);
 
-/// Frames that a server has received, and that somebody watches.
+/// A report of frames that a server has received, for an operator that watches.
 ///
-/// The first one has no frames: it says that the server watches from here on. Each other one is
-/// about consecutive frames of one client and of one kind. It does not have their payloads.
+/// The first report has no frames: it confirms that the reports begin. Each other report is about
+/// consecutive frames of one client and one kind, without their payloads.
 ///
 /// The payload of Watched (EVENT 0x4a), made by the server:
 ///
@@ -50,19 +50,20 @@ payload!(Watch = Command::WATCH, under "watch", requires id);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Watched {
-    /// As in the question.
+    /// The `id` of the command.
     pub id: Id,
-    /// The client that sent them.
+    /// The client that sent the frames.
     pub uuid: Id,
-    /// Its roles, joined with commas.
+    /// The client's roles, joined with commas.
     pub roles: String,
-    /// Their kind, by the operand's name or as `COMMAND/0x80`.
+    /// The kind of the frames, by the operand's name or as `COMMAND/0x80`.
     pub kind: String,
-    /// How many they are.
+    /// The number of frames.
     pub frames: u64,
-    /// Their length together, headers included.
+    /// The length of all frames together, with headers.
     pub bytes: u64,
-    /// How many frames before these were not told of, because too much waited for the operator.
+    /// The number of frames before these that were not reported, because the operator's queue was
+    /// full.
     pub missed: u64,
 }
 

@@ -1,6 +1,5 @@
-//! What START and RESTART say alike: how an instance boots, what it needs and
-//! how it is wired; and the older lists of resources, which are read in place
-//! of [`Requirements`].
+//! The keys that START and RESTART share: firmware, persistence, networking and requirements of an
+//! instance; and the older lists of resources, which are read if there are no [`Requirements`].
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -9,11 +8,11 @@ use super::Id;
 use super::names::names;
 
 names! {
-    /// How a virtual machine boots. The default is `Unset`.
+    /// The firmware of a virtual machine. The default is `Unset`.
     FwType {
-        /// With an EFI firmware.
+        /// EFI.
         Efi = "efi";
-        /// With a BIOS.
+        /// BIOS.
         Legacy = "legacy";
         /// Not specified, or the instance is not a virtual machine.
         Unset = "";
@@ -36,32 +35,31 @@ names! {
     default Unset
 }
 
-/// How an instance is wired.
+/// The addresses and networks of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Networking {
-    /// The MAC address of its interface; default: empty.
+    /// The MAC address of the instance's interface; default: empty.
     pub vnic_mac: String,
-    /// Its interface; default: empty.
+    /// The UUID of the interface; default: empty.
     pub vnic_uuid: Id,
     /// The concentrator of its tenant; default: empty.
     pub concentrator_uuid: Id,
     /// The concentrator's address; default: empty.
     pub concentrator_ip: String,
-    /// Its subnet in CIDR form; default: empty.
+    /// The subnet in CIDR form; default: empty.
     pub subnet: String,
-    /// The key of the subnet's tunnel; default: empty. Text here, a number in
-    /// TenantAdded.
+    /// The key of the subnet's tunnel, as text (TenantAdded has it as a number); default: empty.
     pub subnet_key: String,
-    /// Its subnet; default: empty.
+    /// The UUID of the subnet; default: empty.
     pub subnet_uuid: Id,
-    /// Its address inside the subnet; default: empty.
+    /// The address inside the subnet; default: empty.
     pub private_ip: String,
-    /// Whether it has a public IP address; default: false.
+    /// True if the instance has a public IP address; default: false.
     pub public_ip: bool,
 }
 
-/// What an instance needs of its node.
+/// The resources that an instance needs on its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Requirements {
@@ -69,24 +67,22 @@ pub struct Requirements {
     pub mem_mb: i64,
     /// CPUs; default: 0.
     pub vcpus: i64,
-    /// The only node that will do; default: empty, any. Left out when empty.
+    /// The node that the instance must run on; default: empty, any node. Left out when empty.
     #[serde(skip_serializing_if = "Id::is_empty")]
     pub node_id: Id,
-    /// The name of the only node that will do; default: empty, any. Left out
+    /// The host name of the node that the instance must run on; default: empty, any node. Left out
     /// when empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub hostname: String,
-    /// Whether it needs a network node, as concentrators do; default: false.
-    /// Left out when false.
+    /// True if it needs a network node, as concentrators do; default: false. Left out when false.
     #[serde(skip_serializing_if = "is_default")]
     pub network_node: bool,
-    /// Whether a container has all rights on its node; default: false. Left
-    /// out when false.
+    /// True if a container runs with all privileges on its node; default: false. Left out when false.
     #[serde(skip_serializing_if = "is_default")]
     pub privileged: bool,
 }
 
-/// The keys of older forms of START and RESTART, and those that decide whether they count.
+/// The keys of older forms of START and RESTART, and the newer keys that take precedence.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Older {
@@ -98,11 +94,10 @@ pub(super) struct Older {
 }
 
 impl Older {
-    /// Sets requirements that only the older lists have: what was requested, and for the
-    /// rest what was estimated. `disk_mb` and `physical_network` have no place in the
-    /// current form.
+    /// Sets requirements from the older lists: the requested resources, and the estimated ones that
+    /// were not requested. The current form has no `disk_mb` and no `physical_network`.
     pub(super) fn complete(&self, requirements: &mut Requirements) {
-        // A sender of both forms means the newer one.
+        // If a sender writes both forms, the newer one counts.
         if self.requirements.is_some() {
             return;
         }
@@ -125,7 +120,7 @@ struct Resource {
     value: i64,
 }
 
-/// For fields that are left out when they have their default.
+/// True for the default value, with which a field is left out.
 pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

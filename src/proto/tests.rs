@@ -282,7 +282,7 @@ fn a_traced_frame_is_known_byte_for_byte() {
 }
 
 #[test]
-fn a_trace_tells_the_time_of_each_hop() {
+fn a_trace_has_the_time_of_each_hop() {
     let (origin, server, end) = (Uuid::from_u128(1), Uuid::from_u128(2), Uuid::from_u128(3));
     let mut trace = Trace::new("job");
     trace.stamp_sent(origin, Role::CONTROLLER, 100);

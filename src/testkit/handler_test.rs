@@ -1,4 +1,4 @@
-//! A handler without TLS, threads and clock: see [`HandlerTest`].
+//! Tests of a handler without TLS, threads and clock: see [`HandlerTest`].
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -17,13 +17,13 @@ use ssntp_transport::dispatch::{Action, Core};
 use ssntp_transport::pki::Identity;
 use ssntp_transport::{ConnectionId, EndReason, Numbers, Outbox, Outgoing, PeerAddress};
 
-/// So many timers in a row without that time goes on are a handler's mistake.
+/// The most timers in one [`HandlerTest::advance`]. More of them are a handler's mistake: it sets its
+/// next timer to the past.
 const MOST_TICKS: u32 = 10_000;
 
-/// A [`Handler`] under test: clients, frames and the time are what the test
-/// says, and whatever the handler sends is there at once. Filter, rules,
-/// operands and admission of the configuration apply, as the server's own code
-/// applies them; nothing is encrypted, no thread is started, and nothing waits.
+/// A [`Handler`] under test. The test provides clients, frames and the time, and reads the frames that
+/// the handler sends at once. The server's own code applies the configured filter, rules, operands
+/// and admission. There is no encryption, no thread, and no wait.
 ///
 /// ```
 /// # #[cfg(feature = "issue")] {
@@ -71,12 +71,11 @@ impl std::fmt::Debug for HandlerTest {
 }
 
 impl HandlerTest {
-    /// A handler in a server of this configuration, which listens nowhere and
-    /// has room for 1000 sessions.
+    /// A handler in a server of this configuration, which does not listen, and admits 1000 sessions
+    /// unless the configuration has a limit.
     ///
     /// # Errors
-    /// As of [`Server::start`](crate::Server::start), for what is wrong with the
-    /// configuration.
+    /// As [`Server::start`](crate::Server::start), for mistakes in the configuration.
     pub fn new(config: ServerConfig, handler: impl Handler) -> Result<Self, ServerError> {
         config.check()?;
         let environment = Environment::new(&config)?;
@@ -103,11 +102,11 @@ impl HandlerTest {
         })
     }
 
-    /// A client with this identity and all its roles connects, with its
-    /// certificate's UUID or a random one.
+    /// Connects a client with all roles of this identity, and with the UUID of its certificate or a
+    /// random one.
     ///
     /// # Errors
-    /// Why the server, or [`Handler::admit`], refuses it.
+    /// The refusal of the server or of [`Handler::admit`].
     pub fn connect(&mut self, identity: &Identity) -> Result<SessionInfo, Refusal> {
         self.connect_as(identity, identity.uuid().unwrap_or_else(Uuid::new_v4))
     }
@@ -115,7 +114,7 @@ impl HandlerTest {
     /// As [`connect`](Self::connect), with this UUID.
     ///
     /// # Errors
-    /// As there.
+    /// As [`connect`](Self::connect).
     pub fn connect_as(&mut self, identity: &Identity, uuid: Uuid) -> Result<SessionInfo, Refusal> {
         let id = self.connections.take();
         let outbox = Outbox::new(ssntp_transport::Limits::default());
@@ -145,7 +144,7 @@ impl HandlerTest {
         Ok((*info).clone())
     }
 
-    /// A client sends a frame. One that is not connected sends nothing.
+    /// Delivers a frame of a client to the server. Does nothing if the client is not connected.
     pub fn receive(&mut self, from: Uuid, frame: &Frame) {
         let item = if frame.trace().is_some() {
             Item::Traced(frame.clone())
@@ -159,9 +158,8 @@ impl HandlerTest {
         }
     }
 
-    /// A client asks, by a frame of a kind that is registered as a request:
-    /// whom the rules choose, or else the handler. What is answered meanwhile;
-    /// a refusal is the text.
+    /// Delivers a request of a client, which the rules forward or the handler answers. Returns the
+    /// answer if there is one yet; a refusal is `Err` with its text.
     pub fn request(&mut self, from: Uuid, frame: &Frame) -> Option<Result<Frame, String>> {
         self.numbers += 1;
         let asking = Exchange {
@@ -185,7 +183,7 @@ impl HandlerTest {
         })
     }
 
-    /// A client's connection is lost.
+    /// Loses the connection of a client.
     pub fn lose(&mut self, uuid: Uuid) {
         if let Some(id) = self.id_of(uuid) {
             self.step(|core, now, actions| core.ended(id, EndReason::PeerClosed, now, actions));
@@ -199,13 +197,13 @@ impl HandlerTest {
         }
     }
 
-    /// What has been sent to a client since this was asked last, in order.
+    /// The frames that were sent to a client since the last call, in order.
     pub fn sent_to(&mut self, uuid: Uuid) -> Vec<Frame> {
         self.sent.remove(&uuid).unwrap_or_default()
     }
 
-    /// The requests that the handler's rules have passed on to a client, since
-    /// this was asked last. Other frames for it stay.
+    /// The requests that the rules have forwarded to a client since the last call. Other frames for
+    /// the client stay.
     pub fn asked(&mut self, uuid: Uuid) -> Vec<Request> {
         let Some(sent) = self.sent.get_mut(&uuid) else {
             return Vec::new();
@@ -221,8 +219,8 @@ impl HandlerTest {
         asked
     }
 
-    /// Time goes on: timers of the handler and of held frames come on the way,
-    /// each at its own time.
+    /// Advances the time. Timers of the handler and of held frames expire on the way, each at its own
+    /// time.
     pub fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         for _ in 0..MOST_TICKS {
@@ -235,12 +233,12 @@ impl HandlerTest {
         self.now = end;
     }
 
-    /// The present time, as [`Context::now`] says it.
+    /// The present time, as [`Context::now`] returns it.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Does something as [`ServerHandle::with`](crate::server::ServerHandle::with) does.
+    /// Calls a function with the server's context, as [`ServerHandle::with`](crate::server::ServerHandle::with) does.
     pub fn with<T>(&mut self, call: impl FnOnce(&mut Context<'_>) -> T) -> Option<T> {
         let mut result = None;
         self.step(|core, now, actions| core.call(now, actions, |cx| result = Some(call(cx))));
@@ -252,12 +250,12 @@ impl HandlerTest {
         self.step(|core, now, actions| core.stop(now, actions));
     }
 
-    /// Whether the server has been stopped, by the test or by the handler.
+    /// True if the test or the handler has stopped the server.
     pub fn is_stopped(&self) -> bool {
         self.open.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected)
     }
 
-    /// Whether a client's session stands.
+    /// True if the client has a session.
     pub fn is_connected(&self, uuid: Uuid) -> bool {
         self.id_of(uuid).is_some()
     }
@@ -273,7 +271,7 @@ impl HandlerTest {
         self.perform(actions);
     }
 
-    /// Does what the core wants done, and what comes of that.
+    /// Carries out the actions of the core, and the actions that follow from them.
     fn perform(&mut self, mut actions: Vec<Action>) {
         loop {
             self.core.settle(self.now, &mut actions);
@@ -284,7 +282,7 @@ impl HandlerTest {
                 match action {
                     Action::Send { to, item, .. } => self.deliver(to, &item),
                     Action::End { id, .. } => self.remove(id),
-                    // Only links have sessions held.
+                    // Only links use this action.
                     Action::Hold { .. } => {}
                     Action::Stop => self.core.stop(self.now, &mut actions),
                 }
@@ -299,7 +297,7 @@ impl HandlerTest {
         let mut bytes: BytesMut = item.parts().flatten().copied().collect();
         let mut codec = Codec::new(u32::MAX, true).operands(self.environment.operands.clone());
         let mut items = Vec::new();
-        // These are whole frames of this process.
+        // The server sends whole, valid frames, so decoding does not fail.
         let _ = codec.decode(&mut bytes, &mut items);
         let sent = self.sent.entry(client.uuid).or_default();
         for item in items {
@@ -309,6 +307,9 @@ impl HandlerTest {
                 Item::Unsupported(_) => {}
             }
         }
-        debug_assert!(client.outbox.waiting().frames == 0, "nothing goes this way");
+        debug_assert!(
+            client.outbox.waiting().frames == 0,
+            "the test takes frames from the actions, not from the queue"
+        );
     }
 }

@@ -1,11 +1,11 @@
-//! For the tests of programs that embed this crate: certificates, servers and
-//! clients in one process, networks that fail, and handlers without any of it.
+//! Tools to test programs that use this library: certificates, servers and clients in one process,
+//! networks that fail, and handlers without a server.
 //!
-//! | to test | there is |
+//! | to test | use |
 //! |---|---|
 //! | a [`Handler`](crate::server::Handler) alone, in virtual time | [`HandlerTest`] |
 //! | a server with its clients | [`Testkit`]: TLS and threads are real, the network is memory |
-//! | what becomes of it when the network fails | [`MemoryListener::cut`], [`stall`](MemoryListener::stall), [`set_faults`](MemoryListener::set_faults) |
+//! | a network that fails | [`MemoryListener::cut`], [`stall`](MemoryListener::stall), [`set_faults`](MemoryListener::set_faults) |
 //!
 //! ```
 //! # #[cfg(feature = "issue")] {
@@ -33,8 +33,7 @@ use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Erro
 pub use self::handler_test::HandlerTest;
 pub use ssntp_transport::memory::Faults;
 
-/// An authority, and a network in memory. Both are of this process and gone
-/// with it.
+/// An authority, and a network in memory. Both exist only in this process.
 #[derive(Debug)]
 pub struct Testkit {
     authority: Authority,
@@ -42,10 +41,10 @@ pub struct Testkit {
 }
 
 impl Testkit {
-    /// A new authority, which only this kit's servers and clients trust.
+    /// A new authority, which only the servers and clients of this kit trust.
     ///
     /// # Errors
-    /// No cryptography was compiled in.
+    /// The library was built without cryptography.
     pub fn new() -> Result<Self, Error> {
         Ok(Self {
             authority: Authority::new(&AuthorityRequest::default())?,
@@ -53,7 +52,7 @@ impl Testkit {
         })
     }
 
-    /// The authority, for certificates that say more than a role.
+    /// The authority, for certificates with more than a role.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }
@@ -66,32 +65,31 @@ impl Testkit {
     /// A new identity with these roles.
     ///
     /// # Errors
-    /// As of [`Authority::issue`].
+    /// As [`Authority::issue`].
     pub fn identity(&self, roles: Role) -> Result<Identity, Error> {
         let issued = self.authority.issue(&CertificateRequest::new(roles))?;
         Ok(issued.identity())
     }
 
-    /// A server that listens in [`network`](Self::network).
+    /// The configuration of a server that listens in [`network`](Self::network).
     ///
     /// # Errors
-    /// As of [`identity`](Self::identity).
+    /// As [`identity`](Self::identity).
     pub fn server_config(&self) -> Result<ServerConfig, Error> {
         let config = ServerConfig::new(self.identity(Role::SERVER)?, self.trust());
         Ok(config.listen_in_memory(&self.network))
     }
 
-    /// A client with these roles that connects there.
+    /// The configuration of a client with these roles that connects to that server.
     ///
     /// # Errors
-    /// As of [`identity`](Self::identity).
+    /// As [`identity`](Self::identity).
     pub fn client_config(&self, roles: Role) -> Result<ClientConfig, Error> {
         let config = ClientConfig::new(self.identity(roles)?, self.trust());
         Ok(config.connect_in_memory(&self.network))
     }
 
-    /// Where they meet, and what can go wrong there. It closes with the first
-    /// server that stops.
+    /// The network, with functions that make it fail. It closes with the first server that stops.
     pub fn network(&self) -> &MemoryListener {
         &self.network
     }

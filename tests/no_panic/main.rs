@@ -1,5 +1,5 @@
-//! No bytes make the library panic: the body of every fuzz target, on its
-//! seeds, on seeds that were damaged, and on any bytes.
+//! No bytes make the library panic: runs the body of every fuzz target on its seeds, on damaged
+//! seeds, and on random bytes.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ fn every_beginning_of_a_seed_is_survived() {
     }
 }
 
-/// What is done to a seed: at a place, so many bytes become these.
+/// The damage of a seed: a position, a number of bytes, and the bytes that replace them.
 type Damage = (prop::sample::Index, usize, Vec<u8>);
 
 fn damages() -> impl Strategy<Value = Vec<Damage>> {
@@ -108,8 +108,8 @@ macro_rules! each_survives_any_bytes {
     };
 }
 
-/// Plays the seeds of a target, and then so many scripts. They have one beginning in all runs: a
-/// failure can be repeated.
+/// Plays the seeds of a target, and then `scripts` random scripts. The random numbers have a fixed
+/// seed, so that a failure can be repeated.
 fn plays(target: &str, play: fn(&[u8]), scripts: u32) {
     let mut state = 0x5eed_u64;
     let mut byte = || {

@@ -1,4 +1,4 @@
-//! The commands but START, STATS and CONFIGURE.
+//! All commands except START, STATS and CONFIGURE.
 
 use ssntp::payload::*;
 
@@ -81,7 +81,7 @@ fn restart_in_its_current_form() {
 }
 
 #[test]
-fn evacuate_goes_to_maintenance_unless_told() {
+fn evacuate_without_a_next_state_goes_to_maintenance() {
     let found: Evacuate = current(&fixture("EVACUATE"));
     assert_eq!(found.workload_agent_uuid, NODE);
     assert_eq!(found.next_state, NextState::Maintenance);

@@ -1,4 +1,4 @@
-//! The events but TraceReport.
+//! All events except TraceReport.
 
 use std::net::Ipv4Addr;
 
@@ -81,7 +81,7 @@ fn node_connected_and_disconnected() {
 }
 
 #[test]
-fn names_that_are_not_known_survive() {
+fn unknown_names_are_kept() {
     let document = format!("node_connected:\n  node_uuid: {NODE}\n  node_type: storage_node\n");
     let found: NodeConnected = current(document.as_bytes());
     assert_eq!(found.node_type, NodeType::Other("storage_node".to_owned()));
@@ -90,7 +90,7 @@ fn names_that_are_not_known_survive() {
 }
 
 #[test]
-fn what_operators_ask_and_are_told() {
+fn commands_of_operators_and_their_answers() {
     let list: ListSessions = current(&fixture("ours_ListSessions"));
     assert_eq!((list.roles.as_str(), list.after), ("agent,netagent", 0));
     let sessions: Sessions = current(&fixture("ours_Sessions"));
@@ -135,7 +135,7 @@ fn what_operators_ask_and_are_told() {
     );
     let leader: NewLeader = current(&fixture("ours_NewLeader"));
     assert_eq!(leader.token, 7 << 20 | 1);
-    // An answer has to be found again.
+    // The `id` is required, so that the operator can match the answer.
     let without = ListSessions::decode(b"list_sessions:\n  after: 1\n").unwrap_err();
     assert_eq!(without.path(), "list_sessions.id");
 }

@@ -26,7 +26,7 @@ fn start_failure() {
 
 /// A key of this project, which others ignore.
 #[test]
-fn a_failure_to_start_says_why_in_full_where_there_is_more_to_say() {
+fn a_start_failure_may_have_details() {
     let failure = StartFailure {
         detail: "sleep: not found".to_owned(),
         ..StartFailure::default()
@@ -40,7 +40,7 @@ fn a_failure_to_start_says_why_in_full_where_there_is_more_to_say() {
 }
 
 #[test]
-fn only_two_reasons_leave_an_instance_there() {
+fn only_two_reasons_mean_that_the_node_has_the_instance() {
     let there: Vec<_> = StartFailureReason::ALL
         .iter()
         .filter(|r| r.instance_is_there())

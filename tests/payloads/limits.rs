@@ -1,15 +1,15 @@
-//! Documents made to use up memory or time are refused, and soon.
+//! Documents that are made to use up memory or time are refused in a short time.
 
 use std::time::Duration;
 
 use ssntp::payload::yaml::{self, ErrorKind, MAX_ALIASES, MAX_DEPTH, MAX_DOCUMENT_LEN, MAX_NODES};
 use ssntp::payload::*;
 
-/// Even a debug build is far below it; a parser that can be
-/// attacked is far above.
+/// The bound of the processor time. Even a debug build takes far less, and a parser that can be
+/// attacked takes far more.
 const SOON: Duration = Duration::from_secs(20);
 
-/// The processor time of this thread: a busy machine makes no reader slower by it.
+/// The processor time of this thread, which does not depend on other load of the machine.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
@@ -103,7 +103,7 @@ fn deep_nesting_is_refused() {
         .collect();
     assert_eq!(refusal("1,000 maps", &staircase), depth);
 
-    // At the limit, and one past it.
+    // At the limit, and one above it.
     let nested = |levels: usize| format!("node_uuid: n\nx: {}{}\n", "[".repeat(levels), "]".repeat(levels));
     assert!(Stats::decode(nested(MAX_DEPTH - 1).as_bytes()).is_ok());
     assert_eq!(refusal("65 levels", &nested(MAX_DEPTH)), depth);
@@ -130,12 +130,12 @@ fn long_documents_are_refused_unread() {
     assert_eq!(refusal("1,000,000 instances", &list), too_long(list.len()));
     let scalar = format!("hostname: {}", "x".repeat(64 << 20));
     assert_eq!(refusal("a scalar of 64 MiB", &scalar), too_long(scalar.len()));
-    // A START may have longer documents behind its command.
+    // A START may have longer documents after its command.
     let start = format!("start:\n  dir: {}", "x".repeat(MAX_READ_LEN));
     let error = soon("a command of 64 KiB", &start, Start::decode).unwrap_err();
     assert_eq!((error.line(), error.is_malformed()), (Some(1), true));
 
-    // At the limit a scalar is only long.
+    // A scalar at the limit is accepted.
     let head = "node_uuid: n\nhostname: ";
     let longest = format!("{head}{}", "x".repeat(MAX_DOCUMENT_LEN - head.len()));
     assert!(soon("a scalar of 1 MiB", &longest, Stats::decode).is_ok());
@@ -146,13 +146,13 @@ fn long_documents_are_refused_unread() {
 }
 
 #[test]
-fn what_is_read_on_the_thread_that_serves_everybody_is_short() {
+fn payloads_that_the_dispatcher_reads_are_short() {
     let most = MAX_NODES / 16;
     let error = |document: &str| match soon("READY", document, Ready::decode).unwrap_err() {
         Error::Document(error) => error.kind().clone(),
         error => panic!("{error}"),
     };
-    // A short document stands for a long one by its aliases.
+    // Aliases make a short document as large as a long one.
     let list = vec!["a"; 1000].join(",");
     let document = format!("a: &a [{list}]\nb: [{}]\n", vec!["*a"; 90].join(","));
     let what = "keys and values";
@@ -163,7 +163,7 @@ fn what_is_read_on_the_thread_that_serves_everybody_is_short() {
         vec!["*a"; 90].join(",")
     );
     assert!(matches!(error(&document), ErrorKind::TooMany { .. }));
-    // What a command names is read even if the command cannot be, but not at any length.
+    // The subject of an invalid command is read, but only within the limit.
     let long = format!("start:\n  instance_uuid: x\n  dir: {}", "x".repeat(MAX_READ_LEN));
     let command = ssntp::Frame::with_payload(ssntp::proto::Command::START, long);
     assert_eq!(CommandSubject::of(&command), CommandSubject::default());
@@ -197,14 +197,14 @@ fn wide_documents_are_refused() {
         refusal("a flow list of 1 MiB", &format!("[{}", &fill("a,")[2..])),
         too_many
     );
-    // Many different keys are not an attack.
+    // Many different keys are allowed.
     let keys: String = (0..70_000).map(|key| format!("k{key}: v\n")).collect();
     let error = soon("70,000 keys", &keys, Stats::decode).unwrap_err();
     assert_eq!(error.path(), "node_uuid");
 }
 
 #[test]
-fn tokens_repeated_to_the_limit_take_little_time() {
+fn repeated_tokens_take_little_time() {
     for token in [
         "\n", " ", "# x\n", "&a ", "!a ", "*a ", "\"", "'", "|\n", "a: |\n", "\\", "%a b\n", "\u{feff}", ": ",
     ] {
@@ -216,7 +216,7 @@ fn tokens_repeated_to_the_limit_take_little_time() {
 }
 
 #[test]
-fn markers_repeated_to_a_frame_s_length_take_little_time() {
+fn repeated_markers_in_a_long_frame_take_little_time() {
     let payload = "---\n".repeat(4 << 20);
     let error = soon("16 MiB of ---", &payload, StartPayload::decode).unwrap_err();
     assert_eq!(error.path(), "start");

@@ -6,8 +6,8 @@
 //! | `commands`, `events`, `failures`, `status` | each schema reads, writes and reads back |
 //! | `start` | the documents of START and its older forms |
 //! | `refused` | bad input is refused, with path and line |
-//! | `reading`, `limits` | the reading rules; attacks are refused, and soon |
-//! | `properties` | any text survives, no bytes panic |
+//! | `reading`, `limits` | the reading rules; attacks are refused in a short time |
+//! | `properties` | any text is read back equal, no bytes cause a panic |
 
 #![allow(
     clippy::disallowed_methods,
@@ -38,8 +38,8 @@ const TENANT: &str = "93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50";
 const CNCI: &str = "c2a1f0e9-8d7c-4b6a-9584-736251403f2e";
 const VOLUME: &str = "7c9e6679-7425-40de-944b-e07fc1f90ae7";
 
-/// Where the peer library's documents lie, and, as `ours_…`, those of frames that
-/// it does not have.
+/// The directory of the peer library's documents, and, as `ours_…`, of documents for frames that the
+/// peer library does not have.
 fn fixtures() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/payloads")
 }
@@ -49,15 +49,15 @@ fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(fixtures().join(name).with_extension("yaml")).unwrap()
 }
 
-/// Checks that what was read is written so that it reads back equal.
+/// Checks that a value is written so that it is read back equal.
 fn survives<T: Payload + PartialEq + Debug>(value: &T) {
     let written = value.encode();
     let again = T::decode(&written).unwrap_or_else(|e| panic!("{e}\n{}", text(&written)));
     assert_eq!(&again, value);
 }
 
-/// Reads a document in the current form, and checks that what is written says
-/// the same to an independent parser.
+/// Reads a document in the current form, writes it, and checks that an independent parser reads the
+/// same values from both.
 fn current<T: Payload + PartialEq + Debug>(document: &[u8]) -> T {
     let value = T::decode(document).unwrap();
     survives(&value);
@@ -65,7 +65,7 @@ fn current<T: Payload + PartialEq + Debug>(document: &[u8]) -> T {
     value
 }
 
-/// Reads a document in an older form, which is written in the current one.
+/// Reads a document in an older form, and checks that it is written in the current form.
 fn older<T: Payload + PartialEq + Debug>(document: &[u8]) -> T {
     let value = T::decode(document).unwrap();
     survives(&value);

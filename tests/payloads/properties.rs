@@ -1,4 +1,4 @@
-//! Any text survives in every place that holds text, and no bytes panic.
+//! Any text in any field is read back equal, and no bytes cause a panic.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -10,8 +10,7 @@ use ssntp::payload::*;
 
 use super::*;
 
-/// Applies a macro to every schema, each with a document that has something in
-/// every list.
+/// Applies a macro to every schema, each with a document in which no list is empty.
 macro_rules! for_every_schema {
     ($each:ident) => {
         $each! {
@@ -71,7 +70,7 @@ macro_rules! for_every_schema {
     };
 }
 
-/// Text that a writer of YAML can get wrong, and any other.
+/// Texts that are difficult for a YAML writer, and any other texts.
 fn any_text() -> impl Strategy<Value = String> {
     let odd = prop::sample::select(vec![
         "no",
@@ -161,7 +160,7 @@ fn any_text() -> impl Strategy<Value = String> {
         0..12,
     )
     .prop_map(String::from_iter);
-    // What looks like a number or a date, and then like something else.
+    // Texts that begin like a number or a date.
     let joined = (odd.clone(), symbols.clone()).prop_map(|(odd, symbols)| odd + &symbols);
     let any = proptest::collection::vec(any::<char>(), 0..40).prop_map(String::from_iter);
     // A document has some 16 texts, and at most 64 KiB.
@@ -174,14 +173,14 @@ fn any_key() -> impl Strategy<Value = String> {
     any_text().prop_map(|text| text.chars().take(300).collect())
 }
 
-/// Puts texts from the list, in turn, wherever the document has text.
+/// Replaces each text of the document by the next text of the list.
 fn fill_with_text(value: &mut Value, texts: &mut dyn Iterator<Item = String>) {
     match value {
         Value::String(text) => *text = texts.next().unwrap(),
         Value::Sequence(list) => list.iter_mut().for_each(|value| fill_with_text(value, texts)),
         Value::Mapping(map) => {
             for (key, value) in map {
-                // A UUID and nothing else may stand there in a START.
+                // This key of a START must have a UUID.
                 let fixed = key == "instance_uuid" && value.as_str() == Some(INSTANCE);
                 if !fixed {
                     fill_with_text(value, texts);
@@ -192,15 +191,15 @@ fn fill_with_text(value: &mut Value, texts: &mut dyn Iterator<Item = String>) {
     }
 }
 
-fn any_text_survives<T: Payload + PartialEq + Debug>(name: &str, texts: Vec<String>) {
+fn any_text_is_read_back<T: Payload + PartialEq + Debug>(name: &str, texts: Vec<String>) {
     // Read, and written again, so that it has exactly the current form.
     let current = T::decode(&fixture(name)).unwrap().encode();
     let mut document = yaml_value(&current);
     fill_with_text(&mut document, &mut texts.iter().cycle().cloned());
-    // Another writer's form of it is read…
+    // The form of another writer is read…
     let others = serde_yaml::to_string(&document).unwrap();
     let value = T::decode(others.as_bytes()).unwrap_or_else(|e| panic!("{e}\n{others}"));
-    // … and ours is read by us and by the other alike.
+    // … and our form gives the same values to our reader and to the other one.
     survives(&value);
     assert_eq!(yaml_value(&value.encode()), document, "{}", text(&value.encode()));
 }
@@ -215,14 +214,13 @@ macro_rules! text_tests {
                 $(
                     #[test]
                     fn $test(texts in proptest::collection::vec(any_text(), 1..9)) {
-                        // Where a value is required, empty text is none, and
-                        // "running" is read as "active", "" as the default.
-                        // YAML 1.1 breaks lines at U+2028 and U+2029, so the
-                        // other writer puts indentation behind them.
+                        // A required value must not be empty. "running" is read as
+                        // "active", and "" as the default. In YAML 1.1 U+2028 and U+2029
+                        // end a line, so the other writer adds indentation after them.
                         let fits = |t: &String| !t.is_empty() && t != "running" && !t.contains(['\u{2028}', '\u{2029}']);
                         let texts = texts.into_iter().filter(fits).collect::<Vec<_>>();
                         prop_assume!(!texts.is_empty());
-                        any_text_survives::<$schema>($fixture, texts);
+                        any_text_is_read_back::<$schema>($fixture, texts);
                     }
                 )*
             }
@@ -281,7 +279,7 @@ proptest! {
             prop_assert!(start >= end);
             end = start + document.bytes.len();
             let before = bytes[..start].iter().filter(|b| **b == b'\n').count();
-            // An empty document at the end has no line of its own.
+            // An empty document at the end has no line.
             prop_assert!(document.line == before + 1 || document.bytes.is_empty());
         }
     }
@@ -298,7 +296,7 @@ proptest! {
     }
 }
 
-/// Reads bytes as a schema; what is taken can be written and read back.
+/// Reads bytes as a schema, and checks that an accepted value is written and read back equal.
 fn harmless<T: Payload + PartialEq + Debug>(bytes: &[u8]) {
     if let Ok(value) = T::decode(bytes) {
         survives(&value);
@@ -360,7 +358,7 @@ fn a_schema_has_the_short_limit_unless_it_holds_lists() {
     );
 }
 
-/// Pieces of YAML, of schemas, and of neither.
+/// Pieces of YAML, of schemas, and of other texts.
 fn pieces() -> impl Strategy<Value = Vec<u8>> {
     let words = prop::sample::select(vec![
         "start:",

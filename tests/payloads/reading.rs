@@ -8,7 +8,7 @@ use ssntp::payload::{yaml, *};
 use super::*;
 
 #[test]
-fn unknown_keys_are_ignored_whatever_they_hold() {
+fn unknown_keys_are_ignored_with_any_value() {
     let document = format!(
         "node_uuid: {NODE}
 later: {{a: [1, {{b: ~}}], 'c': \"d\"}}
@@ -179,7 +179,7 @@ fn integers_may_be_written_in_other_ways() {
 }
 
 #[test]
-fn aliases_within_bounds_stand_for_what_they_name() {
+fn aliases_within_bounds_have_the_value_of_their_anchor() {
     let document = format!(
         "node_uuid: &id {NODE}\nnetworks:\n- &n {{ip: &ip 10.0.0.7, mac: m}}\n- *n\n- ip: *ip\nhostname: *id\n"
     );
@@ -191,7 +191,7 @@ fn aliases_within_bounds_stand_for_what_they_name() {
 }
 
 #[test]
-fn tags_say_what_an_untagged_scalar_would_not() {
+fn a_tag_changes_the_type_of_a_scalar() {
     let document =
         format!("node_uuid: {NODE}\nhostname: !!str 12\nload: !!int \"3\"\nunknown: !own {{a: 1}}\n");
     let found = Ready::decode(document.as_bytes()).unwrap();
@@ -278,7 +278,7 @@ fn text_that_old_readers_misread_is_quoted() {
 }
 
 #[test]
-fn written_in_order_with_two_spaces_and_empty_forms() {
+fn fields_are_written_in_order_with_two_spaces_and_empty_forms() {
     let configure = Configure {
         launcher: LauncherConfig {
             mgmt_net: vec!["fd00::/8".to_owned()],
@@ -340,7 +340,7 @@ fn other_types_can_be_read_and_written_too() {
         nothing: (),
     };
     let written = yaml::encode(&value).unwrap();
-    // An empty value is a missing one, which `()` doesn't allow.
+    // An empty value counts as missing, which `()` does not allow.
     let error = yaml::decode::<Other>(&written).unwrap_err();
     assert_eq!(error.path(), "nothing");
     let pairs: BTreeMap<String, serde_json::Value> = yaml::decode(&written).unwrap();

@@ -1,4 +1,4 @@
-//! Bad input is refused, and the error says where.
+//! Bad input is refused, with the path and the line.
 
 use std::fmt::Debug;
 
@@ -6,7 +6,7 @@ use ssntp::payload::*;
 
 use super::*;
 
-/// Checks the error of a payload: its path, its line and what it says.
+/// Checks the error of a payload: the path, the line and a part of the text.
 fn refused<T: Payload + Debug>(payload: &str, path: &str, line: usize, says: &str) {
     let error = match T::decode(payload.as_bytes()) {
         Ok(value) => panic!("{payload}\nis taken: {value:?}"),
@@ -17,8 +17,8 @@ fn refused<T: Payload + Debug>(payload: &str, path: &str, line: usize, says: &st
     assert!(error.to_string().contains(says), "{error}\n{payload}");
 }
 
-/// Checks what every schema refuses: `root` is its wrapping key, and `fields`
-/// a line for each field that can be wrong, with its type.
+/// Checks the errors that all schemas have in common. `root` is the key around the document, and
+/// `fields` has a line for each field that can be wrong, with its type.
 fn bad<T: Payload + Debug>(root: Option<&str>, required: &[&str], fields: &[(&str, &str)]) {
     // Not YAML, not UTF-8, not a map.
     refused::<T>("a: [1, 2", "a[1]", 1, "not YAML");
@@ -27,8 +27,8 @@ fn bad<T: Payload + Debug>(root: Option<&str>, required: &[&str], fields: &[(&st
     refused::<T>("a: b: c\n", "", 1, "not YAML");
     let error = T::decode(b"a: 1\nb: \xff\n").unwrap_err();
     assert_eq!((error.line(), error.is_malformed()), (Some(2), true), "{error}");
-    refused::<T>("a: 1\na: 2\n", "a", 2, "stands twice");
-    refused::<T>("deep: {a: {b: 1, b: 2}}\n", "deep.a.b", 1, "stands twice");
+    refused::<T>("a: 1\na: 2\n", "a", 2, "duplicate key");
+    refused::<T>("deep: {a: {b: 1, b: 2}}\n", "deep.a.b", 1, "duplicate key");
 
     let at = |field: &str| match root {
         Some(root) => format!("{root}.{field}"),
@@ -66,7 +66,7 @@ fn bad<T: Payload + Debug>(root: Option<&str>, required: &[&str], fields: &[(&st
                 ("true", "expected an integer, found boolean true"),
                 (
                     "010",
-                    "expected an integer, found number 010, octal to some readers",
+                    "expected an integer, found ambiguous number 010 (octal in YAML 1.1)",
                 ),
                 ("\"\"", "expected an integer, found empty text"),
                 ("99999999999999999999", "expected an integer from"),
@@ -93,7 +93,7 @@ fn bad<T: Payload + Debug>(root: Option<&str>, required: &[&str], fields: &[(&st
         }
     }
     for field in required {
-        // Alone, it is all that is there; without it, it is what is missing.
+        // With this field only, the other required fields are missing; without it, this one is.
         let all = |left_out: &str, instead: &str| {
             let lines = required.iter().filter(|f| **f != left_out);
             let lines: Vec<_> = lines.map(|f| format!("{f}: {INSTANCE}")).collect();
@@ -119,7 +119,7 @@ fn bad<T: Payload + Debug>(root: Option<&str>, required: &[&str], fields: &[(&st
             assert!(!error.is_malformed());
         }
     }
-    // The first that is missing is told.
+    // The error names the first missing field.
     if let (Some(first), Some(root)) = (required.first(), root) {
         refused::<T>(
             &format!("{root}:\n"),
@@ -210,12 +210,12 @@ fn start() {
             3,
             "expected text as the key, found a list",
         ),
-        ("env: {A: 1, A: 2}", "env.A", 3, "stands twice"),
+        ("env: {A: 1, A: 2}", "env.A", 3, "duplicate key"),
         (
             "\"odd \\n key\": {a: 1, a: 2}",
             "\"odd \\n key\".a",
             3,
-            "stands twice",
+            "duplicate key",
         ),
         ("vm_type: process", "command", 2, "required, and missing or empty"),
         (

@@ -247,8 +247,7 @@ fn missing_keys_have_their_defaults() {
     assert_eq!(found, expected);
 }
 
-/// Reads a payload and checks which raw documents it has, and that they stay
-/// as they are when it is written.
+/// Reads a payload and checks its raw documents, and that writing does not change them.
 fn documents(payload: &str, user_data: Option<&str>, meta_data: Option<&str>) {
     let found = StartPayload::decode(payload.as_bytes()).unwrap_or_else(|e| panic!("{e}\n{payload}"));
     let given = |document: &Option<RawDocument>| document.as_ref().map(|d| d.as_text().unwrap().to_owned());
@@ -299,7 +298,7 @@ fn documents_are_found_around_the_command() {
 }
 
 #[test]
-fn documents_stay_byte_for_byte_whatever_they_are() {
+fn documents_of_any_bytes_stay_unchanged() {
     for raw in [
         "#!/bin/sh\necho '{[' | start: \n\tstart\n",
         "start a thing: [never closed\n",
@@ -357,8 +356,8 @@ fn a_document_without_a_line_break_gets_one_before_the_next() {
 }
 
 #[test]
-fn the_command_of_a_broken_payload_is_told_from_its_documents() {
-    // Its own error, in the line of the payload.
+fn the_error_of_a_broken_payload_is_about_its_command() {
+    // The error of the broken command, with its line in the payload.
     let payload = format!("#cloud-config\nruncmd: [\n---\n{COMMAND}  networking: [\n");
     let error = StartPayload::decode(payload.as_bytes()).unwrap_err();
     assert!(error.is_malformed());

@@ -46,7 +46,7 @@ fn stats() {
 
 /// Keys of this project, which others ignore.
 #[test]
-fn stats_say_how_instances_ended_and_what_they_are_called() {
+fn stats_have_the_end_and_the_name_of_instances() {
     let written = |instance: &InstanceStats| {
         let stats = Stats {
             node_uuid: NODE.into(),
@@ -76,7 +76,7 @@ fn stats_say_how_instances_ended_and_what_they_are_called() {
 
 /// A key of this project, which others ignore.
 #[test]
-fn stats_say_how_often_they_come_where_it_is_known() {
+fn stats_have_their_interval_if_it_is_known() {
     let stats = Stats {
         node_uuid: NODE.into(),
         ..Stats::default()
@@ -106,7 +106,7 @@ fn ready() {
 }
 
 #[test]
-fn maintenance_carries_ready_or_nothing() {
+fn maintenance_has_the_payload_of_ready_or_none() {
     for payload in ["", "\n", "# nothing\n", "---\n...\n", "~\n"] {
         let nothing = Maintenance::decode(payload.as_bytes()).unwrap();
         assert_eq!(nothing.ready, None);
@@ -266,7 +266,7 @@ fn configure_values_are_checked_with_path_and_line() {
 }
 
 #[test]
-fn invalid_configuration_returns_what_was_refused() {
+fn invalid_configuration_returns_the_refused_payload() {
     for refused in [
         &fixture("CONFIGURE_and_CONNECTED")[..],
         b"not: [yaml",
@@ -312,7 +312,7 @@ fn trace_report() {
 }
 
 #[test]
-fn trace_report_of_frames_is_the_one_that_peers_write() {
+fn a_trace_report_of_frames_equals_that_of_the_peer_library() {
     use ssntp::Role;
     use ssntp::proto::{Command, Frame, Trace, TraceNode};
 
@@ -368,5 +368,8 @@ fn a_frame_of_another_kind_is_refused() {
             found: Status::READY.into(),
         }
     );
-    assert_eq!(error.to_string(), "a payload of STATS was asked of a READY frame");
+    assert_eq!(
+        error.to_string(),
+        "cannot read a payload of STATS from a READY frame"
+    );
 }

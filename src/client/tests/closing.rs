@@ -1,4 +1,4 @@
-//! Closing ends every wait at once, sends what waits, and leaves nothing.
+//! Closing ends every wait at once, sends the queue, and leaves no thread.
 
 use super::*;
 use ssntp_transport::memory::MemoryListener;
@@ -6,7 +6,7 @@ use ssntp_transport::{Address, Limits};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// A client whose every time limit is long.
+/// A client whose time limits are all long.
 fn patient() -> ClientConfig {
     agent()
         .connect_timeout(LONG)
@@ -20,7 +20,7 @@ fn patient() -> ClientConfig {
 }
 
 #[test]
-fn close_sends_what_waits_and_parts_in_order() {
+fn close_sends_the_queue_and_then_close_notify() {
     let (client, mut peer, _server) = pair(|config| config);
     let long = Frame::with_payload(Command::STATS, vec![7; 200_000]);
     client.send(long.clone()).unwrap();
@@ -138,7 +138,7 @@ fn close_wakes_senders_that_wait_offline() {
 }
 
 #[test]
-fn close_wakes_flush_and_whoever_waits_for_a_session() {
+fn close_wakes_flush_and_waits_for_a_session() {
     let config = || patient().connect_in_memory(&MemoryListener::new());
     let limits = Limits {
         frames: 1,
@@ -167,7 +167,7 @@ fn close_wakes_the_pause_between_attempts() {
 #[test]
 fn close_wakes_an_attempt_without_answer() {
     // The queue of a listener that never accepts: once it is full, the next
-    // attempt gets no answer at all.
+    // attempt is not answered.
     let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     let any: std::net::SocketAddr = ([127, 0, 0, 1], 0).into();
     listener.bind(&any.into()).unwrap();
@@ -287,7 +287,7 @@ fn an_ended_client_needs_no_closing_to_end_its_threads() {
 }
 
 #[test]
-fn many_clients_come_and_go_without_a_trace() {
+fn closed_clients_leave_no_threads_or_descriptors() {
     let (server, listener) = TestServer::memory();
     for n in 0..20 {
         let client = Client::start(agent().connect_in_memory(&listener)).unwrap();

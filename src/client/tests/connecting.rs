@@ -1,4 +1,4 @@
-//! Which server is taken, what is tried again, and what ends a client.
+//! The order of servers, the faults that are tried again, and the faults that end a client.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Host};
 use ssntp_transport::{Address, PeerAddress};
 
-/// An address where nobody listens.
+/// An address at which no server listens.
 fn nobody() -> Address {
     TestServer::tcp().address()
 }
 
 #[test]
-fn connect_says_who_and_what_it_is() {
+fn connect_carries_uuid_and_roles() {
     let server = TestServer::tcp();
     let uuid = Uuid::from_u128(7);
     let client = Client::start(agent().address(server.address()).uuid(uuid)).unwrap();
@@ -38,7 +38,7 @@ fn connect_says_who_and_what_it_is() {
 }
 
 #[test]
-fn figures_tell_since_when_a_session_stands_and_why_attempts_failed() {
+fn figures_have_the_start_of_the_session_and_the_failed_attempts() {
     let server = TestServer::tcp();
     let addresses = [nobody(), server.address()];
     let limits = ssntp_transport::Limits::default();
@@ -61,7 +61,7 @@ fn figures_tell_since_when_a_session_stands_and_why_attempts_failed() {
     disconnected(&client);
     let deadline = Instant::now() + LIMIT;
     loop {
-        // Its threads end a moment later.
+        // The threads of the session end a moment later.
         let over = client.handle().figures();
         if over.server.is_none() && over.since > stands.since {
             break;
@@ -72,7 +72,7 @@ fn figures_tell_since_when_a_session_stands_and_why_attempts_failed() {
 }
 
 #[test]
-fn connect_returns_once_the_session_stands() {
+fn connect_returns_once_the_session_is_established() {
     let (server, listener) = TestServer::memory();
     let thread = threads::spawn("t", move || Client::connect(agent().connect_in_memory(&listener)));
     let _peer = server.session();
@@ -128,7 +128,7 @@ fn attempts_run_out() {
 }
 
 #[test]
-fn the_first_attempts_are_counted_for_themselves() {
+fn first_attempts_has_a_limit_of_its_own() {
     let client = Client::start(agent().address(nobody()).first_attempts(1)).unwrap();
     assert!(matches!(closed(&client), ClientError::GaveUp { attempts: 1, .. }));
 
@@ -143,7 +143,7 @@ fn the_first_attempts_are_counted_for_themselves() {
 }
 
 #[test]
-fn a_lost_session_is_stood_up_again_and_events_keep_their_order() {
+fn a_lost_session_is_replaced_and_events_keep_their_order() {
     let (client, mut peer, server) = pair(|config| config);
     for round in 0..3 {
         peer.send(&stats(round));
@@ -183,7 +183,7 @@ fn a_lost_session_makes_no_pause_before_the_next_server_and_one_after_a_whole_ro
         peer.cut();
         disconnected(&client);
     }
-    // Sessions that do not last are no reason to go round without a pause.
+    // Short sessions do not lead to rounds without a pause.
     assert!(!client.handle().wait_connected(Some(Duration::ZERO)).unwrap());
     assert!(servers[0].0.nobody_connected());
 }
@@ -241,7 +241,7 @@ fn aborted_on_a_session_is_final_and_failure_is_not() {
 }
 
 #[test]
-fn a_server_whose_role_does_not_match_is_told_and_ruled_out() {
+fn a_server_whose_role_does_not_match_receives_an_error_and_is_ruled_out() {
     let (server, listener) = TestServer::memory();
     let good = TestServer::tcp();
     let config = agent().connect_in_memory(&listener).address(good.address());
@@ -306,7 +306,7 @@ fn a_server_of_another_authority_is_ruled_out() {
 
 #[test]
 fn a_server_that_refuses_our_certificate_is_ruled_out() {
-    // Of the same name, and of another.
+    // An authority of the same name, and one of another name.
     let request = AuthorityRequest::default();
     for (over_tcp, request) in [(false, request.clone()), (true, request.name("other"))] {
         let foreign = Authority::new(&request).unwrap();
@@ -334,7 +334,7 @@ fn a_server_that_refuses_our_certificate_is_ruled_out() {
 }
 
 #[test]
-fn a_server_by_whose_clock_our_certificate_is_not_valid_is_tried_again() {
+fn a_server_that_calls_our_certificate_expired_is_tried_again() {
     let day = Duration::from_secs(24 * 60 * 60);
     let tomorrow = authority().info().not_before + 2 * day;
     let request = CertificateRequest::new(Role::AGENT).valid_from(tomorrow);
@@ -387,20 +387,20 @@ fn garbage_instead_of_connected_is_tried_again() {
 }
 
 #[test]
-fn a_silent_server_is_given_up_at_the_deadline() {
+fn an_attempt_at_a_silent_server_ends_at_the_deadline() {
     let (server, listener) = TestServer::memory();
     let config = agent()
         .connect_in_memory(&listener)
         .handshake_timeout(Duration::from_millis(50));
     let client = Client::start(config.clone()).unwrap();
-    // Silent before TLS, so that the next attempt is another connection.
+    // The server is silent before TLS, so that the next attempt is another connection.
     let _silent = server.connection();
     let _later = server.connection();
     client.close();
 
     let client = Client::start(config.handshake_timeout(Duration::from_millis(500)).attempts(1)).unwrap();
     let _silent = loop {
-        // Those of the client before may still wait here.
+        // Connections of the previous client may still wait here.
         if let Ok(peer) = server.tls() {
             break peer;
         }

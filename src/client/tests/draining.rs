@@ -17,7 +17,7 @@ fn a_client_leaves_a_draining_server_in_order_and_loses_nothing() {
         assert_eq!(number(&old.recv()), n);
     }
     old.expect_end();
-    // What the server still sends is received, what the client sends waits.
+    // Frames that the server still sends are received; frames that the client sends wait.
     client.try_send(stats(100)).unwrap();
     old.send(&stats(7));
     old.close();
@@ -34,7 +34,7 @@ fn a_client_leaves_a_draining_server_in_order_and_loses_nothing() {
 }
 
 #[test]
-fn a_client_stays_if_its_time_has_not_come_or_it_does_not_connect_again() {
+fn a_client_stays_before_its_time_and_if_it_does_not_reconnect() {
     let garbage = Frame::with_payload(Draining::KIND, "draining: [");
     for (reconnect, frame) in [(true, draining(u64::MAX)), (true, garbage), (false, draining(0))] {
         let (client, mut peer, _server) = pair(|config| config.reconnect(reconnect));
@@ -47,7 +47,7 @@ fn a_client_stays_if_its_time_has_not_come_or_it_does_not_connect_again() {
 }
 
 #[test]
-fn a_client_answers_what_it_was_asked_before_it_leaves() {
+fn a_client_answers_open_requests_before_it_leaves() {
     const ASKED: FrameKind = FrameKind::new(FrameType::COMMAND, 0x81);
     let operands = Operands::default().request(ASKED, "Asked").unwrap();
     let (client, mut peer, _server) = pair(|config| config.operands(operands.clone()));

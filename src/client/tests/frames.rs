@@ -1,4 +1,4 @@
-//! What is received, and in which order.
+//! The frames that a client receives, and their order.
 
 use std::collections::HashSet;
 
@@ -28,7 +28,7 @@ fn frames_glued_to_connected_are_all_delivered() {
 }
 
 #[test]
-fn all_ways_to_receive_give_the_same_stream() {
+fn all_functions_that_receive_give_the_same_stream() {
     let (client, mut peer, _server) = pair(|config| config);
     assert!(matches!(client.try_recv(), Err(RecvError::Empty)));
     assert!(matches!(
@@ -162,7 +162,7 @@ fn a_slow_application_holds_the_server_back_and_gets_everything() {
         while n < FRAMES && peer.try_send(&frame(n)) {
             n += 1;
         }
-        // What was cut off in the middle cannot be taken up again.
+        // A frame that was cut off cannot be continued in the next session.
         stuck.send(n).unwrap();
         n
     });
@@ -204,7 +204,7 @@ fn frames_of_16_mib_pass_both_ways_at_once() {
 }
 
 #[test]
-fn traces_are_stamped_where_the_session_agreed_on_them() {
+fn traces_are_stamped_if_the_session_agreed_on_them() {
     let (client, mut peer, _server) = pair(|config| config.tracing(true));
     assert!(peer.hello().trace && client.server().unwrap().tracing());
     client.send(stats(1).traced(Trace::new("up"))).unwrap();
@@ -234,7 +234,7 @@ fn traces_are_stamped_where_the_session_agreed_on_them() {
 }
 
 #[test]
-fn traces_are_left_out_where_it_did_not() {
+fn traces_are_left_out_if_the_session_did_not_agree() {
     let (client, mut peer, _server) = pair(|config| config);
     assert!(!peer.hello().trace);
     client.send(stats(1).traced(Trace::new("up"))).unwrap();

@@ -1,4 +1,4 @@
-//! The client in conversation with a server that a test speaks for.
+//! Tests of the client against a server that the test controls.
 #![allow(clippy::disallowed_methods, reason = "tests measure that waits are short")]
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test may fail")]
 #![allow(clippy::cast_possible_truncation, reason = "patterns of bytes")]
@@ -27,7 +27,7 @@ use crate::proto::{Command, Frame};
 /// for, and enough for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-/// A STATS frame that tells its number.
+/// A STATS frame with a number in its payload.
 fn stats(number: u32) -> Frame {
     Frame::with_payload(Command::STATS, number.to_be_bytes().to_vec())
 }
@@ -62,7 +62,7 @@ fn disconnected(client: &Client) -> (DisconnectReason, bool) {
     }
 }
 
-/// The last event and its reason; the channel has ended after it.
+/// The reason in the last event, after which the channel is disconnected.
 fn closed(client: &Client) -> ClientError {
     let reason = match next(client) {
         ClientEvent::Closed(reason) => reason,
@@ -73,7 +73,7 @@ fn closed(client: &Client) -> ClientError {
     reason
 }
 
-/// A client of one server in memory whose session stands.
+/// A client with a session to one server in memory.
 fn pair(config: impl FnOnce(ClientConfig) -> ClientConfig) -> (Client, Peer, TestServer) {
     let (server, listener) = TestServer::memory();
     let client = Client::start(config(agent().connect_in_memory(&listener))).unwrap();
@@ -82,12 +82,12 @@ fn pair(config: impl FnOnce(ClientConfig) -> ClientConfig) -> (Client, Peer, Tes
     (client, peer, server)
 }
 
-/// What every thread of a client holds.
+/// A weak reference to the state that all threads of a client hold.
 fn threads_of(client: &Client) -> Weak<ClientState> {
     Arc::downgrade(client.handle.state())
 }
 
-/// Checks that what is done within takes no time to speak of.
+/// Checks that `act` takes little time.
 fn at_once<T>(what: impl FnOnce() -> T) -> T {
     let began = Instant::now();
     let result = what();

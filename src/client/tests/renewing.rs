@@ -39,7 +39,7 @@ fn a_renewed_client_replaces_its_session_and_loses_nothing() {
         assert_eq!(number(&old.recv()), n);
     }
     old.expect_end();
-    // What the server still sends is received, what the client sends waits.
+    // Frames that the server still sends are received; frames that the client sends wait.
     client.try_send(stats(100)).unwrap();
     old.send(&stats(7));
     assert!(server.nobody_connected(), "it waits for the old session's end");
@@ -63,14 +63,14 @@ fn a_renewed_client_replaces_its_session_and_loses_nothing() {
 }
 
 #[test]
-fn the_session_stays_until_its_moment_comes() {
+fn the_session_stays_until_the_time_of_its_replacement() {
     let (client, mut peer, server) = pair(|config| config.renewal_spread(LONG));
     let older = client.handle().identity();
     client.renew(&identity(Role::AGENT), &trust()).unwrap();
     client.send(stats(1)).unwrap();
     assert_eq!(number(&peer.recv()), 1);
     assert_eq!(client.handle().identity().chain(), older.chain(), "in use still");
-    // It is lost before: the next one has the new certificate.
+    // The session is lost before: the next one has the new certificate.
     peer.cut();
     disconnected(&client);
     let _peer = server.session();
@@ -79,7 +79,7 @@ fn the_session_stays_until_its_moment_comes() {
 }
 
 #[test]
-fn a_moment_is_before_the_end_of_the_old_certificate() {
+fn a_session_is_replaced_before_the_old_certificate_expires() {
     let day = Duration::from_secs(86_400);
     let began = std::time::SystemTime::now() + Duration::from_secs(40) - day;
     let request = CertificateRequest::new(Role::AGENT).days(1).valid_from(began);
@@ -96,7 +96,7 @@ fn a_moment_is_before_the_end_of_the_old_certificate() {
 }
 
 #[test]
-fn nothing_happens_where_only_the_trust_is_another_and_the_server_passes() {
+fn a_session_stays_if_only_the_trust_changes_and_still_holds_the_server() {
     let (client, mut peer, server) = pair(at_once_renewed);
     let same = client.handle().identity();
     client.renew(&same, &both(&another_authority())).unwrap();
@@ -110,7 +110,7 @@ fn nothing_happens_where_only_the_trust_is_another_and_the_server_passes() {
 }
 
 #[test]
-fn a_server_that_is_not_trusted_any_more_is_left_at_once_until_it_is_renewed() {
+fn a_session_ends_at_once_if_its_server_is_no_longer_trusted() {
     let (client, peer, mut server) = pair(|config| config);
     let other = another_authority();
     client.renew(&of(&other, Role::AGENT), &other.trust()).unwrap();
@@ -119,7 +119,7 @@ fn a_server_that_is_not_trusted_any_more_is_left_at_once_until_it_is_renewed() {
         other => panic!("{other:?}"),
     }
     drop(peer);
-    // It is tried again, as it was good once.
+    // The server is tried again, because it was accepted before.
     assert!(server.tls().is_err());
     assert!(server.tls().is_err());
     server.renew(&of(&other, Role::SERVER), &other.trust());
@@ -151,7 +151,7 @@ fn credentials_that_do_not_fit_change_nothing() {
 }
 
 #[test]
-fn where_the_new_certificate_is_refused_the_old_one_is_used_again() {
+fn the_old_certificate_is_used_if_the_server_refuses_the_new_one() {
     let (client, mut peer, mut server) = pair(at_once_renewed);
     let older = client.handle().identity();
     let other = another_authority();
@@ -197,7 +197,7 @@ fn a_renewal_cuts_a_pause_short_and_tries_servers_that_were_ruled_out() {
 }
 
 #[test]
-fn requests_under_way_are_answered_and_new_ones_wait_for_the_next_session() {
+fn open_requests_are_answered_and_new_ones_wait_for_the_next_session() {
     let operands = Operands::new().request(SCALE, "SCALE").unwrap();
     let (client, mut old, server) = pair(|config| at_once_renewed(config).operands(operands.clone()));
     old.operands(&operands);
@@ -235,7 +235,7 @@ fn requests_under_way_are_answered_and_new_ones_wait_for_the_next_session() {
 }
 
 #[test]
-fn a_gap_that_lasts_is_like_any_time_without_a_session() {
+fn after_a_long_gap_frames_are_refused_as_without_a_session() {
     let server = TestServer::tcp();
     let config = agent().address(server.address()).attempts(1);
     let client = Client::start(at_once_renewed(config)).unwrap();
@@ -244,7 +244,7 @@ fn a_gap_that_lasts_is_like_any_time_without_a_session() {
     client.renew(&identity(Role::AGENT), &trust()).unwrap();
     peer.expect_end();
     client.send(stats(1)).unwrap();
-    // Nobody listens any more.
+    // The server no longer listens.
     drop(server);
     peer.close();
     assert_eq!(disconnected(&client).0, DisconnectReason::Renewed);

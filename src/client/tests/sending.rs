@@ -1,4 +1,4 @@
-//! What is sent, in which order, and what waits or is refused.
+//! The frames that a client sends, their order, and the frames that wait or are refused.
 
 use super::*;
 use crate::payload::{Maintenance, Ready, Stop};
@@ -62,7 +62,7 @@ fn a_payload_is_sent_as_the_frame_it_belongs_to() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_refused_and_given_back() {
+fn a_frame_that_cannot_be_sent_is_returned_with_the_error() {
     let (client, _peer, _server) = pair(|config| config.max_payload(10));
     for kind in [
         Command::CONNECT.into(),
@@ -133,7 +133,7 @@ fn frames_queued_offline_are_sent_first_and_in_order() {
 }
 
 #[test]
-fn the_offline_queue_is_bounded_and_waited_for() {
+fn the_offline_queue_is_bounded_and_senders_wait_for_room() {
     let (server, listener) = TestServer::memory();
     let config = agent()
         .offline(Offline::Queue(queue(3)))
@@ -171,7 +171,7 @@ fn offline_bytes_are_bounded_and_one_frame_may_wait_alone() {
 }
 
 #[test]
-fn a_full_queue_is_waited_for_within_the_limit() {
+fn senders_wait_for_room_in_a_full_queue_within_the_limit() {
     let limits = queue(4);
     let (client, mut peer, _server) =
         pair(|config| config.queue(limits).send_timeout(Duration::from_millis(20)));
@@ -202,7 +202,7 @@ fn a_full_queue_is_waited_for_within_the_limit() {
 #[test]
 fn frames_that_waited_when_their_session_was_lost_are_counted() {
     let (client, peer, server) = pair(|config| config.offline(Offline::Queue(queue(100))));
-    // More than the stream holds, so that some of it has to wait.
+    // More than the stream can hold, so that some frames have to wait.
     (0..10).for_each(|_| {
         client
             .send(Frame::with_payload(Command::STATS, vec![0; 100_000]))
@@ -221,7 +221,7 @@ fn frames_that_waited_when_their_session_was_lost_are_counted() {
 }
 
 #[test]
-fn flush_waits_also_where_the_queue_has_no_limits() {
+fn flush_waits_also_if_the_queue_has_no_limits() {
     let endless = Limits {
         frames: u64::MAX,
         bytes: u64::MAX,

@@ -1,5 +1,4 @@
-//! A server that does what a test tells it, step by step, on the test's own
-//! thread. Every wait has a limit.
+//! A server that a test controls step by step, on the test's own thread. Every wait has a limit.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,7 +24,7 @@ use ssntp_transport::{
     Address, BufferPool, Duplex, Halves, Listener, Outgoing, PeerAddress, TcpOptions, threads,
 };
 
-/// No wait of a test that passes is so long.
+/// Longer than any wait of a test that passes.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 pub(super) const SERVER: Uuid = Uuid::from_u128(0x5e17);
@@ -80,7 +79,7 @@ pub(super) fn agent_as(identity: Identity) -> ClientConfig {
     ClientConfig::new(identity, trust()).backoff(quick)
 }
 
-/// Accepts, and leaves the rest to the test.
+/// A listener. The test does the rest.
 pub(super) struct TestServer {
     acceptor: Acceptor,
     address: Option<Address>,
@@ -137,7 +136,7 @@ impl TestServer {
         }
     }
 
-    /// Later handshakes show and trust this.
+    /// Sets the credentials of later handshakes.
     pub(super) fn renew(&mut self, identity: &Identity, trust: &Trust) {
         self.acceptor = Acceptor::mutual(identity, trust).unwrap();
     }
@@ -221,7 +220,7 @@ impl Peer {
         self.connect = Some(connect);
     }
 
-    /// What the client said first.
+    /// The client's CONNECT.
     pub(super) fn hello(&self) -> Connect {
         self.connect.unwrap()
     }
@@ -234,7 +233,7 @@ impl Peer {
         ServerHandshake::connected(&hello, SERVER, role, true, configuration).encode()
     }
 
-    /// From now on it takes frames of an application.
+    /// Accepts frames of an application from now on.
     pub(super) fn operands(&mut self, operands: &Operands) {
         self.codec = Codec::new(DEFAULT_MAX_PAYLOAD, false).operands(operands.clone());
     }
@@ -244,7 +243,7 @@ impl Peer {
         self.halves.transmit.transmit(&[item]).unwrap();
     }
 
-    /// False when the client takes it no more.
+    /// Returns false if the client no longer accepts it.
     pub(super) fn try_send(&mut self, frame: &Frame) -> bool {
         self.halves.transmit.transmit(&[outgoing(frame, false)]).is_ok()
     }
@@ -270,7 +269,7 @@ impl Peer {
         Ok(!received.end)
     }
 
-    /// The next frame; `None` at the end in order.
+    /// The next frame; `None` after close_notify.
     pub(super) fn try_recv(&mut self) -> io::Result<Option<Frame>> {
         loop {
             if let Some(frame) = self.frames.pop_front() {
@@ -298,12 +297,12 @@ impl Peer {
         self.try_recv().unwrap().unwrap()
     }
 
-    /// Expects the client to end its side in order.
+    /// Expects the client to end its side with close_notify.
     pub(super) fn expect_end(&mut self) {
         assert_eq!(self.try_recv().unwrap(), None);
     }
 
-    /// Ends this side in order, and waits for the client to do so.
+    /// Ends this side with close_notify, and waits for the client to do so.
     pub(super) fn close(mut self) {
         self.halves.transmit.finish().unwrap();
         while self.read().is_ok_and(|goes_on| goes_on) {}

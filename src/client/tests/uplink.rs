@@ -11,21 +11,21 @@ use crate::client::handle::lock;
 use crate::client::uplink::{Obstacle, Uplink};
 use ssntp_transport::{Limits, Outbox, Outgoing, Role, Transmit};
 
-/// What may happen to an uplink.
+/// A step of the test.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A frame is offered, as `send` does, or as a request does.
+    /// A frame is offered by `send`, or as a request.
     Offer {
         request: bool,
     },
     /// A session begins.
     Up,
-    /// The writer of the session sends what waits.
+    /// The writer of the session sends the queue.
     Write,
     /// The connection is cut. The supervisor sees it later, or now.
     Cut,
     Down,
-    /// The session is replaced: first it ends in order, and at last the gap does.
+    /// The session is replaced: it ends without loss, and later the gap ends.
     Part,
     GiveUp,
     End,
@@ -45,7 +45,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// Takes all that is written to it.
+/// Collects everything that is written to it.
 #[derive(Debug)]
 struct Wire(Arc<Mutex<Vec<u32>>>);
 
@@ -69,7 +69,7 @@ fn write(outbox: &Outbox) {
     }
 }
 
-/// What waits in it is lost, as the link does it at its end.
+/// Drops the queue, as the link does at its end.
 fn cut(outbox: &Outbox) {
     outbox.abort();
     outbox.discard();

@@ -1,14 +1,14 @@
-//! Why a document was refused, and where.
+//! The error of a refused document, with its position.
 
 use std::fmt;
 
 use serde::de::{self, Expected, Unexpected};
 
-/// How much of a peer's text an error repeats, in characters: errors are
-/// logged and sent on.
+/// The most characters of a peer's text that an error repeats: errors are logged and sent to other
+/// peers.
 const SHOWN: usize = 64;
 
-/// A document that was refused: what is wrong, at which path, in which line.
+/// A document was refused. The error has the path, the line and the column.
 ///
 /// ```
 /// use ssntp::payload::{Payload, Stats};
@@ -26,27 +26,27 @@ pub struct Error(Box<Inner>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Inner {
     kind: ErrorKind,
-    // Innermost first: segments are added on the way out.
+    // Innermost first, because segments are added on the way out of the recursion.
     path: Vec<Segment>,
     position: Option<Position>,
 }
 
-/// What is wrong with a document.
+/// The fault of a document.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// It is not YAML, or not UTF-8. The sender has to be mended.
+    /// The document is not YAML, or not UTF-8. The sender has to be corrected.
     #[error("not YAML: {0}")]
     Syntax(String),
-    /// It is longer than the limit, in bytes. Nothing of it was read.
+    /// The document is longer than the limit, in bytes. It was not read.
     #[error("the document has {len} bytes, more than {limit}")]
     TooLong {
-        /// Its length.
+        /// The length.
         len: usize,
         /// The limit.
         limit: usize,
     },
-    /// It holds more of something than the limit allows.
+    /// The document has more nodes, aliases, levels or bytes of text than the limit allows.
     #[error("more than {limit} {what}")]
     TooMany {
         /// The things that are too many, in the plural.
@@ -54,10 +54,10 @@ pub enum ErrorKind {
         /// The limit.
         limit: usize,
     },
-    /// A key stands twice in one map; the path ends with it.
-    #[error("the key stands twice")]
+    /// A map has the same key twice. The path ends with the key.
+    #[error("duplicate key")]
     DuplicateKey,
-    /// A value is of another type than the schema says, or out of range.
+    /// A value has another type than the schema requires, or is out of range.
     #[error("expected {expected}, found {found}")]
     Type {
         /// The type or range that the schema requires.
@@ -68,7 +68,7 @@ pub enum ErrorKind {
     /// A value that the schema requires is missing or empty.
     #[error("required, and missing or empty")]
     Missing,
-    /// A value has the right type and breaks another rule of the schema.
+    /// A value has the right type but breaks another rule of the schema.
     #[error("{0}")]
     Invalid(String),
 }
@@ -90,12 +90,12 @@ impl Error {
         })
     }
 
-    /// What is wrong.
+    /// The fault.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
 
-    /// Where, as `start.storage[0].size`; empty for the whole document.
+    /// The path, as `start.storage[0].size`; empty for the whole document.
     pub fn path(&self) -> String {
         let mut text = String::new();
         for segment in self.segments() {
@@ -111,21 +111,20 @@ impl Error {
         text
     }
 
-    /// The line in the payload, from 1; for what is missing, the line of the
-    /// map that should hold it. `None` where no line is to blame.
+    /// The line in the payload, counted from 1. For a missing key, the line of the map that should
+    /// have it. `None` if the error has no position.
     pub fn line(&self) -> Option<usize> {
         self.0.position.map(|position| position.line)
     }
 
-    /// The column in characters, from 1.
+    /// The column in characters, counted from 1.
     pub fn column(&self) -> Option<usize> {
         self.0.position.map(|position| position.column)
     }
 
-    /// Whether the payload isn't a document at all (not YAML, past a limit,
-    /// a key twice), rather than a document that the schema refuses. A
-    /// failure reports the first as `invalid_payload`, the second as
-    /// `invalid_data`.
+    /// True if the payload is not a readable document (it is not YAML, exceeds a limit, or has a
+    /// duplicate key). False if the document can be read but does not match the schema. A failure
+    /// reports the first as `invalid_payload`, the second as `invalid_data`.
     pub fn is_malformed(&self) -> bool {
         match self.kind() {
             ErrorKind::Syntax(_)
@@ -136,18 +135,19 @@ impl Error {
         }
     }
 
-    /// The steps to the value, outermost first.
+    /// The segments of the path, outermost first.
     pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
         self.0.path.iter().rev()
     }
 
-    /// The same error with a position, unless it has one: the innermost wins.
+    /// The same error with a position. An error that already has one keeps it, because that is the
+    /// innermost.
     pub(crate) fn at(mut self, position: Position) -> Self {
         self.0.position.get_or_insert(position);
         self
     }
 
-    /// The same error, inside the map or list that `segment` steps into.
+    /// The same error with `segment` as the outermost part of its path.
     pub(crate) fn under(mut self, segment: Segment) -> Self {
         self.0.path.push(segment);
         self
@@ -179,7 +179,7 @@ impl de::Error for Error {
         Self::type_error(expected.to_string(), describe(unexpected))
     }
 
-    // To the sender both are the same: a value that does not fit.
+    // For the sender there is no difference to a wrong type: the value does not fit.
     fn invalid_value(unexpected: Unexpected<'_>, expected: &dyn Expected) -> Self {
         Self::type_error(expected.to_string(), describe(unexpected))
     }
@@ -197,7 +197,7 @@ fn describe(unexpected: Unexpected<'_>) -> String {
     }
 }
 
-/// At most [`SHOWN`] characters of a text, and a mark where some are left out.
+/// The first [`SHOWN`] characters of a text, with `…` if the text is longer.
 pub(super) fn shortened(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -212,7 +212,7 @@ pub(crate) struct Position {
     pub(crate) column: usize,
 }
 
-/// One step of a path.
+/// One segment of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
     Key(String),
@@ -220,7 +220,7 @@ pub(crate) enum Segment {
 }
 
 impl Segment {
-    /// A key, printable whatever a peer put into it.
+    /// A key. If it has unusual characters, it is quoted and escaped, so that it can be printed.
     pub(crate) fn key(key: &str) -> Self {
         let plain = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
         Self::Key(match plain {

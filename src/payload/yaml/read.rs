@@ -1,5 +1,8 @@
-//! The tree as a serde `Deserializer`: where text, numbers and empty values
-//! become what a schema expects.
+//! The tree as a serde `Deserializer`, which converts texts, numbers and empty values to the types of
+//! a schema.
+
+use std::iter::Enumerate;
+use std::slice::Iter;
 
 use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
@@ -9,17 +12,17 @@ use super::Error;
 use super::error::{Segment, shortened};
 use super::tree::{Entry, Node, Style, Value};
 
-/// Reads a list, or a single value as a list of one, as older writers did: for serde's
-/// `deserialize_with`. Only [`decode`](super::decode) reads a single value so.
+/// Reads a list, or a single value as a list of one, because older writers wrote that. For serde's
+/// `deserialize_with`. Only [`decode`](super::decode) supports the single value.
 ///
 /// # Errors
-/// It is neither, or a value has another type.
+/// A value has another type.
 pub fn one_or_many<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     T: Deserialize<'de>,
     D: Deserializer<'de>,
 {
-    // The name asks the tree's deserializer for it.
+    // The tree's deserializer recognizes this name. serde has no other way to request that.
     #[derive(Deserialize)]
     #[serde(rename = "ssntp::OneOrMany")]
     struct OneOrMany<T>(Vec<T>);
@@ -30,7 +33,7 @@ where
 const ONE_OR_MANY: &str = "ssntp::OneOrMany";
 
 impl Node<'_> {
-    /// The error of a value that isn't what was expected.
+    /// The error of a value that has another type than expected.
     pub(super) fn expected(&self, what: &str) -> Error {
         Error::type_error(what, self.describe()).at(self.position)
     }
@@ -42,34 +45,34 @@ impl Node<'_> {
             Value::Scalar(_, Style::Binary) => "binary data".to_owned(),
             Value::Scalar(..) if self.is_empty() => "nothing".to_owned(),
             Value::Scalar(text, Style::Plain) if boolean(text).is_some() => format!("boolean {text}"),
-            Value::Scalar(text, Style::Plain) if is_octal_to_some(text) => {
-                format!("number {}, octal to some readers", shortened(text))
+            Value::Scalar(text, Style::Plain) if is_ambiguous(text) => {
+                format!("ambiguous number {} (octal in YAML 1.1)", shortened(text))
             }
             Value::Scalar(text, Style::Plain) if integer(text).is_some() || float(text).is_some() => {
                 format!("number {}", shortened(text))
             }
             Value::Scalar(text, _) if text.is_empty() => "empty text".to_owned(),
             Value::Scalar(text, _) => format!("text {:?}", shortened(text)),
-            // `value` sees through anchors.
+            // `value` resolves anchors, so this does not occur.
             Value::Shared(_) => String::new(),
         }
     }
 
-    /// A scalar's text as it was written; empty where nothing stands.
+    /// A scalar's text as it was written; an empty text for an empty value.
     fn text(&self) -> Result<&str, Error> {
         match self.value() {
-            // `name: ~` is written by some senders for an empty text.
+            // Some senders write `name: ~` for an empty text.
             Value::Scalar(..) if self.is_empty() => Ok(""),
             Value::Scalar(text, Style::Plain | Style::Text) => Ok(text),
             _ => Err(self.expected("text")),
         }
     }
 
-    /// What `read` makes of an unquoted scalar; the default where nothing stands.
+    /// Converts an unquoted scalar by `read`. An empty value gives the default.
     fn scalar<T: Default>(&self, read: fn(&str) -> Option<T>, what: &str) -> Result<T, Error> {
         let found = match self.value() {
             Value::Scalar(..) if self.is_empty() => Some(T::default()),
-            // In quotes it is text, whatever it looks like.
+            // A quoted scalar is always text.
             Value::Scalar(text, Style::Plain) => read(text),
             _ => None,
         };
@@ -86,8 +89,8 @@ impl Node<'_> {
 
     fn map<'de, V: Visitor<'de>>(&self, visitor: V, skip_empty: bool) -> Result<V::Value, Error> {
         let entries = Entries {
-            entries: self.entries()?,
-            next: 0,
+            entries: self.entries()?.iter(),
+            current: None,
             skip_empty,
         };
         visitor
@@ -109,7 +112,7 @@ macro_rules! integers {
         $(
             fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
                 let number = self.integer(<$type>::MIN.into(), <$type>::MAX.into())?;
-                // In range: it was just checked.
+                // `integer` has checked the range.
                 visitor.$visit(<$type>::try_from(number).unwrap_or_default())
             }
         )*
@@ -198,12 +201,8 @@ impl<'de> Deserializer<'de> for &Node<'_> {
         name: &'static str,
         visitor: V,
     ) -> Result<V::Value, Error> {
-        // serde offers no better way to ask a deserializer for something special.
         if name == ONE_OR_MANY && !self.is_empty() && !matches!(self.value(), Value::List(_)) {
-            let one = Elements {
-                nodes: std::slice::from_ref(self),
-                next: 0,
-            };
+            let one = Elements(std::slice::from_ref(self).iter().enumerate());
             return visitor.visit_newtype_struct(SeqAccessDeserializer::new(one));
         }
         visitor.visit_newtype_struct(self)
@@ -211,10 +210,7 @@ impl<'de> Deserializer<'de> for &Node<'_> {
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         visitor
-            .visit_seq(Elements {
-                nodes: self.elements()?,
-                next: 0,
-            })
+            .visit_seq(Elements(self.elements()?.iter().enumerate()))
             .map_err(|error| error.at(self.position))
     }
 
@@ -228,7 +224,7 @@ impl<'de> Deserializer<'de> for &Node<'_> {
         _fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        // An empty value is the field's default, as if it were missing.
+        // A field with an empty value has its default, as if it were missing.
         self.map(visitor, true)
     }
 
@@ -250,33 +246,29 @@ impl<'de> Deserializer<'de> for &Node<'_> {
     serde::forward_to_deserialize_any! { unit unit_struct tuple tuple_struct }
 }
 
-struct Elements<'n, 'a> {
-    nodes: &'n [Node<'a>],
-    next: usize,
-}
+struct Elements<'n, 'a>(Enumerate<Iter<'n, Node<'a>>>);
 
 impl<'de> SeqAccess<'de> for Elements<'_, '_> {
     type Error = Error;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Error> {
-        let Some(node) = self.nodes.get(self.next) else {
+        let Some((index, node)) = self.0.next() else {
             return Ok(None);
         };
-        let index = self.next;
-        self.next += 1;
         seed.deserialize(node)
             .map(Some)
             .map_err(|error| error.at(node.position).under(Segment::Index(index)))
     }
 
     fn size_hint(&self) -> Option<usize> {
-        Some(self.nodes.len() - self.next)
+        Some(self.0.len())
     }
 }
 
 struct Entries<'n, 'a> {
-    entries: &'n [Entry<'a>],
-    next: usize,
+    entries: Iter<'n, Entry<'a>>,
+    /// The entry whose key was read and whose value was not.
+    current: Option<&'n Entry<'a>>,
     skip_empty: bool,
 }
 
@@ -284,26 +276,22 @@ impl<'de> MapAccess<'de> for Entries<'_, '_> {
     type Error = Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
-        while let Some(entry) = self.entries.get(self.next) {
-            if self.skip_empty && entry.value.is_empty() {
-                self.next += 1;
-                continue;
-            }
-            let key: serde::de::value::StrDeserializer<'_, Error> = (*entry.key).into_deserializer();
-            return seed
-                .deserialize(key)
-                .map(Some)
-                .map_err(|error| error.at(entry.at));
-        }
-        Ok(None)
+        let skip_empty = self.skip_empty;
+        self.current = self.entries.find(|entry| !(skip_empty && entry.value.is_empty()));
+        let Some(entry) = self.current else {
+            return Ok(None);
+        };
+        let key: serde::de::value::StrDeserializer<'_, Error> = (*entry.key).into_deserializer();
+        seed.deserialize(key)
+            .map(Some)
+            .map_err(|error| error.at(entry.at))
     }
 
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Error> {
-        // serde asks for a value only after its key.
-        let Some(entry) = self.entries.get(self.next) else {
+        // serde reads a value only after its key.
+        let Some(entry) = self.current.take() else {
             return Err(serde::de::Error::custom("a value without its key"));
         };
-        self.next += 1;
         seed.deserialize(&entry.value)
             .map_err(|error| error.at(entry.value.position).under(Segment::key(&entry.key)))
     }
@@ -323,8 +311,8 @@ fn boolean(text: &str) -> Option<bool> {
     (capitalized || same_case).then_some(value)
 }
 
-/// An integer: decimal, or with `0x`, `0o`, `0b`; `_` between digits. A
-/// leading zero is refused: YAML 1.1 reads it as octal, YAML 1.2 doesn't.
+/// An integer: decimal, or with `0x`, `0o` or `0b`; `_` is allowed between digits. A decimal number
+/// with a leading zero is refused, because only YAML 1.1 reads it as octal.
 fn integer(text: &str) -> Option<i128> {
     let (negative, digits) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
@@ -342,7 +330,7 @@ fn integer(text: &str) -> Option<i128> {
     if digits.is_empty() || outer || !digits.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
         return None;
     }
-    // Longer ones don't fit, however many zeros they begin with.
+    // Also refused if most of the digits are zeros: the time to read them must be bounded.
     if digits.len() > 128 {
         return None;
     }
@@ -350,8 +338,8 @@ fn integer(text: &str) -> Option<i128> {
     Some(if negative { -magnitude } else { magnitude })
 }
 
-/// `017`: 15 in YAML 1.1, 17 in YAML 1.2.
-fn is_octal_to_some(text: &str) -> bool {
+/// True for a number such as `017`, which is 15 in YAML 1.1 and 17 in YAML 1.2.
+fn is_ambiguous(text: &str) -> bool {
     let digits = text.trim_start_matches(['-', '+']);
     digits.len() > 1 && digits.starts_with('0') && digits.bytes().all(|b| b.is_ascii_digit())
 }

@@ -1,22 +1,21 @@
-//! Cutting a payload into its documents, byte for byte.
+//! Splits a payload into its documents, byte for byte.
 
-/// One document of a payload: its bytes without the markers around it.
+/// One document of a payload, without the markers around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Document<'a> {
     /// The bytes, up to and including the line break before the next marker.
     pub bytes: &'a [u8],
-    /// The line of the payload that it begins in, from 1.
+    /// The line of the payload in which it begins, counted from 1.
     pub line: usize,
 }
 
 /// The documents of a payload in their order.
 ///
-/// Nothing is parsed: a line that is `---`, or begins with it and a blank,
-/// starts a document and `...` ends one, wherever they stand, since YAML
-/// allows neither at the start of a line inside a document. So further
-/// documents may be any text. What follows `---` in its line belongs to the
-/// document. Before the first `---` and after a `...`, lines that are blank,
-/// comments or directives (`%`) are no document of their own.
+/// The payload is not parsed. A line `---`, or a line that begins with `---` and a blank, starts a
+/// document, and `...` ends one: YAML allows neither at the start of a line inside a document. So
+/// further documents may be any text. Text after `---` in the same line belongs to the document.
+/// Before the first `---` and after a `...`, blank lines, comments and directives (`%`) alone are not
+/// a document.
 ///
 /// ```
 /// use ssntp::payload::yaml::documents;
@@ -32,7 +31,7 @@ pub fn documents(payload: &[u8]) -> Documents<'_> {
         payload,
         next: 0,
         line: 1,
-        // An empty payload has no document, but "---" has an empty one.
+        // An empty payload has no document, but the payload "---" has an empty one.
         marked: Some(false),
     }
 }
@@ -43,8 +42,8 @@ pub struct Documents<'a> {
     payload: &'a [u8],
     next: usize,
     line: usize,
-    /// Whether a `---` stands before the bytes that come next, after which even nothing is
-    /// a document. `None` once the payload is used up.
+    /// True if `---` is before the next bytes, so that they are a document even if they are empty.
+    /// `None` at the end of the payload.
     marked: Option<bool>,
 }
 
@@ -63,11 +62,11 @@ impl<'a> Iterator for Documents<'a> {
 }
 
 impl<'a> Documents<'a> {
-    /// Takes everything up to the next marker or the end.
+    /// Advances to the next marker or the end, and returns the bytes before it.
     fn advance(&mut self) -> Document<'a> {
         let (start, line) = (self.next, self.line);
         let mut at = start;
-        // Text on the marker's own line is inside a line: no marker there.
+        // After text in the line of a marker, the rest of that line is not the start of a line.
         let mut line_start = start == 0 || self.payload[start - 1] == b'\n';
         while at < self.payload.len() {
             let rest = &self.payload[at..];
@@ -101,7 +100,7 @@ impl<'a> Documents<'a> {
 
 /// A line that separates documents.
 enum Marker {
-    /// `---`, and where text follows it in the line.
+    /// `---`, with the offset of the text after it in the line.
     Start { text_at: Option<usize> },
     /// `...`
     End,
@@ -122,7 +121,7 @@ impl Marker {
     }
 }
 
-/// The first line, from 1, that would end a document of these bytes.
+/// The first line, counted from 1, that would end a document of these bytes.
 pub(in crate::payload) fn first_marker(bytes: &[u8]) -> Option<usize> {
     let mut lines = bytes.split(|b| *b == b'\n');
     lines

@@ -1,5 +1,5 @@
-//! A document as a tree whose every node knows its line and column, built
-//! from the parser's events under the limits of the module.
+//! A document as a tree of nodes with line and column, built from the parser's events within the
+//! limits of this module.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -11,17 +11,18 @@ use serde::de::DeserializeOwned;
 use super::error::{Position, Segment};
 use super::{Error, ErrorKind, MAX_ALIASES, MAX_DEPTH, MAX_DOCUMENT_LEN, MAX_NODES};
 
-/// A whole document.
+/// A value and its position. The root of a tree is a whole document.
 #[derive(Debug)]
-pub(crate) struct Tree<'a> {
-    root: Node<'a>,
+pub(crate) struct Node<'a> {
+    pub(super) value: Value<'a>,
+    pub(super) position: Position,
 }
 
-impl<'a> Tree<'a> {
+impl<'a> Node<'a> {
     /// Reads a document of at most `limit` bytes that begins in line `line` of its payload.
     pub(crate) fn parse(document: &'a [u8], line: usize, limit: usize) -> Result<Self, Error> {
         let start = Position { line, column: 1 };
-        // Checked first, because everything below takes time by the length.
+        // Checked first, because the time of everything below grows with the length.
         if document.len() > limit {
             let len = document.len();
             return Err(Error::new(ErrorKind::TooLong { len, limit }).at(start));
@@ -35,8 +36,8 @@ impl<'a> Tree<'a> {
                 column: String::from_utf8_lossy(last).chars().count() + 1,
             })
         })?;
-        // The parser's own limits are one higher. So the limits of this module strike first,
-        // and they know path and position.
+        // The parser's own limits are one higher, so that the limits of this module apply first:
+        // their errors have a path and a position.
         let options = granit_parser::options! {
             flow_nesting_limit: MAX_DEPTH + 1,
             block_nesting_limit: MAX_DEPTH + 1,
@@ -50,43 +51,35 @@ impl<'a> Tree<'a> {
             spent: Spent::default(),
             deepest: 0,
         };
-        Ok(Self {
-            root: builder.document()?,
-        })
+        builder.document()
     }
 
-    /// Reads the whole document, or what stands under its key `root`, as a
-    /// `T`. A document without that key has an empty one.
+    /// Reads the whole document, or the value of its key `root`, as a `T`. If the key is missing, its
+    /// value is empty.
     pub(crate) fn decode<T: DeserializeOwned>(&self, root: Option<&str>) -> Result<T, Error> {
         let Some(key) = root else {
-            return T::deserialize(&self.root).map_err(|error| error.at(self.root.position));
+            return T::deserialize(self).map_err(|error| error.at(self.position));
         };
-        let entries = self.root.entries()?;
-        let empty = Node::empty(self.root.position);
-        let node = entries
-            .iter()
-            .find(|entry| entry.key == key)
-            .map_or(&empty, |entry| &entry.value);
+        // The error if this is not a map.
+        self.entries()?;
+        let empty = Node::empty(self.position);
+        let node = self.get(key).unwrap_or(&empty);
         T::deserialize(node).map_err(|error| error.at(node.position).under(Segment::key(key)))
     }
 
-    /// Whether the document is a map with that key.
-    pub(crate) fn has_key(&self, key: &str) -> bool {
-        self.root
-            .entries()
-            .is_ok_and(|entries| entries.iter().any(|entry| entry.key == key))
+    /// The value of a key, if this is a map that has it.
+    pub(crate) fn get(&self, key: &str) -> Option<&Self> {
+        let mut entries = self.entries().ok()?.iter();
+        entries.find(|entry| entry.key == key).map(|entry| &entry.value)
     }
 
-    /// The error with the position of the value at its path, or of the
-    /// innermost map or list on the way to it.
+    /// Adds the position of the value at the error's path, or of the innermost map or list on the way
+    /// to it.
     pub(crate) fn locate(&self, error: Error) -> Error {
-        let mut node = &self.root;
+        let mut node = self;
         for segment in error.segments() {
             let step = match (segment, node.value()) {
-                (Segment::Key(key), Value::Map(entries)) => entries
-                    .iter()
-                    .find(|entry| entry.key == *key)
-                    .map(|entry| &entry.value),
+                (Segment::Key(key), _) => node.get(key),
                 (Segment::Index(index), Value::List(nodes)) => nodes.get(*index),
                 _ => None,
             };
@@ -97,43 +90,7 @@ impl<'a> Tree<'a> {
         }
         error.at(node.position)
     }
-}
 
-/// A value and where it stands.
-#[derive(Debug)]
-pub(super) struct Node<'a> {
-    pub(super) value: Value<'a>,
-    pub(super) position: Position,
-}
-
-#[derive(Debug)]
-pub(super) enum Value<'a> {
-    Scalar(Cow<'a, str>, Style),
-    List(Vec<Node<'a>>),
-    Map(Vec<Entry<'a>>),
-    /// A value with an anchor, or an alias of it.
-    Shared(Rc<Value<'a>>),
-}
-
-/// How a scalar was written, as far as it matters to its type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Style {
-    /// Without quotes: may be a number, a boolean or nothing.
-    Plain,
-    /// With quotes or as a block: text.
-    Text,
-    /// Tagged `!!binary`: base 64, which no schema takes.
-    Binary,
-}
-
-#[derive(Debug)]
-pub(super) struct Entry<'a> {
-    pub(super) key: Cow<'a, str>,
-    pub(super) at: Position,
-    pub(super) value: Node<'a>,
-}
-
-impl<'a> Node<'a> {
     pub(super) fn empty(position: Position) -> Self {
         Self {
             value: Value::Scalar(Cow::Borrowed(""), Style::Plain),
@@ -150,7 +107,7 @@ impl<'a> Node<'a> {
         value
     }
 
-    /// Whether nothing stands there: `key:`, `key: ~`, `key: null`.
+    /// True for an empty value: `key:`, `key: ~`, `key: null`.
     pub(super) fn is_empty(&self) -> bool {
         match self.value() {
             Value::Scalar(text, Style::Plain) => matches!(&**text, "" | "~" | "null" | "Null" | "NULL"),
@@ -158,7 +115,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The entries of a map; none where nothing stands.
+    /// The entries of a map, or none of an empty value.
     pub(super) fn entries(&self) -> Result<&[Entry<'a>], Error> {
         match self.value() {
             Value::Map(entries) => Ok(entries),
@@ -168,14 +125,41 @@ impl<'a> Node<'a> {
     }
 }
 
-/// What a document has used of its limits.
+#[derive(Debug)]
+pub(super) enum Value<'a> {
+    Scalar(Cow<'a, str>, Style),
+    List(Vec<Node<'a>>),
+    Map(Vec<Entry<'a>>),
+    /// A value with an anchor, or an alias of it.
+    Shared(Rc<Value<'a>>),
+}
+
+/// The notation of a scalar, as far as it determines the type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    /// Without quotes: may be a number, a boolean, or empty.
+    Plain,
+    /// With quotes or as a block: text.
+    Text,
+    /// Tagged `!!binary`: base 64, which no schema accepts.
+    Binary,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry<'a> {
+    pub(super) key: Cow<'a, str>,
+    pub(super) at: Position,
+    pub(super) value: Node<'a>,
+}
+
+/// The part of the limits that a document has used.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent {
     nodes: usize,
     text: usize,
 }
 
-/// What an alias of an anchor stands for.
+/// A value with an anchor, and the cost of an alias of it.
 struct Anchored<'a> {
     value: Rc<Value<'a>>,
     cost: Spent,
@@ -194,7 +178,7 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// The only document, and nothing after it.
+    /// Reads the only document.
     fn document(&mut self) -> Result<Node<'a>, Error> {
         let mut root = None;
         loop {
@@ -204,7 +188,7 @@ impl<'a> Builder<'a> {
                 Event::StreamStart | Event::DocumentEnd => {}
                 Event::DocumentStart(..) if root.is_none() => {}
                 Event::DocumentStart(..) => {
-                    let what = "a second document in a payload that has one";
+                    let what = "a second document in a payload that may have only one";
                     return Err(Error::new(ErrorKind::Syntax(what.to_owned())).at(self.position(span)));
                 }
                 event => root = Some(self.node(event, span, 0)?),
@@ -243,8 +227,8 @@ impl<'a> Builder<'a> {
         let value = if anchor == 0 {
             value
         } else {
-            // An alias shares the value. It costs no memory, and is charged all the same,
-            // because the reader of the tree visits the value once more.
+            // An alias shares the value and takes no memory. It counts all the same, because the
+            // reader of the tree visits the value once more.
             let value = Rc::new(value);
             let anchored = Anchored {
                 value: Rc::clone(&value),
@@ -281,8 +265,7 @@ impl<'a> Builder<'a> {
                 (event, span) => self.node(event, span, depth)?,
             };
             let at = key.position;
-            // YAML allows lists and maps as keys; no schema has them, and serde could not name
-            // them.
+            // YAML allows lists and maps as keys, but no schema has them.
             let Value::Scalar(text, Style::Plain | Style::Text) = key.value() else {
                 return Err(key.expected("text as the key"));
             };
@@ -296,14 +279,14 @@ impl<'a> Builder<'a> {
         Ok(entries)
     }
 
-    /// What the alias stands for, charged as if it were written out, so that
-    /// aliases never make a document larger than its limits.
+    /// The value of an alias. It counts as if it were written out, so that aliases never make a
+    /// document larger than its limits.
     fn alias(&mut self, anchor: usize, depth: usize, position: Position) -> Result<Value<'a>, Error> {
         self.aliases += 1;
         if self.aliases > MAX_ALIASES {
             return Err(too_many("aliases", MAX_ALIASES).at(position));
         }
-        // An anchor is entered after its value was read. So no value can contain itself.
+        // An anchor is added after its value was read, so no value can contain itself.
         let Some(anchored) = self.anchors.get(&anchor) else {
             return Err(syntax("an alias inside its own anchor").at(position));
         };
@@ -317,14 +300,14 @@ impl<'a> Builder<'a> {
     fn spend(&mut self, nodes: usize, text: usize, position: Position) -> Result<(), Error> {
         self.spent.nodes += nodes;
         self.spent.text += text;
-        // Less of a shorter limit: by aliases, a short document could take as long to read as
-        // the longest one.
+        // Proportional to the limit of the length: with aliases, a short document could otherwise
+        // take as much time as the longest one.
         let most = MAX_NODES * self.limit / MAX_DOCUMENT_LEN;
         if self.spent.nodes > most {
             return Err(too_many("keys and values", most).at(position));
         }
-        // Without aliases it never comes to twice the document: the worst
-        // escape makes three bytes of two.
+        // Without aliases, the text is never twice as long as the document: the worst escape makes
+        // three bytes of two.
         let limit = 2 * self.limit;
         if self.spent.text > limit {
             return Err(too_many("bytes of text, with what aliases stand for", limit).at(position));
@@ -340,7 +323,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The next event that matters.
+    /// The next event that is not a comment.
     fn next(&mut self) -> Result<(Event<'a>, Span), Error> {
         loop {
             match self.parser.next_event() {
@@ -375,7 +358,7 @@ impl<'a> Builder<'a> {
 }
 
 fn scalar_style(style: ScalarStyle, tag: Option<&Tag>) -> Style {
-    // Other tags are ignored, as unknown keys are: they say nothing to a schema.
+    // Other tags are ignored, as unknown keys are.
     if let Some(tag) = tag {
         match tag.core_suffix() {
             Some("str") => return Style::Text,
@@ -391,8 +374,8 @@ fn scalar_style(style: ScalarStyle, tag: Option<&Tag>) -> Style {
 }
 
 fn refuse_duplicates(entries: &[Entry<'_>]) -> Result<(), Error> {
-    // Readers differ in which of two values counts. A scheduler could check the one, and an
-    // agent obey the other.
+    // Readers differ in which of two values they use: a scheduler could check one of them, and an
+    // agent could carry out the other.
     let mut seen = HashSet::with_capacity(entries.len());
     match entries.iter().find(|entry| !seen.insert(&*entry.key)) {
         Some(entry) => Err(Error::new(ErrorKind::DuplicateKey)

@@ -1,4 +1,4 @@
-//! Writing: serde_yaml's text, with quotes around what YAML 1.1 would not read as text.
+//! The writer: serde_yaml's output, with quotes around texts that YAML 1.1 would not read as text.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -8,13 +8,13 @@ use super::{Error, ErrorKind};
 /// Writes one document, ending with a line break.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] when the value's own `Serialize` fails; the payload
-/// types never do.
+/// [`ErrorKind::Invalid`] if the value's own `Serialize` fails, which never happens to payload
+/// types.
 pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Bytes, Error> {
     let text = serde_yaml::to_string(value).map_err(invalid)?;
-    // YAML 1.1, and so serde_yaml, breaks lines at these two and indents what follows; YAML 1.2
-    // reads that indentation as text. JSON is YAML, too, and both versions read its escapes,
-    // unless a key has more than 1,024 characters.
+    // In YAML 1.1 these two characters end a line, so serde_yaml indents the text after them, and
+    // YAML 1.2 reads that indentation as text. JSON is YAML as well, and both versions read its
+    // escapes, unless a key has more than 1,024 characters.
     if text.contains(['\u{2028}', '\u{2029}']) {
         let json = serde_json::to_string(value).map_err(invalid)?;
         return Ok((escaped(&json) + "\n").into());
@@ -25,7 +25,7 @@ pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Bytes, Error> {
 /// Writes one document whose only key is `root`.
 ///
 /// # Errors
-/// As of [`encode`].
+/// As [`encode`].
 pub(in crate::payload) fn encode_under<T: Serialize + ?Sized>(root: &str, value: &T) -> Result<Bytes, Error> {
     struct Rooted<'a, T: ?Sized>(&'a str, &'a T);
 
@@ -42,7 +42,7 @@ fn invalid(error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Invalid(error.to_string()))
 }
 
-/// JSON with escapes for what is not ASCII: YAML allows fewer characters than JSON.
+/// JSON with escapes for characters that are not ASCII, because YAML allows fewer characters.
 fn escaped(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for character in json.chars() {
@@ -62,8 +62,8 @@ fn escaped(json: &str) -> String {
 /// and one value.
 fn quoted_for_older_readers(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 16);
-    // While a block scalar is copied: the column of what it belongs to. Its lines begin
-    // behind that column.
+    // While a block scalar is copied: the column of its key or list item. The lines of the block
+    // have a greater indentation.
     let mut block = None;
     for line in text.split_inclusive('\n') {
         let mut rest = line.trim_start_matches(' ');
@@ -91,8 +91,8 @@ fn quoted_for_older_readers(text: &str) -> String {
     quoted
 }
 
-/// The colon behind a key. Colons in quotes are text; in single quotes a quote is written
-/// twice, in double quotes with a backslash before it.
+/// The offset of the colon after a key. Colons in quotes are text. In single quotes a quote is
+/// doubled, in double quotes it has a backslash before it.
 fn key_end(line: &str) -> Option<usize> {
     let quote = line.chars().next().filter(|c| matches!(c, '\'' | '"'));
     let (mut inside, mut escaped) = (false, false);
@@ -118,9 +118,9 @@ fn push(quoted: &mut String, scalar: &str) {
     }
 }
 
-/// Whether YAML 1.1 reads an unquoted scalar as a boolean (`no`), a number (`1_000`,
-/// `12:30:45`), a date or a merge key. It may say so of some texts more; quotes do no harm,
-/// because none of these texts has a character that means something else inside of them.
+/// True if YAML 1.1 reads an unquoted scalar as a boolean (`no`), a number (`1_000`, `12:30:45`), a
+/// date or a merge key. Also true for some other texts; the quotes do not change them, because none
+/// of these texts has a character that needs an escape in quotes.
 fn is_no_text_to_older_readers(scalar: &str) -> bool {
     let words = ["y", "n", "yes", "no", "on", "off", "=", "<<"];
     if words.iter().any(|word| scalar.eq_ignore_ascii_case(word)) {

@@ -1,6 +1,5 @@
-//! What is done to any bytes: shared by the fuzz targets in `fuzz/` and by
-//! the test that replays their seeds. Nothing here may panic, and what holds
-//! for any input is asserted.
+//! The bodies of the fuzz targets in `fuzz/`, which a test also runs on their seeds. They assert the
+//! properties that hold for any bytes.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -23,12 +22,12 @@ use ssntp_opflex::message::{self, Incoming};
 use ssntp_opflex::rpc::{self, Limits};
 use uuid::Uuid;
 
-/// The longest payload that the codec here takes.
+/// The limit of payloads in these tests.
 const MAX_PAYLOAD: u32 = 64 * 1024;
 
 type Body = fn(&[u8]);
 
-/// Every body by the name of its fuzz target.
+/// All bodies with the names of their fuzz targets.
 pub const BODIES: [(&str, Body); 11] = [
     ("codec", codec),
     ("server_handshake", server_handshake),
@@ -43,8 +42,8 @@ pub const BODIES: [(&str, Body); 11] = [
     ("link", crate::links::link),
 ];
 
-/// Frames in pieces and at once are the same frames. The first byte says
-/// whether tracing is on, and the second how long the pieces are.
+/// Decoding bytes in pieces gives the same frames as decoding them at once. The first byte chooses
+/// whether tracing is on, and the second the length of the pieces.
 pub fn codec(data: &[u8]) {
     let [options, piece, stream @ ..] = data else {
         return;
@@ -104,8 +103,8 @@ fn decode(tracing: bool, stream: &[u8], piece: usize) -> (Vec<Found>, Option<Str
     (frames(items), fault, codec.bad_traces())
 }
 
-/// Feeds a side of the handshake byte by byte and at once; both give the
-/// same, and what follows the handshake stays.
+/// Feeds one side of the handshake byte by byte and at once. Both give the same result, and the bytes
+/// after the handshake stay.
 fn shake<T: PartialEq + std::fmt::Debug>(
     stream: &[u8],
     receive: impl Fn(&mut BytesMut) -> Result<Option<T>, ssntp::proto::Refusal>,
@@ -128,8 +127,8 @@ fn shake<T: PartialEq + std::fmt::Debug>(
     verdict.ok().flatten().map(|accepted| (accepted, whole))
 }
 
-/// What is read of a stream's payload is written as it was, and is of the stream
-/// that the payload begins with.
+/// A payload of streams that is read is written back equal, and belongs to the stream whose UUID it
+/// begins with.
 pub fn stream(data: &[u8]) {
     let payload = Bytes::copy_from_slice(data);
     let id = stream_of(data);
@@ -158,7 +157,7 @@ pub fn stream(data: &[u8]) {
     }
 }
 
-/// The first byte is what the client's certificate gives.
+/// The first byte is the roles of the client's certificate.
 pub fn server_handshake(data: &[u8]) {
     let [roles, stream @ ..] = data else { return };
     for bound in [None, Some(Uuid::from_u128(1))] {
@@ -174,7 +173,7 @@ pub fn server_handshake(data: &[u8]) {
     }
 }
 
-/// The first byte is what the server's certificate gives.
+/// The first byte is the roles of the server's certificate.
 pub fn client_handshake(data: &[u8]) {
     let [roles, stream @ ..] = data else { return };
     let connect = Connect::new(Role::AGENT, Uuid::from_u128(1), roles & 0x80 != 0);
@@ -191,7 +190,7 @@ pub fn client_handshake(data: &[u8]) {
     }
 }
 
-/// A block that is read is written as it was.
+/// A trace block that is read is written back equal.
 pub fn trace(data: &[u8]) {
     match Trace::decode(data) {
         Ok(mut trace) => {
@@ -210,13 +209,12 @@ pub fn trace(data: &[u8]) {
     }
 }
 
-/// What is read is written so that it is read back equal; what is refused
-/// says why.
+/// A value that is read is written so that it is read back equal. An error has a text.
 fn read<P: Payload + PartialEq + std::fmt::Debug>(data: &[u8]) {
     match P::decode(data) {
         Ok(payload) => {
             let encoded = payload.encode();
-            // What is written in more bytes than it was read from may be too long to be read.
+            // The written form may be longer, and then exceed the limit.
             if encoded.len() <= MAX_READ_LEN {
                 assert_eq!(P::decode(&encoded).as_ref(), Ok(&payload), "{encoded:?}");
             }
@@ -228,7 +226,7 @@ fn read<P: Payload + PartialEq + std::fmt::Debug>(data: &[u8]) {
     }
 }
 
-/// What is skimmed of STATS is what all of it says.
+/// The summary of STATS equals that of a full read.
 fn stats(data: &[u8]) {
     read::<Stats>(data);
     let (Ok(skimmed), Ok(whole)) = (StatsSummary::read(data), Stats::decode(data)) else {
@@ -308,7 +306,7 @@ const SCHEMAS: usize = 53;
 
 const COMMAND: &[u8] = b"start: {instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001}\n";
 
-/// A START with the documents that follow it.
+/// A START with its further documents.
 pub fn start_documents(data: &[u8]) {
     read::<StartPayload>(data);
     if let Ok(document) = RawDocument::new(Bytes::copy_from_slice(data)) {
@@ -364,10 +362,10 @@ pub fn address(data: &[u8]) {
     );
 }
 
-/// Messages in pieces and at once are the same. The first byte chooses the
-/// framing, the second how long the pieces are.
+/// Decoding OpFlex messages in pieces gives the same messages as decoding them at once. The first byte
+/// chooses the framing, and the second the length of the pieces.
 pub fn opflex(data: &[u8]) {
-    // The first byte was an option once; the seeds have it.
+    // The first byte was an option in the past, and the seeds still have it.
     let [_, piece, stream @ ..] = data else {
         return;
     };

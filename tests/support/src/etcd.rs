@@ -1,4 +1,4 @@
-//! An etcd of a test's own, if there is one on the PATH.
+//! An etcd cluster for one test, if the program etcd is on the PATH.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Members of one etcd cluster, which end with this.
+/// The members of an etcd cluster. Dropping it ends them.
 #[derive(Debug)]
 pub struct EtcdProcess {
     members: Vec<Member>,
@@ -22,19 +22,19 @@ struct Member {
 }
 
 impl EtcdProcess {
-    /// Starts so many members, and waits until each of them answers. Prints that the test is
-    /// skipped and gives none if there is no etcd here.
+    /// Starts `members` members, and waits until each of them answers. If there is no etcd, prints
+    /// that the test is skipped and returns `None`.
     pub fn start(members: usize) -> Option<Self> {
         Self::with(members, "http", &[])
     }
 
-    /// The same with further arguments, for clients that speak `scheme`.
+    /// As `start`, with further arguments, for clients that use `scheme`.
     pub fn with(members: usize, scheme: &str, further: &[String]) -> Option<Self> {
         if Command::new("etcd").arg("--version").output().is_err() {
             println!("skipped: there is no etcd on the PATH");
             return None;
         }
-        // Another process may take a port before etcd does.
+        // Another process may bind a port before etcd does.
         let started = (0..10).find_map(|_| Self::try_start(members, scheme, further));
         Some(started.expect("an etcd that answers"))
     }
@@ -68,7 +68,7 @@ impl EtcdProcess {
                 ("initial-advertise-peer-urls", peer),
                 ("initial-cluster", cluster.clone()),
                 ("log-level", "error".to_owned()),
-                // A password takes little time, so that a busy machine answers within a call's limit.
+                // Cheap password hashes, so that a busy machine answers within the limit of a call.
                 ("bcrypt-cost", "4".to_owned()),
             ];
             let arguments = pairs.into_iter().map(|(name, value)| format!("--{name}={value}"));
@@ -122,7 +122,7 @@ impl EtcdProcess {
         false
     }
 
-    /// What `--join` takes.
+    /// The value for `--join`.
     pub fn join(&self) -> String {
         let endpoints = self
             .members
@@ -131,12 +131,12 @@ impl EtcdProcess {
         format!("etcd://{}", endpoints.collect::<Vec<_>>().join(","))
     }
 
-    /// Asks a member's gateway, without a password. Empty if it does not answer.
+    /// Sends a request to a member's gateway, without a password. Empty if it does not answer.
     pub fn post(&self, at: usize, path: &str, body: &str) -> String {
         self.post_as(at, path, body, "")
     }
 
-    /// The same with the token that etcd has given to a user.
+    /// As above, with the token that etcd has issued to a user.
     pub fn post_as(&self, at: usize, path: &str, body: &str, token: &str) -> String {
         let mut answer = String::new();
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.members[at].client)) else {
@@ -165,8 +165,7 @@ impl EtcdProcess {
         }
     }
 
-    /// Starts a member that was killed, with what it has on its disk or, with `anew`, with
-    /// nothing.
+    /// Starts a member that was killed, with its data or, with `anew`, without any data.
     pub fn restart(&mut self, at: usize, anew: bool) {
         if anew {
             std::fs::remove_dir_all(&self.members[at].dir).unwrap();

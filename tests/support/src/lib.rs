@@ -1,5 +1,5 @@
-//! A throw-away PKI and a client that speaks SSNTP by hand, so that a test
-//! reads as a conversation. Every receive has a time limit.
+//! A temporary PKI, and a client that a test controls frame by frame, so that the test reads as a
+//! conversation. Every receive has a time limit.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -34,7 +34,7 @@ use ssntp::transport::tls::Connector;
 use ssntp_transport::{BufferPool, Duplex, Halves, Outgoing};
 use uuid::Uuid;
 
-/// How long anything may take before a test fails.
+/// The time limit of every wait. A test that reaches it fails.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// The authority of this test binary.
@@ -82,7 +82,7 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// What this thread logs at the level warn or above meanwhile.
+/// The log lines of this thread at the level warn or above during `act`.
 pub fn warnings(act: impl FnOnce()) -> Vec<String> {
     static LOGGER: OnceLock<()> = OnceLock::new();
     LOGGER.get_or_init(|| {
@@ -94,7 +94,7 @@ pub fn warnings(act: impl FnOnce()) -> Vec<String> {
     WARNED.take()
 }
 
-/// A server that listens in memory alone.
+/// A server that listens only in memory.
 pub struct TestServer {
     pub server: Option<Server>,
     pub listener: MemoryListener,
@@ -111,8 +111,8 @@ impl TestServer {
         }
     }
 
-    /// Renews with a new certificate of its own: how many sessions were looked at, and
-    /// how many were ended.
+    /// Renews the server with a new certificate. Returns the number of sessions that were checked, and
+    /// the number that were ended.
     pub fn renew(&self, trust: &Trust) -> (usize, usize) {
         let server = self.server.as_ref().unwrap();
         let renewed = server.renew(&identity(Role::SERVER), trust).unwrap();
@@ -123,17 +123,17 @@ impl TestServer {
         self.server.as_ref().unwrap().handle()
     }
 
-    /// A client whose TLS stands and that has sent nothing yet.
+    /// A client after the TLS handshake that has not sent CONNECT.
     pub fn dial(&self, identity: &Identity) -> Peer {
         Peer::over(self.stream(), identity)
     }
 
-    /// As [`dial`](Self::dial), with the tickets that the connector holds.
+    /// As [`dial`](Self::dial), with the TLS tickets of the connector.
     pub fn dial_with(&self, connector: &Connector) -> Peer {
         Peer::with(self.stream(), connector)
     }
 
-    /// A stream to it, on which nothing has been said.
+    /// A new stream to the server, before TLS.
     pub fn stream(&self) -> Arc<dyn Duplex> {
         let stream = self.listener.connect(Faults::default(), Faults::default());
         Arc::new(stream.unwrap())
@@ -151,21 +151,21 @@ impl TestServer {
     }
 }
 
-/// A client that does what the test says.
+/// A client that the test controls.
 pub struct Peer {
     halves: Halves,
     codec: Codec,
     items: Vec<Item>,
     waiting: std::collections::VecDeque<Received>,
     pub uuid: Uuid,
-    /// Whether its TLS session is one that it had before.
+    /// True if TLS resumed an earlier session.
     pub resumed: bool,
     ended: bool,
-    /// Whether its end came with TLS's close_notify.
+    /// True if the server ended the stream with close_notify.
     pub was_closed: bool,
 }
 
-/// What a peer received.
+/// A frame that a peer received, or the end of the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
     Frame(Frame),
@@ -194,7 +194,7 @@ impl Peer {
         }
     }
 
-    /// CONNECT and CONNECTED.
+    /// Sends CONNECT and receives CONNECTED.
     pub fn handshake(&mut self, role: Role, uuid: Uuid, trace: bool) -> Connected {
         self.uuid = uuid;
         self.send_bytes(&Connect::new(role, uuid, trace).encode());
@@ -203,8 +203,8 @@ impl Peer {
         connected
     }
 
-    /// As [`handshake`](Self::handshake), and takes frames of an application; false if the
-    /// server refuses the peer.
+    /// As [`handshake`](Self::handshake), for a peer that accepts frames of an application. Returns
+    /// false if the server refuses the peer.
     pub fn try_handshake(&mut self, role: Role, uuid: Uuid, trace: bool, operands: Operands) -> bool {
         self.uuid = uuid;
         let connect = Connect::new(role, uuid, trace).encode();
@@ -216,7 +216,7 @@ impl Peer {
         true
     }
 
-    /// What has arrived; does not wait for more.
+    /// The frames that have arrived. Does not wait.
     pub fn arrived(&mut self) -> Vec<Received> {
         while self.halves.stream.is_readable() && self.read() {}
         self.decode();
@@ -236,7 +236,7 @@ impl Peer {
         }
     }
 
-    /// Takes frames of an application from now on.
+    /// Accepts frames of an application from now on.
     pub fn takes(&mut self, operands: Operands) {
         self.codec = Codec::new(u32::MAX, false).operands(operands);
     }
@@ -264,7 +264,7 @@ impl Peer {
         }
     }
 
-    /// Whether the server's first frame is CONNECTED.
+    /// True if the server's first frame is CONNECTED.
     pub fn next_is_connected(&mut self) -> bool {
         while self.halves.inbox.bytes_mut().len() < HEADER_LEN && self.read() {}
         Header::decode(self.halves.inbox.bytes_mut()).is_some_and(|h| h.kind == Status::CONNECTED)
@@ -323,7 +323,7 @@ impl Peer {
             if let Some(received) = self.waiting.pop_front() {
                 return received;
             }
-            // A part of a frame may be left then: it never becomes a whole one.
+            // The rest may be an incomplete frame.
             if self.ended {
                 return Received::End;
             }
@@ -331,7 +331,7 @@ impl Peer {
         }
     }
 
-    /// The next frame, which has to be there.
+    /// The next frame. Panics at the end of the stream.
     pub fn frame(&mut self) -> Frame {
         match self.next() {
             Received::Frame(frame) => frame,
@@ -349,7 +349,7 @@ impl Peer {
         self.halves.transmit.finish().unwrap();
     }
 
-    /// As [`finish`](Self::finish), whatever becomes of it.
+    /// As [`finish`](Self::finish), but ignores errors.
     pub fn finish_if_possible(&mut self) {
         let _ = self.halves.transmit.finish();
     }

@@ -1,5 +1,5 @@
-//! What another server may send over its link: any bytes, to a server that is stepped. Shared by
-//! a fuzz target and by the test that replays its seeds.
+//! Any bytes that another server may send over its link, to a server that the test steps. Shared by a
+//! fuzz target and by the test that runs its seeds.
 #![allow(
     clippy::expect_used,
     clippy::new_without_default,
@@ -26,14 +26,14 @@ use ssntp_transport::{Budget, Decode, Limits, PeerAddress};
 use uuid::Uuid;
 
 const MAX_PAYLOAD: u32 = 64 * 1024;
-/// A session of the server, which frames may be for.
+/// The UUID of a session of the server, to which frames may be addressed.
 const CLIENT: Uuid = Uuid::from_u128(0x11);
 
-/// What every input uses.
+/// The certificates and keys that all inputs share.
 struct Made {
     config: Box<dyn Fn(u128) -> ServerConfig + Send + Sync>,
     environment: Arc<Environment>,
-    /// What the other server says first.
+    /// The HELLO of the other server.
     hello: Vec<u8>,
     server: CertificateInfo,
     client: CertificateInfo,
@@ -66,7 +66,7 @@ fn made() -> &'static Made {
     })
 }
 
-/// Answers what it is told, so that something goes back over the link.
+/// Answers each frame, so that frames are sent back over the link.
 struct Answers;
 
 impl Handler for Answers {
@@ -117,7 +117,7 @@ impl Server {
         assert_eq!(self.runner.flow().fault(), None);
     }
 
-    /// Takes in what a peer has sent.
+    /// Receives bytes of a peer.
     fn take(&mut self, from: &Admitted<Grant>, decoder: &mut Decoder, input: &mut BytesMut) {
         let (mut items, bytes) = (Vec::new(), input.len() as u64);
         let _ = decoder.decode(input, &mut items);
@@ -126,7 +126,7 @@ impl Server {
         self.handle(DispatchEvent::Items(from.id, items, bytes));
     }
 
-    /// Takes all steps of an entry to which nothing more comes than `input`.
+    /// Takes all steps of an entry that receives only `input`.
     fn bring_in(&mut self, mut entry: Entry, input: &mut BytesMut) -> Option<(Admitted<Grant>, Decoder)> {
         let (mut step, mut admitted) = (entry.begin(input, SystemTime::UNIX_EPOCH), None);
         loop {
@@ -178,7 +178,7 @@ fn settings(budget: u64) -> Settings {
     }
 }
 
-/// A server that is linked with others, and knows their sessions.
+/// A server that has links to others, and knows their sessions.
 pub struct Directory {
     server: Server,
     links: Vec<Admitted<Grant>>,
@@ -200,9 +200,9 @@ impl Directory {
         }
     }
 
-    /// Links it with another server, which tells so many sessions of agents.
+    /// Links it with another server, which reports `sessions` sessions of agents.
     pub fn link(&mut self, sessions: usize) {
-        /// In one frame.
+        /// The entries in one frame.
         const ROWS: usize = 500;
         let made = made();
         let other = 2 + self.links.len() as u128;
@@ -245,7 +245,7 @@ impl Directory {
         self.links.push(admitted);
     }
 
-    /// How many sessions of other servers it knows.
+    /// The number of known sessions of other servers.
     pub fn sessions(&mut self) -> usize {
         let mut known = 0;
         let mut actions = Vec::new();
@@ -255,8 +255,8 @@ impl Directory {
     }
 }
 
-/// The first byte says whether a proper HELLO comes before the rest. Whatever comes, the server
-/// goes on, its books are right, and all memory is given back at the end.
+/// The first byte chooses whether a valid HELLO comes before the other bytes. After any bytes the
+/// server still runs, its counters are right, and all memory is released at the end.
 pub fn link(data: &[u8]) {
     let [options, rest @ ..] = data else { return };
     let made = made();

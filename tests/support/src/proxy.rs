@@ -1,4 +1,4 @@
-//! A proxy before a TCP address, by which a test cuts or slows a way.
+//! A proxy in front of a TCP address, with which a test cuts or delays connections.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a thread looks whether the way is still as it was.
+/// The interval at which a thread checks whether the proxy's state has changed.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// It listens at an address of its own. Dropping it ends all connections, and its threads.
+/// A proxy with an address of its own. Dropping it ends all connections and threads.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -20,9 +20,9 @@ pub struct Proxy {
 #[derive(Debug, Default)]
 struct Way {
     to: Option<SocketAddr>,
-    /// Nothing gets through, and nobody is told: what is sent waits.
+    /// True if the proxy carries no bytes. Connections stay open, and bytes wait.
     is_cut: bool,
-    /// How much later answers arrive.
+    /// The delay of answers.
     delay: Duration,
     is_over: bool,
 }
@@ -32,7 +32,7 @@ fn lock(way: &Mutex<Way>) -> MutexGuard<'_, Way> {
 }
 
 impl Proxy {
-    /// Closes what connects to it until it is told where to go.
+    /// A proxy that closes new connections until `lead_to` is called.
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -46,22 +46,22 @@ impl Proxy {
         }
     }
 
-    /// HOST:PORT.
+    /// The address of the proxy as HOST:PORT.
     pub fn address(&self) -> String {
         self.address.to_string()
     }
 
-    /// New connections go there.
+    /// Sets the address to which new connections are carried.
     pub fn lead_to(&self, address: &str) {
         lock(&self.way).to = Some(address.parse().unwrap());
     }
 
-    /// Cuts the way in both directions, or mends it: then what was sent meanwhile arrives.
+    /// Stops carrying bytes in both directions, or carries them again, with those that have waited.
     pub fn cut(&self, is_cut: bool) {
         lock(&self.way).is_cut = is_cut;
     }
 
-    /// From now on answers arrive so much later.
+    /// Sets the delay of answers.
     pub fn delay(&self, delay: Duration) {
         lock(&self.way).delay = delay;
     }
@@ -70,7 +70,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         lock(&self.way).is_over = true;
-        // It wakes up the thread that accepts.
+        // This connection wakes the thread that accepts.
         let _ = TcpStream::connect(self.address);
         if let Some(accepts) = self.accepts.take() {
             let _ = accepts.join();
@@ -106,7 +106,7 @@ fn accept(listener: &TcpListener, way: &Arc<Mutex<Way>>) {
     }
 }
 
-/// Carries what comes from one side to the other, until one of them or the test has ended.
+/// Carries bytes from one side to the other until one of them or the proxy has ended.
 fn pump(mut from: TcpStream, mut to: TcpStream, is_answer: bool, way: &Mutex<Way>) {
     let mut buffer = [0; 16 * 1024];
     from.set_read_timeout(Some(LOOK)).unwrap();

@@ -1,14 +1,14 @@
-//! Random numbers for simulations: the same seed gives the same world everywhere.
+//! Random numbers for simulations: the same seed gives the same run on every machine.
 
-/// SplitMix64.
+/// The generator SplitMix64.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers of a seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         let mut random = Self(seed);
-        // Neighbouring seeds are to have nothing in common.
+        // Mixed, because consecutive seeds would give related numbers.
         Self(random.next() ^ seed.rotate_left(32))
     }
 
@@ -31,12 +31,12 @@ impl Random {
         first + self.below(last - first + 1)
     }
 
-    /// Whether something of this chance happens.
+    /// True with this probability.
     pub fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// One of a list that is not empty.
+    /// A random element of a list that is not empty.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }

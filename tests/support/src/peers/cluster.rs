@@ -1,5 +1,5 @@
-//! The world of [`cluster`](super::cluster): a scheduler, and a real agent whose instances do
-//! nothing. What the peers send is about four instances, and about each other or the agent.
+//! The servers of [`cluster`](super::cluster): a scheduler, and a real agent whose instances do
+//! nothing. The peers send frames about four instances, each other, and the agent.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,9 +24,9 @@ use uuid::Uuid;
 use super::{MAX_PAYLOAD, ROLES, World, connect};
 use crate::{TestServer, identity, trust};
 
-/// How long the agent may take to come back after it was thrown out.
+/// The time within which the agent has to reconnect after its session was ended.
 const LIMIT: Duration = Duration::from_secs(60);
-/// More than any payload here asks for, and more than the agent has.
+/// More memory than any payload here requires, and more than the agent has.
 const MUCH_MB: i64 = 1_000_000;
 
 /// The agent, and the directory in which it keeps its instances.
@@ -36,7 +36,7 @@ pub(super) struct Node {
     _state: TempDir,
 }
 
-/// The agent takes this one: it needs no network.
+/// A START that the agent accepts, because it needs no network.
 const START: &str = "start:
   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
   persistence: host
@@ -45,7 +45,7 @@ const START: &str = "start:
     vcpus: 1
 ";
 
-/// Payloads that their receivers understand, by what they are sent with.
+/// Valid payloads by the kind of their frame.
 fn sample_of(kind: FrameKind) -> Option<&'static str> {
     macro_rules! samples {
         ($($kind:path => $name:literal)*) => {
@@ -94,7 +94,7 @@ pub(super) fn sample(kind: FrameKind, other: Uuid) -> Option<Vec<u8>> {
         },
         _ => format!("{line}\n"),
     };
-    // No user of that name is here.
+    // There is no user of that name.
     let lines = |text: &str| text.replace("ciao", "").lines().map(about).collect::<String>();
     sample_of(kind).map(|text| lines(text).into_bytes())
 }
@@ -140,8 +140,8 @@ pub(super) fn world() -> &'static World {
     })
 }
 
-/// The agent is there again, takes commands, and a node that has no part in the script gets the
-/// START that no other one has room for.
+/// Checks that the agent is connected and accepts commands, and that a new node gets the START for
+/// which no other node has room.
 pub(super) fn serves_others(world: &World, node: &Node) {
     let deadline = Instant::now() + LIMIT;
     let is_there = || {
@@ -181,8 +181,8 @@ pub(super) fn serves_others(world: &World, node: &Node) {
             .payload::<Start>()
             .is_ok_and(|got| got.instance_uuid == start.instance_uuid)
     };
-    // A node gets one START for each READY, and those that are held from before come first. A START
-    // that comes before the READY waits for it.
+    // A node gets one START for each READY, and STARTs that are held come first. A START that is sent
+    // before the READY waits for it.
     loop {
         let frame = other.frame();
         match frame.kind() == Command::START {
@@ -193,7 +193,7 @@ pub(super) fn serves_others(world: &World, node: &Node) {
     }
 }
 
-/// Runs instances that do nothing until they are asked to end.
+/// A driver whose instances do nothing until they are stopped.
 #[derive(Default)]
 struct Idle(Mutex<HashMap<Uuid, Option<EndSink>>>);
 

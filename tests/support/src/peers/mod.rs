@@ -1,7 +1,7 @@
-//! Several peers of a server that shake hands as they should, and then send what a script
-//! of any bytes says: frames that are right, nearly right and wrong, of all kinds, each
-//! peer in its role. Shared by fuzz targets and by tests with fixed scripts. [`peers`] plays
-//! at a server, [`cluster`] at a scheduler with an agent.
+//! Several peers of a server that make a valid handshake, and then send frames that a script of any
+//! bytes chooses: valid, almost valid and wrong frames of all kinds, each peer in its role. Shared
+//! by fuzz targets and by tests with fixed scripts. [`peers`] connects to a server, [`cluster`] to a
+//! scheduler with an agent.
 
 mod cluster;
 
@@ -29,15 +29,15 @@ const ROLES: [Role; 4] = [
     Role::from_bits(Role::AGENT.bits() | Role::CNCIAGENT.bits()),
 ];
 
-/// Sent one way, and a request.
+/// A frame without an answer, and a request.
 const EVENT: FrameKind = FrameKind::new(FrameType::EVENT, 0x80);
 const REQUEST: FrameKind = FrameKind::new(FrameType::COMMAND, 0x81);
 
-/// The server takes no longer payloads.
+/// The server's limit of payloads.
 const MAX_PAYLOAD: u32 = 4096;
 
-/// A server that stops reading from a peer does so for a good reason, and the peer gives up
-/// soon.
+/// The time after which a peer gives up if the server does not read. The server holds senders back,
+/// so that is not an error.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 struct Answering;
@@ -57,7 +57,7 @@ struct World {
     identities: [Identity; 4],
     operands: Operands,
     kinds: Vec<FrameKind>,
-    /// Of a scheduler: its agent.
+    /// The agent of a scheduler.
     node: Option<cluster::Node>,
 }
 
@@ -95,7 +95,7 @@ fn world() -> &'static World {
     })
 }
 
-/// What is left of a script.
+/// The rest of a script.
 struct Script<'a>(&'a [u8]);
 
 impl Script<'_> {
@@ -112,18 +112,19 @@ impl Script<'_> {
     }
 }
 
-/// Plays a script at a server, and then checks that it serves others and has forgotten these.
+/// Plays a script at a server, and then checks that the server serves other clients and has no session
+/// of the script's peers.
 ///
 /// # Panics
-/// The server has ended, waits, or has sent a frame to a role that no rule sends it to.
+/// The server has ended, blocks, or has sent a frame to a role to which no rule forwards it.
 pub fn peers(script: &[u8]) {
     world().plays(script);
 }
 
-/// As [`peers`], at a scheduler with a real agent, which is there afterwards as well.
+/// As [`peers`], at a scheduler with a real agent, which must be connected afterwards.
 ///
 /// # Panics
-/// As [`peers`]; or the agent has ended or does not come back.
+/// As [`peers`], and if the agent has ended or does not reconnect.
 pub fn cluster(script: &[u8]) {
     cluster::world().plays(script);
 }
@@ -142,7 +143,7 @@ fn play(world: &World, script: &[u8]) {
             }
         }
         if peers[at].is_none() {
-            // Now and then as another one, which is refused or takes over.
+            // Sometimes with the UUID of another peer, which is refused or replaces that session.
             let uuid = if what == 0xff { other } else { uuids[at] };
             peers[at] = connect(world, at, uuid, what % 2 == 0);
         }
@@ -165,7 +166,8 @@ fn connect(world: &World, at: usize, uuid: Uuid, trace: bool) -> Option<Peer> {
         .then_some(peer)
 }
 
-/// One step of a peer: false if it has ended its session, `None` at the end of the script.
+/// One step of a peer. Returns false if the peer has ended its session, and `None` at the end of the
+/// script.
 fn step(world: &World, peer: &mut Peer, what: u8, other: Uuid, script: &mut Script<'_>) -> Option<bool> {
     let kind = world.kinds[usize::from(script.byte()?) % world.kinds.len()];
     let of_cluster = world.node.as_ref().and_then(|_| cluster::sample(kind, other));
@@ -202,7 +204,7 @@ fn step(world: &World, peer: &mut Peer, what: u8, other: Uuid, script: &mut Scri
     Some(peer.try_send_bytes(&bytes).is_ok())
 }
 
-/// A payload as the schema of the kind wants it.
+/// A payload that matches the schema of the kind.
 fn sample(kind: FrameKind, other: Uuid) -> Vec<u8> {
     let text = match kind {
         REQUEST => {
@@ -249,7 +251,7 @@ impl World {
         }
     }
 
-    /// The roles that may get such a frame.
+    /// The roles that may receive such a frame.
     fn receivers(&self, kind: FrameKind) -> Role {
         match self.node {
             _ if kind == Command::STATS || kind.is_of_operators() => Role::CONTROLLER,
@@ -261,7 +263,7 @@ impl World {
         }
     }
 
-    /// Takes what has arrived; false if the session is over.
+    /// Receives the frames that have arrived. Returns false if the session is over.
     fn drain(&self, peer: &mut Peer, role: Role) -> bool {
         for received in peer.arrived() {
             let Received::Frame(frame) = received else {
@@ -273,7 +275,7 @@ impl World {
         true
     }
 
-    /// Two peers that have no part in the script meet, and the server forgets all others.
+    /// Checks that two new clients can exchange a frame, and that the server drops all other sessions.
     fn serves_others(&self) {
         let mut controller = connect(self, 1, Uuid::new_v4(), false).unwrap();
         let mut agent = connect(self, 0, Uuid::new_v4(), false).unwrap();
