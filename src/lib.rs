@@ -1,5 +1,5 @@
 //! Simple and Secure Node Transfer Protocol: framed control-plane messaging
-//! over mutual TLS, with roles proved by certificates, synchronous and
+//! over mutual TLS, with roles certified by certificates, synchronous and
 //! without an async runtime.
 //!
 //! A server and two clients in one process, over memory and with throw-away
@@ -43,19 +43,19 @@
 //! | [`pki`], [`transport`] | certificates with roles; addresses, TLS, limits of queues |
 //! | [`proto`] | the protocol without I/O: frames, codec, handshake |
 //! | [`payload`] | the YAML payloads as types |
-//! | [`server`] | accepts, proves roles, filters, routes, and tells an application |
+//! | [`server`] | accepts clients, verifies roles, filters, routes, and calls an application |
 //! | [`client`] | connects, reconnects, sends and receives |
 //! | `testkit` | certificates, servers and handlers for tests, with the feature `issue` |
 //!
-//! The root has what nearly every program names, and the foreign types that appear in
-//! signatures: [`Uuid`], [`Bytes`], [`Receiver`]. [`Event`] is the protocol's EVENT, beside
-//! [`Command`], [`Status`] and [`ErrorCode`]; a client tells its program of a
+//! The root exports the types that nearly every program needs, and the types of other crates that appear
+//! in signatures: [`Uuid`], [`Bytes`], [`Receiver`]. [`Event`] is an operand of the protocol like
+//! [`Command`], [`Status`] and [`ErrorCode`]. The events of a client are
 //! [`ClientEvent`](client::ClientEvent).
 //!
 //! # Out of scope
 //!
 //! Delivery guarantees beyond the connection, storage of frames, discovery other than by the
-//! names in a CA certificate, and anything async: calls block, and each says for how long.
+//! names in a CA certificate, and async. Calls block; their documentation says for how long.
 //!
 //! # Features
 //!
@@ -65,24 +65,24 @@
 //! | `ring` | no | cryptography by ring, if `aws-lc-rs` is off |
 //! | `issue` | no | making certificates, `pki::Authority`, and the module `testkit` |
 //!
-//! Without `aws-lc-rs` and `ring` everything compiles, and each use of TLS answers that no
+//! Without `aws-lc-rs` and `ring` the crate compiles, and each use of TLS returns the error that no
 //! cryptography was compiled in.
 //!
 //! # Threads
 //!
-//! A server has one thread for each listening socket, one dispatcher, a bounded number for
-//! handshakes, and two for each session. A client has a supervisor, and two more while a
-//! session stands. Every thread has a name and is joined by its owner. docs/threads.md lists
-//! them with their queues.
+//! A server has one thread for each listening socket, one dispatcher, a bounded number of threads for
+//! handshakes, and two for each session. A client has a supervisor, and two more threads during a
+//! session. Every thread has a name and is joined by its owner. docs/threads.md lists them with their
+//! queues.
 //!
 //! # Log targets
 //!
 //! `ssntp::server` and `ssntp::client`, through the `log` crate, with UUID and role of the
-//! session in each line. Connections come and go at `info`; `warn` is for the operator. Text
-//! of a peer is cut and escaped. Of each kind of line that a peer can cause the log gets
-//! five, then one a minute with the number of those that were left out.
+//! session in each line. The beginning and end of connections is logged at `info`; `warn` is for the
+//! operator. Text that a peer has sent is cut and escaped. Each kind of line that a peer can cause is
+//! logged five times, then once a minute with the number of lines that were left out.
 
-// On docs.rs each item says which feature it needs.
+// On docs.rs each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -100,8 +100,8 @@ pub use client::{Client, ClientConfig, ClientHandle};
 pub use proto::{Command, ErrorCode, Event, Frame, Status};
 pub use server::{Server, ServerConfig};
 
-/// Any error, as the result of a `main`. Rust prints that by [`Debug`](std::fmt::Debug),
-/// which is the plain text here.
+/// Any error, for the result of `main`. Rust prints it by [`Debug`](std::fmt::Debug), which is the plain
+/// text here.
 ///
 /// ```no_run
 /// fn main() -> Result<(), ssntp::MainError> {
@@ -136,7 +136,7 @@ pub mod transport {
 pub use ssntp_transport::pki;
 pub use ssntp_transport::{Histogram, ParseRoleError, Role};
 
-// Crates whose types appear in signatures here, so that a program can use the same version.
+// Exported because their types appear in signatures, so that a program can use the same versions.
 pub use bytes::{self, Bytes};
 pub use crossbeam_channel::{self, Receiver};
 pub use rustls;

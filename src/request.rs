@@ -1,16 +1,15 @@
-//! Requests over frames of an application: what both ends need of them.
+//! Requests over frames of an application: the part that client and server share.
 //!
 //! ```text
-//!  asker                       server                         who is asked
-//!  request() ─ id, whom ─▶ no addressee: rules, else Handler::request
-//!     │                    an addressee: ── id, who asks ──▶ ClientEvent::Request
-//!     │                                                          │ reply() or refuse()
-//!     ◀─ id, who answers ─ to the asker alone ◀─ id, the asker ──┘
+//!  asker                            server                              addressee
+//!  request() ─ id, addressee ─▶ no addressee: rules, or Handler::request
+//!     │                         an addressee: ── id, asker ──▶ ClientEvent::Request
+//!     │                                                            │ reply() or refuse()
+//!     ◀─ id, addressee ─────── only to the asker ◀── id, asker ────┘
 //! ```
 //!
-//! The server remembers nothing of what it forwards. It writes who it comes from
-//! into each request and answer, and the asker takes an answer from nobody but
-//! whom it asked.
+//! The server keeps no state for requests that it forwards. It writes the sender's UUID into each request
+//! and answer, and the asker accepts an answer only from the addressee.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,22 +22,22 @@ use uuid::Uuid;
 use crate::proto::{Exchange, Frame, FrameKind, Step, content};
 use ssntp_transport::{cut, excerpt};
 
-/// The longest text of a refusal, in bytes.
+/// The longest reason of a refusal, in bytes.
 const MAX_REASON: usize = 256;
 
-/// A request that waits for an answer.
+/// A received request that is not answered yet.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(super) from: Uuid,
     pub(super) id: u64,
-    /// With the application's content alone.
+    /// The frame with the application's payload.
     pub(super) frame: Frame,
-    /// Shared by all requests that a client has received and whose application still has them.
+    /// Counts, by its references, the requests that a client's application has not dropped yet.
     pub(super) _under_way: Option<Arc<()>>,
 }
 
 impl Request {
-    /// The request in a frame that begins with this.
+    /// The request in a frame that begins with `exchange`.
     pub(super) fn new(exchange: &Exchange, frame: &Frame) -> Self {
         Self {
             from: exchange.peer,
@@ -48,29 +47,28 @@ impl Request {
         }
     }
 
-    /// Who asks. The server has written it.
+    /// The UUID of the client or server that asks. The server has verified it.
     pub fn from(&self) -> Uuid {
         self.from
     }
 
-    /// What is asked.
+    /// The kind of the request.
     pub fn kind(&self) -> FrameKind {
         self.frame.kind()
     }
 
-    /// What the application asks with.
+    /// The payload of the application.
     pub fn payload(&self) -> &Bytes {
         self.frame.payload_bytes()
     }
 
-    /// The same as a frame, to read it as a type.
+    /// The request as a frame, to decode its payload as a type.
     pub fn frame(&self) -> &Frame {
         &self.frame
     }
 
-    /// The same with a copy of the payload. The payload of a request as it arrives is a slice of
-    /// the memory that it was received into, up to 80 KiB for a small frame: copy what is to be
-    /// kept for long.
+    /// The request with a copy of its payload. The payload of a received request is a slice that keeps up
+    /// to 80 KiB of received bytes alive, also if it is small. Copy requests that are kept for long.
     #[must_use]
     pub fn copied(mut self) -> Self {
         let payload = Bytes::copy_from_slice(self.payload());
@@ -82,12 +80,12 @@ impl Request {
         self
     }
 
-    /// The frame that answers it.
+    /// The frame with the answer.
     pub(super) fn reply(&self, payload: Bytes) -> Frame {
         self.answer(Step::Reply, payload)
     }
 
-    /// The frame that says why there will be no answer.
+    /// The frame that refuses the request.
     pub(super) fn refusal(&self, why: &str) -> Frame {
         let why = cut(why, MAX_REASON);
         self.answer(Step::Refusal, Bytes::copy_from_slice(why.as_bytes()))
@@ -103,7 +101,7 @@ impl Request {
     }
 }
 
-/// A frame of a request without what it begins with.
+/// The frame of a request with only the application's payload.
 fn bare(frame: &Frame) -> Frame {
     let mut bare = Frame::with_payload(frame.kind(), content(frame));
     if let Some(trace) = frame.trace() {
@@ -112,7 +110,7 @@ fn bare(frame: &Frame) -> Frame {
     bare
 }
 
-/// Why a request has no reply.
+/// The reason for which a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -130,39 +128,36 @@ pub enum RequestError {
         /// The maximum in bytes.
         limit: u32,
     },
-    /// As many requests as may wait for answers do. Nothing was sent.
+    /// The most requests that may wait for answers do so. Nothing was sent.
     #[error("{0} requests wait for answers, as many as may")]
     TooMany(usize),
-    /// No session stands with who is asked, or with the server. Nothing was
-    /// sent.
+    /// The addressee is not connected, or there is no session with the server. Nothing was sent.
     #[error("no session stands at present")]
     NotConnected,
-    /// There was no room in the queue in time. Nothing was sent.
+    /// The queue had no room within the time limit. Nothing was sent.
     #[error("the queue is full")]
     QueueFull,
     /// The client has ended, or the server has stopped. Nothing was sent.
     #[error("the client has ended, or the server has stopped")]
     Ended,
-    /// A server's call from a dispatcher, which must not wait. Nothing was
-    /// sent.
+    /// The call of a server was made on a dispatcher thread, which must not wait. Nothing was sent.
     #[error("a handler must not wait for an answer")]
     OnDispatcher,
     /// The session was lost before an answer came. The request may have been
     /// carried out.
     #[error("the session was lost before an answer came")]
     Disconnected,
-    /// No answer came in time; one that comes later is dropped and counted.
-    /// The request may have been carried out.
+    /// No answer came in time. An answer that comes later is dropped and counted. The request may have
+    /// been carried out.
     #[error("no answer in {0:?}")]
     TimedOut(Duration),
-    /// The answer is that there will be none. The text says why: what the
-    /// application gave, or a word of the protocol: `not_connected`,
-    /// `not_allowed`, `not_answered`, `queue_full`, `unsupported`.
+    /// The request was refused. The text is the reason: a text of the application, or a word of the
+    /// protocol: `not_connected`, `not_allowed`, `not_answered`, `queue_full`, `unsupported`.
     #[error("refused: {0}")]
     Refused(String),
 }
 
-/// What a request comes to.
+/// The result of a request.
 pub(crate) type Answer = Result<Frame, RequestError>;
 
 /// The requests of one end that wait for answers.
@@ -172,14 +167,14 @@ pub(super) struct Outstanding {
     most: usize,
     asked: HashMap<u64, Asked>,
     late: u64,
-    /// Whether new ones are to wait, while the session is replaced.
+    /// True while the session is replaced, when new requests must wait.
     held: bool,
 }
 
 #[derive(Debug)]
 struct Asked {
-    /// Who may answer; nil for anybody.
-    whom: Uuid,
+    /// The UUID that may answer; nil if any may.
+    addressee: Uuid,
     kind: FrameKind,
     answer: Sender<Answer>,
 }
@@ -187,8 +182,8 @@ struct Asked {
 impl Outstanding {
     pub(super) fn new(most: usize) -> Self {
         Self {
-            // Another process with the same UUID, before or after this one, has
-            // other numbers: what answers its requests answers none of these.
+            // A random start, so that an answer to a request of an earlier process with the same UUID
+            // answers none of these.
             next: Uuid::new_v4().as_u64_pair().1,
             most,
             asked: HashMap::new(),
@@ -197,10 +192,10 @@ impl Outstanding {
         }
     }
 
-    /// Makes a request out of a frame, and says where its answer arrives.
+    /// Makes a request out of a frame. Returns its id, the frame to send, and the receiver of its answer.
     pub(super) fn ask(
         &mut self,
-        whom: Uuid,
+        addressee: Uuid,
         content: &Frame,
     ) -> Result<(u64, Frame, Receiver<Answer>), RequestError> {
         if self.asked.len() >= self.most {
@@ -209,16 +204,23 @@ impl Outstanding {
         let (answer, answered) = crossbeam_channel::bounded(1);
         self.next = self.next.wrapping_add(1);
         let (id, kind) = (self.next, content.kind());
-        self.asked.insert(id, Asked { whom, kind, answer });
+        self.asked.insert(
+            id,
+            Asked {
+                addressee,
+                kind,
+                answer,
+            },
+        );
         let exchange = Exchange {
             step: Step::Request,
             id,
-            peer: whom,
+            peer: addressee,
         };
         Ok((id, exchange.frame(content), answered))
     }
 
-    /// Whether new requests are to wait, so that those under way come to an end.
+    /// Makes new requests wait, so that those under way can end; or lets them continue.
     pub(super) fn hold(&mut self, held: bool) {
         self.held = held;
     }
@@ -227,18 +229,17 @@ impl Outstanding {
         self.held
     }
 
-    /// Whether none waits for an answer.
+    /// True if no request waits for an answer.
     pub(super) fn is_idle(&self) -> bool {
         self.asked.is_empty()
     }
 
-    /// An answer has come; `from` is who gave it.
+    /// Handles an answer that came from `from`.
     pub(super) fn settle(&mut self, from: Uuid, exchange: &Exchange, frame: &Frame) {
         let id = exchange.id;
-        let is_awaited = self
-            .asked
-            .get(&id)
-            .is_some_and(|asked| asked.kind == frame.kind() && (asked.whom.is_nil() || asked.whom == from));
+        let is_awaited = self.asked.get(&id).is_some_and(|asked| {
+            asked.kind == frame.kind() && (asked.addressee.is_nil() || asked.addressee == from)
+        });
         let Some(asked) = is_awaited.then(|| self.asked.remove(&id)).flatten() else {
             self.late += 1;
             return;
@@ -251,11 +252,11 @@ impl Outstanding {
             }
             Step::Request | Step::Reply => Ok(bare(frame)),
         };
-        // The thread that waited may have given up.
+        // The receiver is gone if the waiting thread has timed out.
         let _ = asked.answer.send(answer);
     }
 
-    /// The server does not know requests of that kind.
+    /// Refuses the requests of a kind that the server does not know.
     pub(super) fn unsupported(&mut self, kind: FrameKind) {
         for (_, asked) in self.asked.extract_if(|_, asked| asked.kind == kind) {
             let _ = asked
@@ -264,23 +265,22 @@ impl Outstanding {
         }
     }
 
-    /// The asker has stopped waiting for this answer.
+    /// Removes a request whose caller no longer waits.
     pub(super) fn forget(&mut self, id: u64) {
         self.asked.remove(&id);
     }
 
-    /// The session is over on which all of these were sent, or those to one
-    /// entity.
+    /// Ends the requests to one addressee, or all of them, because the session has ended.
     pub(super) fn cancel(&mut self, of: Option<Uuid>) {
         for (_, asked) in self
             .asked
-            .extract_if(|_, asked| of.is_none_or(|uuid| asked.whom == uuid))
+            .extract_if(|_, asked| of.is_none_or(|uuid| asked.addressee == uuid))
         {
             let _ = asked.answer.send(Err(RequestError::Disconnected));
         }
     }
 
-    /// How many answers came too late.
+    /// The number of answers that came too late or from the wrong sender.
     pub(super) fn late(&self) -> u64 {
         self.late
     }

@@ -1,4 +1,4 @@
-//! Frames on their way into and out of the transport, and their stamps.
+//! The codec for the transport, the encoding of outgoing frames, and the time stamps of traces.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,13 +10,14 @@ use uuid::Uuid;
 use crate::proto::{Codec, Frame, Item, Operands, ProtocolError, TRACE_FLAG};
 use ssntp_transport::{Decode, Outgoing, Role};
 
-/// The codec of a connection's reader: it stamps traced frames, and counts malformed traces.
+/// The codec of a connection's reader. It also stamps traced frames and counts malformed traces.
 #[derive(Debug)]
 pub struct Decoder {
     codec: Codec,
-    /// Malformed traces of this session that `bad_traces` has.
+    /// The number of malformed traces that were added to `bad_traces`.
     counted: u64,
     bad_traces: Arc<AtomicU64>,
+    /// The UUID and the roles of this end, for traces.
     receiver: (Uuid, Role),
 }
 
@@ -35,9 +36,7 @@ impl Decoder {
             receiver,
         }
     }
-}
 
-impl Decoder {
     /// The codec of a link's reader.
     pub(super) fn of_links(max_payload: u32) -> Self {
         Self {
@@ -77,8 +76,8 @@ impl Decode for Decoder {
     }
 }
 
-/// A frame as it leaves: with its trace if the session agreed on tracing, otherwise
-/// without. The payload is shared; it is copied only with a trace.
+/// Encodes a frame for sending: with its trace if the session agreed on tracing, otherwise without. The
+/// payload is shared; it is copied only with a trace.
 pub(super) fn outgoing(frame: &Frame, tracing: bool) -> Outgoing {
     if tracing && frame.trace().is_some() {
         return Outgoing::whole(frame.encode(), 1);
@@ -88,13 +87,13 @@ pub(super) fn outgoing(frame: &Frame, tracing: bool) -> Outgoing {
     Outgoing::framed(header.encode(), frame.payload_bytes().clone())
 }
 
-/// The time of a stamp that is made now.
-#[expect(clippy::disallowed_methods, reason = "stamps are what the clock is for")]
+/// The present time for a stamp.
+#[expect(clippy::disallowed_methods, reason = "a stamp needs the time of day")]
 pub(super) fn unix_nanos() -> u64 {
     unix_nanos_at(SystemTime::now())
 }
 
-/// The time of a stamp: nanoseconds since the Unix epoch.
+/// A time for a stamp, in nanoseconds since the Unix epoch.
 pub(super) fn unix_nanos_at(wall: SystemTime) -> u64 {
     let since = wall.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

@@ -1,8 +1,8 @@
-//! Newcomers: brought through TLS and their [`Entry`] on a thread each, under one
-//! deadline, until their connection's own threads run.
+//! Newcomers: each has a thread that takes it through TLS and its [`Entry`] under one deadline, until
+//! the reader and the writer of its connection run.
 //!
 //! ```text
-//!  Acceptance ─▶ TLS ─▶ Passage: the steps of an Entry ─▶ Link::start ─▶ Started
+//!  Acceptance ─▶ TLS ─▶ EntryRunner: the steps of an Entry ─▶ Link::start ─▶ Started
 //!  Dialler    ─▶ TLS ─▶    └─▶ Admit ─▶ dispatcher
 //! ```
 
@@ -17,7 +17,7 @@ use log::{Level, info, log};
 use super::audit::AUDIT;
 use super::config::Environment;
 use super::core::{Grant, ServerCore};
-use super::entry::{CLAIM, Entry, NoEntry, Step, Why};
+use super::entry::{CLAIM, Entry, EntryFault, NoEntry, Step};
 use super::federation::LINK_PROTOCOL;
 use super::{now, wall_clock};
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Feed};
@@ -29,7 +29,7 @@ use ssntp_transport::{
     left, refuse,
 };
 
-/// How long after a refusal the peer may take to read it.
+/// The time for which the peer may read after a refusal, before the socket is closed.
 const LINGER: Duration = Duration::from_secs(1);
 
 pub(super) type CoreEvents = Events<DispatchEvent<ServerCore>>;
@@ -45,84 +45,81 @@ pub(super) fn start(
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
-/// Brings one newcomer in, or refuses it.
+/// Takes one newcomer through its handshake, or refuses it.
 fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<Newcomer>) {
     let deadline = after(newcomer.accepted(), environment.handshake_timeout);
     let stream = newcomer.stream();
-    let in_force = environment.in_force();
-    let secured = match in_force
+    let active = environment.active();
+    let secured = match active
         .acceptor
         .accept(Arc::clone(&stream), &environment.pool, deadline)
     {
         Ok(secured) => secured,
         Err(e) => {
             environment.refused(newcomer, e.word());
-            // A client that goes away or says nothing is no attempt to get in.
+            // A client that goes away or sends nothing is not an attempt to get in, so it is no warning.
             let level = match e.word() {
                 "lost" | "timeout" => Level::Info,
                 _ => Level::Warn,
             };
-            environment.say(newcomer, level, "no TLS", "", &e);
+            environment.log_newcomer(newcomer, level, "no TLS", "", &e);
             if matches!(e, TlsError::Tls(_)) {
-                // The alert that was sent says why. Closing a socket with unread
-                // input would destroy it on its way, so the input is read first.
+                // Closing a socket with unread input would destroy the TLS alert on its way to the
+                // peer, so the input is read first.
                 let _ = stream.shutdown(Shutdown::Write);
                 drain(&*stream, LINGER);
             }
             return;
         }
     };
-    let passage = Passage {
+    let runner = EntryRunner {
         environment,
         events,
         newcomer: Some(newcomer),
         stream,
         deadline,
     };
-    // Always there: the verifier refuses who shows no certificate.
+    // The verifier refuses a client without a certificate, so this never returns.
     let Some(leaf) = secured.peer.first() else { return };
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
-        Err(fault) => return passage.refuse(secured.halves, &NoEntry(Why::Unreadable(fault)), ""),
+        Err(fault) => return runner.refuse(secured.halves, &NoEntry(EntryFault::Unreadable(fault)), ""),
     };
     let entry = match secured.alpn.as_deref() == Some(LINK_PROTOCOL) {
         true => Entry::server(environment, certificate, secured.peer, newcomer.peer(), None),
         false => Entry::client(environment, certificate, secured.peer, newcomer.peer()),
     };
-    let mut entry = entry.verified_by(&in_force);
-    match passage.take(&mut entry, secured.halves) {
-        Ok(()) => environment.handshakes.finished(secured.resumed),
-        Err(turned) => match *turned {
-            (why, Some(halves)) => passage.refuse(halves, &why, &entry.named()),
-            (why, None) => environment.refused(newcomer, why.word()),
-        },
+    let mut entry = entry.verified_by(&active);
+    // A failure was counted and logged.
+    if runner.run(&mut entry, secured.halves).is_ok() {
+        environment.handshakes.finished(secured.resumed);
     }
 }
 
-/// Why somebody does not come in, and the halves if it can be told.
-type Turned = (NoEntry, Option<Halves>);
-
 /// Takes the steps of an [`Entry`] on this thread.
-pub(super) struct Passage<'a> {
+pub(super) struct EntryRunner<'a> {
     pub(super) environment: &'a Environment,
     pub(super) events: &'a CoreEvents,
-    /// Who came; none if this server has dialled.
+    /// `None` if this server has dialled.
     pub(super) newcomer: Option<&'a Arc<Newcomer>>,
     pub(super) stream: Arc<dyn Duplex>,
     pub(super) deadline: Instant,
 }
 
-impl Passage<'_> {
+impl EntryRunner<'_> {
     /// Blocks until the threads of the connection run.
     ///
     /// # Errors
-    /// It does not come in.
-    pub(super) fn take(&self, entry: &mut Entry, mut halves: Halves) -> Result<(), Box<Turned>> {
+    /// The newcomer is refused or lost, or the server stops. This was counted, logged, and sent to the
+    /// newcomer if possible.
+    pub(super) fn run(&self, entry: &mut Entry, mut halves: Halves) -> Result<(), NoEntry> {
         let mut admitted: Option<(Admitted<Grant>, Admission<ServerCore>)> = None;
         let mut step = entry.begin(halves.inbox.bytes_mut(), wall_clock());
         loop {
-            let is_heard = matches!(step, Step::Claim(..) | Step::Admit(_));
-            if is_heard && self.newcomer.is_some_and(|newcomer| !newcomer.heard()) {
+            // From here on others may send to the newcomer's session, so a stop must end the session
+            // and not this handshake. It fails if the handshake was cut or stopped before.
+            let has_first_frame = matches!(step, Step::Claim(..) | Step::Admit(_));
+            if has_first_frame && self.newcomer.is_some_and(|newcomer| !newcomer.heard()) {
                 step = entry.stopping();
             }
             step = match step {
@@ -133,9 +130,9 @@ impl Passage<'_> {
                     }
                     Err(e) => entry.lost(e),
                 },
-                Step::Claim(call, word) => {
-                    let asked = self.events.send(DispatchEvent::Call(call)).is_ok();
-                    entry.claimed(asked.then(|| word.recv_timeout(CLAIM).ok()).flatten())
+                Step::Claim(call, verdict) => {
+                    let sent = self.events.send(DispatchEvent::Call(call)).is_ok();
+                    entry.claimed(sent.then(|| verdict.recv_timeout(CLAIM).ok()).flatten())
                 }
                 Step::Admit(arrival) => match self.events.admit(*arrival, Arc::clone(&self.stream)) {
                     Some(Ok(granted)) => {
@@ -157,8 +154,14 @@ impl Passage<'_> {
                     }
                 },
                 Step::Start => break,
-                // It was told of its admission, or cannot be told anything.
-                Step::End(why) => return Err(Box::new((why, admitted.is_none().then_some(halves)))),
+                Step::End(why) => {
+                    match admitted {
+                        // CONNECTED may be on its way, so no refusal can follow.
+                        Some(_) => self.count(&why),
+                        None => self.refuse(halves, &why, &entry.named()),
+                    }
+                    return Err(why);
+                }
             };
         }
         let Some((admitted, mut admission)) = admitted else {
@@ -166,7 +169,9 @@ impl Passage<'_> {
         };
         if self.newcomer.is_some_and(|newcomer| !newcomer.admitted()) {
             admission.started(Err(io::ErrorKind::TimedOut.into()));
-            return Err(Box::new((NoEntry(Why::Stopping), None)));
+            let why = NoEntry(EntryFault::Stopping);
+            self.count(&why);
+            return Err(why);
         }
         let feed = Feed::new(&admitted, self.events.clone(), &entry.memory(&admitted));
         let config = LinkConfig {
@@ -179,22 +184,28 @@ impl Passage<'_> {
         Ok(())
     }
 
-    /// Says why somebody does not come in: in the log, and to the peer, who gets a second to read
-    /// it.
-    pub(super) fn refuse(&self, mut halves: Halves, why: &NoEntry, certificate: &str) {
+    fn count(&self, why: &NoEntry) {
         if let Some(newcomer) = self.newcomer {
             self.environment.refused(newcomer, why.word());
-            if let Some((level, what)) = why.log() {
-                self.environment.say(newcomer, level, what, certificate, why);
-            }
+        }
+    }
+
+    /// Counts and logs a refusal, sends the answer to the peer, and gives it [`LINGER`] to read it.
+    fn refuse(&self, mut halves: Halves, why: &NoEntry, certificate: &str) {
+        self.count(why);
+        if let Some((level, what)) = why.log()
+            && let Some(newcomer) = self.newcomer
+        {
+            self.environment
+                .log_newcomer(newcomer, level, what, certificate, why);
         }
         refuse(&mut halves, why.answer(self.environment), LINGER);
     }
 }
 
 impl Environment {
-    /// Counts a newcomer that was not admitted. A handshake that was cut, or that the
-    /// end of the server ended, may fail with any error, so that is asked first.
+    /// Counts a newcomer that was not admitted. A handshake that was cut, or that ended because the
+    /// server stops, may fail with any error, so these two are checked first.
     pub(super) fn refused(&self, newcomer: &Newcomer, word: &'static str) {
         self.handshakes.refused(match () {
             () if newcomer.was_cut() => "cut",
@@ -203,9 +214,9 @@ impl Environment {
         });
     }
 
-    /// Says in the log what became of a newcomer, for each address no more than it may cause; and
-    /// in the audit log, each time.
-    pub(super) fn say(
+    /// Writes a line about a newcomer to the audit log, and to the log if the limit for its address
+    /// allows that. `certificate` is empty if it is not known.
+    pub(super) fn log_newcomer(
         &self,
         newcomer: &Arc<Newcomer>,
         level: Level,
@@ -233,8 +244,7 @@ impl Environment {
 }
 
 fn send(halves: &mut Halves, item: Outgoing, deadline: Instant) -> io::Result<()> {
-    // At the deadline no time is left, but a socket takes a limit of zero
-    // for no limit at all, so it is a millisecond at least.
+    // A socket takes a limit of zero as no limit, so the limit at the deadline is a millisecond.
     let limit = left(deadline).unwrap_or(Duration::from_millis(1));
     halves.stream.set_write_timeout(Some(limit))?;
     halves.transmit.transmit(&[item])?;

@@ -1,20 +1,19 @@
-//! Admission: the policy, and the judgement of one newcomer.
+//! Admission: the policy, and its verdict on one newcomer.
 //!
 //! ```text
-//!  Candidate: the newcomer ──┐
-//!  Standing: who is there ───┼─▶ AdmissionPolicy::judge ─▶ Ok(whom it replaces) or Refusal
-//!  AdmissionPolicy ──────────┘
+//!  UUID, certificate ────────────┐
+//!  Situation: state of the server ┼─▶ AdmissionPolicy::judge ─▶ Ok(session to replace) or Refusal
+//!  AdmissionPolicy ──────────────┘
 //! ```
 //!
-//! The judgement is a pure function of the newcomer and of what it finds. The first
-//! row that applies decides:
+//! The verdict is a pure function. The first row that applies decides:
 //!
 //! | the newcomer | verdict |
 //! |---|---|
 //! | the server is shutting down | ConnectionFailure |
 //! | its UUID is the server's own | ConnectionAborted |
 //! | its certificate is bound to another UUID | ConnectionAborted |
-//! | its certificate is bound to none, and has to be | ConnectionAborted |
+//! | its certificate is unbound, and bound ones are required | ConnectionAborted |
 //! | an operator has banned its UUID, and the ban lasts | ConnectionFailure |
 //! | its UUID is connected with the same certificate | it takes over |
 //! | … its certificate is bound to the UUID, the old one is not | it takes over |
@@ -22,14 +21,13 @@
 //! | … both are bound to the UUID, by different authorities | ConnectionFailure |
 //! | … the old certificate is bound to the UUID, its own is not | ConnectionFailure |
 //! | … neither is bound | ConnectionFailure |
-//! | the server has as many sessions as it may | ConnectionFailure |
-//! | its certificate has as many sessions as one may | ConnectionFailure |
+//! | the server has its maximum of sessions | ConnectionFailure |
+//! | its certificate has its maximum of sessions | ConnectionFailure |
 //!
-//! A session counts from its admission until its threads are joined, and
-//! [`Certificates`](super::certificates::Certificates) counts those of each certificate. A
-//! newcomer that takes a session over may have its
-//! place at once, although the old session's threads end a moment later. So
-//! there is one session at most beyond each limit, and only while it ends.
+//! A session counts from its admission until its threads are joined;
+//! [`Certificates`](super::certificates::Certificates) counts the sessions of each certificate. A
+//! newcomer that takes a session over is admitted at once, although the old session's threads end a
+//! moment later. So there is at most one session beyond each limit, and only while the old one ends.
 
 use std::time::Duration;
 
@@ -39,7 +37,7 @@ use super::sessions::SessionId;
 use crate::proto::Refusal;
 use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
 
-/// Whom a server admits, beyond what the protocol demands.
+/// The rules of a server for the admission of clients, in addition to those of the protocol.
 ///
 /// ```
 /// use ssntp::server::AdmissionPolicy;
@@ -50,94 +48,91 @@ use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AdmissionPolicy {
-    /// Whether a client's certificate has to be bound to its UUID, by a
-    /// `urn:uuid:` SAN. One that is not gets ConnectionAborted. Without this, the holder of
-    /// any certificate with the role can act as an entity that is away, even if that entity
-    /// has a bound certificate. Default: false.
+    /// True if a client's certificate must be bound to its UUID, by a `urn:uuid:` SAN. A client with an
+    /// unbound certificate gets ConnectionAborted. If false, the holder of any certificate with the
+    /// role can take the UUID of a client that is not connected, even if that client has a bound
+    /// certificate. Default: false.
     pub require_bound_uuid: bool,
-    /// The most sessions of one certificate; further ones get
-    /// ConnectionFailure. At least 1, and a number beyond the default has no
-    /// effect: one certificate never takes every place. A certificate that is
-    /// bound to a UUID has one session at a time in any case, and one more place for
-    /// the session before it while that ends.
-    /// Default: three quarters of the server's maximum, and 1 where that is
-    /// less.
+    /// The most sessions of one certificate; further ones get ConnectionFailure. At least 1. A number
+    /// above the default has no effect, so that one certificate never takes all places. A bound
+    /// certificate always has one session at a time, and one more while the session before it ends.
+    /// Default: three quarters of the server's maximum, at least 1.
     pub sessions_per_certificate: Option<usize>,
 }
 
 impl AdmissionPolicy {
-    /// Sets whether a client's certificate has to be bound to its UUID.
+    /// Sets [`require_bound_uuid`](Self::require_bound_uuid).
     #[must_use]
     pub fn require_bound_uuid(mut self, required: bool) -> Self {
         self.require_bound_uuid = required;
         self
     }
 
-    /// Sets the most sessions of one certificate.
+    /// Sets [`sessions_per_certificate`](Self::sessions_per_certificate).
     #[must_use]
     pub fn sessions_per_certificate(mut self, sessions: usize) -> Self {
         self.sessions_per_certificate = Some(sessions);
         self
     }
 
-    /// Decides about one newcomer: where it is admitted, which session it takes
-    /// over, which is to end first.
+    /// Decides about a newcomer with this UUID in its CONNECT, whose certificate is `bound` to a UUID.
+    /// Returns the session that it takes over, if any; that session must end first.
     ///
     /// # Errors
     /// The [`Refusal`] of the first row of the table that applies.
     pub(super) fn judge(
         &self,
-        newcomer: Candidate,
-        standing: &Standing,
+        uuid: Uuid,
+        bound: Option<Uuid>,
+        situation: &Situation,
     ) -> Result<Option<SessionId>, Refusal> {
-        let uuid = newcomer.uuid;
-        // First, because the rows below tell some clients to stay away for good, and they are to
-        // come back to the server that is started next.
-        if standing.stopping {
+        // First, because some rows below make clients stay away for good, and these clients must come
+        // back to the server that is started next.
+        if situation.stopping {
             return Err(Refusal::Busy("the server is shutting down"));
         }
-        if uuid == standing.server {
+        if uuid == situation.server {
             return Err(Refusal::OwnUuid(uuid));
         }
-        match newcomer.bound {
-            // The handshake has looked at this already; the rows below rely on it.
+        match bound {
+            // The handshake has checked this as well. The rows below rely on it.
             Some(bound) if bound != uuid => return Err(Refusal::BorrowedUuid { claimed: uuid, bound }),
             None if self.require_bound_uuid => return Err(Refusal::UnboundCertificate),
             _ => {}
         }
-        // A ban is of a UUID, so it comes after the rows that decide whose the UUID is.
-        if let Some(left) = standing.banned {
+        // A ban is of a UUID, so it comes after the rows that check the newcomer's right to the UUID.
+        if let Some(left) = situation.banned {
             return Err(Refusal::Banned(left));
         }
-        if let Some(holder) = &standing.holder {
-            match (holder.likeness, newcomer.bound.is_some(), holder.bound) {
-                (Likeness::Same, ..) | (_, true, false) | (Likeness::SameAuthority, true, true) => {}
-                (Likeness::Different, true, true) => return Err(Refusal::OtherAuthority(uuid)),
+        if let Some(holder) = &situation.holder {
+            match (holder.relation, bound.is_some(), holder.bound) {
+                (Relation::Same, ..) | (_, true, false) | (Relation::SameAuthority, true, true) => {}
+                (Relation::Different, true, true) => return Err(Refusal::OtherAuthority(uuid)),
                 // Otherwise any certificate with the role could end the session of the owner.
                 (_, false, true) => return Err(Refusal::UuidOwned(uuid)),
                 (_, false, false) => return Err(Refusal::UuidInUse(uuid)),
             }
         }
-        // The session that is taken over gives its place up, though its threads end later.
-        let freed = usize::from(standing.holder.is_some());
-        if standing.sessions >= standing.maximum.saturating_add(freed) {
-            return Err(Refusal::SessionLimit(standing.maximum));
+        // The place of the session that is taken over counts as free, though its threads end later.
+        let freed = usize::from(situation.holder.is_some());
+        if situation.sessions >= situation.maximum.saturating_add(freed) {
+            return Err(Refusal::SessionLimit(situation.maximum));
         }
-        let same = standing.holder.as_ref().map(|holder| holder.likeness) == Some(Likeness::Same);
-        let (share, beyond) = match newcomer.bound {
-            // One for the session, and one for the one before it, which still ends.
+        let same = situation.holder.as_ref().map(|holder| holder.relation) == Some(Relation::Same);
+        let (share, beyond) = match bound {
+            // One session, and one more for the session before it while that ends.
             Some(_) => (1, 1),
-            None => (self.share(standing.maximum), usize::from(same)),
+            None => (self.share(situation.maximum), usize::from(same)),
         };
-        if standing.of_certificate >= share + beyond {
+        if situation.of_certificate >= share + beyond {
             return Err(Refusal::CertificateLimit(share));
         }
-        Ok(standing.holder.as_ref().map(|holder| holder.id))
+        Ok(situation.holder.as_ref().map(|holder| holder.id))
     }
 
-    /// How many of `maximum` sessions one certificate may have.
+    /// The most sessions of one certificate, if the server has at most `maximum`.
     pub(super) fn share(&self, maximum: usize) -> usize {
-        // A quarter remains for others, whatever one certificate does that has leaked.
+        // A quarter remains for others, so that a leaked certificate cannot keep them all out.
         let most = maximum - maximum.div_ceil(4);
         self.sessions_per_certificate
             .map_or(most, |sessions| sessions.min(most))
@@ -145,70 +140,61 @@ impl AdmissionPolicy {
     }
 }
 
-/// Who asks to be admitted.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate {
-    /// The UUID of its CONNECT.
-    pub(super) uuid: Uuid,
-    /// The UUID that its certificate is bound to.
-    pub(super) bound: Option<Uuid>,
-}
-
-/// What the newcomer finds.
+/// The state of the server when a newcomer arrives.
 #[derive(Clone, Debug)]
-pub(super) struct Standing {
+pub(super) struct Situation {
     /// The server's own UUID.
     pub(super) server: Uuid,
     pub(super) stopping: bool,
     pub(super) maximum: usize,
-    /// Sessions, those included whose threads still end.
+    /// The number of sessions, including those whose threads still end.
     pub(super) sessions: usize,
-    /// Those of them that have the newcomer's certificate.
+    /// The number of these with the newcomer's certificate.
     pub(super) of_certificate: usize,
-    /// For how long the newcomer is kept out still.
+    /// The time that is left of a ban of the newcomer's UUID.
     pub(super) banned: Option<Duration>,
     /// The session that has the newcomer's UUID.
     pub(super) holder: Option<Holder>,
 }
 
-/// The session that has the UUID which a newcomer asks for.
+/// The session that has the UUID of a newcomer.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
     pub(super) id: SessionId,
-    /// Whether its certificate is bound to the UUID.
+    /// True if its certificate is bound to the UUID.
     pub(super) bound: bool,
-    pub(super) likeness: Likeness,
+    pub(super) relation: Relation,
 }
 
 impl Holder {
-    /// The session `id` with its certificate, beside the newcomer's.
+    /// The session `id`, whose certificate is `old`; that of the newcomer is `new`.
     pub(super) fn new(id: SessionId, old: &KeptCertificate, new: &CertificateInfo) -> Self {
-        let likeness = if old.is(new) {
-            Likeness::Same
+        let relation = if old.is(new) {
+            Relation::Same
         } else if old.info().has_same_issuer(new) {
-            Likeness::SameAuthority
+            Relation::SameAuthority
         } else {
-            Likeness::Different
+            Relation::Different
         };
         Self {
             id,
-            bound: match likeness {
-                Likeness::Same => new.uuid.is_some(),
+            bound: match relation {
+                Relation::Same => new.uuid.is_some(),
                 _ => old.info().uuid.is_some(),
             },
-            likeness,
+            relation,
         }
     }
 }
 
-/// How the certificates of a session and of a newcomer are related.
+/// The relation between the certificates of a session and of a newcomer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Likeness {
-    /// They are the same one.
+pub(super) enum Relation {
+    /// The two are the same certificate.
     Same,
-    /// Two of the same authority.
+    /// Two certificates of the same authority.
     SameAuthority,
-    /// Two of different authorities.
+    /// Two certificates of different authorities.
     Different,
 }
 
@@ -216,7 +202,7 @@ pub(super) enum Likeness {
 mod tests {
     use proptest::prelude::*;
 
-    use super::Likeness::{Different, Same, SameAuthority};
+    use super::Relation::{Different, Same, SameAuthority};
     use super::*;
     use crate::Role;
     use crate::server::certificates::Certificates;
@@ -231,16 +217,18 @@ mod tests {
     const FRESH: Result<Option<SessionId>, Refusal> = Ok(None);
     const TAKES_OVER: Result<Option<SessionId>, Refusal> = Ok(Some(OLD));
 
-    fn candidate(bound: bool) -> Candidate {
-        Candidate {
-            uuid: CLIENT,
-            bound: bound.then_some(CLIENT),
-        }
+    /// A newcomer with the UUID [`CLIENT`], whose certificate is bound to it or unbound.
+    fn judge(
+        policy: AdmissionPolicy,
+        is_bound: bool,
+        situation: &Situation,
+    ) -> Result<Option<SessionId>, Refusal> {
+        policy.judge(CLIENT, is_bound.then_some(CLIENT), situation)
     }
 
     /// A server with room and without sessions.
-    fn empty() -> Standing {
-        Standing {
+    fn empty() -> Situation {
+        Situation {
             server: SERVER,
             stopping: false,
             maximum: 8,
@@ -252,14 +240,14 @@ mod tests {
     }
 
     /// The newcomer's UUID is connected.
-    fn held(likeness: Likeness, bound: bool) -> Standing {
-        Standing {
+    fn held(relation: Relation, bound: bool) -> Situation {
+        Situation {
             sessions: 1,
-            of_certificate: usize::from(likeness == Same),
+            of_certificate: usize::from(relation == Same),
             holder: Some(Holder {
                 id: OLD,
                 bound,
-                likeness,
+                relation,
             }),
             ..empty()
         }
@@ -270,8 +258,8 @@ mod tests {
         let in_use = Err(Refusal::UuidInUse(CLIENT));
         let owned = Err(Refusal::UuidOwned(CLIENT));
         let other = Err(Refusal::OtherAuthority(CLIENT));
-        // The columns: whether the newcomer is bound, whether the session that
-        // stands is, and how their certificates are related.
+        // The columns: is the newcomer bound, is the session bound, and the relation of their
+        // certificates.
         let rows = [
             (false, false, Same, TAKES_OVER),
             (true, true, Same, TAKES_OVER),
@@ -284,14 +272,14 @@ mod tests {
             (false, false, SameAuthority, in_use.clone()),
             (false, false, Different, in_use),
         ];
-        for (new, old, likeness, expected) in rows {
-            let verdict = AdmissionPolicy::default().judge(candidate(new), &held(likeness, old));
-            assert_eq!(verdict, expected, "bound: {new}, before: {old}, {likeness:?}");
+        for (new, old, relation, expected) in rows {
+            let verdict = judge(AdmissionPolicy::default(), new, &held(relation, old));
+            assert_eq!(verdict, expected, "bound: {new}, before: {old}, {relation:?}");
         }
     }
 
     #[test]
-    fn a_holder_is_compared_by_its_certificate_and_who_issued_it() {
+    fn a_holder_is_compared_by_its_certificate_and_its_issuer() {
         let [one, other] = [(); 2].map(|()| Authority::new(&AuthorityRequest::default()).unwrap());
         let certificate = |authority: &Authority, bound: bool| {
             let request = CertificateRequest::new(Role::AGENT);
@@ -307,28 +295,20 @@ mod tests {
             (&new, &bound, SameAuthority, false),
             (&certificate(&other, true), &new, Different, true),
         ];
-        for (old, new, likeness, is_bound) in rows {
+        for (old, new, relation, is_bound) in rows {
             let holder = Holder::new(OLD, &KeptCertificate::new(old, None), new);
-            assert_eq!((holder.likeness, holder.bound), (likeness, is_bound));
+            assert_eq!((holder.relation, holder.bound), (relation, is_bound));
         }
     }
 
     #[test]
-    fn a_uuid_that_nobody_has_is_given_to_who_may_have_it() {
+    fn a_free_uuid_is_given_unless_the_certificate_forbids_it() {
         let policy = AdmissionPolicy::default();
         let strict = policy.require_bound_uuid(true);
-        let own = Candidate {
-            uuid: SERVER,
-            bound: None,
-        };
-        let owner = Candidate {
-            bound: Some(SERVER),
-            ..own
-        };
-        let borrowed = Candidate {
-            uuid: CLIENT,
-            bound: Some(OTHER),
-        };
+        let own = (SERVER, None);
+        let owner = (SERVER, Some(SERVER));
+        let borrowed = (CLIENT, Some(OTHER));
+        let candidate = |is_bound: bool| (CLIENT, is_bound.then_some(CLIENT));
         let own_uuid = Err(Refusal::OwnUuid(SERVER));
         let unbound = Err(Refusal::UnboundCertificate);
         let not_its_own = Err(Refusal::BorrowedUuid {
@@ -346,62 +326,56 @@ mod tests {
             (policy, borrowed, not_its_own.clone()),
             (strict, borrowed, not_its_own),
         ];
-        for (policy, newcomer, expected) in rows {
-            assert_eq!(
-                policy.judge(newcomer, &empty()),
-                expected,
-                "{newcomer:?} {policy:?}"
-            );
+        for (policy, (uuid, bound), expected) in rows {
+            let verdict = policy.judge(uuid, bound, &empty());
+            assert_eq!(verdict, expected, "{uuid} {bound:?} {policy:?}");
         }
-        // Where certificates have to be bound, one that is not takes nothing
-        // over, not even from itself.
-        let verdict = strict.judge(candidate(false), &held(Same, false));
+        // If certificates must be bound, an unbound one cannot take over even its own session.
+        let verdict = judge(strict, false, &held(Same, false));
         assert_eq!(verdict, Err(Refusal::UnboundCertificate));
     }
 
     #[test]
-    fn a_server_that_stops_admits_nobody() {
-        let stopping = |standing| Standing {
+    fn a_stopping_server_refuses_every_newcomer() {
+        let stopping = |situation| Situation {
             stopping: true,
-            ..standing
+            ..situation
         };
-        for standing in [empty(), held(Same, true), held(Different, false)] {
-            let verdict = AdmissionPolicy::default().judge(candidate(true), &stopping(standing));
+        for situation in [empty(), held(Same, true), held(Different, false)] {
+            let verdict = judge(AdmissionPolicy::default(), true, &stopping(situation));
             let refusal = verdict.unwrap_err();
             assert!(matches!(refusal, Refusal::Busy(_)), "{refusal}");
         }
     }
 
     #[test]
-    fn who_is_banned_may_come_later_unless_it_never_may() {
+    fn a_ban_is_temporary_and_comes_after_permanent_refusals() {
         let policy = AdmissionPolicy::default();
         let left = Duration::from_secs(60);
-        let banned = |standing| Standing {
+        let banned = |situation| Situation {
             banned: Some(left),
-            ..standing
+            ..situation
         };
-        for standing in [empty(), held(Same, true), held(Different, false)] {
-            let verdict = policy.judge(candidate(true), &banned(standing));
+        for situation in [empty(), held(Same, true), held(Different, false)] {
+            let verdict = judge(policy, true, &banned(situation));
             assert_eq!(verdict, Err(Refusal::Banned(left)));
         }
-        let verdict = policy
-            .require_bound_uuid(true)
-            .judge(candidate(false), &banned(empty()));
+        let verdict = judge(policy.require_bound_uuid(true), false, &banned(empty()));
         assert_eq!(verdict, Err(Refusal::UnboundCertificate));
     }
 
     #[test]
-    fn what_a_takeover_frees_counts_as_free() {
+    fn the_place_of_a_session_that_is_taken_over_counts_as_free() {
         let policy = AdmissionPolicy::default();
-        let full = |sessions, of_certificate, standing| Standing {
+        let full = |sessions, of_certificate, situation| Situation {
             sessions,
             of_certificate,
-            ..standing
+            ..situation
         };
         let limit = Err(Refusal::SessionLimit(8));
         let share = Err(Refusal::CertificateLimit(6));
         let bound_to_it = Err(Refusal::CertificateLimit(1));
-        // Whether the newcomer is bound to its UUID.
+        // In the first column: true if the newcomer is bound to its UUID.
         let rows = [
             (false, full(7, 5, empty()), FRESH),
             (false, full(8, 0, empty()), limit.clone()),
@@ -422,17 +396,14 @@ mod tests {
             (true, full(8, 0, held(Different, false)), TAKES_OVER),
             (true, full(9, 0, held(Different, false)), limit),
         ];
-        for (bound, standing, expected) in rows {
-            assert_eq!(
-                policy.judge(candidate(bound), &standing),
-                expected,
-                "{bound}, {standing:?}"
-            );
+        for (bound, situation, expected) in rows {
+            let verdict = judge(policy, bound, &situation);
+            assert_eq!(verdict, expected, "{bound}, {situation:?}");
         }
     }
 
     #[test]
-    fn a_certificate_may_have_three_quarters_and_a_setting_lowers_it() {
+    fn one_certificate_may_have_three_quarters_of_the_sessions_or_less_by_a_setting() {
         let policy = AdmissionPolicy::default();
         for (maximum, share) in [
             (0, 1),
@@ -455,8 +426,8 @@ mod tests {
         CertificateInfo::nothing(&CertificateDer::from(number.to_be_bytes().to_vec()))
     }
 
-    /// Certificates of the model, as what they are bound to and who issued
-    /// them. Several of them claim each of two UUIDs.
+    /// The certificates of the model: the UUID that each is bound to, and the number of its issuer.
+    /// Several are bound to the same UUID.
     const CERTIFICATES: [(Option<u128>, u8); 8] = [
         (None, 0),
         (None, 0),
@@ -486,7 +457,7 @@ mod tests {
         ]
     }
 
-    /// A server that does what the judge says.
+    /// A server that carries out the verdicts.
     struct Model {
         policy: AdmissionPolicy,
         maximum: usize,
@@ -528,13 +499,13 @@ mod tests {
 
         fn connect(&mut self, number: usize, uuid: Uuid) -> Result<Option<SessionId>, Refusal> {
             let (bound, authority) = CERTIFICATES[number];
-            let likeness = |old: usize| match CERTIFICATES[old].1 == authority {
+            let relation = |old: usize| match CERTIFICATES[old].1 == authority {
                 _ if old == number => Same,
                 true => SameAuthority,
                 false => Different,
             };
             let holder = self.sessions.iter().find(|(_, has, ..)| *has == uuid);
-            let standing = Standing {
+            let situation = Situation {
                 server: SERVER,
                 stopping: false,
                 maximum: self.maximum,
@@ -544,17 +515,17 @@ mod tests {
                 holder: holder.map(|(id, _, old, _)| Holder {
                     id: *id,
                     bound: CERTIFICATES[*old].0.is_some(),
-                    likeness: likeness(*old),
+                    relation: relation(*old),
                 }),
             };
             let bound = bound.map(Uuid::from_u128);
-            let verdict = self.policy.judge(Candidate { uuid, bound }, &standing)?;
+            let verdict = self.policy.judge(uuid, bound, &situation)?;
             if let Some(old) = verdict {
                 let at = self.sessions.iter().position(|(id, ..)| *id == old);
-                self.end(at.expect("who is replaced is there"));
+                self.end(at.expect("the replaced session exists"));
             }
             self.next += 1;
-            let place = self.places.take(&certificate(number), Vec::new());
+            let place = self.places.add(&certificate(number), Vec::new());
             self.sessions
                 .push((SessionId(ConnectionId(self.next)), uuid, number, place));
             Ok(verdict)
@@ -568,7 +539,7 @@ mod tests {
                 Step::End(at) if !self.sessions.is_empty() => self.end(at.index(self.sessions.len())),
                 Step::Join(at) if !self.leaving.is_empty() => {
                     let gone = self.leaving.swap_remove(at.index(self.leaving.len()));
-                    self.places.give(&gone);
+                    self.places.remove(&gone);
                 }
                 _ => {}
             }
@@ -599,8 +570,7 @@ mod tests {
                 if before.is_some_and(is_owner) {
                     prop_assert!(after.is_some_and(is_owner));
                 }
-                // The owner is refused for want of places, and for nothing
-                // else, where somebody else has its UUID.
+                // If another client has its UUID, the owner is refused only for want of places.
                 if is_owner(*number) && before.is_some_and(|old| !is_owner(old)) {
                     match verdict {
                         Ok(_) => prop_assert_eq!(after, Some(*number)),
@@ -621,7 +591,7 @@ mod tests {
             }
             let all = model.sessions.drain(..).map(|session| session.3);
             for gone in all.chain(model.leaving.drain(..)) {
-                model.places.give(&gone);
+                model.places.remove(&gone);
             }
             prop_assert_eq!(model.places.counted(), (0, 0));
         }
@@ -635,11 +605,11 @@ mod tests {
             for step in &steps {
                 model.run(step);
             }
-            // The others' sessions have all the room that it leaves.
+            // An owner with another certificate finds a place.
             let owner = Uuid::from_u128(10);
             let is_held = model.holder(owner).is_some();
             let verdict = model.connect(3, owner);
-            // Its last session beyond the limit may still be ending.
+            // The last session beyond the limit may still be ending.
             prop_assert!(verdict.is_ok() || !is_held && model.taken() == maximum);
             prop_assert!(!is_held || verdict.is_ok());
         }

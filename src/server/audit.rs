@@ -1,18 +1,19 @@
-//! Who connected, left, was refused, kicked or banned: a line each in a log target of its own.
+//! The audit log: one line, in a log target of its own, for each client that connects, leaves, is refused,
+//! kicked or banned.
 //!
-//! No limit cuts these lines, and every client can cause some, so they have the level info, which
-//! logs do not show unless they are asked to. Refusals, kicks and bans are also in the server's own
-//! target, as warnings, which are limited.
+//! These lines are not limited, and every client can cause some, so they have the level info, which logs
+//! show only if configured. Refusals, kicks and bans are also warnings in the server's own target, with a
+//! limit.
 
 use std::fmt;
 
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::CertificateInfo;
 
-/// The target of these lines.
+/// The target of the audit log.
 pub(super) const AUDIT: &str = "ssntp::audit";
 
-/// A certificate as the lines name it: by its serial number and its subject.
+/// Shows a certificate by its serial number and its subject.
 pub(super) struct Named<'a>(pub(super) &'a CertificateInfo);
 
 impl fmt::Display for Named<'_> {

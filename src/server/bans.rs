@@ -1,26 +1,25 @@
-//! Bans: UUIDs that an operator keeps out for some time.
+//! Bans: UUIDs that an operator has banned for some time.
 //!
-//! All bans are compared with each newcomer, which for 1,024 takes some microseconds of a
-//! handshake's millisecond. A ban that has ended has no effect, and is removed when the next
-//! one is added. Bans are forgotten when the server ends; to keep a client out for good,
-//! revoke its certificate.
+//! Each newcomer is compared with all bans, which for 1,024 bans takes some microseconds; a handshake
+//! takes a millisecond. A ban that has ended has no effect, and is removed when the next one is added.
+//! Bans are lost when the server ends. To keep a client out for good, revoke its certificate.
 
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-/// The most bans at a time. It bounds the memory, and the time that each newcomer costs.
+/// The most bans at a time. It bounds the memory, and the time for each newcomer.
 pub(super) const MAX_BANS: usize = 1024;
-/// The longest ban. A longer one would be a revocation that a restart forgets.
+/// The longest ban, a year. A ban is no replacement for a revocation, because a restart ends it.
 pub(super) const MAX_BAN: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A ban.
 #[derive(Debug)]
 pub(super) struct Ban {
     pub(super) number: u64,
-    /// The client.
+    /// The UUID of the client.
     pub(super) uuid: Uuid,
-    /// The operator.
+    /// The UUID of the operator.
     pub(super) by: Uuid,
     pub(super) since: Instant,
     pub(super) until: Instant,
@@ -30,12 +29,13 @@ pub(super) struct Ban {
 #[derive(Debug, Default)]
 pub(super) struct Bans {
     bans: Vec<Ban>,
+    /// The number of the last ban that was added.
     numbers: u64,
 }
 
 impl Bans {
-    /// Keeps a client out until then, in place of an earlier ban of the same UUID; false if
-    /// there are [`MAX_BANS`] already.
+    /// Bans a UUID until the given time, in place of an earlier ban of that UUID. False if there are
+    /// [`MAX_BANS`] already.
     pub(super) fn add(&mut self, uuid: Uuid, by: Uuid, now: Instant, until: Instant) -> bool {
         self.bans.retain(|ban| ban.until > now && ban.uuid != uuid);
         if self.bans.len() >= MAX_BANS {
@@ -57,13 +57,13 @@ impl Bans {
         self.bans.iter().filter(move |ban| ban.until > now)
     }
 
-    /// For how long a newcomer is still kept out.
+    /// The time that is left of the ban of a UUID, if it is banned.
     pub(super) fn left(&self, uuid: Uuid, now: Instant) -> Option<Duration> {
         let ban = self.standing(now).find(|ban| ban.uuid == uuid)?;
         Some(ban.until.saturating_duration_since(now))
     }
 
-    /// Ends a ban before its time; false if there is none.
+    /// Ends a ban before its time. False if there is none.
     pub(super) fn lift(&mut self, uuid: Uuid, now: Instant) -> bool {
         let is_banned = self.left(uuid, now).is_some();
         self.bans.retain(|ban| ban.uuid != uuid);
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bans_are_bounded_and_those_that_ended_make_room() {
+    fn bans_are_bounded_and_ended_ones_make_room() {
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
         let later = |seconds| now + Duration::from_secs(seconds);
@@ -88,7 +88,7 @@ mod tests {
         }
         let next = who(MAX_BANS);
         assert!(!bans.add(next, Uuid::nil(), later(9), later(30)));
-        // One that is banned already takes no more room.
+        // A second ban of the same UUID replaces the first one.
         assert!(bans.add(who(8), Uuid::max(), now, later(15)));
         assert_eq!(bans.standing(later(9)).count(), MAX_BANS);
         assert_eq!(

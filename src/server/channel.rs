@@ -1,11 +1,11 @@
-//! A server's events in a channel, for applications that `select!`.
+//! A handler that sends a server's events to a channel, for applications that use `select!`.
 
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 
 use super::{Context, DisconnectReason, Handler, HeldFrame, Request, SessionInfo};
 use crate::proto::Frame;
 
-/// What happens at a server, as a [`Handler`] is told it.
+/// An event of a server, corresponding to a method of [`Handler`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ServerEvent {
@@ -20,18 +20,16 @@ pub enum ServerEvent {
     Request(SessionInfo, Request),
     /// See [`Handler::expired`].
     Expired(HeldFrame),
-    /// So many events before this one found the channel full, and are lost.
+    /// This number of events before this one found the channel full and are lost.
     Missed(u64),
 }
 
-/// A handler that puts everything that it is told into a channel, and the
-/// channel's end. What is to be done about it is done with a
-/// [`ServerHandle`](super::ServerHandle).
+/// A handler that sends all its events to a channel, and the receiver of the channel. Use a
+/// [`ServerHandle`](super::ServerHandle) to react to events.
 ///
-/// The channel has room for `capacity` events, which take memory at once. A
-/// dispatcher never blocks: an event that finds the channel full is lost,
-/// and the next one that fits comes after a [`ServerEvent::Missed`] that says
-/// how many were. Where no event may be lost, write a [`Handler`].
+/// The channel has room for `capacity` events; its memory is allocated now. The dispatcher never blocks:
+/// an event that finds the channel full is lost, and [`ServerEvent::Missed`] with the number of lost
+/// events precedes the next event that finds room. If no event may be lost, write a [`Handler`].
 ///
 /// ```
 /// # #[cfg(feature = "issue")] {
@@ -56,13 +54,12 @@ pub enum ServerEvent {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn channel(capacity: usize) -> (ChannelHandler, Receiver<ServerEvent>) {
-    // After a gap two events go in together, `Missed` and the one that
-    // follows it.
+    // Room for `Missed` and the event after it.
     let (events, receiver) = crossbeam_channel::bounded(capacity.max(2));
     (ChannelHandler { events, missed: 0 }, receiver)
 }
 
-/// See [`channel`].
+/// The handler that [`channel`] returns.
 #[derive(Debug)]
 pub struct ChannelHandler {
     events: Sender<ServerEvent>,
@@ -70,7 +67,7 @@ pub struct ChannelHandler {
 }
 
 impl ChannelHandler {
-    fn put(&mut self, event: ServerEvent) {
+    fn send(&mut self, event: ServerEvent) {
         if self.missed > 0 {
             match self.events.try_send(ServerEvent::Missed(self.missed)) {
                 Ok(()) => self.missed = 0,
@@ -85,22 +82,22 @@ impl ChannelHandler {
 
 impl Handler for ChannelHandler {
     fn connected(&mut self, _: &mut Context<'_>, session: &SessionInfo) {
-        self.put(ServerEvent::Connected(session.clone()));
+        self.send(ServerEvent::Connected(session.clone()));
     }
 
     fn disconnected(&mut self, _: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
-        self.put(ServerEvent::Disconnected(session.clone(), reason.clone()));
+        self.send(ServerEvent::Disconnected(session.clone(), reason.clone()));
     }
 
     fn frame(&mut self, _: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
-        self.put(ServerEvent::Frame(from.clone(), frame));
+        self.send(ServerEvent::Frame(from.clone(), frame));
     }
 
     fn request(&mut self, _: &mut Context<'_>, from: &SessionInfo, request: Request) {
-        self.put(ServerEvent::Request(from.clone(), request));
+        self.send(ServerEvent::Request(from.clone(), request));
     }
 
     fn expired(&mut self, _: &mut Context<'_>, held: HeldFrame) {
-        self.put(ServerEvent::Expired(held));
+        self.send(ServerEvent::Expired(held));
     }
 }

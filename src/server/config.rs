@@ -1,4 +1,4 @@
-//! What a server is built from.
+//! The configuration of a server, and the errors of its start.
 
 use std::fmt;
 use std::io;
@@ -10,8 +10,8 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
-use super::credentials::{Credentials, InForce};
-use super::federation::{Federation, Joins, LINK_PROTOCOL, SESSION_PROTOCOL};
+use super::credentials::{ActiveCredentials, Credentials};
+use super::federation::{Federation, LINK_PROTOCOL, LinkRegistry, SESSION_PROTOCOL};
 use super::filter::Filter;
 use super::held::Held;
 use super::routing::{RuleError, Rules};
@@ -28,8 +28,8 @@ use ssntp_transport::{
     Address, Budget, Limits, PATIENCE, TcpOptions, default_max_handshakes, memory_for_queues,
 };
 
-/// What happens to a session whose queue is full. It concerns that session
-/// alone, and is counted and logged.
+/// The policy for a session whose queue is full. It affects only that session, and is counted and
+/// logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SlowConsumer {
     /// The session ends.
@@ -41,10 +41,10 @@ pub enum SlowConsumer {
     DropOldest,
 }
 
-/// Checks a CONFIGURE payload; the text says what is wrong with it.
+/// Checks the payload of a CONFIGURE. The error text names the problem.
 pub type ConfigurationCheck = dyn Fn(&[u8]) -> Result<(), String> + Send;
 
-/// What a [`Server`](super::Server) is built from.
+/// The configuration of a [`Server`](super::Server).
 ///
 /// ```no_run
 /// use ssntp::pki::{Identity, Trust};
@@ -103,8 +103,8 @@ impl fmt::Debug for ServerConfig {
 }
 
 impl ServerConfig {
-    /// The defaults for a server with this identity that accepts clients of
-    /// this trust. It listens nowhere yet.
+    /// The default configuration with this identity, for clients that this trust accepts. It has no
+    /// address to listen at yet.
     pub fn new(identity: Identity, trust: Trust) -> Self {
         Self {
             uuid: identity.uuid().unwrap_or_else(Uuid::new_v4),
@@ -147,16 +147,16 @@ impl ServerConfig {
         self
     }
 
-    /// Adds a place where in-memory clients connect; they speak TLS as well.
+    /// Adds a listener for clients in the same process. They use TLS as well.
     #[must_use]
     pub fn listen_in_memory(mut self, listener: &MemoryListener) -> Self {
         self.memory.push(listener.clone());
         self
     }
 
-    /// Checks a controller's CONFIGURE before it replaces the configuration;
-    /// one that fails goes back as InvalidConfiguration and is not forwarded.
-    /// Runs on the dispatcher. Default: it has to be UTF-8 and not empty.
+    /// Sets the check of a controller's CONFIGURE before it replaces the configuration. A payload that
+    /// fails is returned as InvalidConfiguration and not forwarded. Runs on the dispatcher. Default: the
+    /// payload must be UTF-8 and not empty.
     #[must_use]
     pub fn configuration_check(
         mut self,
@@ -166,18 +166,17 @@ impl ServerConfig {
         self
     }
 
-    /// Links the server with others, so that they act as one. Default: it takes no links and
-    /// dials nobody.
+    /// Links the server with others, so that they act as one. Default: the server accepts no links and
+    /// dials no server.
     #[must_use]
     pub fn federate(mut self, federation: Federation) -> Self {
         self.federation = Some(federation);
         self
     }
 
-    /// How many frames, and bytes of them, routing functions may queue for
-    /// later, and for how long. When full, the frame that does not fit is
-    /// handed to [`Handler::expired`](super::Handler::expired) at once, as
-    /// one whose time is over is. Default: 1024 frames, 16 MiB, 60 s.
+    /// Sets the most frames and bytes that routing functions may hold, and the longest time. A frame
+    /// that finds no room or is held for that time goes to
+    /// [`Handler::expired`](super::Handler::expired). Default: 1024 frames, 16 MiB, 60 s.
     #[must_use]
     pub fn held(mut self, frames: usize, bytes: usize, time: Duration) -> Self {
         self.held = Held::new(frames, bytes, time);
@@ -185,121 +184,114 @@ impl ServerConfig {
     }
 
     setters! {
-        /// The server's UUID. Default: the one that the certificate is bound to,
-        /// else a random one.
+        /// The server's UUID. Default: the UUID that the certificate is bound to, or a random one.
         uuid: Uuid;
 
-        /// The roles to advertise. Default: all that the certificate holds.
+        /// The roles to advertise. Default: all roles of the certificate.
         role: Role;
 
         /// The forwarding rules. Default: none.
         rules: Rules;
 
-        /// Who may send what. Default: [`Filter::allow_all`].
+        /// The role filter: the kinds of frames that each role may send. Default:
+        /// [`Filter::allow_all`].
         filter: Filter;
 
         /// The cluster configuration that CONNECTED carries, as YAML. A CONFIGURE
         /// from a controller replaces it. Default: empty.
         configuration: impl Into<Bytes>;
 
-        /// Whether the server itself takes a controller's CONFIGURE: checks it,
-        /// refuses it, or lets it replace the configuration. Without that it is a
-        /// frame like any other, for a handler that does all of this with
-        /// [`Context::set_configuration`](super::Context::set_configuration).
-        /// Default: true.
+        /// True if the server itself checks a controller's CONFIGURE and replaces the configuration. If
+        /// false, CONFIGURE is a frame like any other, and a handler can check it and call
+        /// [`Context::set_configuration`](super::Context::set_configuration). Default: true.
         takes_configure: bool;
 
-        /// Whether clients that ask for trace blocks get them. Default: true.
+        /// True if clients that ask for trace blocks get them. Default: true.
         tracing: bool;
 
-        /// Whether returning clients may resume their TLS session, for at most
-        /// twelve hours after it began; their certificates are verified again. The
-        /// server keeps nothing for it: the client holds a ticket. Default: true.
+        /// True if clients that return may resume their TLS session, for at most twelve hours after it
+        /// began. Their certificates are verified again. The client keeps a ticket for it, and the
+        /// server keeps nothing. Default: true.
         resumption: bool;
 
-        /// Whether a session may go on once its client's certificate has expired. The
-        /// client is told ConnectionFailure otherwise, and may come again with a new
-        /// one. A certificate that is revoked, or whose authority is trusted no longer,
-        /// ends its sessions in any case ([`Server::renew`](super::Server::renew)).
-        /// Default: false.
+        /// True if a session continues after its client's certificate has expired. If false, the client
+        /// gets ConnectionFailure and may connect again with a new certificate. Sessions whose
+        /// certificate is revoked, or whose authority is no longer trusted, always end at
+        /// [`Server::renew`](super::Server::renew). Default: false.
         outlive_certificates: bool;
 
         /// The longest payload to receive or send, in bytes. Default: 16 MiB.
         max_payload: u32;
 
-        /// The application's frames that are taken, routed and sent, beside the
-        /// protocol's. Default: none.
+        /// The kinds of frames of the application, in addition to those of the protocol. Default: none.
         operands: Operands;
 
-        /// The most sessions at a time; further clients get ConnectionFailure.
-        /// Default: what the system has threads, memory maps and descriptors for.
+        /// The most sessions at a time; further clients get ConnectionFailure. Default: as many as the
+        /// system has threads, memory maps and descriptors for.
         max_sessions: usize;
 
-        /// Which clients to admit. Default: see [`AdmissionPolicy`].
+        /// The rules for the admission of clients. Default: see [`AdmissionPolicy`].
         admission: AdmissionPolicy;
 
-        /// The roles of operators (docs/admission.md, "Operators"): the server carries out
-        /// their ListSessions, Kick, ListBans, Unban, ListServers and DrainServer, if the filter allows them as
-        /// well. A session without these roles may not send such frames, whatever the
-        /// filter says. `ssntp server` and `ssntp scheduler` have [`Role::CONTROLLER`].
-        /// Default: [`Role::NONE`].
+        /// The roles of operators (docs/admission.md, "Operators"). The server carries out their
+        /// ListSessions, Kick, ListBans, Unban, Watch, ListServers and DrainServer, if the filter
+        /// allows them as well. Sessions without these roles may not send such frames, even if the
+        /// filter allows them. `ssntp server` and `ssntp scheduler` use [`Role::CONTROLLER`]. Default:
+        /// [`Role::NONE`].
         operators: Role;
 
-        /// The most handshakes at a time, each on a thread of its own. When so
-        /// many are under way, the one that has waited longest for its peer makes
-        /// room for a newcomer. A system with tight limits gets fewer. Default:
-        /// [`default_max_handshakes`].
+        /// The most handshakes at a time. Each has its own thread. If all are under way, the handshake
+        /// that has waited longest for its peer is cut to make room for a newcomer. The server uses
+        /// fewer if the system's limits are tight. Default: [`default_max_handshakes`].
         max_handshakes: usize;
 
-        /// How long TLS and CONNECT together may take. Default: 10 s.
+        /// The longest time for TLS and CONNECT together. Default: 10 s.
         handshake_timeout: Duration;
 
-        /// How much may wait for one session. Default: see [`Limits`].
+        /// The limit of the queue of one session. Default: see [`Limits`].
         queue: Limits;
 
-        /// How much memory all queues of the server may take together, in bytes,
-        /// with what has been received and is not dealt with. No queue grows beyond
-        /// what is still free, but each may have 64 KiB, or one frame. Default: a
-        /// quarter of the memory that the process may have.
+        /// The memory, in bytes, for all queues of the server together, including received frames that
+        /// are not handled yet. A queue does not grow beyond the free memory, but each may have 64 KiB
+        /// or one frame. Default: a quarter of the memory that the process may use.
         queue_budget: u64;
 
-        /// How long others are held back for a session that takes less than 4 MiB
-        /// and 20,000 frames a second while its queue is half full. After that
-        /// its queue fills without holding others back. Default: 1 s.
+        /// The time for which senders are held for a slow session: one whose queue is half full and
+        /// that reads less than 4 MiB and 20,000 frames a second. After that its queue fills up and
+        /// senders are no longer held. Default: 1 s.
         patience: Duration;
 
-        /// What happens when that much waits. Default:
-        /// [`SlowConsumer::Disconnect`].
+        /// The policy for a session whose queue is full. Default: [`SlowConsumer::Disconnect`].
         slow_consumer: SlowConsumer;
 
-        /// How long a peer with waiting data may take none of it, and how long a
-        /// session that ends may take to send what waits. Default: 30 s.
+        /// The time after which a connection ends if the peer accepts no data, and the longest time for
+        /// a session that ends to send its queue. Default: 30 s.
         write_timeout: Duration;
 
         /// Keep-alive and other TCP options. Default: see [`TcpOptions`].
         tcp: TcpOptions;
 
-        /// How long a stop may take to flush the queues. Default: 1 s.
+        /// The grace period: the longest time for sending the queues at a stop. Default: 1 s.
         grace: Duration;
     }
 }
 
-/// Why a server does not start.
+/// The reason for which a server does not start or does not renew its credentials.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// No address to listen at was given.
+    /// The configuration has no address to listen at.
     #[error("no address to listen at")]
     NoAddress,
-    /// An address cannot be listened at.
+    /// The system does not allow to listen at an address.
     #[error("cannot listen at {0}: {1}")]
     Listen(Address, #[source] io::Error),
-    /// The roles to advertise are not the certificate's, or none of a server.
+    /// The certificate does not hold the roles to advertise, or they are not roles of a server.
     #[error("{}", role_fault(*.advertised, *.certified))]
     Role {
-        /// What is to be advertised.
+        /// The roles to advertise.
         advertised: Role,
-        /// What the certificate holds.
+        /// The roles of the certificate.
         certified: Role,
     },
     /// The certificate is bound to another UUID.
@@ -311,21 +303,21 @@ pub enum ServerError {
     /// Identity and trust do not make a TLS configuration.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The system does not allow so many sessions, or none at all; the text
-    /// names the setting, its value, and what it needs.
+    /// The limits of the system are too low for the sessions. The text names the limit, its value, and
+    /// the value that is needed.
     #[error("{0}")]
     TooManySessions(String),
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
-    /// [`Server::renew`](super::Server::renew) was called on a dispatcher, as a
-    /// handler is, and would wait for it. Nothing was changed: call it elsewhere.
+    /// [`Server::renew`](super::Server::renew) was called on a dispatcher thread, such as in a handler,
+    /// and would wait for that thread. Nothing was changed. Call it on another thread.
     #[error("certificates cannot be renewed on a dispatcher")]
     OnDispatcher,
 }
 
 impl ServerConfig {
-    /// How its connections are treated.
+    /// The settings for the runner of the core.
     pub(super) fn runner(&self) -> Settings {
         let memory = self.queue_budget.unwrap_or_else(memory_for_queues);
         let (budget, received) = Budget::for_queues_and_received(memory);
@@ -372,7 +364,7 @@ fn check_identity(identity: &Identity, role: Role, uuid: Uuid) -> Result<(), Ser
     }
 }
 
-/// What a CONFIGURE payload has to pass by default.
+/// The default check of a CONFIGURE payload.
 fn is_text(payload: &[u8]) -> Result<(), String> {
     match std::str::from_utf8(payload) {
         Ok("") => Err("it is empty".into()),
@@ -381,34 +373,34 @@ fn is_text(payload: &[u8]) -> Result<(), String> {
     }
 }
 
-/// What every thread of a server reads.
+/// The part of a server that all its threads share.
 #[derive(Debug)]
 pub struct Environment {
     pub(super) uuid: Uuid,
     pub(super) role: Role,
-    /// A random number of this start.
+    /// A random number of this start of the server.
     pub(super) incarnation: u64,
-    /// There if the server links with others.
-    pub(super) joins: Option<Joins>,
+    /// `None` if the server takes no links.
+    pub(super) link_registry: Option<LinkRegistry>,
     pub(super) tracing: bool,
     pub(super) max_payload: u32,
     pub(crate) operands: Operands,
     pub(super) handshake_timeout: Duration,
     pub(super) write_timeout: Duration,
     pub(super) pool: ssntp_transport::BufferPool,
-    /// Replaced as a whole when the certificates are renewed.
-    // Locked for a clone of the pointer only, so handshakes do not wait for each other.
-    in_force: Mutex<Arc<InForce>>,
+    /// The present credentials. A renewal replaces the pointer.
+    // Handshakes hold the lock only to clone the pointer, so that they do not wait for each other.
+    active: Mutex<Arc<ActiveCredentials>>,
     resumption: bool,
-    /// What newcomers may cause in the log, by host.
+    /// Limits the log lines that newcomers can cause, by host.
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
-    /// What newcomers have come to.
     pub(super) handshakes: HandshakeTally,
 }
 
-/// What handshakes are made with. Without links no client notices anything of ALPN.
-fn acceptor(identity: &Identity, trust: &Trust, resumes: bool, links: bool) -> Result<Acceptor, TlsError> {
-    let acceptor = Acceptor::mutual(identity, trust)?.resumption(resumes)?;
+/// The TLS acceptor for these credentials. A server without links uses no ALPN, so clients that offer
+/// any protocol can connect.
+fn acceptor(identity: &Identity, trust: &Trust, resumption: bool, links: bool) -> Result<Acceptor, TlsError> {
+    let acceptor = Acceptor::mutual(identity, trust)?.resumption(resumption)?;
     Ok(match links {
         true => acceptor.protocols(&[LINK_PROTOCOL, SESSION_PROTOCOL]),
         false => acceptor,
@@ -416,11 +408,14 @@ fn acceptor(identity: &Identity, trust: &Trust, resumes: bool, links: bool) -> R
 }
 
 impl Environment {
+    /// The environment of a server with this configuration.
+    ///
     /// # Errors
-    /// The certificates cannot be used for TLS.
+    /// [`ServerError::Tls`] if the certificates cannot be used for TLS.
     pub fn new(config: &ServerConfig) -> Result<Arc<Self>, ServerError> {
-        let joins = config.federation.as_ref();
-        let joins = joins.map(|federation| Joins::new(federation.advertised.clone()));
+        let link_registry = config.federation.as_ref();
+        let link_registry = link_registry.map(|federation| LinkRegistry::new(federation.advertised.clone()));
+        let (identity, trust) = (config.identity.clone(), config.trust.clone());
         Ok(Arc::new(Self {
             uuid: config.uuid,
             role: config.role,
@@ -431,16 +426,11 @@ impl Environment {
             handshake_timeout: config.handshake_timeout,
             write_timeout: config.write_timeout,
             pool: ssntp_transport::BufferPool::new(),
-            in_force: Mutex::new(Arc::new(InForce {
-                acceptor: acceptor(
-                    &config.identity,
-                    &config.trust,
-                    config.resumption,
-                    joins.is_some(),
-                )?,
+            active: Mutex::new(Arc::new(ActiveCredentials {
+                acceptor: acceptor(&identity, &trust, config.resumption, link_registry.is_some())?,
                 credentials: Credentials {
-                    identity: config.identity.clone(),
-                    trust: config.trust.clone(),
+                    identity,
+                    trust,
                     renewals: 0,
                 },
                 outlive: config.outlive_certificates,
@@ -448,31 +438,31 @@ impl Environment {
             resumption: config.resumption,
             newcomers: Mutex::default(),
             handshakes: HandshakeTally::default(),
-            joins,
+            link_registry,
         }))
     }
 
-    /// What the next handshake is made with.
-    pub(super) fn in_force(&self) -> Arc<InForce> {
-        Arc::clone(&self.in_force.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The credentials for the next handshake.
+    pub(super) fn active(&self) -> Arc<ActiveCredentials> {
+        Arc::clone(&self.active.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Has later handshakes made with these.
+    /// Replaces the credentials for later handshakes.
     pub(super) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
         check_identity(identity, self.role, self.uuid)?;
-        // A ticketer of its own: it takes no ticket that was made before.
-        let acceptor = acceptor(identity, trust, self.resumption, self.joins.is_some())?;
-        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock, so that two renewals at the same time are compared with each other.
-        acceptor.check_follows(&in_force.acceptor)?;
-        *in_force = Arc::new(InForce {
+        // It makes tickets with a new key, so it accepts no ticket that was made before.
+        let acceptor = acceptor(identity, trust, self.resumption, self.link_registry.is_some())?;
+        let mut active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        // Compared under the lock, so that two renewals at the same time follow each other.
+        acceptor.check_follows(&active.acceptor)?;
+        *active = Arc::new(ActiveCredentials {
             acceptor,
             credentials: Credentials {
                 identity: identity.clone(),
                 trust: trust.clone(),
-                renewals: in_force.generation() + 1,
+                renewals: active.generation() + 1,
             },
-            outlive: in_force.outlive,
+            outlive: active.outlive,
         });
         Ok(())
     }

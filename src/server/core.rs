@@ -1,30 +1,30 @@
 //! The state of a server: its sessions, its rules, and where each frame goes.
 //!
 //! ```text
-//!  admit ─▶ Session ─ admitted(told) ─▶ items ─ filter ─ rules ─ handler ─▶ Action::Send
-//!              │                                                     │
-//!              └─ ended, replaced, refused, stop ─▶ departed ─▶ Handler::disconnected
+//!  admit ─▶ Session ─ admitted ─▶ item ─ filter ─ rules ─ handler ─▶ Action::Send
+//!              │
+//!              └─ ended, replaced, dismissed, stop ─▶ Notice ─▶ Handler::disconnected
 //! ```
 //!
 //! This module is public for two kinds of programs: simulations, which step the code that
 //! serves a cluster in virtual time, and programs that bring their own threads. Others use
 //! [`Server`](super::Server), which runs a core on a dispatcher thread.
 //!
-//! A [`ServerCore`] has no sockets, no threads and no clock. Its owner implements
-//! [`Core`]'s counterpart: it calls `admit`, `admitted`, `item`, `ended`, `gone`, `tick` and
-//! `stop` with the time, calls `settle` after each, and carries out the [`Action`]s that come back.
-//! `ssntp_transport::dispatch::Runner` does that for [`Server`](super::Server).
+//! A [`ServerCore`] has no sockets, no threads and no clock. Its owner calls the methods of [`Core`]
+//! with the time: `admit`, `admitted`, `item`, `ended`, `gone`, `tick` and `stop`, and `settle` after
+//! each. It carries out the [`Action`]s that come back. `ssntp_transport::dispatch::Runner` does that
+//! for [`Server`](super::Server).
 //!
 //! | type | what it is |
 //! |---|---|
-//! | [`ServerCore`] | all state of a server, with its application |
-//! | [`Environment`] | the part that threads share: credentials, limits, counts of newcomers |
-//! | [`Entry`] | the way in of a newcomer, client or server, step by step |
-//! | [`Redial`] | when another server is dialled |
-//! | [`AdmissionRequest`], [`Grant`] | a client that asks to be admitted, and the answer |
+//! | [`ServerCore`] | all state of a server, and its application |
+//! | [`Environment`] | the part that threads share: credentials, limits, counters of newcomers |
+//! | [`Entry`] | the admission of one newcomer, client or server, step by step |
+//! | [`Redial`] | the schedule by which another server is dialled |
+//! | [`Arrival`], [`Grant`] | a newcomer that asks to be admitted, and the answer |
 //!
-//! A session is in the index from its admission until its end, which takes it out of every
-//! index at once; its threads may then still send what waits.
+//! A session is in every index from its admission until its end. After its end, its threads may still
+//! send its queue.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -42,13 +42,13 @@ use super::bans::Bans;
 use super::certificates::Certificates;
 pub use super::config::Environment;
 use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
-use super::delivery::Fan;
+use super::delivery::SharedEncoding;
 use super::disconnect::DisconnectReason;
 pub use super::entry::{CLAIM, Entry, NoEntry, Step};
 pub use super::federation::{Attempt, LinkRequest, Redial};
-use super::federation::{Bundle, Dialler, End, Links};
+use super::federation::{Dialler, EndCode, ForwardBody, Links, Remote, ServerLink};
 use super::filter::Filter;
-use super::handler::{Context, Handler};
+use super::handler::{Context, Handler, Newcomer};
 use super::held::{Held, HeldFrame};
 use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
@@ -65,62 +65,87 @@ use ssntp_transport::excerpt;
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
 use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, Outgoing, PeerAddress, Table};
 
-/// A client that asks to be admitted.
+/// A newcomer that asks to be admitted.
 #[derive(Debug)]
-pub struct AdmissionRequest {
-    /// What its CONNECT says.
-    pub connect: Connect,
-    /// Its own certificate.
+pub struct Arrival {
+    /// The newcomer as TLS has verified it.
+    pub peer: Peer,
+    /// The request in its first frame.
+    pub kind: ArrivalKind,
+}
+
+/// A peer that TLS has verified.
+#[derive(Debug)]
+pub struct Peer {
+    /// The peer's own certificate.
     pub certificate: CertificateInfo,
-    /// What it showed with its certificate.
+    /// The certificates that the peer sent after its own.
     pub intermediates: Vec<CertificateDer<'static>>,
-    /// When its session ends with its certificate, where it does.
+    /// The time at which the certificate expires and the connection must end. `None` if expiry is not
+    /// enforced.
     pub ends: Option<SystemTime>,
-    /// By which credentials of the server it was verified.
+    /// The generation of the server's credentials that verified the peer.
     pub generation: u64,
-    /// Where it connects from.
+    /// The address that the peer connects from.
     pub address: PeerAddress,
-    /// Where its decoder counts malformed traces.
-    pub bad_traces: Arc<AtomicU64>,
 }
 
-/// Who asks to be admitted.
+/// The kind of newcomer.
 #[derive(Debug)]
-pub enum Arrival {
-    /// A client.
-    Session(AdmissionRequest),
-    /// Another server.
-    Link(LinkRequest),
+pub enum ArrivalKind {
+    /// A client that asks for a session.
+    Client {
+        /// The content of its CONNECT.
+        connect: Connect,
+        /// The counter of malformed traces, shared with the decoder.
+        bad_traces: Arc<AtomicU64>,
+    },
+    /// A server that asks for a link.
+    Server(LinkRequest),
 }
 
-/// The answer to an admitted client, and its session.
+/// The answer to an admitted newcomer.
 #[derive(Debug)]
 pub struct Grant {
-    /// Its session, or the facts of the other end of a link.
+    /// The session. For a link: the other server in the form of a session.
     pub info: Arc<SessionInfo>,
-    /// What to send first: CONNECTED, or the HELLO of a link.
+    /// The frame to send first: CONNECTED, or the HELLO of a link.
     pub answer: Bytes,
 }
 
-/// How many requests of a server may wait for answers at a time.
+/// An event that the application has not been told of yet.
+#[derive(Debug)]
+pub(super) enum Notice {
+    /// A session has ended.
+    Disconnected(Arc<SessionInfo>, DisconnectReason),
+    /// A held frame has expired, or found no room.
+    Expired(HeldFrame),
+    /// The server has begun to drain.
+    Draining,
+    /// The sessions of another server are known.
+    Linked(Arc<ServerLink>),
+    Unlinked(Arc<ServerLink>),
+    /// A session of another server.
+    RemoteConnected(Arc<Remote>),
+    RemoteDisconnected(Arc<Remote>),
+}
+
+/// The most requests of the server itself that wait for answers.
 const MAX_ASKING: usize = 1024;
 
-/// How much memory may wait for a link. Half of it is its mark, so the snapshot of 80,000
-/// sessions fits into the other half.
+/// The limit of the queue of a link, in bytes. Half of it is the mark; the snapshot of 80,000 sessions
+/// fits into the other half.
 const LINK_QUEUE: u64 = 16 << 20;
-
-/// How many certificates are looked at before something else may be done.
-const LOOKS_IN_A_ROW: usize = 256;
 
 /// A server with its application.
 pub struct ServerCore {
     pub(super) state: State,
     handler: Box<dyn Handler>,
-    /// The handler's last answer to `next_timer`.
+    /// The last result of [`Handler::next_timer`].
     timer: Option<Instant>,
 }
 
-/// Everything a server owns but the application.
+/// All state of a server except for the application.
 pub(super) struct State {
     pub(super) environment: Arc<Environment>,
     pub(super) sessions: Sessions,
@@ -128,7 +153,7 @@ pub(super) struct State {
     pub(super) filter: Filter,
     pub(super) configuration: Bytes,
     pub(super) held: Held,
-    /// What the server itself asks its clients.
+    /// The requests of the server itself that wait for answers.
     pub(super) asking: Outstanding,
     pub(super) check: Box<ConfigurationCheck>,
     pub(super) takes_configure: bool,
@@ -136,40 +161,39 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
-    /// The certificates and gauges of all connections, until their threads are joined.
-    pub(super) connections: Table<(KeptCertificate, Gauge)>,
+    /// The certificate and the gauge of each connection until its threads are joined; of a link, also
+    /// the other server.
+    pub(super) connections: Table<(KeptCertificate, Gauge, Option<Arc<ServerLink>>)>,
     pub(super) links: Links,
-    /// Who dials the peers, if the server has links.
+    /// Dials the peers, if the server takes links.
     pub(super) dialler: Option<Dialler>,
-    /// The roles of those whose [`operators`](super::operators) commands are taken.
+    /// The roles whose commands of [`operators`](super::operators) are carried out.
     pub(super) operators: Role,
     pub(super) bans: Bans,
-    /// Operators that are told of the frames that arrive.
+    /// Operators that get Watched for received frames.
     pub(super) watchers: Vec<Watcher>,
     pub(super) tally: Tally,
-    /// What sessions that are gone have lost.
+    /// The number of frames that connections which are gone have lost.
     pub(super) frames_lost: u64,
-    /// Sessions whose end the handler has not been told of.
-    pub(super) departed: Vec<(Arc<SessionInfo>, DisconnectReason)>,
-    /// Frames that the handler is to be told have expired.
-    pub(super) expired: Vec<HeldFrame>,
+    /// In the order in which the events happened.
+    pub(super) notices: Vec<Notice>,
     /// Dropped when the server stops, which ends `Server::wait`.
     pub(super) open: Option<Sender<Infallible>>,
-    /// Until when clients may leave before the server stops.
+    /// The time at which a draining server stops, if clients are still connected then.
     pub(super) draining: Option<Instant>,
-    /// The handler has not been told of it yet.
-    pub(super) begins_to_drain: bool,
     pub(super) now: Instant,
-    /// The time of day, as it was told last.
+    /// The time of day, from the last call of [`Core::time_of_day`].
     pub(super) wall: SystemTime,
-    /// Newcomers must have been verified by these credentials or later ones.
+    /// Newcomers that were verified by an earlier generation of the credentials are refused.
     pub(super) generation: u64,
-    /// What clients may cause in the log, by UUID.
+    /// The time of the next call of [`end_expired`](Self::end_expired).
+    pub(super) next_expiry_check: Option<Instant>,
+    /// Limits the log lines that each client can cause, by UUID.
     pub(super) log: LogLimit<Uuid>,
-    /// What is to be done, in order.
+    /// The actions for the owner of this core, in order.
     pub(super) actions: Vec<Action>,
-    /// Who causes what is being done: the session whose frames are dealt with, or the
-    /// application.
+    /// The connection whose frames are being handled, or the application. It is held if a receiver of
+    /// frames that are sent now has no room.
     pub(super) origin: Origin,
 }
 
@@ -188,10 +212,10 @@ impl std::fmt::Debug for State {
 }
 
 impl ServerCore {
-    /// A server before its first client; `open` is dropped when it stops.
+    /// A server without sessions. `open` is dropped when it stops.
     ///
     /// # Errors
-    /// The forwarding rules cannot be used.
+    /// [`RuleError`](super::RuleError) if the forwarding rules cannot be used.
     pub fn new(
         config: ServerConfig,
         environment: Arc<Environment>,
@@ -222,14 +246,13 @@ impl ServerCore {
             watchers: Vec::new(),
             tally: Tally::new(now),
             frames_lost: 0,
-            departed: Vec::new(),
-            expired: Vec::new(),
+            notices: Vec::new(),
             open: Some(open),
             draining: None,
-            begins_to_drain: false,
             now,
             wall: SystemTime::UNIX_EPOCH,
             generation: 0,
+            next_expiry_check: None,
             log: LogLimit::default(),
             actions: Vec::new(),
             origin: Origin::Application,
@@ -241,8 +264,8 @@ impl ServerCore {
         })
     }
 
-    /// Does something with the state at that time, and hands out what is to be
-    /// done about it.
+    /// Runs `act` at the time `now`, and appends the actions that it causes. Sends heartbeats if they
+    /// are due.
     pub(super) fn at<T>(
         &mut self,
         now: Instant,
@@ -257,17 +280,17 @@ impl ServerCore {
         result
     }
 
-    /// The HELLO by which this server opens a link that it has dialled.
+    /// The HELLO that this server sends first on a link that it has dialled.
     pub fn hello(&self) -> Bytes {
         self.state.links.hello(&self.state.environment)
     }
 
-    /// Runs a closure of another thread with a context; what it does becomes actions.
+    /// Runs a closure of another thread with a context.
     pub fn call(&mut self, now: Instant, actions: &mut Vec<Action>, call: impl FnOnce(&mut Context<'_>)) {
-        self.at(now, actions, |core| core.guarded("a call", |_, cx| call(cx)));
+        self.call_handler(now, actions, |_, cx| call(cx));
     }
 
-    /// The same, with the application.
+    /// As [`call`](Self::call), with the application.
     pub(super) fn call_handler(
         &mut self,
         now: Instant,
@@ -277,8 +300,7 @@ impl ServerCore {
         self.at(now, actions, |core| core.guarded("a call", call));
     }
 
-    /// Runs code of the application; a panic in it is logged and goes no
-    /// further.
+    /// Runs code of the application. A panic in it is caught and logged.
     pub(super) fn guarded(
         &mut self,
         what: &'static str,
@@ -290,7 +312,52 @@ impl ServerCore {
         };
         let panic = guard(|| call(&mut *self.handler, &mut cx));
         self.state.links.act(false);
-        self.state.note_panic(what, panic);
+        self.state.log_panic(what, panic);
+    }
+
+    /// Calls the handler for each notice, in order, including those that these calls cause.
+    pub(super) fn deliver_notices(&mut self) {
+        while !self.state.notices.is_empty() {
+            for notice in std::mem::take(&mut self.state.notices) {
+                match notice {
+                    Notice::Disconnected(info, reason) => self.deliver_end(&info, &reason),
+                    Notice::Expired(held) => {
+                        self.state.tally.expired += 1;
+                        self.guarded("expired", |handler, cx| handler.expired(cx, held));
+                    }
+                    Notice::Draining => self.guarded("draining", |handler, cx| handler.draining(cx)),
+                    Notice::Linked(server) => {
+                        self.guarded("server_linked", |handler, cx| handler.server_linked(cx, &server));
+                    }
+                    Notice::Unlinked(server) => {
+                        self.guarded("server_unlinked", |handler, cx| {
+                            handler.server_unlinked(cx, &server)
+                        });
+                    }
+                    Notice::RemoteConnected(row) => {
+                        self.guarded("remote_connected", |handler, cx| {
+                            handler.remote_connected(cx, &row.info)
+                        });
+                    }
+                    Notice::RemoteDisconnected(row) => {
+                        self.guarded("remote_disconnected", |handler, cx| {
+                            handler.remote_disconnected(cx, &row.info);
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    fn deliver_end(&mut self, info: &SessionInfo, reason: &DisconnectReason) {
+        if let Some(more) = info.may_log(&mut self.state.log, "disconnected", self.state.now) {
+            info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(reason));
+        }
+        let certificate = Named(info.certificate());
+        info!(target: AUDIT, "ended: {info}, {certificate}: {}", excerpt(reason));
+        self.guarded("disconnected", |handler, cx| {
+            handler.disconnected(cx, info, reason)
+        });
     }
 }
 
@@ -301,17 +368,17 @@ impl Core for ServerCore {
     type Refusal = Refusal;
 
     fn owner(request: &Arrival) -> Option<&[u8]> {
-        match request {
-            Arrival::Session(request) => Some(&request.certificate.der),
-            Arrival::Link(_) => None,
+        match request.kind {
+            ArrivalKind::Client { .. } => Some(&request.peer.certificate.der),
+            ArrivalKind::Server(_) => None,
         }
     }
 
     fn limits(request: &Arrival, default: Limits) -> Limits {
-        match request {
-            Arrival::Session(_) => default,
-            // What waits for a link is what arrives late where a receiver has no room.
-            Arrival::Link(_) => Limits {
+        match request.kind {
+            ArrivalKind::Client { .. } => default,
+            // A long queue of a link would delay the HOLD of a sender whose receiver has no room.
+            ArrivalKind::Server(_) => Limits {
                 bytes: default.bytes.min(LINK_QUEUE),
                 ..default
             },
@@ -321,42 +388,47 @@ impl Core for ServerCore {
     fn admit(
         &mut self,
         id: ConnectionId,
-        request: Arrival,
+        Arrival { peer, kind }: Arrival,
         gauge: Gauge,
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<Grant, Refusal> {
         self.at(now, actions, |core| {
-            let generation = match &request {
-                Arrival::Session(request) => request.generation,
-                Arrival::Link(request) => request.generation,
-            };
-            // Sessions that stood when the credentials were replaced have been looked at. This one
-            // would come too late for that look.
-            if generation < core.state.generation {
+            // The sessions that existed when the credentials were replaced have been verified again.
+            // This newcomer would come too late for that.
+            if peer.generation < core.state.generation {
                 return Err(Refusal::Busy("the server's certificates were replaced meanwhile"));
             }
-            let request = match request {
-                Arrival::Session(request) => request,
-                Arrival::Link(request) => return core.state.admit_link(id, request, gauge),
+            let (connect, bad_traces) = match kind {
+                ArrivalKind::Client { connect, bad_traces } => (connect, bad_traces),
+                ArrivalKind::Server(request) => return core.state.admit_link(id, peer, request, gauge),
             };
-            let (uuid, certificate) = (request.connect.source, &request.certificate);
-            let replaced = core.state.judge(uuid, certificate, standing)?;
-            // The application is asked last: it never sees a newcomer that the rules refuse.
-            // Whoever is replaced still stands if it says no.
-            core.consent(&request.newcomer())?;
-            Ok(core.state.admit(SessionId(id), request, gauge, replaced))
+            let replaced = core.state.judge(connect.source, &peer.certificate, standing)?;
+            // The application decides last, so it never sees a newcomer that the rules refuse. If it
+            // refuses, the session that would be replaced stays.
+            core.consent(&Newcomer {
+                uuid: connect.source,
+                role: connect.role,
+                address: peer.address,
+                certificate: &peer.certificate,
+            })?;
+            if let Some(old) = replaced {
+                // Without sending its queue: a client that connects again has most likely lost that
+                // connection, and must not wait until sending fails.
+                core.state.end(old, DisconnectReason::Replaced, true);
+            }
+            Ok(core.state.admit(SessionId(id), peer, &connect, bad_traces, gauge))
         })
     }
 
-    fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
+    fn admitted(&mut self, id: ConnectionId, started: bool, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
-            if core.state.link_admitted(id, told) {
+            if core.state.link_admitted(id, started) {
                 return;
             }
-            if !told {
-                // The application has not heard of it, so it is not told of its end either.
+            if !started {
+                // The application does not know the session, so it is not told of its end either.
                 if let Some(session) = core.state.sessions.remove(SessionId(id)) {
                     core.state.tally.gone(&session.counters());
                 }
@@ -365,7 +437,7 @@ impl Core for ServerCore {
             let Some(session) = core.state.sessions.get_mut(SessionId(id)) else {
                 return;
             };
-            session.told = true;
+            session.announced = true;
             core.state.tally.admitted += 1;
             let info = Arc::clone(&session.info);
             core.state.announce_session(SessionId(id));
@@ -382,12 +454,12 @@ impl Core for ServerCore {
     }
 
     fn gone(&mut self, id: ConnectionId) {
-        if let Some((certificate, gauge)) = self.state.connections.remove(id) {
-            self.state.certificates.give(&certificate);
-            // Frames are lost until the threads have ended.
+        if let Some((certificate, gauge, server)) = self.state.connections.remove(id) {
+            self.state.certificates.remove(&certificate);
+            // Final now, because the threads have ended.
             let lost = gauge.lost();
             self.state.frames_lost += lost;
-            if let Some(server) = self.state.links.parted(id)
+            if let Some(server) = server
                 && lost > 0
             {
                 warn!(target: "ssntp::server", "{server}: {lost} frames were lost with the link");
@@ -400,7 +472,7 @@ impl Core for ServerCore {
             session.counters.bytes_received += bytes;
             session.received = Some(now);
         } else {
-            self.state.links.heard(id, now);
+            self.state.links.received(id, now);
         }
     }
 
@@ -413,17 +485,17 @@ impl Core for ServerCore {
         actions: &mut Vec<Action>,
     ) -> (u32, Option<Item>) {
         let rest = match &mut item {
-            // Each answer is delivered before the next one is made.
+            // One at a time, so that each answer is queued before the next command is handled.
             Item::Run(run) if is_of_operators(run.kind()) => run.split_off(1).map(Item::Run),
             Item::Run(run) => run.split_off(most).map(Item::Run),
             _ => None,
         };
         let frames = item.frames();
         self.at(now, actions, |core| {
-            // Whatever is sent until this call returns holds this session back, also what the
-            // handler sends to others.
+            // All frames that are sent until this call returns may hold this session, including those
+            // that the handler sends.
             core.state.origin = Origin::Connection(id);
-            core.deal_with(SessionId(id), item);
+            core.handle_item(SessionId(id), item);
             core.state.origin = Origin::Application;
         });
         (frames, rest)
@@ -436,61 +508,37 @@ impl Core for ServerCore {
             other => DisconnectReason::Lost(other.to_string()),
         };
         self.at(now, actions, |core| {
-            if !core.state.end_link(id, End::Closing, &reason.to_string()) {
+            if !core.state.end_link(id, EndCode::Closing, &reason.to_string()) {
                 core.state.end(SessionId(id), reason, false);
             }
         });
     }
 
     fn distant(&mut self, change: DistantChange, now: Instant, actions: &mut Vec<Action>) {
-        self.at(now, actions, |core| core.state.tell_origin(change));
+        self.at(now, actions, |core| core.state.hold_remote(change));
     }
 
     fn left(&mut self, id: ConnectionId, items: Vec<Item>) {
         let frames: u64 = items.iter().map(|item| u64::from(item.frames())).sum();
-        debug!(target: "ssntp::server", "{}: {frames} frames of it were not dealt with", SessionId(id));
+        debug!(target: "ssntp::server", "{}: {frames} frames of it were not handled", SessionId(id));
     }
 
     fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
         self.at(now, actions, |core| {
-            // Frames of a link depend on each other, so none is dropped.
-            match core
-                .state
-                .end_link(to, End::Closing, "it takes too little of what waits for it")
-            {
+            // Frames of a link depend on each other, so the link ends and no single frame is dropped.
+            let why = "it takes too little of what waits for it";
+            match core.state.end_link(to, EndCode::Closing, why) {
                 true => Drops::Newest,
                 false => core.state.overflow(SessionId(to), newest),
             }
         })
     }
 
-    /// Tells the handler of sessions that ended and frames that expired while
-    /// something else was being done.
+    /// Delivers the notices that the last call has caused. They wait until now because that call may
+    /// have been made from within the handler.
     fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if std::mem::take(&mut self.state.begins_to_drain) {
-            self.at(now, actions, |core| {
-                core.guarded("draining", |handler, cx| handler.draining(cx));
-            });
-        }
-        let links = |state: &State| state.links.has_news();
-        while !(self.state.departed.is_empty() && self.state.expired.is_empty()) || links(&self.state) {
-            self.at(now, actions, |core| {
-                core.pass_on_news();
-                for (info, reason) in std::mem::take(&mut core.state.departed) {
-                    if let Some(more) = info.may_log(&mut core.state.log, "disconnected", now) {
-                        info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(&reason));
-                    }
-                    let certificate = Named(info.certificate());
-                    info!(target: AUDIT, "ended: {info}, {certificate}: {}", excerpt(&reason));
-                    core.guarded("disconnected", |handler, cx| {
-                        handler.disconnected(cx, &info, &reason)
-                    });
-                }
-                for held in std::mem::take(&mut core.state.expired) {
-                    core.state.tally.expired += 1;
-                    core.guarded("expired", |handler, cx| handler.expired(cx, held));
-                }
-            });
+        if !self.state.notices.is_empty() {
+            self.at(now, actions, Self::deliver_notices);
         }
         if self.state.draining.is_some() && self.state.sessions.len() == 0 {
             self.state.draining = None;
@@ -500,17 +548,15 @@ impl Core for ServerCore {
 
     fn next_deadline(&mut self) -> Option<Instant> {
         self.timer = None;
-        // Asked each time, because anything that the handler was told may have changed its answer.
+        // Any call of the handler may have changed the result.
         let panic = guard(|| self.timer = self.handler.next_timer());
-        self.state.note_panic("next_timer", panic);
-        let look = self.state.sessions.next_look().map(|(at, _)| at);
-        let beat = self.state.links.next_beat;
+        self.state.log_panic("next_timer", panic);
         [
             self.state.held.next_expiry(),
             self.timer,
-            look,
+            self.state.next_expiry_check,
             self.state.draining,
-            beat,
+            self.state.links.next_beat,
         ]
         .into_iter()
         .flatten()
@@ -523,16 +569,12 @@ impl Core for ServerCore {
                 core.state.actions.push(Action::Stop);
             }
             while let Some(held) = core.state.held.expire(now) {
-                core.state.tally.expired += 1;
-                core.guarded("expired", |handler, cx| handler.expired(cx, held));
+                core.state.notices.push(Notice::Expired(held));
             }
-            for _ in 0..LOOKS_IN_A_ROW {
-                match core.state.sessions.next_look() {
-                    Some((at, id)) if at <= now => core.state.look_at_certificate(id),
-                    _ => break,
-                }
+            if core.state.next_expiry_check.is_some_and(|at| at <= now) {
+                core.state.end_expired();
             }
-            // Taken, so that it is called once for each time that the handler has named.
+            // Taken, so that it is called once for each time that the handler has returned.
             if core.timer.take_if(|at| *at <= now).is_some() {
                 core.guarded("timer", |handler, cx| handler.timer(cx));
             }
@@ -541,12 +583,12 @@ impl Core for ServerCore {
 
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
-            // First, so that what it sends joins the lines of sessions that still stand.
+            // First, because the sessions are still connected, so that it can send to them.
             core.guarded("stopping", |handler, cx| handler.stopping(cx));
-            // From here on newcomers are refused, and nobody is left who could take a place.
+            // Newcomers are refused from now on.
             core.state.open = None;
             for id in core.state.links.table.ids() {
-                core.state.end_link(id, End::Closing, "the server stops");
+                core.state.end_link(id, EndCode::Closing, "the server stops");
             }
             for id in core.state.sessions.ids() {
                 core.state.end(id, DisconnectReason::Stopped, false);
@@ -556,12 +598,11 @@ impl Core for ServerCore {
 }
 
 impl ServerCore {
-    fn deal_with(&mut self, id: SessionId, item: Item) {
-        // The session may be over already: items come in batches, and an
-        // earlier one of its batch may have ended it.
+    fn handle_item(&mut self, id: SessionId, item: Item) {
+        // Without a session the item is of a link, or of a session that an earlier item of the same
+        // batch has ended.
         let Some(session) = self.state.sessions.get_mut(id) else {
-            self.link_item(id.0, item);
-            return;
+            return self.link_item(id.0, item);
         };
         let info = Arc::clone(&session.info);
         let (kind, frames) = (item.kind(), item.frames());
@@ -581,9 +622,10 @@ impl ServerCore {
         };
         self.state.tally.received(kind, frames, bytes as u64);
         if !self.state.watchers.is_empty() {
-            self.state.show_watchers(&info, kind, frames.into(), bytes as u64);
+            self.state
+                .notify_watchers(&info, kind, frames.into(), bytes as u64);
         }
-        // Before the filter: a client that leaves needs no permission.
+        // Before the filter, because a client needs no permission to leave.
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
             return self.state.end(id, reason, false);
@@ -593,7 +635,7 @@ impl ServerCore {
             return self.exchange(&info, item);
         }
         if is_of_operators(kind) {
-            return self.operate(&info, &item);
+            return self.handle_commands(&info, &item);
         }
         if !self.state.filter.allows(info.role, kind) {
             return self.state.filtered(id, kind, frames);
@@ -603,7 +645,7 @@ impl ServerCore {
             && info.role.intersects(Role::CONTROLLER);
         match item {
             Item::Run(run) if configures => {
-                // Rare, and each has to be looked at.
+                // Each one is checked. CONFIGURE is rare, so this may take time.
                 for frame in run.frames() {
                     if self.state.configure(id, &frame) {
                         self.route_run(&info, &Run::of(&frame));
@@ -626,11 +668,13 @@ impl ServerCore {
         match self.state.rules.get(run.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
-                // One item for all receivers. They share its bytes, and nothing is encoded again.
+                // All receivers share the received bytes, so nothing is encoded again.
                 let item = Outgoing::whole(run.wire().clone(), run.len());
-                let here = self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
+                let here = self
+                    .state
+                    .fan_out(Some(info.uuid), role, run.kind(), |_| item.clone());
                 let state = &mut self.state;
-                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
+                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || ForwardBody::from(run));
                 if here == 0 && elsewhere == 0 {
                     state.tally.unreceived += u64::from(run.len());
                 }
@@ -642,8 +686,8 @@ impl ServerCore {
             }
             None => {}
         }
-        // After the rules, so that what the handler sends arrives behind the frame that it
-        // answers.
+        // After the rules, so that frames that the handler sends arrive behind the frame that caused
+        // them.
         self.guarded("frame", |handler, cx| handler.run(cx, info, run));
     }
 
@@ -651,10 +695,12 @@ impl ServerCore {
         match self.state.rules.get(frame.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
-                let mut fan = Fan::new(frame, &self.state);
+                let mut encoding = SharedEncoding::new(frame, &self.state);
                 let state = &mut self.state;
-                let here = state.fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
-                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || fan.for_link());
+                let here = state.fan_out(Some(info.uuid), role, frame.kind(), |session| {
+                    encoding.for_session(session)
+                });
+                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || encoding.for_link());
                 if here == 0 && elsewhere == 0 {
                     state.tally.unreceived += 1;
                 }
@@ -668,8 +714,8 @@ impl ServerCore {
 }
 
 impl State {
-    /// Logs a panic of the application, which may come with each frame.
-    pub(super) fn note_panic(&mut self, what: &'static str, panic: Option<String>) {
+    /// Logs a panic of the application, with a limit, because each frame may cause one.
+    pub(super) fn log_panic(&mut self, what: &'static str, panic: Option<String>) {
         if let Some(why) = panic
             && let Some(more) = self.log.admit(Uuid::nil(), what, self.now)
         {
@@ -678,7 +724,7 @@ impl State {
     }
 }
 
-/// Runs code of the application. Gives back what it says where it panics.
+/// Runs code of the application. Returns the message of a panic.
 pub(super) fn guard(call: impl FnOnce()) -> Option<String> {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).err()?;
     let why = panic

@@ -1,16 +1,15 @@
-//! What a server proves and whom it trusts, and what becomes of sessions when that
-//! changes.
+//! The credentials of a server, and the check of its sessions when they are replaced.
 //!
 //! ```text
-//!  renew ─▶ InForce, a new generation ─▶ every handshake that begins now
-//!    │                                      │ at admission: is it still in force?
-//!    └─▶ Look: sessions that stand          └─ no: the chain is verified again
+//!  renew ─▶ ActiveCredentials, a new generation ─▶ every handshake that begins from now on
+//!    │                                              │ at CONNECT: is it still the newest?
+//!    └─▶ verify_sessions                            └─ no: the chain is verified again
 //! ```
 //!
-//! No client slips through between the two: a generation is in force before the look
-//! asks for the sessions. Who was admitted before that is among them; who comes later was
-//! verified by this generation, or is verified again on its handshake's thread; and
-//! the dispatcher admits no client by an earlier one.
+//! No client slips through between the two, because the new generation is in force before the
+//! dispatcher lists the sessions. A client that was admitted before is in the list. A client that is
+//! admitted later was verified by the new generation, at TLS or again at CONNECT: the dispatcher refuses
+//! clients of an earlier generation.
 
 use std::borrow::Borrow;
 use std::time::SystemTime;
@@ -21,45 +20,45 @@ use super::{DisconnectReason, ServerHandle};
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, Identity, Trust};
 use ssntp_transport::tls::Acceptor;
 
-/// What a server proves and whom it trusts at present.
+/// The identity and the trust of a server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Credentials {
-    /// Its own certificate, see [`Identity::info`].
+    /// The server's own certificate and key, see [`Identity::info`].
     pub identity: Identity,
-    /// Whom it trusts: the authorities and their revocation lists.
+    /// The trusted authorities and their revocation lists.
     pub trust: Trust,
-    /// How often both have been replaced since the server started.
+    /// The number of renewals since the server started.
     pub renewals: u64,
 }
 
-/// What [`Server::renew`](super::Server::renew) did.
+/// The result of [`Server::renew`](super::Server::renew).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Renewed {
-    /// Sessions that stood and were looked at.
+    /// The number of sessions and links that were checked.
     pub sessions: usize,
-    /// Those of them that were ended, since their certificates count no longer.
+    /// The number of these that were ended, because their certificates are no longer valid.
     pub ended: usize,
 }
 
-/// Credentials that handshakes are made with.
+/// The credentials of one generation, ready for handshakes.
 #[derive(Debug)]
-pub(super) struct InForce {
+pub(super) struct ActiveCredentials {
     pub(super) acceptor: Acceptor,
     pub(super) credentials: Credentials,
-    /// Whether sessions outlive their certificates.
+    /// True if sessions continue after their certificates have expired.
     pub(super) outlive: bool,
 }
 
-impl InForce {
+impl ActiveCredentials {
     pub(super) fn generation(&self) -> u64 {
         self.credentials.renewals
     }
 
-    /// Why a client with these certificates would not be let in any more; `leaf` is
-    /// its own. That it is not valid *yet* ends no session: then this host's clock
-    /// has been set back, or has yet to be set.
+    /// The reason for which a client with this chain would be refused now, or `None`. `leaf` is the
+    /// client's own certificate. A certificate that is not valid *yet* is no reason: this host's clock
+    /// was set back, or is not set yet.
     pub(super) fn objection(
         &self,
         chain: &[CertificateDer<'_>],
@@ -72,16 +71,15 @@ impl InForce {
     }
 }
 
-/// How many certificates are verified before the sessions of those that count no
-/// longer are ended.
+/// The number of certificates that are verified before the sessions of the invalid ones are ended.
 const AT_A_TIME: usize = 64;
 
-/// Looks at all sessions that stand, and ends those whose certificates count no
-/// longer. Verifies each certificate once, on this thread: the dispatcher only says
-/// who stands, and ends whom it is told to.
-pub(super) fn look(handle: &ServerHandle, now: SystemTime) -> Renewed {
-    let generation = handle.environment.in_force().generation();
-    let standing = handle.with(move |cx| {
+/// Verifies the certificates of all sessions and links, and ends those whose certificate is no longer
+/// valid. Each certificate is verified once, on this thread; the dispatcher only lists and ends the
+/// sessions.
+pub(super) fn verify_sessions(handle: &ServerHandle, now: SystemTime) -> Renewed {
+    let generation = handle.environment.active().generation();
+    let sessions = handle.with(move |cx| {
         cx.state.generation = cx.state.generation.max(generation);
         let sessions = cx.state.sessions.iter();
         let sessions = sessions.map(|session| (session.info.certificate.clone(), session.info.id));
@@ -89,40 +87,40 @@ pub(super) fn look(handle: &ServerHandle, now: SystemTime) -> Renewed {
         let links = links.map(|(id, link)| (link.certificate.clone(), id.into()));
         sessions.chain(links).collect::<Vec<_>>()
     });
-    // A server that has stopped has none.
-    let mut standing = standing.unwrap_or_default();
+    // A server that has stopped has no sessions.
+    let mut sessions = sessions.unwrap_or_default();
     let mut renewed = Renewed {
-        sessions: standing.len(),
+        sessions: sessions.len(),
         ended: 0,
     };
-    standing.sort_by(|one, other| Borrow::<[u8]>::borrow(&one.0).cmp(other.0.borrow()));
-    let of_one: Vec<_> = standing.chunk_by(|one, other| one.0 == other.0).collect();
-    // Where somebody else has renewed meanwhile, the latest decides.
-    let in_force = handle.environment.in_force();
+    sessions.sort_by(|one, other| Borrow::<[u8]>::borrow(&one.0).cmp(other.0.borrow()));
+    let of_one: Vec<_> = sessions.chunk_by(|one, other| one.0 == other.0).collect();
+    // If another thread has renewed meanwhile, the latest credentials decide.
+    let active = handle.environment.active();
     for some in of_one.chunks(AT_A_TIME) {
-        let mut over = Vec::new();
+        let mut invalid = Vec::new();
         for sessions in some {
             let chain = sessions.first().map(|(certificate, _)| certificate.chain());
             let chain = chain.unwrap_or_default();
             if let Some(Ok(leaf)) = chain.first().map(CertificateInfo::from_der)
-                && let Some(why) = in_force.objection(&chain, &leaf, now)
+                && let Some(why) = active.objection(&chain, &leaf, now)
             {
-                over.extend(sessions.iter().map(|(_, id)| (*id, why.clone())));
+                invalid.extend(sessions.iter().map(|(_, id)| (*id, why.clone())));
             }
         }
-        if over.is_empty() {
+        if invalid.is_empty() {
             continue;
         }
         let ended = handle.with(move |cx| {
-            let over = over.into_iter();
-            let ended = over.map(|(id, why)| cx.state.dismiss(id, DisconnectReason::Certificate(why)));
+            let invalid = invalid.into_iter();
+            let ended = invalid.map(|(id, why)| cx.state.dismiss(id, DisconnectReason::Certificate(why)));
             ended.filter(|ended| *ended).count()
         });
         renewed.ended += ended.unwrap_or_default();
     }
     if renewed.ended > 0 {
         warn!(target: "ssntp::server",
-            "{} of {} sessions ended: their certificates count no longer", renewed.ended, renewed.sessions
+            "{} of {} sessions ended: their certificates are no longer valid", renewed.ended, renewed.sessions
         );
     }
     renewed

@@ -1,5 +1,5 @@
-//! How frames get into the queues of sessions: by a rule, by a routing function,
-//! or from the application; and what happens where there is no room.
+//! Sending frames to sessions: by a rule, by a routing function, or from the application; and the
+//! policy for sessions whose queue is full.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -9,9 +9,9 @@ use log::{debug, info, warn};
 use uuid::Uuid;
 
 use super::config::{Environment, SlowConsumer};
-use super::core::{State, guard};
+use super::core::{Notice, State, guard};
 use super::disconnect::DisconnectReason;
-use super::federation::Bundle;
+use super::federation::ForwardBody;
 use super::handler::SendError;
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
@@ -22,18 +22,18 @@ use ssntp_transport::dispatch::{Action, Drops};
 use ssntp_transport::excerpt;
 use ssntp_transport::{Load, Outgoing};
 
-/// One frame on its way to several sessions: encoded once with its trace and
-/// once without, each only where somebody needs it.
-pub(super) struct Fan<'a> {
+/// The encodings of one frame for several sessions: one with its trace and one without. Each is made
+/// when the first session needs it.
+pub(super) struct SharedEncoding<'a> {
     frame: &'a Frame,
     environment: Arc<Environment>,
-    /// When it leaves.
+    /// The time for the trace.
     wall: SystemTime,
     plain: Option<Outgoing>,
     traced: Option<Outgoing>,
 }
 
-impl<'a> Fan<'a> {
+impl<'a> SharedEncoding<'a> {
     pub(super) fn new(frame: &'a Frame, state: &State) -> Self {
         Self {
             frame,
@@ -65,17 +65,17 @@ impl<'a> Fan<'a> {
     }
 
     /// The frame for sessions of another server, with its trace.
-    pub(super) fn for_link(&self) -> Bundle {
+    pub(super) fn for_link(&self) -> ForwardBody {
         let mut frame = self.frame.clone();
         let Some(trace) = frame.trace_mut() else {
-            return Bundle::from(&Run::of(&frame));
+            return ForwardBody::from(&Run::of(&frame));
         };
         trace.stamp_sent(
             self.environment.uuid,
             self.environment.role,
             unix_nanos_at(self.wall),
         );
-        Bundle {
+        ForwardBody {
             bytes: frame.encode(),
             frames: 1,
             traced: true,
@@ -84,17 +84,17 @@ impl<'a> Fan<'a> {
 }
 
 impl State {
-    /// Sends frames of one session to every other session with a role. Returns how many frames
-    /// that makes.
+    /// Sends frames to every session with a role, except to `from`. Returns the number of frames, counted
+    /// for each receiver.
     pub(super) fn fan_out(
         &mut self,
-        from: SessionId,
+        from: Option<Uuid>,
         to: Role,
         kind: FrameKind,
         mut item: impl FnMut(&Session) -> Outgoing,
     ) -> u64 {
         let sessions = self.sessions.with_role(to);
-        let others = sessions.filter(|session| session.info.id != from);
+        let others = sessions.filter(|session| Some(session.info.uuid) != from);
         let (origin, mut sent) = (self.origin, Load::default());
         self.actions.extend(others.map(|session| {
             let item = item(session);
@@ -105,14 +105,13 @@ impl State {
                 item,
             }
         }));
-        // Once for all receivers, because a look-up for each of a thousand would show.
+        // Counted once for all receivers, because a thousand look-ups of the kind would take time.
         self.tally.sent(kind, sent);
         sent.frames
     }
 
-    /// Calls the routing function for the frame's kind and does what it decides:
-    /// discards the frame, holds it, or forwards it. `memory` is how many bytes the
-    /// frame's payload keeps alive.
+    /// Calls the routing function for the frame's kind and carries out its decision: discards the frame,
+    /// holds it, or forwards it. `memory` is the number of bytes that the frame's payload keeps alive.
     pub(super) fn route_by_function(&mut self, info: &Arc<SessionInfo>, frame: &Frame, memory: usize) {
         let Some(Rule::Function(route)) = self.rules.get_mut(frame.kind()) else {
             return;
@@ -121,10 +120,10 @@ impl State {
             sessions: &self.sessions,
             roster: &self.links.roster,
         };
-        // A function that panics discards its frame: any guess at a receiver could be wrong.
+        // If the function panics, the frame is discarded, because its receiver is unknown.
         let mut decision = Decision::Discard;
         let panic = guard(|| decision = route(frame, info.uuid, &directory));
-        self.note_panic("a routing function", panic);
+        self.log_panic("a routing function", panic);
         match decision {
             Decision::Discard => {}
             Decision::Queue => {
@@ -135,15 +134,15 @@ impl State {
                             self.environment.operands.show(frame.kind())
                         );
                     }
-                    self.expired.push(held);
+                    self.notices.push(Notice::Expired(held));
                 }
             }
             Decision::Forward(targets) => {
                 let frame = apart(frame, memory);
-                let mut fan = Fan::new(&frame, self);
+                let mut encoding = SharedEncoding::new(&frame, self);
                 let mut count = 0;
                 for uuid in targets {
-                    match self.send_fanned(Some(info.uuid), uuid, &mut fan) {
+                    match self.send_encoded(Some(info.uuid), uuid, &mut encoding) {
                         Ok(()) => count += 1,
                         Err(e) => {
                             let kind = self.environment.operands.show(frame.kind());
@@ -158,35 +157,44 @@ impl State {
         }
     }
 
-    /// Sends a frame to a session. It is an error if that is the session of `from`, which
-    /// the frame came from.
-    fn send_fanned(&mut self, from: Option<Uuid>, to: Uuid, fan: &mut Fan<'_>) -> Result<(), SendError> {
+    /// Sends a frame to one session, of this server or of another one. `from` is the client that the
+    /// frame came from; it is an error to send the frame back to it.
+    fn send_encoded(
+        &mut self,
+        from: Option<Uuid>,
+        to: Uuid,
+        encoding: &mut SharedEncoding<'_>,
+    ) -> Result<(), SendError> {
         if Some(to) == from {
             return Err(SendError::ToSender(to));
         }
         let Some(id) = self.sessions.id_of(to) else {
-            return self.send_to_remote(from, to, || fan.for_link());
+            return self.send_to_remote(from, to, || encoding.for_link());
         };
         let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
-        let item = fan.for_session(session);
-        self.push(id, fan.frame.kind(), item);
+        let item = encoding.for_session(session);
+        self.push(id, encoding.frame.kind(), item);
         Ok(())
     }
 
-    pub(super) fn forward(&mut self, from: Uuid, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        if !self.environment.operands.may_be_sent(frame.kind()) {
-            return Err(SendError::Kind(frame.kind()));
-        }
-        self.forward_any_kind(from, to, frame)
+    /// Sends a frame of the application to one session. `from` as of [`send_encoded`](Self::send_encoded).
+    pub(super) fn send(&mut self, from: Option<Uuid>, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.check(frame)?;
+        self.send_unchecked(from, to, frame)
     }
 
-    /// As [`forward`](Self::forward), but without the check of the kind, so that it also
-    /// forwards requests and answers.
-    pub(super) fn forward_any_kind(&mut self, from: Uuid, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.send_fanned(Some(from), to, &mut Fan::new(frame, self))
+    /// As [`send`](Self::send), without the checks of kind and length, so that it also sends requests
+    /// and answers.
+    pub(super) fn send_unchecked(
+        &mut self,
+        from: Option<Uuid>,
+        to: Uuid,
+        frame: &Frame,
+    ) -> Result<(), SendError> {
+        self.send_encoded(from, to, &mut SharedEncoding::new(frame, self))
     }
 
-    /// Sends an item to one session.
+    /// Queues an item for one session, and counts it.
     pub(super) fn push(&mut self, id: SessionId, kind: FrameKind, item: Outgoing) {
         self.tally.sent(kind, item.load());
         self.actions.push(Action::Send {
@@ -196,8 +204,8 @@ impl State {
         });
     }
 
-    /// Applies the policy for slow consumers to a session for which more waits than it may
-    /// have, and nobody can be made to wait: `newest` came last.
+    /// Applies the policy for slow consumers to a session whose queue is full, if no sender can be held.
+    /// `newest` is the item that found no room.
     pub(super) fn overflow(&mut self, id: SessionId, newest: Load) -> Drops {
         let Some(session) = self.sessions.get_mut(id) else {
             self.tally.dropped(newest);
@@ -213,7 +221,7 @@ impl State {
                         session.info, counters.frames_waiting, counters.bytes_waiting
                     );
                 }
-                // At once, because it does not take what waits for it.
+                // Without sending its queue, because the client does not read it.
                 self.end(id, DisconnectReason::SlowConsumer, true);
                 self.tally.dropped(newest);
                 return Drops::Newest;
@@ -221,14 +229,14 @@ impl State {
             SlowConsumer::DropNewest => ("newest", Drops::Newest),
             SlowConsumer::DropOldest => ("oldest", Drops::Oldest),
         };
-        // Once for each session: the policy applies to every further frame.
+        // Logged once for each session, because the policy applies to every further frame.
         if first {
             warn!(target: "ssntp::server", "{}: slow consumer: the {what} frames are dropped", session.info);
         }
         drops
     }
 
-    /// Whether the application may send this at all.
+    /// Checks that the application may send this kind, and the length.
     fn check(&self, frame: &Frame) -> Result<(), SendError> {
         if !self.environment.operands.may_be_sent(frame.kind()) {
             return Err(SendError::Kind(frame.kind()));
@@ -245,17 +253,7 @@ impl State {
         }
     }
 
-    pub(super) fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.check(frame)?;
-        self.send_checked(to, frame)
-    }
-
-    pub(super) fn send_checked(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.send_fanned(None, to, &mut Fan::new(frame, self))
-    }
-
-    /// Sends a frame to every session with a role, except to `from`. Returns to how many
-    /// sessions it was sent.
+    /// Sends a frame to every session with a role, except to `from`. Returns the number of sessions.
     pub(super) fn send_all(
         &mut self,
         from: Option<Uuid>,
@@ -263,20 +261,13 @@ impl State {
         frame: &Frame,
     ) -> Result<usize, SendError> {
         self.check(frame)?;
-        let mut fan = Fan::new(frame, self);
-        let sessions = self.sessions.with_role(to);
-        let others = sessions.filter(|session| Some(session.info.uuid) != from);
-        let items: Vec<_> = others
-            .map(|session| (session.info.id, fan.for_session(session)))
-            .collect();
-        let count = items.len();
-        for (id, item) in items {
-            self.push(id, frame.kind(), item);
-        }
-        Ok(count + self.send_to_remote_role(from, to, || fan.for_link()))
+        let mut encoding = SharedEncoding::new(frame, self);
+        let here = self.fan_out(from, to, frame.kind(), |session| encoding.for_session(session));
+        let here = usize::try_from(here).unwrap_or(usize::MAX);
+        Ok(here + self.send_to_remote_role(from, to, || encoding.for_link()))
     }
 
-    /// Answers a session with a frame, which it is sent `times` times.
+    /// Sends a frame `times` times to a session, as the answer to its own frames.
     pub(super) fn answer(&mut self, id: SessionId, frame: &Frame, times: u32) {
         let item = if times == 1 {
             outgoing(frame, false)
@@ -284,16 +275,15 @@ impl State {
             let run = Run::of(frame);
             Outgoing::whole(run.wire().repeat(times as usize).into(), times)
         };
-        // Only InvalidFrameType counts, which answers frames that are not supported or were
-        // filtered. The figure counts no other answers.
+        // The figure counts only InvalidFrameType, which answers unsupported and filtered frames.
         if frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
             self.tally.answered += u64::from(times);
         }
         self.push(id, frame.kind(), item);
     }
 
-    /// Counts frames of a session that the role filter has discarded, and answers each of
-    /// them if the filter is to do so.
+    /// Counts frames of a session that the role filter has discarded, and answers each of them if the
+    /// filter's action is Reject.
     pub(super) fn filtered(&mut self, id: SessionId, kind: FrameKind, frames: u32) {
         let Some(session) = self.sessions.get_mut(id) else {
             return;
@@ -312,14 +302,13 @@ impl State {
         }
     }
 
-    /// Checks the CONFIGURE of a controller and keeps its configuration. Returns false if it
-    /// was refused.
+    /// Checks the CONFIGURE of a controller and stores the configuration. False if it was refused.
     pub(super) fn configure(&mut self, id: SessionId, frame: &Frame) -> bool {
         let payload = frame.payload_bytes();
-        // A check that panics accepts nothing.
+        // If the check panics, the configuration is refused.
         let mut verdict = Err("its check panicked".to_owned());
         let panic = guard(|| verdict = (self.check)(payload));
-        self.note_panic("the configuration check", panic);
+        self.log_panic("the configuration check", panic);
         let Some(session) = self.sessions.get(id) else {
             return false;
         };
@@ -332,7 +321,7 @@ impl State {
                         payload.len()
                     );
                 }
-                // A copy of its own: the payload is a slice of a longer read.
+                // Copied, because the payload is a slice that keeps a longer read alive.
                 self.configuration = Bytes::copy_from_slice(payload);
                 true
             }
@@ -348,9 +337,9 @@ impl State {
     }
 }
 
-/// Returns the frame for a queue that counts only the frame's own length. If its payload is
-/// a small part of the `memory` that it keeps alive, the payload is copied, so that a
-/// short frame that waits does not hold much more memory than is counted.
+/// Returns the frame for a queue that counts only the frame's own length. If its payload is a small part
+/// of the `memory` that it keeps alive, the payload is copied, so that a short frame in a queue does not
+/// keep much more memory than is counted.
 fn apart(frame: &Frame, memory: usize) -> Frame {
     let payload = frame.payload_bytes();
     if payload.len() >= memory / MAX_WASTE {

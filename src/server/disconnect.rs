@@ -1,43 +1,43 @@
-//! Why a session is over.
+//! The reasons for the end of a session.
 
 use uuid::Uuid;
 
 use crate::proto::ErrorCode;
 
-/// Why a session is over.
+/// The reason for the end of a session.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DisconnectReason {
-    /// The client closed it in order.
+    /// The client has closed its connection in order.
     #[error("closed by the client")]
     PeerClosed,
-    /// The client sent ConnectionFailure or ConnectionAborted.
+    /// The client has sent ConnectionFailure or ConnectionAborted.
     #[error("the client sent {0}")]
     PeerRefused(ErrorCode),
-    /// Reading or writing failed, or the connection was cut.
+    /// Reading or writing has failed, or the connection was cut.
     #[error("{0}")]
     Lost(String),
-    /// The client broke the protocol.
+    /// The client has violated the protocol.
     #[error("protocol error: {0}")]
     Protocol(String),
-    /// The same client connected again.
+    /// A newer session of the same UUID has taken over.
     #[error("the client connected again")]
     Replaced,
-    /// Its queue was full.
+    /// The session's queue was full.
     #[error("slow consumer: its queue is full")]
     SlowConsumer,
-    /// Its certificate counts no longer: it is revoked, has expired, or comes from an
-    /// authority that is no longer trusted. The text says which.
+    /// The client's certificate is revoked, has expired, or comes from an authority that is no longer
+    /// trusted. The text has the reason.
     #[error("{0}")]
     Certificate(String),
-    /// An operator ended it, see
+    /// An operator has ended the session, see
     /// [`ServerConfig::operators`](super::ServerConfig::operators).
     #[error("ended by the operator {by}")]
     Kicked {
-        /// The operator.
+        /// The UUID of the operator.
         by: Uuid,
     },
-    /// The application ended it.
+    /// The application has ended the session.
     #[error("ended by the application")]
     Application,
     /// The server stops.
@@ -46,7 +46,7 @@ pub enum DisconnectReason {
 }
 
 impl DisconnectReason {
-    /// A word for it, out of a list that is fixed.
+    /// A word for the reason, from a fixed list.
     pub fn word(&self) -> &'static str {
         match self {
             Self::PeerClosed => "closed",

@@ -1,17 +1,17 @@
-//! The way in of one newcomer, step by step: what was received and decided goes in, and what
-//! is to be done next comes out.
+//! The admission of one newcomer behind TLS, as a state machine: received bytes and decisions go in,
+//! the next [`Step`] comes out.
 //!
 //! ```text
 //!  client:                CONNECT ─▶ Claim ─▶ Admit ─▶ Send CONNECTED ─▶ Start
 //!  server that dials:       HELLO ──────────▶ Admit ─▶ Send HELLO ─────▶ Start
 //!  server that was dialled: Send HELLO, HELLO ─▶ Admit ────────────────▶ Start
-//!                             └──────────┴─────────┴──▶ End, with the reason
+//!                             └──────────┴─────────┴──▶ End with the reason
 //! ```
 //!
-//! An [`Entry`] begins behind TLS. It has no stream, no thread and no clock: a thread takes its
-//! steps in [`Server`](super::Server) (see `accept`), and a simulation takes them in virtual
-//! time. What is sent to a session that is admitted and not told yet waits in its queue, whose
-//! writer has not begun. So nothing comes before CONNECTED.
+//! An [`Entry`] has no stream, no thread and no clock. [`Server`](super::Server) takes its steps on a
+//! thread (see `accept`), and a simulation takes them in virtual time. Frames for a session that is
+//! admitted wait in its queue until its writer starts, which is after CONNECTED was sent. So no frame
+//! overtakes CONNECTED.
 
 use std::fmt;
 use std::io;
@@ -26,34 +26,34 @@ use uuid::Uuid;
 
 use super::audit::Named;
 use super::config::Environment;
-use super::core::{AdmissionRequest, Arrival, Grant, ServerCore};
-use super::credentials::InForce;
-use super::federation::{Joining, NoLink, SLACK, refusal};
+use super::core::{Arrival, ArrivalKind, Grant, Peer, ServerCore};
+use super::credentials::ActiveCredentials;
+use super::federation::{LinkFailure, LinkHandshake, SLACK, refusal};
 use super::handler::Newcomer;
 use super::sessions::SessionId;
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::{Decoder, outgoing};
 use ssntp_transport::dispatch::{Admitted, Call};
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, Fault};
-use ssntp_transport::{Budget, ConnectionId, Outgoing, PeerAddress, Role};
+use ssntp_transport::{Budget, ConnectionId, Outgoing, PeerAddress};
 
-/// How long a newcomer waits for the server that has a session of its UUID.
+/// The longest time for which a newcomer waits for the server that has a session of its UUID.
 pub const CLAIM: Duration = Duration::from_secs(2);
 
-/// What is to be done next for a newcomer.
+/// The next thing to do for a newcomer.
 pub enum Step {
-    /// Receive more, and call [`Entry::received`] or [`Entry::lost`].
+    /// Receive more bytes, then call [`Entry::received`] or [`Entry::lost`].
     Receive,
-    /// Have the dispatcher make this call, wait for the word for [`CLAIM`] at most, and call
+    /// Run this call on the dispatcher, wait for the verdict for at most [`CLAIM`], then call
     /// [`Entry::claimed`].
     Claim(Box<Call<ServerCore>>, Receiver<u8>),
-    /// Ask the dispatcher to admit it, and call [`Entry::decided`].
+    /// Ask the dispatcher to admit the newcomer, then call [`Entry::decided`].
     Admit(Box<Arrival>),
-    /// Send this, and call [`Entry::sent`] or [`Entry::lost`].
+    /// Send this, then call [`Entry::sent`] or [`Entry::lost`].
     Send(Outgoing),
     /// Start the threads of its connection.
     Start,
-    /// It does not come in. Unless it was admitted before, it is told [`NoEntry::answer`].
+    /// The newcomer is refused or gone. If it was not admitted before, send [`NoEntry::answer`].
     End(NoEntry),
 }
 
@@ -70,69 +70,66 @@ impl fmt::Debug for Step {
     }
 }
 
-/// Why a newcomer does not come in.
-#[derive(Debug)]
-pub struct NoEntry(pub(super) Why);
+/// The reason for which a newcomer is not connected.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct NoEntry(pub(super) EntryFault);
 
-#[derive(Debug)]
-pub(super) enum Why {
-    /// The protocol or the rules refuse this client.
-    Refused(Option<(Uuid, Role)>, Refusal),
-    /// Its certificate counts no longer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum EntryFault {
+    /// The protocol or the rules refuse the client. The text before the refusal names the client, if
+    /// its CONNECT was read.
+    #[error("{0}{1}")]
+    Refused(String, Refusal),
+    /// The certificate was valid when the handshake began, but is refused by newer credentials.
+    #[error("{0}")]
     Outdated(String),
+    /// The certificate cannot be read.
+    #[error("{0}")]
     Unreadable(Fault),
-    /// The server stops.
+    #[error("the server is shutting down")]
     Stopping,
+    /// The connection failed.
+    #[error("{0}")]
     Lost(io::Error),
-    Link(NoLink),
-}
-
-impl fmt::Display for NoEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Why::Refused(Some((uuid, role)), refusal) => write!(f, "{uuid} ({role}): {refusal}"),
-            Why::Refused(None, refusal) => refusal.fmt(f),
-            Why::Outdated(why) => f.write_str(why),
-            Why::Unreadable(fault) => fault.fmt(f),
-            Why::Stopping => f.write_str("the server is shutting down"),
-            Why::Lost(e) => e.fmt(f),
-            Why::Link(why) => why.fmt(f),
-        }
-    }
+    #[error("{0}")]
+    Link(LinkFailure),
 }
 
 impl NoEntry {
-    /// What to send, if anything.
+    /// The frame to send to the newcomer, if any.
     pub fn answer(&self, environment: &Environment) -> Option<Outgoing> {
         let code = match &self.0 {
-            Why::Refused(_, refusal) => refusal.answer()?,
-            Why::Outdated(_) | Why::Stopping => ErrorCode::CONNECTION_FAILURE,
-            Why::Unreadable(_) => ErrorCode::CONNECTION_ABORTED,
-            Why::Lost(_) => return None,
-            Why::Link(why) => return why.answer(environment.uuid),
+            EntryFault::Refused(_, refusal) => refusal.answer()?,
+            EntryFault::Outdated(_) | EntryFault::Stopping => ErrorCode::CONNECTION_FAILURE,
+            EntryFault::Unreadable(_) => ErrorCode::CONNECTION_ABORTED,
+            EntryFault::Lost(_) => return None,
+            EntryFault::Link(why) => return why.answer(environment.uuid),
         };
         Some(outgoing(&Frame::new(code), false))
     }
 
-    /// The word under which it is counted.
+    /// The word for metrics, from a fixed list.
     pub(super) fn word(&self) -> &'static str {
         match &self.0 {
-            Why::Refused(_, refusal) => refusal.word(),
-            Why::Outdated(_) | Why::Unreadable(_) => "certificate",
-            Why::Stopping => "stopping",
-            Why::Lost(_) => "lost",
-            Why::Link(_) => "link",
+            EntryFault::Refused(_, refusal) => refusal.word(),
+            EntryFault::Outdated(_) | EntryFault::Unreadable(_) => "certificate",
+            EntryFault::Stopping => "stopping",
+            EntryFault::Lost(_) => "lost",
+            EntryFault::Link(_) => "link",
         }
     }
 
-    /// How the log says it, if it does.
+    /// The level and the first words of the log line; `None` if it is not logged.
     pub(super) fn log(&self) -> Option<(Level, &'static str)> {
         Some(match &self.0 {
-            Why::Refused(..) | Why::Outdated(_) | Why::Unreadable(_) => (Level::Warn, "refused"),
-            Why::Stopping | Why::Link(NoLink::Own) => return None,
-            Why::Lost(_) => (Level::Info, "lost before CONNECT"),
-            Why::Link(NoLink::Refused(_)) => (Level::Warn, "no link"),
-            Why::Link(_) => (Level::Info, "no link"),
+            EntryFault::Refused(..) | EntryFault::Outdated(_) | EntryFault::Unreadable(_) => {
+                (Level::Warn, "refused")
+            }
+            EntryFault::Stopping | EntryFault::Link(LinkFailure::Own) => return None,
+            EntryFault::Lost(_) => (Level::Info, "lost before CONNECT"),
+            EntryFault::Link(LinkFailure::Refused(_)) => (Level::Warn, "no link"),
+            EntryFault::Link(_) => (Level::Info, "no link"),
         })
     }
 }
@@ -145,27 +142,29 @@ pub struct Entry {
     is_admitted: bool,
 }
 
-/// Where a newcomer comes, and what it has shown.
+/// The server that a newcomer comes to, and the newcomer's certificates.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub(super) environment: Arc<Environment>,
-    /// What its handshake was made with.
-    pub(super) in_force: Arc<InForce>,
+    /// The credentials of the server that verified the newcomer.
+    pub(super) active: Arc<ActiveCredentials>,
     pub(super) certificate: CertificateInfo,
-    /// All that it showed, its own certificate first.
+    /// All certificates that the newcomer sent, its own one first.
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) address: PeerAddress,
 }
 
 impl Facts {
-    pub(super) fn intermediates(&self) -> Vec<CertificateDer<'static>> {
-        self.chain.iter().skip(1).cloned().collect()
-    }
-
-    /// When its connection ends with its certificate, where it does. The second that `not_after`
-    /// names belongs to the lifetime.
-    pub(super) fn ends(&self) -> Option<SystemTime> {
-        (!self.in_force.outlive).then(|| self.certificate.not_after + Duration::from_secs(1))
+    fn peer(&self) -> Peer {
+        // The certificate is still valid during the second that `not_after` names.
+        let ends = self.certificate.not_after + Duration::from_secs(1);
+        Peer {
+            certificate: self.certificate.clone(),
+            intermediates: self.chain.iter().skip(1).cloned().collect(),
+            ends: (!self.active.outlive).then_some(ends),
+            generation: self.active.generation(),
+            address: self.address,
+        }
     }
 }
 
@@ -176,7 +175,7 @@ enum Kind {
         tracing: bool,
         bad_traces: Arc<AtomicU64>,
     },
-    Server(Joining),
+    Server(LinkHandshake),
 }
 
 impl Entry {
@@ -189,7 +188,7 @@ impl Entry {
     ) -> Self {
         let facts = Facts {
             environment: Arc::clone(environment),
-            in_force: environment.in_force(),
+            active: environment.active(),
             certificate,
             chain,
             address,
@@ -201,13 +200,15 @@ impl Entry {
         }
     }
 
-    /// The handshake was made with these credentials, which may have been replaced since.
-    pub(super) fn verified_by(mut self, in_force: &Arc<InForce>) -> Self {
-        self.facts.in_force = Arc::clone(in_force);
+    /// Sets the credentials of the server with which the handshake was made. They may have been
+    /// replaced since.
+    pub(super) fn verified_by(mut self, active: &Arc<ActiveCredentials>) -> Self {
+        self.facts.active = Arc::clone(active);
         self
     }
 
-    /// A client that has shown these certificates, the first of which is `certificate`.
+    /// The entry of a client. `chain` is all certificates that it sent, `certificate` the first of
+    /// them.
     pub fn client(
         environment: &Arc<Environment>,
         certificate: CertificateInfo,
@@ -222,7 +223,7 @@ impl Entry {
         Self::new(environment, certificate, chain, address, kind)
     }
 
-    /// Another server. `hello` is what to say first to one that was dialled:
+    /// The entry of another server. `hello` is the frame to send first to a server that was dialled:
     /// [`ServerCore::hello`].
     pub fn server(
         environment: &Arc<Environment>,
@@ -231,37 +232,36 @@ impl Entry {
         address: PeerAddress,
         hello: Option<Bytes>,
     ) -> Self {
-        let kind = Kind::Server(Joining::new(hello));
+        let kind = Kind::Server(LinkHandshake::new(hello));
         Self::new(environment, certificate, chain, address, kind)
     }
 
     /// The first step.
     pub fn begin(&mut self, input: &mut BytesMut, wall: SystemTime) -> Step {
-        match &mut self.kind {
-            Kind::Server(joining) => match joining.first() {
-                Some(hello) => Step::Send(Outgoing::whole(hello, 1)),
-                None => self.received(input, false, wall),
-            },
-            Kind::Client { .. } => self.received(input, false, wall),
+        if let Kind::Server(handshake) = &self.kind
+            && let Some(hello) = handshake.hello()
+        {
+            return Step::Send(Outgoing::whole(hello.clone(), 1));
         }
+        self.received(input, false, wall)
     }
 
-    /// `input` is all that has been received and not used; with `end` no more will come.
-    /// `wall` is the time of day.
+    /// Handles received bytes. `input` is all bytes that were received and not used; `end` is true if
+    /// the peer has ended its side. `wall` is the time of day.
     pub fn received(&mut self, input: &mut BytesMut, end: bool, wall: SystemTime) -> Step {
         match &mut self.kind {
             Kind::Client { .. } => {
                 let certificate = &self.facts.certificate;
                 match ServerHandshake::new(certificate.roles, certificate.uuid).receive(input) {
-                    Ok(Some(connect)) => return self.connects(connect, wall),
+                    Ok(Some(connect)) => return self.handle_connect(connect, wall),
                     Ok(None) => {}
-                    Err(refusal) => return Step::End(NoEntry(Why::Refused(None, refusal))),
+                    Err(refusal) => return Step::End(NoEntry(EntryFault::Refused(String::new(), refusal))),
                 }
             }
-            Kind::Server(joining) => match joining.receive(&self.facts, input) {
-                Ok(Some(request)) => return Step::Admit(Box::new(Arrival::Link(request))),
+            Kind::Server(handshake) => match handshake.receive(&self.facts, input) {
+                Ok(Some(request)) => return self.request_admission(ArrivalKind::Server(request)),
                 Ok(None) => {}
-                Err(why) => return Step::End(NoEntry(Why::Link(why))),
+                Err(why) => return Step::End(NoEntry(EntryFault::Link(why))),
             },
         }
         match end {
@@ -270,31 +270,31 @@ impl Entry {
         }
     }
 
-    fn connects(&mut self, new: Connect, wall: SystemTime) -> Step {
-        // The handshake may have taken ten seconds, in which its credentials were replaced. What
-        // was put in force since it began decides.
-        let newest = self.facts.environment.in_force();
-        let is_old = newest.generation() != self.facts.in_force.generation();
-        self.facts.in_force = newest;
+    fn handle_connect(&mut self, new: Connect, wall: SystemTime) -> Step {
+        // The handshake may have taken ten seconds, in which the server's credentials were replaced.
+        // The present ones decide.
+        let newest = self.facts.environment.active();
+        let is_old = newest.generation() != self.facts.active.generation();
+        self.facts.active = newest;
         let Facts {
-            in_force,
+            active,
             certificate,
             chain,
             ..
         } = &self.facts;
         if let Some(why) = is_old
-            .then(|| in_force.objection(chain, certificate, wall))
+            .then(|| active.objection(chain, certificate, wall))
             .flatten()
         {
-            return Step::End(NoEntry(Why::Outdated(why)));
+            return Step::End(NoEntry(EntryFault::Outdated(why)));
         }
         if let Kind::Client { connect, .. } = &mut self.kind {
             *connect = Some(new);
         }
-        if self.facts.environment.joins.is_none() {
-            return self.asks(new);
+        if self.facts.environment.link_registry.is_none() {
+            return self.claimed(None);
         }
-        let (word, answer) = crossbeam_channel::bounded(1);
+        let (verdict, answer) = crossbeam_channel::bounded(1);
         let (address, certificate) = (self.facts.address, self.facts.certificate.clone());
         let call = move |core: &mut ServerCore, now, actions: &mut Vec<_>| {
             let newcomer = Newcomer {
@@ -303,62 +303,57 @@ impl Entry {
                 address,
                 certificate: &certificate,
             };
-            core.claim(now, actions, &newcomer, word);
+            core.claim(now, actions, &newcomer, verdict);
         };
         Step::Claim(Box::new(call), answer)
     }
 
-    /// The word of the server that has a session of its UUID; `None` if none has come.
-    pub fn claimed(&mut self, word: Option<u8>) -> Step {
+    /// Handles the verdict of the server that has a session of the newcomer's UUID; `None` if none
+    /// has come in time.
+    pub fn claimed(&mut self, verdict: Option<u8>) -> Step {
         let Kind::Client {
             connect: Some(connect),
+            bad_traces,
             ..
         } = &self.kind
         else {
-            return Step::End(NoEntry(Why::Stopping));
+            return Step::End(NoEntry(EntryFault::Stopping));
         };
-        let connect = *connect;
-        match word.and_then(|word| refusal(word, connect.source)) {
-            Some(refusal) => Step::End(NoEntry(Why::Refused(None, refusal))),
-            None => self.asks(connect),
+        match verdict.and_then(|verdict| refusal(verdict, connect.source)) {
+            Some(refusal) => Step::End(NoEntry(EntryFault::Refused(String::new(), refusal))),
+            None => self.request_admission(ArrivalKind::Client {
+                connect: *connect,
+                bad_traces: Arc::clone(bad_traces),
+            }),
         }
     }
 
-    fn asks(&self, connect: Connect) -> Step {
-        let Kind::Client { bad_traces, .. } = &self.kind else {
-            return Step::End(NoEntry(Why::Stopping));
-        };
-        Step::Admit(Box::new(Arrival::Session(AdmissionRequest {
-            connect,
-            certificate: self.facts.certificate.clone(),
-            intermediates: self.facts.intermediates(),
-            ends: self.facts.ends(),
-            generation: self.facts.in_force.generation(),
-            address: self.facts.address,
-            bad_traces: Arc::clone(bad_traces),
-        })))
+    fn request_admission(&self, kind: ArrivalKind) -> Step {
+        let peer = self.facts.peer();
+        Step::Admit(Box::new(Arrival { peer, kind }))
     }
 
-    /// The dispatcher's verdict.
+    /// Handles the verdict of the dispatcher.
     pub fn decided(&mut self, verdict: Result<&Grant, Refusal>) -> Step {
         let grant = match verdict {
             Ok(grant) => grant,
             Err(refusal) => {
                 return Step::End(NoEntry(match &self.kind {
                     Kind::Client { connect, .. } => {
-                        let who = connect.map(|connect| (connect.source, connect.role));
-                        Why::Refused(who, refusal)
+                        let name = |connect: &Connect| format!("{} ({}): ", connect.source, connect.role);
+                        EntryFault::Refused(connect.as_ref().map(name).unwrap_or_default(), refusal)
                     }
-                    Kind::Server(joining) => Why::Link(joining.refused(&refusal)),
+                    Kind::Server(handshake) => EntryFault::Link(handshake.refused(&refusal)),
                 }));
             }
         };
         self.is_admitted = true;
         match &mut self.kind {
             Kind::Client { tracing, .. } => *tracing = grant.info.tracing(),
-            Kind::Server(joining) => {
-                joining.stand(&self.facts.environment);
-                if joining.is_dialled() {
+            Kind::Server(handshake) => {
+                handshake.admitted(&self.facts.environment);
+                // This server's HELLO was sent first.
+                if handshake.hello().is_some() {
                     return Step::Start;
                 }
             }
@@ -366,7 +361,7 @@ impl Entry {
         Step::Send(Outgoing::whole(grant.answer.clone(), 1))
     }
 
-    /// What was to be sent has been sent.
+    /// Notes that the bytes of [`Step::Send`] were sent.
     pub fn sent(&mut self) -> Step {
         match self.is_admitted {
             true => Step::Start,
@@ -374,34 +369,34 @@ impl Entry {
         }
     }
 
-    /// Receiving or sending has failed, or took too long.
+    /// Handles a failure to receive or to send, or the deadline.
     pub fn lost(&mut self, e: io::Error) -> Step {
         Step::End(NoEntry(match self.kind {
-            Kind::Server(_) => Why::Link(NoLink::Lost(e)),
+            Kind::Server(_) => EntryFault::Link(LinkFailure::Lost(e)),
             Kind::Client { .. } if !self.is_admitted && e.kind() == io::ErrorKind::TimedOut => {
-                Why::Refused(None, Refusal::Deadline)
+                EntryFault::Refused(String::new(), Refusal::Deadline)
             }
-            Kind::Client { .. } => Why::Lost(e),
+            Kind::Client { .. } => EntryFault::Lost(e),
         }))
     }
 
-    /// The server stops.
+    /// Ends the entry because the server stops.
     pub fn stopping(&mut self) -> Step {
         Step::End(NoEntry(match self.kind {
-            Kind::Server(_) => Why::Link(NoLink::Refused("the server is shutting down".into())),
-            Kind::Client { .. } => Why::Stopping,
+            Kind::Server(_) => EntryFault::Link(LinkFailure::Refused("the server is shutting down".into())),
+            Kind::Client { .. } => EntryFault::Stopping,
         }))
     }
 
-    /// The server at the other end, if it is one that has said HELLO.
+    /// The UUID of the peer, if it is a server whose HELLO has arrived.
     pub fn peer(&self) -> Option<Uuid> {
         match &self.kind {
-            Kind::Server(joining) => joining.peer(),
+            Kind::Server(handshake) => handshake.peer(),
             Kind::Client { .. } => None,
         }
     }
 
-    /// The codec of the reader of its connection.
+    /// The codec for the reader of the connection.
     pub fn decoder(&self) -> Decoder {
         let environment = &self.facts.environment;
         match &self.kind {
@@ -418,7 +413,7 @@ impl Entry {
         }
     }
 
-    /// The name of its threads.
+    /// The name of the connection's threads.
     pub(super) fn name(&self, id: ConnectionId) -> String {
         match &self.kind {
             Kind::Client { .. } => SessionId(id).to_string(),
@@ -426,7 +421,7 @@ impl Entry {
         }
     }
 
-    /// The budget in which its connection's unfinished input counts.
+    /// The memory budget for the connection's unfinished input.
     pub fn memory(&self, admitted: &Admitted<Grant>) -> Budget {
         let whole = admitted.credit.budget();
         match &self.kind {
@@ -435,7 +430,7 @@ impl Entry {
         }
     }
 
-    /// How the log names its certificate.
+    /// The certificate as log lines name it.
     pub(super) fn named(&self) -> String {
         Named(&self.facts.certificate).to_string()
     }

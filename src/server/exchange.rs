@@ -1,15 +1,15 @@
-//! Requests: who answers, and to whom the answer goes.
+//! Requests of the application, and the way of their answers.
 //!
 //! ```text
-//!  Request  ─ may its sender ask? ─ an addressee ──▶ that session
-//!                                 └ none ── a rule for the kind ──▶ as it says
-//!                                        └ none ──▶ Handler::request
-//!  Reply,   ─ may that one ask? ───▶ the asker's session
-//!  Refusal                     └ this server asked ──▶ who waits in `Asking`
+//!  Request ─ filter ─ an addressee ────────────────────▶ that session
+//!                   └ none ─ a rule for the kind ────────▶ its receivers
+//!                          └ no rule ────────────────────▶ Handler::request
+//!  Reply,  ─ to a client that may send such requests ────▶ that client's session
+//!  Refusal └ to this server ─────────────────────────────▶ the thread in `ServerHandle::request`
 //! ```
 //!
-//! A server remembers nothing of the requests that it forwards: the number of
-//! each is the asker's, and the UUID in it is replaced by the sender's.
+//! A server keeps no state for requests that it forwards: the client that asks chooses the number, and
+//! the server replaces the UUID in the frame with that of the sender.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,23 +27,23 @@ use crate::proto::{Exchange, Frame, Item, Step, answer_to_bad_exchange};
 use crate::request::{Answer, Request, RequestError};
 
 impl ServerCore {
-    /// Deals with frames of a kind that is registered as a request.
+    /// Handles frames of a kind that is registered as a request.
     pub(super) fn exchange(&mut self, info: &Arc<SessionInfo>, item: Item) {
         match item {
-            Item::Run(run) => run.frames().for_each(|frame| self.exchanged(info, &frame)),
-            Item::Traced(frame) => self.exchanged(info, &frame),
+            Item::Run(run) => run.frames().for_each(|frame| self.handle_exchange(info, &frame)),
+            Item::Traced(frame) => self.handle_exchange(info, &frame),
             Item::Unsupported(_) => {}
         }
     }
 
-    fn exchanged(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
+    fn handle_exchange(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
         let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
             if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
                 self.state.answer(info.id, &answer, 1);
             }
             return;
         };
-        // The server says who asks or answers, so nobody can do so in the name of another.
+        // The server writes the sender's UUID, so no client can ask or answer in another one's name.
         let of_sender = Exchange {
             peer: info.uuid,
             ..exchange
@@ -55,8 +55,11 @@ impl ServerCore {
                 if !self.state.filter.allows(info.role, frame.kind()) {
                     self.state.not_allowed(info, &request, exchange.peer);
                 } else if !to_server {
-                    self.state
-                        .ask(info, &request, exchange.peer, &of_sender.readdress(frame));
+                    let (state, asking) = (&mut self.state, of_sender.readdress(frame));
+                    let sent = state.send_unchecked(Some(info.uuid), exchange.peer, &asking);
+                    if sent.is_err() {
+                        state.refuse(&request, exchange.peer, "not_connected");
+                    }
                 } else if self.state.rules.get(frame.kind()).is_some() {
                     self.ask_by_rule(info, &request, &of_sender.readdress(frame));
                 } else {
@@ -73,10 +76,10 @@ impl ServerCore {
         }
     }
 
-    /// Passes the request on as the rule for its kind says.
+    /// Forwards the request by the rule for its kind.
     fn ask_by_rule(&mut self, info: &Arc<SessionInfo>, request: &Request, asking: &Frame) {
-        // A rule tells nobody whom it has sent a request to. If nothing was sent and nothing is
-        // held, nobody will answer.
+        // A rule does not report its receivers. If no action was added and no frame is held, the
+        // request has no receiver that could answer.
         let before = (self.state.actions.len(), self.state.held.len());
         self.route_frame(info, asking);
         let after = (self.state.actions.len(), self.state.held.len());
@@ -87,23 +90,17 @@ impl ServerCore {
 }
 
 impl State {
-    fn not_allowed(&mut self, info: &SessionInfo, request: &Request, whom: Uuid) {
+    fn not_allowed(&mut self, info: &SessionInfo, request: &Request, addressee: Uuid) {
         if let Some(session) = self.sessions.get_mut(info.id) {
             session.counters.frames_filtered += 1;
         }
         if self.filter.rejects() {
-            self.refuse(request, whom, "not_allowed");
+            self.refuse(request, addressee, "not_allowed");
         }
     }
 
-    fn ask(&mut self, info: &SessionInfo, request: &Request, whom: Uuid, asking: &Frame) {
-        if self.forward_any_kind(info.uuid, whom, asking).is_err() {
-            self.refuse(request, whom, "not_connected");
-        }
-    }
-
-    /// Only a client that may ask gets an answer: otherwise answers would be a way
-    /// around the filter.
+    /// Sends an answer to the client that asked, if that client may send such requests. Otherwise
+    /// answers would be a way around the filter.
     fn pass_back(&mut self, info: &SessionInfo, asker: Uuid, answer: &Frame) {
         let directory = Directory {
             sessions: &self.sessions,
@@ -119,41 +116,41 @@ impl State {
             }
             return;
         }
-        if let Err(e) = self.forward_any_kind(info.uuid, asker, answer) {
+        if let Err(e) = self.send_unchecked(Some(info.uuid), asker, answer) {
             debug!(target: "ssntp::server", "{info}: its answer is dropped: {e}");
         }
     }
 
-    /// Refuses in place of `whom`, who was asked; nil for the server itself.
-    fn refuse(&mut self, request: &Request, whom: Uuid, why: &str) {
-        if let Err(e) = self.respond(request, whom, &request.refusal(why)) {
+    /// Sends a refusal in the name of the addressee `addressee`; nil for the server itself.
+    fn refuse(&mut self, request: &Request, addressee: Uuid, why: &str) {
+        if let Err(e) = self.respond(request, addressee, &request.refusal(why)) {
             debug!(target: "ssntp::server", "a refusal is dropped: {e}");
         }
     }
 
-    /// Sends an answer to who asked, as one of `whom`; nil for the server itself.
-    fn respond(&mut self, request: &Request, whom: Uuid, answer: &Frame) -> Result<(), SendError> {
+    /// Sends an answer to the client that asked, in the name of `addressee`; nil for the server itself.
+    fn respond(&mut self, request: &Request, addressee: Uuid, answer: &Frame) -> Result<(), SendError> {
         let own = self.environment.uuid;
-        let peer = if whom.is_nil() { own } else { whom };
+        let peer = if addressee.is_nil() { own } else { addressee };
         let addressed = Exchange::read(answer.payload_bytes()).map(|exchange| Exchange { peer, ..exchange });
         let answer = addressed.map_or_else(|| answer.clone(), |exchange| exchange.readdress(answer));
         self.check_length(&answer)?;
-        self.send_checked(request.from(), &answer)
+        self.send_unchecked(None, request.from(), &answer)
     }
 }
 
 impl Context<'_> {
-    /// Answers a request, of this call or an earlier one.
+    /// Answers a request of this or an earlier call.
     ///
     /// # Errors
-    /// [`SendError`]; the answer was not queued. An asker that has gone is
-    /// [`SendError::NotConnected`].
+    /// [`SendError`]; the answer was not queued. [`SendError::NotConnected`] if the client that asked
+    /// has gone.
     pub fn reply(&mut self, request: &Request, payload: impl Into<Bytes>) -> Result<(), SendError> {
         self.state
             .respond(request, Uuid::nil(), &request.reply(payload.into()))
     }
 
-    /// Says that there will be no answer, and why, in at most 256 bytes.
+    /// Refuses a request. The reason `why` is cut to 256 bytes.
     ///
     /// # Errors
     /// As [`reply`](Self::reply).
@@ -172,18 +169,18 @@ impl ServerHandle {
         self.with(move |cx| cx.reply(&request, payload))?
     }
 
-    /// Asks an entity that is connected: sends a frame of a kind that is
-    /// registered as a request ([`ServerConfig::operands`](super::ServerConfig::operands))
-    /// and blocks until its answer has come, for at most `limit`. At most 1024
-    /// requests wait for answers at a time.
+    /// Sends a request to a connected client and blocks until the answer has come, for at most `limit`.
+    /// The kind must be registered as a request
+    /// ([`ServerConfig::operands`](super::ServerConfig::operands)). At most 1024 requests wait for
+    /// answers at a time.
     ///
     /// # Errors
     /// [`RequestError`].
-    pub fn request(&self, whom: Uuid, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
+    pub fn request(&self, addressee: Uuid, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
         if dispatch::is_dispatcher() {
             return Err(RequestError::OnDispatcher);
         }
-        let asked = self.with(move |cx| cx.state.ask_as_server(whom, &frame));
+        let asked = self.with(move |cx| cx.state.ask_as_server(addressee, &frame));
         let (id, answered) = asked.map_err(|_| RequestError::Ended)??;
         let answer = answered.recv_timeout(limit);
         if answer.is_err() {
@@ -194,11 +191,15 @@ impl ServerHandle {
 }
 
 impl State {
-    fn ask_as_server(&mut self, whom: Uuid, frame: &Frame) -> Result<(u64, Receiver<Answer>), RequestError> {
+    fn ask_as_server(
+        &mut self,
+        addressee: Uuid,
+        frame: &Frame,
+    ) -> Result<(u64, Receiver<Answer>), RequestError> {
         if !self.environment.operands.is_request(frame.kind()) {
             return Err(RequestError::Kind(frame.kind()));
         }
-        let (id, asking, answered) = self.asking.ask(whom, frame)?;
+        let (id, asking, answered) = self.asking.ask(addressee, frame)?;
         let of_server = Exchange {
             step: Step::Request,
             id,
@@ -206,7 +207,7 @@ impl State {
         };
         let sent = self
             .check_length(&asking)
-            .and_then(|()| self.send_checked(whom, &of_server.readdress(&asking)));
+            .and_then(|()| self.send_unchecked(None, addressee, &of_server.readdress(&asking)));
         if let Err(e) = sent {
             self.asking.forget(id);
             return Err(match e {

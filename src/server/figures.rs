@@ -1,4 +1,4 @@
-//! What a server knows about itself: one snapshot, for pages that show it.
+//! The figures of a server: one snapshot of its sessions and counters, for metrics and pages.
 //!
 //! ```text
 //!  handshake threads ── HandshakeTally ───────┐
@@ -7,13 +7,12 @@
 //!                                     (copies numbers, clones `Arc`s)
 //! ```
 //!
-//! Nothing is formatted, read from a certificate or asked of the system while
-//! the dispatcher is at it. What changes with every frame is counted where it is
-//! looked at anyway, a run of frames at a time, and without a clock: times are
-//! those that the dispatcher tells its core.
+//! The dispatcher formats nothing for a snapshot, parses no certificate and makes no system call.
+//! Counters that change with every frame are updated once for each run of frames, without a clock:
+//! times are those of the core's inputs.
 //!
-//! Words that say why something happened, as `refused` and `ended` have them, are
-//! from fixed lists, so that as many series come of them at most.
+//! The keys of `refused` and `ended` are words from fixed lists, which bounds the number of series
+//! that a metrics system makes of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ use super::core::{ServerCore, State};
 use super::disconnect::DisconnectReason;
 use super::federation::{LinkFigures, PeerState};
 use super::sessions::{Session, SessionCounters, SessionInfo};
-use super::tally::{Closed, HandshakeTally, KindTally};
+use super::tally::{HandshakeTally, KindTally};
 use crate::proto::{FrameKind, Item, Operands};
 use ssntp_transport::Role;
 use ssntp_transport::dispatch::View;
@@ -34,9 +33,8 @@ use ssntp_transport::{BudgetFigures, DispatcherFigures, Occupancy};
 /// A snapshot of a server, see
 /// [`ServerHandle::figures`](super::ServerHandle::figures).
 ///
-/// What counts, counts from the server's start. Wall-clock times are those of the
-/// moment of the snapshot: where the clock is set, later snapshots say other times
-/// of the same moments.
+/// All counters begin at the server's start. Times of existing sessions are computed from the wall clock
+/// at the snapshot, so if the clock is set, later snapshots show other times for the same moments.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Figures {
@@ -44,31 +42,30 @@ pub struct Figures {
     pub uuid: Uuid,
     /// The roles that it advertises.
     pub role: Role,
-    /// When this was taken.
+    /// The time of the snapshot.
     pub taken: SystemTime,
-    /// When the server began.
+    /// The time at which the server started.
     pub started: SystemTime,
-    /// Whether it is stopping, and refuses newcomers.
+    /// True if the server is stopping and refuses newcomers.
     pub stopping: bool,
 
-    /// Every session that stands, in no order.
+    /// Every session, in no order.
     pub sessions: Vec<SessionFigures>,
-    /// The last 256 sessions that ended, the latest last. Those that were ended
-    /// as slow consumers are among them, with that reason.
+    /// The last 256 sessions that ended, the latest last. They include those that ended as slow
+    /// consumers.
     pub closed: Vec<ClosedSession>,
-    /// How many sessions have each role, for each role of the protocol. One with
-    /// two roles is in both.
+    /// The number of sessions with each role of the protocol. A session with two roles counts for both.
     pub by_role: Vec<(Role, usize)>,
-    /// Sessions, those included whose threads still end: what
-    /// [`max_sessions`](Self::max_sessions) is compared with.
+    /// The number of connections, including those whose threads still end.
+    /// [`max_sessions`](Self::max_sessions) limits it.
     pub standing: usize,
-    /// The most of them.
+    /// The most sessions that the server admits.
     pub max_sessions: usize,
-    /// How many different certificates the sessions have.
+    /// The number of different certificates of the connections.
     pub certificates: usize,
-    /// The most sessions that any certificate has.
+    /// The largest number of sessions with one certificate.
     pub most_of_certificate: usize,
-    /// The most that one may have.
+    /// The most sessions that one certificate may have.
     pub max_of_certificate: usize,
     /// Sessions that began.
     pub admitted: u64,
@@ -78,12 +75,12 @@ pub struct Figures {
 
     /// The links to other servers, by the servers' UUIDs.
     pub links: Vec<LinkFigures>,
-    /// The servers that are dialled, by address, and what has become of each.
+    /// The servers that are dialled, by address, with the state of each.
     pub peers: Vec<(String, PeerState)>,
 
-    /// Newcomers.
+    /// The handshakes of newcomers.
     pub handshakes: HandshakeFigures,
-    /// Frames of each kind that was ever seen, by type, then operand.
+    /// The counters of each kind that was received or sent, by type, then operand.
     pub frames: Vec<KindFigures>,
     /// Frames received of types or operands that are not supported. Each is
     /// answered with InvalidFrameType, but for ERRORs.
@@ -96,70 +93,69 @@ pub struct Figures {
     pub answered: u64,
     /// Frames dropped because a queue was full.
     pub dropped: u64,
-    /// Frames that sessions which are gone have lost, see
+    /// Frames lost by sessions that are gone, see
     /// [`Context::frames_lost`](super::Context::frames_lost).
     pub lost: u64,
-    /// Frames that routing functions have queued for later, now.
+    /// The number of frames that are held now.
     pub held: usize,
     /// Held frames that expired, or found no room.
     pub expired: u64,
 
-    /// The thread that does everything.
+    /// The load of the dispatcher thread.
     pub dispatcher: DispatcherFigures,
     /// The memory of all queues to clients.
     pub queues: BudgetFigures,
-    /// The memory of all that was received and is not dealt with.
+    /// The memory of frames that were received and are not handled yet.
     pub received: BudgetFigures,
 }
 
-/// One session that stands.
+/// One session that is connected.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SessionFigures {
-    /// Who it is; [`SessionInfo::certificate`] has serial, issuer and end.
+    /// The properties of the session. [`SessionInfo::certificate`] has serial number, issuer and expiry.
     pub info: Arc<SessionInfo>,
-    /// When it began.
+    /// The time at which it was admitted.
     pub since: SystemTime,
-    /// What it has carried, and what waits in its queue.
+    /// Its counters.
     pub counters: SessionCounters,
-    /// When bytes were last received from it, as the dispatcher took them.
+    /// The time at which the dispatcher last got bytes from it.
     pub last_received: Option<SystemTime>,
-    /// When a frame was last queued for it. With nothing that waits it has been
-    /// sent as well, then or a moment later.
+    /// The time at which a frame was last queued for it. If no frame waits, that frame was sent then or
+    /// a moment later.
     pub last_queued: Option<SystemTime>,
-    /// Why, and for how long, nothing more is read from it.
+    /// The reason for which the session is not read, and since how long; `None` if it is read.
     pub held_back: Option<(HeldBack, Duration)>,
-    /// Whether it takes what is sent to it.
+    /// The pace at which it reads what is sent to it.
     pub pace: Pace,
 }
 
-/// Why a session is not read from, and its client so held back by its socket.
+/// The reason for which a session is not read, so that its socket fills and its client has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeldBack {
-    /// What it sent waits for room in another session's queue.
+    /// A frame of it waits in another session's line.
     Line,
-    /// The dispatcher has yet to deal with what it sent. A busy session is in
-    /// this state now and then, for some milliseconds.
+    /// The dispatcher has not yet handled what was read. A busy session is in this state now and then,
+    /// for some milliseconds.
     Credit,
 }
 
-/// How a session takes what is sent to it.
+/// The pace at which a session reads what is sent to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pace {
-    /// No session waits for it.
+    /// No sender is held for this session.
     Keeps,
-    /// Its queue is at its mark, and others wait for it for so long, or since it
-    /// was last seen to take enough.
+    /// Its queue is at its mark, and senders have been held for this long, or for this long since it
+    /// last kept the pace.
     Awaited(Duration),
-    /// It took too little for as long as the configured patience. Its senders are not
-    /// held back any more, and its queue fills up.
+    /// It was too slow for the whole patience. Its senders are no longer held, and its queue fills up.
     Slow,
 }
 
 impl Pace {
-    /// Whether it is a slow consumer, or becomes one unless it takes more.
+    /// True if the session is a slow consumer, or becomes one if it does not read faster.
     pub fn is_slow(self) -> bool {
         self != Self::Keeps
     }
@@ -169,60 +165,58 @@ impl Pace {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClosedSession {
-    /// Who it was.
+    /// The properties of the session.
     pub info: Arc<SessionInfo>,
-    /// Why it ended.
+    /// The reason for its end.
     pub reason: DisconnectReason,
-    /// When it began.
+    /// The time at which it was admitted, by the wall clock at its end.
     pub since: SystemTime,
-    /// When it ended.
+    /// The time at which it ended.
     pub until: SystemTime,
-    /// What it had carried by then, and what waited in its queue.
+    /// Its counters at that time.
     pub counters: SessionCounters,
 }
 
-/// What newcomers have come to.
+/// The handshakes of newcomers, by their result.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct HandshakeFigures {
-    /// Under way.
+    /// Handshakes under way.
     pub running: usize,
-    /// The most of them.
+    /// The most handshakes at a time.
     pub limit: usize,
-    /// That led to a session, with a full TLS handshake.
+    /// Full TLS handshakes that led to a session.
     pub full: u64,
-    /// That led to a session, with a TLS session that was resumed.
+    /// Resumed TLS sessions that led to a session.
     pub resumed: u64,
-    /// That did not, by the word for the reason: `tls`, `certificate`, `revoked`,
+    /// Handshakes that failed or were refused, by the word for the reason: `tls`, `certificate`, `revoked`,
     /// `expired`, `timeout`, `lost`, `cut` (for another newcomer, as it was slow),
     /// `stopping`, `thread` (none could be started), or one of
     /// [`Refusal::word`](crate::proto::Refusal::word).
     pub refused: BTreeMap<&'static str, u64>,
 }
 
-/// The frames of one kind.
+/// The counters of one kind of frame.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct KindFigures {
-    /// The kind, of the protocol or of the application: frames of unknown kinds
-    /// are in [`Figures::unsupported`].
+    /// A kind of the protocol or of the application. [`Figures::unsupported`] has frames of other kinds.
     pub kind: FrameKind,
-    /// Its name, as logs show it.
+    /// The name of the kind, as logs show it.
     pub name: String,
     /// Frames received.
     pub frames_received: u64,
-    /// Their bytes, headers included.
+    /// Bytes of these, including headers.
     pub bytes_received: u64,
-    /// Frames that were forwarded, that the server answered with, or that the
-    /// application sent, one for each receiver; those included that its queue had
-    /// no room for, or that it did not live to get.
+    /// Frames that were forwarded or sent by the server or the application, one for each receiver.
+    /// Frames that are dropped or lost later are included.
     pub frames_sent: u64,
-    /// Their bytes, headers included.
+    /// Bytes of these, including headers.
     pub bytes_sent: u64,
 }
 
 impl Figures {
-    /// Done on the thread that asked.
+    /// Sets the names. Runs on the caller's thread, to spare the dispatcher.
     pub(super) fn name_kinds(&mut self, operands: &Operands) {
         for frames in &mut self.frames {
             frames.name = operands.show(frames.kind).to_string();
@@ -231,18 +225,13 @@ impl Figures {
 }
 
 impl State {
-    /// The snapshot, but for what the dispatcher does not know.
+    /// The snapshot, without the parts that the dispatcher does not have: names, peers, handshakes.
     pub(super) fn figures(&self, view: &View<'_, Item>) -> Figures {
-        // Both of the same turn: who asks may wait for the dispatcher.
-        let clock = Clock {
-            now: view.now,
-            wall: self.wall,
-        };
         let sessions: Vec<_> = self
             .sessions
             .iter()
-            .filter(|session| session.told)
-            .map(|session| session.figures(view, clock))
+            .filter(|session| session.announced)
+            .map(|session| session.figures(view, self.wall))
             .collect();
         let sum = |count: fn(&SessionCounters) -> u64| -> u64 {
             sessions.iter().map(|session| count(&session.counters)).sum()
@@ -253,13 +242,9 @@ impl State {
             uuid: self.environment.uuid,
             role: self.environment.role,
             taken: self.wall,
-            started: clock.at(tally.started),
+            started: time_of_day(tally.started, view.now, self.wall),
             stopping: self.open.is_none(),
-            closed: tally
-                .closed
-                .iter()
-                .map(|closed| ClosedSession::of(closed, clock))
-                .collect(),
+            closed: tally.closed.iter().cloned().collect(),
             by_role: self.sessions.by_role(),
             standing: view.connections,
             max_sessions: self.max_sessions,
@@ -292,17 +277,18 @@ impl State {
 }
 
 impl Session {
-    fn figures(&self, view: &View<'_, Item>, clock: Clock) -> SessionFigures {
+    fn figures(&self, view: &View<'_, Item>, wall: SystemTime) -> SessionFigures {
         let flow = view.flow.state(self.info.id.0);
-        let passed = |since: Instant| clock.now.saturating_duration_since(since);
+        let at = |moment: Instant| time_of_day(moment, view.now, wall);
+        let passed = |since: Instant| view.now.saturating_duration_since(since);
         let in_line = flow.held_since.map(|since| (HeldBack::Line, passed(since)));
         let without_credit = flow.without_credit_since;
         SessionFigures {
             info: Arc::clone(&self.info),
-            since: clock.at(self.since),
+            since: at(self.since),
             counters: self.counters(),
-            last_received: self.received.map(|at| clock.at(at)),
-            last_queued: flow.last_item_at.map(|at| clock.at(at)),
+            last_received: self.received.map(at),
+            last_queued: flow.last_item_at.map(at),
             held_back: in_line.or(without_credit.map(|since| (HeldBack::Credit, passed(since)))),
             pace: match flow.awaited_since {
                 _ if flow.is_slow => Pace::Slow,
@@ -313,23 +299,14 @@ impl Session {
     }
 }
 
-/// One moment by both clocks.
-#[derive(Clone, Copy, Debug)]
-struct Clock {
-    now: Instant,
-    wall: SystemTime,
-}
-
-impl Clock {
-    /// What the wall clock would have said at a moment that has been.
-    fn at(self, moment: Instant) -> SystemTime {
-        let ago = self.now.saturating_duration_since(moment);
-        self.wall.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH)
-    }
+/// The time of day of an earlier moment; `now` and `wall` are the present time by both clocks.
+pub(super) fn time_of_day(moment: Instant, now: Instant, wall: SystemTime) -> SystemTime {
+    let ago = now.saturating_duration_since(moment);
+    wall.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 impl ServerCore {
-    /// Frames dropped by sessions that are gone.
+    /// The number of frames that sessions which are gone have dropped.
     pub fn dropped_by_gone(&self) -> u64 {
         self.state.tally.dropped
     }
@@ -337,27 +314,13 @@ impl ServerCore {
 
 impl KindFigures {
     fn of(kind: FrameKind, tally: &KindTally) -> Self {
-        let [frames_received, bytes_received] = tally.received;
-        let [frames_sent, bytes_sent] = tally.sent;
         Self {
             kind,
             name: String::new(),
-            frames_received,
-            bytes_received,
-            frames_sent,
-            bytes_sent,
-        }
-    }
-}
-
-impl ClosedSession {
-    fn of(closed: &Closed, clock: Clock) -> Self {
-        Self {
-            info: Arc::clone(&closed.info),
-            reason: closed.reason.clone(),
-            since: clock.at(closed.since),
-            until: clock.at(closed.until),
-            counters: closed.counters,
+            frames_received: tally.received.frames,
+            bytes_received: tally.received.bytes,
+            frames_sent: tally.sent.frames,
+            bytes_sent: tally.sent.bytes,
         }
     }
 }

@@ -1,16 +1,15 @@
-//! The role filter: who may send what.
+//! The role filter: the kinds of frames that each role may send.
 
 use super::routing::KindTable;
 use crate::proto::{Command, ErrorCode, Event, FrameKind, Status};
 use ssntp_transport::Role;
 
-/// What happens to a frame that its sender's role may not send.
+/// The action for a frame that its sender's roles may not send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FilterAction {
-    /// It is discarded and counted.
+    /// Discard and count the frame.
     Drop,
-    /// It is discarded and counted, and its sender gets InvalidFrameType,
-    /// unless the frame was an ERROR.
+    /// Discard and count the frame, and answer with InvalidFrameType, unless the frame is an ERROR.
     #[default]
     Reject,
 }
@@ -41,7 +40,7 @@ impl Default for Filter {
 }
 
 impl Filter {
-    /// Everybody may send everything.
+    /// Every role may send every kind.
     pub fn allow_all() -> Self {
         Self {
             senders: KindTable::new(),
@@ -50,7 +49,7 @@ impl Filter {
         }
     }
 
-    /// No role may send anything that [`allow`](Self::allow) does not permit.
+    /// No role may send a kind that [`allow`](Self::allow) does not permit.
     pub fn deny_all() -> Self {
         Self {
             default: Role::NONE,
@@ -58,9 +57,9 @@ impl Filter {
         }
     }
 
-    /// The table of a cluster's scheduler (docs/cluster.md, "Who may say what",
-    /// has what it checks beyond roles); rejects. NodeConnected, NodeDisconnected, SnapshotComplete,
-    /// NewLeader and the answers to operators are made by the scheduler; no client may send them.
+    /// The table of a cluster's scheduler, with [`FilterAction::Reject`]. docs/cluster.md, "Who may say
+    /// what", has the checks beyond roles. No client may send the frames that the scheduler itself makes,
+    /// such as NodeConnected, SnapshotComplete and the answers to operators.
     pub fn spec() -> Self {
         let controller = Role::CONTROLLER;
         let node = Role::AGENT | Role::NETAGENT;
@@ -129,22 +128,21 @@ impl Filter {
             .allow(ErrorCode::CONNECTION_ABORTED, any)
     }
 
-    /// Lets the roles in `senders`, and no others, send frames of `kind`.
+    /// Allows the roles in `senders`, and no others, to send frames of `kind`.
     #[must_use]
     pub fn allow(mut self, kind: impl Into<FrameKind>, senders: Role) -> Self {
         self.senders.set(kind.into(), senders);
         self
     }
 
-    /// What happens to the others. Default: [`FilterAction::Reject`].
+    /// Sets the action for frames that are not allowed. Default: [`FilterAction::Reject`].
     #[must_use]
     pub fn action(mut self, action: FilterAction) -> Self {
         self.action = action;
         self
     }
 
-    /// Whether an entity with the roles `role` may send frames of `kind`: one
-    /// of its roles suffices.
+    /// True if a client with the roles `role` may send frames of `kind`. One of its roles suffices.
     pub fn allows(&self, role: Role, kind: FrameKind) -> bool {
         self.senders.get(kind).unwrap_or(&self.default).intersects(role)
     }
@@ -159,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_spec_filter_says_who_may_send_each_kind() {
+    fn the_spec_filter_allows_each_kind_to_its_roles() {
         let rows: &[(&str, &str)] = &[
             (
                 "START STOP DELETE RESTART EVACUATE Restore AttachVolume DetachVolume",
@@ -211,8 +209,8 @@ mod tests {
                 seen += 1;
             }
         }
-        // Not in the table: the handshake's four, and the twelve events that
-        // only the scheduler makes.
+        // The table lacks the four frames of the handshake, and the twelve events that only the
+        // scheduler makes.
         assert_eq!(FrameKind::all().count(), seen + 16);
         assert!(!filter.allows(Role::ALL, Event::SNAPSHOT_COMPLETE.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));

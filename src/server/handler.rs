@@ -1,4 +1,4 @@
-//! What an application implements, and what it may do from there.
+//! The application of a server: [`Handler`], and the operations that it may use: [`Context`].
 
 use std::any::Any;
 use std::time::{Duration, Instant};
@@ -21,139 +21,100 @@ use ssntp_transport::Role;
 use ssntp_transport::dispatch::Action;
 use ssntp_transport::pki::CertificateInfo;
 
-/// An application on top of a server. Every method has a default that does
-/// nothing.
+/// An application on top of a server. Every method has a default.
 ///
 /// # Threads
-/// All calls come from the dispatcher thread, one at a time, so an
-/// application needs no locks; while one runs, nothing is routed, so none
-/// should block. A panic is caught and logged, and the server goes on.
+/// All calls come from the dispatcher thread, one at a time, so an application needs no locks. No
+/// method may block, because the server routes no frames while it runs. A panic is caught and logged,
+/// and the server continues.
 pub trait Handler: Any + Send {
-    /// A client asks to be admitted: TLS and CONNECT have proved who it is, and
-    /// the server's own rules ([`AdmissionPolicy`](super::AdmissionPolicy)) let
-    /// it in. It has been told nothing, and has no session yet; one that it
-    /// takes over still stands. The default admits.
+    /// Decides about a client that asks to be admitted. TLS and CONNECT have verified it, and the
+    /// server's own rules ([`AdmissionPolicy`](super::AdmissionPolicy)) admit it. It has no session yet,
+    /// and a session that it takes over has not ended. The default admits every client.
     ///
-    /// It runs on the dispatcher thread like everything here, and so must not
-    /// block either: what it decides by has to be at hand. The newcomer waits
-    /// on a thread of its own, so no other client is delayed. A panic refuses the client
-    /// for now. Whoever has a session at another server that this one is linked with is asked for
-    /// twice: before that session is to end, and when the newcomer is admitted.
+    /// This runs on the dispatcher thread and must decide without waiting. If it panics, the client is
+    /// refused and may try again. For a client whose UUID has a session at another, linked server, it is
+    /// called twice: before that session ends, and when the client is admitted.
     ///
     /// # Errors
-    /// Why not: [`Refusal::forbid`] sends ConnectionAborted, after which the
-    /// client stays away, [`Refusal::postpone`] ConnectionFailure, after which
-    /// it comes again. Both frames are a header alone: the reason goes to the
-    /// server's log.
-    fn admit(&mut self, cx: &mut Context<'_>, newcomer: &Newcomer<'_>) -> Result<(), Refusal> {
-        let _ = (cx, newcomer);
+    /// [`Refusal::forbid`] sends ConnectionAborted, after which the client stays away.
+    /// [`Refusal::postpone`] sends ConnectionFailure, after which the client tries again. The reason is
+    /// not sent; it goes to the server's log.
+    fn admit(&mut self, _cx: &mut Context<'_>, _newcomer: &Newcomer<'_>) -> Result<(), Refusal> {
         Ok(())
     }
 
-    /// A session stands. Frames sent to it from here follow its CONNECTED.
-    fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        let _ = (cx, session);
-    }
+    /// A session has begun. Frames that are sent to it from now on arrive after CONNECTED.
+    fn connected(&mut self, _cx: &mut Context<'_>, _session: &SessionInfo) {}
 
-    /// A session is over; frames can no longer be sent to it.
-    fn disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
-        let _ = (cx, session, reason);
-    }
+    /// A session has ended. Frames can no longer be sent to it.
+    fn disconnected(&mut self, _cx: &mut Context<'_>, _session: &SessionInfo, _reason: &DisconnectReason) {}
 
-    /// There is a link to another server, and its sessions are known: see
+    /// A link to another server has begun, and that server's sessions are known: see
     /// [`Federation`](super::Federation).
-    fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
-        let _ = (cx, server);
-    }
+    fn server_linked(&mut self, _cx: &mut Context<'_>, _server: &ServerLink) {}
 
-    /// The link to another server has ended. Its sessions were reported before as gone.
-    fn server_unlinked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
-        let _ = (cx, server);
-    }
+    /// The link to another server has ended. Its sessions were reported by
+    /// [`remote_disconnected`](Self::remote_disconnected) before.
+    fn server_unlinked(&mut self, _cx: &mut Context<'_>, _server: &ServerLink) {}
 
-    /// A session of another server stands: frames reach it from here.
-    fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        let _ = (cx, session);
-    }
+    /// A session of another server has begun. Frames can be sent to it.
+    fn remote_connected(&mut self, _cx: &mut Context<'_>, _session: &SessionInfo) {}
 
-    /// A session of another server is over, or the link to that server is.
-    fn remote_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        let _ = (cx, session);
-    }
+    /// A session of another server has ended, or the link to that server has.
+    fn remote_disconnected(&mut self, _cx: &mut Context<'_>, _session: &SessionInfo) {}
 
-    /// Another server's application has sent a message, see [`Context::tell`].
-    fn told(&mut self, cx: &mut Context<'_>, server: Uuid, message: Bytes) {
-        let _ = (cx, server, message);
-    }
+    /// The application of another server has sent a message by [`Context::tell`].
+    fn told(&mut self, _cx: &mut Context<'_>, _server: Uuid, _message: Bytes) {}
 
-    /// A frame that passed the role filter, after the forwarding rules have
-    /// been applied to it.
-    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
-        let _ = (cx, from, frame);
-    }
+    /// A frame has passed the role filter, and the forwarding rules have been applied to it.
+    fn frame(&mut self, _cx: &mut Context<'_>, _from: &SessionInfo, _frame: Frame) {}
 
-    /// Consecutive frames of one kind. The default hands them to
-    /// [`frame`](Self::frame) one by one; an application that does not look
-    /// at every frame saves that by its own version.
+    /// Consecutive frames of one kind have arrived. The default calls [`frame`](Self::frame) for each
+    /// one. An application that does not need every frame saves time with its own version.
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
         for frame in run.frames() {
             self.frame(cx, from, frame);
         }
     }
 
-    /// A client asks, by a frame that is registered as a request
-    /// ([`ServerConfig::operands`](super::ServerConfig::operands)), is allowed
-    /// to by the role filter, and names nobody else; and no rule says who is to
-    /// answer. Answer with [`Context::reply`], here or later. The default
-    /// refuses.
-    fn request(&mut self, cx: &mut Context<'_>, from: &SessionInfo, request: Request) {
-        let _ = from;
-        // Who has gone meanwhile needs no answer.
+    /// A client has sent a request to this server: a frame whose kind is registered as a request
+    /// ([`ServerConfig::operands`](super::ServerConfig::operands)), which passed the role filter and has
+    /// no forwarding rule. Answer with [`Context::reply`], now or later. The default refuses.
+    fn request(&mut self, cx: &mut Context<'_>, _from: &SessionInfo, request: Request) {
+        // A client that has gone meanwhile needs no answer.
         let _ = cx.refuse(&request, "not_answered");
     }
 
-    /// An operator asks for the servers: adds what the application knows of them, such as the
-    /// engine, the leader and members without a link. The default adds nothing.
-    fn servers(&mut self, cx: &mut Context<'_>, servers: &mut Servers) {
-        let _ = (cx, servers);
-    }
+    /// An operator lists the servers. The application can add entries and fields, such as the engine,
+    /// the leader and members without a link. The default adds none.
+    fn servers(&mut self, _cx: &mut Context<'_>, _servers: &mut Servers) {}
 
-    /// The server begins to drain: its clients are asked to leave, and then it stops. The default
-    /// does nothing.
-    fn draining(&mut self, cx: &mut Context<'_>) {
-        let _ = cx;
-    }
+    /// The server has begun to drain: its clients were asked to leave, and it stops when they have. The
+    /// default does nothing.
+    fn draining(&mut self, _cx: &mut Context<'_>) {}
 
-    /// An operator ([`ServerConfig::operators`](super::ServerConfig::operators))
-    /// wants to end sessions, to lift a ban, or to drain a server: whether it may at present. The
-    /// default lets it.
-    fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
-        let _ = (cx, from);
+    /// Decides whether an operator ([`ServerConfig::operators`](super::ServerConfig::operators)) may now
+    /// end sessions, lift bans and drain servers. The default returns true.
+    fn may_kick(&mut self, _cx: &mut Context<'_>, _from: &SessionInfo) -> bool {
         true
     }
 
-    /// A frame that a routing function queued was not released in time, or
-    /// found the queue full.
-    fn expired(&mut self, cx: &mut Context<'_>, held: HeldFrame) {
-        let _ = (cx, held);
-    }
+    /// A frame that a routing function wanted to hold was not released in time, or found no room.
+    fn expired(&mut self, _cx: &mut Context<'_>, _held: HeldFrame) {}
 
-    /// The server is about to stop: what is sent now still goes out, within the
-    /// grace period. Every session is ended after this.
-    fn stopping(&mut self, cx: &mut Context<'_>) {
-        let _ = cx;
-    }
+    /// The server is about to stop. Frames that are sent now are still delivered, within the grace
+    /// period. All sessions end after this call.
+    fn stopping(&mut self, _cx: &mut Context<'_>) {}
 
-    /// When [`timer`](Self::timer) is to be called next; asked after every
-    /// call of the handler.
+    /// The time of the next call of [`timer`](Self::timer). The server calls this after every other call
+    /// of the handler.
     fn next_timer(&self) -> Option<Instant> {
         None
     }
 
-    /// The time of [`next_timer`](Self::next_timer) has come.
-    fn timer(&mut self, cx: &mut Context<'_>) {
-        let _ = cx;
-    }
+    /// The time that [`next_timer`](Self::next_timer) returned has come.
+    fn timer(&mut self, _cx: &mut Context<'_>) {}
 }
 
 /// An application that does nothing: the server only filters and routes.
@@ -161,41 +122,39 @@ impl Handler for () {
     fn run(&mut self, _: &mut Context<'_>, _: &SessionInfo, _: &Run) {}
 }
 
-/// Who asks to be admitted, see [`Handler::admit`].
+/// A client that asks to be admitted, see [`Handler::admit`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Newcomer<'a> {
-    /// The UUID that it will have; the certificate's, where that is bound to
-    /// one.
+    /// The UUID of the client. If its certificate is bound to a UUID, it is that one.
     pub uuid: Uuid,
-    /// The roles that it advertises, all of them certified.
+    /// The roles that the client advertises. Its certificate holds all of them.
     pub role: Role,
-    /// Where it connects from.
+    /// The address that the client connects from.
     pub address: PeerAddress,
-    /// What its certificate says.
+    /// The content of the client's certificate.
     pub certificate: &'a CertificateInfo,
 }
 
-/// Why a frame was not queued for a session.
+/// The reason for which a frame was not queued for a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// No session of that UUID.
+    /// No session has that UUID.
     #[error("{0} is not connected")]
     NotConnected(Uuid),
-    /// The frame came from the session it would be forwarded to.
+    /// The frame would be forwarded to the session that it came from.
     #[error("it came from {0} itself")]
     ToSender(Uuid),
-    /// CONNECT, CONNECTED, a kind that neither the protocol defines nor the
-    /// application has registered, or a request, which is asked or answered.
+    /// The kind cannot be sent: CONNECT, CONNECTED, a kind that is neither defined by the protocol nor
+    /// registered, or a request. Requests are sent by
+    /// [`ServerHandle::request`](super::ServerHandle::request).
     #[error("{0} cannot be sent on an established session")]
     Kind(FrameKind),
-    /// A payload of an application's own type cannot be written:
-    /// [`Frame::try_of`] says why.
+    /// A payload of an application's own type cannot be encoded. [`Frame::try_of`] returns the reason.
     #[error("the payload of {0} cannot be written")]
     Payload(FrameKind),
-    /// The payload is longer than the configured maximum, which peers are
-    /// taken to share.
+    /// The payload is longer than the server's `max_payload`. Peers are expected to have the same limit.
     #[error("the payload has {len} bytes, the maximum is {limit}")]
     TooLong {
         /// Its length in bytes.
@@ -206,23 +165,23 @@ pub enum SendError {
     /// The server has stopped.
     #[error("the server has stopped")]
     Stopped,
-    /// A call that waits for a dispatcher, from the dispatcher of this server
-    /// or another one: two of them could wait for each other. Use the
-    /// [`Context`], or [`ServerHandle::post`](super::ServerHandle::post).
+    /// A call that waits for a dispatcher was made on a dispatcher thread, of this or another server. Two
+    /// dispatchers could wait for each other. Use the [`Context`], or
+    /// [`ServerHandle::post`](super::ServerHandle::post).
     #[error("a handler has to use its context, or to post, and not to wait for a dispatcher")]
     OnDispatcher,
-    /// The dispatcher has more to do than fits into its queue; try again.
+    /// The channel to the dispatcher is full. Try again.
     #[error("the dispatcher is busy")]
     Busy,
-    /// The server's handler is of another type than the one that was asked for,
-    /// see [`ServerHandle::with_handler`](super::ServerHandle::with_handler).
+    /// The server's handler is not of the type that was named in
+    /// [`ServerHandle::with_handler`](super::ServerHandle::with_handler).
     #[error("the server's handler is of another type")]
     OtherHandler,
 }
 
-/// What a handler, or a closure given to
-/// [`ServerHandle::with`](super::ServerHandle::with), may do. It exists on
-/// the dispatcher thread alone, and nothing in it blocks.
+/// The operations for a handler, or for a closure in
+/// [`ServerHandle::with`](super::ServerHandle::with). It exists only on the dispatcher thread. No method
+/// blocks.
 #[derive(Debug)]
 pub struct Context<'a> {
     pub(super) state: &'a mut State,
@@ -234,8 +193,7 @@ impl Context<'_> {
         self.state.environment.uuid
     }
 
-    /// The time of what is being dealt with: the dispatcher's, so that handlers
-    /// need no clock.
+    /// The time of the event that is being handled, so that handlers need no clock.
     pub fn now(&self) -> Instant {
         self.state.now
     }
@@ -245,21 +203,20 @@ impl Context<'_> {
         self.state.environment.role
     }
 
-    /// Sends a frame to one entity. Frames to one entity leave in the order in which
-    /// they are sent, from wherever. If the receiver has no room, a frame that is sent
-    /// from [`Handler::frame`] or [`Handler::run`] holds the session back whose frames
-    /// are being dealt with: it is not read from until the receiver has room. Elsewhere
-    /// there is no sender to hold back, so the policy for slow consumers applies if more
-    /// than the receiver's queue may hold waits for it. What it drops is counted in
+    /// Sends a frame to one client. All frames to one client leave in the order in which they are sent.
+    /// If the receiver has no room for a frame that is sent from [`Handler::frame`] or
+    /// [`Handler::run`], the session whose frame is being handled is held: it is not read until the
+    /// receiver has room. For other calls there is no session to hold, so the policy for slow consumers
+    /// applies when the receiver's queue is full. Dropped frames are counted in
     /// [`SessionCounters::frames_dropped`].
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
     pub fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.state.send(to, frame)
+        self.state.send(None, to, frame)
     }
 
-    /// Queues the frame that carries `payload` for one entity.
+    /// Queues the frame that carries `payload` for one client.
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
@@ -268,26 +225,25 @@ impl Context<'_> {
         self.send(to, &frame)
     }
 
-    /// Sends a frame that came from a session to another entity, as a rule
-    /// does it: never back. Otherwise as [`send`](Self::send).
+    /// Sends a frame that came from a session to another client. As [`send`](Self::send), but it is an
+    /// error to send the frame back to its sender.
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
     pub fn forward(&mut self, from: &SessionInfo, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.state.forward(from.uuid(), to, frame)
+        self.state.send(Some(from.uuid()), to, frame)
     }
 
-    /// Queues a frame that came from a session for every other session with
-    /// at least one of the roles, and says for how many.
+    /// Queues a frame that came from a session for every other session with at least one of the roles.
+    /// Returns the number of sessions.
     ///
     /// # Errors
-    /// [`SendError::Kind`].
+    /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn forward_all(&mut self, from: &SessionInfo, to: Role, frame: &Frame) -> Result<usize, SendError> {
         self.state.send_all(Some(from.uuid()), to, frame)
     }
 
-    /// Queues a frame for every session with at least one of the roles, and
-    /// says for how many.
+    /// Queues a frame for every session with at least one of the roles. Returns the number of sessions.
     ///
     /// # Errors
     /// [`SendError::Kind`], [`SendError::TooLong`].
@@ -295,16 +251,16 @@ impl Context<'_> {
         self.state.send_all(None, to, frame)
     }
 
-    /// Queues a frame for every session, and says for how many.
+    /// Queues a frame for every session. Returns the number of sessions.
     ///
     /// # Errors
     /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn broadcast(&mut self, frame: &Frame) -> Result<usize, SendError> {
-        // Everybody has a role.
+        // Every session has at least one role.
         self.state.send_all(None, Role::ALL, frame)
     }
 
-    /// Who is connected.
+    /// The connected sessions.
     pub fn directory(&self) -> Directory<'_> {
         Directory {
             sessions: &self.state.sessions,
@@ -312,22 +268,20 @@ impl Context<'_> {
         }
     }
 
-    /// What the session of `uuid` has carried so far.
+    /// The counters of the session of `uuid`, if it is connected to this server.
     pub fn counters(&self, uuid: Uuid) -> Option<SessionCounters> {
         let id = self.state.sessions.id_of(uuid)?;
         self.state.sessions.get(id).map(|session| session.counters())
     }
 
-    /// How many frames the sessions that are gone have lost: frames that waited
-    /// when a connection ended, or were meant for it and came too late.
-    /// Counted for a session when its threads have ended, some time after
-    /// [`Handler::disconnected`].
+    /// The number of frames that connections which are gone have lost: frames that were in the queue at
+    /// the end of a connection, or were sent to it later. Those of a session are added when its threads
+    /// have ended, some time after [`Handler::disconnected`].
     pub fn frames_lost(&self) -> u64 {
         self.state.frames_lost
     }
 
-    /// Ends the session of `uuid` once its queue is flushed; false where
-    /// there is none.
+    /// Ends the session of `uuid` after its queue is sent. False if there is none.
     pub fn disconnect(&mut self, uuid: Uuid) -> bool {
         self.state.disconnect(uuid)
     }
@@ -338,7 +292,7 @@ impl Context<'_> {
         self.state.actions.push(Action::Stop);
     }
 
-    /// Asks every client to leave within that time, and then stops the server, as
+    /// Asks every client to leave within this time, and then stops the server, as
     /// [`ServerHandle::drain`](super::ServerHandle::drain) does. Returns at once.
     pub fn drain(&mut self, within: Duration) {
         self.state.drain(within);
@@ -349,13 +303,12 @@ impl Context<'_> {
         &self.state.configuration
     }
 
-    /// Replaces the cluster configuration. Who is connected already is not
-    /// told: send CONFIGURE for that.
+    /// Replaces the cluster configuration. Connected clients do not get it: send CONFIGURE for that.
     pub fn set_configuration(&mut self, yaml: impl Into<Bytes>) {
         self.state.configuration = yaml.into();
     }
 
-    /// Replaces the forwarding rules; frames queued by the old ones stay.
+    /// Replaces the forwarding rules. Frames that are held already stay held.
     ///
     /// # Errors
     /// [`RuleError`]; the old rules stay.
@@ -369,23 +322,23 @@ impl Context<'_> {
         self.state.filter = filter;
     }
 
-    /// The frames that routing functions queued, oldest first.
+    /// The held frames, oldest first.
     pub fn held(&self) -> impl Iterator<Item = &HeldFrame> {
         self.state.held.iter()
     }
 
-    /// Sends a queued frame to these entities and forgets it; says to how
-    /// many it went, `None` where there is no such frame any more.
+    /// Sends a held frame to these clients, and holds it no longer. Returns the number of clients that it
+    /// was queued for, or `None` if no frame with this id is held.
     pub fn release(&mut self, id: HeldId, to: &[Uuid]) -> Option<usize> {
         let held = self.state.held.take(id)?;
         Some(
             to.iter()
-                .filter(|uuid| self.state.send(**uuid, &held.frame).is_ok())
+                .filter(|uuid| self.state.send(None, **uuid, &held.frame).is_ok())
                 .count(),
         )
     }
 
-    /// Forgets a queued frame.
+    /// Removes a held frame and returns it, if it is still held.
     pub fn discard(&mut self, id: HeldId) -> Option<HeldFrame> {
         self.state.held.take(id)
     }

@@ -1,5 +1,5 @@
-//! Frames that a routing function queued for later: a bounded queue in which
-//! everything expires.
+//! Held frames: those that a routing function has queued for later. The queue is bounded, and every frame
+//! in it expires.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::proto::Frame;
 use ssntp_transport::after;
 
-/// Names one queued frame. No later frame gets the same id.
+/// Identifies one held frame. An id is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HeldId(u64);
 
@@ -20,18 +20,18 @@ impl fmt::Display for HeldId {
     }
 }
 
-/// A frame that a routing function queued for later.
+/// A frame that a routing function has queued for later.
 #[derive(Clone, Debug)]
 pub struct HeldFrame {
-    /// Its name for [`Context::release`](super::Context::release).
+    /// The id for [`Context::release`](super::Context::release).
     pub id: HeldId,
-    /// Who sent it.
+    /// The sender's UUID.
     pub from: Uuid,
     /// The frame.
     pub frame: Frame,
 }
 
-/// All frames wait equally long, so the oldest is always the next to expire.
+/// The held frames of a server. All are held for the same time, so the oldest expires next.
 #[derive(Debug)]
 pub(super) struct Held {
     queue: VecDeque<(Instant, HeldFrame)>,
@@ -54,9 +54,9 @@ impl Held {
         }
     }
 
-    /// Keeps a frame; gives it back where there is no room.
+    /// Holds a frame. Returns it as an error if there is no room.
     pub(super) fn keep(&mut self, from: Uuid, frame: Frame, now: Instant) -> Result<HeldId, HeldFrame> {
-        // A frame that finds no room has a name as well, by which the application is told of it.
+        // A frame that finds no room gets an id as well, for `Handler::expired`.
         self.next += 1;
         let id = HeldId(self.next);
         let held = HeldFrame { id, from, frame };
@@ -78,7 +78,7 @@ impl Held {
     }
 
     pub(super) fn take(&mut self, id: HeldId) -> Option<HeldFrame> {
-        // Ids only grow: the queue is sorted by them.
+        // The queue is sorted by id, because ids only grow.
         let at = self.queue.binary_search_by_key(&id, |(_, held)| held.id).ok()?;
         let (_, held) = self.queue.remove(at)?;
         self.bytes -= held.frame.encoded_len();
@@ -89,7 +89,7 @@ impl Held {
         self.queue.front().map(|(expiry, _)| *expiry)
     }
 
-    /// The oldest frame, if its time is over.
+    /// Removes and returns the oldest frame, if it has expired.
     pub(super) fn expire(&mut self, now: Instant) -> Option<HeldFrame> {
         let (expiry, held) = self.queue.front()?;
         if *expiry > now {
@@ -106,7 +106,7 @@ mod tests {
     use crate::proto::Command;
 
     #[test]
-    fn what_is_queued_is_bounded_released_and_expires() {
+    fn held_frames_are_bounded_released_and_expire() {
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
         let time = Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! An SSNTP server: accepts clients, proves their roles, filters and routes
-//! what they send, and tells an application of it.
+//! An SSNTP server: accepts clients, verifies their roles, filters and routes their frames, and calls
+//! an application.
 //!
 //! ```text
 //!                ┌ accept threads ─▶ handshake workers (bounded) ┐
@@ -9,18 +9,16 @@
 //!    └──────────── writer of each session ◀──────────┘ outbox of each session
 //! ```
 //!
-//! The dispatcher never waits for a peer. What happens to a frame that
-//! arrives, in this order:
+//! The dispatcher never waits for a peer. It handles a received frame in this order:
 //!
 //! 1. An unsupported type or operand is answered with InvalidFrameType.
-//! 2. A request of the application goes to its addressee, and the answer to the
-//!    asker: see [`Handler::request`].
-//! 3. The [`Filter`] decides whether the sender's role may send it.
-//! 4. What operators ask, the server answers: see [`ServerConfig::operators`].
-//! 5. A controller's CONFIGURE is checked and becomes the configuration that
-//!    CONNECTED carries.
-//! 6. The [`Rules`] forward it, never back to its sender.
-//! 7. The [`Handler`] sees it.
+//! 2. A request of the application goes to its addressee, and the answer to the client that asked:
+//!    see [`Handler::request`].
+//! 3. The commands of operators are carried out: see [`ServerConfig::operators`].
+//! 4. The [`Filter`] discards frames that the sender's roles may not send.
+//! 5. A controller's CONFIGURE is checked and becomes the configuration that CONNECTED carries.
+//! 6. The [`Rules`] forward the frame, never back to its sender.
+//! 7. The [`Handler`] gets it.
 //!
 //! ```no_run
 //! use ssntp::pki::{Identity, Trust};
@@ -50,18 +48,19 @@
 //! | `config` | [`ServerConfig`], [`ServerError`] |
 //! | `handler` | [`Handler`], [`Context`] |
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
-//! | `admission` | who is let in: [`AdmissionPolicy`] |
-//! | `credentials` | what it proves and whom it trusts, while that changes: [`Credentials`] |
-//! | `operators`, `bans`, `servers` | who sees and ends sessions, keeps clients out, drains servers |
-//! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
-//! | `held` | frames queued for later |
-//! | `accept` | newcomers up to CONNECTED |
+//! | `admission` | the rules for newcomers: [`AdmissionPolicy`] |
+//! | `credentials` | identity and trust, and their renewal: [`Credentials`] |
+//! | `operators`, `watching`, `bans`, `servers` | the commands of operators |
+//! | `sessions` | the connected sessions: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
+//! | `held` | frames that routing functions hold |
+//! | `accept`, `entry` | newcomers up to CONNECTED |
 //! | `core` | all state of a server, without threads, sockets or clock |
-//! | `delivery` | who is sent what, and what happens where there is no room |
+//! | `life` | admission and end of a session in the core |
+//! | `delivery` | sending frames to sessions, and the policy for slow consumers |
 //! | `federation` | links to other servers, and the sessions there: [`Federation`] |
-//! | `exchange` | requests: who answers, and to whom the answer goes |
-//! | `channel` | [`channel`]: a handler that feeds a receiver |
-//! | `figures` | [`Figures`]: what it knows about itself |
+//! | `exchange` | requests and their answers |
+//! | `channel` | [`channel`]: a handler that sends events to a channel |
+//! | `figures`, `tally` | [`Figures`]: sessions and counters |
 
 mod accept;
 mod admission;
@@ -132,9 +131,8 @@ use ssntp_transport::{Acceptance, Address, Listener, Occupancy, Room, threads};
 /// A running server.
 ///
 /// # Threads
-/// The owner of every thread of the server. [`stop`](Self::stop), or dropping
-/// it, ends all of them: it blocks for at most the configured grace and a
-/// moment. Other threads use a [`ServerHandle`].
+/// Owns every thread of the server. [`stop`](Self::stop), or dropping the server, ends all of them: it
+/// blocks for at most the configured grace period and a moment. Other threads use a [`ServerHandle`].
 #[derive(Debug)]
 pub struct Server {
     handle: ServerHandle,
@@ -142,23 +140,21 @@ pub struct Server {
     max_sessions: usize,
     acceptance: Option<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
-    /// Disconnected once the server begins to stop.
+    /// Disconnected when the server begins to stop.
     stopping: Receiver<Infallible>,
 }
 
 impl Server {
-    /// Binds every address and starts the threads; clients are accepted when
-    /// this returns. Raises the process's soft limits of open files and
-    /// processes to its hard ones, since each session takes of both. Says at
-    /// warn, where no number is configured, how many sessions it admits if
-    /// these are few.
+    /// Binds every address and starts the threads. Clients are accepted when this returns. Raises the
+    /// process's soft limits of open files and processes to the hard ones, because each session needs
+    /// both. If `max_sessions` is not configured and the system allows only few sessions, logs their
+    /// number at warn.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing runs then.
+    /// [`ServerError`]; no thread of the server runs then.
     pub fn start(mut config: ServerConfig, handler: impl Handler) -> Result<Self, ServerError> {
         config.check()?;
-        // Before anything is opened: a server that could not keep what it promises is not to
-        // start.
+        // First: a server that the system does not allow its sessions must not start.
         let room = Room::claim(config.max_handshakes, config.max_sessions, "ssntp::server")
             .map_err(ServerError::TooManySessions)?;
         let max_sessions = room.sessions;
@@ -181,8 +177,7 @@ impl Server {
                  queue_budget is below max_payload, {max_payload}"
             );
         }
-        // Nothing is sent in it. Whoever waits for the server sees that the core has dropped its
-        // end.
+        // No message is ever sent. The receiver is disconnected when the core drops the sender.
         let (stopped, stopping) = crossbeam_channel::bounded(0);
         let handler = Box::new(handler);
         let core = ServerCore::new(
@@ -201,8 +196,6 @@ impl Server {
         let mut server = Self {
             handle: ServerHandle {
                 events: events.clone(),
-                uuid,
-                role,
                 environment: Arc::clone(&environment),
                 occupancy: None,
                 dialler: None,
@@ -213,7 +206,7 @@ impl Server {
             dispatcher: Some(dispatcher),
             stopping,
         };
-        // From here on, dropping `server` ends what runs already.
+        // From here on, an early return drops `server`, which ends the threads that run.
         let acceptance = accept::start(
             listeners,
             Arc::clone(&environment),
@@ -239,22 +232,22 @@ impl Server {
         Ok(server)
     }
 
-    /// The addresses it listens at, with the ports that the system chose.
+    /// The addresses that the server listens at, with the ports that the system chose.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
     /// The server's UUID.
     pub fn uuid(&self) -> Uuid {
-        self.handle.uuid
+        self.handle.uuid()
     }
 
-    /// How many sessions it admits.
+    /// The most sessions that the server admits.
     pub fn max_sessions(&self) -> usize {
         self.max_sessions
     }
 
-    /// What dials the servers that this one links with; `None` without
+    /// The dialler of the servers that this one links with; `None` without
     /// [`ServerConfig::federate`].
     pub fn dialler(&self) -> Option<Dialler> {
         self.handle.dialler.clone()
@@ -265,52 +258,46 @@ impl Server {
         self.handle.clone()
     }
 
-    /// Takes another certificate, as before the old one expires, and other
-    /// authorities and revocation lists. Clients that connect from now on see the new
-    /// certificate, and are checked by the new authorities; a session that was begun
-    /// under the old ones is not resumed.
+    /// Replaces the server's certificate, its authorities and their revocation lists. Later handshakes
+    /// use the new ones. TLS sessions that began under the old ones are not resumed.
     ///
-    /// Sessions that stand are looked at as well, before this returns. Those whose
-    /// certificates are revoked, have expired, or come from an authority that is not trusted now
-    /// end with [`DisconnectReason::Certificate`]: their clients get
-    /// ConnectionFailure, after what waits for them. The others do not notice. The
-    /// certificates are verified on this thread, some thousands a second; everybody
-    /// else goes on meanwhile.
+    /// Existing sessions are checked as well, before this returns. A session whose certificate is
+    /// revoked, has expired, or comes from an authority that is no longer trusted ends with
+    /// [`DisconnectReason::Certificate`]: its queue is sent, then ConnectionFailure. Other sessions are
+    /// not affected. The certificates are verified on this thread, some thousands a second, and the
+    /// dispatcher continues meanwhile.
     ///
     /// # Errors
     /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`],
-    /// [`ServerError::OnDispatcher`]; the old ones stay, and so do all sessions.
+    /// [`ServerError::OnDispatcher`]. The old credentials and all sessions stay then.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<Renewed, ServerError> {
         if dispatch::is_dispatcher() {
             return Err(ServerError::OnDispatcher);
         }
-        let environment = &self.handle.environment;
-        environment.renew(identity, trust)?;
-        Ok(credentials::look(&self.handle, wall_clock()))
+        self.handle.environment.renew(identity, trust)?;
+        Ok(credentials::verify_sessions(&self.handle, wall_clock()))
     }
 
-    /// What it proves and whom it trusts at present. Takes no time.
+    /// The present identity and trust of the server. Does not block.
     pub fn credentials(&self) -> Credentials {
         self.handle.credentials()
     }
 
-    /// A channel that is disconnected once the server begins to stop, for `select!`. It never
-    /// has a message.
+    /// A channel for `select!` that is disconnected when the server begins to stop. No message is ever
+    /// sent in it.
     pub fn stopping(&self) -> &Receiver<Infallible> {
         &self.stopping
     }
 
-    /// Blocks until somebody stops the server ([`ServerHandle::stop`],
-    /// [`ServerHandle::drain`], [`Context::stop`]), then ends it as [`stop`](Self::stop) does: for
-    /// programs that do nothing else.
+    /// Blocks until the server is stopped by [`ServerHandle::stop`], [`ServerHandle::drain`] or
+    /// [`Context::stop`], then ends it as [`stop`](Self::stop) does.
     pub fn wait(self) {
-        // Nothing is ever sent in this channel. The receive fails, and so ends
-        // the wait, when the dispatcher drops the sending end at a stop.
+        // The receive fails when the core drops the sender at a stop.
         let _ = self.stopping.recv();
     }
 
-    /// Accepts no more clients, flushes the queues within the grace period,
-    /// closes every session, and joins every thread.
+    /// Refuses further clients, sends the queues within the grace period, closes every session, and
+    /// link_registry every thread.
     pub fn stop(self) {
         drop(self);
     }
@@ -319,12 +306,11 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let events = &self.handle.events;
-        // Sending waits while the queue is full, but not for long: the
-        // dispatcher takes events until it finds the last one.
+        // Blocks while the channel is full. The dispatcher empties it until it gets Exit.
         let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {
-            // Between the two events: newcomers that were admitted before the stop still need the
-            // dispatcher, and after this there are no more of them.
+            // Before Exit, because newcomers that were admitted before the stop still need the
+            // dispatcher. After this call there are no newcomers.
             acceptance.stop();
         }
         if let Some(dialler) = &self.handle.dialler {
@@ -337,84 +323,80 @@ impl Drop for Server {
     }
 }
 
-fn call(call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> DispatchEvent<ServerCore> {
-    DispatchEvent::Call(Box::new(|core, now, actions| core.call(now, actions, call)))
+/// The event that runs a closure on the dispatcher.
+fn call(call: impl FnOnce(&mut dyn Handler, &mut Context<'_>) + Send + 'static) -> DispatchEvent<ServerCore> {
+    DispatchEvent::Call(Box::new(|core, now, actions| {
+        core.call_handler(now, actions, call)
+    }))
 }
 
-/// What other threads do with a server.
+/// A handle to a server for other threads.
 ///
 /// # Threads
-/// Cheap to clone, and `Send`. Every call but [`post`](Self::post) and
-/// [`stop`](Self::stop) waits for the dispatcher to do it, usually for some
-/// microseconds. From a [`Handler`], which runs on a dispatcher, use its
-/// [`Context`], or post: a call that waits answers [`SendError::OnDispatcher`]
-/// there, on the dispatcher of another server, too, since two dispatchers
-/// could wait for each other.
+/// Cheap to clone, and `Send`. Every call except for [`post`](Self::post) and [`stop`](Self::stop) waits
+/// until the dispatcher has done it, usually for some microseconds. A [`Handler`] runs on a dispatcher
+/// and must use its [`Context`] or `post`: calls that wait return [`SendError::OnDispatcher`] there. The
+/// same holds on the dispatcher of another server, because two dispatchers could wait for each other.
 #[derive(Clone)]
 pub struct ServerHandle {
     events: Events<DispatchEvent<ServerCore>>,
-    uuid: Uuid,
-    role: Role,
     environment: Arc<config::Environment>,
-    /// Of its handshakes; there when the server is.
+    /// The number of handshakes under way. `None` only while the server starts.
     occupancy: Option<Arc<Occupancy>>,
-    /// There if it links with other servers.
+    /// `None` if the server takes no links.
     dialler: Option<Dialler>,
 }
 
 impl fmt::Debug for ServerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ServerHandle({} ({}))", self.uuid, self.role)
+        write!(f, "ServerHandle({} ({}))", self.uuid(), self.environment.role)
     }
 }
 
 impl ServerHandle {
-    /// Runs `call` on the dispatcher, and gives back what it returns: the
-    /// way to everything that [`Context`] offers.
+    /// Runs `call` on the dispatcher and returns its result. The [`Context`] has all operations.
     ///
     /// # Errors
-    /// [`SendError::Stopped`] once the server has stopped, or where `call`
-    /// panicked; [`SendError::OnDispatcher`].
+    /// [`SendError::Stopped`] if the server has stopped or `call` panicked;
+    /// [`SendError::OnDispatcher`].
     pub fn with<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Context<'_>) -> T + Send + 'static,
+    ) -> Result<T, SendError> {
+        self.wait_for(|_, cx| call(cx))
+    }
+
+    fn wait_for<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>) -> T + Send + 'static,
     ) -> Result<T, SendError> {
         if dispatch::is_dispatcher() {
             return Err(SendError::OnDispatcher);
         }
         let (reply, result) = crossbeam_channel::bounded(1);
-        let replying = self::call(move |cx| {
-            let _ = reply.send(call(cx));
+        let replying = self::call(move |handler, cx| {
+            let _ = reply.send(call(handler, cx));
         });
         self.events.send(replying).map_err(|_| SendError::Stopped)?;
         self.events.answer(&result).ok_or(SendError::Stopped)
     }
 
-    /// As [`with`](Self::with), with the application itself, where that is an `H`.
+    /// As [`with`](Self::with), with the application itself, which must be an `H`.
     ///
     /// # Errors
-    /// As there, and [`SendError::OtherHandler`].
+    /// As of [`with`](Self::with), and [`SendError::OtherHandler`].
     pub fn with_handler<H: Handler, T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut H, &mut Context<'_>) -> T + Send + 'static,
     ) -> Result<T, SendError> {
-        if dispatch::is_dispatcher() {
-            return Err(SendError::OnDispatcher);
-        }
-        let (reply, result) = crossbeam_channel::bounded(1);
-        let replying = DispatchEvent::Call(Box::new(move |core: &mut ServerCore, now, actions| {
-            core.call_handler(now, actions, |handler, cx| {
-                let handler: &mut dyn Any = handler;
-                let done = handler.downcast_mut().map(|handler| call(handler, cx));
-                let _ = reply.send(done);
-            });
-        }));
-        self.events.send(replying).map_err(|_| SendError::Stopped)?;
-        let done = self.events.answer(&result).ok_or(SendError::Stopped)?;
-        done.ok_or(SendError::OtherHandler)
+        let result = self.wait_for(|handler, cx| {
+            let handler: &mut dyn Any = handler;
+            handler.downcast_mut().map(|handler| call(handler, cx))
+        });
+        result?.ok_or(SendError::OtherHandler)
     }
 
-    /// What the server knows about its links to other servers.
+    /// The figures of the links to other servers.
     ///
     /// # Errors
     /// As of [`with`](Self::with).
@@ -422,36 +404,37 @@ impl ServerHandle {
         self.with(|cx| cx.state.links.figures(cx.state.now))
     }
 
-    /// Has the dispatcher run `call` as soon as it can, and waits for nothing:
-    /// from any thread, and from the handler of another server.
+    /// Sends `call` to the dispatcher, which runs it soon, and returns at once. May be called on any
+    /// thread, also in the handler of another server.
     ///
     /// # Errors
-    /// [`SendError::Busy`] where the dispatcher's queue is full;
+    /// [`SendError::Busy`] if the channel to the dispatcher is full;
     /// [`SendError::Stopped`].
     pub fn post(&self, call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> Result<(), SendError> {
-        self.events.try_send(self::call(call)).map_err(|e| match e {
+        let event = self::call(|_, cx| call(cx));
+        self.events.try_send(event).map_err(|e| match e {
             TrySendError::Full(_) => SendError::Busy,
             TrySendError::Disconnected(_) => SendError::Stopped,
         })
     }
 
-    /// Begins to stop the server, as [`Server::stop`] does, and returns at
-    /// once. [`Server::wait`] returns when it has stopped.
+    /// Begins to stop the server, as [`Server::stop`] does, and returns at once. [`Server::wait`] returns
+    /// when the server has stopped.
     pub fn stop(&self) {
-        // Where the queue is full this waits for room in it, except on a
-        // dispatcher: that one is busy, and its queue moves on.
+        // If the channel is full, wait for room. A dispatcher must not wait: it may be this server's
+        // own, which alone makes room.
         if self.post(|cx| cx.stop()) == Err(SendError::Busy) && !dispatch::is_dispatcher() {
             let _ = self.events.send(DispatchEvent::Stop);
         }
     }
 
-    /// Asks every client to leave within that time, and stops the server when all have left, at
-    /// the latest 6 s after that time. Returns at once. Newcomers are refused meanwhile, so that
-    /// clients go to another server, or come back after a restart.
+    /// Asks every client to leave within this time, in whole seconds. The server stops when all have
+    /// left, at the latest 6 s after this time. Returns at once. Newcomers are refused meanwhile, so
+    /// that clients connect to another server, or come back after a restart.
     ///
-    /// A client that knows the event Draining leaves at a random moment: it awaits the answers to
-    /// its requests, sends what waits, and ends its session in order, so that no frame is lost.
-    /// Any other client is served until the server stops. Whole seconds count.
+    /// A client that knows the event Draining leaves at a random moment: it awaits the answers to its
+    /// requests, sends its queue, and ends its session in order, so that no frame is lost. Other
+    /// clients are served until the server stops.
     ///
     /// # Errors
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
@@ -459,7 +442,7 @@ impl ServerHandle {
         self.with(move |cx| cx.drain(within))
     }
 
-    /// Queues a frame for one entity.
+    /// Queues a frame for one client.
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
@@ -467,7 +450,7 @@ impl ServerHandle {
         self.with(move |cx| cx.send(to, &frame))?
     }
 
-    /// Queues the frame that carries `payload` for one entity.
+    /// Queues the frame that carries `payload` for one client.
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
@@ -476,8 +459,7 @@ impl ServerHandle {
         self.send(to, frame)
     }
 
-    /// Queues a frame for every session with at least one of the roles, and
-    /// says for how many.
+    /// Queues a frame for every session with at least one of the roles. Returns the number of sessions.
     ///
     /// # Errors
     /// [`SendError`].
@@ -485,7 +467,7 @@ impl ServerHandle {
         self.with(move |cx| cx.multicast(to, &frame))?
     }
 
-    /// Queues a frame for every session, and says for how many.
+    /// Queues a frame for every session. Returns the number of sessions.
     ///
     /// # Errors
     /// [`SendError`].
@@ -507,8 +489,8 @@ impl ServerHandle {
         })
     }
 
-    /// What the server knows about itself, at one moment: see [`Figures`]. The
-    /// dispatcher takes less than a microsecond for each session.
+    /// A snapshot of the server, see [`Figures`]. The dispatcher takes less than a microsecond for each
+    /// session.
     ///
     /// # Errors
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
@@ -526,8 +508,7 @@ impl ServerHandle {
         Ok(figures)
     }
 
-    /// How many frames the sessions that are gone have lost, see
-    /// [`Context::frames_lost`].
+    /// The number of frames that sessions which are gone have lost, see [`Context::frames_lost`].
     ///
     /// # Errors
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
@@ -535,7 +516,7 @@ impl ServerHandle {
         self.with(|cx| cx.frames_lost())
     }
 
-    /// Ends the session of `uuid`; false where there is none.
+    /// Ends the session of `uuid`. False if there is none.
     ///
     /// # Errors
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
@@ -543,26 +524,25 @@ impl ServerHandle {
         self.with(move |cx| cx.disconnect(uuid))
     }
 
-    /// What the server proves and whom it trusts at present, also once it has
-    /// stopped. Does not wait.
+    /// The present identity and trust of the server, also after it has stopped. Does not block.
     pub fn credentials(&self) -> Credentials {
-        self.environment.in_force().credentials.clone()
+        self.environment.active().credentials.clone()
     }
 
     /// The server's UUID.
     pub fn uuid(&self) -> Uuid {
-        self.uuid
+        self.environment.uuid
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the core is told the time")]
+#[expect(clippy::disallowed_methods, reason = "the core gets the time from its owner")]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "for people, and for ends of certificates"
+    reason = "for log lines and the expiry of certificates"
 )]
 pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()

@@ -1,5 +1,5 @@
-//! Operators: controllers that list sessions, end them, and keep clients out. For servers see
-//! `servers`.
+//! The commands of operators that list and end sessions and ban clients. `servers` has those for servers,
+//! `watching` has Watch.
 //!
 //! ```text
 //!  ListSessions, ListBans ─▶ operator? ─▶ a page of 64 ─▶ Sessions, Bans
@@ -8,11 +8,9 @@
 //!                                      ConnectionFailure, end ◀┴▶ Bans ─▶ AdmissionPolicy::judge
 //! ```
 //!
-//! The server handles these frames itself, whatever its application is. A list is
-//! asked for page by page, and a page is made when it is asked for, so the longest
-//! list takes no more room in a queue than 64 entries. Each frame is handled alone:
-//! an operator that asks for pages and does not read them is held back as any peer
-//! that does not read its answers.
+//! The server handles these frames itself; the application gets none of them. An operator requests a list
+//! page by page, so the longest list takes no more room in a queue than 64 entries. Each frame is handled
+//! alone, so that an operator that does not read its answers is held like any other peer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +22,7 @@ use super::audit::{AUDIT, Named};
 use super::bans::{MAX_BAN, MAX_BANS};
 use super::core::{ServerCore, State};
 use super::disconnect::DisconnectReason;
-use super::federation::Bundle;
+use super::federation::ForwardBody;
 use super::sessions::{Session, SessionInfo};
 use crate::payload::{
     self, BanEntry, Bans, DrainServer, Id, InvalidFrameType, Kick, Kicked, ListBans, ListServers,
@@ -33,54 +31,48 @@ use crate::payload::{
 use crate::proto::{Command, Frame, FrameKind, FrameType, Item, Run, answer_to_filtered};
 use ssntp_transport::Role;
 
-/// The entries of a page: with some 500 bytes each half of the 64 KiB that a queue
-/// may have, however little memory is left.
+/// The most entries of a page. With some 500 bytes each they take half of the 64 KiB that every queue may
+/// have, even if no memory is left.
 pub(super) const PAGE: usize = 64;
-/// The longest id that an answer repeats, in bytes.
+/// The longest id of a command, in bytes, because the answer repeats it.
 const MAX_ID: usize = 64;
-/// How much of a certificate's name a list shows, in characters: it may have 64 KiB.
+/// The length to which a list cuts a name in a certificate, in characters. A name may have 64 KiB.
 const MAX_NAME: usize = 256;
 
-/// Whether the server handles this kind of frame for operators.
+/// True if this kind of frame is a command of operators.
 pub(super) fn is_of_operators(kind: FrameKind) -> bool {
     kind.frame_type == FrameType::COMMAND && kind.is_of_operators()
 }
 
-/// Why nothing was done: the reason and its text.
+/// The reason for which a command is not carried out, as a word and as text.
 pub(super) type Refused = (OperatorRefusal, String);
 
 impl ServerCore {
-    /// Deals with frames for which [`is_of_operators`] holds.
-    pub(super) fn operate(&mut self, info: &Arc<SessionInfo>, item: &Item) {
+    /// Carries out commands of operators, see [`is_of_operators`].
+    pub(super) fn handle_commands(&mut self, info: &Arc<SessionInfo>, item: &Item) {
         match item {
-            Item::Run(run) => run.frames().for_each(|frame| self.operated(info, &frame)),
-            Item::Traced(frame) => self.operated(info, frame),
+            Item::Run(run) => run.frames().for_each(|frame| self.handle_command(info, &frame)),
+            Item::Traced(frame) => self.handle_command(info, frame),
             Item::Unsupported(_) => {}
         }
     }
 
-    fn operated(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
+    fn handle_command(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
         let kind = frame.kind();
         let is_operator = info.role.intersects(self.state.operators);
         if !is_operator || !self.state.filter.allows(info.role, kind) {
             return self.state.filtered(info.id, kind, 1);
         }
         let changes = [Command::KICK, Command::UNBAN, Command::DRAIN_SERVER].contains(&Command(kind.operand));
-        // Looking is harmless. Changes may be for one of several operators alone.
+        // Every operator may list and watch. The application may allow changes to only one of them.
         if changes && !self.may_kick(info) {
             if let Some(more) = info.may_log(&mut self.state.log, "may not kick", self.state.now) {
-                warn!(target: "ssntp::server", "{info}: {kind} refused: the application does not let it{more}");
+                warn!(target: "ssntp::server", "{info}: {kind} refused: the application does not allow it{more}");
             }
             if let Some(answer) = answer_to_filtered(kind) {
                 self.state.answer(info.id, &answer, 1);
             }
             return;
-        }
-        if kind == Command::LIST_SERVERS {
-            return match read(frame, |asked: &ListServers| &asked.id) {
-                Ok(asked) => self.list_servers(info, &asked),
-                Err(reason) => self.state.invalid(info, kind, reason),
-            };
         }
         let state = &mut self.state;
         let answered = match Command(kind.operand) {
@@ -90,17 +82,21 @@ impl ServerCore {
             Command::LIST_BANS => {
                 read(frame, |asked: &ListBans| &asked.id).map(|asked| state.list_bans(info, &asked))
             }
-            Command::KICK => read(frame, |asked: &Kick| &asked.id).map(|asked| state.kicked(info, &asked)),
-            Command::DRAIN_SERVER => {
-                read(frame, |asked: &DrainServer| &asked.id).map(|asked| state.drained(info, &asked, frame))
+            Command::LIST_SERVERS => {
+                read(frame, |asked: &ListServers| &asked.id).map(|asked| self.list_servers(info, &asked))
             }
+            Command::KICK => {
+                read(frame, |asked: &Kick| &asked.id).map(|asked| state.handle_kick(info, &asked))
+            }
+            Command::DRAIN_SERVER => read(frame, |asked: &DrainServer| &asked.id)
+                .map(|asked| state.handle_drain(info, &asked, frame)),
             Command::WATCH => {
                 read(frame, |asked: &Watch| &asked.id).and_then(|asked| state.watch(info, asked))
             }
-            _ => read(frame, |asked: &Unban| &asked.id).map(|asked| state.unbanned(info, &asked)),
+            _ => read(frame, |asked: &Unban| &asked.id).map(|asked| state.handle_unban(info, &asked)),
         };
         if let Err(reason) = answered {
-            state.invalid(info, kind, reason);
+            self.state.invalid(info, kind, reason);
         }
     }
 
@@ -111,7 +107,7 @@ impl ServerCore {
     }
 }
 
-/// An operator's request, or the reason in InvalidFrameType.
+/// Decodes a command. The error is the reason in InvalidFrameType.
 pub(super) fn read<T: Payload>(frame: &Frame, id: fn(&T) -> &Id) -> Result<T, &'static str> {
     match T::decode(frame.payload_bytes()) {
         Ok(asked) if id(&asked).as_str().len() <= MAX_ID => Ok(asked),
@@ -121,17 +117,19 @@ pub(super) fn read<T: Payload>(frame: &Frame, id: fn(&T) -> &Id) -> Result<T, &'
 }
 
 impl State {
+    /// Answers a command that cannot be carried out with InvalidFrameType.
     fn invalid(&mut self, to: &SessionInfo, kind: FrameKind, reason: &str) {
         debug!(target: "ssntp::server", "{to}: {kind} refused: {reason}");
         let refusal = InvalidFrameType::new(kind, reason.into());
         self.answer(to.id, &Frame::of(&refusal), 1);
     }
 
-    pub(super) fn tell(&mut self, to: &SessionInfo, asked: FrameKind, answer: &Frame) {
+    /// Sends the answer to a command of the kind `asked`. The operator may be connected to another server.
+    pub(super) fn answer_operator(&mut self, to: &SessionInfo, asked: FrameKind, answer: &Frame) {
         match self.check_length(answer) {
             Ok(()) if to.server() != self.environment.uuid => {
-                // If the link is gone, so is the session that asked.
-                let _ = self.send_to_remote(None, to.uuid, || Bundle::from(&Run::of(answer)));
+                // If the link is gone, the operator's session is gone as well.
+                let _ = self.send_to_remote(None, to.uuid, || ForwardBody::from(&Run::of(answer)));
             }
             Ok(()) => self.answer(to.id, answer, 1),
             Err(_) => self.invalid(to, asked, "answer_too_long"),
@@ -146,18 +144,18 @@ impl State {
         let Ok(roles) = roles else {
             return self.invalid(info, ListSessions::KIND, "invalid_data");
         };
-        let meant = |session: &&Session| {
+        let is_listed = |session: &&Session| {
             session.info.role.intersects(roles) && session.info.id.0.sequence() > asked.after
         };
         let mut ids: Vec<_> = self
             .sessions
             .iter()
-            .filter(meant)
+            .filter(is_listed)
             .map(|session| session.info.id)
             .collect();
         let is_last = ids.len() <= PAGE;
         if !is_last {
-            // There may be thousands behind the page.
+            // Without this, each page would sort all remaining sessions, which may be thousands.
             ids.select_nth_unstable(PAGE);
             ids.truncate(PAGE);
         }
@@ -170,7 +168,7 @@ impl State {
             next: next(is_last, entries.last().map(|entry| entry.number)),
             entries,
         };
-        self.tell(info, ListSessions::KIND, &Frame::of(&page));
+        self.answer_operator(info, ListSessions::KIND, &Frame::of(&page));
     }
 
     fn entry(&self, session: &Session) -> SessionEntry {
@@ -216,10 +214,10 @@ impl State {
             next: next(is_last, entries.last().map(|entry| entry.number)),
             entries,
         };
-        self.tell(info, ListBans::KIND, &Frame::of(&page));
+        self.answer_operator(info, ListBans::KIND, &Frame::of(&page));
     }
 
-    fn kicked(&mut self, by: &SessionInfo, asked: &Kick) {
+    fn handle_kick(&mut self, by: &SessionInfo, asked: &Kick) {
         let done = self.kick(by, asked);
         let answer = done.unwrap_or_else(|(reason, detail)| Kicked {
             reason,
@@ -227,10 +225,11 @@ impl State {
             ..Kicked::default()
         });
         let id = asked.id.clone();
-        self.tell(by, Kick::KIND, &Frame::of(&Kicked { id, ..answer }));
+        self.answer_operator(by, Kick::KIND, &Frame::of(&Kicked { id, ..answer }));
     }
 
-    /// Ends a session, and keeps its client out. It is done whole or not at all.
+    /// Ends the session of a client and bans its UUID, as far as the command names that. If one of the
+    /// two is impossible, neither is done.
     fn kick(&mut self, by: &SessionInfo, asked: &Kick) -> Result<Kicked, Refused> {
         let ban = Duration::from_secs(asked.ban_s);
         if ban > MAX_BAN {
@@ -247,8 +246,7 @@ impl State {
             let text = "an operator cannot end its own session";
             return Err((OperatorRefusal::OwnSession, text.into()));
         }
-        // The ban comes before the end of the session, so that its client cannot come back in
-        // between, and nothing has been done if there is no room for the ban.
+        // The ban comes first, because it may fail for lack of room, and then the session must stay.
         let until = self.now.checked_add(ban);
         if let Some(until) = until.filter(|_| !ban.is_zero())
             && !self.bans.add(uuid, by.uuid, self.now, until)
@@ -273,7 +271,7 @@ impl State {
             0 => String::new(),
             seconds => format!(", banned for {seconds} s"),
         };
-        // An operator's UUID may be a new one in each session, so the certificate names it.
+        // The certificate identifies an operator, because its UUID may change with each session.
         let operator = Named(by.certificate());
         if let Some(more) = by.may_log(&mut self.log, "kick", self.now) {
             warn!(target: "ssntp::server",
@@ -294,10 +292,10 @@ impl State {
         })
     }
 
-    fn unbanned(&mut self, by: &SessionInfo, asked: &Unban) {
+    fn handle_unban(&mut self, by: &SessionInfo, asked: &Unban) {
         let (reason, detail) = self.unban(by, asked).err().unwrap_or_default();
         let id = asked.id.clone();
-        self.tell(by, Unban::KIND, &Frame::of(&Unbanned { id, reason, detail }));
+        self.answer_operator(by, Unban::KIND, &Frame::of(&Unbanned { id, reason, detail }));
     }
 
     fn unban(&mut self, by: &SessionInfo, asked: &Unban) -> Result<(), Refused> {
@@ -313,7 +311,7 @@ impl State {
     }
 }
 
-/// The client that an operator names.
+/// Parses the UUID in a command.
 pub(super) fn named(uuid: &Id) -> Result<Uuid, Refused> {
     let text = match uuid.is_empty() {
         true => "a UUID is required; certificates are kept out by revoking them",
@@ -322,11 +320,12 @@ pub(super) fn named(uuid: &Id) -> Result<Uuid, Refused> {
     uuid.uuid().ok_or((OperatorRefusal::InvalidData, text.into()))
 }
 
-/// The `next` of a page that ends with this number.
+/// The field `next` of a page whose last entry has this number; 0 for the last page.
 fn next(is_last: bool, number: Option<u64>) -> u64 {
     number.filter(|_| !is_last).unwrap_or_default()
 }
 
+/// The first [`MAX_NAME`] characters of a name.
 fn beginning(text: &str) -> String {
     text.chars().take(MAX_NAME).collect()
 }

@@ -1,4 +1,4 @@
-//! Forwarding rules: pure tables, tested without threads.
+//! The forwarding rules: for each kind of frame, the roles that get it or a routing function.
 
 use std::fmt;
 
@@ -8,25 +8,25 @@ use super::sessions::Directory;
 use crate::proto::{Command, ErrorCode, Event, Frame, FrameKind, FrameType, Operands, ParseKindError};
 use ssntp_transport::{ParseRoleError, Role};
 
-/// What a routing function decides about one frame.
+/// The decision of a routing function about one frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Send it to these entities; one that is not connected is skipped and
-    /// logged, and so is the sender itself.
+    /// Send the frame to these clients. A client that is not connected, and the sender itself, are
+    /// skipped and logged.
     Forward(Vec<Uuid>),
-    /// Drop it.
+    /// Drop the frame.
     Discard,
-    /// Keep it until the application releases it or it expires, see
-    /// [`Context::release`](super::Context::release).
+    /// Hold the frame until the application releases it
+    /// ([`Context::release`](super::Context::release)) or it expires.
     Queue,
 }
 
-/// A routing function: looks at a frame, who sent it, and who is connected.
+/// A routing function. Its arguments are a frame, the UUID of its sender, and the connected sessions.
 /// It runs on the dispatcher thread and must not block.
 pub type RouteFn = dyn FnMut(&Frame, Uuid, &Directory<'_>) -> Decision + Send;
 
-/// What is done with frames of each kind. Kinds without a rule are only
-/// shown to the application.
+/// The forwarding rules of a server, at most one for each kind of frame. A frame without a rule goes
+/// only to the application.
 ///
 /// ```
 /// use ssntp::proto::{Command, Event};
@@ -59,10 +59,9 @@ impl Rules {
         Self::default()
     }
 
-    /// Where frames of a cluster go, as far as the sender's and the receivers'
-    /// roles tell: for a server that reads no payloads. A scheduler does better: it
-    /// picks the one node that a command is for, and keeps what nodes say of
-    /// their capacity to itself.
+    /// The rules of a cluster for a server that reads no payloads: each frame goes to all clients whose
+    /// role may need it. A scheduler is more precise: it sends a command only to its node, and does not
+    /// forward the capacity that nodes report.
     ///
     /// ```
     /// use ssntp::proto::Command;
@@ -97,12 +96,10 @@ impl Rules {
             .multicast(Command::CONFIGURE, node | Role::CNCIAGENT)
             .multicast(Event::TENANT_ADDED, Role::CNCIAGENT)
             .multicast(Event::TENANT_REMOVED, Role::CNCIAGENT);
-        // What is told is told to controllers; what a peer did not understand is
-        // between the two of them, a stream is its controller's alone, whom only a
-        // scheduler knows, and operators are answered by the server itself. Who asks about
-        // tenants is answered by the scheduler alone, which also says when a controller has
-        // been told everything.
-        let not_told: [FrameKind; 11] = [
+        // Reports go to controllers, except for these: errors about a single frame concern only the two
+        // peers; a stream belongs to one controller, which only a scheduler knows; and the scheduler
+        // itself answers questions about tenants and sends the other events.
+        let not_forwarded: [FrameKind; 11] = [
             ErrorCode::INVALID_FRAME_TYPE.into(),
             ErrorCode::INVALID_CONFIGURATION.into(),
             ErrorCode::CONNECTION_FAILURE.into(),
@@ -116,17 +113,17 @@ impl Rules {
             Event::DRAINING.into(),
         ];
         for kind in FrameKind::all() {
-            let told = kind == Command::STATS || kind.frame_type != FrameType::COMMAND;
-            let is_ruled = kind.is_handshake() || kind.is_of_operators() || not_told.contains(&kind);
-            if told && !is_ruled && rules.receivers(kind).is_none() {
+            let is_report = kind == Command::STATS || kind.frame_type != FrameType::COMMAND;
+            let is_excepted = kind.is_handshake() || kind.is_of_operators() || not_forwarded.contains(&kind);
+            if is_report && !is_excepted && rules.receivers(kind).is_none() {
                 rules = rules.multicast(kind, Role::CONTROLLER);
             }
         }
         rules
     }
 
-    /// The rules that a text says, one a word: `STATS=controller` sends STATS to every
-    /// session with that role, `READY=controller,scheduler` to those with either.
+    /// Parses rules, one in each word: `STATS=controller` sends STATS to every session with that role,
+    /// `READY=controller,scheduler` to those with either role.
     ///
     /// ```
     /// use ssntp::Role;
@@ -139,8 +136,8 @@ impl Rules {
     /// ```
     ///
     /// # Errors
-    /// The first word that is no rule. [`check`](Self::check) says whether the rules can be
-    /// used.
+    /// [`ParseRuleError`] names the first word that is not a rule. [`check`](Self::check) finds rules
+    /// that cannot be used.
     pub fn parse(text: &str) -> Result<Self, ParseRuleError> {
         let mut words = text.split_whitespace();
         words.try_fold(Self::new(), |rules, word| {
@@ -149,10 +146,10 @@ impl Rules {
         })
     }
 
-    /// What one word of [`parse`](Self::parse) says: which frames go to whom.
+    /// Parses one word of [`parse`](Self::parse) into the kind of frame and the roles that get it.
     ///
     /// # Errors
-    /// It is no rule.
+    /// [`ParseRuleError`] if the word is not a rule.
     pub fn parse_one(word: &str) -> Result<(FrameKind, Role), ParseRuleError> {
         let wrong = |why: String| ParseRuleError(format!("{word:?}: {why}"));
         let (kind, to) = word
@@ -169,8 +166,7 @@ impl Rules {
         Ok((kind, to))
     }
 
-    /// The roles that frames of `kind` go to; none where there is no rule for
-    /// them, or a function decides.
+    /// The roles that frames of `kind` go to. `None` if the kind has no rule or a routing function.
     pub fn receivers(&self, kind: impl Into<FrameKind>) -> Option<Role> {
         let kind = kind.into();
         self.entries.iter().find_map(|(of, rule)| match rule {
@@ -179,15 +175,15 @@ impl Rules {
         })
     }
 
-    /// Frames of `kind` go to every session that has one of the roles in
-    /// `to`, never back to the session they came from.
+    /// Adds a rule: frames of `kind` go to every session with one of the roles in `to`, except to
+    /// their sender.
     #[must_use]
     pub fn multicast(mut self, kind: impl Into<FrameKind>, to: Role) -> Self {
         self.entries.push((kind.into(), Rule::Multicast(to)));
         self
     }
 
-    /// `route` decides about each frame of `kind`.
+    /// Adds a rule: `route` decides about each frame of `kind`.
     #[must_use]
     pub fn route(
         mut self,
@@ -198,13 +194,11 @@ impl Rules {
         self
     }
 
-    /// Whether the rules can be used, by a server that has registered what they
-    /// say of frames of the application.
+    /// Checks that the rules can be used. Kinds of the application are accepted; the server checks that
+    /// they are registered.
     ///
     /// # Errors
-    /// The first [`RuleError`]: a kind has two rules, is neither defined by the
-    /// protocol nor an application's or belongs to the handshake, or a multicast
-    /// names no role.
+    /// The first [`RuleError`].
     pub fn check(&self) -> Result<(), RuleError> {
         for (at, (kind, rule)) in self.entries.iter().enumerate() {
             if !(kind.is_known() || kind.is_application()) {
@@ -225,7 +219,7 @@ impl Rules {
         Ok(())
     }
 
-    /// As [`check`](Self::check), by a server with these operands.
+    /// As [`check`](Self::check), for a server with these operands of the application.
     pub(super) fn check_for(&self, operands: &Operands) -> Result<(), RuleError> {
         let mut kinds = self.entries.iter().map(|(kind, _)| *kind);
         match kinds.find(|kind| kind.is_application() && !operands.contains(*kind)) {
@@ -246,39 +240,39 @@ impl fmt::Debug for Rules {
     }
 }
 
-/// A word that is no forwarding rule.
+/// A word is not a forwarding rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ParseRuleError(String);
 
-/// Why [`Rules`] cannot be used.
+/// The reason for which [`Rules`] cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleError {
     /// Two rules for one kind.
     #[error("{0} has two forwarding rules")]
     Duplicate(FrameKind),
-    /// A kind that neither the protocol defines nor the server has registered.
+    /// The kind is neither defined by the protocol nor registered.
     #[error("{0} is neither a frame of the protocol nor registered as one of the application")]
     Unknown(FrameKind),
-    /// CONNECT or CONNECTED.
+    /// The kind is CONNECT or CONNECTED.
     #[error("{0} belongs to the handshake and is never forwarded")]
     Handshake(FrameKind),
-    /// A multicast to no role, or to one that does not exist.
+    /// A multicast names no role, or one that does not exist.
     #[error("the rule for {0} names the role {1}")]
     Role(FrameKind, Role),
 }
 
-/// A value for each kind of the protocol's types. The kind is the index, so
-/// that looking it up for each run of frames costs next to nothing.
+/// A value for each kind of the protocol's types. The kind is the index, because a look-up in a map for
+/// each run of frames would take half as long as all other work for a lone frame.
 #[derive(Debug)]
 pub(super) struct KindTable<T> {
     cells: Vec<Option<T>>,
 }
 
-/// The highest type fits into these. Operands are all there are, since those
-/// of applications are far from the protocol's.
-const TYPES: usize = 5;
+/// The number of types: the highest known one is ERROR, 4.
+const TYPES: usize = FrameType::ERROR.0 as usize + 1;
+/// All operands, because those of applications are in the upper half.
 const OPERANDS: usize = 256;
 
 impl<T> KindTable<T> {
@@ -301,6 +295,25 @@ impl<T> KindTable<T> {
         self.cells.get_mut(Self::cell(kind)?)?.as_mut()
     }
 
+    /// `None` if the kind has an unknown type.
+    pub(super) fn get_or_default(&mut self, kind: FrameKind) -> Option<&mut T>
+    where
+        T: Default,
+    {
+        Some(self.cells.get_mut(Self::cell(kind)?)?.get_or_insert_default())
+    }
+
+    /// The kinds with a value, in their order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (FrameKind, &T)> {
+        let types = (0..=u8::MAX).zip(self.cells.chunks(OPERANDS));
+        types.flat_map(|(frame_type, cells)| {
+            let cells = (0..=u8::MAX).zip(cells);
+            cells.filter_map(move |(operand, cell)| {
+                Some((FrameKind::new(FrameType(frame_type), operand), cell.as_ref()?))
+            })
+        })
+    }
+
     pub(super) fn set(&mut self, kind: FrameKind, value: T) {
         if let Some(cell) = Self::cell(kind).and_then(|cell| self.cells.get_mut(cell)) {
             *cell = Some(value);
@@ -308,7 +321,7 @@ impl<T> KindTable<T> {
     }
 }
 
-/// Checked rules, as the dispatcher looks them up.
+/// Rules that were checked, indexed by kind.
 pub(super) type RuleTable = KindTable<Rule>;
 
 impl RuleTable {
@@ -329,7 +342,7 @@ mod tests {
     use crate::server::Filter;
 
     #[test]
-    fn rules_are_read_from_words() {
+    fn rules_are_parsed_from_words() {
         let rules = Rules::parse(" STATS=controller  ready=controller,scheduler\nEVENT/0x80=agent ").unwrap();
         let own = FrameKind::new(FrameType::EVENT, 0x80);
         assert_eq!(rules.receivers(Command::STATS), Some(Role::CONTROLLER));
@@ -351,12 +364,12 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_of_the_spec_have_a_receiver_for_all_that_a_cluster_says() {
+    fn the_rules_of_the_spec_forward_every_report_and_command() {
         let rules = Rules::spec();
         assert_eq!(rules.check(), Ok(()));
         let filter = Filter::spec();
         for kind in FrameKind::all() {
-            // An error that only its receiver is concerned by comes from anybody.
+            // An error about a single frame may come from any role.
             let anybody = filter.allows(Role::SERVER, kind) && kind != Event::TRACE_REPORT;
             let is_ours = (0x40..0x50).contains(&kind.operand);
             let expected =
@@ -418,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_shown_by_kind_and_where_it_goes() {
+    fn rules_are_shown_by_kind_and_receivers() {
         let rules = Rules::new()
             .multicast(Command::STATS, Role::CONTROLLER)
             .route(Status::READY, |_, _, _| Decision::Discard);

@@ -1,9 +1,9 @@
-//! Operators that look at the servers which act as one, and drain one of them.
+//! The commands of operators that list the linked servers and drain one of them.
 //!
 //! ```text
 //!  ListServers ─▶ this server, its links, the peers that it dials ─ Handler::servers ─▶ Servers
-//!  DrainServer ─┬─ of this server ─▶ State::drain ───────────────────────────────────▶ Servers
-//!         └─ of a linked one ─▶ FORWARD to its application ─▶ that one drains ──▶ Servers
+//!  DrainServer ─┬─ names this server ─▶ State::drain ────────────────────────────────▶ Servers
+//!               └─ names a linked one ─▶ FORWARD to that server, which drains ───────▶ Servers
 //! ```
 
 use std::time::Duration;
@@ -12,13 +12,13 @@ use log::{info, warn};
 
 use super::audit::{AUDIT, Named};
 use super::core::{ServerCore, State};
-use super::federation::{Bundle, LinkFigures, PeerState};
+use super::federation::{ForwardBody, LinkFigures, PeerState};
 use super::operators::{PAGE, Refused, named, read};
 use super::sessions::SessionInfo;
 use crate::payload::{DrainServer, ListServers, OperatorRefusal, Payload, ServerEntry, ServerState, Servers};
 use crate::proto::{Frame, Run};
 
-/// The longest time for clients to leave. They take none longer.
+/// The longest time for clients to leave, which is also the longest that clients accept.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
 impl ServerCore {
@@ -34,15 +34,16 @@ impl ServerCore {
         }
         servers.entries = servers.entries.into_iter().skip(first).take(PAGE).collect();
         servers.id = asked.id.clone();
-        self.state.tell(info, ListServers::KIND, &Frame::of(&servers));
+        self.state
+            .answer_operator(info, ListServers::KIND, &Frame::of(&servers));
     }
 
-    /// Drains this server for an operator that is connected to another one. Only its role counts:
-    /// whether it may at present was judged there.
+    /// Drains this server for an operator that is connected to another server. That server's application
+    /// has allowed it; here only the operator's role is checked.
     pub(super) fn drain_for_remote(&mut self, by: &SessionInfo, run: &Run) {
         let state = &mut self.state;
         for frame in run.frames() {
-            // The operator's own server has read it already, so it can be read.
+            // The operator's own server has decoded the frame before, so this does not fail.
             let Ok(asked) = read(&frame, |asked: &DrainServer| &asked.id) else {
                 continue;
             };
@@ -64,12 +65,13 @@ impl ServerCore {
 }
 
 impl State {
-    pub(super) fn drained(&mut self, by: &SessionInfo, asked: &DrainServer, frame: &Frame) {
+    pub(super) fn handle_drain(&mut self, by: &SessionInfo, asked: &DrainServer, frame: &Frame) {
         let done = self.judge_drain(by, asked, Some(frame));
         self.finish_drain(by, asked, done);
     }
 
-    /// Whether this server is to be drained; if another one is, the frame is passed on to it.
+    /// Returns true if this server is to be drained. If the command names another server, passes the
+    /// `frame` on to it and returns false.
     fn judge_drain(
         &mut self,
         by: &SessionInfo,
@@ -83,7 +85,7 @@ impl State {
         }
         let uuid = named(&asked.uuid)?;
         if uuid != self.environment.uuid {
-            let passed = frame.map(|frame| self.pass_to(uuid, by, Bundle::from(&Run::of(frame))));
+            let passed = frame.map(|frame| self.pass_to(uuid, by, ForwardBody::from(&Run::of(frame))));
             return match passed {
                 Some(Ok(())) => Ok(false),
                 _ => {
@@ -117,8 +119,8 @@ impl State {
             },
         };
         let (id, drains) = (asked.id.clone(), answer.reason.as_str().is_empty());
-        self.tell(by, DrainServer::KIND, &Frame::of(&Servers { id, ..answer }));
-        // After the answer: the operator may be a client that is to leave at once.
+        self.answer_operator(by, DrainServer::KIND, &Frame::of(&Servers { id, ..answer }));
+        // After the answer, because the operator is a client and may leave at once.
         if drains {
             self.drain(Duration::from_secs(asked.within_s));
         }
@@ -141,7 +143,7 @@ impl State {
         }
     }
 
-    /// The servers that this one knows of by itself.
+    /// This server, the linked servers, and the peers without a link.
     fn servers(&self) -> Servers {
         let links = self.links.figures(self.now);
         let is_linked = |address: &str| links.iter().any(|link| address_of(link) == address);
@@ -182,7 +184,7 @@ impl State {
     }
 }
 
-/// Where others reach the server of a link: what it has said, or where it was dialled.
+/// The address of a linked server: the advertised one, or the one that was dialled.
 fn address_of(link: &LinkFigures) -> String {
     match link.server.advertised.as_str() {
         "" if link.server.dialled => link.server.address.to_string(),

@@ -1,4 +1,4 @@
-//! The sessions of a server: who is connected, by UUID and by role.
+//! The sessions of a server, with indexes by UUID and by role.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -14,7 +14,7 @@ use ssntp_transport::Role;
 use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
 use ssntp_transport::{ConnectionId, Gauge, LogLimit, More, PeerAddress, Table};
 
-/// Names one session of a server. Ids are not used a second time.
+/// Identifies one session of a server. An id is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub(super) ConnectionId);
 
@@ -30,7 +30,7 @@ impl SessionId {
         self.0
     }
 
-    /// Its number among all: later sessions have greater ones.
+    /// The number of the session. Later sessions have greater numbers.
     pub fn number(self) -> u64 {
         self.0.sequence()
     }
@@ -42,15 +42,14 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// Names one session of several linked servers. Keys are not used a second time.
+/// Identifies one session of several linked servers. A key is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionKey {
     server: Uuid,
     id: SessionId,
 }
 
-/// The facts of a session that never change while it lasts. Shown in logs as
-/// `UUID (roles) at ADDRESS`.
+/// The properties of a session that never change. Logs show it as `UUID (roles) at ADDRESS`.
 #[derive(Clone, Debug)]
 pub struct SessionInfo {
     pub(super) id: SessionId,
@@ -63,7 +62,8 @@ pub struct SessionInfo {
 }
 
 impl SessionInfo {
-    /// If it may cause a line of this kind in the log: the text to write at its end.
+    /// Returns the text for the end of a log line of this kind, or `None` if the session has reached
+    /// the limit for such lines.
     pub(super) fn may_log(&self, log: &mut LogLimit<Uuid>, kind: &'static str, now: Instant) -> Option<More> {
         log.admit_of(self.uuid, &self.certificate, kind, now)
     }
@@ -74,12 +74,12 @@ impl SessionInfo {
         self.server
     }
 
-    /// The session's own name. Two servers may give two of their sessions the same one.
+    /// The id of the session at its server. Sessions of two servers may have the same id.
     pub fn id(&self) -> SessionId {
         self.id
     }
 
-    /// The session's name among those of all linked servers.
+    /// The key of the session among those of all linked servers.
     pub fn key(&self) -> SessionKey {
         SessionKey {
             server: self.server,
@@ -97,19 +97,19 @@ impl SessionInfo {
         self.role
     }
 
-    /// Where the client connected from.
+    /// The address that the client connected from.
     pub fn address(&self) -> PeerAddress {
         self.address
     }
 
-    /// What the client's certificate says. It is read when it is first asked
-    /// for, since most sessions are never asked. Servers do not tell each other of
-    /// certificates, so that of another server's session has no names and no roles.
+    /// The content of the client's certificate. It is parsed on the first call, which most sessions
+    /// never see. For a session of another server it is empty, without names and roles, because
+    /// servers do not send each other the certificates of their clients.
     pub fn certificate(&self) -> &CertificateInfo {
         self.certificate.info()
     }
 
-    /// Whether the session agreed on trace blocks.
+    /// True if the session agreed on trace blocks.
     pub fn tracing(&self) -> bool {
         self.tracing
     }
@@ -121,17 +121,17 @@ impl fmt::Display for SessionInfo {
     }
 }
 
-/// What a session has carried so far.
+/// The counters of a session, from its admission on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SessionCounters {
-    /// Frames received, those that were filtered or not supported included.
+    /// Frames received, including filtered and unsupported ones.
     pub frames_received: u64,
-    /// Bytes received, headers included, after TLS.
+    /// Bytes received, including headers, without the overhead of TLS.
     pub bytes_received: u64,
-    /// Frames that the system has taken for this peer.
+    /// Frames sent: the system has accepted them for this peer.
     pub frames_sent: u64,
-    /// Bytes that the system has taken for this peer, before TLS.
+    /// Bytes sent, without the overhead of TLS.
     pub bytes_sent: u64,
     /// Frames that wait in this peer's queue.
     pub frames_waiting: u64,
@@ -139,10 +139,8 @@ pub struct SessionCounters {
     pub bytes_waiting: u64,
     /// Frames dropped because this peer's queue was full.
     pub frames_dropped: u64,
-    /// Frames for this peer that will not be sent, because its connection is over:
-    /// they waited, or came too late. Most are counted
-    /// when the session has gone from here: for these there is
-    /// [`Context::frames_lost`](super::Context::frames_lost).
+    /// Frames for this peer that will not be sent, because its connection is over. Most are counted
+    /// after the session has ended: [`Context::frames_lost`](super::Context::frames_lost) has these.
     pub frames_lost: u64,
     /// Frames of this peer that the role filter discarded.
     pub frames_filtered: u64,
@@ -152,23 +150,22 @@ pub struct SessionCounters {
     pub bad_traces: u64,
 }
 
-/// One session as the server's core holds it.
+/// One session in the state of the core.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
     pub(super) gauge: Gauge,
     pub(super) counters: SessionCounters,
     pub(super) since: Instant,
-    /// What decides if another server has a session of the same UUID.
+    /// Decides which session stays if another server has one of the same UUID.
     pub(super) rank: Rank,
-    /// When bytes were last received from it.
+    /// The time at which bytes were last received.
     pub(super) received: Option<Instant>,
-    /// The application has been told that it stands.
-    pub(super) told: bool,
-    /// When its certificate ends, and it with it.
+    /// True once the application was told of the session.
+    pub(super) announced: bool,
+    /// The time at which the certificate expires and the session must end. `None` if expiry is not
+    /// enforced. Fixed once the session is in the index.
     pub(super) ends: Option<SystemTime>,
-    /// When that is looked at next.
-    look: Option<Instant>,
     bad_traces: Arc<AtomicU64>,
 }
 
@@ -186,9 +183,8 @@ impl Session {
             since,
             rank: Rank::default(),
             received: None,
-            told: false,
+            announced: false,
             ends: None,
-            look: None,
             bad_traces,
         }
     }
@@ -208,14 +204,13 @@ impl Session {
     }
 }
 
-/// Established sessions with their indexes: each look-up takes the same time
-/// however many there are.
+/// The sessions with their indexes. A look-up takes the same time for any number of sessions.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     by_id: Table<Session>,
     by_uuid: HashMap<Uuid, SessionId>,
     by_role: [Vec<SessionId>; ROLES],
-    by_look: BTreeSet<(Instant, SessionId)>,
+    by_expiry: BTreeSet<(SystemTime, SessionId)>,
 }
 
 pub(super) const ROLES: usize = Role::ALL.bits().count_ones() as usize;
@@ -231,6 +226,7 @@ impl Sessions {
         for bit in bits(role) {
             self.by_role[bit].push(id);
         }
+        self.by_expiry.extend(session.ends.map(|ends| (ends, id)));
         self.by_id.insert(id.0, session);
     }
 
@@ -240,30 +236,20 @@ impl Sessions {
             self.by_uuid.remove(&session.info.uuid);
         }
         for bit in bits(session.info.role) {
-            // Ids only grow, and are pushed in order: the list is sorted.
+            // The list is sorted, because ids only grow and are pushed in order.
             if let Ok(at) = self.by_role[bit].binary_search(&id) {
                 self.by_role[bit].remove(at);
             }
         }
-        if let Some(at) = session.look {
-            self.by_look.remove(&(at, id));
+        if let Some(ends) = session.ends {
+            self.by_expiry.remove(&(ends, id));
         }
         Some(session)
     }
 
-    /// Has a session's certificate looked at then, and not earlier.
-    pub(super) fn look_at(&mut self, id: SessionId, at: Instant) {
-        if let Some(session) = self.by_id.get_mut(id.0) {
-            if let Some(before) = session.look.replace(at) {
-                self.by_look.remove(&(before, id));
-            }
-            self.by_look.insert((at, id));
-        }
-    }
-
-    /// Whose certificate is looked at next, and when.
-    pub(super) fn next_look(&self) -> Option<(Instant, SessionId)> {
-        self.by_look.first().copied()
+    /// The session whose certificate expires first, and that time.
+    pub(super) fn first_expiry(&self) -> Option<(SystemTime, SessionId)> {
+        self.by_expiry.first().copied()
     }
 
     pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
@@ -282,12 +268,12 @@ impl Sessions {
         self.by_id.iter().map(|(_, session)| session)
     }
 
-    /// The ids of all, oldest first.
+    /// The ids of all sessions, oldest first.
     pub(super) fn ids(&self) -> Vec<SessionId> {
         self.by_id.ids().into_iter().map(SessionId).collect()
     }
 
-    /// How many sessions have each role.
+    /// The number of sessions with each role.
     pub(super) fn by_role(&self) -> Vec<(Role, usize)> {
         let each = self.by_role.iter().enumerate();
         each.map(|(bit, sessions)| (Role::from_bits(1 << bit), sessions.len()))
@@ -310,8 +296,8 @@ pub(super) fn bits(role: Role) -> impl Iterator<Item = usize> {
     (0..ROLES).filter(move |bit| role.bits() & (1 << bit) != 0)
 }
 
-/// Who is connected, as a routing function sees it: to this server, or to one that it is
-/// linked to ([`SessionInfo::server`]).
+/// The connected sessions: those of this server and those of the linked servers
+/// ([`SessionInfo::server`]).
 #[derive(Debug)]
 pub struct Directory<'a> {
     pub(super) sessions: &'a Sessions,
@@ -328,7 +314,7 @@ impl Directory<'_> {
         }
     }
 
-    /// Whether another server's session counts: this server has none of its UUID.
+    /// True for another server's session if this server has no session of its UUID.
     fn counts(&self, remote: &SessionInfo) -> bool {
         self.sessions.id_of(remote.uuid).is_none()
     }
@@ -347,12 +333,12 @@ impl Directory<'_> {
         own.chain(remote.filter(|info| self.counts(info)))
     }
 
-    /// How many sessions there are. One whose UUID two servers have for a moment counts twice.
+    /// The number of sessions. Two sessions that two servers have of one UUID for a moment both count.
     pub fn len(&self) -> usize {
         self.sessions.len() + self.roster.len()
     }
 
-    /// Whether there are no sessions.
+    /// True if there are no sessions.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -383,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_found_by_uuid_and_by_each_of_its_roles_until_it_is_removed() {
+    fn a_session_is_found_by_uuid_and_each_role_until_it_is_removed() {
         let mut sessions = Sessions::default();
         let mut there: Vec<(u64, u32)> = Vec::new();
         let agree = |sessions: &Sessions, there: &[(u64, u32)]| {
@@ -443,12 +429,12 @@ mod tests {
             }
             agree(&sessions, &there);
         }
-        // Nothing is left of them in any index.
+        // No index has any of them left.
         assert!(sessions.by_uuid.is_empty() && sessions.by_role.iter().all(Vec::is_empty));
     }
 
     #[test]
-    fn who_has_taken_a_uuid_over_keeps_it_when_the_one_before_goes() {
+    fn a_uuid_stays_with_the_session_that_took_it_over() {
         let mut sessions = Sessions::default();
         let (old, new) = (session(1, 7, Role::AGENT), session(2, 7, Role::AGENT));
         let [first, second] = [old.info.id, new.info.id];
@@ -461,34 +447,26 @@ mod tests {
     }
 
     #[test]
-    fn certificates_are_looked_at_in_order_and_not_once_their_session_is_gone() {
+    fn sessions_are_indexed_by_expiry_until_they_are_removed() {
         let mut sessions = Sessions::default();
+        let at = [3, 1, 2].map(|seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds));
         let ids = [1, 2, 3].map(|number| {
-            let session = session(number, number.into(), Role::AGENT);
+            let mut session = session(number, number.into(), Role::AGENT);
+            session.ends = at.get(number as usize - 1).copied();
             let id = session.info.id;
             sessions.insert(session);
             id
         });
-        assert_eq!(sessions.next_look(), None);
-        #[expect(clippy::disallowed_methods, reason = "any time will do")]
-        let at = [3, 1, 2].map(|seconds| Instant::now() + std::time::Duration::from_secs(seconds));
-        for (id, at) in ids.into_iter().zip(at) {
-            sessions.look_at(id, at);
+        sessions.insert(session(4, 4, Role::AGENT));
+        for next in [1, 2, 0] {
+            assert_eq!(sessions.first_expiry(), Some((at[next], ids[next])));
+            sessions.remove(ids[next]);
         }
-        assert_eq!(sessions.next_look(), Some((at[1], ids[1])));
-        sessions.remove(ids[1]);
-        assert_eq!(sessions.next_look(), Some((at[2], ids[2])));
-        sessions.look_at(ids[0], at[1]);
-        assert_eq!(sessions.next_look(), Some((at[1], ids[0])));
-        sessions.look_at(ids[1], at[1]);
-        for id in ids {
-            sessions.remove(id);
-        }
-        assert!(sessions.by_look.is_empty());
+        assert_eq!(sessions.first_expiry(), None);
     }
 
     #[test]
-    fn a_session_is_shown_by_its_uuid_its_roles_and_its_address() {
+    fn a_session_is_shown_by_uuid_roles_and_address() {
         let info = session(9 << 24, 0xabc, Role::AGENT | Role::NETAGENT).info;
         assert_eq!(info.id().to_string(), "s9");
         let shown = format!("{} (agent,netagent) at {}", info.uuid(), PeerAddress::Memory);

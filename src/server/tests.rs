@@ -1,10 +1,10 @@
-//! The core step by step: what it does about each input, and what it counts.
+//! The core, step by step: its actions for each input, and its counters.
 
 mod certificates;
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
@@ -13,7 +13,7 @@ use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
 
 use super::config::Environment;
-use super::core::{AdmissionRequest, Arrival, ServerCore};
+use super::core::{Arrival, ArrivalKind, Peer, ServerCore};
 use super::*;
 use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
 use crate::wire::outgoing;
@@ -28,14 +28,14 @@ struct Rig {
     core: ServerCore,
     now: Instant,
     wall: SystemTime,
-    /// When the certificates of those end who connect.
+    /// The expiry of the certificates of clients that connect.
     ends: Option<SystemTime>,
     generation: u64,
     admitted: usize,
     stopping: Receiver<Infallible>,
 }
 
-/// A session as the rest of the server sees it.
+/// A session with its outbox.
 struct Member {
     id: ConnectionId,
     uuid: Uuid,
@@ -76,24 +76,22 @@ impl Rig {
         let number = self.admitted as u64 + 1;
         let (id, uuid) = (ConnectionId(number), Uuid::from_u128(number.into()));
         let outbox = Outbox::new(limits);
-        let request = AdmissionRequest {
-            connect: Connect::new(role, uuid, true),
-            certificate: CertificateInfo::nothing(&CertificateDer::from(number.to_be_bytes().to_vec())),
-            intermediates: Vec::new(),
-            ends: self.ends,
-            generation: self.generation,
-            address: PeerAddress::Memory,
-            bad_traces: Arc::new(AtomicU64::new(0)),
+        let arrival = Arrival {
+            peer: Peer {
+                certificate: CertificateInfo::nothing(&CertificateDer::from(number.to_be_bytes().to_vec())),
+                intermediates: Vec::new(),
+                ends: self.ends,
+                generation: self.generation,
+                address: PeerAddress::Memory,
+            },
+            kind: ArrivalKind::Client {
+                connect: Connect::new(role, uuid, true),
+                bad_traces: Arc::default(),
+            },
         };
         let standing = self.admitted;
-        self.core.admit(
-            id,
-            Arrival::Session(request),
-            outbox.gauge(),
-            standing,
-            self.now,
-            actions,
-        )?;
+        self.core
+            .admit(id, arrival, outbox.gauge(), standing, self.now, actions)?;
         self.admitted += 1;
         Ok(Member { id, uuid, outbox })
     }
@@ -123,7 +121,7 @@ impl Rig {
         self.connect_within(role, Limits::default())
     }
 
-    /// The whole item is dealt with, and all that comes of it.
+    /// The core handles the whole item and delivers all notices.
     fn receive(&mut self, from: &Member, item: Item) -> Vec<Action> {
         let (frames, mut actions) = (item.frames(), Vec::new());
         let dealt_with = self.core.item(from.id, item, u32::MAX, self.now, &mut actions);
@@ -132,7 +130,7 @@ impl Rig {
         actions
     }
 
-    /// What another thread wants done, with what has yet to be carried out.
+    /// Runs a call of another thread. Its actions are appended and not carried out.
     fn call<T>(&mut self, actions: &mut Vec<Action>, call: impl FnOnce(&mut Context<'_>) -> T) -> T {
         let mut result = None;
         self.core.call(self.now, actions, |cx| result = Some(call(cx)));
@@ -145,7 +143,7 @@ impl Rig {
     }
 }
 
-/// What the application was told.
+/// A call of the application.
 #[derive(Debug, PartialEq)]
 enum Note {
     Connected,
@@ -177,7 +175,7 @@ fn notes() -> (Notes, Receiver<Note>) {
     (Notes(sender), receiver)
 }
 
-/// So many frames of a kind, found in one read.
+/// A run of this number of frames.
 fn run(kind: impl Into<FrameKind>, frames: usize) -> Item {
     let bytes = Frame::with_payload(kind.into(), "x: y\n").encode().repeat(frames);
     let mut items = Vec::new();
@@ -191,7 +189,7 @@ fn traced(kind: Command) -> Item {
     Item::Traced(Frame::with_payload(kind, "x: y\n").traced(Trace::new("t")))
 }
 
-/// To whom frames are sent, and how many.
+/// The receivers of frames, with the number of frames for each.
 fn sends(actions: &[Action]) -> Vec<(ConnectionId, u32)> {
     let send = |action: &Action| match action {
         Action::Send { to, item, .. } => Some((*to, item.frames())),
@@ -201,7 +199,7 @@ fn sends(actions: &[Action]) -> Vec<(ConnectionId, u32)> {
 }
 
 #[test]
-fn a_turn_takes_so_many_frames_of_a_run_and_gives_the_rest_back() {
+fn a_turn_handles_the_given_number_of_frames_and_returns_the_rest() {
     let (handler, told) = notes();
     let mut rig = Rig::new(handler, |c| {
         c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
@@ -219,7 +217,7 @@ fn a_turn_takes_so_many_frames_of_a_run_and_gives_the_rest_back() {
 }
 
 #[test]
-fn what_an_operator_asks_is_answered_one_by_one_so_that_it_waits_for_its_answers() {
+fn commands_of_operators_are_handled_one_at_a_time() {
     let mut rig = Rig::new((), |c| c.operators(Role::CONTROLLER));
     let operator = rig.connect(Role::CONTROLLER);
     for (kind, taken) in [(Command::LIST_SESSIONS, 1), (Command::STATS, 5)] {
@@ -232,7 +230,7 @@ fn what_an_operator_asks_is_answered_one_by_one_so_that_it_waits_for_its_answers
 }
 
 #[test]
-fn what_a_session_carried_is_counted() {
+fn received_waiting_and_sent_frames_are_counted() {
     let mut rig = Rig::new((), |c| c.filter(Filter::spec().action(FilterAction::Drop)));
     let agent = rig.connect(Role::AGENT);
     let unsupported = Item::Unsupported(FrameKind::new(FrameType::COMMAND, 0x7f));
@@ -276,7 +274,7 @@ fn what_a_session_carried_is_counted() {
 }
 
 #[test]
-fn every_frame_that_is_filtered_is_answered() {
+fn every_filtered_frame_is_answered() {
     for (action, answers) in [(FilterAction::Reject, 3), (FilterAction::Drop, 0)] {
         let mut rig = Rig::new((), |c| c.filter(Filter::spec().action(action)));
         let agent = rig.connect(Role::AGENT);
@@ -286,7 +284,7 @@ fn every_frame_that_is_filtered_is_answered() {
     }
 }
 
-/// Answers each frame, and sends as much when its timer comes.
+/// Answers each frame, and sends a frame when a session ends.
 struct Sends(Uuid);
 
 impl Handler for Sends {
@@ -299,7 +297,7 @@ impl Handler for Sends {
 }
 
 #[test]
-fn what_frames_cause_is_theirs_and_the_rest_is_the_applications() {
+fn frames_caused_by_a_session_have_it_as_origin_and_others_the_application() {
     let to = Uuid::from_u128(2);
     let mut rig = Rig::new(Sends(to), |c| {
         c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
@@ -324,7 +322,7 @@ fn what_frames_cause_is_theirs_and_the_rest_is_the_applications() {
     rig.call(&mut call, |cx| cx.broadcast(&Frame::new(Command::STATS)))
         .unwrap();
     assert_eq!(origins(&call), [Origin::Application; 2]);
-    // What a session's frame leads to later is nobody's any more.
+    // Frames that the end of a session causes have the application as their origin.
     let ends = rig.receive(&agent, run(ErrorCode::CONNECTION_FAILURE, 1));
     assert_eq!(origins(&ends), [Origin::Application]);
 }
@@ -358,8 +356,8 @@ fn each_policy_for_slow_consumers_has_its_action() {
     }
 }
 
-/// That a session was ended in order, after ConnectionFailure.
-fn is_told_to_come_again(actions: &[Action], id: ConnectionId) -> bool {
+/// True if the actions send ConnectionFailure and then end the session with its queue sent.
+fn ends_with_connection_failure(actions: &[Action], id: ConnectionId) -> bool {
     let expected = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
     match actions {
         [
@@ -374,7 +372,7 @@ fn is_told_to_come_again(actions: &[Action], id: ConnectionId) -> bool {
 }
 
 #[test]
-fn a_stop_ends_every_session_and_admits_nobody() {
+fn a_stop_ends_every_session_and_refuses_newcomers() {
     let (handler, told) = notes();
     let mut rig = Rig::new(handler, |c| c);
     let ids = [(); 2].map(|()| rig.connect(Role::AGENT).id);
@@ -395,7 +393,7 @@ fn a_stop_ends_every_session_and_admits_nobody() {
 }
 
 #[test]
-fn a_client_that_says_that_it_failed_is_ended_and_its_other_errors_are_frames() {
+fn connection_errors_of_a_client_end_its_session_and_other_errors_are_frames() {
     for code in [
         ErrorCode::CONNECTION_FAILURE,
         ErrorCode::CONNECTION_ABORTED,
@@ -416,8 +414,8 @@ fn a_client_that_says_that_it_failed_is_ended_and_its_other_errors_are_frames() 
 }
 
 #[test]
-fn a_configuration_is_taken_from_a_controller_by_a_server_that_takes_any() {
-    // Whether it takes any, whose it is, what it is, and whether it is taken.
+fn only_a_controllers_configure_replaces_the_configuration_if_the_server_takes_it() {
+    // The columns: takes_configure, the sender's role, the kind, and true if the configuration changes.
     let rows = [
         (true, Role::CONTROLLER, Command::CONFIGURE, true),
         (true, Role::CONTROLLER | Role::AGENT, Command::CONFIGURE, true),
@@ -446,7 +444,7 @@ fn a_configuration_is_taken_from_a_controller_by_a_server_that_takes_any() {
             let configuration = rig.call(&mut Vec::new(), |cx| cx.configuration().clone());
             let expected: &[u8] = if taken && valid { b"x: y\n" } else { b"old" };
             assert_eq!(configuration, expected, "{case}");
-            // One that is refused goes back, and nowhere else.
+            // A refused CONFIGURE goes only to its sender.
             let receiver = if refused { from.id } else { to.id };
             let sends = sends(&actions);
             assert!(sends.iter().all(|(to, _)| *to == receiver), "{case}");
@@ -458,7 +456,7 @@ fn a_configuration_is_taken_from_a_controller_by_a_server_that_takes_any() {
 }
 
 #[test]
-fn a_held_frame_expires_so_long_after_it_came() {
+fn a_held_frame_expires_after_its_time() {
     let (handler, told) = notes();
     let mut rig = Rig::new(handler, |c| {
         c.rules(Rules::new().route(Command::STOP, |_, _, _| Decision::Queue))
@@ -466,7 +464,7 @@ fn a_held_frame_expires_so_long_after_it_came() {
     let agent = rig.connect(Role::AGENT);
     rig.now += Duration::from_secs(5);
     rig.receive(&agent, traced(Command::STOP));
-    // There is room for one.
+    // There is room for one frame.
     rig.receive(&agent, run(Command::STOP, 1));
     let expired = || Note::Expired(Bytes::from_static(b"x: y\n"));
     assert!(told.try_iter().any(|note| note == expired()));
@@ -476,11 +474,12 @@ fn a_held_frame_expires_so_long_after_it_came() {
         .tick(rig.now + HELD - Duration::from_nanos(1), &mut actions);
     assert!(told.try_recv().is_err());
     rig.core.tick(rig.now + HELD, &mut actions);
+    rig.core.settle(rig.now + HELD, &mut actions);
     assert_eq!(told.try_iter().collect::<Vec<_>>(), [expired()]);
     assert_eq!(rig.core.next_deadline(), None);
 }
 
-/// Says when its timer is due, until it panics when it is asked.
+/// Has a timer at this time, or panics in `next_timer` once the flag is set.
 struct Timed(Instant, Arc<AtomicBool>, Sender<()>);
 
 impl Handler for Timed {
@@ -495,7 +494,7 @@ impl Handler for Timed {
 }
 
 #[test]
-fn a_timer_comes_once_when_it_is_due_and_not_where_its_time_cannot_be_told() {
+fn a_timer_is_called_once_when_due_and_never_if_next_timer_panics() {
     #[expect(clippy::disallowed_methods, reason = "any time will do")]
     let due = Instant::now() + HELD;
     let (panics, (sender, told)) = (Arc::new(AtomicBool::new(false)), unbounded());
@@ -514,11 +513,11 @@ fn a_timer_comes_once_when_it_is_due_and_not_where_its_time_cannot_be_told() {
 }
 
 #[test]
-fn the_application_hears_of_a_session_once_it_was_told_and_of_no_other() {
+fn the_application_is_told_of_no_session_that_ended_before_it_began() {
     let (handler, told) = notes();
     let mut rig = Rig::new(handler, |c| c);
     let (now, limits, mut actions) = (rig.now, Limits::default(), Vec::new());
-    // One that could not be told, and one that ended before it was.
+    // A session whose threads could not be started, and one that ended before they were.
     let gone = rig.admit(Role::AGENT, limits, &mut actions).unwrap();
     rig.core.admitted(gone.id, false, now, &mut actions);
     let ended = rig.admit(Role::AGENT, limits, &mut actions).unwrap();
@@ -536,7 +535,7 @@ fn the_application_hears_of_a_session_once_it_was_told_and_of_no_other() {
 }
 
 #[test]
-fn an_application_forwards_to_others_and_only_what_a_session_may_carry() {
+fn an_application_forwards_only_kinds_that_may_be_sent_and_never_to_the_sender() {
     let (handler, _told) = notes();
     let mut rig = Rig::new(handler, |c| c);
     let members = [(); 3].map(|()| rig.connect(Role::AGENT));
@@ -568,7 +567,7 @@ fn an_application_forwards_to_others_and_only_what_a_session_may_carry() {
 }
 
 #[test]
-fn a_draining_server_asks_everybody_to_leave_and_stops_when_they_have_or_their_time_is_over() {
+fn a_draining_server_stops_when_all_clients_have_left_or_their_time_is_over() {
     for leave in [true, false] {
         let mut rig = Rig::new((), |c| c);
         let (agent, controller) = (rig.connect(Role::AGENT), rig.connect(Role::CONTROLLER));

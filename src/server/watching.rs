@@ -1,13 +1,13 @@
-//! Operators that watch which client sends what.
+//! Watch: operators that get a report of each received frame.
 //!
 //! ```text
-//!  Watch ─▶ a row for the operator ─▶ Watched, without frames
-//!  a run that was received ─▶ row asks for it? ─ little waits for the operator ─▶ Watched
-//!                                              └ else ─▶ counted, and told with the next one
+//!  Watch ─▶ a Watcher for the operator ─▶ Watched, without frames
+//!  a received run ─▶ does the Watcher select it? ─ the operator's queue is short ─▶ Watched
+//!                                                └ otherwise ─▶ counted, in the next Watched
 //! ```
 //!
-//! A row ends with its operator's session. Nobody waits for an operator that watches: it is told
-//! of a run only while its queue is nearly empty.
+//! A Watcher ends with its operator's session. No sender is held for an operator that watches, because
+//! Watched is sent only while the operator's queue is nearly empty.
 
 use uuid::Uuid;
 
@@ -18,24 +18,26 @@ use crate::proto::{Frame, FrameKind};
 use crate::wire::outgoing;
 use ssntp_transport::dispatch::Origin;
 
-/// How many operators may watch. Each received run is compared with all of them.
+/// The most operators that watch at a time. Each received run is compared with all of them.
 const MAX_WATCHERS: usize = 16;
-/// How much may wait for an operator that is told of one more run. The queue of a session always
-/// takes 64 KiB, so that no Watched ever waits in a line.
+/// The frames and bytes in an operator's queue from which on runs are only counted. A queue always takes
+/// 64 KiB, so no Watched ever waits in a line.
 const MAX_WAITING: (u64, u64) = (128, 32 << 10);
 
-/// An operator that watches, and what it asked for.
+/// An operator that watches, and the frames that it has selected.
 #[derive(Debug)]
 pub(super) struct Watcher {
     to: SessionId,
     id: Id,
     from: Option<Uuid>,
     kind: Option<FrameKind>,
+    /// The number of frames since the last Watched that were not reported.
     missed: u64,
 }
 
 impl State {
-    /// Notes what an operator wants to be told of. An error is the reason in InvalidFrameType.
+    /// Begins to watch, in place of an earlier Watch of the operator. The error is the reason in
+    /// InvalidFrameType.
     pub(super) fn watch(&mut self, by: &SessionInfo, asked: Watch) -> Result<(), &'static str> {
         let kind = match asked.kind.as_str() {
             "" => None,
@@ -66,17 +68,17 @@ impl State {
         Ok(())
     }
 
-    /// Tells operators of frames that were received.
-    pub(super) fn show_watchers(&mut self, from: &SessionInfo, kind: FrameKind, frames: u64, bytes: u64) {
+    /// Reports received frames to the operators that watch.
+    pub(super) fn notify_watchers(&mut self, from: &SessionInfo, kind: FrameKind, frames: u64, bytes: u64) {
         let origin = std::mem::replace(&mut self.origin, Origin::Application);
         let mut watchers = std::mem::take(&mut self.watchers);
         watchers.retain_mut(|watcher| {
             let Some(operator) = self.sessions.get(watcher.to) else {
                 return false;
             };
-            let is_meant = watcher.from.is_none_or(|uuid| uuid == from.uuid)
+            let is_selected = watcher.from.is_none_or(|uuid| uuid == from.uuid)
                 && watcher.kind.is_none_or(|wanted| wanted == kind);
-            if !is_meant {
+            if !is_selected {
                 return true;
             }
             let waiting = operator.gauge.books().waiting;

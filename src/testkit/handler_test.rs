@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Run, Step, content};
 use crate::request::Request;
-use crate::server::core::{AdmissionRequest, Arrival, Environment, Grant, ServerCore};
+use crate::server::core::{Arrival, ArrivalKind, Environment, Grant, Peer, ServerCore};
 use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo, now, wall_clock};
 use ssntp_transport::dispatch::{Action, Core};
 use ssntp_transport::pki::Identity;
@@ -118,25 +118,24 @@ impl HandlerTest {
     pub fn connect_as(&mut self, identity: &Identity, uuid: Uuid) -> Result<SessionInfo, Refusal> {
         let id = self.connections.take();
         let outbox = Outbox::new(ssntp_transport::Limits::default());
-        let request = AdmissionRequest {
-            connect: Connect::new(identity.roles(), uuid, true),
-            certificate: identity.info().clone(),
-            intermediates: Vec::new(),
-            ends: None,
-            generation: 0,
-            address: PeerAddress::Memory,
-            bad_traces: Arc::default(),
+        let arrival = Arrival {
+            peer: Peer {
+                certificate: identity.info().clone(),
+                intermediates: Vec::new(),
+                ends: None,
+                generation: 0,
+                address: PeerAddress::Memory,
+            },
+            kind: ArrivalKind::Client {
+                connect: Connect::new(identity.roles(), uuid, true),
+                bad_traces: Arc::default(),
+            },
         };
         let (standing, now) = (self.clients.len(), self.now);
         let mut actions = Vec::new();
-        let verdict = self.core.admit(
-            id,
-            Arrival::Session(request),
-            outbox.gauge(),
-            standing,
-            now,
-            &mut actions,
-        );
+        let verdict = self
+            .core
+            .admit(id, arrival, outbox.gauge(), standing, now, &mut actions);
         self.perform(actions);
         let Grant { info, .. } = verdict?;
         self.clients.insert(id, Client { uuid, outbox });

@@ -1,5 +1,5 @@
-//! Certificates, authorities and revocation lists that change while a server runs:
-//! what becomes of those who are connected, and of those who come.
+//! Certificates, authorities and revocation lists that change while a server runs, and the effect on
+//! existing sessions and newcomers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use ssntp::transport::tls::Connector;
 use ssntp_test_support::*;
 use uuid::Uuid;
 
-/// Tells why sessions end.
+/// Sends the reasons for the end of sessions to the test.
 struct Ends(Sender<DisconnectReason>);
 
 impl Handler for Ends {
@@ -40,7 +40,7 @@ fn why(ends: &Receiver<DisconnectReason>) -> String {
     }
 }
 
-/// A server that trusts these, and sends STATS to controllers.
+/// A server with this trust that sends STATS to controllers.
 fn server_of(trust: &Trust, handler: impl Handler) -> TestServer {
     let listener = MemoryListener::new();
     let config = ServerConfig::new(identity(Role::SERVER), trust.clone())
@@ -62,14 +62,14 @@ fn stats(payload: &'static str) -> Frame {
     Frame::with_payload(Command::STATS, payload)
 }
 
-/// That a session ends with ConnectionFailure, after which a client comes again.
+/// Checks that a session ends with ConnectionFailure, after which a client tries again.
 fn is_told_to_come_again(peer: &mut Peer) {
     assert_eq!(peer.frame(), Frame::new(ErrorCode::CONNECTION_FAILURE));
     peer.end();
 }
 
 #[test]
-fn a_revoked_certificate_ends_its_sessions_at_once_and_nobody_elses() {
+fn a_revoked_certificate_ends_only_its_own_sessions() {
     let (handler, told) = ends();
     let server = server_of(&trust(), handler);
     let mut controller = server.connect(Role::CONTROLLER);
@@ -88,7 +88,7 @@ fn a_revoked_certificate_ends_its_sessions_at_once_and_nobody_elses() {
     agent.send(&stats("after"));
     assert_eq!(controller.frame(), stats("after"));
     assert_eq!(agent.frame(), stats("before"));
-    // The alert that tells its holder stands in the tests of handshakes.
+    // The tests of handshakes check the alert that the client gets.
     let mut again = server.dial(&revoked);
     let _ = again.try_send_bytes(&Connect::new(Role::AGENT, Uuid::new_v4(), false).encode());
     assert_eq!(again.refusal(), None);
@@ -96,7 +96,7 @@ fn a_revoked_certificate_ends_its_sessions_at_once_and_nobody_elses() {
 }
 
 #[test]
-fn an_authority_that_is_trusted_no_longer_takes_its_sessions_with_it() {
+fn sessions_of_an_authority_that_is_no_longer_trusted_end() {
     let old = Authority::new(&AuthorityRequest::default().name("old")).unwrap();
     let both = [authority().certificate_pem(), old.certificate_pem()].concat();
     let (handler, told) = ends();
@@ -118,10 +118,10 @@ fn an_authority_that_is_trusted_no_longer_takes_its_sessions_with_it() {
 }
 
 #[test]
-fn a_handshake_that_a_renewal_overtakes_is_judged_by_the_new_trust() {
+fn a_handshake_during_a_renewal_is_verified_by_the_new_trust() {
     let server = server_of(&trust(), ());
     let [revoked, kept] = [(); 2].map(|()| identity(Role::AGENT));
-    // Their TLS stands, or is about to, by the old trust.
+    // Their TLS handshakes are made, or under way, with the old trust.
     let mut peers = [&revoked, &kept].map(|identity| server.dial(identity));
     assert_eq!(server.renew(&without(&[&revoked])), (0, 0));
     let [out, in_time] = &mut peers;
@@ -131,7 +131,7 @@ fn a_handshake_that_a_renewal_overtakes_is_judged_by_the_new_trust() {
 }
 
 #[test]
-fn a_ticket_counts_under_the_trust_alone_that_it_was_made_under() {
+fn a_ticket_is_valid_only_under_the_trust_it_was_made_under() {
     let server = server_of(&trust(), ());
     let agent = Connector::mutual(&identity(Role::AGENT), &trust())
         .unwrap()
@@ -150,7 +150,7 @@ fn a_ticket_counts_under_the_trust_alone_that_it_was_made_under() {
 }
 
 #[test]
-fn a_chain_is_verified_with_what_its_holder_showed() {
+fn a_chain_is_verified_with_the_intermediates_of_its_holder() {
     let root = issuing("root", None, &[]);
     let [between, other] = ["between", "other"].map(|name| issuing(name, Some(&root), &[]));
     let both = [root.der.clone(), authority().info().der.clone()];
@@ -171,7 +171,7 @@ fn a_chain_is_verified_with_what_its_holder_showed() {
     assert_eq!(peers[2].frame(), stats("still there"));
 }
 
-/// A session of a certificate that is good for some seconds, and when it ends.
+/// A session with a certificate that is valid for some seconds, and the time of its expiry.
 fn short_session(server: &TestServer) -> (Identity, Peer, SystemTime) {
     let mut valid = Duration::from_secs(3);
     loop {
@@ -185,7 +185,7 @@ fn short_session(server: &TestServer) -> (Identity, Peer, SystemTime) {
             peer.connected();
             return (agent, peer, over);
         }
-        // On a machine that is busy it may come too late.
+        // On a busy machine the certificate may expire first.
         valid *= 2;
         assert!(valid < LIMIT, "no session before the certificate expires");
     }
@@ -213,7 +213,7 @@ fn a_session_ends_with_its_certificate_unless_it_may_outlive_it() {
 }
 
 #[test]
-fn a_server_says_what_is_in_force_and_what_it_cannot_be_changes_nothing() {
+fn credentials_are_readable_and_an_invalid_renewal_changes_nothing() {
     let server = TestServer::start((), |c| c);
     let (handle, server) = (server.handle(), server.server.as_ref().unwrap());
     let mut before = server.credentials();
@@ -237,7 +237,7 @@ fn a_server_says_what_is_in_force_and_what_it_cannot_be_changes_nothing() {
 }
 
 #[test]
-fn a_handler_that_would_wait_for_itself_is_told() {
+fn a_renewal_in_a_handler_is_refused() {
     let mut server = TestServer::start((), |c| c);
     let handle = server.handle();
     let shared = Arc::new(server.server.take().unwrap());
@@ -248,7 +248,7 @@ fn a_handler_that_would_wait_for_itself_is_told() {
 }
 
 #[test]
-fn a_client_whose_certificate_is_revoked_learns_it_and_stays_away() {
+fn a_client_with_a_revoked_certificate_stays_away() {
     let server = TestServer::start((), |c| c);
     let agent = identity(Role::AGENT);
     let config = ClientConfig::new(agent.clone(), trust()).connect_in_memory(&server.listener);
@@ -293,7 +293,7 @@ fn a_renewal_with_an_older_list_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn nobody_who_connects_again_and_again_slips_through_a_renewal() {
+fn no_client_that_reconnects_slips_through_a_renewal() {
     let server = TestServer::start((), |c| c);
     let revoked = identity(Role::AGENT);
     let over = AtomicBool::new(false);

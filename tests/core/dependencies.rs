@@ -1,4 +1,4 @@
-//! What this crate is built from.
+//! The dependencies of this crate.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ fn read(name: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()
 }
 
-/// What cargo-deny refuses is not there for those who don't have it, either: above all
-/// no async runtime, which a dependency could bring.
+/// Checks the crates that cargo-deny bans, also on machines without cargo-deny. Above all, no dependency
+/// may bring an async runtime.
 #[test]
 fn no_banned_crate_is_locked() {
     let deny = read("deny.toml");

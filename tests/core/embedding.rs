@@ -1,5 +1,5 @@
-//! What a program that embeds this crate builds on: frames of its own, requests,
-//! its own admission, and the kit to test all of it with.
+//! The parts for programs that embed this crate: frames of the application, requests, admission by the
+//! application, and the testkit.
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ const DRAIN: FrameKind = FrameKind::new(FrameType::COMMAND, 0x80);
 const SCALED: FrameKind = FrameKind::new(FrameType::EVENT, 0xfe);
 const QUERY: FrameKind = FrameKind::new(FrameType::COMMAND, 0x81);
 
-/// How long anything may take before a test fails.
+/// The longest wait of a test.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn operands() -> Operands {
@@ -36,7 +36,7 @@ fn refusal(frame: &Frame) -> (FrameKind, InvalidFrameTypeReason) {
     (refusal.refused(), refusal.reason)
 }
 
-/// Waits until it is so; fails where it never becomes so.
+/// Waits until a condition is true. Fails after a time limit.
 fn until(mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -45,7 +45,7 @@ fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Puts what it is told into a channel; answers no request.
+/// Sends its events to a channel, and answers no request.
 struct Told(Sender<(Uuid, Frame)>, Sender<ssntp::client::Request>);
 
 type Heard = (Receiver<(Uuid, Frame)>, Receiver<ssntp::client::Request>);
@@ -97,7 +97,7 @@ fn operands_of_an_application_have_their_range_and_names_of_their_own() {
     assert_eq!(operands.show(SCALED).to_string(), "Scaled");
     assert_eq!(Operands::new().show(SCALED).to_string(), "EVENT/0xfe");
     assert_eq!(operands.applications().count(), 3);
-    // Cloned and extended, the one that was there stays as it was.
+    // A clone that is extended leaves the original unchanged.
     let more = operands
         .clone()
         .application(FrameKind::new(FrameType::STATUS, 0x80), "More")
@@ -109,7 +109,7 @@ fn operands_of_an_application_have_their_range_and_names_of_their_own() {
 }
 
 #[test]
-fn a_frame_of_the_application_is_routed_as_one_of_the_protocol_with_its_bytes_as_they_are() {
+fn a_frame_of_the_application_is_routed_with_its_bytes_unchanged() {
     let kit = Testkit::new().unwrap();
     let (handler, (heard, _)) = told();
     let rules = Rules::new().multicast(SCALED, Role::CONTROLLER);
@@ -141,7 +141,7 @@ fn a_frame_of_the_application_is_routed_as_one_of_the_protocol_with_its_bytes_as
 }
 
 #[test]
-fn whoever_has_not_registered_an_operand_answers_it_as_an_unknown_one_and_goes_on() {
+fn an_unregistered_operand_is_answered_as_unknown_and_the_session_continues() {
     let kit = Testkit::new().unwrap();
     let (handler, (heard, _)) = told();
     let only = Operands::new().application(DRAIN, "DRAIN").unwrap();
@@ -175,7 +175,7 @@ fn whoever_has_not_registered_an_operand_answers_it_as_an_unknown_one_and_goes_o
         (does_not.uuid(), Frame::new(Status::FULL))
     );
 
-    // Nor does it send one, or a server forward one by its rules.
+    // It cannot send such a frame, and a server cannot have a rule for it.
     let unsent = does_not.send(Frame::new(DRAIN)).unwrap_err();
     assert!(matches!(unsent.fault(), SendFault::Kind(DRAIN)));
     assert!(server.handle().send(knows.uuid(), Frame::new(SCALED)).is_err());
@@ -204,7 +204,7 @@ fn the_role_filter_decides_about_frames_of_the_application() {
     assert_eq!(sent.len(), 1);
 }
 
-/// Answers with the question, and refuses the empty one.
+/// Answers with the payload of the request, and refuses an empty one.
 struct Echo;
 
 impl Handler for Echo {
@@ -219,7 +219,7 @@ impl Handler for Echo {
 }
 
 #[test]
-fn a_server_answers_each_request_and_the_answer_finds_who_asked() {
+fn a_server_answers_each_request_of_each_client() {
     let kit = Testkit::new().unwrap();
     let server = Server::start(kit.server_config().unwrap().operands(operands()), Echo).unwrap();
     let client = client(&kit, Role::AGENT, operands());
@@ -253,7 +253,7 @@ fn a_server_answers_each_request_and_the_answer_finds_who_asked() {
     assert_eq!(client.request(Frame::new(QUERY), LIMIT), Err(RequestError::Ended));
 }
 
-/// A client that answers each request with its own name, until it is closed.
+/// A client that answers each request with its own name until it is closed.
 fn answering(client: Client) -> JoinHandle<()> {
     std::thread::spawn(move || {
         while let Ok(event) = client.recv() {
@@ -265,7 +265,7 @@ fn answering(client: Client) -> JoinHandle<()> {
 }
 
 #[test]
-fn a_request_is_passed_on_to_who_is_asked_or_to_whom_the_rules_choose() {
+fn a_request_goes_to_its_addressee_or_by_the_rules() {
     let kit = Testkit::new().unwrap();
     let rules = Rules::new().multicast(QUERY, Role::NETAGENT);
     let config = kit.server_config().unwrap().operands(operands()).rules(rules);
@@ -273,7 +273,7 @@ fn a_request_is_passed_on_to_who_is_asked_or_to_whom_the_rules_choose() {
     let asker = client(&kit, Role::CONTROLLER, operands());
     let ask = |whom| asker.request_to(whom, Frame::with_payload(QUERY, "who?"), LIMIT);
 
-    // Nobody of the role that the rule chooses is there.
+    // No client with the role of the rule is connected.
     let nobody = Err(RequestError::Refused("not_connected".into()));
     assert_eq!(asker.request(Frame::new(QUERY), LIMIT), nobody);
     assert_eq!(ask(Uuid::from_u128(7)), nobody);
@@ -295,7 +295,7 @@ fn a_request_is_passed_on_to_who_is_asked_or_to_whom_the_rules_choose() {
     }
     let chosen = asker.request(Frame::new(QUERY), LIMIT).unwrap();
     assert_eq!(chosen.payload_bytes()[..], *names[1].to_string().as_bytes());
-    // The server asks as well.
+    // The server itself sends a request.
     let asked = server
         .handle()
         .request(names[0], Frame::new(QUERY), LIMIT)
@@ -340,12 +340,12 @@ fn requests_are_bounded_end_with_their_session_and_late_answers_are_dropped() {
     for asker in waiting {
         assert_eq!(asker.join().unwrap(), Err(RequestError::Disconnected));
     }
-    // On its next session it has the same UUID, and an answer to what it asked on
-    // the one before is not taken for one of now.
+    // Its next session has the same UUID. An answer to a request of the session before must not be taken
+    // for one of the present session.
     client.handle().wait_connected(Some(LIMIT)).unwrap();
     until(|| server.handle().reply(&old[0], "old").is_ok());
     until(|| client.counters().late_replies == 2);
-    // A server that is told of a session's end has no wait for its answer either.
+    // The end of a session also ends the server's wait for its answer.
     let uuid = client.uuid();
     let handle = server.handle();
     let asking = std::thread::spawn(move || handle.request(uuid, Frame::new(QUERY), LIMIT));
@@ -364,7 +364,7 @@ fn a_server_that_does_not_know_a_request_refuses_it_at_once() {
 }
 
 #[test]
-fn who_may_not_ask_gets_neither_an_answer_nor_can_be_reached_by_answers() {
+fn a_client_that_may_not_ask_gets_no_answers() {
     let kit = Testkit::new().unwrap();
     let (handler, (_, asked)) = told();
     let filter = Filter::deny_all().allow(QUERY, Role::CONTROLLER);
@@ -386,8 +386,7 @@ fn who_may_not_ask_gets_neither_an_answer_nor_can_be_reached_by_answers() {
     let request = asked.try_recv().unwrap();
     assert_eq!((request.from(), &request.payload()[..]), (controller, &b"x"[..]));
 
-    // Whatever an answer claims, it comes from who sent it, and goes to nobody who
-    // may not ask.
+    // The server writes the real sender into an answer, and sends none to a client that may not ask.
     let answer = |to, id| {
         let exchange = Exchange {
             step: Step::Reply,
@@ -410,7 +409,7 @@ fn who_may_not_ask_gets_neither_an_answer_nor_can_be_reached_by_answers() {
     );
     test.receive(controller, &answer(agent, 9));
     assert!(test.sent_to(agent).iter().all(|frame| frame.kind() != QUERY));
-    // What does not begin as a request is said so.
+    // A payload that does not begin as a request is refused.
     test.receive(controller, &Frame::with_payload(QUERY, vec![0; 31]));
     test.receive(controller, &Frame::with_payload(QUERY, vec![3; 32]));
     let refused = test.sent_to(controller);
@@ -420,7 +419,7 @@ fn who_may_not_ask_gets_neither_an_answer_nor_can_be_reached_by_answers() {
     }
 }
 
-/// Admits who is on a list of names, by their certificates.
+/// Admits clients whose certificates have a name of a list.
 struct Listed(Vec<Uuid>, Sender<DisconnectReason>);
 
 impl Handler for Listed {
@@ -463,7 +462,7 @@ fn an_application_refuses_a_client_before_it_has_a_session() {
             "{postponed:?}"
         );
     }
-    // Who is refused replaces nobody.
+    // A refused client replaces no session.
     server
         .handle()
         .with(|cx| assert_eq!(cx.directory().len(), 1))
@@ -507,7 +506,7 @@ fn a_handler_is_tested_in_virtual_time() {
 }
 
 #[test]
-fn a_network_that_stalls_delivers_what_it_held_once_it_goes_on() {
+fn a_stalled_network_delivers_its_bytes_once_it_continues() {
     let kit = Testkit::new().unwrap();
     let (handler, (heard, _)) = told();
     let _server = Server::start(kit.server_config().unwrap(), handler).unwrap();
@@ -521,7 +520,7 @@ fn a_network_that_stalls_delivers_what_it_held_once_it_goes_on() {
 }
 
 #[test]
-fn an_answer_from_somebody_who_was_not_asked_is_no_answer() {
+fn an_answer_from_the_wrong_client_is_ignored() {
     use ssntp_test_support::{TestServer, identity, trust};
 
     let server = TestServer::start((), |config| config.operands(operands()));

@@ -1,5 +1,4 @@
-//! Several servers that act as one, in one process: real TLS, real threads, a network in
-//! memory that can be cut.
+//! Several linked servers in one process: real TLS, real threads, a network in memory that can be cut.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +16,7 @@ use ssntp::{Bytes, Role};
 use ssntp_test_support::*;
 use uuid::Uuid;
 
-/// These tests wait for threads of two servers and more, on any machine.
+/// The longest wait of a test. It is long because the threads of several servers share a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +66,7 @@ impl Handler for Watch {
         self.note(News::Ended(session.uuid(), reason.clone()));
     }
     fn run(&mut self, _: &mut Context<'_>, from: &SessionInfo, run: &Run) {
-        // STATS are what floods.
+        // Floods are of STATS, which would fill the channel.
         if run.kind() != Command::STATS {
             self.note(News::Frame(from.uuid(), from.server(), run.kind()));
         }
@@ -77,12 +76,12 @@ impl Handler for Watch {
     }
 }
 
-/// A server, where others dial it, and what its application hears.
+/// A server, its listener, and the events of its application.
 pub(crate) struct Node {
     pub(crate) server: TestServer,
     pub(crate) links: MemoryListener,
     news: Receiver<News>,
-    /// Whether its application admits nobody.
+    /// True if its application refuses every client.
     pub(crate) is_closed: Arc<AtomicBool>,
 }
 
@@ -136,7 +135,7 @@ impl Node {
         self.server.server.as_ref().unwrap().uuid()
     }
 
-    /// Waits for this news, and gives those before it.
+    /// Waits for this event, and returns the events before it.
     pub(crate) fn await_news(&self, wanted: &News) -> Vec<News> {
         let mut before = Vec::new();
         loop {
@@ -149,7 +148,7 @@ impl Node {
         }
     }
 
-    /// A client here, which the other nodes know of.
+    /// Connects a client, and waits until the other servers know its session.
     pub(crate) fn connect(&self, role: Role, others: &[&Node]) -> Peer {
         let peer = self.server.connect(role);
         others
@@ -173,7 +172,7 @@ impl Node {
             .unwrap()
     }
 
-    /// Waits for a link to a server that may be a test itself.
+    /// Waits for a link to a server, which the test itself may play.
     pub(crate) fn await_link_of(&self, server: Uuid) {
         let deadline = Instant::now() + LONG;
         let stands = |link: &LinkFigures| link.server.uuid == server;
@@ -202,7 +201,7 @@ fn number(frame: &Frame) -> u32 {
     u32::from_be_bytes(frame.payload_bytes()[..4].try_into().unwrap())
 }
 
-/// Sends so many numbered frames from a thread, and gives the peer back.
+/// Sends `count` numbered frames on a thread that returns the peer.
 fn flood(mut peer: Peer, kind: Command, frames: u32, len: usize) -> std::thread::JoinHandle<Peer> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -229,7 +228,7 @@ fn frames_cross_both_ways_in_order() {
     let two = Node::start(&[&one]);
     let agent = one.connect(Role::AGENT, &[&two]);
     let controller = two.connect(Role::CONTROLLER, &[&one]);
-    // Another pair, whose frames go the other way.
+    // A second pair whose frames go in the other direction.
     let mut other_agent = one.connect(Role::AGENT, &[&two]);
     let mut other_controller = two.connect(Role::CONTROLLER, &[&one]);
     let agent = flood(agent, Command::STATS, FRAMES, 20);
@@ -237,10 +236,10 @@ fn frames_cross_both_ways_in_order() {
     let reading = std::thread::spawn(move || receive(&mut other_controller, FRAMES));
     receive(&mut other_agent, FRAMES);
     reading.join().unwrap();
-    // What both were sent is there as well.
+    // The frames to both have arrived as well.
     receive(&mut controller.join().unwrap(), FRAMES);
     receive(&mut agent.join().unwrap(), FRAMES);
-    // A multicast crosses once, whatever the number of its receivers.
+    // A multicast crosses the link once, for any number of receivers.
     let figures = two.link_to(&one);
     assert_eq!(
         (figures.frames_received, figures.frames_astray),
@@ -283,7 +282,7 @@ fn an_application_sees_and_reaches_sessions_of_other_servers() {
     for _ in 0..2 {
         assert_eq!(controller.frame(), frame);
     }
-    // What came over a link goes to no other link: each has it once.
+    // A frame that came over a link goes to no other link, so each server has it once.
     assert_eq!(agent.arrived(), []);
     assert_eq!(controller.arrived(), []);
     // From application to application.
@@ -296,7 +295,7 @@ fn an_application_sees_and_reaches_sessions_of_other_servers() {
     two.await_news(&News::Told(three.uuid(), Bytes::from_static(b"an intent")));
     two.await_news(&News::Told(three.uuid(), Bytes::from_static(b"all")));
     one.await_news(&News::Told(three.uuid(), Bytes::from_static(b"all")));
-    // A session's end is known everywhere.
+    // All servers know the end of a session.
     drop(agent);
     two.await_news(&News::RemoteGone(agent_uuid));
     three.await_news(&News::RemoteGone(agent_uuid));
@@ -325,7 +324,7 @@ fn a_traced_frame_gets_a_hop_of_each_server() {
     assert_eq!(hops, [agent.uuid, one.uuid(), two.uuid()]);
 }
 
-/// Hands what it gets to another server's application.
+/// Passes received frames to the application of another server.
 struct Passes(Uuid);
 
 impl Handler for Passes {
@@ -335,7 +334,7 @@ impl Handler for Passes {
 }
 
 #[test]
-fn frames_are_handed_to_another_servers_application() {
+fn frames_are_passed_to_the_application_of_another_server() {
     let leader = Node::start(&[]);
     let federation = Federation::new().peers([&leader.links]);
     let follower = TestServer::start(Passes(leader.uuid()), |config| config.federate(federation));
@@ -345,7 +344,7 @@ fn frames_are_handed_to_another_servers_application() {
     leader.await_news(&News::Remote(agent.uuid));
     agent.send(&Frame::new(Status::READY));
     leader.await_news(&News::Frame(agent.uuid, second, Status::READY.into()));
-    // What the leader says under its token is taken until a higher one is seen.
+    // A leader's frames are accepted until a higher token is known.
     let uuid = agent.uuid;
     let order = move |cx: &mut Context<'_>, token, text: &'static str| {
         cx.lead(Some(token));
@@ -367,7 +366,7 @@ fn frames_are_handed_to_another_servers_application() {
 }
 
 #[test]
-fn a_server_that_says_the_greatest_token_is_refused_and_fences_nobody_off() {
+fn a_server_that_sends_the_greatest_token_is_refused_and_fences_off_no_leader() {
     let leader = Node::start(&[]);
     let follower = Node::start(&[&leader]);
     let mut agent = follower.connect(Role::AGENT, &[&leader]);
@@ -384,11 +383,11 @@ fn a_server_that_says_the_greatest_token_is_refused_and_fences_nobody_off() {
         assert!(Instant::now() < deadline, "{:?}", dialler.peers());
         std::thread::sleep(Duration::from_millis(5));
     }
-    // What the leader says is taken, and under the greatest token nothing.
+    // The leader's frames are accepted, and frames with the greatest token are dropped.
     let uuid = agent.uuid;
     for (token, text) in [(7, "first"), (u64::MAX, "wrong"), (8, "second")] {
         leader.with(move |cx| {
-            // The application of the second one does not ask its engine.
+            // The application of the second server does not know the engine's token.
             cx.lead(Some(token));
             let _ = cx.send(uuid, &Frame::with_payload(Command::STOP, text));
         });
@@ -398,7 +397,7 @@ fn a_server_that_says_the_greatest_token_is_refused_and_fences_nobody_off() {
     }
     assert_eq!(follower.with(|cx| cx.token()), 8);
     assert_eq!(follower.link_to(&leader).frames_stale, 1);
-    // An engine that is much further than this server knew is believed.
+    // A token that is much higher than the known one is accepted.
     leader.with(|cx| cx.lead(Some(1 << 62)));
     leader
         .with(move |cx| cx.send(uuid, &Frame::new(Command::STOP)))
@@ -415,7 +414,7 @@ fn small_queue(config: ServerConfig) -> ServerConfig {
 }
 
 #[test]
-fn a_stuck_receiver_behind_a_link_holds_those_who_send_to_it_and_nobody_else() {
+fn a_stuck_receiver_behind_a_link_holds_only_its_senders() {
     const FRAMES: u32 = 2000;
     const LEN: usize = 16 * 1024;
     let to = |config: ServerConfig| {
@@ -442,14 +441,14 @@ fn a_stuck_receiver_behind_a_link_holds_those_who_send_to_it_and_nobody_else() {
     };
     let slow = send(one.connect(Role::AGENT, &[&two]), stuck.uuid);
     one.await_link(&two, |link| link.held == 1);
-    // 32 MB pass by the stuck one, whose sender stays held. Its receiver reads nothing yet.
+    // 32 MB pass while the sender to the stuck receiver stays held.
     let fast = send(one.connect(Role::AGENT, &[&two]), reader.uuid);
     receive(&mut reader, FRAMES);
     fast.join().unwrap();
-    // The other server may have held the fast one for a while, and says later that it goes on.
+    // The other server may have held the fast sender for a while, and sends GO later.
     one.await_link(&two, |link| link.held == 1);
     assert!(!slow.is_finished(), "its sender is held back");
-    // It gets everything once it reads, in order, and its sender goes on.
+    // When the receiver reads, it gets all frames in order, and its sender continues.
     receive(&mut stuck, FRAMES);
     slow.join().unwrap();
     one.await_link(&two, |link| link.held == 0);
@@ -477,7 +476,7 @@ fn a_link_that_was_cut_comes_back_with_a_snapshot() {
 }
 
 #[test]
-fn a_server_that_stops_leaves_no_rows_and_its_links_end() {
+fn a_stopped_server_leaves_no_rows_and_no_links() {
     let one = Node::start(&[]);
     let two = Node::start(&[&one]);
     let three = Node::start(&[&one, &two]);
@@ -516,7 +515,7 @@ fn servers_that_dial_each_other_and_themselves_keep_one_link() {
     let dialled_by_smaller = one.uuid() < two.uuid();
     one.await_link(&two, |link| link.linked);
     two.await_link(&one, |link| link.linked);
-    // The first link was the second server's: it stays if that is the smaller one.
+    // The second server has dialled the first link, which stays if that server's UUID is smaller.
     one.await_link(&two, |link| link.server.dialled == dialled_by_smaller);
     two.await_link(&one, |link| link.server.dialled != dialled_by_smaller);
 }

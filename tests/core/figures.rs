@@ -1,4 +1,4 @@
-//! What a server tells of itself.
+//! The figures of a server.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,7 +14,7 @@ use ssntp::transport::tls::Connector;
 use ssntp_test_support::*;
 use uuid::Uuid;
 
-/// Figures that are as they are to be, soon.
+/// Waits until the figures fulfil a condition, and returns them.
 fn figures_when(server: &TestServer, what: &str, are: impl Fn(&Figures) -> bool) -> Figures {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -43,7 +43,7 @@ fn of(figures: &Figures, kind: impl Into<FrameKind>) -> [u64; 4] {
 }
 
 #[test]
-fn frames_are_counted_by_kind_and_fate_and_stay_counted_when_their_session_has_gone() {
+fn frames_are_counted_by_kind_and_result_and_stay_counted_after_their_session() {
     let server = TestServer::start((), |c| {
         let rules = Rules::new().multicast(Command::STATS, Role::CONTROLLER);
         c.rules(rules.multicast(Event::TRACE_REPORT, Role::SCHEDULER))
@@ -94,7 +94,7 @@ fn frames_are_counted_by_kind_and_fate_and_stay_counted_when_their_session_has_g
 }
 
 #[test]
-fn a_session_is_shown_while_it_stands_and_after_its_end() {
+fn a_session_is_in_the_figures_before_and_after_its_end() {
     let began = SystemTime::now();
     let server = TestServer::start((), |c| c.max_sessions(8));
     let identity = identity(Role::AGENT | Role::NETAGENT);
@@ -162,7 +162,7 @@ fn a_session_is_shown_while_it_stands_and_after_its_end() {
     assert_eq!(ended, [("application", 1), ("closed", 1)]);
 }
 
-/// Wants nobody.
+/// Refuses every client.
 struct Alone;
 
 impl Handler for Alone {
@@ -172,7 +172,7 @@ impl Handler for Alone {
 }
 
 #[test]
-fn newcomers_are_counted_by_what_they_came_to() {
+fn newcomers_are_counted_by_result() {
     let server = TestServer::start((), |c| c.max_sessions(4).handshake_timeout(LIMIT));
     let agent = Connector::mutual(&identity(Role::AGENT), &trust()).unwrap();
     let agent = agent.resumption(true);
@@ -190,7 +190,7 @@ fn newcomers_are_counted_by_what_they_came_to() {
     refused(Role::AGENT, Uuid::new_v4());
     refused(Role::CONTROLLER, Uuid::new_v4());
     refused(Role::AGENT, connected.server);
-    // Trusted by nobody here, and without a word.
+    // An untrusted client, and a client that sends no bytes.
     let stranger = Authority::new(&AuthorityRequest::default()).unwrap();
     let stranger = stranger.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
     let stranger = Connector::mutual(&stranger.identity(), &trust()).unwrap();
@@ -220,7 +220,7 @@ fn newcomers_are_counted_by_what_they_came_to() {
     drop(silent);
 }
 
-/// A server whose controllers are sent all STATS, with little room.
+/// A server that sends all STATS to controllers, with short queues.
 fn narrow(policy: SlowConsumer, patience: Duration) -> TestServer {
     TestServer::start((), |c| {
         c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
@@ -243,7 +243,7 @@ fn flood(server: &TestServer) -> (Uuid, std::thread::JoinHandle<()>) {
 }
 
 #[test]
-fn who_is_waited_for_and_who_waits_is_shown_by_name() {
+fn slow_receivers_and_held_senders_are_in_the_figures() {
     let server = narrow(SlowConsumer::Disconnect, Duration::from_secs(3600));
     let stuck = server.connect(Role::CONTROLLER);
     let (sender, sending) = flood(&server);
@@ -266,7 +266,7 @@ fn who_is_waited_for_and_who_waits_is_shown_by_name() {
 }
 
 #[test]
-fn a_slow_consumer_is_shown_with_what_it_drops_and_where_it_is_ended_for_it() {
+fn a_slow_consumer_is_in_the_figures_with_its_drops_or_its_end() {
     let server = narrow(SlowConsumer::DropNewest, Duration::ZERO);
     let stuck = server.connect(Role::CONTROLLER);
     let (_, sending) = flood(&server);
@@ -290,14 +290,14 @@ fn a_slow_consumer_is_shown_with_what_it_drops_and_where_it_is_ended_for_it() {
     assert_eq!(figures.closed[0].info.uuid(), stuck.uuid);
     assert_eq!(figures.closed[0].reason, DisconnectReason::SlowConsumer);
     assert_eq!(figures.ended["slow_consumer"], 1);
-    // What it was ended for.
+    // The reason for the end.
     assert!(figures.dropped > figures.closed[0].counters.frames_dropped);
     drop(server);
     sending.join().unwrap();
 }
 
 #[test]
-fn how_long_events_wait_and_turns_take_is_counted() {
+fn times_of_events_and_turns_are_recorded() {
     let server = TestServer::start((), |c| c);
     let mut agent = server.connect(Role::AGENT);
     let deadline = Instant::now() + LIMIT;
@@ -312,7 +312,7 @@ fn how_long_events_wait_and_turns_take_is_counted() {
     }
 }
 
-/// Counts the frames that it is handed, and asks where it must not.
+/// Counts frames, and makes a call that waits for its own dispatcher.
 #[derive(Default)]
 struct Counts {
     frames: u32,
@@ -328,7 +328,7 @@ impl Handler for Counts {
 }
 
 #[test]
-fn a_handler_is_reached_by_its_type_and_figures_by_no_dispatcher() {
+fn a_handler_is_reached_by_its_type_and_figures_are_refused_on_a_dispatcher() {
     let server = TestServer::start(Counts::default(), |c| c);
     let handle = server.handle();
     let given = handle.clone();
@@ -346,7 +346,7 @@ fn a_handler_is_reached_by_its_type_and_figures_by_no_dispatcher() {
     assert_eq!(seen, Ok((1, Some(SendError::OnDispatcher))));
     let other = handle.with_handler(|(): &mut (), _| ());
     assert_eq!(other, Err(SendError::OtherHandler));
-    // Else the server would own a handle of itself.
+    // The handler must not keep a handle of its own server.
     let taken = handle.with_handler(|counts: &mut Counts, _| drop(counts.server.take()));
     assert_eq!(taken, Ok(()));
     drop(server);

@@ -1,4 +1,4 @@
-//! The link between two servers, frame by frame: who gets one, and what ends it.
+//! The link between two servers, frame by frame: its admission and its end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ fn link_over(
     Ok(secured.halves)
 }
 
-/// What the server says until the end.
+/// The link frames of the server until the end of the connection.
 fn last_words(mut halves: ssntp_transport::Halves) -> Vec<u8> {
     let deadline = Instant::now() + LONG;
     while let Ok(received) = halves.receive_until(deadline) {
@@ -49,7 +49,7 @@ fn last_words(mut halves: ssntp_transport::Halves) -> Vec<u8> {
 }
 
 #[test]
-fn who_is_no_server_gets_no_link() {
+fn only_a_server_gets_a_link() {
     let node = Node::start(&[]);
     for role in [Role::AGENT, Role::CONTROLLER] {
         let words = last_words(link_stream(&node, &identity(role)).unwrap());
@@ -60,12 +60,12 @@ fn who_is_no_server_gets_no_link() {
     let stranger = stranger
         .issue(&ssntp::pki::CertificateRequest::new(Role::SERVER))
         .unwrap();
-    // TLS 1.3 may tell a client only afterwards.
+    // With TLS 1.3 a client may learn of a refusal only after its handshake.
     if let Ok(halves) = link_stream(&node, &stranger.identity()) {
         assert!(last_words(halves).is_empty());
     }
     assert!(node.server.handle().links().unwrap().is_empty());
-    // A server without peers does not take links, and names the reason to those that ask.
+    // A server without peers accepts no links, and the dialler names that reason.
     let alone = TestServer::start((), |config| config);
     let dialler = node.server.server.as_ref().unwrap().dialler().unwrap();
     dialler.dial(Target::from(&alone.listener)).unwrap();
@@ -86,7 +86,7 @@ fn a_scheduler_links_with_schedulers_only() {
         let stream = links.connect(Default::default(), Default::default()).unwrap();
         let mut halves = link_over(stream, &identity(role)).unwrap();
         let hello = hello_as(role, 1, Uuid::from_u128(5), ssntp::proto::DEFAULT_MAX_PAYLOAD);
-        // What follows HELLO ends the link that there is.
+        // The frames after HELLO end the link.
         for frame in [hello, link_frame(200, &[])] {
             let _ = halves.transmit.transmit(&[Outgoing::whole(frame.into(), 1)]);
         }
@@ -97,7 +97,7 @@ fn a_scheduler_links_with_schedulers_only() {
 }
 
 #[test]
-fn a_link_that_stands_is_not_taken_by_another_certificate_that_claims_its_uuid() {
+fn another_unbound_certificate_cannot_take_the_uuid_of_an_existing_link() {
     let node = Node::start(&[]);
     let uuid = Uuid::from_u128(5);
     let begin = |identity: &ssntp::pki::Identity, incarnation: u64| {
@@ -119,13 +119,13 @@ fn a_link_that_stands_is_not_taken_by_another_certificate_that_claims_its_uuid()
         text.contains("another certificate has a link with that UUID"),
         "{text:?}"
     );
-    // The same certificate may come again, as a server does that was started again.
+    // The same certificate may connect again, as a restarted server does.
     let _again = begin(&own, 3);
     let text = String::from_utf8_lossy(&last_words(first)).into_owned();
     assert!(text.contains("a newer link takes its place"), "{text:?}");
 }
 
-/// HELLO as docs/links.md has it.
+/// HELLO, encoded as docs/links.md describes.
 fn hello(version: u16, uuid: Uuid, max_payload: u32) -> Vec<u8> {
     hello_as(Role::SERVER, version, uuid, max_payload)
 }
@@ -149,7 +149,7 @@ fn link_frame(operand: u8, fields: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_wrong_frame_ends_the_link_and_its_reason_is_named() {
+fn a_malformed_frame_ends_the_link_with_a_reason() {
     let node = Node::start(&[]);
     let server = identity(Role::SERVER);
     let good = hello(1, Uuid::from_u128(5), ssntp::proto::DEFAULT_MAX_PAYLOAD);
@@ -161,7 +161,7 @@ fn a_wrong_frame_ends_the_link_and_its_reason_is_named() {
         link_frame(0, &[&hello[8..], &[0; 4]].concat())
     };
     let cases: [(&str, Vec<Vec<u8>>); 11] = [
-        // A field that only a later version knows.
+        // A field of a later version.
         ("version 2 of links, this server has 1", vec![longer(2)]),
         ("HELLO has 4 bytes too many", vec![longer(1)]),
         ("the first frame is", vec![vec![0xff; 40]]),

@@ -4,20 +4,20 @@
 //! |---|---|
 //! | `pki` | certificates, good ones and each kind of bad one |
 //! | `transport` | the two threads of a link, in clear and as TLS |
-//! | `revocation` | certificates that count no longer |
+//! | `revocation` | revocation lists |
 //! | `resumption` | a session that is resumed |
 //! | `credentials` | certificates that change while a server runs |
-//! | `server` | what clients and the application see |
-//! | `flow` | who waits, for whom, and who does not |
-//! | `federation` | several servers that act as one |
+//! | `server` | the server as clients and the application see it |
+//! | `flow` | back-pressure: the senders that are held and the receivers that are slow |
+//! | `federation` | several linked servers |
 //! | `links` | the link of two servers, frame by frame |
 //! | `takeovers` | one UUID at several servers |
-//! | `servers` | operators that list these servers and drain them |
-//! | `figures` | what a server tells of itself |
+//! | `servers` | operators that list and drain linked servers |
+//! | `figures` | the figures of a server |
 //! | `renewal` | clients and a server whose certificates are replaced under load |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
-//! | `operators` | who sees and ends sessions, and bans that end |
-//! | `pages` | the wire and the payloads as docs/ has them |
+//! | `operators` | operators that list and end sessions, ban and watch |
+//! | `pages` | the examples and tables of docs/, compared with the code |
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Operators: lists of sessions, sessions that they end, and bans, in virtual time.
+//! Operators that list and end sessions, ban clients and watch frames, in virtual time.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl Rig {
         self.kit.identity(Role::AGENT).unwrap()
     }
 
-    /// What becomes of a question of somebody.
+    /// Sends a command of a client, and returns the answer.
     #[track_caller]
     fn ask_as<Q: Payload, A: Payload>(&mut self, from: Uuid, question: &Q) -> A {
         self.test.receive(from, &Frame::of(question));
@@ -142,7 +142,7 @@ fn a_list_has_each_session_once_and_pages_of_64() {
     assert_eq!(rig.sessions("controller").len(), 1);
     assert!(rig.sessions("cnciagent").is_empty());
 
-    // Those who go between two pages are on none, and nobody is left out for it.
+    // Sessions that end between two pages are missing, and all others are listed.
     let first: Sessions = rig.ask(&ListSessions {
         id: "1".into(),
         roles: "agent".into(),
@@ -167,7 +167,7 @@ fn a_list_has_each_session_once_and_pages_of_64() {
 }
 
 #[test]
-fn who_is_no_operator_is_refused_whatever_the_filter_says() {
+fn a_session_without_the_role_is_refused_even_if_the_filter_allows_it() {
     let questions = [
         Frame::of(&ListSessions {
             id: "1".into(),
@@ -224,7 +224,7 @@ fn who_is_no_operator_is_refused_whatever_the_filter_says() {
     }
 }
 
-/// An application that lets nobody end sessions, and notes why they end.
+/// An application that allows no changes by operators, and records the reasons for ends of sessions.
 struct Strict(bool, std::sync::mpsc::Sender<DisconnectReason>);
 
 impl Handler for Strict {
@@ -238,7 +238,7 @@ impl Handler for Strict {
 }
 
 #[test]
-fn an_application_may_let_operators_look_and_do_nothing() {
+fn an_application_may_allow_lists_and_refuse_changes() {
     let (told, _reasons) = std::sync::mpsc::channel();
     let mut rig = Rig::with(Strict(false, told), |config| config.operators(Role::CONTROLLER));
     let agent = rig.agent();
@@ -258,7 +258,7 @@ fn an_application_may_let_operators_look_and_do_nothing() {
 }
 
 #[test]
-fn a_kicked_client_is_told_and_may_come_again() {
+fn a_kicked_client_gets_connection_failure_and_may_connect_again() {
     let (told, reasons) = std::sync::mpsc::channel();
     let mut rig = Rig::with(Strict(true, told), |config| config.operators(Role::CONTROLLER));
     let agent = rig.agent();
@@ -300,12 +300,12 @@ fn a_ban_of_a_uuid_ends_with_its_time() {
     let [ban] = &rig.bans()[..] else { panic!("one ban") };
     assert!(ban.uuid == uuid && ban.by == rig.operator);
     assert_eq!((ban.age_s, ban.left_s), (3599, 1));
-    // The same certificate with another UUID is somebody else.
+    // The same certificate with another UUID is not banned.
     rig.test.connect_as(&agent, Uuid::new_v4()).unwrap();
     rig.pass(1);
     rig.test.connect_as(&agent, uuid).unwrap();
     assert!(rig.bans().is_empty());
-    // Before its time.
+    // The ban is lifted before its time.
     assert_eq!(rig.kick(by_uuid(uuid, 60)).reason, DONE);
     assert!(rig.test.connect_as(&agent, uuid).is_err());
     let lifted = Unban {
@@ -315,14 +315,14 @@ fn a_ban_of_a_uuid_ends_with_its_time() {
     assert_eq!(rig.unban(lifted.clone()), DONE);
     assert_eq!(rig.unban(lifted), OperatorRefusal::NotBanned);
     rig.test.connect_as(&agent, uuid).unwrap();
-    // Who is not there is kept out all the same, by its whole UUID.
+    // A client that is not connected can be banned as well.
     let other = Uuid::new_v4();
     assert_eq!(rig.kick(by_uuid(other, 10)).reason, DONE);
     assert!(rig.test.connect_as(&agent, other).is_err());
 }
 
 #[test]
-fn what_makes_no_sense_or_would_end_the_operator_changes_nothing() {
+fn an_invalid_kick_or_one_of_the_operator_itself_changes_nothing() {
     let mut rig = Rig::new();
     let agent = rig.agent();
     let uuid = rig.test.connect(&agent).unwrap().uuid();
@@ -347,7 +347,7 @@ fn what_makes_no_sense_or_would_end_the_operator_changes_nothing() {
     }
     assert!(rig.test.is_connected(uuid) && rig.test.is_connected(rig.operator));
     assert!(rig.bans().is_empty());
-    // The key of a former release is told what to name instead.
+    // A key of a former release is refused with a text that names the present one.
     let serial = Frame::with_payload(Command::KICK, "kick: {id: k, serial: 4f:0a}");
     rig.test.receive(rig.operator, &serial);
     let kicked: Kicked = rig.test.sent_to(rig.operator)[0].payload().unwrap();
@@ -429,7 +429,7 @@ fn an_operator_watches_who_sends_what() {
         let refusal: InvalidFrameType = rig.ask(&refused);
         assert_eq!(refusal.reason.as_str(), reason);
     }
-    // Somebody who is no operator learns nothing.
+    // A session that is not an operator gets no list.
     let refusal: InvalidFrameType = rig.ask_as(one, &watch("", ""));
     assert_eq!(refusal.reason.as_str(), "role_not_allowed");
     let began: Watched = rig.ask(&watch(&one.to_string(), ""));
@@ -449,7 +449,7 @@ fn an_operator_watches_who_sends_what() {
         (watched.roles.as_str(), watched.kind.as_str()),
         ("agent", "STATS")
     );
-    // The next question replaces the first one.
+    // A second Watch replaces the first one.
     let _: Watched = rig.ask(&watch("", "ready"));
     rig.test.receive(one, &stats);
     rig.test.receive(other, &Frame::new(ssntp::proto::Status::READY));
@@ -457,7 +457,7 @@ fn an_operator_watches_who_sends_what() {
 }
 
 #[test]
-fn as_many_operators_watch_as_may() {
+fn only_sixteen_operators_may_watch() {
     let mut rig = Rig::new();
     let controller = rig.kit.identity(Role::CONTROLLER).unwrap();
     let watch = Watch {
@@ -497,7 +497,7 @@ fn an_operator_that_watches_and_does_not_read_learns_how_much_it_has_missed() {
     let probe = Frame::new(FrameKind::new(ssntp::proto::FrameType::COMMAND, 0x7f));
     let mut sent = 20_000;
     agent.send_bytes(&one.concat().repeat(sent as usize));
-    // Nobody waits for the operator, so this is answered.
+    // No sender is held for the operator, so this request is answered.
     agent.send(&probe);
     agent.frame();
     let (mut told, mut missed) = (0, 0);
@@ -509,7 +509,7 @@ fn an_operator_that_watches_and_does_not_read_learns_how_much_it_has_missed() {
         );
         let arrived = operator.arrived();
         if arrived.is_empty() {
-            // What was missed is told with the next frame.
+            // The next report has the number of missed frames.
             sent += 1;
             agent.send(&Frame::new(Command::STATS));
             agent.send(&probe);

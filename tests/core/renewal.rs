@@ -1,9 +1,8 @@
 //! Identities, trust and authorities are replaced while clients and a server work.
 //!
-//! What is exact at a planned reconnection: all that a client was let send arrives,
-//! once and in order; all that the server queued for a session is received before
-//! its end; and a request is answered. What the server has for a client that is not
-//! connected at that moment is not for it, as ever.
+//! A planned reconnection loses no frames: those that a client has sent arrive once and in order; those
+//! that the server has queued for a session arrive before its end; and requests are answered. Frames for a
+//! client that is not connected are lost, as always.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +20,7 @@ use ssntp::{Command, Frame, Role, ServerConfig, Uuid};
 
 const QUERY: FrameKind = FrameKind::new(FrameType::COMMAND, 0x81);
 
-/// How long anything may take before a test fails.
+/// The longest wait of a test.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn numbered(kind: impl Into<FrameKind>, number: u64) -> Frame {
@@ -32,7 +31,7 @@ fn number(frame: &Frame) -> u64 {
     u64::from_be_bytes(frame.payload_bytes()[..].try_into().unwrap())
 }
 
-/// Notes what it gets, and answers questions.
+/// Records received numbers, and answers requests.
 struct Notes(Sender<(Uuid, u64)>);
 
 impl Handler for Notes {
@@ -49,7 +48,7 @@ fn operands() -> Operands {
     Operands::new().request(QUERY, "QUERY").unwrap()
 }
 
-/// What the clients of a test do until they are told to stop.
+/// The threads of a test that use its clients until they are stopped.
 struct Load {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<u64>>,
@@ -63,7 +62,7 @@ impl Load {
         }
     }
 
-    /// Does something with one number after the other.
+    /// Calls a function with one number after the other.
     fn add(&mut self, mut next: impl FnMut(u64) + Send + 'static) {
         let stop = Arc::clone(&self.stop);
         self.threads.push(std::thread::spawn(move || {
@@ -76,14 +75,14 @@ impl Load {
         }));
     }
 
-    /// How far each has come.
+    /// The last number of each thread.
     fn end(self) -> Vec<u64> {
         self.stop.store(true, Ordering::Relaxed);
         self.threads.into_iter().map(|t| t.join().unwrap()).collect()
     }
 }
 
-/// Receives until the client is closed: the numbers, and why sessions ended.
+/// Receives until the client is closed. Returns the numbers, and the reasons for ends of sessions.
 fn receive(client: Client) -> JoinHandle<(Vec<u64>, Vec<DisconnectReason>)> {
     std::thread::spawn(move || {
         let (mut numbers, mut ends) = (Vec::new(), Vec::new());
@@ -178,7 +177,7 @@ fn a_pair_that_is_renewed_under_load_loses_no_frame() {
         assert!(counts[2] > 0, "requests went on");
         assert_eq!(handle.counters().lost_frames, 0);
     }
-    // What was queued for the sessions that stand goes out before they end.
+    // The queues of the sessions are sent before they end.
     server.stop();
     until(|| handles.iter().all(|h| !h.is_connected()));
     for ((receiver, handle), counts) in receivers.into_iter().zip(&handles).zip(counts.chunks(3)) {
@@ -189,8 +188,7 @@ fn a_pair_that_is_renewed_under_load_loses_no_frame() {
     }
 }
 
-/// An authority and one that follows it, a server of the first with an agent that
-/// sends numbers.
+/// An authority and its successor, a server of the first, and an agent that sends numbers.
 struct RollOver {
     old: Testkit,
     new: Authority,
@@ -237,7 +235,7 @@ impl RollOver {
         assert!(matches!(event, ClientEvent::Connected(_)), "{event:?}");
     }
 
-    /// A frame gets through the session that stands.
+    /// Checks that the present session carries a frame.
     fn works(&self) {
         until(|| self.agent.send(numbered(Command::STATS, 7)).is_ok());
         assert_eq!(self.notes.recv_timeout(LIMIT).unwrap().1, 7);
@@ -257,7 +255,7 @@ fn an_authority_that_is_replaced_at_the_server_first_waits_for_the_client() {
         matches!(event, ClientEvent::Disconnected { retrying: true, .. }),
         "{event:?}"
     );
-    // It goes on trying a server that has become a stranger.
+    // It continues to try a server that it no longer trusts.
     let before = all.agent.counters().failed_attempts;
     until(|| all.agent.counters().failed_attempts > before + 1);
     all.agent
@@ -289,8 +287,8 @@ fn an_authority_that_is_replaced_at_the_client_first_waits_for_the_server() {
     all.works();
 }
 
-/// With a bundle of both in between, in whatever order: what is sent arrives, and
-/// nobody is told that there is no session.
+/// With a bundle of both authorities in between, in any order of hosts: all frames arrive, and no send
+/// fails for lack of a session.
 #[test]
 fn an_authority_that_is_replaced_by_way_of_both_loses_no_frame() {
     #[derive(Clone, Copy)]
@@ -299,7 +297,7 @@ fn an_authority_that_is_replaced_by_way_of_both_loses_no_frame() {
         Agent(bool, bool),
     }
     use Step::{Agent, Server as OfServer};
-    // Whether the identity is the new one, and whether the trust is in both.
+    // The columns: true if the identity is the new one, and true if the trust is in both.
     let orders = [
         [
             OfServer(false, true),
@@ -317,7 +315,7 @@ fn an_authority_that_is_replaced_by_way_of_both_loses_no_frame() {
             Agent(true, false),
             OfServer(true, false),
         ],
-        // The agent gets its new certificate before the server knows who issued it.
+        // The agent gets its new certificate before the server trusts its issuer.
         [
             Agent(true, true),
             OfServer(false, true),
@@ -353,12 +351,12 @@ fn an_authority_that_is_replaced_by_way_of_both_loses_no_frame() {
                     let identity = if renewed { &new[1] } else { &old[1] };
                     let moves = handle.identity().chain() != identity.chain();
                     handle.renew(identity, &trust(is_both)).unwrap();
-                    // Where it moves, it is back, with whatever certificate.
+                    // After a reconnection it is back, with either certificate.
                     until(|| !moves || handle.counters().sessions > before.sessions && handle.is_connected());
                 }
             }
         }
-        // Also where the session was replaced because the server had been.
+        // Also if the session was replaced because the server was renewed.
         until(|| handle.is_connected() && handle.identity().chain() == new[1].chain());
         let count = load.end()[0];
         let arrived = (0..count).map(|_| all.notes.recv_timeout(LIMIT).expect("all frames arrive").1);

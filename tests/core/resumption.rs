@@ -1,5 +1,5 @@
-//! A client that resumes its TLS session skips signatures, and nothing else:
-//! what its certificate says is held against its CONNECT as at first.
+//! A client that resumes its TLS session skips only the signatures: its CONNECT is checked against its
+//! certificate as in a full handshake.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,12 +11,12 @@ use ssntp::transport::tls::Connector;
 use ssntp_test_support::*;
 use uuid::Uuid;
 
-/// Somebody who keeps tickets.
+/// A client that keeps tickets.
 fn connector(identity: &Identity) -> Connector {
     Connector::mutual(identity, &trust()).unwrap().resumption(true)
 }
 
-/// A first session, whose ticket the connector holds when this returns.
+/// Makes a first session, whose ticket the connector holds when this returns.
 fn first(server: &TestServer, connector: &Connector, role: Role, uuid: Uuid) -> Peer {
     let mut peer = server.dial_with(connector);
     assert!(!peer.resumed);
@@ -24,7 +24,7 @@ fn first(server: &TestServer, connector: &Connector, role: Role, uuid: Uuid) -> 
     peer
 }
 
-/// A further one, which it resumes.
+/// Makes a further session, which resumes the first one.
 fn again(server: &TestServer, connector: &Connector) -> Peer {
     let peer = server.dial_with(connector);
     assert!(peer.resumed);
@@ -42,7 +42,7 @@ fn a_role_that_the_certificate_lacks_is_refused() {
     let agent = connector(&identity(Role::AGENT));
     let uuid = Uuid::new_v4();
     drop(first(&server, &agent, Role::AGENT, uuid));
-    // A ticket is used once; who was refused has got a new one with it.
+    // A ticket is used once; a refused client has got a new one.
     for role in [
         Role::CONTROLLER,
         Role::AGENT | Role::CONTROLLER,
@@ -104,7 +104,7 @@ fn the_same_certificate_takes_its_session_over_and_another_does_not() {
     drop(new);
 }
 
-/// A certificate that is good for so long.
+/// A certificate that is valid for this time.
 fn short_lived(valid: Duration) -> Identity {
     let day = Duration::from_secs(24 * 60 * 60);
     let from = SystemTime::now() + valid - day;
@@ -115,7 +115,7 @@ fn short_lived(valid: Duration) -> Identity {
 #[test]
 fn a_certificate_that_has_expired_meanwhile_is_refused() {
     let server = TestServer::start((), |c| c);
-    // On a machine that is busy the first session may come too late.
+    // On a busy machine the certificate may expire before the first session.
     let mut valid = Duration::from_secs(2);
     let (agent, over) = loop {
         let over = SystemTime::now() + valid;
@@ -131,7 +131,7 @@ fn a_certificate_that_has_expired_meanwhile_is_refused() {
     while let Ok(left) = over.duration_since(SystemTime::now()) {
         std::thread::sleep(left + Duration::from_secs(1));
     }
-    // The client took it for resumed: it was the server that looked again.
+    // The client counted it as resumed: the server has verified the certificate again.
     let mut late = again(&server, &agent);
     let connect = Connect::new(Role::AGENT, Uuid::new_v4(), false).encode();
     let _ = late.try_send_bytes(&connect);

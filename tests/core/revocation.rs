@@ -1,4 +1,4 @@
-//! Revocation lists: whom they have refused, and whom not.
+//! Revocation lists: the certificates that they refuse, and those that they do not.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -74,12 +74,12 @@ impl Lister {
         self.sign(&self.params(revoked))
     }
 
-    /// A list of these, which is good until 2100.
+    /// A list of these certificates that is valid until 2100.
     pub(crate) fn list(&self, revoked: &[&CertificateInfo]) -> RevocationLists {
         RevocationLists::from_der(&[self.der(revoked)]).unwrap()
     }
 
-    /// One with this number, which was signed in this year.
+    /// A list with this number that was signed in this year.
     pub(crate) fn numbered(&self, number: u8, year: i32) -> RevocationLists {
         let mut params = self.params(&[]);
         params.crl_number = vec![number].into();
@@ -87,7 +87,7 @@ impl Lister {
         RevocationLists::from_der(&[self.sign(&params)]).unwrap()
     }
 
-    /// One that should have been replaced in 2021.
+    /// A list whose next update was due in 2021.
     pub(crate) fn overdue(&self, revoked: &[&CertificateInfo]) -> RevocationLists {
         let mut params = self.params(revoked);
         params.next_update = rcgen::date_time_ymd(2021, 1, 1);
@@ -121,8 +121,8 @@ fn revoked(identity: &Identity) -> Fault {
     }
 }
 
-/// What a handshake fails with on either side, where it does; in TLS 1.3 a client
-/// finds with its first read what the server thinks of it.
+/// The errors of a handshake on both sides. With TLS 1.3 a client gets the server's refusal with its first
+/// read.
 fn meet(acceptor: &Acceptor, connector: &Connector) -> (Option<TlsError>, Option<TlsError>) {
     let (here, there) = memory::pair();
     let deadline = Instant::now() + LIMIT;
@@ -198,14 +198,14 @@ fn a_file_may_hold_lists_of_several_authorities_among_other_things() {
 }
 
 #[test]
-fn who_is_in_the_list_is_refused_and_nobody_else() {
+fn only_certificates_in_the_list_are_refused() {
     let authority = authority();
     let [agent, other] = [(); 2].map(|()| issue(&authority, Role::AGENT));
     let list = Lister::of(&authority).list(&[agent.info()]);
     let trust = authority.trust().with_revocation_lists(&list).unwrap();
     assert_eq!(trust.verify(agent.chain()), Err(revoked(&agent)));
     trust.verify(other.chain()).unwrap();
-    // A later list stands in place of the earlier one.
+    // A later list replaces the earlier one.
     let later = Lister::of(&authority).list(&[other.info()]);
     let trust = trust.with_revocation_lists(&later).unwrap();
     trust.verify(agent.chain()).unwrap();
@@ -213,7 +213,7 @@ fn who_is_in_the_list_is_refused_and_nobody_else() {
 }
 
 #[test]
-fn either_side_of_a_handshake_refuses_who_is_revoked_and_says_so() {
+fn both_sides_of_a_handshake_refuse_a_revoked_certificate_by_name() {
     let authority = authority();
     let [server, agent] = [Role::SERVER, Role::AGENT].map(|role| issue(&authority, role));
     let plain = authority.trust();
@@ -247,13 +247,13 @@ fn either_side_of_a_handshake_refuses_who_is_revoked_and_says_so() {
 }
 
 #[test]
-fn who_is_refused_for_a_clock_or_for_a_late_list_may_try_again() {
+fn a_peer_refused_for_a_clock_or_an_overdue_list_may_try_again() {
     // `client::DialFault` has the alerts after which a client stays away.
     let day = Duration::from_secs(86_400);
     let authority = authority();
     let [server, agent] = [Role::SERVER, Role::AGENT].map(|role| issue(&authority, role));
     let plain = Acceptor::mutual(&server, &authority.trust()).unwrap();
-    // A server whose clock is behind sees a certificate that is not valid yet.
+    // For a server whose clock is behind, the certificate is not valid yet.
     for from in [SystemTime::now() + day, SystemTime::now() - 2 * day] {
         let request = CertificateRequest::new(Role::AGENT).valid_from(from).days(1);
         let agent = authority.issue(&request).unwrap().identity();
@@ -268,7 +268,7 @@ fn who_is_refused_for_a_clock_or_for_a_late_list_may_try_again() {
         let mut params = Lister::of(&authority).params(&[]);
         params.next_update = rcgen::date_time_ymd(1970, 1, 1) + since;
         let list = RevocationLists::from_der(&[Lister::of(&authority).sign(&params)]).unwrap();
-        // On a machine that is busy it may be late already.
+        // On a busy machine the time may have passed already.
         if let Ok(trust) = authority
             .trust()
             .with_revocation_lists(&list.enforce_expiry(true))
@@ -289,7 +289,7 @@ fn who_is_refused_for_a_clock_or_for_a_late_list_may_try_again() {
 }
 
 #[test]
-fn the_list_of_a_namesake_says_nothing_of_anybody_else() {
+fn the_list_of_a_namesake_applies_only_to_its_own_certificates() {
     // An authority and the one that replaces it have one name.
     let (old, new) = (authority(), authority());
     assert_eq!(old.info().subject, new.info().subject);
@@ -304,14 +304,14 @@ fn the_list_of_a_namesake_says_nothing_of_anybody_else() {
     let of_new = Lister::of(&new).list(&[agent.info()]);
     let trust = both.with_revocation_lists(&of_new).unwrap();
     assert_eq!(trust.verify(agent.chain()), Err(revoked(&agent)));
-    // The old one's list goes when its authority does.
+    // The list of an authority is dropped with the authority.
     let alone = new.trust().with_revocation_lists(&Lister::of(&old).list(&[]));
     let issuer = old.info().subject.clone();
     assert_eq!(fault(alone), Fault::RevocationListSignature { issuer });
 }
 
 #[test]
-fn the_list_of_an_authority_that_was_replaced_by_its_namesake_is_no_hindrance() {
+fn the_list_of_a_replaced_namesake_authority_is_ignored() {
     let (old, new) = (authority(), authority());
     let (stolen, good) = (issue(&new, Role::AGENT), issue(&new, Role::AGENT));
     let lists = [Lister::of(&old).der(&[]), Lister::of(&new).der(&[stolen.info()])];
@@ -321,14 +321,14 @@ fn the_list_of_an_authority_that_was_replaced_by_its_namesake_is_no_hindrance() 
         assert_eq!(trust.verify(stolen.chain()), Err(revoked(&stolen)));
         trust.verify(good.chain()).unwrap();
     }
-    // Alone, it may as well be a forged one.
+    // A list of an unknown authority alone may be forged.
     let alone = RevocationLists::from_der(&lists[..1]).unwrap();
     assert!(new.trust().with_revocation_lists(&alone).is_err());
 }
 
 #[test]
 fn no_list_is_replaced_by_an_older_one_or_left_out() {
-    // They have one name. Only their keys tell them apart.
+    // Both have the same name and differ only in their keys.
     let (authority, namesake) = (authority(), authority());
     let (lister, other) = (Lister::of(&authority), Lister::of(&namesake));
     let both = Trust::from_der(&[authority.info().der.clone(), namesake.info().der.clone()]).unwrap();
@@ -348,7 +348,7 @@ fn no_list_is_replaced_by_an_older_one_or_left_out() {
     }
     let left_out = with(other.numbered(9, 2025)).check_follows(&former);
     assert!(matches!(left_out, Err(Fault::RevocationListOlder { .. })));
-    // The authority goes, and its list with it; or there are to be no lists any more.
+    // The authority is removed with its list, or all lists are removed.
     let later = namesake.trust().with_revocation_lists(&other.numbered(1, 2020));
     later.unwrap().check_follows(&former).unwrap();
     both.check_follows(&former).unwrap();
@@ -367,14 +367,14 @@ fn lists_of_others_alone_are_refused_if_expiry_is_enforced() {
         .with_revocation_lists(&alone.enforce_expiry(true));
     let issuers = "\"O=strangers\"".to_owned();
     assert_eq!(fault(refused), Fault::RevocationListsOfOthers { issuers });
-    // Beside the list of a trusted authority it may be that of one in between.
+    // With the list of a trusted authority, it may be that of an intermediate one.
     let own = Lister::of(&authority).der(&[]);
     let both = lists(&[foreign, own]).enforce_expiry(true);
     authority.trust().with_revocation_lists(&both).unwrap();
 }
 
 #[test]
-fn who_shows_a_certificate_that_its_own_list_revokes_is_warned() {
+fn a_warning_is_logged_if_the_own_certificate_is_revoked() {
     let authority = authority();
     let [server, agent] = [Role::SERVER, Role::AGENT].map(|role| issue(&authority, role));
     let list = Lister::of(&authority).list(&[server.info(), agent.info()]);
@@ -417,7 +417,7 @@ fn an_overdue_list_counts_unless_its_time_is_enforced() {
 }
 
 #[test]
-fn a_list_whose_time_is_over_meanwhile_refuses_peers_for_now() {
+fn a_list_that_becomes_overdue_refuses_peers_for_now() {
     let ca = Authority::new(&AuthorityRequest::default().days(36_000)).unwrap();
     let request = CertificateRequest::new(Role::AGENT).days(36_000);
     let agent = ca.issue(&request).unwrap().identity();
@@ -483,7 +483,7 @@ fn lists_of_changes_and_of_several_issuers_are_not_understood() {
 }
 
 #[test]
-fn a_damaged_list_is_refused_or_says_what_it_said() {
+fn a_damaged_list_is_refused_or_unchanged_in_effect() {
     let authority = authority();
     let [agent, other] = [(); 2].map(|()| issue(&authority, Role::AGENT));
     let der = Lister::of(&authority).der(&[agent.info()]);
@@ -497,7 +497,7 @@ fn a_damaged_list_is_refused_or_says_what_it_said() {
             let Ok(trust) = authority.trust().with_revocation_lists(&lists) else {
                 continue;
             };
-            // With another name it may be anybody's, and counts for nobody here.
+            // With another name it is the list of an unknown issuer, and applies to no certificate here.
             let verdict = trust.verify(agent.chain()).map(drop);
             assert!(verdict == Ok(()) || verdict == Err(revoked(&agent)), "byte {at}");
             trust.verify(other.chain()).unwrap();
@@ -506,7 +506,7 @@ fn a_damaged_list_is_refused_or_says_what_it_said() {
     }
 }
 
-/// An authority of a name, and its lists.
+/// An authority with this name, and its lists.
 pub(crate) struct Issuing {
     pub(crate) der: CertificateDer<'static>,
     pub(crate) lister: Lister,
@@ -556,11 +556,11 @@ fn the_whole_chain_counts_and_so_does_the_list_of_an_authority_in_between() {
         trust.verify(chain).map(drop)
     };
     let is_revoked = |verified: Result<(), Fault>, subject: &str| matches!(verified, Err(Fault::Revoked { subject: of, .. }) if of == subject);
-    // The root revokes the one in between, with all that it issued.
+    // The root revokes the intermediate authority, and so all certificates that it has issued.
     let of_root = root.lister.list(&[&info(&between.der)]);
     assert!(is_revoked(verify(&of_root, chain), "CN=between"));
     assert_eq!(verify(&of_root, of_namesake), Ok(()));
-    // The one in between revokes one certificate of its own.
+    // The intermediate authority revokes one of its certificates.
     let own = between.lister.list(&[&info(&chain[0]), &info(&of_namesake[0])]);
     assert!(is_revoked(verify(&own, chain), "CN=peer"));
     assert_eq!(verify(&own, of_namesake), Ok(()));
@@ -568,7 +568,7 @@ fn the_whole_chain_counts_and_so_does_the_list_of_an_authority_in_between() {
 }
 
 #[test]
-fn an_authority_whose_key_usage_lacks_it_signs_no_lists() {
+fn an_authority_without_the_key_usage_signs_no_lists() {
     let root = issuing("root", None, &[KeyUsagePurpose::KeyCertSign]);
     let trust = Trust::from_der(std::slice::from_ref(&root.der)).unwrap();
     let issuer = "CN=root".to_owned();
@@ -596,7 +596,7 @@ fn a_certificate_of_version_1_is_revoked_like_any_other() {
         assert_eq!(is_revoked(accepted), refused);
         let told = refused.then_some(AlertDescription::CertificateRevoked);
         assert_eq!(alert(connected), told);
-        // And as a server's, where it is taken at all.
+        // Also as the certificate of a server, if it is accepted.
         let acceptor = Acceptor::server_only(&old).unwrap();
         let check = ServerCheck::Authority(&trust);
         let (_, connected) = meet(&acceptor, &Connector::checking(check, None).unwrap());
@@ -604,8 +604,8 @@ fn a_certificate_of_version_1_is_revoked_like_any_other() {
     }
 }
 
-/// What openssl makes without extensions: the certificate without its version and
-/// extensions, under a key of its own.
+/// The same certificate as version 1, as openssl makes it without extensions: without its version and
+/// extensions, signed again.
 fn version_1(authority: &Authority, model: &CertificateInfo) -> Identity {
     let key = KeyPair::generate().unwrap();
     let (_, whole) = element(&model.der);
@@ -640,7 +640,7 @@ fn version_1(authority: &Authority, model: &CertificateInfo) -> Identity {
     Identity::load_without_role(&path, None, None).unwrap()
 }
 
-/// How long the DER element at the front is, and its content.
+/// The length of the first DER element, and its content.
 fn element(der: &[u8]) -> (usize, &[u8]) {
     let (head, length) = match der[1] {
         0x81 => (3, usize::from(der[2])),

@@ -1,4 +1,4 @@
-//! Operators that list the servers which act as one, and drain them.
+//! Operators that list linked servers and drain them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -77,7 +77,7 @@ fn a_list_has_this_server_its_links_and_the_peers_that_do_not_answer() {
 }
 
 #[test]
-fn the_server_that_is_named_is_drained_wherever_its_operator_is_connected() {
+fn the_named_server_is_drained_also_from_another_one() {
     let one = Node::start_with(&[], operators);
     let two = Node::start_with(&[&one], operators);
     let three = Node::start_with(&[&one, &two], operators);
@@ -113,13 +113,13 @@ fn the_server_that_is_named_is_drained_wherever_its_operator_is_connected() {
 }
 
 #[test]
-fn a_session_that_is_no_operator_at_either_server_drains_nothing() {
+fn a_session_that_is_no_operator_at_both_servers_drains_none() {
     let one = Node::start(&[]);
     let two = Node::start_with(&[&one], operators);
     let mut agent = two.connect(Role::AGENT, &[&one]);
     let refused: InvalidFrameType = ask(&mut agent, &drain(one.uuid()));
     assert_eq!(refused.reason.as_str(), "role_not_allowed");
-    // The first server takes no operators at all.
+    // The first server accepts no operators.
     let mut operator = two.connect(Role::CONTROLLER, &[&one]);
     let refused: Servers = ask(&mut operator, &drain(one.uuid()));
     assert_eq!(
@@ -133,7 +133,7 @@ fn a_session_that_is_no_operator_at_either_server_drains_nothing() {
     );
 }
 
-/// Counts how often it is told that the server drains.
+/// Counts the calls of `Handler::draining`.
 struct Told(Arc<AtomicUsize>);
 
 impl Handler for Told {

@@ -1,4 +1,4 @@
-//! One UUID at several servers: which session stays, and who is refused.
+//! One UUID at several servers: the session that stays, and the newcomers that are refused.
 
 use std::sync::atomic::Ordering;
 
@@ -27,7 +27,7 @@ fn a_session_is_taken_over_from_another_server_by_its_rules() {
             server == Some(here.uuid())
         });
         assert_eq!(counted, [true; 2]);
-        // The next one takes it over: this one ends as replaced.
+        // The next session takes over, and this one ends as replaced.
         let mut next = there.server.connect_as(&own, Role::AGENT, uuid);
         here.await_news(&News::Ended(uuid, DisconnectReason::Replaced));
         next.finish();
@@ -35,7 +35,7 @@ fn a_session_is_taken_over_from_another_server_by_its_rules() {
         there.await_news(&News::Ended(uuid, DisconnectReason::PeerClosed));
         here.await_news(&News::RemoteGone(uuid));
     }
-    // A stranger with the role does not get the UUID on any server.
+    // Another certificate with the role does not get the UUID on any server.
     let _holder = one.server.connect_as(&own, Role::AGENT, uuid);
     two.await_news(&News::Remote(uuid));
     let mut stranger = two.server.dial(&identity(Role::AGENT));
@@ -48,7 +48,7 @@ fn a_session_is_taken_over_from_another_server_by_its_rules() {
 }
 
 #[test]
-fn who_is_refused_by_one_server_keeps_its_session_at_another_one() {
+fn a_client_refused_by_one_server_keeps_its_session_at_another_one() {
     let one = Node::start(&[]);
     let two = Node::start_with(&[&one], |config| config.max_sessions(1));
     let uuid = Uuid::new_v4();
@@ -70,7 +70,7 @@ fn who_is_refused_by_one_server_keeps_its_session_at_another_one() {
     // The only place is taken.
     let _stays = two.server.connect(Role::CONTROLLER);
     comes_in_vain();
-    // A server that drains takes nobody. It stays, because this client does not leave.
+    // A draining server refuses newcomers. It keeps running, because this client does not leave.
     two.server.handle().drain(60 * LONG).unwrap();
     comes_in_vain();
 }

@@ -1,14 +1,14 @@
-//! One UUID, one session: what servers do about a UUID that two of them have, or are to have.
+//! One UUID, one session: how linked servers avoid and resolve two sessions of one UUID.
 //!
 //! ```text
-//!  newcomer ─▶ its server has a row of another one's session ── CLAIM ──▶ judged there by its
-//!     ▲                                                                  own admission rules
-//!     └─ admitted, or refused ◀─────────────── CLAIMED: 0, or why ◀──────────────┘
+//!  newcomer ─▶ its UUID has a session at another server ── CLAIM ──▶ that server judges by its
+//!     ▲                                                              own admission rules
+//!     └─ admitted, or refused ◀──────────── CLAIMED: 0, or a code ◀──────────┘
 //! ```
 //!
-//! The newcomer waits for that on its handshake's thread, for [`CLAIM`] at most; without an answer it
-//! is admitted. When two servers find that both have a session of one UUID, the one of the
-//! higher [`Rank`](super::Rank) stays, and then the one of the greater server.
+//! The newcomer waits for the answer on its handshake's thread, for at most [`CLAIM`]. If no answer
+//! comes, it is admitted. If two servers find that both have a session of one UUID, the session with
+//! the higher [`Rank`](super::Rank) stays; of equal ranks, that of the server with the greater UUID.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -18,31 +18,30 @@ use crossbeam_channel::Sender;
 use uuid::Uuid;
 
 use super::frames::LinkFrame;
-use super::links::News;
 use super::roster::Changes;
 use crate::proto::Refusal;
 use crate::server::DisconnectReason;
-use crate::server::admission::{Candidate, Holder, Standing};
-use crate::server::core::{ServerCore, State};
+use crate::server::admission::{Holder, Situation};
+use crate::server::core::{Notice, ServerCore, State};
 use crate::server::entry::CLAIM;
 use crate::server::handler::Newcomer;
 use ssntp_transport::ConnectionId;
 use ssntp_transport::dispatch::Action;
 use ssntp_transport::pki::{CertificateDer, CertificateInfo};
 
-/// How many newcomers may wait for another server at a time.
+/// The most newcomers that wait for another server at a time. Further ones are admitted without asking.
 const MAX_CLAIMS: usize = 1024;
 
-/// A newcomer that waits for the server which has a session of its UUID.
+/// A newcomer that waits for the verdict of the server that has a session of its UUID.
 #[derive(Debug)]
 struct Claim {
     link: ConnectionId,
-    /// Until then.
+    /// The time after which the newcomer no longer waits.
     until: Instant,
     verdict: Sender<u8>,
 }
 
-/// All newcomers that wait so.
+/// All newcomers that wait for a verdict, by the id in CLAIM.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     waiting: HashMap<u64, Claim>,
@@ -50,7 +49,7 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// The number of a new one. `None` if too many wait.
+    /// Adds a newcomer. Returns the id for CLAIM, or `None` if [`MAX_CLAIMS`] newcomers wait.
     fn begin(&mut self, link: ConnectionId, now: Instant, verdict: Sender<u8>) -> Option<u64> {
         if self.waiting.len() >= MAX_CLAIMS {
             self.waiting.retain(|_, claim| claim.until > now);
@@ -64,7 +63,7 @@ impl Claims {
         Some(self.last)
     }
 
-    /// Another server has judged. Only the one that was asked may.
+    /// Hands a verdict to the newcomer, if it came over the link over which CLAIM was sent.
     pub(super) fn answer(&mut self, link: ConnectionId, id: u64, verdict: u8) {
         if self.waiting.get(&id).is_some_and(|claim| claim.link == link)
             && let Some(claim) = self.waiting.remove(&id)
@@ -74,17 +73,18 @@ impl Claims {
         }
     }
 
-    /// A link has ended: nobody answers there.
-    pub(super) fn give_up(&mut self, link: ConnectionId) {
+    /// Drops the claims of a link that has ended, so that their newcomers wait no longer.
+    pub(super) fn drop_link(&mut self, link: ConnectionId) {
         self.waiting.retain(|_, claim| claim.link != link);
     }
 }
 
 impl State {
-    /// Takes what another server tells of its sessions. Where both have one of a UUID, one ends.
-    pub(super) fn take_changes(&mut self, changes: Changes) {
-        let gone = changes.gone.into_iter().map(News::Disconnected);
-        self.links.news.extend(gone);
+    /// Applies changes of another server's sessions. Ends the own session of a UUID if the other
+    /// server's session outranks it.
+    pub(super) fn apply_changes(&mut self, changes: Changes) {
+        let gone = changes.gone.into_iter().map(Notice::RemoteDisconnected);
+        self.notices.extend(gone);
         for row in changes.connected {
             self.links.clock = self.links.clock.max(row.rank.stamp);
             let own = self
@@ -96,12 +96,13 @@ impl State {
             {
                 self.end(own.info.id, DisconnectReason::Replaced, true);
             }
-            self.links.news.push(News::Connected(row));
+            self.notices.push(Notice::RemoteConnected(row));
         }
     }
 
-    /// The link to the server that has a session of a newcomer, if the newcomer may come in here.
-    fn holder(&self, newcomer: &Newcomer<'_>) -> Option<ConnectionId> {
+    /// The link to the server that has a session of the newcomer's UUID, if this server's own rules
+    /// admit the newcomer.
+    fn link_to_holder(&self, newcomer: &Newcomer<'_>) -> Option<ConnectionId> {
         let row = self.links.roster.get(newcomer.uuid)?;
         let judged = self.judge(newcomer.uuid, newcomer.certificate, self.connections.len());
         (judged == Ok(None)).then(|| self.links.to(row.info.server))?
@@ -114,7 +115,7 @@ impl State {
         let Some(id) = self.links.claims.begin(link, self.now, verdict) else {
             return;
         };
-        self.say(
+        self.send_link_frame(
             link,
             &LinkFrame::Claim {
                 id,
@@ -124,19 +125,16 @@ impl State {
         );
     }
 
-    /// Judges a newcomer of another server, which ends this server's session if it may.
-    pub(super) fn claimed(&mut self, uuid: Uuid, certificate: &Bytes) -> u8 {
+    /// Judges a newcomer of another server, and ends this server's session if the newcomer may take
+    /// it over. Returns the verdict for CLAIMED.
+    pub(super) fn judge_claim(&mut self, uuid: Uuid, certificate: &Bytes) -> u8 {
         let session = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
         let Some(session) = session else { return 0 };
         let Ok(certificate) = CertificateInfo::from_der(&CertificateDer::from(&certificate[..])) else {
             return u8::MAX;
         };
-        let newcomer = Candidate {
-            uuid,
-            bound: certificate.uuid,
-        };
-        // The other server looks at its own limits.
-        let standing = Standing {
+        // The other server applies its own limits, so none applies here.
+        let situation = Situation {
             server: self.environment.uuid,
             stopping: false,
             maximum: usize::MAX - 1,
@@ -149,7 +147,7 @@ impl State {
                 &certificate,
             )),
         };
-        match self.admission.judge(newcomer, &standing) {
+        match self.admission.judge(uuid, certificate.uuid, &situation) {
             Ok(old) => {
                 if let Some(old) = old {
                     self.end(old, DisconnectReason::Replaced, true);
@@ -164,8 +162,7 @@ impl State {
     }
 }
 
-/// The refusal that the verdict of another server means. `None` if the newcomer may have the
-/// UUID.
+/// The refusal for a verdict of CLAIMED. `None` if the newcomer may have the UUID.
 pub(in crate::server) fn refusal(verdict: u8, uuid: Uuid) -> Option<Refusal> {
     Some(match verdict {
         0 => return None,
@@ -177,8 +174,8 @@ pub(in crate::server) fn refusal(verdict: u8, uuid: Uuid) -> Option<Refusal> {
 }
 
 impl ServerCore {
-    /// Asks the server that has a session of this newcomer to give it up. `verdict` is dropped if
-    /// nobody has to be asked, or if there will be no answer.
+    /// Sends CLAIM to the server that has a session of the newcomer's UUID. `verdict` is dropped if
+    /// no CLAIM is needed, or if no answer will come.
     pub(in crate::server) fn claim(
         &mut self,
         now: Instant,
@@ -187,9 +184,9 @@ impl ServerCore {
         verdict: Sender<u8>,
     ) {
         self.at(now, actions, |core| {
-            // A session elsewhere must not end for a newcomer that is refused here in any case,
-            // by this server's rules or by the application.
-            if let Some(link) = core.state.holder(newcomer)
+            // A session at another server must not end for a newcomer that is then refused here, by
+            // this server's rules or by the application.
+            if let Some(link) = core.state.link_to_holder(newcomer)
                 && core.consent(newcomer).is_ok()
             {
                 core.state.claim(link, newcomer, verdict);

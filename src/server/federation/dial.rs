@@ -1,12 +1,12 @@
-//! Dials the servers of a list until there is a link to each of them.
+//! Dials each peer until there is a link to it, and again when the link has ended.
 //!
 //! ```text
-//!            ┌── the pause is over ──▶ attempt ── a link stands ─▶ Linked ─┐
+//!            ┌── the pause is over ──▶ attempt ── linked ───────▶ Linked ─┐
 //!  Redial:  Wait ◀── no link, or this server itself ──┘                     │
 //!            └◀───────────────── the link has ended ◀──────────────────────┘
 //! ```
 //!
-//! [`Redial`] says when, and has no thread and no clock; [`Dialler`] has a thread for each peer.
+//! [`Redial`] decides when to dial, without a thread or a clock. [`Dialler`] has a thread for each peer.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,43 +20,46 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::LINK_PROTOCOL;
-use super::join::NoLink;
+use super::join::LinkFailure;
 use crate::client::random_share;
-use crate::server::accept::{CoreEvents, Passage};
+use crate::server::accept::{CoreEvents, EntryRunner};
 use crate::server::config::Environment;
-use crate::server::entry::{Entry, NoEntry, Why};
+use crate::server::entry::{Entry, EntryFault, NoEntry};
 use crate::server::now;
 use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::Connector;
 use ssntp_transport::{Cancel, LogLimit, Target, TcpOptions, deadline, excerpt, threads};
 
-/// The first pause after an attempt that failed, and the longest. A pause is between a half
-/// and all of that, so that servers that lost each other do not dial at the same moments.
+/// The first pause after a failed attempt, and the longest. Each pause is shortened at random by up
+/// to a half, so that servers that lost each other do not dial at the same time.
 const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
-/// The pause after an attempt that has led to this server itself. Its name may lead elsewhere later.
+/// The pause after an attempt that reached this server itself. The name may resolve to another server
+/// later.
 const OWN: Duration = Duration::from_secs(60);
-/// How long a connection may take to be made.
+/// The longest time for connecting the socket. TLS and HELLO have the handshake timeout.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// What [`Redial`] wants done.
+/// The next thing to do for a peer, from [`Redial::next`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
-    /// Dial now, and tell [`Redial::attempted`].
+    /// Dial now, then call [`Redial::attempted`].
     Now,
-    /// Nothing until then.
+    /// Wait until this time.
     Wait(Instant),
-    /// Nothing while the link to this server stands.
+    /// Wait until the link to this server ends.
     Linked(Uuid),
 }
 
-/// When a peer is dialled.
+/// The schedule by which a peer is dialled.
 #[derive(Debug)]
 pub struct Redial {
-    /// The server that was found there.
+    /// The server that was found at the peer's address.
     known: Option<Uuid>,
-    /// Since when the link to it stands.
+    /// The time since which there is a link to that server.
     linked: Option<Instant>,
+    /// The next pause, before it is shortened.
     pause: Duration,
+    /// The earliest time of the next attempt.
     next: Option<Instant>,
 }
 
@@ -72,16 +75,16 @@ impl Redial {
         }
     }
 
-    /// What to do at that time. `share` is a random number between 0 and 1; `stands` tells
-    /// whether there is a link to a server, whoever has dialled.
-    pub fn next(&mut self, now: Instant, share: f64, stands: impl Fn(Uuid) -> bool) -> Attempt {
-        if let Some(server) = self.known.filter(|server| stands(*server)) {
+    /// The thing to do at the time `now`. `share` is a random number between 0 and 1. `is_linked`
+    /// returns true if there is a link to a server, whichever side has dialled.
+    pub fn next(&mut self, now: Instant, share: f64, is_linked: impl Fn(Uuid) -> bool) -> Attempt {
+        if let Some(server) = self.known.filter(|server| is_linked(*server)) {
             self.linked.get_or_insert(now);
             return Attempt::Linked(server);
         }
         if let Some(since) = self.linked.take() {
-            // The pause is short again only after a link that stood for a while, so that two
-            // servers which do not fit do not dial in a circle.
+            // The pause is short again only after a link that lasted, so that two servers that link
+            // and end the link at once do not dial without a pause.
             let [first, longest] = PAUSES;
             if now.saturating_duration_since(since) > longest {
                 self.pause = first;
@@ -94,14 +97,15 @@ impl Redial {
         }
     }
 
-    /// The peer was dialled: which server was found, if one, and why there is no link.
+    /// Notes the result of an attempt: the server that was found, if any, and the reason for which
+    /// there is no link, if there is none.
     pub fn attempted(&mut self, server: Option<Uuid>, why: Option<&NoEntry>, now: Instant, share: f64) {
         self.known = match why {
-            Some(NoEntry(Why::Link(NoLink::Own))) => {
+            Some(NoEntry(EntryFault::Link(LinkFailure::Own))) => {
                 self.next = Some(now + OWN);
                 return;
             }
-            Some(NoEntry(Why::Link(NoLink::Duplicate(server)))) => Some(*server),
+            Some(NoEntry(EntryFault::Link(LinkFailure::Duplicate(server)))) => Some(*server),
             Some(_) => self.known,
             None => server.or(self.known),
         };
@@ -121,15 +125,16 @@ impl Default for Redial {
     }
 }
 
-/// What has become of a peer that is dialled.
+/// The state of a peer that is dialled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerState {
-    /// No link stands; why the last attempt failed, or empty before the first one.
+    /// There is no link. The text is the reason for which the last attempt failed; empty before the
+    /// first attempt.
     Trying(String),
-    /// There is a link to the server with this UUID, whoever has dialled.
+    /// There is a link to the server with this UUID, whichever side has dialled.
     Linked(Uuid),
-    /// It is this server itself. Whether it still is, is looked at once a minute.
+    /// The address is that of this server itself. It is dialled again once a minute.
     Own,
 }
 
@@ -147,8 +152,8 @@ impl fmt::Display for PeerState {
 /// Dials the peers of a server, see [`Server::dialler`](super::super::Server::dialler).
 ///
 /// # Threads
-/// Cheap to clone, and `Send`. A thread `ssntp-peer-N` for each peer; the server joins them
-/// when it ends. No call blocks.
+/// Cheap to clone, and `Send`. Each peer has a thread `ssntp-peer-N`, which the server link_registry when it
+/// stops. No call blocks.
 #[derive(Clone)]
 pub struct Dialler {
     shared: Arc<Shared>,
@@ -164,10 +169,10 @@ struct Shared {
 #[derive(Default)]
 struct Peers {
     closed: bool,
-    /// Counts the threads, for their names.
+    /// The number of threads that were started; the last one has it in its name.
     number: u64,
     dialled: HashMap<String, Dialled>,
-    /// Threads that were told to end.
+    /// Threads that were cancelled and are not joined yet.
     leaving: Vec<JoinHandle<()>>,
 }
 
@@ -199,11 +204,11 @@ impl Dialler {
         }
     }
 
-    /// Dials a server until there is a link to it, and again whenever that ends. False if it is
-    /// dialled already, or the server has stopped.
+    /// Dials a server until there is a link to it, and again whenever the link ends. False if the
+    /// server is dialled already, or this server has stopped.
     ///
     /// # Errors
-    /// The system has no more threads.
+    /// The thread cannot be started.
     pub fn dial(&self, target: impl Into<Target>) -> io::Result<bool> {
         let target = target.into();
         let mut peers = lock(&self.shared.peers);
@@ -220,9 +225,7 @@ impl Dialler {
         let state = Arc::new(Mutex::new(PeerState::Trying(String::new())));
         let mut peer = PeerThread {
             target,
-            environment: Arc::clone(&self.shared.environment),
-            events: self.shared.events.clone(),
-            tcp: self.shared.tcp,
+            shared: Arc::clone(&self.shared),
             cancel: cancel.clone(),
             state: Arc::clone(&state),
             log: LogLimit::default(),
@@ -237,20 +240,20 @@ impl Dialler {
         Ok(true)
     }
 
-    /// Dials a server no more. A link that stands goes on until it ends. False if the server
-    /// was not dialled.
+    /// Stops dialling a server. An existing link stays until it ends. False if the server was not
+    /// dialled.
     pub fn undial(&self, target: &Target) -> bool {
         let mut peers = lock(&self.shared.peers);
         let dialled = peers.dialled.remove(&target.to_string());
         let was_dialled = dialled.is_some();
-        // The thread may be waiting for the dispatcher, which may be the caller: it is joined
-        // once it has ended, or with the server.
+        // The thread may wait for the dispatcher, and the caller may be the dispatcher. So the thread is
+        // joined by a later call or when the server stops.
         peers.leaving.retain(|thread| !thread.is_finished());
         peers.leaving.extend(dialled.map(Dialled::leave));
         was_dialled
     }
 
-    /// The peers that are dialled, by address, and what has become of each.
+    /// The peers that are dialled, sorted by address, with the state of each.
     pub fn peers(&self) -> Vec<(String, PeerState)> {
         let peers = lock(&self.shared.peers);
         let dialled = peers.dialled.iter();
@@ -261,7 +264,7 @@ impl Dialler {
         all
     }
 
-    /// Ends all threads and joins them.
+    /// Cancels all threads and link_registry them.
     pub(in crate::server) fn close(&self) {
         let mut peers = lock(&self.shared.peers);
         peers.closed = true;
@@ -283,12 +286,10 @@ impl Dialled {
     }
 }
 
-/// One thread, and the peer that it dials.
+/// The thread of one peer.
 struct PeerThread {
     target: Target,
-    environment: Arc<Environment>,
-    events: CoreEvents,
-    tcp: TcpOptions,
+    shared: Arc<Shared>,
     cancel: Cancel,
     state: Arc<Mutex<PeerState>>,
     log: LogLimit<()>,
@@ -298,15 +299,15 @@ impl PeerThread {
     fn run(&mut self) {
         let mut redial = Redial::new();
         while !self.cancel.is_cancelled() {
-            let stands = |server| self.environment.is_linked(server);
-            match redial.next(now(), random_share(), stands) {
+            let is_linked = |server| self.shared.environment.is_linked(server);
+            match redial.next(now(), random_share(), is_linked) {
                 Attempt::Now => {
                     let attempt = self.attempt();
                     let why = attempt.as_ref().err();
                     let server = attempt.as_ref().ok().copied().flatten();
                     redial.attempted(server, why, now(), random_share());
                     if let Some(why) = why {
-                        self.note(why);
+                        self.report(why);
                     }
                 }
                 Attempt::Wait(until) => {
@@ -319,10 +320,11 @@ impl PeerThread {
         }
     }
 
-    fn note(&mut self, why: &NoEntry) {
+    /// Notes the failure of an attempt in the peer's state and in the log.
+    fn report(&mut self, why: &NoEntry) {
         let state = match why.0 {
-            Why::Link(NoLink::Duplicate(_)) => return,
-            Why::Link(NoLink::Own) => PeerState::Own,
+            EntryFault::Link(LinkFailure::Duplicate(_)) => return,
+            EntryFault::Link(LinkFailure::Own) => PeerState::Own,
             _ => PeerState::Trying(excerpt(why).to_string()),
         };
         let before = std::mem::replace(&mut *lock(&self.state), state.clone());
@@ -339,10 +341,10 @@ impl PeerThread {
         }
     }
 
-    /// Waits until the link to a server ends, or until it is cancelled.
+    /// Waits until the link to a server ends, or until this thread is cancelled.
     fn wait_for_end(&self, server: Uuid) {
-        let joins = self.environment.joins.as_ref();
-        let Some(link) = joins.and_then(|joins| joins.standing(server)) else {
+        let link_registry = self.shared.environment.link_registry.as_ref();
+        let Some(link) = link_registry.and_then(|link_registry| link_registry.standing(server)) else {
             return;
         };
         *lock(&self.state) = PeerState::Linked(server);
@@ -353,18 +355,20 @@ impl PeerThread {
         *lock(&self.state) = PeerState::Trying("the link has ended".into());
     }
 
-    /// Makes a link. Returns the server's UUID.
+    /// Dials once. Returns the UUID of the server that it is linked to now.
     fn attempt(&self) -> Result<Option<Uuid>, NoEntry> {
-        let environment = &self.environment;
-        let refused = |e: &dyn fmt::Display| NoEntry(Why::Link(NoLink::Refused(e.to_string())));
-        let hello = self.events.look(|core, _| core.hello());
+        let Shared {
+            environment, events, ..
+        } = &*self.shared;
+        let refused = |e: &dyn fmt::Display| NoEntry(EntryFault::Link(LinkFailure::Refused(e.to_string())));
+        let hello = events.look(|core, _| core.hello());
         let (hello, _) = hello.ok_or_else(|| refused(&"the server has stopped"))?;
-        let in_force = environment.in_force();
-        let credentials = &in_force.credentials;
+        let active = environment.active();
+        let credentials = &active.credentials;
         let connector = Connector::mutual(&credentials.identity, &credentials.trust);
         let connector = connector.map_err(|e| refused(&e))?.protocol(LINK_PROTOCOL);
-        let stream = self.target.connect(&self.tcp, CONNECT, &self.cancel);
-        let stream = stream.map_err(|e| NoEntry(Why::Link(NoLink::Lost(e))))?;
+        let stream = self.target.connect(&self.shared.tcp, CONNECT, &self.cancel);
+        let stream = stream.map_err(|e| NoEntry(EntryFault::Link(LinkFailure::Lost(e))))?;
         let _watch = self.cancel.watch(&stream);
         let address = stream.peer();
         let deadline = deadline(environment.handshake_timeout);
@@ -376,30 +380,22 @@ impl PeerThread {
         );
         let secured = secured.map_err(|e| refused(&e))?;
         if secured.alpn.as_deref() != Some(LINK_PROTOCOL) {
-            return Err(refused(&"it takes no links: it runs without peers"));
+            return Err(refused(&"it accepts no links: it runs without peers"));
         }
         let leaf = secured.peer.first();
-        let leaf = leaf.ok_or_else(|| refused(&"it shows no certificate"))?;
+        let leaf = leaf.ok_or_else(|| refused(&"it sent no certificate"))?;
         let certificate = CertificateInfo::from_der(leaf).map_err(|e| refused(&e))?;
         let entry = Entry::server(environment, certificate, secured.peer, address, Some(hello));
-        let mut entry = entry.verified_by(&in_force);
-        let passage = Passage {
+        let mut entry = entry.verified_by(&active);
+        let runner = EntryRunner {
             environment,
-            events: &self.events,
+            events,
             newcomer: None,
             stream,
             deadline,
         };
-        match passage.take(&mut entry, secured.halves) {
-            Ok(()) => Ok(entry.peer()),
-            Err(turned) => {
-                let (why, halves) = *turned;
-                if let Some(halves) = halves {
-                    passage.refuse(halves, &why, "");
-                }
-                Err(why)
-            }
-        }
+        runner.run(&mut entry, secured.halves)?;
+        Ok(entry.peer())
     }
 }
 
@@ -408,9 +404,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_led_to_this_server_is_looked_at_again_and_may_lead_to_another() {
+    fn a_name_that_reached_this_server_is_dialled_again_after_a_minute() {
         let (mut redial, begin, other) = (Redial::new(), now(), Uuid::from_u128(2));
-        let own = NoEntry(Why::Link(NoLink::Own));
+        let own = NoEntry(EntryFault::Link(LinkFailure::Own));
         assert_eq!(redial.next(begin, 0.5, |_| false), Attempt::Now);
         redial.attempted(None, Some(&own), begin, 0.5);
         assert_eq!(redial.next(begin, 0.5, |_| false), Attempt::Wait(begin + OWN));

@@ -1,49 +1,42 @@
-//! What is known of a link and of the server at its other end.
+//! The properties of a link and of the server at its other end.
 
 use std::convert::Infallible;
 use std::fmt;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use uuid::Uuid;
 
 use super::frames::Hello;
-use ssntp_transport::pki::{CertificateDer, CertificateInfo};
 use ssntp_transport::{PeerAddress, Role};
 
-/// A server that asks for a link, or that was dialled.
+/// The request of another server for a link, or of a server that this one has dialled.
 #[derive(Debug)]
 pub struct LinkRequest {
     pub(super) hello: Hello,
-    pub(super) certificate: CertificateInfo,
-    pub(super) intermediates: Vec<CertificateDer<'static>>,
-    /// When the link ends with the certificate, where it does.
-    pub(super) ends: Option<SystemTime>,
-    pub(in crate::server) generation: u64,
-    pub(super) address: PeerAddress,
-    /// Whether this server has dialled.
+    /// True if this server has dialled.
     pub(super) dialled: bool,
-    /// Dropped when the link ends.
+    /// Dropped when the link ends, which disconnects the receiver that the dialler waits on.
     pub(super) standing: Sender<Infallible>,
 }
 
-/// A server that there is a link to. Shown in logs as `server UUID (roles) at ADDRESS`.
+/// A server that this one is linked to. Logs show it as `server UUID (roles) at ADDRESS`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerLink {
-    /// Its UUID.
+    /// The UUID of the other server.
     pub uuid: Uuid,
-    /// The random number of its start.
+    /// A random number that the other server chose when it started.
     pub incarnation: u64,
-    /// Its roles.
+    /// The roles that the other server advertises.
     pub role: Role,
-    /// The address of the other end of the link.
+    /// The address of the other end of the connection.
     pub address: PeerAddress,
-    /// Where it says that others reach it. Empty if it does not say.
+    /// The address at which other servers reach that server; empty if it advertises none.
     pub advertised: String,
-    /// Whether this server has dialled.
+    /// True if this server has dialled.
     pub dialled: bool,
-    /// Since when the link stands.
+    /// The time at which the link was admitted.
     pub since: Instant,
 }
 
@@ -53,41 +46,30 @@ impl fmt::Display for ServerLink {
     }
 }
 
-/// What a server knows about one of its links.
+/// The state of one link, and its counters since it was admitted.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LinkFigures {
     /// The server at the other end.
     pub server: ServerLink,
-    /// How long the link stands.
+    /// The time since the link was admitted.
     pub age: Duration,
-    /// Whether that server's sessions are known, so that frames for them are taken.
+    /// True once the snapshot of that server's sessions is complete, so that frames can be sent to them.
     pub linked: bool,
-    /// Its sessions.
+    /// The number of sessions of that server.
     pub sessions: usize,
-    /// Sessions of this server that are not read, since a receiver there has no room.
+    /// The number of this server's sessions that are not read because a receiver there has no room.
     pub held: usize,
-    /// Frames and bytes that wait for the link, and how many frames it has carried there.
+    /// Frames that wait in the queue of the link.
     pub frames_waiting: u64,
-    /// See [`frames_waiting`](Self::frames_waiting).
+    /// Bytes that wait in the queue of the link.
     pub bytes_waiting: u64,
-    /// See [`frames_waiting`](Self::frames_waiting).
+    /// Frames that were sent over the link.
     pub frames_sent: u64,
-    /// Frames that came for sessions of this server, or for its application.
+    /// Frames that arrived for sessions or for the application of this server.
     pub frames_received: u64,
-    /// Those of them that found no receiver.
+    /// Received frames without a receiver: the session is gone, or this server does not know the kind.
     pub frames_astray: u64,
-    /// Those of them that came under another token than the newest leader's, and were dropped.
+    /// Received frames that were dropped because their token is not that of the newest leader.
     pub frames_stale: u64,
-}
-
-/// Counts of one link.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::server) struct LinkCounters {
-    /// Frames that came for sessions or for the application.
-    pub(in crate::server) received: u64,
-    /// Frames for sessions that are gone, or of kinds that this server does not know.
-    pub(in crate::server) astray: u64,
-    /// Frames under a token that is older than another one seen.
-    pub(in crate::server) stale: u64,
 }

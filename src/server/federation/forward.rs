@@ -1,4 +1,4 @@
-//! Frames on their way to sessions of other servers, and from these servers.
+//! Frames that are sent over links to other servers, and those that are received from them.
 //!
 //! ```text
 //!  a frame for a UUID of another server ─▶ FORWARD to that session ─────────┐
@@ -15,23 +15,23 @@ use log::debug;
 use uuid::Uuid;
 
 use super::facts::ServerLink;
-use super::frames::{Forward, LinkFault, LinkFrame, To};
+use super::frames::{Forward, LinkFault, LinkFrame, Receivers};
 use crate::proto::{Codec, Command, Frame, FrameKind, Item, MAX_WASTE, Run};
 use crate::server::core::{ServerCore, State};
-use crate::server::delivery::Fan;
+use crate::server::delivery::SharedEncoding;
 use crate::server::handler::{Context, SendError};
-use crate::server::sessions::{SessionId, SessionInfo};
+use crate::server::sessions::{Session, SessionId, SessionInfo};
 use ssntp_transport::dispatch::Origin;
 use ssntp_transport::{ConnectionId, Load, Outgoing, Role};
 
-/// Whole frames of one kind, or one with a trace, as they go over a link.
-pub(in crate::server) struct Bundle {
+/// The frames of one FORWARD: whole frames of one kind, or one frame with a trace.
+pub(in crate::server) struct ForwardBody {
     pub(in crate::server) bytes: Bytes,
     pub(in crate::server) frames: u32,
     pub(in crate::server) traced: bool,
 }
 
-impl From<&Run> for Bundle {
+impl From<&Run> for ForwardBody {
     fn from(run: &Run) -> Self {
         Self {
             bytes: run.wire().clone(),
@@ -42,73 +42,73 @@ impl From<&Run> for Bundle {
 }
 
 impl State {
-    /// The number of the session that causes what is being sent, if it is one of this server.
-    fn number(&self) -> u64 {
+    /// The number of this server's session whose frames are being handled, or 0.
+    fn origin_number(&self) -> u64 {
         match self.origin {
             Origin::Connection(id) if self.sessions.get(SessionId(id)).is_some() => id.0,
             _ => 0,
         }
     }
 
-    fn encoded(&self, from: Option<Uuid>, to: To, bundle: Bundle) -> Bytes {
+    fn encode_forward(&self, from: Option<Uuid>, to: Receivers, body: ForwardBody) -> Bytes {
         let forward = Forward {
             token: self.links.acting,
-            number: self.number(),
+            number: self.origin_number(),
             from: from.unwrap_or_default(),
             to,
-            traced: bundle.traced,
-            frames: bundle.bytes,
+            traced: body.traced,
+            frames: body.bytes,
         };
-        LinkFrame::Forward(forward).encode()
+        LinkFrame::Forward { forward }.encode()
     }
 
     /// Sends frames to a session of another server.
     ///
     /// # Errors
-    /// No server has one.
+    /// [`SendError::NotConnected`] if no other server has a session of that UUID.
     pub(in crate::server) fn send_to_remote(
         &mut self,
         from: Option<Uuid>,
         to: Uuid,
-        bundle: impl FnOnce() -> Bundle,
+        body: impl FnOnce() -> ForwardBody,
     ) -> Result<(), SendError> {
         let row = self.links.roster.get(to);
         let link = row.and_then(|row| self.links.to(row.info.server));
         let link = link.ok_or(SendError::NotConnected(to))?;
-        let bundle = bundle();
-        let frames = bundle.frames;
-        let bytes = self.encoded(from, To::Sessions(vec![to]), bundle);
-        self.put(link, bytes, frames, self.origin);
+        let body = body();
+        let frames = body.frames;
+        let bytes = self.encode_forward(from, Receivers::Sessions(vec![to]), body);
+        self.send_over_link(link, bytes, frames, self.origin);
         Ok(())
     }
 
-    /// Hands frames of a session of this server to another server.
+    /// Sends frames of a session of this server to the application of another server.
     ///
     /// # Errors
-    /// There is no link to it.
+    /// [`SendError::NotConnected`] if there is no link to that server.
     pub(in crate::server) fn pass_to(
         &mut self,
         server: Uuid,
         from: &SessionInfo,
-        bundle: Bundle,
+        body: ForwardBody,
     ) -> Result<(), SendError> {
-        // Before the snapshot of a link the other server does not know who sends this.
+        // Before the snapshots are exchanged, the other server does not know the session.
         let link = self.links.to(server);
-        let is_told = |link: &ConnectionId| self.links.table.get(*link).is_some_and(|link| link.linked);
-        let link = link.filter(is_told).ok_or(SendError::NotConnected(server))?;
-        let frames = bundle.frames;
-        let bytes = self.encoded(Some(from.uuid), To::Application, bundle);
-        self.put(link, bytes, frames, self.origin);
+        let is_linked = |link: &ConnectionId| self.links.table.get(*link).is_some_and(|link| link.linked);
+        let link = link.filter(is_linked).ok_or(SendError::NotConnected(server))?;
+        let frames = body.frames;
+        let bytes = self.encode_forward(Some(from.uuid), Receivers::Application, body);
+        self.send_over_link(link, bytes, frames, self.origin);
         Ok(())
     }
 
-    /// Sends frames once over each link whose server has sessions with one of the roles.
-    /// Returns how many sessions that are.
+    /// Sends frames once over each link whose server has sessions with one of the roles. Returns the
+    /// number of these sessions.
     pub(in crate::server) fn send_to_remote_role(
         &mut self,
         from: Option<Uuid>,
         to: Role,
-        bundle: impl FnOnce() -> Bundle,
+        body: impl FnOnce() -> ForwardBody,
     ) -> usize {
         if self.links.is_empty() {
             return 0;
@@ -121,57 +121,54 @@ impl State {
         if links.is_empty() {
             return 0;
         }
-        let bundle = bundle();
-        let frames = bundle.frames;
-        let bytes = self.encoded(from, To::Role(to), bundle);
+        let body = body();
+        let frames = body.frames;
+        let bytes = self.encode_forward(from, Receivers::Role(to), body);
         let mut count = 0;
         for (id, sessions) in links {
-            self.put(id, bytes.clone(), frames, self.origin);
+            self.send_over_link(id, bytes.clone(), frames, self.origin);
             count += sessions;
         }
         count
     }
 
-    /// Sends something to the sessions that a FORWARD names. Returns how many they are.
-    fn deliver(&mut self, from: Uuid, to: &To, kind: FrameKind, item: &Item) -> usize {
-        let ids: Vec<SessionId> = match to {
-            To::Sessions(uuids) => uuids
-                .iter()
-                .filter_map(|uuid| self.sessions.id_of(*uuid))
-                .collect(),
-            To::Role(role) => {
-                let sessions = self.sessions.with_role(*role).map(|session| &session.info);
-                sessions
-                    .filter(|info| info.uuid != from)
-                    .map(|info| info.id)
-                    .collect()
-            }
-            To::Application => return 0,
-        };
-        let sent = ids.len();
-        match item {
-            Item::Run(run) => {
-                let item = Outgoing::whole(run.wire().clone(), run.len());
-                for id in ids {
-                    self.push(id, kind, item.clone());
-                }
+    /// Sends the frames of a FORWARD to its receivers among this server's sessions. Returns their
+    /// number.
+    fn deliver_forward(&mut self, from: Uuid, to: &Receivers, kind: FrameKind, item: &Item) -> u64 {
+        let mut encoding;
+        let run;
+        let encode: &mut dyn FnMut(&Session) -> Outgoing = match item {
+            Item::Run(frames) => {
+                run = Outgoing::whole(frames.wire().clone(), frames.len());
+                &mut |_| run.clone()
             }
             Item::Traced(frame) => {
-                let mut fan = Fan::new(frame, self);
-                for id in ids {
-                    let item = self.sessions.get(id).map(|session| fan.for_session(session));
-                    if let Some(item) = item {
+                encoding = SharedEncoding::new(frame, self);
+                &mut |session| encoding.for_session(session)
+            }
+            Item::Unsupported(_) => return 0,
+        };
+        match to {
+            Receivers::Sessions(uuids) => {
+                let mut sent = 0;
+                for uuid in uuids {
+                    let session = self.sessions.id_of(*uuid).and_then(|id| self.sessions.get(id));
+                    if let Some(session) = session {
+                        let (id, item) = (session.info.id, encode(session));
                         self.push(id, kind, item);
+                        sent += 1;
                     }
                 }
+                sent
             }
-            Item::Unsupported(_) => {}
+            Receivers::Role(role) => self.fan_out(Some(from), *role, kind, encode),
+            Receivers::Application => 0,
         }
-        sent
     }
 
-    /// Reads the frames of a FORWARD. What would keep much more memory alive is copied.
-    fn read(&self, traced: bool, frames: Bytes, memory: usize) -> Option<Item> {
+    /// Decodes the frames of a FORWARD; `None` if they are malformed. Frames that are a small part
+    /// of the `memory` that they keep alive are copied.
+    fn decode_forwarded(&self, traced: bool, frames: Bytes, memory: usize) -> Option<Item> {
         let environment = &self.environment;
         if !traced {
             let frames = match frames.len() < memory / MAX_WASTE {
@@ -193,11 +190,12 @@ impl State {
         Some(item)
     }
 
-    /// Notes the token of a frame. False if it is not that of the newest leader.
+    /// Checks the token of a frame. False, and counted, if it is not that of the newest leader. A
+    /// frame without a token (0) passes.
     fn is_current(&mut self, link: ConnectionId, token: u64) -> bool {
-        let current = token == 0 || self.links.hear(token);
+        let current = token == 0 || self.links.check_token(token);
         if !current && let Some(link) = self.links.table.get_mut(link) {
-            link.counters.stale += 1;
+            link.stale += 1;
             debug!(target: "ssntp::server", "{}: a frame under the wrong token {token} is dropped", link.server);
         }
         current
@@ -205,11 +203,11 @@ impl State {
 }
 
 impl ServerCore {
-    /// Deals with frames that came over a link.
+    /// Delivers the frames of a FORWARD.
     ///
     /// # Errors
-    /// They are not whole frames of one kind.
-    pub(super) fn forwarded(
+    /// [`LinkFault::Value`] if they are not whole frames of one kind.
+    pub(super) fn handle_forward(
         &mut self,
         link: ConnectionId,
         server: Uuid,
@@ -219,7 +217,9 @@ impl ServerCore {
         if !self.state.is_current(link, forward.token) {
             return Ok(());
         }
-        let item = self.state.read(forward.traced, forward.frames, memory);
+        let item = self
+            .state
+            .decode_forwarded(forward.traced, forward.frames, memory);
         let item = item.ok_or(LinkFault::Value("FORWARD", "frames"))?;
         let (kind, frames) = (item.kind(), item.frames());
         let operands = &self.state.environment.operands;
@@ -230,7 +230,7 @@ impl ServerCore {
         };
         let sent = match &forward.to {
             _ if !is_known => 0,
-            To::Application => {
+            Receivers::Application => {
                 let row = self.state.links.roster.of(server, forward.from).cloned();
                 row.map_or(0, |row| {
                     if let Item::Run(run) = &item
@@ -247,22 +247,22 @@ impl ServerCore {
                     1
                 })
             }
-            to => self.state.deliver(forward.from, to, kind, &item),
+            to => self.state.deliver_forward(forward.from, to, kind, &item),
         };
         if let Some(link) = self.state.links.table.get_mut(link) {
-            link.counters.received += u64::from(frames);
+            link.received += u64::from(frames);
             if sent == 0 {
-                link.counters.astray += u64::from(frames);
+                link.astray += u64::from(frames);
                 debug!(target: "ssntp::server", "{}: {kind} finds no receiver", link.server);
             }
         }
         Ok(())
     }
 
-    /// Hands a message of another server's application to this one's.
-    pub(super) fn told(&mut self, link: ConnectionId, server: Uuid, token: u64, message: Bytes) {
+    /// Passes the message of a TELL to the application.
+    pub(super) fn handle_tell(&mut self, link: ConnectionId, server: Uuid, token: u64, message: Bytes) {
         if self.state.is_current(link, token) {
-            // The message waits with the application, and must not keep a whole read alive.
+            // The application may keep the message, which must not keep a whole read alive.
             let message = Bytes::copy_from_slice(&message);
             self.state.origin = Origin::Application;
             self.guarded("told", |handler, cx| handler.told(cx, server, message));
@@ -270,9 +270,9 @@ impl ServerCore {
     }
 }
 
-/// What an application does with other servers. See [`Federation`](super::Federation).
+/// Other servers and their sessions. See [`Federation`](super::Federation).
 impl Context<'_> {
-    /// The servers that there are links to, and whose sessions are known.
+    /// The linked servers whose sessions are known.
     pub fn servers(&self) -> impl Iterator<Item = &Arc<ServerLink>> {
         let links = self.state.links.table.iter();
         links
@@ -280,8 +280,8 @@ impl Context<'_> {
             .map(|(_, link)| &link.server)
     }
 
-    /// What waits for a session of this server, or for the link to a server of that UUID, or to
-    /// the one that has a session of it.
+    /// The frames and bytes that wait for a session of this server; or for the link to the server of
+    /// that UUID; or for the link to the server that has a session of that UUID.
     pub fn waiting(&self, uuid: Uuid) -> Option<Load> {
         if let Some(id) = self.state.sessions.id_of(uuid) {
             return Some(self.state.sessions.get(id)?.gauge.books().waiting);
@@ -292,14 +292,14 @@ impl Context<'_> {
         Some(links.table.get(link)?.gauge.books().waiting)
     }
 
-    /// The random number of this start of the server.
+    /// The random number that this server chose when it started.
     pub fn incarnation(&self) -> u64 {
         self.state.environment.incarnation
     }
 
-    /// Sends a message to the application of another server, see
-    /// [`Handler::told`](super::super::Handler::told). It arrives in order with everything else
-    /// that this server sends there, or not at all if the link ends.
+    /// Sends a message to the application of another server
+    /// ([`Handler::told`](super::super::Handler::told)). It arrives in order with all other frames that
+    /// this server sends there. It is lost if the link ends.
     ///
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server;
@@ -313,52 +313,52 @@ impl Context<'_> {
         let links = &self.state.links;
         let (link, token) = (links.to(server), links.acting);
         let link = link.ok_or(SendError::NotConnected(server))?;
-        self.state.say(link, &LinkFrame::Tell { token, message });
+        self.state
+            .send_link_frame(link, &LinkFrame::Tell { token, message });
         Ok(())
     }
 
-    /// Sends a message to the application of every server that there is a link to. Returns how
-    /// many they are.
+    /// Sends a message to the application of every linked server. Returns the number of servers.
     pub fn tell_all(&mut self, message: &Bytes) -> usize {
         let mut servers: Vec<_> = self.servers().map(|server| server.uuid).collect();
         servers.retain(|server| self.tell(*server, message.clone()).is_ok());
         servers.len()
     }
 
-    /// Hands frames of a session of this server to the application of another server, whose
-    /// [`Handler::run`](super::super::Handler::run) sees them as if they had come to it. While a
-    /// receiver there has no room for what they cause, the session is held here.
+    /// Passes frames of a session of this server to the application of another server, as if the
+    /// session were connected there: its [`Handler::run`](super::super::Handler::run) is called. While
+    /// a receiver there has no room for frames that these cause, the session is not read here.
     ///
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server.
     pub fn pass(&mut self, server: Uuid, from: &SessionInfo, run: &Run) -> Result<(), SendError> {
-        self.state.pass_to(server, from, Bundle::from(run))
+        self.state.pass_to(server, from, ForwardBody::from(run))
     }
 
-    /// As [`pass`](Self::pass), for one frame, with its trace.
+    /// As [`pass`](Self::pass), for one frame with its trace.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`pass`](Self::pass).
     pub fn pass_frame(&mut self, server: Uuid, from: &SessionInfo, frame: &Frame) -> Result<(), SendError> {
-        let bundle = Fan::new(frame, self.state).for_link();
-        self.state.pass_to(server, from, bundle)
+        let body = SharedEncoding::new(frame, self.state).for_link();
+        self.state.pass_to(server, from, body)
     }
 
-    /// Leads, or leads no more: what the application sends to other servers carries this token,
-    /// and none without. Servers take what carries a token only while they have seen no higher
-    /// one.
+    /// Becomes the leader with this token, or a follower with `None`. Frames that a leader's
+    /// application sends to other servers carry the token. A server drops frames whose token is lower
+    /// than the highest one that it knows.
     pub fn lead(&mut self, token: Option<u64>) {
         self.state.links.leads = token;
         self.state.links.act(true);
         self.see_token(token.unwrap_or_default());
     }
 
-    /// Notes a token that the engine of the cluster has given.
+    /// Notes a token that the engine of the cluster has issued.
     pub fn see_token(&mut self, token: u64) {
-        self.state.links.see(token);
+        self.state.links.raise_token(token);
     }
 
-    /// The highest token seen: here, by [`see_token`](Self::see_token), or over a link.
+    /// The highest token known, from [`see_token`](Self::see_token) or from other servers.
     pub fn token(&self) -> u64 {
         self.state.links.token
     }

@@ -1,4 +1,4 @@
-//! What goes over a link, byte by byte (docs/links.md, "Link frames").
+//! The frames of a link, byte by byte (docs/links.md, "Link frames").
 //!
 //! ```text
 //!  0       1       2      3         4          8
@@ -7,37 +7,37 @@
 //!  +-------+-------+------+---------+----------+ - - - - - +
 //! ```
 //!
-//! A link frame has the header of every SSNTP frame, with a type of its own, so that the
-//! codec of sessions cuts links, too. All integers are big-endian, a UUID is its 16 bytes, a
-//! text has a length of 16 bits before it. Nothing here does I/O. A frame with too few
-//! bytes, too many, or a value that is not defined is a [`LinkFault`], which ends the link.
+//! A link frame has the header of every SSNTP frame and a type of its own, so the codec of
+//! sessions also splits the bytes of a link into frames. The table [`LinkFrame`] has all frames with
+//! their fields in wire order; `fields` encodes each type of field. Nothing here does I/O. A frame
+//! with too few bytes, too many bytes, or an undefined value is a [`LinkFault`], which ends the link.
 
 mod fields;
 
 use bytes::Bytes;
 use uuid::Uuid;
 
-use self::fields::{Fields, put_forward, put_row, put_text};
+use self::fields::{Field, Malformed};
 use super::roster::Row;
 use crate::proto::{FrameKind, FrameType, HEADER_LEN, Header};
 use ssntp_transport::Role;
 
-/// The version that HELLO names. Servers of different versions do not link.
+/// The version in HELLO. Servers of different versions do not link.
 pub(super) const VERSION: u16 = 1;
 
 /// The type byte of link frames.
 pub(crate) const LINK: FrameType = FrameType(0x4c);
 
-/// What a FORWARD may be longer than the longest payload of a session: its own fields, and the
-/// short frames that came in one read with a long one.
+/// The number of bytes by which a FORWARD may be longer than the longest payload of a session: its
+/// own fields, and the short frames that were read together with a long one.
 pub(crate) const SLACK: u32 = 1 << 20;
 
-/// The sessions that one FORWARD names at most.
-pub(super) const MAX_TARGETS: usize = 1024;
+/// The most sessions that one FORWARD names.
+const MAX_TARGETS: usize = 1024;
 /// The rows of one SNAPSHOT. A row has some 60 bytes, so a frame has about 64 KiB.
 pub(super) const ROWS: usize = 1000;
 
-/// Why a link ends that its peer has broken.
+/// A violation of the link protocol by the peer. It ends the link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LinkFault {
     /// The frame ends before its last field.
@@ -49,10 +49,10 @@ pub(super) enum LinkFault {
     /// A field has a value that is not defined.
     #[error("{0}: the value of its {1} is not defined")]
     Value(&'static str, &'static str),
-    /// A frame that is not one of a link.
+    /// The frame is not a link frame.
     #[error("a frame {0} does not belong on a link")]
     Kind(FrameKind),
-    /// A link frame at a time when it may not come.
+    /// A link frame came when it is not allowed, such as a second HELLO.
     #[error("{0} came out of its turn")]
     Turn(&'static str),
     /// A change of sessions is missing.
@@ -63,12 +63,12 @@ pub(super) enum LinkFault {
         /// The number that came.
         got: u64,
     },
-    /// It tells of more sessions than a server has.
+    /// The peer reports more sessions than a server can have.
     #[error("it told of more than {0} sessions")]
     Sessions(usize),
 }
 
-/// Who a server is, as it says when a link starts.
+/// The properties of a server, sent when a link starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) version: u16,
@@ -76,22 +76,22 @@ pub(super) struct Hello {
     /// A random number of this start of the server.
     pub(super) incarnation: u64,
     pub(super) role: Role,
-    /// The highest token that it has seen.
+    /// The highest token that the server has seen.
     pub(super) token: u64,
-    /// The longest payload of its sessions, which servers that link have in common.
+    /// The longest payload of its sessions, in bytes. Linked servers must have the same limit.
     pub(super) max_payload: u32,
-    /// Where others reach it, if it says so.
+    /// The address at which other servers reach it; empty if none is configured.
     pub(super) advertised: String,
 }
 
-/// To whom a FORWARD goes at the server that gets it.
+/// The receivers of a FORWARD at the server that gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum To {
-    /// To these sessions.
+pub(super) enum Receivers {
+    /// These sessions.
     Sessions(Vec<Uuid>),
-    /// To every session with one of these roles.
+    /// Every session with one of these roles.
     Role(Role),
-    /// To the application.
+    /// The application.
     Application,
 }
 
@@ -100,261 +100,135 @@ pub(super) enum To {
 pub(super) struct Forward {
     /// The leader's token if the application caused it, otherwise 0.
     pub(super) token: u64,
-    /// The number of the session whose frames caused it, or 0. The receiver says `hold` for
+    /// The number of the session whose frames caused it, or 0. The receiving server sends HOLD for
     /// this number.
     pub(super) number: u64,
-    /// The client that the frames come from, or nil. It gets none of them back.
+    /// The client that sent the frames, or nil. A multicast does not return them to this client.
     pub(super) from: Uuid,
-    pub(super) to: To,
-    /// Whether it is one frame with a trace.
+    /// True for one frame with a trace.
     pub(super) traced: bool,
+    pub(super) to: Receivers,
     /// Whole SSNTP frames of one kind.
     pub(super) frames: Bytes,
 }
 
-/// A frame of a link.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum LinkFrame {
-    Hello(Hello),
-    /// A part of all sessions at the time of change `sequence`.
-    Snapshot {
-        sequence: u64,
-        is_last: bool,
-        rows: Vec<Row>,
-    },
-    Connected {
-        sequence: u64,
-        row: Row,
-    },
-    Gone {
-        sequence: u64,
-        number: u64,
-        uuid: Uuid,
-    },
-    Forward(Forward),
-    /// The receiver of what this session sends has no room: it is not to be read.
-    Hold(u64),
-    /// The session may be read again.
-    Go(u64),
-    /// Something between the applications of the servers.
-    Tell {
-        token: u64,
-        message: Bytes,
-    },
-    /// A client with this certificate has come: may it have the UUID of a session there?
-    Claim {
-        id: u64,
-        uuid: Uuid,
-        certificate: Bytes,
-    },
-    /// The answer: 0, or why it may not.
-    Claimed {
-        id: u64,
-        verdict: u8,
-    },
-    /// Nothing has happened for a while.
-    Alive,
-    /// The link ends, or does not begin, for this reason.
-    End {
-        end: End,
-        /// The server that says so.
-        server: Uuid,
-        reason: String,
-    },
-}
-
-/// Why a server ends a link, for the program at the other end.
+/// The reason for which a server ends a link, as a code for the program at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum End {
-    /// The server stops, or something else is wrong at its side.
+pub(in crate::server) enum EndCode {
+    /// The server stops, or its side of the link failed.
     Closing = 0,
-    /// There is a link between the two already.
+    /// The two servers are linked already.
     Duplicate = 1,
     /// The certificate, the version or a setting does not fit.
     Refused = 2,
     /// A frame of the peer was wrong.
     Fault = 3,
-    /// The two are the same server.
+    /// Both ends are the same server.
     Own = 4,
 }
 
-/// The operands and the names in messages.
-const NAMES: [&str; 12] = [
-    "HELLO",
-    "SNAPSHOT",
-    "CONNECTED",
-    "GONE",
-    "FORWARD",
-    "HOLD",
-    "GO",
-    "TELL",
-    "CLAIM",
-    "CLAIMED",
-    "ALIVE",
-    "END",
-];
+/// Declares [`LinkFrame`] from one table: operand, name, and fields in wire order.
+macro_rules! link_frames {
+    ($($(#[$doc:meta])* $operand:literal $name:literal $frame:ident { $($field:ident: $value:ty),* })*) => {
+        /// A frame of a link.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub(super) enum LinkFrame {
+            $($(#[$doc])* $frame { $($field: $value),* },)*
+        }
+
+        impl LinkFrame {
+            /// The number of the last operand.
+            #[cfg(test)]
+            const LAST: u8 = [$($operand),*].len() as u8 - 1;
+
+            fn operand(&self) -> u8 {
+                match self { $(Self::$frame { .. } => $operand,)* }
+            }
+
+            /// The name in log lines and errors.
+            pub(super) fn name(&self) -> &'static str {
+                match self { $(Self::$frame { .. } => $name,)* }
+            }
+
+            fn put(&self, out: &mut Vec<u8>) {
+                match self { $(Self::$frame { $($field),* } => { $($field.put(out);)* })* }
+            }
+
+            /// `None` for an unknown operand.
+            fn take(operand: u8, input: &mut Bytes) -> Result<Option<Self>, LinkFault> {
+                Ok(Some(match operand {
+                    $($operand => Self::$frame {
+                        $($field: Field::take(input).map_err(|malformed| match malformed {
+                            Malformed::Short => LinkFault::Short($name),
+                            Malformed::Value => LinkFault::Value($name, stringify!($field)),
+                        })?),*
+                    },)*
+                    _ => return Ok(None),
+                }))
+            }
+        }
+    };
+}
+
+link_frames! {
+    /// The first frame in each direction.
+    0 "HELLO" Hello { hello: Hello }
+    /// A part of all sessions as of change `sequence`.
+    1 "SNAPSHOT" Snapshot { sequence: u64, is_last: bool, rows: Vec<Row> }
+    /// The server has a new session.
+    2 "CONNECTED" Connected { sequence: u64, row: Row }
+    /// The session with this number has ended.
+    3 "GONE" Gone { sequence: u64, number: u64, uuid: Uuid }
+    /// Frames of clients or of the application.
+    4 "FORWARD" Forward { forward: Forward }
+    /// A receiver has no room, so the session with this number must not be read.
+    5 "HOLD" Hold { number: u64 }
+    /// The session may be read again.
+    6 "GO" Go { number: u64 }
+    /// A message from application to application.
+    7 "TELL" Tell { token: u64, message: Bytes }
+    /// A client with this certificate asks for the UUID of a session of the receiving server.
+    8 "CLAIM" Claim { id: u64, uuid: Uuid, certificate: Bytes }
+    /// The answer to CLAIM: 0 to admit, otherwise the code of a refusal.
+    9 "CLAIMED" Claimed { id: u64, verdict: u8 }
+    /// Sent each second, so that the peer notices a server that hangs.
+    10 "ALIVE" Alive {}
+    /// The link ends, or does not begin. `server` is the server that sends it.
+    11 "END" End { code: EndCode, server: Uuid, reason: String }
+}
 
 impl LinkFrame {
-    fn operand(&self) -> u8 {
-        match self {
-            Self::Hello(_) => 0,
-            Self::Snapshot { .. } => 1,
-            Self::Connected { .. } => 2,
-            Self::Gone { .. } => 3,
-            Self::Forward(_) => 4,
-            Self::Hold(_) => 5,
-            Self::Go(_) => 6,
-            Self::Tell { .. } => 7,
-            Self::Claim { .. } => 8,
-            Self::Claimed { .. } => 9,
-            Self::Alive => 10,
-            Self::End { .. } => 11,
-        }
-    }
-
-    /// Its name in messages.
-    pub(super) fn name(&self) -> &'static str {
-        NAMES.get(usize::from(self.operand())).copied().unwrap_or("frame")
-    }
-
-    /// The frame with its header.
+    /// Encodes the frame with its header.
     pub(super) fn encode(&self) -> Bytes {
-        let mut out = vec![0; HEADER_LEN];
-        match self {
-            Self::Hello(hello) => {
-                out.extend(hello.version.to_be_bytes());
-                out.extend(hello.uuid.as_bytes());
-                out.extend(hello.incarnation.to_be_bytes());
-                out.extend(hello.role.bits().to_be_bytes());
-                out.extend(hello.token.to_be_bytes());
-                out.extend(hello.max_payload.to_be_bytes());
-                put_text(&mut out, &hello.advertised);
-            }
-            Self::Snapshot {
-                sequence,
-                is_last,
-                rows,
-            } => {
-                out.extend(sequence.to_be_bytes());
-                out.push(u8::from(*is_last));
-                for row in rows {
-                    put_row(&mut out, row);
-                }
-            }
-            Self::Connected { sequence, row } => {
-                out.extend(sequence.to_be_bytes());
-                put_row(&mut out, row);
-            }
-            Self::Gone {
-                sequence,
-                number,
-                uuid,
-            } => {
-                out.extend(sequence.to_be_bytes());
-                out.extend(number.to_be_bytes());
-                out.extend(uuid.as_bytes());
-            }
-            Self::Forward(forward) => put_forward(&mut out, forward),
-            Self::Hold(number) | Self::Go(number) => out.extend(number.to_be_bytes()),
-            Self::Tell { token, message } => {
-                out.extend(token.to_be_bytes());
-                out.extend(message);
-            }
-            Self::Claim {
-                id,
-                uuid,
-                certificate,
-            } => {
-                out.extend(id.to_be_bytes());
-                out.extend(uuid.as_bytes());
-                out.extend(certificate);
-            }
-            Self::Claimed { id, verdict } => {
-                out.extend(id.to_be_bytes());
-                out.push(*verdict);
-            }
-            Self::Alive => {}
-            Self::End { end, server, reason } => {
-                out.push(*end as u8);
-                out.extend(server.as_bytes());
-                put_text(&mut out, reason);
-            }
-        }
+        let frames = match self {
+            Self::Forward { forward } => forward.frames.len(),
+            _ => 0,
+        };
+        // A FORWARD to one session or to a role takes one allocation: its other fields have fewer than 64 bytes.
+        let mut out = Vec::with_capacity(HEADER_LEN + 64 + frames);
+        out.resize(HEADER_LEN, 0);
+        self.put(&mut out);
         let length = u32::try_from(out.len() - HEADER_LEN).unwrap_or(u32::MAX);
         let header = Header::new(FrameKind::new(LINK, self.operand()), length).encode();
-        for (to, from) in out.iter_mut().zip(header) {
-            *to = from;
-        }
+        out[..HEADER_LEN].copy_from_slice(&header);
         out.into()
     }
 
-    /// Reads the frame of this kind from what follows its header.
+    /// Decodes a frame of this kind. `payload` is what follows its header.
     ///
     /// # Errors
     /// [`LinkFault`].
-    pub(super) fn decode(kind: FrameKind, payload: Bytes) -> Result<Self, LinkFault> {
-        let name = NAMES.get(usize::from(kind.operand));
-        let Some(name) = name.copied().filter(|_| kind.frame_type == LINK) else {
-            return Err(LinkFault::Kind(kind));
+    pub(super) fn decode(kind: FrameKind, mut payload: Bytes) -> Result<Self, LinkFault> {
+        let frame = match kind.frame_type == LINK {
+            true => Self::take(kind.operand, &mut payload)?,
+            false => None,
         };
-        let mut fields = Fields { name, bytes: payload };
-        let frame = match kind.operand {
-            0 => {
-                let hello = Hello {
-                    version: fields.u16()?,
-                    uuid: fields.uuid()?,
-                    incarnation: fields.u64()?,
-                    role: Role::from_bits(fields.u32()?),
-                    token: fields.u64()?,
-                    max_payload: fields.u32()?,
-                    advertised: fields.text()?,
-                };
-                // A later version may add fields; that it is another one is said by name.
-                if hello.version != VERSION {
-                    fields.rest();
-                }
-                Self::Hello(hello)
-            }
-            1 => Self::Snapshot {
-                sequence: fields.u64()?,
-                is_last: fields.flag("last")?,
-                rows: fields.rows()?,
-            },
-            2 => Self::Connected {
-                sequence: fields.u64()?,
-                row: fields.row()?,
-            },
-            3 => Self::Gone {
-                sequence: fields.u64()?,
-                number: fields.u64()?,
-                uuid: fields.uuid()?,
-            },
-            4 => Self::Forward(fields.forward()?),
-            5 => Self::Hold(fields.u64()?),
-            6 => Self::Go(fields.u64()?),
-            7 => Self::Tell {
-                token: fields.u64()?,
-                message: fields.rest(),
-            },
-            8 => Self::Claim {
-                id: fields.u64()?,
-                uuid: fields.uuid()?,
-                certificate: fields.rest(),
-            },
-            9 => Self::Claimed {
-                id: fields.u64()?,
-                verdict: fields.u8()?,
-            },
-            10 => Self::Alive,
-            _ => Self::End {
-                end: fields.end()?,
-                server: fields.uuid()?,
-                reason: fields.text()?,
-            },
-        };
-        match fields.bytes.len() {
-            0 => Ok(frame),
-            more => Err(LinkFault::Long(name, more)),
+        let frame = frame.ok_or(LinkFault::Kind(kind))?;
+        // HELLO of a later version may have more fields. The reason for the refusal names both versions.
+        let is_later = matches!(&frame, Self::Hello { hello } if hello.version != VERSION);
+        match payload.len() {
+            more if more > 0 && !is_later => Err(LinkFault::Long(frame.name(), more)),
+            _ => Ok(frame),
         }
     }
 }

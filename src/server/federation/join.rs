@@ -1,13 +1,13 @@
-//! What an [`Entry`](crate::server::entry::Entry) of another server does: HELLO in both directions, and whether the two fit.
+//! The server's part of an [`Entry`](crate::server::entry::Entry): HELLO in both directions, and the
+//! check that the two servers fit.
 //!
 //! ```text
-//!  dialler: TLS ─▶ HELLO ─────────▶ acceptor: is it a server, does it fit? ─▶ Admit
-//!  Admit ◀─ does it fit? ◀────────── HELLO, or END with the reason ◀─────────┘
+//!  dialler: TLS ─▶ HELLO ─────────▶ acceptor: check ─▶ Admit
+//!  Admit ◀─ check ◀───────────────── HELLO, or END ◀─────┘
 //! ```
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::fmt;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
@@ -16,25 +16,25 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use uuid::Uuid;
 
 use super::facts::LinkRequest;
-use super::frames::{End, Hello, LinkFrame, VERSION};
+use super::frames::{EndCode, Hello, LinkFrame, VERSION};
 use super::links::DUPLICATE;
 use crate::proto::{FrameKind, HEADER_LEN, Header, MAJOR, Refusal};
 use crate::server::config::Environment;
 use crate::server::entry::Facts;
 use ssntp_transport::{Outgoing, Role};
 
-/// The longest first frame: a HELLO has less than 400 bytes.
+/// The longest first frame, in bytes. A HELLO of this version has less than 400.
 const MAX_FIRST: usize = 1024;
 
-/// What the threads of a server that federates share.
+/// The links of a server, as its diallers see them. Shared by all threads of the server.
 #[derive(Debug)]
-pub(in crate::server) struct Joins {
+pub(in crate::server) struct LinkRegistry {
     advertised: String,
-    /// A channel for each server, which is disconnected when the link to it ends.
+    /// A channel for each linked server. It is disconnected when the link ends.
     standing: Mutex<HashMap<Uuid, Receiver<Infallible>>>,
 }
 
-impl Joins {
+impl LinkRegistry {
     pub(in crate::server) fn new(advertised: String) -> Self {
         Self {
             advertised,
@@ -42,86 +42,82 @@ impl Joins {
         }
     }
 
-    /// A channel that is disconnected when the link to a server ends, if there is one.
+    /// A channel that is disconnected when the link to a server ends; `None` without a link.
     pub(super) fn standing(&self, server: Uuid) -> Option<Receiver<Infallible>> {
         let standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
-        standing.get(&server).filter(|link| stands(link)).cloned()
+        standing.get(&server).filter(|link| is_connected(link)).cloned()
     }
 
-    fn stand(&self, server: Uuid, link: Receiver<Infallible>) {
+    fn insert(&self, server: Uuid, link: Receiver<Infallible>) {
         let mut standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
-        standing.retain(|_, link| stands(link));
+        standing.retain(|_, link| is_connected(link));
         standing.insert(server, link);
     }
 }
 
-fn stands(link: &Receiver<Infallible>) -> bool {
+fn is_connected(link: &Receiver<Infallible>) -> bool {
     link.try_recv() == Err(TryRecvError::Empty)
 }
 
 impl Environment {
-    /// Where others reach this server. Empty if it does not say.
+    /// The address at which others reach this server; empty if none is configured.
     pub(in crate::server) fn advertised(&self) -> &str {
-        self.joins.as_ref().map_or("", |joins| &joins.advertised)
+        self.link_registry
+            .as_ref()
+            .map_or("", |link_registry| &link_registry.advertised)
     }
 
-    /// Whether a link to a server stands.
+    /// True if there is a link to the server.
     pub fn is_linked(&self, server: Uuid) -> bool {
-        let joins = self.joins.as_ref();
-        joins.is_some_and(|joins| joins.standing(server).is_some())
+        let link_registry = self.link_registry.as_ref();
+        link_registry.is_some_and(|link_registry| link_registry.standing(server).is_some())
     }
 }
 
-/// Why there is no link.
-#[derive(Debug)]
-pub(in crate::server) enum NoLink {
-    /// It is this server itself.
+/// The reason for which there is no link.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::server) enum LinkFailure {
+    /// The peer is this server itself.
+    #[error("it is the same server")]
     Own,
-    /// There is one already.
+    /// The two servers are linked already.
+    #[error("{DUPLICATE}")]
     Duplicate(Uuid),
     /// The connection is lost, or was never made.
+    #[error("{0}")]
     Lost(io::Error),
-    /// The two do not fit, or one of them stops.
+    /// The two servers do not fit, or one of them stops.
+    #[error("{0}")]
     Refused(String),
 }
 
-impl NoLink {
-    /// The END that tells the peer.
+impl LinkFailure {
+    /// The END for the peer; `None` if the connection is lost.
     pub(in crate::server) fn answer(&self, server: Uuid) -> Option<Outgoing> {
-        let end = match self {
-            Self::Own => End::Own,
-            Self::Duplicate(_) => End::Duplicate,
-            Self::Refused(_) => End::Refused,
+        let code = match self {
+            Self::Own => EndCode::Own,
+            Self::Duplicate(_) => EndCode::Duplicate,
+            Self::Refused(_) => EndCode::Refused,
             Self::Lost(_) => return None,
         };
         let reason = self.to_string();
-        let end = LinkFrame::End { end, server, reason };
+        let end = LinkFrame::End { code, server, reason };
         Some(Outgoing::whole(end.encode(), 1))
     }
 }
 
-impl fmt::Display for NoLink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Own => f.write_str("it is the same server"),
-            Self::Duplicate(_) => f.write_str(DUPLICATE),
-            Self::Lost(e) => e.fmt(f),
-            Self::Refused(why) => f.write_str(why),
-        }
-    }
-}
-
-/// The part of an entry that is a server's.
+/// The state of an entry whose peer is a server.
 #[derive(Debug)]
-pub(in crate::server) struct Joining {
-    /// What this server says first to one that it has dialled.
+pub(in crate::server) struct LinkHandshake {
+    /// The HELLO of this server, if it has dialled.
     hello: Option<Bytes>,
+    /// The UUID in the peer's HELLO, once it has arrived.
     peer: Option<Uuid>,
-    /// Disconnected when the link ends.
+    /// A channel that is disconnected when the link ends. Taken when the link is admitted.
     link: Option<Receiver<Infallible>>,
 }
 
-impl Joining {
+impl LinkHandshake {
     pub(in crate::server) fn new(hello: Option<Bytes>) -> Self {
         Self {
             hello,
@@ -130,98 +126,96 @@ impl Joining {
         }
     }
 
-    pub(in crate::server) fn first(&self) -> Option<Bytes> {
-        self.hello.clone()
-    }
-
-    pub(in crate::server) fn is_dialled(&self) -> bool {
-        self.hello.is_some()
+    /// The HELLO to send first, if this server has dialled.
+    pub(in crate::server) fn hello(&self) -> Option<&Bytes> {
+        self.hello.as_ref()
     }
 
     pub(in crate::server) fn peer(&self) -> Option<Uuid> {
         self.peer
     }
 
-    /// Reads the first frame, HELLO, and makes of it what the dispatcher is asked.
+    /// Reads the first frame, HELLO. `None` if more bytes are needed.
     ///
     /// # Errors
-    /// The peer is no server, says that there is no link, or does not fit.
+    /// [`LinkFailure`] if the peer is not a server, has sent END, or does not fit.
     pub(in crate::server) fn receive(
         &mut self,
         facts: &Facts,
         input: &mut BytesMut,
-    ) -> Result<Option<LinkRequest>, NoLink> {
+    ) -> Result<Option<LinkRequest>, LinkFailure> {
         let roles = facts.certificate.roles;
         if !roles.intersects(Role::SERVER | Role::SCHEDULER) {
             let why = format!("its certificate has the roles {roles}, and a link needs server or scheduler");
-            return Err(NoLink::Refused(why));
+            return Err(LinkFailure::Refused(why));
         }
         let Some(header) = Header::decode(input) else {
             return Ok(None);
         };
         let (kind, length) = (header.kind, header.word as usize);
-        // The length first: memory is taken for a first frame that may be one.
+        // The length is checked before the whole frame is awaited, so that a stranger cannot make this
+        // server buffer a long one.
         if kind.frame_type != super::LINK || header.major != MAJOR || length > MAX_FIRST {
-            return Err(NoLink::Refused(format!("the first frame is {kind}, not HELLO")));
+            return Err(LinkFailure::Refused(format!(
+                "the first frame is {kind}, not HELLO"
+            )));
         }
         if input.len() < HEADER_LEN + length {
             return Ok(None);
         }
         let frame = input.split_to(HEADER_LEN + length).freeze();
-        let hello = first(kind, frame.slice(HEADER_LEN..))?;
+        let hello = decode_first(kind, frame.slice(HEADER_LEN..))?;
         check(facts, &hello)?;
         let (standing, link) = crossbeam_channel::bounded(0);
         self.peer = Some(hello.uuid);
         self.link = Some(link);
         Ok(Some(LinkRequest {
-            certificate: facts.certificate.clone(),
-            intermediates: facts.intermediates(),
-            ends: facts.ends(),
-            generation: facts.in_force.generation(),
-            address: facts.address,
-            dialled: self.is_dialled(),
-            standing,
             hello,
+            dialled: self.hello.is_some(),
+            standing,
         }))
     }
 
-    /// The link stands: diallers wait for its end from now on.
-    pub(in crate::server) fn stand(&mut self, environment: &Environment) {
-        if let Some(joins) = &environment.joins
+    /// Notes that the link was admitted, so that diallers wait for its end.
+    pub(in crate::server) fn admitted(&mut self, environment: &Environment) {
+        if let Some(link_registry) = &environment.link_registry
             && let (Some(peer), Some(link)) = (self.peer, self.link.take())
         {
-            joins.stand(peer, link);
+            link_registry.insert(peer, link);
         }
     }
 
-    /// What a refusal of the dispatcher means.
-    pub(in crate::server) fn refused(&self, refusal: &Refusal) -> NoLink {
+    /// Translates a refusal of the dispatcher.
+    pub(in crate::server) fn refused(&self, refusal: &Refusal) -> LinkFailure {
         match (refusal, self.peer) {
-            (Refusal::Busy(DUPLICATE), Some(peer)) => NoLink::Duplicate(peer),
-            (refusal, _) => NoLink::Refused(refusal.to_string()),
+            (Refusal::Busy(DUPLICATE), Some(peer)) => LinkFailure::Duplicate(peer),
+            (refusal, _) => LinkFailure::Refused(refusal.to_string()),
         }
     }
 }
 
-/// Whether this server and the one that said HELLO can be linked.
-fn check(facts: &Facts, hello: &Hello) -> Result<(), NoLink> {
+/// Checks that this server and the sender of HELLO can be linked.
+fn check(facts: &Facts, hello: &Hello) -> Result<(), LinkFailure> {
     let (environment, certificate) = (&facts.environment, &facts.certificate);
     let why = if hello.version != VERSION {
         format!("version {} of links, this server has {VERSION}", hello.version)
     } else if hello.uuid == environment.uuid && hello.incarnation == environment.incarnation {
-        return Err(NoLink::Own);
+        return Err(LinkFailure::Own);
     } else if hello.uuid == environment.uuid {
         format!("two servers have the UUID {}", hello.uuid)
     } else if environment.role.intersects(Role::SCHEDULER) && !certificate.roles.intersects(Role::SCHEDULER) {
-        // What a linked server says of its clients and its token is believed, and a scheduler
-        // commands a cluster. A certificate that is for a web page must not be enough.
+        // A linked server is trusted in what it reports of its clients and its token, and a scheduler
+        // commands a cluster. So a certificate for some other service must not be enough.
         let roles = certificate.roles;
         format!("its certificate has the roles {roles}, and a scheduler links with schedulers only")
     } else if let Some(bound) = certificate.uuid.filter(|bound| *bound != hello.uuid) {
-        format!("its certificate is bound to {bound}, and it says {}", hello.uuid)
+        format!(
+            "its certificate is bound to {bound}, but its HELLO names {}",
+            hello.uuid
+        )
     } else if !hello.role.may_be_advertised_with(certificate.roles) {
         format!(
-            "its certificate has the roles {}, and it says {}",
+            "its certificate has the roles {}, but its HELLO names {}",
             certificate.roles, hello.role
         )
     } else if hello.max_payload != environment.max_payload {
@@ -230,21 +224,21 @@ fn check(facts: &Facts, hello: &Hello) -> Result<(), NoLink> {
     } else {
         return Ok(());
     };
-    Err(NoLink::Refused(why))
+    Err(LinkFailure::Refused(why))
 }
 
-fn first(kind: FrameKind, payload: Bytes) -> Result<Hello, NoLink> {
+fn decode_first(kind: FrameKind, payload: Bytes) -> Result<Hello, LinkFailure> {
     match LinkFrame::decode(kind, payload) {
-        Ok(LinkFrame::Hello(hello)) => Ok(hello),
-        Ok(LinkFrame::End { end, server, reason }) => Err(match end {
-            End::Duplicate => NoLink::Duplicate(server),
-            End::Own => NoLink::Own,
-            _ => NoLink::Refused(format!("the other server says: {reason}")),
+        Ok(LinkFrame::Hello { hello }) => Ok(hello),
+        Ok(LinkFrame::End { code, server, reason }) => Err(match code {
+            EndCode::Duplicate => LinkFailure::Duplicate(server),
+            EndCode::Own => LinkFailure::Own,
+            _ => LinkFailure::Refused(format!("the other server says: {reason}")),
         }),
-        Ok(other) => Err(NoLink::Refused(format!(
+        Ok(other) => Err(LinkFailure::Refused(format!(
             "the first frame is {}, not HELLO",
             other.name()
         ))),
-        Err(fault) => Err(NoLink::Refused(fault.to_string())),
+        Err(fault) => Err(LinkFailure::Refused(fault.to_string())),
     }
 }

@@ -1,11 +1,11 @@
-//! What a server's core does with its links: begins and ends them, tells them of its own
-//! sessions, and keeps what they tell.
+//! The links of a server's core: their beginning and end, heartbeats, and the reports of sessions
+//! in both directions.
 //!
 //! ```text
-//!  Request::Link ─ admit_link ─▶ LinkState ─ told ─▶ SNAPSHOT goes out
-//!                    │ duplicate                 │ the peer's SNAPSHOT is complete: linked
-//!                    ▼                           ▼
-//!                 refused      a fault, silence, the peer's end, stop ─▶ end_link: its rows go
+//!  ArrivalKind::Server ─ admit_link ─▶ LinkState ─ link_admitted ─▶ SNAPSHOT is sent
+//!                          │ duplicate               │ the peer's SNAPSHOT is complete: linked
+//!                          ▼                         ▼
+//!                       refused    fault, silence, END, stop ─▶ end_link: rows are removed
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -19,28 +19,30 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::claims::Claims;
-use super::facts::{LinkCounters, LinkFigures, LinkRequest, ServerLink};
-use super::frames::{End, Hello, LinkFault, LinkFrame, ROWS, VERSION};
-use super::roster::{Rank, Remote, Roster, Row};
+use super::facts::{LinkFigures, LinkRequest, ServerLink};
+use super::frames::{EndCode, Hello, LinkFault, LinkFrame, ROWS, VERSION};
+use super::roster::{Rank, Roster, Row};
 use crate::proto::{Item, Refusal};
 use crate::server::config::Environment;
-use crate::server::core::{Grant, ServerCore, State};
+use crate::server::core::{Grant, Notice, Peer, ServerCore, State};
 use crate::server::sessions::{Session, SessionId, SessionInfo};
 use ssntp_transport::dispatch::{Action, DistantChange, Origin};
 use ssntp_transport::pki::KeptCertificate;
 use ssntp_transport::{ConnectionId, Gauge, Outgoing, Table, excerpt};
 
-/// How often each link is sent something, so that the peer knows of the other's life.
+/// The interval of ALIVE frames on each link.
 const BEAT: Duration = Duration::from_secs(1);
-/// How long nothing may be heard of a peer. A stopped process still has its kernel
-/// acknowledge, so TCP does not notice.
+/// A link ends after this time without bytes from the peer. TCP does not detect a stopped process,
+/// because its kernel still acknowledges.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Another server's token is believed up to `CREDIBLE`, which an engine that makes a thousand changes a
-/// second reaches in 139 years, and beyond it as far as 16 million changes above the highest known one.
-/// A server that says the greatest number must not fence off all leaders for ever.
+/// The highest token that is accepted from another server without a comparison. An engine with a
+/// thousand changes a second reaches it in 139 years. Without this bound, one server that sends
+/// `u64::MAX` would fence off all leaders for ever.
 const CREDIBLE: u64 = 1 << 62;
+/// Above [`CREDIBLE`], a token is accepted up to this much above the highest known one: 16 million
+/// changes of the engine.
 const STEP: u64 = 1 << 44;
-/// Why a link is not admitted that there is already.
+/// The refusal of a second link to the same server.
 pub(super) const DUPLICATE: &str = "there is a link between the two servers already";
 
 /// One link.
@@ -48,48 +50,44 @@ pub(super) const DUPLICATE: &str = "there is a link between the two servers alre
 pub(in crate::server) struct LinkState {
     pub(in crate::server) server: Arc<ServerLink>,
     pub(in crate::server) certificate: KeptCertificate,
+    /// The time at which the peer's certificate expires and the link must end.
     ends: Option<SystemTime>,
-    /// The peer gets changes: it was sent the snapshot.
-    told: bool,
-    /// The peer's snapshot is complete.
+    /// True once this server's snapshot was sent; from then on the peer gets each change.
+    snapshot_sent: bool,
+    /// True once the peer's snapshot is complete.
     pub(in crate::server) linked: bool,
-    heard: Instant,
-    /// Sessions of this server that are held for the peer's sake.
+    last_received: Instant,
+    /// Sessions of this server that are not read because a receiver at the peer has no room.
     pub(in crate::server) held: HashSet<ConnectionId>,
     pub(in crate::server) gauge: Gauge,
-    pub(in crate::server) counters: LinkCounters,
+    /// Frames that arrived for sessions or for the application.
+    pub(super) received: u64,
+    /// Those of them without a receiver.
+    pub(super) astray: u64,
+    /// Those of them that were dropped because of their token.
+    pub(super) stale: u64,
+    /// Dropped with the link, which wakes the dialler of the peer.
     _standing: Sender<Infallible>,
 }
 
-/// What the application is to be told.
-#[derive(Debug)]
-pub(super) enum News {
-    Linked(Arc<ServerLink>),
-    Unlinked(Arc<ServerLink>),
-    Connected(Arc<Remote>),
-    Disconnected(Arc<Remote>),
-}
-
-/// The links of a server, and what they have told.
+/// The links of a server, and the sessions of the servers at their other ends.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     pub(in crate::server) table: Table<LinkState>,
     by_server: HashMap<Uuid, ConnectionId>,
-    /// Links that have ended, and whose threads have not.
-    parting: HashMap<ConnectionId, Arc<ServerLink>>,
     pub(crate) roster: Roster,
     /// The number of the last change of this server's own sessions.
     sequence: u64,
-    /// See [`Rank::stamp`].
+    /// The logical clock of [`Rank::stamp`].
     pub(super) clock: u64,
-    /// The highest token seen.
+    /// The highest token known, from the application or from other servers.
     pub(in crate::server) token: u64,
-    /// The token under which this server leads.
+    /// The token under which this server leads, if it does.
     pub(in crate::server) leads: Option<u64>,
-    /// The token of what is being sent: that of `leads` while the application acts.
+    /// The token for frames that are sent now: that of `leads` while code of the application runs,
+    /// otherwise 0.
     pub(super) acting: u64,
     pub(super) claims: Claims,
-    pub(super) news: Vec<News>,
     pub(in crate::server) next_beat: Option<Instant>,
 }
 
@@ -98,32 +96,29 @@ impl Links {
         self.table.is_empty()
     }
 
-    pub(in crate::server) fn has_news(&self) -> bool {
-        !self.news.is_empty()
-    }
-
-    /// Has the application act: what it sends carries the token of the leader, if it leads.
+    /// Notes that code of the application begins or ends. Frames that it sends carry the token of
+    /// the leader, if this server leads.
     pub(in crate::server) fn act(&mut self, acts: bool) {
         self.acting = if acts { self.leads.unwrap_or_default() } else { 0 };
     }
 
-    /// Notes a token that this server's application knows from the engine.
-    pub(super) fn see(&mut self, token: u64) {
+    /// Raises the highest known token.
+    pub(super) fn raise_token(&mut self, token: u64) {
         self.token = self.token.max(token);
     }
 
-    /// Notes a token that another server says. False if a higher one was seen, or if no leader can
-    /// have it.
-    pub(super) fn hear(&mut self, token: u64) -> bool {
+    /// Notes a token that another server has sent. False if a higher token is known, or if no leader
+    /// can have this token.
+    pub(super) fn check_token(&mut self, token: u64) -> bool {
         if is_credible(token, self.token) {
-            self.see(token);
+            self.raise_token(token);
         }
         token == self.token
     }
 
     /// The rank of a session that is admitted now.
     pub(in crate::server) fn next_rank(&mut self) -> Rank {
-        // Another server may have said the greatest stamp that there is.
+        // Another server may have sent the greatest stamp.
         self.clock = self.clock.saturating_add(1);
         Rank {
             token: self.token,
@@ -136,18 +131,14 @@ impl Links {
         self.by_server.get(&server).copied()
     }
 
-    /// Notes that bytes have come. False if the connection is no link.
-    pub(in crate::server) fn heard(&mut self, id: ConnectionId, now: Instant) -> bool {
-        let link = self.table.get_mut(id);
-        link.map(|link| link.heard = now).is_some()
+    /// Notes that bytes have arrived, if the connection is a link.
+    pub(in crate::server) fn received(&mut self, id: ConnectionId, now: Instant) {
+        if let Some(link) = self.table.get_mut(id) {
+            link.last_received = now;
+        }
     }
 
-    /// Notes that the threads of a link have ended. Returns what to call it in the log.
-    pub(in crate::server) fn parted(&mut self, id: ConnectionId) -> Option<Arc<ServerLink>> {
-        self.parting.remove(&id)
-    }
-
-    /// What it knows about each link, by the servers' UUIDs.
+    /// The figures of all links, sorted by the servers' UUIDs.
     pub(in crate::server) fn figures(&self, now: Instant) -> Vec<LinkFigures> {
         let links = self.table.iter().map(|(_, link)| {
             let books = link.gauge.books();
@@ -160,9 +151,9 @@ impl Links {
                 frames_waiting: books.waiting.frames,
                 bytes_waiting: books.waiting.bytes,
                 frames_sent: books.sent.frames,
-                frames_received: link.counters.received,
-                frames_astray: link.counters.astray,
-                frames_stale: link.counters.stale,
+                frames_received: link.received,
+                frames_astray: link.astray,
+                frames_stale: link.stale,
             }
         });
         let mut all: Vec<_> = links.collect();
@@ -181,7 +172,7 @@ impl Links {
             max_payload: environment.max_payload,
             advertised: environment.advertised().to_owned(),
         };
-        LinkFrame::Hello(hello).encode()
+        LinkFrame::Hello { hello }.encode()
     }
 }
 
@@ -203,11 +194,12 @@ fn row(session: &Session) -> Row {
 
 impl State {
     /// Sends a frame of the server itself over a link.
-    pub(super) fn say(&mut self, link: ConnectionId, frame: &LinkFrame) {
-        self.put(link, frame.encode(), 1, Origin::Application);
+    pub(super) fn send_link_frame(&mut self, link: ConnectionId, frame: &LinkFrame) {
+        self.send_over_link(link, frame.encode(), 1, Origin::Application);
     }
 
-    pub(super) fn put(&mut self, link: ConnectionId, bytes: Bytes, frames: u32, origin: Origin) {
+    /// Sends an encoded link frame. `frames` is the number of frames that it counts as.
+    pub(super) fn send_over_link(&mut self, link: ConnectionId, bytes: Bytes, frames: u32, origin: Origin) {
         self.actions.push(Action::Send {
             origin,
             to: link,
@@ -215,27 +207,28 @@ impl State {
         });
     }
 
-    /// Tells all links of a change of this server's sessions.
+    /// Numbers a change of this server's sessions and reports it over all links.
     fn announce(&mut self, change: impl FnOnce(u64) -> LinkFrame) {
         self.links.sequence += 1;
         if self.links.is_empty() {
             return;
         }
         let bytes = change(self.links.sequence).encode();
-        let told = self.links.table.iter().filter(|(_, link)| link.told);
-        for id in told.map(|(id, _)| id).collect::<Vec<_>>() {
-            self.put(id, bytes.clone(), 1, Origin::Application);
+        // A link without a snapshot gets the change as part of that.
+        let links = self.links.table.iter().filter(|(_, link)| link.snapshot_sent);
+        for id in links.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.send_over_link(id, bytes.clone(), 1, Origin::Application);
         }
     }
 
-    /// Tells all links of a new session.
+    /// Reports a new session over all links.
     pub(in crate::server) fn announce_session(&mut self, id: SessionId) {
         if let Some(row) = self.sessions.get(id).map(row) {
             self.announce(|sequence| LinkFrame::Connected { sequence, row });
         }
     }
 
-    /// Tells all links that a session is over.
+    /// Reports the end of a session over all links.
     pub(in crate::server) fn announce_end(&mut self, info: &SessionInfo) {
         let (number, uuid) = (info.id.0.0, info.uuid);
         self.announce(|sequence| LinkFrame::Gone {
@@ -245,72 +238,80 @@ impl State {
         });
     }
 
-    /// Admits a link. Of two links to one start of a server, the one stays that the server with
-    /// the smaller UUID has dialled. A newer one of the same direction means that the dialler has
-    /// lost the older one.
+    /// Admits a link. If both servers have dialled, the link stays that the server with the smaller
+    /// UUID has dialled. If the same server dials again, it has lost the older link or was
+    /// restarted, so the newer link replaces the older one.
     pub(in crate::server) fn admit_link(
         &mut self,
         id: ConnectionId,
+        peer: Peer,
         request: LinkRequest,
         gauge: Gauge,
     ) -> Result<Grant, Refusal> {
         if self.open.is_none() {
             return Err(Refusal::Busy("the server is shutting down"));
         }
-        let LinkRequest { hello, dialled, .. } = request;
+        let LinkRequest {
+            hello,
+            dialled,
+            standing,
+        } = request;
         if !is_credible(hello.token, self.links.token) {
-            return Err(Refusal::Busy("it says a token that no leader can have"));
+            return Err(Refusal::Busy("it sent a token that no leader can have"));
         }
-        let peer = hello.uuid;
-        if let Some(old) = self.links.to(peer)
+        let uuid = hello.uuid;
+        if let Some(old) = self.links.to(uuid)
             && let Some(link) = self.links.table.get(old)
         {
             let before = &link.server;
-            // A UUID that no certificate proves belongs to who has it, until its link ends.
-            if request.certificate.uuid.is_none() && !link.certificate.is(&request.certificate) {
+            // An unbound certificate does not prove the UUID, so it cannot take the UUID from a link
+            // that exists.
+            if peer.certificate.uuid.is_none() && !link.certificate.is(&peer.certificate) {
                 return Err(Refusal::Busy("another certificate has a link with that UUID"));
             }
-            let own_stays = self.environment.uuid < peer;
+            let own_stays = self.environment.uuid < uuid;
             let old_stays = before.dialled != dialled && before.dialled == own_stays;
             if old_stays && before.incarnation == hello.incarnation {
                 return Err(Refusal::Busy(DUPLICATE));
             }
-            self.end_link(old, End::Duplicate, "a newer link takes its place");
+            self.end_link(old, EndCode::Duplicate, "a newer link takes its place");
         }
-        self.links.hear(hello.token);
-        let certificate = self
-            .certificates
-            .take(&request.certificate, request.intermediates);
-        self.connections.insert(id, (certificate.clone(), gauge.clone()));
-        let (role, address) = (hello.role, request.address);
+        self.links.check_token(hello.token);
+        let certificate = self.certificates.add(&peer.certificate, peer.intermediates);
+        let (role, address) = (hello.role, peer.address);
+        let server = Arc::new(ServerLink {
+            uuid,
+            incarnation: hello.incarnation,
+            role,
+            address,
+            advertised: hello.advertised,
+            dialled,
+            since: self.now,
+        });
+        let connection = (certificate.clone(), gauge.clone(), Some(Arc::clone(&server)));
+        self.connections.insert(id, connection);
         let link = LinkState {
-            server: Arc::new(ServerLink {
-                uuid: peer,
-                incarnation: hello.incarnation,
-                role,
-                address,
-                advertised: hello.advertised,
-                dialled,
-                since: self.now,
-            }),
+            server,
             certificate: certificate.clone(),
-            ends: request.ends,
-            told: false,
+            ends: peer.ends,
+            snapshot_sent: false,
             linked: false,
-            heard: self.now,
+            last_received: self.now,
             held: HashSet::new(),
             gauge,
-            counters: LinkCounters::default(),
-            _standing: request.standing,
+            received: 0,
+            astray: 0,
+            stale: 0,
+            _standing: standing,
         };
         self.links.table.insert(id, link);
-        self.links.by_server.insert(peer, id);
+        self.links.by_server.insert(uuid, id);
         self.links.next_beat.get_or_insert(self.now + BEAT);
         Ok(Grant {
             info: Arc::new(SessionInfo {
                 id: SessionId(id),
-                server: peer,
-                uuid: peer,
+                server: uuid,
+                uuid,
                 role,
                 address,
                 certificate,
@@ -320,22 +321,23 @@ impl State {
         })
     }
 
-    /// Begins a link whose peer was told of its admission. False if there is none.
-    pub(in crate::server) fn link_admitted(&mut self, id: ConnectionId, told: bool) -> bool {
+    /// Begins a link whose threads run, and sends the snapshot. Ends it if they could not be
+    /// `started`. False if the connection is not a link.
+    pub(in crate::server) fn link_admitted(&mut self, id: ConnectionId, started: bool) -> bool {
         let Some(link) = self.links.table.get_mut(id) else {
             return false;
         };
-        link.told = true;
+        link.snapshot_sent = true;
         let server = Arc::clone(&link.server);
-        if !told {
-            self.end_link(id, End::Closing, "its handshake was given up");
+        if !started {
+            self.end_link(id, EndCode::Closing, "its handshake was given up");
             return true;
         }
         info!(target: "ssntp::server", "{server}: link begins");
         let mut rows: Vec<Row> = self
             .sessions
             .iter()
-            .filter(|session| session.told)
+            .filter(|session| session.announced)
             .map(row)
             .collect();
         rows.sort_unstable_by_key(|row| row.number);
@@ -344,30 +346,29 @@ impl State {
         loop {
             let rows = parts.next().unwrap_or_default().to_vec();
             let is_last = parts.peek().is_none();
-            self.say(
-                id,
-                &LinkFrame::Snapshot {
-                    sequence,
-                    is_last,
-                    rows,
-                },
-            );
+            let snapshot = LinkFrame::Snapshot {
+                sequence,
+                is_last,
+                rows,
+            };
+            self.send_link_frame(id, &snapshot);
             if is_last {
                 return true;
             }
         }
     }
 
-    /// Ends a link: its peer is told why, and what waits is sent first, except for a peer that
-    /// does not take it.
-    pub(in crate::server) fn end_link(&mut self, id: ConnectionId, end: End, why: &str) -> bool {
+    /// Ends a link: sends its queue and END with the reason. A peer that is gone or does not read,
+    /// which is `Closing` while this server runs, gets neither. False if the connection is not a
+    /// link.
+    pub(in crate::server) fn end_link(&mut self, id: ConnectionId, code: EndCode, why: &str) -> bool {
         let Some(link) = self.links.table.remove(id) else {
             return false;
         };
-        let abort = end == End::Closing && self.open.is_some();
+        let abort = code == EndCode::Closing && self.open.is_some();
         if !abort {
             let (server, reason) = (self.environment.uuid, why.to_owned());
-            self.say(id, &LinkFrame::End { end, server, reason });
+            self.send_link_frame(id, &LinkFrame::End { code, server, reason });
         }
         self.actions.push(Action::End { id, abort });
         for held in link.held {
@@ -376,72 +377,72 @@ impl State {
                 held: false,
             });
         }
-        self.links.claims.give_up(id);
+        self.links.claims.drop_link(id);
         let server = link.server;
-        let was_quiet = end == End::Duplicate || self.open.is_none();
-        if was_quiet {
+        if code == EndCode::Duplicate || self.open.is_none() {
             info!(target: "ssntp::server", "{server}: link ends: {}", excerpt(&why));
         } else if let Some(more) = self.log.admit(server.uuid, "link ends", self.now) {
             warn!(target: "ssntp::server", "{server}: link ends: {}{more}", excerpt(&why));
         }
-        self.links.parting.insert(id, Arc::clone(&server));
         if self.links.to(server.uuid) == Some(id) {
             self.links.by_server.remove(&server.uuid);
             let gone = self.links.roster.end(server.uuid);
-            self.links.news.extend(gone.into_iter().map(News::Disconnected));
+            self.notices
+                .extend(gone.into_iter().map(Notice::RemoteDisconnected));
             if link.linked {
-                self.links.news.push(News::Unlinked(server));
+                self.notices.push(Notice::Unlinked(server));
             }
         }
         true
     }
 
-    /// Sends something over each link, and ends those that are silent or whose certificate has
-    /// ended.
+    /// Sends ALIVE over each link when a heartbeat is due. Ends links that are silent or whose
+    /// certificate has expired.
     pub(in crate::server) fn beat(&mut self) {
         let Some(due) = self.links.next_beat.filter(|at| *at <= self.now) else {
             return;
         };
-        // It was stopped, or its machine slept. Its peers have given it up, so what it would pass
-        // on over these links is lost.
+        // This process was stopped, or its machine slept. The peers have ended these links, so frames
+        // that are sent over them would be lost.
         let has_slept = self.now.saturating_duration_since(due) > SILENCE - 2 * BEAT;
         for id in self.links.table.ids() {
             let Some(link) = self.links.table.get(id) else {
                 continue;
             };
             if has_slept {
-                self.end_link(id, End::Closing, "this server did not run for 8 s");
-            } else if self.now.saturating_duration_since(link.heard) > SILENCE {
-                self.end_link(id, End::Closing, "nothing was heard of it for 10 s");
+                self.end_link(id, EndCode::Closing, "this server did not run for 8 s");
+            } else if self.now.saturating_duration_since(link.last_received) > SILENCE {
+                self.end_link(id, EndCode::Closing, "nothing was received from it for 10 s");
             } else if link.ends.is_some_and(|ends| ends <= self.wall) {
-                self.end_link(id, End::Refused, "its certificate has expired");
+                self.end_link(id, EndCode::Refused, "its certificate has expired");
             } else {
-                self.say(id, &LinkFrame::Alive);
+                self.send_link_frame(id, &LinkFrame::Alive {});
             }
         }
         self.links.next_beat = (!self.links.is_empty()).then(|| self.now + BEAT);
     }
 
-    /// Has a session of another server held, or go on.
-    pub(in crate::server) fn tell_origin(&mut self, change: DistantChange) {
+    /// Asks another server to hold one of its sessions, or to read it again.
+    pub(in crate::server) fn hold_remote(&mut self, change: DistantChange) {
+        let number = change.number;
         if self.links.table.contains(change.link) {
             let frame = match change.waits {
-                true => LinkFrame::Hold(change.number),
-                false => LinkFrame::Go(change.number),
+                true => LinkFrame::Hold { number },
+                false => LinkFrame::Go { number },
             };
-            self.say(change.link, &frame);
+            self.send_link_frame(change.link, &frame);
         }
     }
 
-    /// Holds a session of this server for the peer of a link, or lets it go on.
+    /// Holds a session of this server for the peer of a link, or releases it.
     fn hold(&mut self, link: ConnectionId, number: u64, held: bool) {
         let id = ConnectionId(number);
-        let stands = self.sessions.get(SessionId(id)).is_some();
+        let is_connected = self.sessions.get(SessionId(id)).is_some();
         let Some(link) = self.links.table.get_mut(link) else {
             return;
         };
         let changes = match held {
-            true => stands && link.held.insert(id),
+            true => is_connected && link.held.insert(id),
             false => link.held.remove(&id),
         };
         if changes {
@@ -451,12 +452,9 @@ impl State {
 }
 
 impl ServerCore {
-    /// Deals with what came over a link. False if the connection is no link.
-    pub(in crate::server) fn link_item(&mut self, id: ConnectionId, item: Item) -> bool {
-        if !self.state.links.table.contains(id) {
-            return false;
-        }
-        let dealt = match item {
+    /// Handles link frames. A fault in one of them ends the link.
+    pub(in crate::server) fn link_item(&mut self, id: ConnectionId, item: Item) {
+        let handled = match item {
             Item::Run(run) => {
                 let memory = run.wire().len();
                 run.frames().try_for_each(|frame| {
@@ -466,15 +464,14 @@ impl ServerCore {
             }
             other => Err(LinkFault::Kind(other.kind())),
         };
-        if let Err(fault) = dealt {
-            self.state.end_link(id, End::Fault, &fault.to_string());
+        if let Err(fault) = handled {
+            self.state.end_link(id, EndCode::Fault, &fault.to_string());
         }
-        true
     }
 
-    /// Deals with one frame, which keeps so much memory alive.
+    /// Handles one link frame. `memory` is the number of bytes that its payload keeps alive.
     fn link_frame(&mut self, id: ConnectionId, frame: LinkFrame, memory: usize) -> Result<(), LinkFault> {
-        // An earlier frame of the same batch may have ended the link.
+        // The connection may be over: an earlier frame of the same batch may have ended it.
         let Some(link) = self.state.links.table.get_mut(id) else {
             return Ok(());
         };
@@ -489,14 +486,14 @@ impl ServerCore {
             } => {
                 if let Some(changes) = roster.snapshot(server, sequence, rows, is_last)? {
                     link.linked = true;
-                    let linked = News::Linked(Arc::clone(&link.server));
-                    self.state.links.news.push(linked);
-                    self.state.take_changes(changes);
+                    let linked = Notice::Linked(Arc::clone(&link.server));
+                    self.state.notices.push(linked);
+                    self.state.apply_changes(changes);
                 }
             }
             LinkFrame::Connected { sequence, row } => {
                 let changes = roster.connected(server, sequence, row)?;
-                self.state.take_changes(changes);
+                self.state.apply_changes(changes);
             }
             LinkFrame::Gone {
                 sequence,
@@ -504,45 +501,37 @@ impl ServerCore {
                 uuid,
             } => {
                 let changes = roster.gone(server, sequence, number, uuid)?;
-                self.state.take_changes(changes);
+                self.state.apply_changes(changes);
             }
-            LinkFrame::Forward(forward) => self.forwarded(id, server, forward, memory)?,
-            LinkFrame::Hold(number) => self.state.hold(id, number, true),
-            LinkFrame::Go(number) => self.state.hold(id, number, false),
-            LinkFrame::Tell { token, message } => self.told(id, server, token, message),
+            LinkFrame::Forward { forward } => self.handle_forward(id, server, forward, memory)?,
+            LinkFrame::Hold { number } => self.state.hold(id, number, true),
+            LinkFrame::Go { number } => self.state.hold(id, number, false),
+            LinkFrame::Tell { token, message } => self.handle_tell(id, server, token, message),
             LinkFrame::Claim {
                 id: claim,
                 uuid,
                 certificate,
             } => {
-                let verdict = self.state.claimed(uuid, &certificate);
+                let verdict = self.state.judge_claim(uuid, &certificate);
                 let answer = LinkFrame::Claimed { id: claim, verdict };
-                self.state.say(id, &answer);
+                self.state.send_link_frame(id, &answer);
             }
             LinkFrame::Claimed { id: claim, verdict } => {
                 self.state.links.claims.answer(id, claim, verdict);
             }
-            LinkFrame::Alive => {}
-            LinkFrame::End { end, reason, .. } => {
+            LinkFrame::Alive {} => {}
+            LinkFrame::End { code, reason, .. } => {
                 let why = format!("the other server has ended it: {reason}");
-                let end = if end == End::Duplicate { end } else { End::Closing };
-                self.state.end_link(id, end, &why);
+                let code = match code {
+                    EndCode::Duplicate => code,
+                    _ => EndCode::Closing,
+                };
+                self.state.end_link(id, code, &why);
             }
-            LinkFrame::Hello(_) => return Err(LinkFault::Turn(name)),
+            LinkFrame::Hello { .. } => return Err(LinkFault::Turn(name)),
         }
-        self.pass_on_news();
+        // Before the next frame, which may come from a session that was just reported.
+        self.deliver_notices();
         Ok(())
-    }
-
-    /// Tells the application of links and of other servers' sessions.
-    pub(in crate::server) fn pass_on_news(&mut self) {
-        for news in std::mem::take(&mut self.state.links.news) {
-            self.guarded("news of other servers", |handler, cx| match news {
-                News::Linked(server) => handler.server_linked(cx, &server),
-                News::Unlinked(server) => handler.server_unlinked(cx, &server),
-                News::Connected(row) => handler.remote_connected(cx, &row.info),
-                News::Disconnected(row) => handler.remote_disconnected(cx, &row.info),
-            });
-        }
     }
 }

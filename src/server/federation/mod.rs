@@ -12,27 +12,26 @@
 //! queue and a line like any other. It is mutual TLS with the ALPN protocol `ssntp-link/1` on
 //! the listening port, between certificates with the role SERVER or SCHEDULER.
 //!
-//! * Every server tells its links who is connected: all of it when a link starts, and each change.
-//!   So a server has a row for each session of the others (`Roster`), and frames for these
+//! * Every server reports its sessions over its links: all of them when a link starts, then each
+//!   change. So a server has a row for each session of the others (`Roster`), and frames for these
 //!   sessions take the link to their server. A multicast crosses each link once.
-//! * Filter, rules and handler are those of the server that a frame came from. What came from a
-//!   link goes to sessions, or to the application, and never to a link: there are no loops.
-//! * If a receiver has no room, its server says HOLD for the session that the frames come from,
-//!   and that session alone is not read until GO. The rest of the link goes on.
-//! * A link that ends loses what is on it; that is counted and logged. The next link starts with
-//!   a snapshot.
-//! * A client that connects here while another server has its UUID takes its session over, if
-//!   that server's admission rules allow it: see `claims`.
+//! * The server that a client is connected to applies its filter, rules and handler. A frame from a
+//!   link goes to sessions or to the application, never to a link, so there are no loops.
+//! * If a receiver has no room, its server sends HOLD for the session that the frames come from,
+//!   and only that session is not read until GO. Other frames of the link are still handled.
+//! * Frames on a link that ends are lost, counted and logged. The next link starts with a snapshot.
+//! * A client whose UUID has a session at another server takes that session over if the admission
+//!   rules there allow it: see `claims`.
 //!
 //! | file | holds | thread |
 //! |---|---|---|
-//! | `frames` | link frames, byte by byte | none |
+//! | `frames` | the encoding of link frames | none |
 //! | `roster` | the rows of other servers' sessions | dispatcher |
-//! | `links`, `facts` | what the server's core does with links, and what it says of them | dispatcher |
-//! | `claims` | a UUID that two servers have, or are to have | dispatcher |
-//! | `forward` | frames on their way over links and from them | dispatcher |
-//! | `join` | HELLO: whether two servers fit | a handshake's, or a dialler's |
-//! | `dial` | [`Redial`]: when a peer is dialled; [`Dialler`]: a thread for each peer, which does so | `ssntp-peer-N` |
+//! | `links`, `facts` | begin, heartbeat and end of links; their figures | dispatcher |
+//! | `claims` | a UUID that has a session at two servers | dispatcher |
+//! | `forward` | frames sent over links and received from them | dispatcher |
+//! | `join` | HELLO: do the two servers fit? | a handshake's, or a dialler's |
+//! | `dial` | [`Redial`]: the time of each attempt; [`Dialler`]: a thread that dials, for each peer | `ssntp-peer-N` |
 
 mod claims;
 mod dial;
@@ -46,17 +45,17 @@ mod roster;
 pub(super) use self::claims::refusal;
 pub use self::dial::{Attempt, Dialler, PeerState, Redial};
 pub use self::facts::{LinkFigures, LinkRequest, ServerLink};
-pub(super) use self::forward::Bundle;
-pub(super) use self::frames::End;
+pub(super) use self::forward::ForwardBody;
+pub(super) use self::frames::EndCode;
 pub(crate) use self::frames::{LINK, SLACK};
-pub(super) use self::join::{Joining, Joins, NoLink};
+pub(super) use self::join::{LinkFailure, LinkHandshake, LinkRegistry};
 pub(crate) use self::links::Links;
-pub(crate) use self::roster::{Rank, Roster};
+pub(crate) use self::roster::{Rank, Remote, Roster};
 use ssntp_transport::Target;
 
 /// The ALPN protocol of links.
 pub(crate) const LINK_PROTOCOL: &[u8] = b"ssntp-link/1";
-/// That of sessions, for clients that name one. Most offer none.
+/// The ALPN protocol of sessions. Most clients offer no protocol.
 pub(crate) const SESSION_PROTOCOL: &[u8] = b"ssntp/1";
 
 /// The servers that a server links with.
@@ -77,20 +76,20 @@ pub struct Federation {
 }
 
 impl Federation {
-    /// No peers: the server takes links that others dial, and [`Dialler::dial`] adds peers later.
+    /// A federation without peers: the server accepts links, and [`Dialler::dial`] can add peers.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds addresses of servers to link with. The server's own may be among them: it is
-    /// recognised and skipped.
+    /// Adds addresses of servers to link with. The server recognises and skips its own address, so
+    /// that all servers can have the same list.
     #[must_use]
     pub fn peers(mut self, peers: impl IntoIterator<Item = impl Into<Target>>) -> Self {
         self.peers.extend(peers.into_iter().map(Into::into));
         self
     }
 
-    /// The address at which others reach this server, at most 256 bytes: they show it to
+    /// Sets the address at which others reach this server, at most 256 bytes. They show it to
     /// operators. Default: none.
     #[must_use]
     pub fn advertise(mut self, address: impl Into<String>) -> Self {

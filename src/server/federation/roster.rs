@@ -1,13 +1,13 @@
-//! The sessions of other servers, as these tell of them.
+//! The sessions of other servers, as those servers report them.
 //!
 //! ```text
 //!  link starts ─▶ SNAPSHOT … SNAPSHOT(last) ─▶ CONNECTED, GONE, each numbered ─▶ link ends
 //!                 replaces all rows             a gap is a fault               all rows go
 //! ```
 //!
-//! Plain data without I/O. A UUID may have a row of several servers for a moment, as after a
-//! partition; then the row of the highest [`Rank`] counts, and of two equal ones that of the
-//! greater server. Every server judges so, and the server of the other row ends its session.
+//! Plain data without I/O. After a partition, several servers may report a session of one UUID for a
+//! moment. Then the row with the highest [`Rank`] counts; of equal ranks, that of the server with the
+//! greater UUID. All servers decide alike, and the servers of the other rows end their sessions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,25 +19,25 @@ use crate::server::sessions::{ROLES, SessionId, SessionInfo, bits};
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
 use ssntp_transport::{ConnectionId, PeerAddress, Role};
 
-/// The sessions of one server at most: more than the threads of a Linux system allow.
+/// The most sessions of one server: more than the threads of a Linux system allow.
 const MOST: usize = 1 << 21;
 
-/// What decides which of two sessions of one UUID stays.
+/// Decides which of two sessions of one UUID stays: the one with the higher rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
-    /// The highest token that its server had seen when it admitted the session.
+    /// The highest token that the session's server knew when it admitted the session.
     pub(crate) token: u64,
-    /// A logical clock: a server counts its admissions, and goes on from the highest stamp
-    /// that it has heard of. So a session that was admitted in the knowledge of another one has
-    /// a greater stamp.
+    /// A logical clock: a server counts its admissions, and continues from the highest stamp in the
+    /// rows of others. So a session that was admitted after its server knew of another one has a
+    /// greater stamp than that.
     pub(crate) stamp: u64,
 }
 
-/// One session, as a server tells of it.
+/// One session, as it goes over a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) uuid: Uuid,
-    /// Its number at its server.
+    /// The session's number at its server.
     pub(super) number: u64,
     pub(super) rank: Rank,
     pub(super) role: Role,
@@ -58,7 +58,7 @@ impl Remote {
     }
 }
 
-/// What a frame has changed.
+/// The rows that a link frame has added and removed.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) connected: Vec<Arc<Remote>>,
@@ -70,10 +70,10 @@ pub(super) struct Changes {
 struct Rows {
     /// The number of the last change; `None` until the snapshot is complete.
     sequence: Option<u64>,
-    /// The parts of a snapshot that is not complete.
+    /// The rows of an incomplete snapshot.
     parts: Vec<Row>,
     by_uuid: HashMap<Uuid, Arc<Remote>>,
-    /// How many sessions have each role.
+    /// The number of sessions with each role.
     roles: [usize; ROLES],
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Roster {
     /// The row that counts for each UUID.
     by_uuid: HashMap<Uuid, Arc<Remote>>,
     by_role: [BTreeMap<Uuid, Arc<Remote>>; ROLES],
-    /// What all rows show as their certificate, which servers do not tell.
+    /// An empty certificate for all rows, because servers do not report those of their clients.
     certificate: KeptCertificate,
 }
 
@@ -110,7 +110,7 @@ impl Roster {
         self.by_uuid.get(&uuid)
     }
 
-    /// The session of a server.
+    /// The session that one server has of a UUID.
     pub(super) fn of(&self, server: Uuid, uuid: Uuid) -> Option<&Arc<Remote>> {
         self.servers.get(&server)?.by_uuid.get(&uuid)
     }
@@ -124,17 +124,17 @@ impl Roster {
     pub(crate) fn with_role(&self, role: Role) -> impl Iterator<Item = &Arc<Remote>> {
         bits(role).flat_map(move |bit| {
             let earlier = role.bits() & ((1 << bit) - 1);
-            let rows = self.by_role.get(bit).into_iter().flat_map(BTreeMap::values);
+            let rows = self.by_role[bit].values();
             rows.filter(move |row| row.info.role.bits() & earlier == 0)
         })
     }
 
-    /// How many sessions a server has told of.
+    /// The number of sessions of a server.
     pub(super) fn sessions_of(&self, server: Uuid) -> usize {
         self.servers.get(&server).map_or(0, |rows| rows.by_uuid.len())
     }
 
-    /// How many sessions of a server have at least one of the roles, except for `except`.
+    /// The number of a server's sessions that have at least one of the roles, without `except`.
     pub(super) fn count(&self, server: Uuid, role: Role, except: Option<Uuid>) -> usize {
         let Some(rows) = self.servers.get(&server) else {
             return 0;
@@ -143,7 +143,7 @@ impl Roster {
             .and_then(|uuid| rows.by_uuid.get(&uuid))
             .is_some_and(|row| row.info.role.intersects(role));
         let count = match role.bits().count_ones() {
-            1 => bits(role).filter_map(|bit| rows.roles.get(bit)).sum(),
+            1 => bits(role).map(|bit| rows.roles[bit]).sum(),
             _ if role == Role::ALL => rows.by_uuid.len(),
             _ => rows
                 .by_uuid
@@ -154,10 +154,10 @@ impl Roster {
         count - usize::from(excepted)
     }
 
-    /// Takes a part of a snapshot. `Some` with what has changed once it is complete.
+    /// Adds a part of a snapshot. Returns the changes once the snapshot is complete.
     ///
     /// # Errors
-    /// There are too many rows, or the snapshot was complete before.
+    /// [`LinkFault`] if there are too many rows, or the snapshot was complete before.
     pub(super) fn snapshot(
         &mut self,
         server: Uuid,
@@ -176,7 +176,7 @@ impl Roster {
         if !is_last {
             return Ok(None);
         }
-        // There are no other rows: those of an earlier link went with it.
+        // The server has no other rows, because those of an earlier link were removed at its end.
         of.sequence = Some(sequence);
         let mut changes = Changes::default();
         for row in std::mem::take(&mut of.parts) {
@@ -185,10 +185,10 @@ impl Roster {
         Ok(Some(changes))
     }
 
-    /// A server has a new session.
+    /// Adds a new session of a server.
     ///
     /// # Errors
-    /// A change is missing, or there are too many rows.
+    /// [`LinkFault`] if a change is missing, or there are too many rows.
     pub(super) fn connected(&mut self, server: Uuid, sequence: u64, row: Row) -> Result<Changes, LinkFault> {
         let rows = self.next(server, sequence, "CONNECTED")?;
         if rows.by_uuid.len() >= MOST {
@@ -199,10 +199,10 @@ impl Roster {
         Ok(changes)
     }
 
-    /// A session of a server is over.
+    /// Removes a session of a server.
     ///
     /// # Errors
-    /// A change is missing.
+    /// [`LinkFault`] if a change is missing.
     pub(super) fn gone(
         &mut self,
         server: Uuid,
@@ -222,7 +222,7 @@ impl Roster {
         Ok(changes)
     }
 
-    /// The link to a server has ended: its sessions cannot be reached any more.
+    /// Removes all sessions of a server, because the link to it has ended. Returns them.
     pub(super) fn end(&mut self, server: Uuid) -> Vec<Arc<Remote>> {
         let rows = self.servers.remove(&server).unwrap_or_default();
         let gone: Vec<_> = rows.by_uuid.into_values().collect();
@@ -232,6 +232,7 @@ impl Roster {
         gone
     }
 
+    /// Checks that this is the next change of a server's sessions.
     fn next(&mut self, server: Uuid, got: u64, name: &'static str) -> Result<&mut Rows, LinkFault> {
         let rows = self.servers.get_mut(&server).ok_or(LinkFault::Turn(name))?;
         let before = rows.sequence.ok_or(LinkFault::Turn(name))?;
@@ -257,11 +258,7 @@ impl Roster {
             rank: row.rank,
         });
         let rows = self.servers.entry(server).or_default();
-        for bit in bits(row.role) {
-            if let Some(count) = rows.roles.get_mut(bit) {
-                *count += 1;
-            }
-        }
+        bits(row.role).for_each(|bit| rows.roles[bit] += 1);
         rows.by_uuid.insert(row.uuid, Arc::clone(&remote));
         let before = self.by_uuid.get(&row.uuid);
         if before.is_none_or(|before| remote.outranks(before)) {
@@ -273,11 +270,7 @@ impl Roster {
     fn remove(&mut self, server: Uuid, uuid: Uuid) -> Option<Arc<Remote>> {
         let rows = self.servers.get_mut(&server)?;
         let row = rows.by_uuid.remove(&uuid)?;
-        for bit in bits(row.info.role) {
-            if let Some(count) = rows.roles.get_mut(bit) {
-                *count -= 1;
-            }
-        }
+        bits(row.info.role).for_each(|bit| rows.roles[bit] -= 1);
         self.forget(&row);
         Some(row)
     }
@@ -289,21 +282,18 @@ impl Roster {
             self.hide(&before);
         }
         for bit in bits(row.info.role) {
-            if let Some(rows) = self.by_role.get_mut(bit) {
-                rows.insert(uuid, Arc::clone(row));
-            }
+            self.by_role[bit].insert(uuid, Arc::clone(row));
         }
     }
 
+    /// Removes a row from the index by role.
     fn hide(&mut self, row: &Remote) {
         for bit in bits(row.info.role) {
-            if let Some(rows) = self.by_role.get_mut(bit) {
-                rows.remove(&row.info.uuid);
-            }
+            self.by_role[bit].remove(&row.info.uuid);
         }
     }
 
-    /// Takes out a row that its server has no more. Another server's row may count now.
+    /// Removes a row whose session has ended. The row of another server may count from now on.
     fn forget(&mut self, row: &Arc<Remote>) {
         let uuid = row.info.uuid;
         if !self
@@ -348,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_replaces_what_was_there_and_ends_with_the_link() {
+    fn a_snapshot_counts_once_complete_and_its_rows_end_with_the_link() {
         let mut roster = Roster::default();
         assert!(roster.snapshot(A, 7, vec![agent(1)], false).unwrap().is_none());
         assert_eq!(roster.len(), 0, "it is not complete");
@@ -366,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_is_missing_or_comes_before_the_snapshot_is_a_fault() {
+    fn a_missing_change_or_one_before_the_snapshot_is_a_fault() {
         let mut roster = Roster::default();
         assert_eq!(
             roster.connected(A, 1, agent(1)).unwrap_err(),
@@ -381,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_sessions_of_a_uuid_the_later_counts_and_then_the_greater_server() {
+    fn the_session_of_higher_rank_counts_then_that_of_the_greater_server() {
         let mut roster = Roster::default();
         let uuid = Uuid::from_u128(1);
         let shown = |roster: &Roster| roster.get(uuid).map(|row| row.info.server());
@@ -402,7 +392,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_index_says_the_same(
+        fn all_indexes_agree(
             steps in proptest::collection::vec((0usize..2, 0u128..6, 1..=Role::ALL.bits(), 0u64..4, 0u8..4), 1..60),
         ) {
             let mut roster = Roster::default();

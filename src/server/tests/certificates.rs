@@ -1,9 +1,9 @@
-//! Certificates that end, and clocks that are set.
+//! Certificates that expire, and clocks that are set.
 
 use super::*;
 
 #[test]
-fn a_session_ends_when_its_certificate_does() {
+fn a_session_ends_when_its_certificate_expires() {
     let (handler, told) = notes();
     let mut rig = Rig::new(handler, |c| c);
     let before = rig.connect(Role::AGENT);
@@ -14,7 +14,7 @@ fn a_session_ends_when_its_certificate_does() {
     assert!(rig.tick().is_empty());
     rig.pass(Duration::from_secs(1));
     let actions = rig.tick();
-    assert!(is_told_to_come_again(&actions, agent.id), "{actions:?}");
+    assert!(ends_with_connection_failure(&actions, agent.id), "{actions:?}");
     let why = "the certificate expired at 1970-01-01T00:00:00Z".to_owned();
     let ended = Note::Disconnected(DisconnectReason::Certificate(why));
     assert_eq!(told.try_iter().last(), Some(ended));
@@ -23,7 +23,7 @@ fn a_session_ends_when_its_certificate_does() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_ends_nobody_and_one_that_is_set_ahead_is_seen_within_the_hour() {
+fn a_clock_set_back_ends_no_session_and_one_set_ahead_is_noticed_within_the_hour() {
     let hour = Duration::from_secs(3600);
     let (handler, _told) = notes();
     let mut rig = Rig::new(handler, |c| c);
@@ -31,17 +31,17 @@ fn a_clock_that_is_set_back_ends_nobody_and_one_that_is_set_ahead_is_seen_within
     rig.ends = Some(start + hour / 2);
     let agent = rig.connect(Role::AGENT);
     rig.pass(hour / 2);
-    // A host that comes up without a clock of its own.
+    // As on a host that boots without a battery-backed clock.
     rig.set_clock(UNIX_EPOCH);
     assert!(rig.tick().is_empty());
     assert_eq!(rig.core.next_deadline(), Some(rig.now + hour));
     rig.set_clock(start + hour);
     rig.now += hour;
-    assert!(is_told_to_come_again(&rig.tick(), agent.id));
+    assert!(ends_with_connection_failure(&rig.tick(), agent.id));
 }
 
 #[test]
-fn a_certificate_of_any_length_is_looked_at_every_hour() {
+fn the_next_check_is_at_most_an_hour_and_at_least_a_second_away() {
     let (handler, _told) = notes();
     let mut rig = Rig::new(handler, |c| c);
     rig.ends = Some(UNIX_EPOCH + Duration::from_secs(253_402_300_799));
@@ -54,14 +54,14 @@ fn a_certificate_of_any_length_is_looked_at_every_hour() {
         rig.pass(Duration::from_secs(3600));
         assert!(rig.tick().is_empty());
     }
-    // One that ends while its session begins is not looked at without a pause.
+    // A certificate that expires during the handshake.
     rig.ends = Some(UNIX_EPOCH);
     rig.connect(Role::AGENT);
     assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(1)));
 }
 
 #[test]
-fn who_was_verified_by_earlier_credentials_is_not_admitted_by_them() {
+fn a_newcomer_verified_by_earlier_credentials_is_refused() {
     let (handler, _told) = notes();
     let mut rig = Rig::new(handler, |c| c);
     rig.connect(Role::AGENT);
@@ -74,7 +74,7 @@ fn who_was_verified_by_earlier_credentials_is_not_admitted_by_them() {
 }
 
 #[test]
-fn a_certificate_that_is_not_valid_yet_by_this_clock_is_no_reason_to_end_a_session() {
+fn a_certificate_that_is_not_valid_yet_ends_no_session() {
     let authority = Authority::new(&AuthorityRequest::default()).unwrap();
     let issue = |role| {
         authority
@@ -86,8 +86,8 @@ fn a_certificate_that_is_not_valid_yet_by_this_clock_is_no_reason_to_end_a_sessi
     let far = UNIX_EPOCH + Duration::from_secs(250_000_000_000);
     for outlive in [false, true] {
         let config = ServerConfig::new(server.clone(), authority.trust()).outlive_certificates(outlive);
-        let in_force = Environment::new(&config).unwrap().in_force();
-        let objection = |at| in_force.objection(agent.chain(), agent.info(), at);
+        let active = Environment::new(&config).unwrap().active();
+        let objection = |at| active.objection(agent.chain(), agent.info(), at);
         assert_eq!(objection(UNIX_EPOCH), None);
         assert_eq!(objection(agent.info().not_before), None);
         let expired = (!outlive).then(|| "the certificate has expired".to_owned());
@@ -98,7 +98,7 @@ fn a_certificate_that_is_not_valid_yet_by_this_clock_is_no_reason_to_end_a_sessi
             .issue(&CertificateRequest::new(Role::AGENT))
             .unwrap()
             .identity();
-        let why = in_force
+        let why = active
             .objection(stranger.chain(), stranger.info(), UNIX_EPOCH)
             .unwrap();
         assert!(why.contains("signed by") || why.contains("trusted"), "{why}");

@@ -1,4 +1,4 @@
-//! Who is admitted, refused, replaced, and who has to leave before its time.
+//! Admission, refusal and replacement of clients, and the limits of a handshake.
 
 use super::*;
 
@@ -59,7 +59,7 @@ fn a_first_frame_that_is_not_connect_is_neither_answered_nor_forwarded() {
 
 #[test]
 fn a_silent_client_is_failed_at_the_deadline() {
-    // Long enough for the TLS handshake, which counts, on a machine that is busy.
+    // The time includes the TLS handshake, which may be slow on a busy machine.
     let server = TestServer::start((), |c| c.handshake_timeout(Duration::from_secs(3)));
     let mut peer = server.dial(&identity(Role::AGENT));
     peer.send_bytes(&[0, 1, 0]);
@@ -67,7 +67,7 @@ fn a_silent_client_is_failed_at_the_deadline() {
 }
 
 #[test]
-fn who_leaves_before_connect_gets_no_answer() {
+fn a_client_that_leaves_before_connect_gets_no_answer() {
     for in_order in [true, false] {
         let server = TestServer::start((), |c| c);
         let mut peer = server.dial(&identity(Role::AGENT));
@@ -83,7 +83,7 @@ fn who_leaves_before_connect_gets_no_answer() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn the_threads_of_a_session_bear_its_name() {
+fn the_threads_of_a_session_have_its_name() {
     let (handler, told) = notes();
     let server = TestServer::start(handler, |c| c);
     let _agent = server.connect(Role::AGENT);
@@ -106,7 +106,7 @@ fn the_threads_of_a_session_bear_its_name() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_is_cut_off_at_the_write_timeout() {
+fn a_peer_that_reads_no_data_is_cut_at_the_write_timeout() {
     let (handler, told) = notes();
     let server = TestServer::start(handler, |c| c.write_timeout(Duration::from_millis(100)));
     let stuck = server.connect(Role::CONTROLLER);
@@ -150,7 +150,7 @@ fn a_certificate_bound_to_another_uuid_is_aborted() {
     server.connect_as(&certificate, Role::AGENT, bound);
 }
 
-/// What a client with this certificate is told that asks for this UUID.
+/// The answer to a client with this certificate that asks for this UUID.
 fn refused(server: &TestServer, identity: &Identity, uuid: Uuid) -> Option<FrameKind> {
     let mut peer = server.dial(identity);
     peer.send_bytes(&Connect::new(Role::AGENT, uuid, false).encode());
@@ -168,8 +168,8 @@ const FAILED: Option<FrameKind> = Some(FrameKind {
     operand: ErrorCode::CONNECTION_FAILURE.0,
 });
 
-/// A newcomer that was admitted and reads no more of CONNECTED than its header. Tries
-/// again where its earlier sessions have not ended yet.
+/// A newcomer that was admitted and reads only the header of CONNECTED. Tries again while its earlier
+/// sessions have not ended.
 fn reads_no_connected(server: &TestServer, identity: &Identity, uuid: Uuid) -> Peer {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -183,7 +183,7 @@ fn reads_no_connected(server: &TestServer, identity: &Identity, uuid: Uuid) -> P
 }
 
 #[test]
-fn who_comes_again_and_again_and_reads_nothing_has_two_places_and_no_more() {
+fn a_bound_client_that_reconnects_without_reading_has_at_most_two_places() {
     let server = TestServer::start((), |c| {
         c.max_sessions(8)
             .configuration(vec![b'#'; 1 << 20])
@@ -204,7 +204,7 @@ fn a_stop_does_not_wait_for_a_newcomer_that_does_not_read() {
     let mut server = TestServer::start((), |c| {
         c.grace(Duration::from_millis(100))
             .configuration(vec![b'#'; 1 << 20])
-            // No limit but the grace ends its wait before the test's does.
+            // Only the grace period can end this wait before the test's own limit.
             .handshake_timeout(Duration::from_secs(3600))
             .write_timeout(Duration::from_secs(3600))
     });
@@ -335,7 +335,7 @@ fn one_certificate_leaves_places_for_others() {
             "{setting:?}"
         );
         server.connect(Role::AGENT);
-        // A session of its own it may take over; another one frees a place.
+        // It may take over its own session, which frees a place.
         let taken = sessions[1].uuid;
         sessions[1] = server.connect_as(&certificate, Role::AGENT, taken);
         sessions.remove(0).finish();

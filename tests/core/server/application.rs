@@ -1,4 +1,4 @@
-//! What the application is told, and what becomes of its panics and its full queues.
+//! The calls of the application, its panics, and full queues.
 
 use super::*;
 
@@ -132,7 +132,7 @@ fn a_full_queue_meets_the_policy_of_that_session_alone() {
             let mut payload = vec![7; 32 * 1024];
             payload[..4].copy_from_slice(&n.to_be_bytes());
             agent.send(&stats(payload));
-            // The honest one keeps up and gets every frame.
+            // The fast receiver gets every frame.
             assert_eq!(honest.frame().payload_bytes()[..4], n.to_be_bytes());
         }
         let numbers = |peer: &mut Peer, count: usize| -> Vec<u32> {
@@ -141,7 +141,7 @@ fn a_full_queue_meets_the_policy_of_that_session_alone() {
         };
         if policy == SlowConsumer::Disconnect {
             assert_eq!(disconnected(&told), DisconnectReason::SlowConsumer);
-            // What waited for it is counted once its threads have ended.
+            // The frames in its queue are counted once its threads have ended.
             let handle = server.handle();
             let deadline = Instant::now() + LIMIT;
             while handle.frames_lost().unwrap() <= 10 {
@@ -169,7 +169,7 @@ fn a_full_queue_meets_the_policy_of_that_session_alone() {
     }
 }
 
-/// Panics when it is asked for a time, and ends every session when it comes.
+/// Panics in `next_timer`, and ends every session in `timer`.
 struct Timed(Sender<Note>, bool);
 
 impl Handler for Timed {

@@ -1,4 +1,4 @@
-//! How sessions and the server end.
+//! The end of sessions and of the server.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn stopping_fails_a_handshake_that_is_under_way() {
     let server = TestServer::start((), |c| c);
     let mut peer = server.dial(&identity(Role::AGENT));
     peer.send_bytes(&[0, 1, 0]);
-    // Its bytes have to be there before the stop: a session after it is up.
+    // Its bytes must arrive before the stop, so a later session has to be connected first.
     server.connect(Role::AGENT);
     drop(server);
     assert_eq!(peer.refusal(), Some(ErrorCode::CONNECTION_FAILURE.into()));

@@ -23,7 +23,7 @@ use ssntp::transport::memory::MemoryListener;
 use ssntp_test_support::*;
 use uuid::Uuid;
 
-/// Tells the test what the application was told.
+/// Sends the calls of the application to the test.
 struct Notes(Sender<Note>);
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ fn note(notes: &Receiver<Note>) -> Note {
     notes.recv_timeout(LIMIT).expect("the application was not told")
 }
 
-/// Waits for a disconnection and says why it was.
+/// Waits for a disconnection and returns its reason.
 fn disconnected(notes: &Receiver<Note>) -> DisconnectReason {
     loop {
         if let Note::Disconnected(reason) = note(notes) {
@@ -75,7 +75,7 @@ fn stats(payload: impl Into<bytes::Bytes>) -> Frame {
     Frame::with_payload(Command::STATS, payload)
 }
 
-/// A raw first frame, and what comes back before the end.
+/// Sends a raw first frame, and returns all bytes until the end of the connection.
 fn first_frame(bytes: &[u8], certificate: Role) -> Option<FrameKind> {
     let server = TestServer::start((), |c| c);
     let mut peer = server.dial(&identity(certificate));

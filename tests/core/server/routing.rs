@@ -1,4 +1,4 @@
-//! Where frames go, and what is answered, rejected and held.
+//! Frames that are forwarded, answered, rejected and held.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn frames_are_multicast_by_role_and_never_sent_back() {
     assert_eq!(one.frame(), stats("a: 1\n"));
     assert_eq!(both.frame(), stats("a: 1\n"));
     both.send(&stats("b: 2\n"));
-    // Had the first one been sent back or twice, it would come before this.
+    // A first frame that was sent back or sent twice would arrive before this one.
     assert_eq!(agent.frame(), stats("b: 2\n"));
     assert_eq!(one.frame(), stats("b: 2\n"));
 }
@@ -113,7 +113,7 @@ fn connected_carries_the_configuration_and_configure_from_a_controller_replaces_
         Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, "bad")
     );
     controller.send(&Frame::with_payload(Command::CONFIGURE, "new"));
-    // An agent's is none.
+    // The CONFIGURE of an agent does not change the configuration.
     let mut agent = server.connect(Role::AGENT);
     agent.send(&Frame::with_payload(Command::CONFIGURE, "agent's"));
     agent.send_bytes(&[0, 1, 0, 0x7f, 0, 0, 0, 0]);
@@ -136,7 +136,7 @@ fn unknown_types_and_operands_are_answered_and_the_session_stays() {
     let server = TestServer::start((), stats_to_controllers);
     let mut controller = server.connect(Role::CONTROLLER);
     let mut agent = server.connect(Role::AGENT);
-    // An unknown ERROR is not answered: the next answer is another's.
+    // An unknown ERROR is not answered, so the next answer is to a later frame.
     agent.send_bytes(&[0, 1, 4, 0x7f, 0, 0, 0, 1, 9]);
     for (frame_type, operand, reason) in [(2, 1, "unsupported_type"), (0, 0x3f, "unsupported_operand")] {
         agent.send_bytes(&[0, 1, frame_type, operand, 0, 0, 0, 3, 1, 2, 3]);
@@ -231,7 +231,7 @@ fn a_routing_function_forwards_discards_and_queues() {
             |frame, _from, directory| match &frame.payload_bytes()[..] {
                 b"discard" => Decision::Discard,
                 b"queue" => Decision::Queue,
-                // To everybody: the sender itself is left out.
+                // Addressed to all sessions; the sender is left out.
                 _ => Decision::Forward(directory.sessions().map(SessionInfo::uuid).collect()),
             },
         ))
@@ -330,7 +330,7 @@ fn trace_blocks_are_agreed_stamped_and_stripped() {
     let hop = trace.nodes()[1];
     assert_eq!((hop.uuid, hop.role), (server.handle().uuid(), Role::SERVER));
     assert!(hop.received_at > 1 && hop.sent_at >= hop.received_at);
-    // A malformed block costs the block alone, and is counted.
+    // A malformed block is removed and counted; the frame is forwarded.
     agent.send_bytes(&[0x80, 1, 0, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0xee, b'x']);
     assert_eq!(traced.frame(), stats("x"));
     assert_eq!(plain.frame(), stats("x"));

@@ -15,7 +15,7 @@ use super::threads::{
 };
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
-use ssntp::server::core::{Arrival, Entry, Environment};
+use ssntp::server::core::{ArrivalKind, Entry, Environment};
 use ssntp::server::{ServerConfig, SessionId, SlowConsumer};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
 use ssntp_test_support::random::Random;
@@ -501,9 +501,9 @@ impl World {
 
     fn handle(&mut self, event: SimEvent) {
         self.say(|| match &event {
-            DispatchEvent::Admit(request, ..) => match &**request {
-                Arrival::Session(request) => format!("admit {}", request.connect.source),
-                Arrival::Link(_) => "admit a link".into(),
+            DispatchEvent::Admit(arrival, ..) => match &arrival.kind {
+                ArrivalKind::Client { connect, .. } => format!("admit {}", connect.source),
+                ArrivalKind::Server(_) => "admit a link".into(),
             },
             DispatchEvent::Started(id, threads) => format!("s{id} started: {}", threads.is_ok()),
             DispatchEvent::Items(id, items, bytes) => format!("s{id} {} items in {bytes} bytes", items.len()),

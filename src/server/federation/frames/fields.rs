@@ -1,183 +1,191 @@
-//! The fields of link frames: a function that writes each, and [`Fields`], which reads them.
+//! The encoding of each type of field in a link frame. All integers are big-endian.
 
 use bytes::{Buf, Bytes};
 use uuid::Uuid;
 
-use super::{End, Forward, LinkFault, MAX_TARGETS, To};
+use super::{EndCode, Forward, Hello, MAX_TARGETS, Receivers};
 use crate::server::federation::roster::{Rank, Row};
-use ssntp_transport::{PeerAddress, Role};
+use ssntp_transport::{PeerAddress, Role, cut};
 
-/// The longest text, such as an address or a reason.
+/// The longest text, such as an address or a reason, in bytes.
 const MAX_TEXT: usize = 256;
 
-pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
-    let whole = text.char_indices().map(|(at, one)| at + one.len_utf8());
-    let end = whole
-        .take_while(|end| *end <= MAX_TEXT)
-        .last()
-        .unwrap_or_default();
-    let text = text.get(..end).unwrap_or_default();
-    out.extend(u16::try_from(text.len()).unwrap_or(u16::MAX).to_be_bytes());
-    out.extend(text.as_bytes());
+/// A field that cannot be decoded.
+pub(super) enum Malformed {
+    /// The input ends before the field does.
+    Short,
+    /// The value is not defined.
+    Value,
 }
 
-pub(super) fn put_row(out: &mut Vec<u8>, row: &Row) {
-    out.extend(row.uuid.as_bytes());
-    out.extend(row.number.to_be_bytes());
-    out.extend(row.rank.token.to_be_bytes());
-    out.extend(row.rank.stamp.to_be_bytes());
-    out.extend(row.role.bits().to_be_bytes());
-    out.push(u8::from(row.tracing));
-    let address = match row.address {
-        PeerAddress::Ip(address) => address.to_string(),
-        PeerAddress::Unix => "unix".into(),
-        _ => String::new(),
-    };
-    put_text(out, &address);
+/// A value with an encoding.
+pub(super) trait Field: Sized {
+    /// Appends the value.
+    fn put(&self, out: &mut Vec<u8>);
+
+    /// Removes the value from the front of the input.
+    fn take(input: &mut Bytes) -> Result<Self, Malformed>;
 }
 
-pub(super) fn put_forward(out: &mut Vec<u8>, forward: &Forward) {
-    out.reserve_exact(64 + forward.frames.len());
-    out.extend(forward.token.to_be_bytes());
-    out.extend(forward.number.to_be_bytes());
-    out.extend(forward.from.as_bytes());
-    out.push(u8::from(forward.traced));
-    match &forward.to {
-        To::Sessions(uuids) => {
-            out.push(0);
-            out.extend(u16::try_from(uuids.len()).unwrap_or(u16::MAX).to_be_bytes());
-            for uuid in uuids {
-                out.extend(uuid.as_bytes());
+macro_rules! integers {
+    ($($integer:ty: $take:ident,)*) => {$(
+        impl Field for $integer {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend(self.to_be_bytes());
+            }
+
+            fn take(input: &mut Bytes) -> Result<Self, Malformed> {
+                input.$take().map_err(|_| Malformed::Short)
             }
         }
-        To::Role(role) => {
-            out.push(1);
-            out.extend(role.bits().to_be_bytes());
-        }
-        To::Application => out.push(2),
-    }
-    out.extend(&forward.frames);
+    )*};
 }
 
-/// The fields of one frame that are not read yet.
-pub(super) struct Fields {
-    pub(super) name: &'static str,
-    pub(super) bytes: Bytes,
+integers! {
+    u8: try_get_u8,
+    u16: try_get_u16,
+    u32: try_get_u32,
+    u64: try_get_u64,
+    u128: try_get_u128,
 }
 
-impl Fields {
-    fn short<T, E>(&self, read: Result<T, E>) -> Result<T, LinkFault> {
-        read.map_err(|_| LinkFault::Short(self.name))
-    }
+/// A value that is encoded as another one.
+macro_rules! encoded_as {
+    ($($value:ty: $put:expr, $take:expr;)*) => {$(
+        impl Field for $value {
+            fn put(&self, out: &mut Vec<u8>) {
+                $put(self).put(out);
+            }
 
-    pub(super) fn u8(&mut self) -> Result<u8, LinkFault> {
-        let read = self.bytes.try_get_u8();
-        self.short(read)
-    }
-
-    pub(super) fn u16(&mut self) -> Result<u16, LinkFault> {
-        let read = self.bytes.try_get_u16();
-        self.short(read)
-    }
-
-    pub(super) fn u32(&mut self) -> Result<u32, LinkFault> {
-        let read = self.bytes.try_get_u32();
-        self.short(read)
-    }
-
-    pub(super) fn u64(&mut self) -> Result<u64, LinkFault> {
-        let read = self.bytes.try_get_u64();
-        self.short(read)
-    }
-
-    pub(super) fn uuid(&mut self) -> Result<Uuid, LinkFault> {
-        let read = self.bytes.try_get_u128();
-        self.short(read).map(Uuid::from_u128)
-    }
-
-    pub(super) fn flag(&mut self, field: &'static str) -> Result<bool, LinkFault> {
-        match self.u8()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(LinkFault::Value(self.name, field)),
+            fn take(input: &mut Bytes) -> Result<Self, Malformed> {
+                Field::take(input).and_then($take)
+            }
         }
+    )*};
+}
+
+encoded_as! {
+    Uuid: Uuid::as_u128, |number| Ok(Self::from_u128(number));
+    Role: |role: &Self| role.bits(), |bits| Ok(Self::from_bits(bits));
+    bool: |flag: &Self| u8::from(*flag), |byte: u8| match byte {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Malformed::Value),
+    };
+    EndCode: |code: &Self| *code as u8, |byte: u8| Ok(match byte {
+        0 => Self::Closing,
+        1 => Self::Duplicate,
+        2 => Self::Refused,
+        3 => Self::Fault,
+        4 => Self::Own,
+        _ => return Err(Malformed::Value),
+    });
+    PeerAddress: |address: &Self| match address {
+        Self::Ip(address) => address.to_string(),
+        Self::Unix => "unix".into(),
+        _ => String::new(),
+    }, |text: String| match text.as_str() {
+        "" => Ok(Self::Memory),
+        "unix" => Ok(Self::Unix),
+        address => address.parse().map(Self::Ip).map_err(|_| Malformed::Value),
+    };
+}
+
+/// A struct whose fields follow each other in this order.
+macro_rules! records {
+    ($($record:ident { $($field:ident),* })*) => {$(
+        impl Field for $record {
+            fn put(&self, out: &mut Vec<u8>) {
+                $(self.$field.put(out);)*
+            }
+
+            fn take(input: &mut Bytes) -> Result<Self, Malformed> {
+                Ok(Self { $($field: Field::take(input)?),* })
+            }
+        }
+    )*};
+}
+
+records! {
+    Hello { version, uuid, incarnation, role, token, max_payload, advertised }
+    Rank { token, stamp }
+    Row { uuid, number, rank, role, tracing, address }
+    Forward { token, number, from, traced, to, frames }
+}
+
+/// A length of 16 bits and UTF-8. A longer text is cut at a character boundary.
+impl Field for String {
+    fn put(&self, out: &mut Vec<u8>) {
+        let text = cut(self, MAX_TEXT);
+        u16::try_from(text.len()).unwrap_or(u16::MAX).put(out);
+        out.extend(text.as_bytes());
     }
 
-    pub(super) fn text(&mut self) -> Result<String, LinkFault> {
-        let length = usize::from(self.u16()?);
+    fn take(input: &mut Bytes) -> Result<Self, Malformed> {
+        let length = usize::from(u16::take(input)?);
         if length > MAX_TEXT {
-            return Err(LinkFault::Value(self.name, "text"));
+            return Err(Malformed::Value);
         }
-        if self.bytes.len() < length {
-            return Err(LinkFault::Short(self.name));
+        if input.len() < length {
+            return Err(Malformed::Short);
         }
-        let text = self.bytes.split_to(length);
-        String::from_utf8(text.into()).map_err(|_| LinkFault::Value(self.name, "text"))
+        Self::from_utf8(input.split_to(length).into()).map_err(|_| Malformed::Value)
+    }
+}
+
+/// The rest of the frame.
+impl Field for Bytes {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend(self);
     }
 
-    pub(super) fn rest(&mut self) -> Bytes {
-        std::mem::take(&mut self.bytes)
+    fn take(input: &mut Bytes) -> Result<Self, Malformed> {
+        Ok(std::mem::take(input))
+    }
+}
+
+/// Rows until the end of the frame.
+impl Field for Vec<Row> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.iter().for_each(|row| row.put(out));
     }
 
-    pub(super) fn end(&mut self) -> Result<End, LinkFault> {
-        Ok(match self.u8()? {
-            0 => End::Closing,
-            1 => End::Duplicate,
-            2 => End::Refused,
-            3 => End::Fault,
-            4 => End::Own,
-            _ => return Err(LinkFault::Value(self.name, "code")),
-        })
-    }
-
-    pub(super) fn row(&mut self) -> Result<Row, LinkFault> {
-        Ok(Row {
-            uuid: self.uuid()?,
-            number: self.u64()?,
-            rank: Rank {
-                token: self.u64()?,
-                stamp: self.u64()?,
-            },
-            role: Role::from_bits(self.u32()?),
-            tracing: self.flag("trace flag")?,
-            address: match self.text()?.as_str() {
-                "" => PeerAddress::Memory,
-                "unix" => PeerAddress::Unix,
-                address => {
-                    let address = address.parse();
-                    PeerAddress::Ip(address.map_err(|_| LinkFault::Value(self.name, "address"))?)
-                }
-            },
-        })
-    }
-
-    pub(super) fn rows(&mut self) -> Result<Vec<Row>, LinkFault> {
-        let mut rows = Vec::new();
-        while !self.bytes.is_empty() {
-            rows.push(self.row()?);
+    fn take(input: &mut Bytes) -> Result<Self, Malformed> {
+        let mut rows = Self::new();
+        while !input.is_empty() {
+            rows.push(Row::take(input)?);
         }
         Ok(rows)
     }
+}
 
-    pub(super) fn forward(&mut self) -> Result<Forward, LinkFault> {
-        Ok(Forward {
-            token: self.u64()?,
-            number: self.u64()?,
-            from: self.uuid()?,
-            traced: self.flag("trace flag")?,
-            to: match self.u8()? {
-                0 => {
-                    let count = usize::from(self.u16()?);
-                    if count > MAX_TARGETS {
-                        return Err(LinkFault::Value(self.name, "number of sessions"));
-                    }
-                    To::Sessions((0..count).map(|_| self.uuid()).collect::<Result<_, _>>()?)
+impl Field for Receivers {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Sessions(uuids) => {
+                0u8.put(out);
+                u16::try_from(uuids.len()).unwrap_or(u16::MAX).put(out);
+                uuids.iter().for_each(|uuid| uuid.put(out));
+            }
+            Self::Role(role) => {
+                1u8.put(out);
+                role.put(out);
+            }
+            Self::Application => 2u8.put(out),
+        }
+    }
+
+    fn take(input: &mut Bytes) -> Result<Self, Malformed> {
+        Ok(match u8::take(input)? {
+            0 => match usize::from(u16::take(input)?) {
+                count @ ..=MAX_TARGETS => {
+                    Self::Sessions((0..count).map(|_| Uuid::take(input)).collect::<Result<_, _>>()?)
                 }
-                1 => To::Role(Role::from_bits(self.u32()?)),
-                2 => To::Application,
-                _ => return Err(LinkFault::Value(self.name, "target")),
+                _ => return Err(Malformed::Value),
             },
-            frames: self.rest(),
+            1 => Self::Role(Role::take(input)?),
+            2 => Self::Application,
+            _ => return Err(Malformed::Value),
         })
     }
 }

@@ -43,29 +43,31 @@ fn frame() -> impl Strategy<Value = LinkFrame> {
         "[a-z:0-9]{0,30}",
     );
     let to = prop_oneof![
-        proptest::collection::vec(uuid(), 0..5).prop_map(To::Sessions),
-        (0..=Role::ALL.bits()).prop_map(|role| To::Role(Role::from_bits(role))),
-        Just(To::Application),
+        proptest::collection::vec(uuid(), 0..5).prop_map(Receivers::Sessions),
+        (0..=Role::ALL.bits()).prop_map(|role| Receivers::Role(Role::from_bits(role))),
+        Just(Receivers::Application),
     ];
     let forward = (any::<[u64; 2]>(), uuid(), to, any::<bool>(), bytes());
     let end = prop_oneof![
-        Just(End::Closing),
-        Just(End::Duplicate),
-        Just(End::Refused),
-        Just(End::Fault),
-        Just(End::Own)
+        Just(EndCode::Closing),
+        Just(EndCode::Duplicate),
+        Just(EndCode::Refused),
+        Just(EndCode::Fault),
+        Just(EndCode::Own)
     ];
     prop_oneof![
         hello.prop_map(|(version, uuid, [incarnation, token], max_payload, advertised)| {
-            LinkFrame::Hello(Hello {
-                version,
-                uuid,
-                incarnation,
-                role: Role::SERVER,
-                token,
-                max_payload,
-                advertised,
-            })
+            LinkFrame::Hello {
+                hello: Hello {
+                    version,
+                    uuid,
+                    incarnation,
+                    role: Role::SERVER,
+                    token,
+                    max_payload,
+                    advertised,
+                },
+            }
         }),
         (
             any::<u64>(),
@@ -84,17 +86,19 @@ fn frame() -> impl Strategy<Value = LinkFrame> {
             uuid
         }),
         forward.prop_map(|([token, number], from, to, traced, frames)| {
-            LinkFrame::Forward(Forward {
-                token,
-                number,
-                from,
-                to,
-                traced,
-                frames,
-            })
+            LinkFrame::Forward {
+                forward: Forward {
+                    token,
+                    number,
+                    from,
+                    to,
+                    traced,
+                    frames,
+                },
+            }
         }),
-        any::<u64>().prop_map(LinkFrame::Hold),
-        any::<u64>().prop_map(LinkFrame::Go),
+        any::<u64>().prop_map(|number| LinkFrame::Hold { number }),
+        any::<u64>().prop_map(|number| LinkFrame::Go { number }),
         (any::<u64>(), bytes()).prop_map(|(token, message)| LinkFrame::Tell { token, message }),
         (any::<u64>(), uuid(), bytes()).prop_map(|(id, uuid, certificate)| LinkFrame::Claim {
             id,
@@ -102,16 +106,16 @@ fn frame() -> impl Strategy<Value = LinkFrame> {
             certificate
         }),
         (any::<u64>(), any::<u8>()).prop_map(|(id, verdict)| LinkFrame::Claimed { id, verdict }),
-        Just(LinkFrame::Alive),
-        (end, uuid(), "[ -~]{0,256}").prop_map(|(end, server, reason)| LinkFrame::End {
-            end,
+        Just(LinkFrame::Alive {}),
+        (end, uuid(), "[ -~]{0,256}").prop_map(|(code, server, reason)| LinkFrame::End {
+            code,
             server,
             reason
         }),
     ]
 }
 
-/// What the codec of a link and the decoder make of these bytes.
+/// Splits these bytes with the codec of a link and decodes each frame.
 fn decode(bytes: &[u8]) -> Vec<Result<LinkFrame, LinkFault>> {
     let mut items = Vec::new();
     let mut codec = Codec::of_links(1 << 16);
@@ -131,22 +135,22 @@ fn decode(bytes: &[u8]) -> Vec<Result<LinkFrame, LinkFault>> {
 
 proptest! {
     #[test]
-    fn every_frame_is_read_as_it_was_written(frames in proptest::collection::vec(frame(), 1..5)) {
+    fn every_frame_is_decoded_to_what_was_encoded(frames in proptest::collection::vec(frame(), 1..5)) {
         let bytes: Vec<u8> = frames.iter().flat_map(LinkFrame::encode).collect();
         let read: Result<Vec<_>, _> = decode(&bytes).into_iter().collect();
         prop_assert_eq!(read, Ok(frames));
     }
 
     #[test]
-    fn a_frame_that_is_cut_or_too_long_is_never_read(frame in frame(), cut in 1usize..40) {
+    fn a_frame_with_too_few_or_too_many_bytes_is_refused(frame in frame(), cut in 1usize..40) {
         let whole = frame.encode().slice(HEADER_LEN..);
         let kind = FrameKind::new(LINK, frame.operand());
-        // A body of any length, and as many rows as there are, belong to these.
+        // These frames end with bytes or rows of any number.
         let is_open = matches!(
             frame,
-            LinkFrame::Forward(_) | LinkFrame::Tell { .. } | LinkFrame::Claim { .. } | LinkFrame::Snapshot { .. }
+            LinkFrame::Forward { .. } | LinkFrame::Tell { .. } | LinkFrame::Claim { .. } | LinkFrame::Snapshot { .. }
         );
-        let is_later = matches!(&frame, LinkFrame::Hello(hello) if hello.version != VERSION);
+        let is_later = matches!(&frame, LinkFrame::Hello { hello } if hello.version != VERSION);
         let is_open = is_open || is_later;
         if !is_open {
             let longer = Bytes::from([&whole[..], &vec![0; cut]].concat());
@@ -159,13 +163,13 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_read_or_refused_and_never_panics(operand: u8, garbage in bytes()) {
+    fn garbage_is_decoded_or_refused_and_never_panics(operand: u8, garbage in bytes()) {
         let kind = FrameKind::new(LINK, operand);
-        let known = usize::from(operand) < NAMES.len();
+        let known = operand <= LinkFrame::LAST;
         match LinkFrame::decode(kind, garbage.clone()) {
-            Ok(LinkFrame::Hello(hello)) if hello.version != VERSION => {}
+            Ok(LinkFrame::Hello { hello }) if hello.version != VERSION => {}
             Ok(frame) => {
-                // Roles keep bits that are not defined, so what was read is what is written.
+                // Roles keep undefined bits, so the frame is encoded to the same bytes.
                 prop_assert_eq!(frame.encode().slice(HEADER_LEN..), garbage);
             }
             Err(fault) => prop_assert!(known || fault == LinkFault::Kind(kind)),
