@@ -55,8 +55,8 @@ const CLIENT: &[Metric<ClientFigures>] = &[
     gauge("ssntp_client_waiting_bytes", "Bytes of the frames that wait to be sent.", |f| one(f.bytes_waiting)),
 ];
 
-/// The names that begin with `process_` are those that every exporter for Prometheus
-/// uses.
+/// The metrics of the process. The names that begin with `process_` are common to all exporters for
+/// Prometheus.
 #[rustfmt::skip]
 pub(super) const PROCESS: &[Metric<ProcessFigures>] = &[
     gauge("process_resident_memory_bytes", "Resident memory size in bytes.", |f| known(f.resident)),
@@ -74,7 +74,7 @@ pub(super) const PROCESS: &[Metric<ProcessFigures>] = &[
         |f| by("version", [(f.version, true)])),
 ];
 
-/// A figure that the system may not tell.
+/// A figure that the system may not provide.
 fn known(figure: Option<u64>) -> Samples {
     figure.map(one).unwrap_or_default()
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!  curl, Prometheus ─▶ accept thread ─▶ connection's thread ── page ──▶ answer
 //!                      (admin-accept)    (admin-shake)  │  ▲
-//!                                               is wanted  is there, at most a second old
+//!                                                wanted │  │ a snapshot, at most a second old
 //!                                                       ▼  │
 //!                          ssntp-figures ── calls ──▶ the source: a server's handle
 //! ```
@@ -11,25 +11,25 @@
 //! | page | shows |
 //! |---|---|
 //! | `/metrics` | counters, gauges and histograms, as text that Prometheus reads |
-//! | `/healthz` | 200 while the process does its work, else 503 with the reason |
-//! | `/readyz` | 200 while the process can be given work, else 503 with the reason |
+//! | `/healthz` | 200 while the process works, else 503 with the reason |
+//! | `/readyz` | 200 while the process accepts work, else 503 with the reason |
 //! | `/sessions` | the sessions; `role`, `uuid`, `limit` and `after` select |
 //! | `/closed` | the sessions that ended last, each with its reason |
 //! | `/info` | version, addresses, limits |
 //!
 //! Pages show a [`Snapshot`], which a function of the application makes: the *source*.
-//! One thread calls it, on demand and at most once a second, however many requests
-//! there are, and a request waits for it for at most a second. So requests cost a
-//! dispatcher one call a second, and a dispatcher that hangs is seen as a 503.
+//! One thread calls the source, on demand and at most once a second, however many requests
+//! there are. A request waits for the source for at most a second. So requests cost a
+//! dispatcher one call a second, and if a dispatcher hangs, the pages answer 503.
 //!
-//! Connections, heads and the time of both are bounded as [`http`] says. In addition an answer
-//! has at most 1,000 sessions and a MiB, and the rest is on the next page; answers with more than
-//! 100 sessions, or with those that ended, are two at a time, and further ones get 503.
+//! [`http`] has the limits of connections, heads and times. In addition an answer
+//! has at most 1,000 sessions and a MiB, and the rest is on the next page. There are at most two
+//! answers at a time with more than 100 sessions or with ended sessions; further ones get 503.
 //!
-//! Only GET and HEAD are supported. At loopback addresses and Unix sockets, everybody
-//! who can connect sees the pages; other addresses need mutual TLS and a certificate
-//! with one of the configured roles. Web pages in a browser on this host see nothing:
-//! the `Host` of a request must be an address, `localhost` or the configured name.
+//! Only GET and HEAD are supported. At loopback addresses and Unix sockets, every client
+//! that can connect may read the pages; other addresses need mutual TLS and a certificate
+//! with one of the configured roles. Web pages in a browser on this host cannot read them,
+//! because the `Host` of a request must be an address, `localhost` or the configured name.
 //!
 //! ```no_run
 //! use ssntp_admin::{Admin, AdminConfig, Metric, Snapshot, counter, one};
@@ -53,8 +53,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `http/` | the server under the pages, which other services use, too |
-//! | `snapshot` | what pages show: [`Snapshot`], [`Row`] |
+//! | `http/` | the HTTP server, which other services use as well |
+//! | `snapshot` | the content of the pages: [`Snapshot`], [`Row`] |
 //! | `metrics` | tables of metrics, and their text |
 //! | `server`, `client` | tables and rows for a server, for a client and the process |
 //! | `sampler` | [`Sampler`]: the thread that calls a source, and its last result |
@@ -92,17 +92,18 @@ const LOG: &str = "ssntp_admin";
 #[derive(Debug)]
 pub struct Admin {
     pages: Arc<Pages>,
-    // Dropped in this order: the sampler's thread ends after those that wait for it.
+    // The order of the fields is the order of dropping. The sampler is last, because the other
+    // threads wait for its thread.
     http: Http,
     sampler: Sampler<Snapshot>,
 }
 
 impl Admin {
-    /// Binds the address and serves pages from then on. `source` makes what they show.
-    /// If it fails, `/healthz` and all pages that need it answer 503 with its reason.
+    /// Binds the address and serves pages from then on. `source` makes their content.
+    /// If it fails, `/healthz` and the pages that need it answer 503 with its error.
     ///
     /// # Errors
-    /// [`AdminError`]; then nothing runs.
+    /// [`AdminError`]; no thread is left running.
     pub fn start(
         config: AdminConfig,
         source: impl Fn() -> Result<Snapshot, String> + Send + Sync + 'static,
@@ -126,16 +127,16 @@ impl Admin {
         self.http.urls()
     }
 
-    /// Takes another certificate and other authorities, for connections from now on.
+    /// Replaces the certificate and the authorities for new connections.
     /// Has no effect if the pages were started without TLS.
     ///
     /// # Errors
-    /// [`AdminError::Tls`]; the old ones stay.
+    /// [`AdminError::Tls`]; the present ones stay in use.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), AdminError> {
         self.http.renew(identity, trust)
     }
 
-    /// From now on `/readyz` answers that the process is stopping.
+    /// Makes `/readyz` answer that the process is stopping.
     pub fn stopping(&self) {
         self.pages.stopping();
     }
@@ -148,7 +149,7 @@ impl Admin {
 
 impl Drop for Admin {
     fn drop(&mut self) {
-        // Connections that wait for figures are told that there will be none.
+        // Ends the waits of connections for figures.
         self.sampler.close();
     }
 }

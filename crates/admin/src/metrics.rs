@@ -11,16 +11,16 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use ssntp_transport::Histogram;
 
-/// The media type of [`Metrics::to_text`]. Every Prometheus reads this format, and
-/// `promtool check metrics` reads no other.
+/// The media type of [`Metrics::to_text`]. All versions of Prometheus read this format, and it is the
+/// only one that `promtool check metrics` reads.
 pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// One row of a table of metrics: its name, its help text, its type, and how its
-/// samples are read from figures of the type `F`.
+/// One row of a table of metrics: the name, the help text, the type, and a function that
+/// reads the samples from figures of the type `F`.
 ///
 /// Names follow Prometheus: base units (seconds, bytes), `_total` at the end of a
-/// counter. A label takes its values from a short list, since each value is a series
-/// that Prometheus keeps.
+/// counter. A label takes its values from a short list, because Prometheus stores a series
+/// for each value.
 ///
 /// ```
 /// use ssntp_admin::{Metric, Metrics, by, counter, gauge, one};
@@ -33,7 +33,7 @@ pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// metrics.add(SHOP, &Shop { orders: 7, stock: vec![("book", 3)] });
 /// assert!(metrics.to_text().contains("shop_stock{kind=\"book\"} 3\n"));
 /// ```
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Metric<F> {
     name: &'static str,
     help: &'static str,
@@ -66,21 +66,21 @@ pub enum Value {
     Whole(u64),
     /// Any other number.
     Real(f64),
-    /// How long something took, measured many times.
+    /// Durations that were measured many times.
     Histogram(Box<Histogram>),
 }
 
-/// A row for a value that only grows. Its name ends in `_total`.
+/// A row for a value that never decreases. Its name ends in `_total`.
 pub const fn counter<F>(name: &'static str, help: &'static str, read: fn(&F) -> Samples) -> Metric<F> {
     Metric::new(name, help, MetricType::Counter, read)
 }
 
-/// A row for a value that grows and shrinks.
+/// A row for a value that increases and decreases.
 pub const fn gauge<F>(name: &'static str, help: &'static str, read: fn(&F) -> Samples) -> Metric<F> {
     Metric::new(name, help, MetricType::Gauge, read)
 }
 
-/// A row for times that were measured. Its name ends in `_seconds`.
+/// A row for measured durations. Its name ends in `_seconds`.
 pub const fn histogram<F>(name: &'static str, help: &'static str, read: fn(&F) -> Samples) -> Metric<F> {
     Metric::new(name, help, MetricType::Histogram, read)
 }
@@ -97,12 +97,6 @@ pub fn by<K: ToString, V: Into<Value>>(
 ) -> Samples {
     let sample = |(key, value): (K, V)| (vec![(label, key.to_string())], value.into());
     values.into_iter().map(sample).collect()
-}
-
-impl<F> fmt::Debug for Metric<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Metric").field(&self.name).finish()
-    }
 }
 
 impl From<u64> for Value {
@@ -167,27 +161,27 @@ impl Metrics {
     /// Reads every row of a table.
     pub fn add<F>(&mut self, table: &[Metric<F>], figures: &F) {
         for row in table {
-            self.put(row.name, row.help, row.kind, (row.read)(figures));
+            self.put(Family {
+                name: row.name,
+                help: row.help,
+                kind: row.kind,
+                samples: (row.read)(figures),
+            });
         }
     }
 
-    /// Puts other metrics after these.
+    /// Adds other metrics after these.
     pub(super) fn extend(&mut self, others: &Self) {
         for family in &others.0 {
-            self.put(family.name, family.help, family.kind, family.samples.clone());
+            self.put(family.clone());
         }
     }
 
-    fn put(&mut self, name: &'static str, help: &'static str, kind: MetricType, samples: Samples) {
-        // The text may have a name once, so tables with the same name share a family.
-        match self.0.iter_mut().find(|known| known.name == name) {
-            Some(known) => known.samples.extend(samples),
-            None => self.0.push(Family {
-                name,
-                help,
-                kind,
-                samples,
-            }),
+    fn put(&mut self, family: Family) {
+        // A name may occur only once in the text, so rows with the same name share a family.
+        match self.0.iter_mut().find(|known| known.name == family.name) {
+            Some(known) => known.samples.extend(family.samples),
+            None => self.0.push(family),
         }
     }
 
@@ -208,7 +202,7 @@ impl Collector for Metrics {
             let mut encoder = encoder.encode_descriptor(family.name, family.help, None, family.kind)?;
             let mut written = HashSet::new();
             for (labels, value) in &family.samples {
-                // Prometheus refuses the whole text if it has a series twice, so only
+                // Prometheus refuses the whole text if it has a series twice. So only
                 // the first of several values with the same labels is written.
                 if !written.insert(labels) {
                     continue;
@@ -225,9 +219,9 @@ impl Collector for Metrics {
 }
 
 impl Value {
-    /// The crate writes OpenMetrics, where the type line of a counter has its name
-    /// without `_total`; this format wants the whole name there. The crate writes the
-    /// name of a gauge unchanged, so counters are written as gauges.
+    /// The crate writes OpenMetrics, in which the type line of a counter has the name
+    /// without `_total`. This format needs the whole name there. The crate does not change the
+    /// name of a gauge, so counters are written as gauges.
     fn encode(&self, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
         match self {
             Self::Whole(value) => encoder.encode_gauge(value),

@@ -16,7 +16,7 @@ use super::{Metrics, Row, Sampled, Snapshot, now};
 use ssntp::Role;
 use ssntp_transport::ProcessFigures;
 
-/// How old the figures of a page may be. The source is called at most once in this time.
+/// The highest age of the figures of a page. The source is called at most once in this time.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 /// The most sessions of one answer.
 const MAX_SESSIONS: usize = 1000;
@@ -25,9 +25,8 @@ const DEFAULT_SESSIONS: usize = 100;
 /// A list of sessions ends with the session that makes it longer than this, in bytes. A session
 /// takes about one KiB, more if the name in its certificate is long.
 const MAX_BYTES: usize = 1 << 20;
-/// The most large answers at a time. An answer counts until the client has read it. A client that
-/// reads slowly keeps its answer in memory, so this number bounds the memory of the pages, whatever
-/// the number of clients.
+/// The most large answers at a time. An answer counts until the client has read it, because it stays
+/// in memory until then. So this number bounds the memory of the pages, whatever the number of clients.
 const MAX_LARGE_ANSWERS: usize = 2;
 
 const ANSWERING: &[Metric<bool>] = &[gauge(
@@ -38,14 +37,14 @@ const ANSWERING: &[Metric<bool>] = &[gauge(
 
 const INDEX: &str = "\
 /metrics   figures, for Prometheus
-/healthz   whether it works
-/readyz    whether it can be given work
+/healthz   200 if the process works, else 503
+/readyz    200 if the process accepts work, else 503
 /sessions  the sessions: ?role=, ?uuid=, ?limit=, ?after=
-/closed    the sessions that ended last, and why
+/closed    the sessions that ended last, with their reasons
 /info      version, addresses, limits
 ";
 
-/// The pages of a process, and what they share.
+/// The pages of a process, and their shared state.
 #[derive(Debug)]
 pub(super) struct Pages {
     figures: Arc<Sampled<Snapshot>>,
@@ -73,7 +72,7 @@ impl Pages {
         if request.path == "/sessions" {
             return self.sessions(request);
         }
-        // An unknown parameter is an error and not ignored: a filter with a misspelt name would
+        // Unknown parameters are refused. If they were ignored, a filter with a misspelt name would
         // show everything. Names are cut in the answer, because the client chooses their length.
         if let Some((name, _)) = request.query.first() {
             return Err(Refused::new(400, format!("the page has no parameter {name:.64}")));
@@ -117,8 +116,8 @@ impl Pages {
         })
     }
 
-    /// If the source does not answer, the figures that the system has of the process
-    /// are still shown: a process that hangs is the one to look at.
+    /// If the source does not answer, the page still has the figures of the process that the
+    /// system provides, because a process that hangs needs attention most.
     fn metrics(&self) -> Answer {
         let mut metrics = Metrics::default();
         self.process(&mut metrics);
@@ -130,8 +129,8 @@ impl Pages {
         Answer::new(200, TEXT, metrics.to_text())
     }
 
-    /// The figures that the system has of this process. They are kept for a second,
-    /// since counting many descriptors takes a while.
+    /// Adds the figures of the process that the system provides. They are kept for a second,
+    /// because counting many descriptors takes a while.
     fn process(&self, metrics: &mut Metrics) {
         let mut kept = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         let process = match kept.take() {
@@ -156,7 +155,7 @@ impl Pages {
         });
         let mut matching = matching.peekable();
         let (lines, last) = lines(&mut matching, asked.limit);
-        // Only if there are more, their page begins after the last one.
+        // If there are further sessions, the next page begins after the last one of this page.
         let next = matching.peek().and(last);
         let connected = rows.len();
         let next = json!(next);
@@ -169,16 +168,7 @@ impl Pages {
 
     /// The permit for a large answer.
     fn permit(&self) -> Result<Arc<()>, Refused> {
-        let permit = Arc::clone(&self.large);
-        // One count is that of these pages. Of two threads that are here at the same time both may
-        // see the other's clone, so there may be fewer large answers, but never more.
-        match Arc::strong_count(&permit) - 1 > MAX_LARGE_ANSWERS {
-            true => Err(Refused::new(
-                503,
-                format!("{MAX_LARGE_ANSWERS} large answers are under way; ask again"),
-            )),
-            false => Ok(permit),
-        }
+        Answer::permit(&self.large, MAX_LARGE_ANSWERS)
     }
 }
 
@@ -195,8 +185,8 @@ impl Service for Pages {
     }
 }
 
-/// The next rows as JSON, a line each, and the key of the last one. Each row is written as soon as
-/// it is made: values take ten times the memory of their text.
+/// The next rows as JSON, one a line, and the key of the last one. Each row is written as soon as
+/// it is made, because JSON values take ten times the memory of their text.
 fn lines<'a>(rows: &mut Peekable<impl Iterator<Item = &'a Row>>, most: usize) -> (String, Option<u64>) {
     let (mut text, mut last) = (String::new(), None);
     for _ in 0..most {

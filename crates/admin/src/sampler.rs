@@ -1,7 +1,6 @@
 //! A thread that calls a function of the application (the *source*), and the last result of that
 //! function, which all pages share.
 
-use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,42 +10,36 @@ use super::now;
 use ssntp_transport::threads::{self, Joined};
 use ssntp_transport::{after, left};
 
-/// How long a page waits for the source.
+/// The time for which a page waits for the source.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A result of the source, or why there is none, for people.
+/// A result of the source, or the reason why there is none.
 pub type Sample<T> = Result<Arc<T>, String>;
 
 /// The last result of the source.
+#[derive(Debug)]
 pub struct Sampled<T> {
-    /// How old a result may be. So the source is called at most once in this time.
+    /// The highest age of a result. The source is called at most once in this time.
     max_age: Duration,
     state: Mutex<State<T>>,
     /// Notified when a page wants a sample, when the source has returned, and on close.
     changed: Condvar,
 }
 
+#[derive(Debug)]
 struct State<T> {
     /// A page waits for a sample, and the source has not been called for it yet.
     wanted: bool,
-    /// When the current call of the source began. None if there is none.
+    /// The time at which the present call of the source began.
     asked: Option<Instant>,
-    /// The last result of the source, and when the source returned it.
+    /// The last result of the source, and the time at which the source returned it.
     found: Option<(Instant, Sample<T>)>,
     closed: bool,
 }
 
-impl<T> fmt::Debug for Sampled<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sampled")
-            .field("max_age", &self.max_age)
-            .finish_non_exhaustive()
-    }
-}
-
 impl<T> Sampled<T> {
-    /// Returns a sample that is at most as old as the sampler says. Waits for the source for at
-    /// most a second. The error says why there is no sample.
+    /// Returns a sample that is not older than the maximum age of the sampler. Waits for the source
+    /// for at most a second. The error is the reason why there is no sample.
     pub fn sample(&self) -> Sample<T> {
         let deadline = after(now(), PATIENCE);
         let mut state = self.lock();
@@ -63,8 +56,8 @@ impl<T> Sampled<T> {
                 return found.clone();
             }
             let Ok(left) = left(deadline) else {
-                // The call may have begun long before this page came, and the longer time tells the
-                // reader more.
+                // The call may have begun long before this request, so the age of the call is
+                // reported.
                 let asked = state
                     .asked
                     .map_or(PATIENCE, |at| now.saturating_duration_since(at));
@@ -73,8 +66,7 @@ impl<T> Sampled<T> {
                     asked.as_secs_f64()
                 ));
             };
-            // One call serves all pages: a page that comes during a call waits for the result of
-            // that call.
+            // One call serves all pages: a request that arrives during a call waits for its result.
             if !state.wanted && state.asked.is_none() {
                 state.wanted = true;
                 self.changed.notify_all();
@@ -128,8 +120,8 @@ pub struct Sampler<T> {
 }
 
 impl<T: Send + Sync + 'static> Sampler<T> {
-    /// Starts the thread. `source` is called at most once in `max_age`, and only while somebody
-    /// wants its result.
+    /// Starts the thread. `source` is called at most once in `max_age`, and only if a result is
+    /// requested.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -197,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_asked_the_source_is_asked_once() {
+    fn many_requests_cause_one_call_of_the_source() {
         let (asked, questions) = bounded(1000);
         let sampler = counting(asked, bounded(0).1);
         let began = now();
@@ -218,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_does_not_answer_holds_a_page_up_for_a_second() {
+    fn a_source_that_hangs_delays_a_page_by_a_second() {
         let (asked, _questions) = bounded(10);
         let (held, hold) = bounded(0);
         let sampler = counting(asked, hold);

@@ -14,7 +14,7 @@ use ssntp_transport::{BudgetFigures, DispatcherFigures};
 use super::metrics::{Labels, Metric, Metrics, Samples, by, counter, gauge, histogram, one};
 use super::{Row, Snapshot};
 
-/// How many slow consumers have series of their own, so that a server with many of
+/// The most slow consumers with series of their own, so that a server with many of
 /// them does not flood Prometheus. `/sessions` shows all.
 const SLOW: usize = 10;
 
@@ -54,17 +54,16 @@ impl Snapshot {
             .iter()
             .map(|session| row(session.clone(), figures.taken));
         snapshot.sessions = rows.collect();
-        // A page of sessions goes on behind a key, so the rows stand in the order of their keys.
+        // The next page begins after a key, so the rows are in the order of their keys.
         snapshot.sessions.sort_unstable_by_key(|row| row.key);
-        // The figures have the session that ended last at their end, and the page begins with it.
+        // In the figures the session that ended last is the last one; on the page it is the first.
         snapshot.closed = figures.closed.iter().rev().cloned().map(closed).collect();
         snapshot
     }
 }
 
 impl Metrics {
-    /// How busy a server's dispatcher is, and how full its queues are, for a server of
-    /// any protocol.
+    /// Adds the load of a dispatcher and the levels of its queues, for a server of any protocol.
     pub fn add_dispatcher(
         &mut self,
         figures: &DispatcherFigures,
@@ -197,14 +196,15 @@ const BUDGETS: &[Metric<[(&str, BudgetFigures); 2]>] = &[
         |f| one(f[1].1.refused)),
 ];
 
-/// Why sessions end, and why newcomers are refused. These series are there from the start: where a
-/// series begins with its first event, `increase()` does not count that one.
+/// The reasons for which sessions end. These series exist from the start: `increase()` of Prometheus
+/// does not count the first event of a series that begins with that event.
 const ENDED: &str =
     "closed refused lost protocol replaced slow_consumer certificate kicked application stopped";
+/// The reasons for which handshakes are refused.
 const REFUSED: &str = "tls certificate revoked expired timeout lost cut stopping thread role uuid banned limit \
                        certificate_limit application failed aborted connect";
 
-/// A value for each of these words, and for others that were counted.
+/// The count of each of these words, and of other words that were counted.
 fn from_zero(label: &'static str, words: &'static str, counted: &BTreeMap<&'static str, u64>) -> Samples {
     let mut all: BTreeMap<_, _> = words.split(' ').map(|word| (word, 0)).collect();
     all.extend(counted);

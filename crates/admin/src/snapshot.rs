@@ -9,26 +9,26 @@ use uuid::Uuid;
 
 use super::Metrics;
 
-/// The facts about a process that the pages show, as they were at one moment.
+/// The state of a process at one moment, for all pages.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// For `/healthz`: problems of a process that works all the same, a line each.
+    /// For `/healthz`: the problems of a process that still works, one line each.
     pub degraded: Vec<String>,
-    /// For `/readyz`: why the process cannot be given work, if it cannot.
+    /// For `/readyz`: the reason why the process accepts no work, if there is one.
     pub not_ready: Option<String>,
     /// For `/info`.
     pub info: Map<String, Value>,
     /// For `/metrics`, in addition to those of the process.
     pub metrics: Metrics,
-    /// For `/sessions`: the sessions, by growing [`Row::key`].
+    /// For `/sessions`: the sessions, in ascending order of [`Row::key`].
     pub sessions: Vec<Row>,
     /// For `/closed`: the sessions that ended, the last one first.
     pub closed: Vec<Row>,
 }
 
 impl Snapshot {
-    /// Shows a value on `/info`. One that cannot be written as JSON is `null`.
+    /// Adds a value to `/info`. A value that cannot be written as JSON becomes `null`.
     pub fn show(&mut self, name: &str, value: impl Serialize) {
         let value = serde_json::to_value(value).unwrap_or_default();
         self.info.insert(name.to_owned(), value);
@@ -37,17 +37,17 @@ impl Snapshot {
 
 /// One session, for `/sessions` or `/closed`.
 pub struct Row {
-    /// Its place among all sessions: a number that is never used again.
+    /// The number of the session, which is never used again.
     pub key: u64,
-    /// Its UUID, if its protocol knows one.
+    /// The UUID, if the protocol has one.
     pub uuid: Option<Uuid>,
-    /// Its roles.
+    /// The roles.
     pub role: Role,
     show: Box<dyn Fn() -> Value + Send + Sync>,
 }
 
 impl Row {
-    /// `show` makes what the page shows of the session. It is called only for the
+    /// A row. `show` returns the members of the session on the page; it is called only for
     /// sessions that a request selects.
     pub fn new(
         key: u64,

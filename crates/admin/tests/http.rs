@@ -80,7 +80,7 @@ fn a_body_that_comes_in_pieces_is_given_whole() {
     answer.clear();
     stream.read_to_string(&mut answer).unwrap();
     assert_eq!(answer, "");
-    http.stop();
+    drop(http);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn streams_have_places_of_their_own_and_end_with_their_client_or_the_service() {
             _ => assert!(Instant::now() < deadline, "the place does not come back"),
         }
     };
-    http.stop();
-    // What was sent before is still there; then comes the end.
+    drop(http);
+    // The parts that were sent before are still readable; then the stream ends.
     let _ = second.read_to_string(&mut line);
 }

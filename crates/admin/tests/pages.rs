@@ -80,7 +80,7 @@ fn a_dispatcher_that_does_not_answer_shows_and_takes_no_page_with_it() {
         .unwrap();
     let deadline = Instant::now() + LIMIT;
     let why = loop {
-        // What was found before may be shown for a second.
+        // The last figures may be shown for another second.
         match get(&admin, "/healthz") {
             (503, why) => break why,
             _ => assert!(Instant::now() < deadline, "it is still well"),

@@ -1,10 +1,10 @@
-// Keeps a page up to date: when the controller tells that something happened, the page is asked
-// for again, and what differs is put in place. What is shown is made in one place, the server.
+// Keeps a page up to date. After an event of the controller, the page is loaded again, and the
+// elements that differ are replaced. The server makes all of the HTML.
 "use strict";
 (() => {
   const PACE = 250;        // the least time between two requests, in ms
-  const CALM = 5000;       // a page is asked for again after this time even if nothing happened
-  const AGAIN = 10000;     // the pause before another attempt, if the controller takes no stream
+  const CALM = 5000;       // after this time the page is loaded again even without an event
+  const AGAIN = 10000;     // the pause before another attempt, if the controller refuses the stream
   const OUTPUT = 200000;   // the most characters of an instance's output that are kept
   const body = document.body;
   const live = document.getElementById("live");
@@ -13,16 +13,16 @@
   let stream = null;
   let asking = null;
   let due = 0;             // the timer of the next request
-  let last = 0;            // when the last answer came, by a clock that does not jump
+  let last = 0;            // the time of the last answer, by a clock that does not jump
   let shown = location.href;
-  let dirty = false;       // something happened since the last request
-  let held = 0;            // how many characters of output there are
-  let ended = "";          // in which state of its instance the output has ended; null while it goes on
+  let dirty = false;       // true if an event arrived after the last request
+  let held = 0;            // the number of characters of output on the page
+  let ended = "";          // the state of the instance when its output ended; null while it goes on
 
   const say = (state) => { body.dataset.live = state; };
 
-  // Puts `fresh` in the place of `old`, and keeps every element that is the same, so that focus,
-  // scroll position and open details stay.
+  // Makes `old` equal to `fresh`, and keeps every element that is the same, so that focus, scroll
+  // position and open details stay.
   function put(old, fresh) {
     if (old.isEqualNode(fresh)) return;
     const isSame = old.nodeName === fresh.nodeName && old.nodeType === 1;
@@ -31,11 +31,11 @@
       if (old.getAttribute(name) !== value) old.setAttribute(name, value);
     }
     for (const { name } of [...old.attributes]) {
-      // Whether details are open is up to the reader, and a row keeps its mark until it fades.
+      // The reader opens and closes details, and a new row keeps its mark until the mark fades.
       const stays = (name === "open" && old.nodeName === "DETAILS") || name === "class";
       if (!fresh.hasAttribute(name) && !stays) old.removeAttribute(name);
     }
-    // What is being typed stays, and so does the output, which the stream brings.
+    // Text that is being typed stays, and so does the output, which the stream carries.
     if (old.nodeName === "INPUT" || old.id === "output") return;
     const known = new Map();
     for (const child of old.children) if (child.id) known.set(child.id, child);
@@ -116,18 +116,18 @@
       const { out, err, end } = JSON.parse(event.data);
       if (end === undefined) { write(err === undefined ? "out" : "err", out || err || ""); return; }
       ended = state(document);
-      if (end) write("end", "\nThere is no more: " + end);
+      if (end) write("end", "\nThe output ends: " + end);
     });
     stream.onerror = () => {
       say("late");
-      // A stream that was refused does not connect again by itself.
+      // A browser does not retry a stream that was refused.
       if (stream && stream.readyState === EventSource.CLOSED) { stop(); setTimeout(follow, AGAIN); }
     };
   }
 
   const output = () => document.getElementById("output");
 
-  // Appends to the output as text, and drops the oldest of it. Who reads its end stays there.
+  // Appends text to the output, and drops the oldest text. If the end was visible, it stays visible.
   function write(kind, text) {
     const box = output();
     if (!box) return;
@@ -156,7 +156,7 @@
     stream = null;
   }
 
-  // A tab that nobody sees asks for nothing, and takes no place among the streams.
+  // A hidden tab sends no requests, and uses none of the streams.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) { stop(); return; }
     follow();
@@ -166,7 +166,7 @@
   addEventListener("pageshow", (event) => { if (event.persisted) { follow(); soon(); } });
   setInterval(() => { if (performance.now() - last >= CALM) refresh(); }, CALM);
 
-  // Filters while it is typed. The address has the state of the table, as it has without a script.
+  // Filters while the user types. The address has the state of the table, as without a script.
   let typed = 0;
   document.addEventListener("input", (event) => {
     const form = event.target.closest("form[role=search]");
@@ -180,7 +180,7 @@
     }, 200);
   });
 
-  // Keys: / to the filter.
+  // The key / moves the focus to the filter.
   document.addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
     if (/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.nodeName)) return;

@@ -62,7 +62,7 @@ fn until(handle: &Handle, what: &str, shows: impl Fn(&Snapshot) -> bool) {
 }
 
 #[test]
-fn without_a_scheduler_it_remembers_and_starts_nothing() {
+fn without_a_scheduler_orders_are_stored_and_no_start_is_sent() {
     let dir = tempfile::tempdir().unwrap();
     let nowhere = MemoryListener::new();
     let controller = daemon(&nowhere, dir.path());
@@ -145,7 +145,7 @@ impl Cluster {
         }
     }
 
-    /// How many STARTs the node has got.
+    /// The number of STARTs that the node has received.
     fn end(mut self) -> usize {
         drop(self.stop.take());
         self.node.take().unwrap().join().unwrap()
@@ -211,7 +211,7 @@ fn run_node(client: &Client, uuid: Uuid, stopped: &crossbeam_channel::Receiver<(
 }
 
 #[test]
-fn with_a_scheduler_what_should_run_runs_once() {
+fn with_a_scheduler_each_wanted_instance_is_started_once() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = Cluster::start();
     let controller = daemon(&cluster.listener, dir.path());
@@ -273,7 +273,7 @@ fn with_a_scheduler_what_should_run_runs_once() {
 }
 
 #[test]
-fn an_instance_that_was_written_down_and_never_sent_is_asked_about() {
+fn an_instance_whose_start_was_never_sent_is_queried() {
     let dir = tempfile::tempdir().unwrap();
     // As a controller leaves it that is killed between the commit and the START.
     let nowhere = MemoryListener::new();

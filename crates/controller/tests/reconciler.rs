@@ -19,7 +19,7 @@ struct Bench {
     seen: Seen,
     now: Now,
     uuids: u128,
-    /// Whether STARTs and DELETEs are carried out.
+    /// True if STARTs and DELETEs are carried out.
     obeys: bool,
     starts: usize,
 }
@@ -146,7 +146,7 @@ fn a_cold_start_with_5_000_instances_starts_none_again() {
 }
 
 #[test]
-fn what_is_found_and_not_needed_is_deleted() {
+fn adopted_instances_that_are_not_needed_are_deleted() {
     let mut bench = Bench::new();
     bench.apply(web(3, "a"));
     bench.settle();
@@ -261,7 +261,7 @@ fn a_slot_that_fails_waits_longer_each_time() {
 }
 
 #[test]
-fn a_backup_only_looks() {
+fn a_backup_changes_nothing() {
     let mut bench = Bench::new();
     bench.obeys = false;
     bench.apply(web(1, "a"));
@@ -340,14 +340,13 @@ fn a_plan_that_could_not_be_written_is_made_again() {
     for _ in 0..3 {
         let plan = bench.plan();
         assert_eq!(plan.commands.len(), 2);
-        bench.core.refused(&plan);
         assert!(bench.core.state().instances.is_empty());
     }
     assert_eq!(bench.settle().len(), 2);
 }
 
 #[test]
-fn orders_that_make_no_sense_are_refused() {
+fn orders_that_do_not_fit_the_state_are_refused() {
     let mut bench = Bench::new();
     assert!(
         bench
@@ -391,7 +390,7 @@ fn orders_that_make_no_sense_are_refused() {
     let (applied, writes) = bench.core.apply(many).unwrap();
     assert_eq!((applied.len(), writes.len()), (2, 4));
     bench.core.committed(writes, 1);
-    // What is applied again is unchanged.
+    // A spec that is applied again is unchanged.
     let spec: Spec = serde_json::from_value(web(1, "a")).unwrap();
     let (applied, writes) = bench.core.apply(vec![spec]).unwrap();
     assert!(writes.is_empty() && applied[0].differences.is_empty());
@@ -432,7 +431,7 @@ fn pending() -> (Bench, Uuid) {
 }
 
 #[test]
-fn an_instance_whose_node_goes_while_it_starts_it_is_given_up_with_its_node() {
+fn a_starting_instance_is_given_up_when_its_node_is_away_too_long() {
     let (mut bench, old) = pending();
     bench.seen.nodes = BTreeSet::from([Uuid::from_u128(0xa1)]);
     assert!(bench.settle().is_empty());
@@ -455,7 +454,7 @@ fn an_instance_whose_node_goes_while_it_starts_it_is_given_up_with_its_node() {
 }
 
 #[test]
-fn an_instance_that_is_deleted_while_it_is_started_is_asked_about() {
+fn an_instance_that_is_deleted_while_it_starts_is_queried() {
     let (mut bench, old) = pending();
     // A new version: the node deletes what it is starting, and its START is never answered.
     bench.apply(web(1, "b"));
@@ -477,7 +476,7 @@ fn an_instance_that_is_deleted_while_it_is_started_is_asked_about() {
 }
 
 #[test]
-fn a_start_without_an_answer_that_is_not_wanted_any_more_is_soon_asked_about() {
+fn an_unanswered_start_that_is_no_longer_wanted_is_queried_early() {
     let mut bench = Bench::new();
     bench.obeys = false;
     bench.apply(web(1, "a"));
@@ -505,7 +504,7 @@ fn a_start_without_an_answer_that_is_not_wanted_any_more_is_soon_asked_about() {
 }
 
 #[test]
-fn an_order_to_go_back_counts_once() {
+fn a_second_order_to_go_back_is_refused() {
     let mut bench = Bench::new();
     for command in ["a", "b", "c"] {
         let mut spec = web(1, command);
@@ -528,7 +527,7 @@ fn an_order_to_go_back_counts_once() {
 }
 
 #[test]
-fn a_clock_that_jumps_decides_nothing() {
+fn a_jump_of_the_clock_changes_no_decision() {
     let day = 86_400_000;
     for jump in [-day, day, 30 * day] {
         // A START is under way, and its instance is not wanted any more.
@@ -568,7 +567,7 @@ fn a_clock_that_jumps_decides_nothing() {
 }
 
 #[test]
-fn an_instance_of_a_node_that_is_away_is_not_forgotten_because_a_clock_jumps() {
+fn a_jump_of_the_clock_does_not_make_an_instance_forgotten() {
     let week = 7 * 86_400_000;
     for jump in [2 * week, -2 * week] {
         let mut bench = Bench::new();

@@ -1,4 +1,4 @@
-//! The address of the pages, and the clients that may see them.
+//! The address of the pages, and the clients that may read them.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use ssntp_transport::setters;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{Address, Listener, TcpOptions};
 
-/// The address of the pages, and the clients that may see them.
+/// The address of the pages, and the clients that may read them.
 #[derive(Clone, Debug)]
 pub struct AdminConfig {
     address: Address,
@@ -18,14 +18,13 @@ pub struct AdminConfig {
 }
 
 impl AdminConfig {
-    /// Pages at `address`: a loopback address, or a Unix socket, whose file only the
-    /// own user may use (0600). A socket that a killed process left is replaced. Other
+    /// Pages at `address`: a loopback address, or a Unix socket that only the own user may
+    /// use (0600). The socket file of a process that was killed is replaced. Other
     /// addresses need [`tls`](Self::tls).
     pub fn new(address: Address) -> Self {
         Self {
             address,
-            // A controller may command the cluster, so the pages tell it nothing that it could not
-            // learn otherwise.
+            // A controller may command the cluster, so it may also read what the pages show.
             roles: Role::CONTROLLER,
             for_group: false,
             tls: None,
@@ -41,15 +40,15 @@ impl AdminConfig {
     }
 
     setters! {
-        /// The roles of which a client needs one to see the pages over TLS; with none, every
-        /// certificate of the trusted authorities will do. Default: controller.
+        /// The roles of which a client over TLS needs one; without roles, every certificate of
+        /// the trusted authorities is accepted. Default: controller.
         roles: Role;
-        /// Whether the group of a Unix socket's file may also use it (0660).
+        /// True if the group of a Unix socket's file may use it as well (0660).
         /// Default: false.
         for_group: bool;
     }
 
-    /// Binds the address. For each listener, whether it is local.
+    /// Binds the address. Returns for each listener true if only this host can connect to it.
     pub(super) fn listen(&self) -> Result<(Vec<Listener>, Vec<bool>), AdminError> {
         let failed = |e| AdminError::Listen(self.address.clone(), e);
         let mode = if self.for_group { 0o660 } else { 0o600 };
@@ -57,14 +56,14 @@ impl AdminConfig {
         let listeners = listeners.map_err(failed)?;
         let local = |listener: &Listener| listener.local_address().is_none_or(|at| at.is_local());
         let doors: Vec<_> = listeners.iter().map(local).collect();
-        // Judged by the addresses that were bound, because a host name may stand for any address.
+        // The bound addresses are checked, because a host name may resolve to any address.
         if doors.contains(&false) && self.tls.is_none() {
             return Err(AdminError::Open(self.address.clone()));
         }
         Ok((listeners, doors))
     }
 
-    /// The name in the address, which the `Host` of a request may be.
+    /// The host name of the address, which is allowed as the `Host` of a request.
     pub(super) fn host(&self) -> Option<String> {
         match &self.address {
             Address::Tcp { host, .. } if !host.is_empty() => Some(host.to_ascii_lowercase()),
@@ -73,24 +72,24 @@ impl AdminConfig {
     }
 }
 
-/// Why pages can't be served.
+/// The reason why pages cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdminError {
-    /// The address can't be bound. Choose another one, or end the process that has it.
+    /// The address cannot be bound. Choose another one, or end the process that uses it.
     #[error("cannot listen at {0}: {1}")]
     Listen(Address, #[source] io::Error),
-    /// Other hosts could see the pages, and there is no TLS: choose a loopback address
-    /// or a Unix socket, or give a certificate and authorities.
+    /// Other hosts could read the pages, and there is no TLS. Choose a loopback address
+    /// or a Unix socket, or configure a certificate and authorities.
     #[error(
         "{0} is not an address of this host alone: there the pages need mutual TLS, by a certificate \
          and an authority"
     )]
     Open(Address),
-    /// The certificate can't be used for TLS.
+    /// The certificate cannot be used for TLS.
     #[error(transparent)]
     Tls(TlsError),
-    /// A thread can't be started.
+    /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
 }

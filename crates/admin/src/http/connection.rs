@@ -20,20 +20,20 @@ use ssntp_transport::rustls::pki_types::CertificateDer;
 use ssntp_transport::tls::{Acceptor, TlsError};
 use ssntp_transport::{BufferPool, Duplex, Halves, Newcomer, Outgoing, PeerAddress, drain, plain};
 
-/// How long a client may take to send its request, including its TLS handshake: an honest one
-/// sends it at once.
+/// The time limit for the head of a request, including the TLS handshake. An honest client sends the
+/// head at once.
 const ASKING: Duration = Duration::from_secs(2);
-/// How long it may then take to send the body of the request.
+/// The time limit for the body of a request.
 const SENDING: Duration = Duration::from_secs(10);
-/// How long a client may take to read the answer.
+/// The time limit for reading the answer.
 const ANSWERING: Duration = Duration::from_secs(10);
-/// How long the rest of the client's input is read after the answer: closing a socket
-/// with unread input would destroy the answer on its way.
+/// The time for which further input is read after the answer. Closing a socket with unread input
+/// would destroy the part of the answer that the client has not received.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The state that all connections share.
 pub(super) struct Door<S> {
-    /// For each listener, whether only this host can connect to it.
+    /// For each listener, true if only this host can connect to it.
     local: Vec<bool>,
     acceptor: Arc<Mutex<Option<Acceptor>>>,
     roles: Role,
@@ -44,7 +44,7 @@ pub(super) struct Door<S> {
     streams: Arc<Streams>,
     pool: BufferPool,
     target: &'static str,
-    log: Mutex<LogLimit<()>>,
+    lines: Mutex<LogLimit<()>>,
 }
 
 impl<S: Service> Door<S> {
@@ -66,7 +66,7 @@ impl<S: Service> Door<S> {
             streams,
             pool: BufferPool::new(),
             target,
-            log: Mutex::default(),
+            lines: Mutex::default(),
         }
     }
 
@@ -83,19 +83,19 @@ impl<S: Service> Door<S> {
     }
 
     fn answer(&self, stream: &Arc<Limited>, newcomer: &Newcomer) -> io::Result<()> {
-        // A listener that is not known counts as one that other hosts reach, which asks for TLS.
+        // An unknown listener counts as one that other hosts reach, so it requires TLS.
         let is_local = self.local.get(newcomer.listener()).copied().unwrap_or(false);
         let (mut halves, proved) = match is_local {
             true => (plain(Arc::clone(stream) as _, self.pool.clone()), Ok(Vec::new())),
-            false => self.secure(stream).map_err(|e| self.say(newcomer, "no TLS", e))?,
+            false => self.secure(stream).map_err(|e| self.log(newcomer, "no TLS", e))?,
         };
         let request = self.receive(&mut halves, stream)?;
         let is_head = matches!(&request, Ok(request) if request.is_head());
         let may_see = |mut request: Request| {
             request.chain = proved?;
             match newcomer.peer() {
-                // Only a browser on this host could be misled: it cannot open a Unix socket, and
-                // the other addresses ask for a certificate.
+                // This is needed for TCP on this host only: a browser cannot open a Unix socket,
+                // and the other addresses require a certificate.
                 PeerAddress::Ip(_) if is_local => self.check_host(&request)?,
                 _ => {}
             }
@@ -104,22 +104,22 @@ impl<S: Service> Door<S> {
         let reply = match request.and_then(may_see) {
             Ok(request) => self.service.reply(&request),
             Err(refused) => {
-                // The other refusals are mistakes of a client that may see the pages. They are not
-                // worth a line.
+                // Only a client without a right is logged. The other refusals are mistakes of
+                // clients that may read the pages.
                 if refused.code == 403 {
-                    let _ = self.say(newcomer, "refused", &refused.why);
+                    let _ = self.log(newcomer, "refused", &refused.why);
                 }
                 Answer::from(refused).into()
             }
         };
         let (answer, body) = match reply {
             Reply::Whole(answer) => (answer, None),
-            // HEAD has the head alone.
+            // The answer to HEAD has no body.
             Reply::Parts(answer, _) if is_head => (answer, None),
             Reply::Parts(answer, body) => match self.streams.place(Arc::clone(stream) as _) {
                 Some(place) => (answer, Some((place, body))),
                 None => {
-                    let why = "as many streams as there may be are open; ask again";
+                    let why = "the most streams are open; try again later";
                     (Answer::from(Refused::new(503, why)), None)
                 }
             },
@@ -132,7 +132,7 @@ impl<S: Service> Door<S> {
         }
         halves.transmit.transmit(&parts)?;
         if let Some((place, body)) = body {
-            // From now on the connection is not cut to make room, and the streams end it at a stop.
+            // From now on the connection is not closed to make room, and a stop ends it as a stream.
             return match newcomer.admitted() {
                 true => place.run(Stream::new(Arc::clone(stream), halves), body),
                 false => Err(io::ErrorKind::ConnectionAborted.into()),
@@ -140,15 +140,16 @@ impl<S: Service> Door<S> {
         }
         halves.transmit.finish()?;
         halves.transmit.idle();
-        // The client has the answer, so its memory and its permit are free before the rest of the
-        // input is awaited.
+        // The system has taken the answer, so its memory and its permit are released before the wait
+        // for the rest of the input.
         drop((parts, answer.permit));
         stream.begin(LINGER);
         drain(&**stream, LINGER);
         Ok(())
     }
 
-    /// Mutual TLS, and the client's certificates if its own has one of the roles.
+    /// Makes the TLS handshake. Returns the client's certificate chain if its certificate has one of
+    /// the roles.
     fn secure(&self, stream: &Arc<Limited>) -> Result<(Halves, Proved), TlsError> {
         let acceptor = self
             .acceptor
@@ -165,7 +166,7 @@ impl<S: Service> Door<S> {
             _ => Role::NONE,
         };
         let why = || format!("the certificate's role is {roles}, it must be {}", self.roles);
-        // A wrong role does not fail the handshake, so that the client can read the reason in an
+        // A wrong role does not fail the handshake, so that the client receives the reason as an
         // answer.
         let proved = match self.roles.is_empty() || roles.intersects(self.roles) {
             true => Ok(secured.peer),
@@ -174,8 +175,8 @@ impl<S: Service> Door<S> {
         Ok((secured.halves, proved))
     }
 
-    /// Refuses requests of web pages that a browser shows: a foreign page has a foreign
-    /// name as its `Host`, even if that name resolves to this host (DNS rebinding).
+    /// Refuses requests of foreign web pages in a browser: they have a foreign
+    /// name as their `Host`, even if that name resolves to this host (DNS rebinding).
     fn check_host(&self, request: &Request) -> Result<(), Refused> {
         match &request.host {
             Some(host)
@@ -191,22 +192,23 @@ impl<S: Service> Door<S> {
     }
 
     /// Logs that a client was refused. A limit on such lines keeps clients from filling a disk.
-    fn say(&self, newcomer: &Newcomer, what: &'static str, why: impl std::fmt::Display) -> io::Error {
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        let more = log.admit((), what, now());
-        drop(log);
+    fn log(&self, newcomer: &Newcomer, what: &'static str, why: impl std::fmt::Display) -> io::Error {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = lines.admit((), what, now());
+        drop(lines);
         if let Some(more) = more {
             info!(target: self.target, "{}: {what}: {why}{more}", newcomer.peer());
         }
         io::Error::other(what)
     }
 
-    /// Receives a request.
+    /// Receives a request: the head, then the body.
     fn receive(&self, halves: &mut Halves, stream: &Limited) -> io::Result<Result<Request, Refused>> {
         let mut found: Option<(Request, usize)> = None;
         let mut is_over = false;
         loop {
-            // The request may have arrived with the end of the TLS handshake.
+            // The request may have arrived together with the end of the TLS handshake, so the buffer
+            // is parsed before the first read.
             let arrived = halves.inbox.bytes_mut();
             if found.is_none() {
                 match Request::parse(arrived, &self.limits) {
@@ -231,5 +233,5 @@ impl<S: Service> Door<S> {
     }
 }
 
-/// The certificates that a client proved, or why it is not let in.
+/// The certificate chain that a client proved, or the reason why it is refused.
 type Proved = Result<Vec<CertificateDer<'static>>, Refused>;

@@ -1,4 +1,4 @@
-//! A stream with a deadline.
+//! A byte stream with a deadline.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ssntp_transport::{Duplex, PeerAddress, deadline, is_timeout, left};
 
 /// A stream with one deadline for all its reads and writes together, so that a peer
-/// that sends or takes single bytes gets no more time. The time limits of single reads
+/// cannot extend the time by sending or reading single bytes. The time limits of single reads
 /// and writes are ignored.
 pub(super) struct Limited {
     stream: Arc<dyn Duplex>,
@@ -17,16 +17,15 @@ pub(super) struct Limited {
     gives_up: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// How long one write may block, and so how soon a writer notices that it is to give
-/// up.
+/// The time limit of one write. After it, the writer checks `gives_up`.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// A socket takes a time limit of zero for no limit at all.
+/// The least time limit of a read or write, because sockets treat zero as no limit.
 const LEAST: Duration = Duration::from_millis(1);
 
 impl Limited {
-    /// A stream whose reads and writes fail once `limit` has passed. The owner of the
-    /// stream can end a read earlier by a shutdown, and a write by `gives_up`.
+    /// A stream whose reads and writes fail after `limit`. The owner of the stream can end a
+    /// read earlier by a shutdown, and a write by returning true from `gives_up`.
     pub(super) fn new(
         stream: Arc<dyn Duplex>,
         limit: Duration,
@@ -39,7 +38,7 @@ impl Limited {
         }
     }
 
-    /// Sets a new deadline, for the reads and writes from now on.
+    /// Sets a new deadline for further reads and writes.
     pub(super) fn begin(&self, limit: Duration) {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline(limit);
     }
@@ -113,7 +112,7 @@ mod tests {
     use ssntp_transport::{memory, threads};
 
     #[test]
-    fn bytes_that_drip_in_give_no_more_time() {
+    fn single_bytes_do_not_extend_the_deadline() {
         let (ours, theirs) = memory::pair();
         let dripping = threads::spawn("t", move || {
             while theirs.write(b"x").is_ok() {
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_takes_nothing_holds_nobody_up_who_gives_up() {
+    fn a_write_to_a_peer_that_does_not_read_can_be_given_up() {
         let (ours, _theirs) = memory::pair();
         let limited = Limited::new(Arc::new(ours), Duration::MAX, || true);
         let full = vec![0; 1 << 24];

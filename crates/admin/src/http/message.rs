@@ -1,4 +1,4 @@
-//! The part of HTTP/1.1 that pages need: one request, and one answer, after which the
+//! The part of HTTP/1.1 that pages need: one request and one answer, after which the
 //! connection ends.
 
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct Request {
     pub chain: Vec<CertificateDer<'static>>,
 }
 
-/// What a service takes.
+/// The limits of a service.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The methods, as the `Allow` of an answer names them: `GET, HEAD`.
@@ -66,8 +66,8 @@ impl Request {
     pub(super) fn parse(input: &[u8], limits: &Limits) -> Result<Option<(Self, usize, usize)>, Refused> {
         let mut headers = [EMPTY_HEADER; HEADERS];
         let mut head = httparse::Request::new(&mut headers);
-        // Bytes behind the limit are not looked at, so a head that is too long is refused however
-        // much of it has arrived.
+        // Bytes after the limit are not parsed, so a head that is too long is refused even if all of
+        // it has arrived.
         let length = match head.parse(&input[..input.len().min(HEAD)]) {
             Ok(Status::Complete(length)) => length,
             Ok(Status::Partial) if input.len() < HEAD => return Ok(None),
@@ -113,7 +113,7 @@ impl Request {
         Ok(Some((request, length, body)))
     }
 
-    /// Whether the method is HEAD: then the answer has no body.
+    /// True if the method is HEAD; the answer then has no body.
     pub fn is_head(&self) -> bool {
         self.method == "HEAD"
     }
@@ -124,7 +124,7 @@ impl Request {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// As [`header`](Self::header), and an error if there are several.
+    /// As [`header`](Self::header), but several headers of this name are an error.
     fn only(&self, name: &str) -> Result<Option<&str>, Refused> {
         match self.headers.iter().filter(|(known, _)| known == name).count() {
             0 | 1 => Ok(self.header(name)),
@@ -144,7 +144,7 @@ impl Request {
         let Some(length) = self.only("content-length")? else {
             return Ok(0);
         };
-        // `parse` alone would take a sign.
+        // `parse` alone would accept a sign.
         let digits = length.bytes().all(|byte| byte.is_ascii_digit());
         match length.parse() {
             Ok(length) if digits && length <= limits.body => Ok(length),
@@ -195,6 +195,23 @@ impl Answer {
         }
     }
 
+    /// A permit for a large answer, if fewer than `most` are held: each is a clone of `large`.
+    ///
+    /// # Errors
+    /// 503.
+    pub fn permit(large: &Arc<()>, most: usize) -> Result<Arc<()>, Refused> {
+        let permit = Arc::clone(large);
+        // One count is that of the owner of `large`. Two threads that are here at the same time may
+        // each count the other's clone, so there may be fewer large answers than `most`, never more.
+        match Arc::strong_count(&permit) - 1 > most {
+            true => Err(Refused::new(
+                503,
+                format!("{most} large answers are under way; try again later"),
+            )),
+            false => Ok(permit),
+        }
+    }
+
     /// An answer with a JSON document.
     pub fn json(code: u16, value: &serde_json::Value) -> Self {
         Self::new(code, JSON, format!("{value:#}\n"))
@@ -210,8 +227,8 @@ impl Answer {
         self
     }
 
-    /// The head of the answer. The body follows as it is, without a copy. A length is not said
-    /// of a stream, which ends with its connection.
+    /// The head of the answer. The body is sent separately, to avoid a copy. A stream has no
+    /// Content-Length, because it ends with its connection.
     pub(super) fn head(&self, limits: &Limits, is_stream: bool) -> String {
         let mut more = String::new();
         if self.code == 405 {
@@ -281,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_read_once_it_is_there_and_what_follows_it_is_left_alone() {
+    fn a_head_is_parsed_once_it_is_complete_and_later_bytes_are_ignored() {
         let head = "GET /sessions?role=agent&limit=5& HTTP/1.1\r\nHOST: [::1]:9\r\n\r\n";
         for cut in 0..head.len() {
             assert_eq!(parse(&head[..cut]), Ok(None), "{cut}");
@@ -301,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_for_a_page_is_refused() {
+    fn invalid_requests_are_refused() {
         let long = format!("GET / HTTP/1.1\r\nx: {}", "y".repeat(HEAD));
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(HEADERS + 1));
         for (text, code) in [

@@ -1,5 +1,5 @@
-//! A small HTTP/1.1 server: one request a connection, in clear on this host, and by mutual TLS
-//! elsewhere.
+//! A small HTTP/1.1 server: one request a connection, in clear for clients on this host, and over
+//! mutual TLS for others.
 //!
 //! ```text
 //!  client ─▶ NAME-accept ─▶ NAME-shake ── Request ──▶ Service ── Reply ──▶ an answer
@@ -8,11 +8,11 @@
 //!                                                                      as many as the service says
 //! ```
 //!
-//! A [`Service`] makes the answers; the module keeps its clients within limits:
+//! A [`Service`] makes the answers. The module enforces these limits on its clients:
 //!
-//! | limit | value | when it is reached |
+//! | limit | value | at the limit |
 //! |---|---|---|
-//! | connections | 32 | the one that has waited longest for its client, and for 20 ms at least, is cut |
+//! | connections | 32 | the one that has waited longest for its client, and for at least 20 ms, is closed |
 //! | the head of a request | 8 KiB, 64 headers, 2 s with the TLS handshake | 431, 400, or the connection ends |
 //! | the body of a request | [`Limits::body`], 10 s | 413, or the connection ends |
 //! | requests of a connection | one | it ends with its answer |
@@ -26,7 +26,7 @@
 //! | `message` | [`Request`], [`Answer`], [`Refused`] |
 //! | `connection` | one connection, from its TLS handshake to its end |
 //! | `streams` | [`Stream`], and the answers that are streams |
-//! | `limited` | a stream of bytes with a deadline |
+//! | `limited` | a byte stream with a deadline |
 
 mod config;
 mod connection;
@@ -45,21 +45,21 @@ use ssntp::pki::{Identity, Trust};
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{Acceptance, Address, Newcomer};
 
-/// How many connections are served at a time. Each has a thread, and an answer of at most a
-/// hundred KiB but for a few of them; a scrape takes one for some milliseconds.
+/// The most connections at a time. Each has a thread, and an answer that is mostly below a hundred
+/// KiB; a scrape takes some milliseconds.
 const CONNECTIONS: usize = 32;
 
-/// Makes the answers. It is called on the threads of the connections, 32 at most.
+/// Makes the answers. It is called on the threads of the connections, at most 32.
 pub trait Service: Send + Sync + 'static {
-    /// The methods and bodies that it takes.
+    /// The supported methods, and the limit of bodies.
     fn limits(&self) -> Limits;
 
-    /// How many answers may be streams at a time. Default: none.
+    /// The most answers that may be streams at a time. Default: 0.
     fn streams(&self) -> usize {
         0
     }
 
-    /// Answers a request. It may block, for a few seconds at most.
+    /// Answers a request. It may block, but for a few seconds at most.
     fn reply(&self, request: &Request) -> Reply;
 }
 
@@ -67,7 +67,7 @@ pub trait Service: Send + Sync + 'static {
 pub enum Reply {
     /// An answer.
     Whole(Answer),
-    /// An answer whose head is this one's, and whose parts a function sends.
+    /// A stream: the head of this answer, followed by the parts that a function sends.
     Parts(Answer, Body),
 }
 
@@ -88,8 +88,7 @@ impl From<Answer> for Reply {
 ///
 /// # Threads
 /// It owns its threads: one that accepts at each address, one for each connection, and one for
-/// each stream. [`stop`](Self::stop), or dropping it, ends all of them; it waits for calls of
-/// the service that are under way.
+/// each stream. Dropping it ends all of them, and waits for calls of the service that are under way.
 #[derive(Debug)]
 pub struct Http {
     addresses: Vec<Address>,
@@ -99,11 +98,11 @@ pub struct Http {
 }
 
 impl Http {
-    /// Binds the address and serves from then on. Threads are named after `name`, which is also
-    /// the target of the log lines.
+    /// Binds the address and serves from then on. `name` is the prefix of the names of the threads,
+    /// and `log` the target of the log lines.
     ///
     /// # Errors
-    /// [`AdminError`]; then nothing runs.
+    /// [`AdminError`]; no thread is left running.
     pub fn start(
         config: &AdminConfig,
         name: &'static str,
@@ -142,11 +141,11 @@ impl Http {
         self.addresses.iter().map(url).collect()
     }
 
-    /// Takes another certificate and other authorities, for connections from now on.
+    /// Replaces the certificate and the authorities for new connections.
     /// Has no effect if it was started without TLS.
     ///
     /// # Errors
-    /// [`AdminError::Tls`]; the old ones stay.
+    /// [`AdminError::Tls`]; the present ones stay in use.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), AdminError> {
         let new = acceptor(identity, trust)?;
         let mut current = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -155,16 +154,11 @@ impl Http {
         }
         Ok(())
     }
-
-    /// Ends every connection and every thread.
-    pub fn stop(self) {
-        drop(self);
-    }
 }
 
 impl Drop for Http {
     fn drop(&mut self) {
-        // The connections end first, because each of them may still begin a stream.
+        // The connections are ended first, because each of them may still begin a stream.
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }

@@ -1,8 +1,7 @@
-//! Answers without an end: each has a thread of its own, and they have a budget of their own
-//! beside the other connections.
+//! Answers that are streams: each has a thread of its own, and their number has a limit of its own
+//! beside that of the connections.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,10 +13,10 @@ use bytes::Bytes;
 use super::limited::Limited;
 use ssntp_transport::{Duplex, Halves, Outgoing, threads};
 
-/// How long a client may take to read one part.
+/// The time limit for reading one part.
 const READING: Duration = Duration::from_secs(10);
 
-/// Sends the parts of one answer. It ends with the connection: see [`Stream::is_over`].
+/// Sends the parts of one answer. It has to return when [`Stream::is_over`] is true or a send fails.
 pub type Body = Box<dyn FnOnce(&mut Stream) + Send>;
 
 /// The connection of an answer that is sent in parts.
@@ -35,7 +34,7 @@ impl Stream {
     /// Sends a part. Blocks until the system has taken it, for at most 10 s.
     ///
     /// # Errors
-    /// The client is gone, or does not read, or the pages stop: the answer is to end.
+    /// The client is gone or does not read, or the server stops. The function has to return then.
     pub fn send(&mut self, part: impl Into<Bytes>) -> io::Result<()> {
         self.limited.begin(READING);
         let part = Outgoing::whole(part.into(), 1);
@@ -44,34 +43,27 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether the client has ended its side, or the pages stop. A client sends nothing after
-    /// its request, so whatever arrives is an end.
+    /// True if the client has closed its side, or the server stops. A client sends no bytes after
+    /// its request, so any input counts as an end.
     pub fn is_over(&self) -> bool {
         self.limited.is_readable()
     }
 }
 
-/// The answers under way.
+/// The open streams.
+#[derive(Debug)]
 pub(super) struct Streams {
     name: &'static str,
     max: usize,
     state: Mutex<State>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     next: u64,
     closed: bool,
     open: HashMap<u64, Arc<dyn Duplex>>,
     threads: Vec<JoinHandle<()>>,
-}
-
-impl fmt::Debug for Streams {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Streams")
-            .field("max", &self.max)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Streams {
@@ -80,8 +72,7 @@ impl Streams {
         Self { name, max, state }
     }
 
-    /// A place for another answer; `None` while there are as many as there may be, and after
-    /// [`stop`](Self::stop).
+    /// A place for another stream; `None` if all places are taken, and after [`stop`](Self::stop).
     pub(super) fn place(self: &Arc<Self>, stream: Arc<dyn Duplex>) -> Option<Place> {
         let mut state = self.lock();
         if state.closed || state.open.len() >= self.max {
@@ -89,7 +80,7 @@ impl Streams {
         }
         state.next += 1;
         let id = state.next;
-        // Kept so that a stop can shut the socket down while the thread of the answer writes to it.
+        // A stop shuts the socket down through this, while the thread of the stream writes to it.
         state.open.insert(id, stream);
         let streams = Arc::clone(self);
         Some(Place { id, streams })
@@ -99,7 +90,7 @@ impl Streams {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends every answer, and joins its thread.
+    /// Ends every stream, and joins its thread.
     pub(super) fn stop(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -114,20 +105,20 @@ impl Streams {
     }
 }
 
-/// A place among the answers under way. Dropping it gives it back.
+/// A place among the open streams. Dropping it releases the place.
 pub(super) struct Place {
     id: u64,
     streams: Arc<Streams>,
 }
 
 impl Place {
-    /// Sends the answer on a thread of its own.
+    /// Runs the stream on a thread of its own.
     pub(super) fn run(self, mut stream: Stream, body: Body) -> io::Result<()> {
         let streams = Arc::clone(&self.streams);
         let name = format!("{}-stream", streams.name);
         let thread = threads::spawn(name, move || {
             body(&mut stream);
-            // Without an error there is somebody to whom the end is told.
+            // Sends close_notify. If the client is gone, this fails without effect.
             let _ = stream.halves.transmit.finish();
             drop(stream);
             drop(self);
@@ -138,7 +129,7 @@ impl Place {
         }
         match state.closed {
             false => state.threads.push(thread),
-            // A stop that came meanwhile has shut the socket down, but has not seen the thread.
+            // A stop in the meantime has shut the socket down, but could not join this thread.
             true => {
                 drop(state);
                 let _ = thread.join();

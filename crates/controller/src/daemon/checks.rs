@@ -13,7 +13,7 @@ use ssntp_transport::threads;
 use ssntp_transport::{TcpOptions, connect_tcp};
 
 const THREADS: usize = 4;
-/// The most checks that wait for a thread, and the most outcomes that wait to be taken.
+/// The most checks that wait for a thread, and the most outcomes that wait for the reconciler.
 const MOST_WAITING: usize = 1024;
 
 struct Check {
@@ -23,8 +23,8 @@ struct Check {
     limit: Duration,
 }
 
-/// The threads, and when each instance is due. Dropping it waits for the checks under way, each
-/// for its own limit at most.
+/// The threads, and the time of the next check of each instance. Dropping it waits for the checks
+/// under way, each of which ends at its own time limit at the latest.
 #[derive(Debug)]
 pub(super) struct Checks {
     checks: Option<Sender<Check>>,
@@ -36,15 +36,15 @@ pub(super) struct Checks {
 impl Checks {
     pub(super) fn start() -> io::Result<Self> {
         let (checks, waiting) = bounded::<Check>(MOST_WAITING);
-        let (told, outcomes) = bounded(MOST_WAITING);
+        let (reports, outcomes) = bounded(MOST_WAITING);
         let thread = |_| {
-            let (waiting, told) = (waiting.clone(), told.clone());
+            let (waiting, reports) = (waiting.clone(), reports.clone());
             threads::spawn("ssntp-check", move || {
                 for check in waiting {
                     let options = TcpOptions::default();
                     let connected = connect_tcp(&check.host, check.port, &options, check.limit).is_ok();
-                    // The controller has ended: nobody waits.
-                    if told.send((check.instance, connected)).is_err() {
+                    // The receiver is gone because the controller has ended.
+                    if reports.send((check.instance, connected)).is_err() {
                         return;
                     }
                 }
@@ -58,13 +58,14 @@ impl Checks {
         })
     }
 
-    /// What was found out: the instance, and whether its port took a connection.
+    /// The outcomes of checks: the instance, and true if its port accepted a connection.
     pub(super) fn outcomes(&self) -> &Receiver<(Uuid, bool)> {
         &self.outcomes
     }
 
-    /// Checks the instances that are due. Those for which there is no room are due again at once.
-    pub(super) fn due<'a>(
+    /// Queues checks of the instances that are due. An instance for which the queue has no room stays
+    /// due.
+    pub(super) fn check<'a>(
         &mut self,
         now: Duration,
         instances: impl Iterator<Item = (Uuid, &'a HealthCheck, String)>,
@@ -88,7 +89,7 @@ impl Checks {
             }
             due.insert(instance, at);
         }
-        // Those of other instances are forgotten.
+        // Instances that are not in the list any more are dropped.
         self.due = due;
     }
 }
@@ -97,7 +98,7 @@ impl Drop for Checks {
     fn drop(&mut self) {
         drop(self.checks.take());
         let none = crossbeam_channel::never();
-        // A thread that has an outcome finds nobody who waits, and ends.
+        // Without a receiver, a thread that waits to report an outcome ends.
         drop(std::mem::replace(&mut self.outcomes, none));
         for thread in self.threads.drain(..) {
             let _ = thread.join();

@@ -1,5 +1,4 @@
-//! The running controller: the reconciler on a thread of its own, between the database and the
-//! scheduler.
+//! The running controller: a thread that runs the reconciler between the database and the scheduler.
 //!
 //! ```text
 //!  Handle::apply … ── calls, 64 ──▶┌──────────────────┐── commit, waits ──▶ ssntp-store
@@ -11,13 +10,13 @@
 //!                                   Handle
 //! ```
 //!
-//! The thread owns the reconciler. It waits for calls, changes, outcomes of checks and the time,
-//! and for a commit, but never for the scheduler or a node.
+//! The thread owns the reconciler. It waits for calls, changes, outcomes of checks and timers, and
+//! for commits, but never for the scheduler or a node.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `run` | the thread |
-//! | `seen` | the cluster's view as the reconciler sees it, and what of it is history |
+//! | `seen` | converts the cluster's view for the reconciler and for the history |
 //! | `checks` | health checks |
 
 mod checks;
@@ -32,19 +31,20 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use thiserror::Error;
 
-use crate::model::{Spec, State};
-use crate::reconcile::{Applied, Refused, RolloutOrder, Status};
+use crate::model::{Spec, State, Write};
+use crate::reconcile::{Applied, Core, Refused, RolloutOrder, Status};
 use crate::store::{Follow, History, Limits, Reading, Store, StoreError};
 use ssntp::client::{ClientConfig, ClientError};
 use ssntp_cluster::controller::{Controller, ControllerConfig};
+use ssntp_transport::deadline;
 use ssntp_transport::threads::{self, Joined};
 
 /// The most calls that wait for the thread.
 const MOST_CALLS: usize = 64;
-/// How long a call may take: a commit of a busy disk.
+/// The time limit of a call. A commit may take long if the disk is busy.
 const CALL: Duration = Duration::from_secs(10);
 
-/// How a controller connects, and where it keeps what it knows.
+/// The settings of a controller.
 #[derive(Debug)]
 pub struct Config {
     /// The connection to the scheduler.
@@ -55,7 +55,7 @@ pub struct Config {
     pub limits: Limits,
 }
 
-/// Why a controller did not start.
+/// The reason why a controller did not start.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The database cannot be opened.
@@ -69,33 +69,34 @@ pub enum StartError {
     Thread(#[from] std::io::Error),
 }
 
-/// How the controller itself does.
+/// The health of the controller.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Health {
-    /// Whether a session with the scheduler is up.
+    /// True while a session with the scheduler is up.
     pub online: bool,
-    /// Whether the scheduler has told this session all that it knows. Nothing is decided before.
+    /// True once the scheduler has reported all that it knew when the session began. The reconciler
+    /// decides nothing before.
     pub told: bool,
-    /// Whether this controller may command, as far as is known.
+    /// True unless the scheduler has answered that another controller is the master.
     pub leads: bool,
-    /// Whether the last change was written down. If not, nothing is started.
+    /// The error of the last commit, if it failed. Until a commit succeeds, no START is sent.
     pub store: Result<(), String>,
 }
 
-/// What should be, and how it stands, at one moment.
+/// The desired state and the status at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// The last row of the history that belongs to it.
+    /// The number of the last row of the history that this snapshot includes.
     pub revision: i64,
-    /// What should be.
+    /// The desired state.
     pub state: State,
-    /// How each workload does.
+    /// The status of each workload, by its name.
     pub status: BTreeMap<String, Status>,
-    /// How the controller does.
+    /// The health of the controller.
     pub health: Health,
 }
 
-/// A running controller. Dropping it ends its threads; instances go on.
+/// A running controller. Dropping it ends its threads; instances continue to run.
 #[derive(Debug)]
 pub struct Daemon {
     handle: Handle,
@@ -105,7 +106,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens the database, and connects in the background. Blocks on the disk.
+    /// Opens the database, and connects to the scheduler in the background. Blocks on the disk.
     ///
     /// # Errors
     /// [`StartError`].
@@ -146,12 +147,12 @@ impl Daemon {
         })
     }
 
-    /// What may be used by several threads.
+    /// The handle, which several threads may use.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Is disconnected when the controller has ended by itself.
+    /// A channel that is closed when the controller ends by itself.
     pub fn ended(&self) -> &Receiver<()> {
         &self.ended
     }
@@ -160,29 +161,24 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A send that waits for room in the session's queue ends with the client.
+        // The thread may be waiting for room in the session's queue. Closing the client ends that.
         self.handle.controller.close();
     }
 }
 
-/// A call of a user.
-#[derive(Debug)]
+/// An order of a user, which waits for the thread.
 struct Call {
     order: Order,
     reply: Sender<Outcome>,
 }
 
-/// The row of the history with the change, and what `apply` has to tell.
+/// Checks an order against the state. Returns the outcomes of `apply`, and the changes to write.
+type Order = Box<dyn FnOnce(&Core) -> Result<(Vec<Applied>, Vec<Write>), Refused> + Send>;
+
+/// The number of the row of the history with the change, and the outcomes of `apply`.
 type Outcome = Result<(i64, Vec<Applied>), Refused>;
 
-#[derive(Debug)]
-enum Order {
-    Apply { specs: Vec<Spec>, dry_run: bool },
-    Delete(String),
-    Rollout(String, RolloutOrder),
-}
-
-/// A running controller for its users, from any thread. A clone is cheap.
+/// A handle of a running controller, for any thread. A clone is cheap.
 #[derive(Clone, Debug)]
 pub struct Handle {
     controller: Arc<Controller>,
@@ -192,7 +188,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// What should be, and how it stands. It is made anew after each change.
+    /// The desired state and the status, as of the last change. Does not block.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         Arc::clone(&self.snapshot.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -202,7 +198,7 @@ impl Handle {
         &self.controller
     }
 
-    /// A connection to the database that reads.
+    /// Opens a connection that reads the history.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -210,7 +206,7 @@ impl Handle {
         self.reading.history()
     }
 
-    /// The rows of the history behind the one of this number as they come, or those from now on.
+    /// Follows the history after the row of this number, or from now on.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -218,31 +214,40 @@ impl Handle {
         self.reading.follow(after)
     }
 
-    /// Workloads are to be as their specs say, all or none. With `dry_run` nothing changes. Waits
-    /// until they are on the disk, for 10 s at most.
+    /// Creates or changes workloads, all of them or none. With `dry_run` it only reports what would
+    /// change. Blocks until the change is on the disk, for at most 10 s.
     ///
     /// # Errors
     /// [`Refused`].
     pub fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
-        Ok(self.call(Order::Apply { specs, dry_run })?.1)
+        let order = move |core: &Core| {
+            let (applied, writes) = core.apply(specs)?;
+            Ok((applied, if dry_run { Vec::new() } else { writes }))
+        };
+        Ok(self.call(Box::new(order))?.1)
     }
 
-    /// A workload and its instances are to go. Waits until that is on the disk, for 10 s at most,
-    /// and gives the row of the history.
+    /// Deletes a workload and its instances. Blocks until the order is on the disk, for at most 10 s,
+    /// and returns the number of its row in the history.
     ///
     /// # Errors
     /// [`Refused`].
     pub fn delete(&self, name: &str) -> Result<i64, Refused> {
-        Ok(self.call(Order::Delete(name.to_owned()))?.0)
+        let name = name.to_owned();
+        Ok(self
+            .call(Box::new(move |core| Ok((Vec::new(), core.delete(&name)?))))?
+            .0)
     }
 
-    /// A roll-out is to go back, to stop or to go on. Waits until that is on the disk, for 10 s at
-    /// most, and gives the row of the history.
+    /// Reverts, pauses or resumes a roll-out. Blocks until the order is on the disk, for at most 10 s,
+    /// and returns the number of its row in the history.
     ///
     /// # Errors
     /// [`Refused`].
     pub fn rollout(&self, name: &str, order: RolloutOrder) -> Result<i64, Refused> {
-        Ok(self.call(Order::Rollout(name.to_owned(), order))?.0)
+        let name = name.to_owned();
+        let order = move |core: &Core| Ok((Vec::new(), core.rollout(&name, order)?));
+        Ok(self.call(Box::new(order))?.0)
     }
 
     fn call(&self, order: Order) -> Outcome {
@@ -251,8 +256,10 @@ impl Handle {
             false => StoreError::Closed.into(),
         };
         let (reply, answer) = bounded(1);
-        let sent = self.calls.send_timeout(Call { order, reply }, CALL);
+        // One deadline for both waits, so that the whole call ends in time.
+        let end = deadline(CALL);
+        let sent = self.calls.send_deadline(Call { order, reply }, end);
         sent.map_err(|e| missing(e.is_timeout()))?;
-        answer.recv_timeout(CALL).map_err(|e| missing(e.is_timeout()))?
+        answer.recv_deadline(end).map_err(|e| missing(e.is_timeout()))?
     }
 }

@@ -22,15 +22,17 @@ use ssntp_cluster::controller as cluster;
 use ssntp_cluster::controller::{Change, CommandError, Controller, Failure, OrderError, Shown};
 use ssntp_transport::excerpt;
 
-/// The pause between two steps while nothing changes: for pauses that end, nodes that are away
-/// for too long, checks that are due.
+/// The time between two steps while nothing changes. Steps end pauses and graces, and start checks.
 const TICK: Duration = Duration::from_millis(500);
-/// The least time between two steps: STATS of a thousand nodes come one by one.
+/// The least time between two steps, because the STATS of a thousand nodes arrive one by one.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How many plans are carried out in a row before calls and changes are looked at again.
+/// The most changes that are handled before calls are served again.
+const MOST_CHANGES: usize = 4096;
+/// The most plans that are carried out in a row before calls and changes are served again.
 const MOST_PLANS: usize = 64;
-/// No node has this UUID: a START for it is a question.
-const NOBODY: Uuid = Uuid::from_u128(u128::MAX);
+/// A UUID that no node has. A START for it starts nothing; its answer shows whether the scheduler
+/// has the instance.
+const NO_NODE: Uuid = Uuid::from_u128(u128::MAX);
 const MINUTE_MS: i64 = 60_000;
 
 pub(super) struct Run {
@@ -40,15 +42,19 @@ pub(super) struct Run {
     snapshot: Arc<RwLock<Arc<Snapshot>>>,
     checks: Checks,
     changes: Receiver<Change>,
+    /// The STARTs without an answer, by their instances.
     orders: Vec<(Uuid, cluster::Order)>,
     began: Instant,
+    /// The number of the session; it grows with each one.
     session: u64,
-    is_told: bool,
-    /// The nodes that are connected by the history; none before a session has told them.
+    /// True once the scheduler has reported all that it knew when the session began.
+    is_complete: bool,
+    /// The nodes that are connected according to the history; `None` until the first session is
+    /// complete.
     connected: Option<BTreeSet<Uuid>>,
     seen: Seen,
     revision: i64,
-    /// The minute whose figures were written last.
+    /// The minute of the figures that were written last.
     minute: i64,
     is_ended: bool,
 }
@@ -66,7 +72,7 @@ impl Run {
             orders: Vec::new(),
             began: now(),
             session: 0,
-            is_told: false,
+            is_complete: false,
             connected: None,
             seen: Seen::default(),
             minute: 0,
@@ -74,7 +80,7 @@ impl Run {
         })
     }
 
-    /// Serves until it is stopped, or the client has ended.
+    /// Serves until `stopped` is closed or the client has ended.
     pub(super) fn run(mut self, calls: &Receiver<Call>, stopped: &Receiver<()>) {
         let (mut last, mut has_news) = (Duration::ZERO, true);
         while !self.is_ended {
@@ -90,10 +96,10 @@ impl Run {
                 },
                 recv(changes) -> change => match change {
                     Ok(change) => {
-                        self.take(change);
+                        self.handle_changes(change);
                         has_news = true;
                     }
-                    // The controller's client has ended.
+                    // The client has ended.
                     Err(_) => return,
                 },
                 recv(outcomes) -> outcome => {
@@ -113,27 +119,28 @@ impl Run {
         }
     }
 
-    /// Takes a change, and all that wait behind it.
-    fn take(&mut self, first: Change) {
+    /// Handles a change and the changes that are queued behind it.
+    fn handle_changes(&mut self, first: Change) {
         let mut notes = Vec::new();
         let changes = self.changes.clone();
-        for change in std::iter::once(first).chain(changes.try_iter().take(4096)) {
+        for change in std::iter::once(first).chain(changes.try_iter().take(MOST_CHANGES)) {
             match &change {
+                // After missed changes the view has to be complete again, as in a new session.
                 Change::Online { .. } | Change::Offline { .. } | Change::Missed { .. } => {
                     self.session += 1;
-                    self.is_told = false;
+                    self.is_complete = false;
                 }
                 Change::Ended { .. } => self.is_ended = true,
-                Change::NodeConnected { node, .. } if self.is_told => {
+                Change::NodeConnected { node, .. } if self.is_complete => {
                     self.connected.get_or_insert_default().insert(*node);
                 }
-                Change::NodeDisconnected { node, .. } if self.is_told => {
+                Change::NodeDisconnected { node, .. } if self.is_complete => {
                     self.connected.get_or_insert_default().remove(node);
                 }
                 _ => {}
             }
             let known = &self.core.state().instances;
-            let noted = event(&change, self.is_told, |instance| known.contains_key(instance));
+            let noted = event(&change, self.is_complete, |instance| known.contains_key(instance));
             notes.extend(noted.map(Write::Event));
         }
         self.note(notes);
@@ -147,15 +154,15 @@ impl Run {
 
     fn reconcile(&mut self) {
         let now = self.now();
-        if !self.is_told && self.controller.wait_complete(Duration::ZERO) {
-            self.is_told = true;
+        if !self.is_complete && self.controller.wait_complete(Duration::ZERO) {
+            self.is_complete = true;
             let after = self.controller.look(connected);
             if let Some(before) = self.connected.replace(after.clone()) {
                 self.note(moved(&before, &after));
             }
         }
-        let (session, is_told) = (self.session, self.is_told);
-        self.seen = self.controller.look(|view| seen(view, session, is_told));
+        let (session, is_complete) = (self.session, self.is_complete);
+        self.seen = self.controller.look(|view| seen(view, session, is_complete));
         self.note_figures(now.unix_ms);
         self.take_answers();
         for _ in 0..MOST_PLANS {
@@ -169,8 +176,8 @@ impl Run {
                         self.revision = revision;
                         self.core.committed(plan.writes, revision);
                     }
-                    // The store has logged why. Nothing of the plan is done.
-                    Err(_) => return self.core.refused(&plan),
+                    // The store has logged the reason. No command of the plan may be sent.
+                    Err(_) => return,
                 }
             }
             plan.commands.into_iter().for_each(|command| self.send(command));
@@ -191,8 +198,8 @@ impl Run {
                     workload_agent_uuid: node.into(),
                     ..Delete::default()
                 };
-                // Nobody waits for it: the view shows when the instance is gone, and until then it
-                // is sent again.
+                // The answer is not needed: the view shows when the instance is gone, and until then
+                // the reconciler repeats the DELETE.
                 if let Err(e) = self.controller.order(&delete) {
                     info!(target: LOG, "DELETE of {instance}: {e}");
                 }
@@ -209,7 +216,7 @@ impl Run {
         }
     }
 
-    /// Takes what became of STARTs.
+    /// Passes the answers to STARTs on to the reconciler.
     fn take_answers(&mut self) {
         let core = &mut self.core;
         self.orders.retain(|(instance, order)| match order.poll() {
@@ -243,7 +250,7 @@ impl Run {
                 };
                 Some((instance.uuid, workload.spec.health.as_ref()?, host))
             });
-            checks.due(now.elapsed, instances);
+            checks.check(now.elapsed, instances);
         });
     }
 
@@ -257,28 +264,18 @@ impl Run {
     }
 
     fn call(&mut self, Call { order, reply }: Call) {
-        let outcome = self.order(order);
+        let outcome = self.carry_out(order);
         if let Err(e) = &outcome {
-            info!(target: LOG, "refused: {}", excerpt(e));
+            info!(target: LOG, "an order was refused: {}", excerpt(e));
         }
-        // Others see it before the caller knows.
+        // The snapshot comes first, so that a caller that reads after its order sees the change.
         self.publish();
         // The caller may have given up waiting.
         let _ = reply.try_send(outcome);
     }
 
-    fn order(&mut self, order: Order) -> Outcome {
-        let (mut applied, writes) = match order {
-            Order::Apply { specs, dry_run } => {
-                let (applied, writes) = self.core.apply(specs)?;
-                if dry_run {
-                    return Ok((self.revision, applied));
-                }
-                (applied, writes)
-            }
-            Order::Delete(name) => (Vec::new(), self.core.delete(&name)?),
-            Order::Rollout(name, order) => (Vec::new(), self.core.rollout(&name, order)?),
-        };
+    fn carry_out(&mut self, order: Order) -> Outcome {
+        let (mut applied, writes) = order(&self.core)?;
         if !writes.is_empty() {
             self.revision = self.store.commit(writes.clone())?;
             self.core.committed(writes, self.revision);
@@ -322,21 +319,21 @@ impl Drop for Run {
     }
 }
 
-/// A START that no node can take: see [`crate::reconcile`].
+/// A START that no node can accept, which queries the instance: see [`crate::reconcile`].
 fn question(instance: Uuid) -> Start {
     Start {
         instance_uuid: instance,
         vm_type: VmType::Process,
         command: vec!["true".into()],
         requirements: Requirements {
-            node_id: NOBODY.into(),
+            node_id: NO_NODE.into(),
             ..Requirements::default()
         },
         ..Start::default()
     }
 }
 
-/// What the outcome of a START means.
+/// The outcome of a START, for the reconciler.
 fn answer(settled: Result<Shown, OrderError>) -> Answer {
     match settled {
         Ok(Shown::Gone { .. }) => Answer::Gone,
@@ -363,7 +360,7 @@ fn refused(failure: &Failure) -> Answer {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the reconciler is given the time")]
+#[expect(clippy::disallowed_methods, reason = "the reconciler itself reads no clock")]
 fn now() -> Instant {
     Instant::now()
 }

@@ -1,4 +1,4 @@
-//! The cluster's view as the reconciler sees it, and what of it is history.
+//! Converts the cluster's view for the reconciler, and its changes to events of the history.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,15 +9,21 @@ use crate::reconcile::{Mark, Seen, SeenEnd, SeenInstance};
 use ssntp::payload::InstanceState;
 use ssntp_cluster::controller::{Change, Instance, Node, View};
 
-/// What the view shows now.
-pub(super) fn seen(view: &View, session: u64, told: bool) -> Seen {
-    let is_current = |node: &&Node| node.is_current() && node.has_reported();
+/// The present view. `is_complete` is true if the scheduler has reported all that it knew when the
+/// session began.
+pub(super) fn seen(view: &View, session: u64, is_complete: bool) -> Seen {
     Seen {
         session,
-        told: told && view.is_online(),
-        nodes: view.nodes().filter(is_current).map(|node| node.uuid).collect(),
+        told: is_complete && view.is_online(),
+        nodes: reporting(view).map(|node| node.uuid).collect(),
         instances: view.instances().map(|one| (one.uuid, instance(one))).collect(),
     }
+}
+
+/// The nodes that are connected and have sent STATS.
+fn reporting(view: &View) -> impl Iterator<Item = &Node> {
+    view.nodes()
+        .filter(|node| node.is_current() && node.has_reported())
 }
 
 fn instance(seen: &Instance) -> SeenInstance {
@@ -43,9 +49,9 @@ fn mark(labels: &BTreeMap<String, String>) -> Option<Mark> {
     })
 }
 
-/// The event of a change, if it is to be remembered. `is_known` tells whether an instance is the
-/// reconciler's, which takes down itself what becomes of it.
-pub(super) fn event(change: &Change, is_told: bool, is_known: impl Fn(&Uuid) -> bool) -> Option<Event> {
+/// The event of a change, if it belongs into the history. `is_known` is true for instances of
+/// workloads: the reconciler writes their events itself.
+pub(super) fn event(change: &Change, is_complete: bool, is_known: impl Fn(&Uuid) -> bool) -> Option<Event> {
     let none = (None, None);
     let (kind, (instance, node)) = match change {
         Change::Online { .. } | Change::Offline { .. } | Change::Ended { .. } | Change::Missed { .. } => {
@@ -59,8 +65,8 @@ pub(super) fn event(change: &Change, is_told: bool, is_known: impl Fn(&Uuid) -> 
             });
         }
         Change::Failed(failure) => ("failed", (failure.instance.uuid(), failure.node.uuid())),
-        // At the beginning of a session all nodes and instances are told again.
-        _ if !is_told => return None,
+        // When a session begins, the scheduler reports all nodes and instances again.
+        _ if !is_complete => return None,
         Change::NodeConnected { node, .. }
         | Change::NodeDisconnected { node, .. }
         | Change::NodeStatus { node, .. } => ("node", (None, Some(*node))),
@@ -92,8 +98,8 @@ pub(super) fn connected(view: &View) -> BTreeSet<Uuid> {
         .collect()
 }
 
-/// The events of nodes that came and left while no change was told: between two sessions, and at
-/// the beginning of one.
+/// The events of nodes that came and left while no changes were reported: between two sessions,
+/// and while the view of a new session was incomplete.
 pub(super) fn moved(before: &BTreeSet<Uuid>, after: &BTreeSet<Uuid>) -> Vec<Write> {
     let event = |(node, what): (&Uuid, &str)| {
         Write::Event(Event {
@@ -112,10 +118,7 @@ pub(super) fn moved(before: &BTreeSet<Uuid>, after: &BTreeSet<Uuid>) -> Vec<Writ
 
 /// The figures of each node that reports.
 pub(super) fn figures(view: &View, at: i64) -> Vec<Write> {
-    let current = view
-        .nodes()
-        .filter(|node| node.is_current() && node.has_reported());
-    let figures = current.map(|node| {
+    let figures = reporting(view).map(|node| {
         Write::Figures(Figures {
             node: node.uuid,
             at,

@@ -1,35 +1,34 @@
-//! Who may look, and who may write.
+//! The rights of clients.
 //!
 //! | client | may |
 //! |---|---|
-//! | at a loopback address or a Unix socket | look, unless a login is asked for |
-//! | with the cookie of a token | look |
-//! | with `Authorization: Bearer` and a token | what the token allows |
-//! | over TLS, with a certificate of the cluster and the role Controller | look and write |
-//! | over TLS, with a certificate of the authority for those who look | look |
+//! | at a loopback address or a Unix socket | read, unless `login` is set |
+//! | with the cookie of a token | read |
+//! | with `Authorization: Bearer` and a token | read, and write if the token has that right |
+//! | over TLS, with a certificate of the cluster and the role Controller | read and write |
+//! | over TLS, with a certificate of the authority for readers | read |
 
 use ssntp_admin::http::{Refused, Request};
 
 use super::Trusts;
-use super::tokens::{Right, Tokens};
+use super::tokens::{Right, TokenError, Tokens};
 use ssntp::Role;
 use ssntp::pki::Fault;
 
-/// The cookie. A browser sends it with requests of this site's own pages alone.
+/// The name of the cookie. Because of `SameSite=Strict`, a browser sends the cookie only with
+/// requests that this site's own pages make.
 pub(super) const COOKIE: &str = "ssntp-look";
 
 #[derive(Clone, Debug)]
 pub(super) struct Access {
     pub(super) tokens: Tokens,
-    /// Whether looking needs a token where there is no certificate.
+    /// True if a client without a certificate needs a token even to read.
     pub(super) login: bool,
 }
 
 impl Access {
-    /// What a client may do; none if it has to log in first.
+    /// The right of the client that sent a request; `None` if the client has to log in first.
     pub(super) fn right(&self, request: &Request, trusts: Option<&Trusts>) -> Result<Option<Right>, Refused> {
-        let unreadable =
-            |e: super::tokens::TokenError| Refused::new(503, format!("tokens cannot be read: {e}"));
         let by_certificate = match (&request.chain[..], trusts) {
             ([], _) | (_, None) => None,
             (chain, Some(trusts)) => Some(trusts.right(chain)?),
@@ -41,9 +40,9 @@ impl Access {
             let secret = secret
                 .ok_or(Refused::new(401, "Authorization must be: Bearer TOKEN"))?
                 .1;
-            let right = self.tokens.right(secret.trim()).map_err(unreadable)?;
-            // Whoever shows a token asks for its right, so one that is not known is an error even
-            // where looking needs none.
+            let right = self.tokens.right(secret.trim()).map_err(refused)?;
+            // A client that sends a token relies on the right of the token. So an unknown token is an
+            // error even if reading needs no token.
             let right = right.ok_or(Refused::new(401, "this token is not known"))?;
             return Ok(by_certificate.max(Some(right)));
         }
@@ -56,18 +55,27 @@ impl Access {
                 .filter_map(|cookie| cookie.trim().split_once('='));
             cookies.find(|(name, _)| *name == COOKIE)
         });
-        match cookie {
-            Some((_, cookie)) => {
-                let right = self.tokens.right_of_cookie(cookie).map_err(unreadable)?;
-                Ok(right.map(|_| Right::Read))
-            }
-            None => Ok(None),
+        let Some((_, cookie)) = cookie else {
+            return Ok(None);
+        };
+        match self.tokens.right_of_cookie(cookie) {
+            // The browser has to log in again, as it does if the token was removed.
+            Err(TokenError::Expired(..)) => Ok(None),
+            right => Ok(right.map_err(refused)?.map(|_| Right::Read)),
         }
     }
 }
 
-/// Refuses what a page of another site makes a browser send. An older browser says only from which
-/// origin that is.
+/// The answer to a client whose token cannot be checked or has expired.
+pub(super) fn refused(e: TokenError) -> Refused {
+    match e {
+        TokenError::Expired(..) => Refused::new(401, e.to_string()),
+        e => Refused::new(503, format!("tokens cannot be read: {e}")),
+    }
+}
+
+/// Refuses a request that a page of another site made a browser send. Older browsers send `Origin`
+/// but not `Sec-Fetch-Site`; programs send neither.
 pub(super) fn check_origin(request: &Request) -> Result<(), Refused> {
     let origin = || request.header("origin").map(|origin| origin.split_once("://"));
     let is_own = match (request.header("sec-fetch-site"), origin()) {
@@ -82,6 +90,7 @@ pub(super) fn check_origin(request: &Request) -> Result<(), Refused> {
 }
 
 impl Trusts {
+    /// The right of a client with this certificate chain, which TLS has verified.
     fn right(
         &self,
         chain: &[ssntp_transport::rustls::pki_types::CertificateDer<'static>],
@@ -94,7 +103,7 @@ impl Trusts {
             return Ok(Right::Write);
         }
         match self.look.as_ref().map(|look| look.verify(chain)) {
-            // One for looking needs no role of a cluster.
+            // A certificate of the authority for readers needs no role of a cluster.
             Some(Ok(_) | Err(Fault::NoRole)) => Ok(Right::Read),
             _ => Err(Refused::new(403, "the certificate's role must be controller")),
         }

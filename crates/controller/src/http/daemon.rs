@@ -1,33 +1,37 @@
-//! The daemon as a source: its database, its view of the cluster, and its scheduler.
+//! The daemon as the [`Source`] of pages and API: its database, its view of the cluster, and lists
+//! that it queries from its scheduler.
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use ssntp_admin::Sampler;
 use uuid::Uuid;
 
-use super::source::{Following, Listed, Picture, Source, Writing, Written};
-use crate::store::{Follow, StoreError};
+use super::source::{Listed, Output, Picture, Rows, Source, Written};
+use crate::page::time;
+use crate::store::{StoreError, unix_ms};
 use crate::{Applied, Figures, Handle, Query, Refused, RolloutOrder, Row, Snapshot, Spec};
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions, Tenant, TenantAction, TenantEntry, Tenants};
 use ssntp::proto::Outputs;
 use ssntp_cluster::controller::{Controller, OutputStream, StreamEvent, StreamRequest};
 use ssntp_transport::{deadline, left};
 
-/// How long the scheduler may take to answer a question.
+/// The time limit for an answer of the scheduler.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How old a list of the scheduler may be: a list of a thousand sessions is sixteen answers.
+/// The highest age of a list of the scheduler, because a list of a thousand sessions takes sixteen
+/// answers.
 const LIST_AGE: Duration = Duration::from_secs(2);
-/// The most pages of a list: more than a scheduler has sessions.
+/// The most pages of a list. At 64 sessions a page this is more than a scheduler can have.
 const PAGES: usize = 1024;
-/// The most figures of a picture.
+/// The most figures of a chart: 12 hours at one a minute, five days at one in ten minutes.
 const FIGURES: usize = 720;
-/// With how many last lines an output begins.
+/// The number of lines of earlier output with which an output begins.
 const LINES: u32 = 200;
-/// What stands where an instance wrote faster than its node reads.
+/// The text in place of output that was lost because the instance wrote faster than its node reads.
 const GAP: &str = "\n\u{2026} some output is missing here \u{2026}\n";
 
+#[derive(Debug)]
 pub(super) struct Daemon {
     handle: Handle,
     sessions: Sampler<Vec<SessionEntry>>,
@@ -54,7 +58,7 @@ impl Source for Daemon {
             certificates.push(("the scheduler", server.certificate().not_after));
         }
         Ok(Picture {
-            taken: now(),
+            taken: time(unix_ms()),
             kept: self.handle.snapshot(),
             view: Arc::new(controller.look(Clone::clone)),
             certificates,
@@ -74,32 +78,30 @@ impl Source for Daemon {
     }
 
     fn rows(&self, query: &Query) -> Result<Vec<Row>, String> {
-        let history = self.handle.history().map_err(said)?;
-        history.rows(query).map_err(said)
+        let history = self.handle.history().map_err(text_of)?;
+        history.rows(query).map_err(text_of)
     }
 
-    fn figures(&self, node: Uuid, since: SystemTime) -> Result<Vec<Figures>, String> {
-        let since = since.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let since = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
-        let history = self.handle.history().map_err(said)?;
-        history.figures(node, since, FIGURES).map_err(said)
+    fn figures(&self, node: Uuid, since: i64) -> Result<Vec<Figures>, String> {
+        let history = self.handle.history().map_err(text_of)?;
+        history.figures(node, since, FIGURES).map_err(text_of)
     }
 
-    fn follow(&self, after: Option<i64>) -> Result<Box<dyn Following>, String> {
-        Ok(Box::new(self.handle.follow(after).map_err(said)?))
+    fn follow(&self, after: Option<i64>) -> Result<Rows, String> {
+        let mut follow = self.handle.follow(after).map_err(text_of)?;
+        Ok(Box::new(move |limit| follow.next(limit).map_err(text_of)))
     }
 
-    fn output(&self, instance: Uuid, follow: bool) -> Result<Box<dyn Writing>, String> {
+    fn output(&self, instance: Uuid, follow: bool) -> Result<Output, String> {
         let request = StreamRequest {
             outputs: Outputs::BOTH,
             tail: Some(LINES),
             follow,
         };
         let stream = self.handle.controller().stream(instance, request);
-        Ok(Box::new(Pieces {
-            stream: stream.map_err(|e| e.to_string())?,
-            held: Default::default(),
-        }))
+        let mut stream = stream.map_err(|e| e.to_string())?;
+        let mut held = Default::default();
+        Ok(Box::new(move |limit| next(&mut stream, &mut held, limit)))
     }
 
     fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
@@ -115,13 +117,7 @@ impl Source for Daemon {
     }
 }
 
-impl Following for Follow {
-    fn next(&mut self, limit: Duration) -> Result<Option<Arc<Row>>, String> {
-        Follow::next(self, limit).map_err(said)
-    }
-}
-
-fn said(e: StoreError) -> String {
+fn text_of(e: StoreError) -> String {
     e.to_string()
 }
 
@@ -141,7 +137,7 @@ fn sessions(controller: &Controller) -> Result<Vec<SessionEntry>, String> {
         let page = controller.ask(&question, |page: &Sessions| page.id == question.id, ANSWER);
         let page = page.map_err(|e| e.to_string())?;
         all.extend(page.entries);
-        // Numbers have to grow, or a faulty scheduler could keep this going.
+        // The numbers have to grow. Otherwise a faulty scheduler could keep this loop running.
         if page.next <= after {
             break;
         }
@@ -174,39 +170,32 @@ fn tenants(controller: &Controller) -> Result<Vec<TenantEntry>, String> {
     Ok(all)
 }
 
-/// The output of an instance, in whole characters.
-struct Pieces {
-    stream: OutputStream,
-    /// The bytes that begin a character whose rest has not come, of both outputs.
-    held: [Vec<u8>; 2],
-}
-
-impl Writing for Pieces {
-    fn next(&mut self, limit: Duration) -> Option<Written> {
-        let end = deadline(limit);
-        loop {
-            match self.stream.recv_timeout(left(end).unwrap_or_default())? {
-                StreamEvent::Data {
-                    output,
-                    missing,
-                    bytes,
-                } => {
-                    self.stream.dealt_with(&bytes);
-                    let gap = if missing { GAP } else { "" };
-                    let [out, err] = &mut self.held;
-                    return Some(match output == Outputs::STDERR {
-                        true => Written::Err(gap.to_owned() + &text(err, &bytes)),
-                        false => Written::Out(gap.to_owned() + &text(out, &bytes)),
-                    });
-                }
-                StreamEvent::Ended(how) => return Some(Written::End(how.err().map(|e| e.to_string()))),
-                _ => {}
+/// The next piece of an instance's output, in whole characters. `held` has, for each of the two
+/// outputs, the bytes of a character whose remaining bytes have not arrived.
+fn next(stream: &mut OutputStream, held: &mut [Vec<u8>; 2], limit: Duration) -> Option<Written> {
+    let end = deadline(limit);
+    loop {
+        match stream.recv_timeout(left(end).unwrap_or_default())? {
+            StreamEvent::Data {
+                output,
+                missing,
+                bytes,
+            } => {
+                stream.dealt_with(&bytes);
+                let gap = if missing { GAP } else { "" };
+                let [out, err] = held;
+                return Some(match output == Outputs::STDERR {
+                    true => Written::Err(gap.to_owned() + &text(err, &bytes)),
+                    false => Written::Out(gap.to_owned() + &text(out, &bytes)),
+                });
             }
+            StreamEvent::Ended(how) => return Some(Written::End(how.err().map(|e| e.to_string()))),
+            _ => {}
         }
     }
 }
 
-/// The text of some bytes. A character whose rest may still come is held.
+/// The text of some bytes. An incomplete character at the end stays in `held`.
 fn text(held: &mut Vec<u8>, bytes: &[u8]) -> String {
     held.extend(bytes);
     let whole = std::mem::take(held);
@@ -215,7 +204,7 @@ fn text(held: &mut Vec<u8>, bytes: &[u8]) -> String {
     while let Some(chunk) = chunks.next() {
         let invalid = chunk.invalid();
         text += chunk.valid();
-        // Without a length, the error says that the character is cut short and not that it is wrong.
+        // An error without a length means that the character is incomplete, not that it is invalid.
         if chunks.peek().is_none() && str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none()) {
             held.extend(invalid);
         } else if !invalid.is_empty() {
@@ -225,17 +214,12 @@ fn text(held: &mut Vec<u8>, bytes: &[u8]) -> String {
     text
 }
 
-#[expect(clippy::disallowed_methods, reason = "a picture says when it was taken")]
-fn now() -> SystemTime {
-    SystemTime::now()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_character_in_two_pieces_is_one() {
+    fn character_that_arrives_in_two_pieces_is_joined() {
         let mut held = Vec::new();
         let pieces: [&[u8]; 5] = [b"a\xf0\x9f", b"\x92", b"\xa9!", b"\xff\xc3", b"x"];
         let texts = pieces.map(|piece| text(&mut held, piece));

@@ -1,17 +1,17 @@
-//! `/api/v1/events`: rows of the history as they are written, as server-sent events.
+//! `/api/v1/events`: rows of the history as server-sent events, sent when they are written.
 //!
 //! ```text
 //!  GET /api/v1/events?after=41         id: 42           the row's number; the browser sends the
-//!  or Last-Event-ID: 41                data: {"id": 42, last one back after a reconnect, so no
-//!                                                       row is missed and none comes twice
-//!                                      event: reload    rows after 41 are no longer kept
+//!  or Last-Event-ID: 41                data: {"id": 42, last one back after a reconnect, so each
+//!                                                       row arrives exactly once
+//!                                      event: reload    rows after 41 are no longer stored
 //! ```
 //!
-//! With `output=UUID` the same stream has what an instance writes, from its last lines on:
+//! With `output=UUID` the same stream carries the output of an instance, from its last lines on:
 //!
 //! ```text
-//!  event: begin                        what came of an earlier connection does not count any more
-//!  event: output   {"out": "…"}        or "err"; the last one is {"end": null}, or why it ended
+//!  event: begin                        the output of an earlier connection is to be discarded
+//!  event: output   {"out": "…"}        or "err"; the last one is {"end": null}, or has a reason
 //! ```
 
 use std::fmt::Write;
@@ -23,29 +23,29 @@ use ssntp_admin::http::{Answer, Refused, Reply, Stream};
 use ssntp_transport::{deadline, left};
 
 use super::Source;
-use super::source::{Following, Writing, Written};
+use super::source::{Output, Rows, Written};
 use crate::Query;
 
-/// How many clients may follow at a time. Each has a thread that sleeps nearly always.
+/// The most clients that may follow at a time. Each has a thread, which is nearly always asleep.
 pub(super) const FOLLOWERS: usize = 64;
-/// The least time between two sends, so that a page changes at most four times a second. A client
-/// that reads many old rows gets them as fast as it takes them.
+/// The least time between two sends, so that a page changes at most four times a second. Old rows
+/// are sent without this pause.
 const PACE: Duration = Duration::from_millis(250);
-/// How long nothing may be sent: a proxy, or a browser, takes a longer silence for an end.
+/// The longest time without a send. Proxies and browsers close a connection that is silent longer.
 const SILENCE: Duration = Duration::from_secs(15);
-/// How often it is looked whether the client is still there, and may still look.
-const LOOK: Duration = Duration::from_secs(1);
-/// The most rows of one send, and the most bytes of output: what an instance may write in this
-/// time beyond it waits on its node.
+/// The time between two checks that the client is connected and still has the right to read.
+const CHECK: Duration = Duration::from_secs(1);
+/// The most rows of one send.
 const BATCH: usize = 256;
+/// The most bytes of output of one send. Output beyond that waits on the node of the instance.
 const OUTPUT: usize = 64 << 10;
 
-/// The reply to a request for events. The stream ends when its client may not look any more.
+/// The reply to a request for events. The stream ends when its client loses the right to read.
 pub(super) fn reply(
     source: &dyn Source,
     after: Option<i64>,
     instance: Option<Uuid>,
-    may_look: impl Fn() -> bool + Send + 'static,
+    may_read: impl Fn() -> bool + Send + 'static,
 ) -> Result<Reply, Refused> {
     let unavailable = |why| Refused::new(503, why);
     let answer = Answer::new(200, "text/event-stream", "");
@@ -61,8 +61,8 @@ pub(super) fn reply(
             rows(false).map_err(unavailable)?,
             rows(true).map_err(unavailable)?,
         );
-        // A row that is still to come is one of another database, in whose place this one is. If no
-        // row is kept at all, there is nothing that could be missed.
+        // A number above the newest row means that the database was replaced. If no row is stored
+        // at all, no row can have been missed.
         if let (Some(oldest), Some(newest)) = (oldest.first(), newest.first())
             && (after < oldest.id.saturating_sub(1) || after > newest.id)
         {
@@ -71,21 +71,21 @@ pub(super) fn reply(
         }
     }
     let rows = source.follow(after).map_err(unavailable)?;
-    let output = instance.map(|instance| Output(source.output(instance, true)));
+    let output = instance.map(|instance| {
+        source.output(instance, true).unwrap_or_else(|why| {
+            let mut end = Some(Written::End(Some(why)));
+            Box::new(move |_| end.take())
+        })
+    });
     Ok(Reply::Parts(
         answer,
-        Box::new(move |stream| send(stream, rows, output, &may_look)),
+        Box::new(move |stream| send(stream, rows, output, &may_read)),
     ))
 }
 
-fn send(
-    stream: &mut Stream,
-    mut rows: Box<dyn Following>,
-    mut output: Option<Output>,
-    may_look: &dyn Fn() -> bool,
-) {
-    // The first bytes tell a browser that it is connected.
-    let mut first = format!("retry: {}\n\n", LOOK.as_millis());
+fn send(stream: &mut Stream, mut rows: Rows, mut output: Option<Output>, may_read: &dyn Fn() -> bool) {
+    // A browser reports the connection as open only after the first bytes.
+    let mut first = format!("retry: {}\n\n", CHECK.as_millis());
     if output.is_some() {
         first += "event: begin\ndata: {}\n\n";
     }
@@ -93,19 +93,22 @@ fn send(
         return;
     }
     let (mut soonest, mut latest) = (deadline(Duration::ZERO), deadline(SILENCE));
-    let mut next_look = deadline(LOOK);
+    let mut next_check = deadline(CHECK);
     while !stream.is_over() {
-        if left(next_look).is_err() {
-            if !may_look() {
+        if left(next_check).is_err() {
+            if !may_read() {
                 return;
             }
-            next_look = deadline(LOOK);
+            next_check = deadline(CHECK);
         }
-        let wait = if output.is_some() { PACE } else { LOOK };
-        let Ok(mut text) = gather(&mut *rows, soonest, wait) else {
+        let wait = if output.is_some() { PACE } else { CHECK };
+        let Ok(mut text) = gather_rows(&mut rows, soonest, wait) else {
             return;
         };
-        if output.as_mut().is_some_and(|output| !output.gather(&mut text)) {
+        if output
+            .as_mut()
+            .is_some_and(|output| !gather_output(output, &mut text))
+        {
             output = None;
         }
         if text.is_empty() {
@@ -121,40 +124,29 @@ fn send(
     }
 }
 
-/// What an instance writes.
-struct Output(Result<Box<dyn Writing>, String>);
-
-impl Output {
-    /// Adds what is there; whether more may come.
-    fn gather(&mut self, text: &mut String) -> bool {
-        let end = text.len() + OUTPUT;
-        while text.len() < end {
-            let piece = match &mut self.0 {
-                Ok(writing) => writing.next(Duration::ZERO),
-                Err(why) => Some(Written::End(Some(std::mem::take(why)))),
-            };
-            let Some(piece) = piece else { break };
-            let data = serde_json::to_string(&piece).unwrap_or_default();
-            // Writing to a String cannot fail.
-            let _ = write!(text, "event: output\ndata: {data}\n\n");
-            if matches!(piece, Written::End(_)) {
-                return false;
-            }
+/// Adds the output that has arrived. False once the output has ended.
+fn gather_output(output: &mut Output, text: &mut String) -> bool {
+    let end = text.len() + OUTPUT;
+    while text.len() < end
+        && let Some(piece) = output(Duration::ZERO)
+    {
+        let data = serde_json::to_string(&piece).unwrap_or_default();
+        // Writing to a String cannot fail.
+        let _ = write!(text, "event: output\ndata: {data}\n\n");
+        if matches!(piece, Written::End(_)) {
+            return false;
         }
-        true
     }
+    true
 }
 
-/// The rows that are there at a time; none if none comes while it waits.
-fn gather(
-    rows: &mut dyn Following,
-    soonest: std::time::Instant,
-    mut wait: Duration,
-) -> Result<String, String> {
+/// Waits for at most `wait` for a row, then collects further rows until the time `soonest`. The text
+/// is empty if no row arrived.
+fn gather_rows(rows: &mut Rows, soonest: std::time::Instant, mut wait: Duration) -> Result<String, String> {
     let mut text = String::new();
     for _ in 0..BATCH {
-        let Some(row) = rows.next(wait)? else { break };
-        let data = serde_json::to_string(&*row).unwrap_or_default();
+        let Some(row) = rows(wait)? else { break };
+        let data = serde_json::to_string(&row).unwrap_or_default();
         // Writing to a String cannot fail. JSON has no line breaks of its own.
         let _ = write!(text, "id: {}\ndata: {data}\n\n", row.id);
         wait = left(soonest).unwrap_or_default();

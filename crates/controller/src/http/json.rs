@@ -1,4 +1,4 @@
-//! The routes for programs, below `/api/v1`. docs/controller.md lists them.
+//! The routes for programs, below `/api/v1`. `docs/controller.md` lists them.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -13,8 +13,9 @@ use ssntp::payload::FrameTrace;
 use ssntp::pki::rfc3339;
 use ssntp_cluster::controller::{Instance, Node, View};
 
-/// The rows of an answer without `limit`, and the most of one.
+/// The rows of an answer to a request without `limit`.
 const ROWS: usize = 100;
+/// The highest `limit`.
 const MOST_ROWS: usize = 1000;
 
 type Found = Result<Reply, Problem>;
@@ -56,7 +57,7 @@ fn found(value: &impl serde::Serialize) -> Found {
     }
 }
 
-/// The body of a rollout.
+/// The body of a request for a roll-out.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ordered {
@@ -69,38 +70,35 @@ impl Routes {
         let parts: Vec<&str> = path.split('/').collect();
         let params = Params::decode(&request.query);
         let allow = |names: &[&str]| allow(&params, names);
-        // A script whose variable is empty would write without a comparison, or not as a trial.
+        // A script whose variable is empty sends `revision=`. It would write without a comparison.
         if let Some((name, _)) = request.query.iter().find(|(_, value)| value.is_empty()) {
             return Err(Problem::at(400, name, "it has no value"));
         }
         match (request.method.as_str(), &parts[..]) {
             ("GET" | "HEAD", ["events"]) => {
                 allow(&["after", "output"])?;
-                // After a reconnect the header is newer than the address.
+                // A browser that reconnects repeats its first address, so the header is newer.
                 let after = match request.header("last-event-id") {
                     Some(id) => parsed("Last-Event-ID", id)?,
                     None => number(&params, "after")?,
                 };
-                let may_look = self.may_still_look(request);
-                Ok(events::reply(
-                    &*self.source,
-                    after,
-                    number(&params, "output")?,
-                    may_look,
-                )?)
+                let output = number(&params, "output")?;
+                let may_read = self.may_still_read(request);
+                Ok(events::reply(&*self.source, after, output, may_read)?)
             }
             ("GET" | "HEAD", ["history"]) => found(&self.rows(&params, None)?),
             ("GET" | "HEAD", ["traces"]) => self.traces(&params),
             ("GET" | "HEAD", ["nodes", node, "figures"]) => {
                 allow(&["since"])?;
                 let since = number(&params, "since")?.unwrap_or(0);
-                let figures = self.source.figures(uuid(node)?, crate::page::time(since));
+                let figures = self.source.figures(uuid(node)?, since);
                 found(&figures.map_err(Problem::unavailable)?)
             }
             ("GET" | "HEAD", _) => {
                 allow(&["workload"])?;
                 let picture = self.pictures.sample().map_err(Problem::unavailable)?;
-                // A writer that reads sees what it has written, so this part is never an old one.
+                // The picture may be some 250 ms old. The desired state is read at once, so that a
+                // client that has written reads what it wrote.
                 read(&self.source.kept(), &picture.view, &parts, &params)
             }
             (method, parts) => {
@@ -124,20 +122,20 @@ impl Routes {
             ("PUT" | "DELETE", ["workloads", name]) | ("POST", ["workloads", name, "rollout"]) => {
                 decode(name)
             }
-            // Several, all or none. Each has a revision of its own, so none can be compared.
+            // Several workloads at once. Each has a revision of its own, so `revision` is refused.
             ("PUT", ["workloads"]) if params.get("revision").is_empty() => String::new(),
             _ => return Err(Problem::unknown("route")),
         };
         if method != "DELETE" {
             let kind = request.header("content-type").unwrap_or_default();
             let kind = kind.split(';').next().unwrap_or_default().trim();
-            // A form of another site cannot send this type without being asked about.
+            // A page of another site cannot send this type without a CORS preflight, which fails.
             if !kind.eq_ignore_ascii_case(JSON) {
                 return Err(Problem::at(415, "Content-Type", "it must be application/json"));
             }
         }
-        // Two writers that know the same revision are let in one after the other, so that the second
-        // one is told.
+        // Writers compare and write one after the other. So of two writers that know the same
+        // revision, the second one gets a 409.
         let _writing = self.writing.lock();
         self.check_revision(&name, params)?;
         match method {
@@ -164,8 +162,8 @@ impl Routes {
         }
     }
 
-    /// Compares the revision that the writer knows, if it says one, with the present one. A
-    /// workload that is not there has the revision 0.
+    /// Compares the parameter `revision`, if it is there, with the present revision of the workload.
+    /// A workload that does not exist has the revision 0.
     fn check_revision(&self, name: &str, params: &Params) -> Result<(), Problem> {
         let Some(expected) = number::<i64>(params, "revision")? else {
             return Ok(());
@@ -221,7 +219,7 @@ impl Routes {
     }
 }
 
-/// An unknown parameter is an error and not ignored: a filter with a misspelt name would show
+/// Refuses unknown parameters. If they were ignored, a filter with a misspelt name would show
 /// everything.
 fn allow(params: &Params, names: &[&str]) -> Result<(), Problem> {
     match params.without(names).next() {
@@ -230,7 +228,7 @@ fn allow(params: &Params, names: &[&str]) -> Result<(), Problem> {
     }
 }
 
-/// A parameter as a number, or as another value that is written as text.
+/// The value of a parameter, parsed; `None` if the parameter is missing.
 fn number<T: std::str::FromStr>(params: &Params, name: &str) -> Result<Option<T>, Problem> {
     match params.get(name) {
         "" => Ok(None),
@@ -248,7 +246,7 @@ fn uuid(text: &str) -> Result<Uuid, Problem> {
         .map_err(|_| Problem::at(400, "path", format!("not a UUID: {text:.64}")))
 }
 
-/// Reads a body. An error names its line, and the field as far as it is known.
+/// Reads the JSON of a body. An error names the line and the column.
 fn body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     serde_json::from_slice(body).map_err(|e| {
         let at = format!("line {}, column {}", e.line(), e.column());
@@ -256,7 +254,7 @@ fn body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     })
 }
 
-/// What is kept and what is seen.
+/// The routes that only read.
 fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params) -> Found {
     match parts {
         ["status"] => found(&json!({
@@ -322,7 +320,7 @@ fn of_workload(kept: &Snapshot, workload: &model::Workload) -> Value {
     value
 }
 
-/// An instance: as it is kept, and as it was seen last.
+/// An instance: the desired one, and as `seen` the state that its node has reported last.
 fn of_instance(view: &View, kept: Option<&model::Instance>, seen: Option<&Instance>) -> Value {
     let mut value = match (kept, seen) {
         (Some(kept), _) => json!(kept),

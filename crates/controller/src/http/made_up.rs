@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Sender, unbounded};
 use uuid::Uuid;
 
-use super::source::{Following, Listed, Picture, Source, Writing, Written};
+use super::source::{Listed, Output, Picture, Rows, Source, Written};
 use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload};
+use crate::page::ms;
 use crate::{
     Applied, Changed, Figures, Health, Query, Refused, RolloutOrder, Row, Snapshot, Spec, State, Status,
 };
@@ -29,10 +30,6 @@ pub(crate) fn ago(seconds: u64) -> SystemTime {
     now() - Duration::from_secs(seconds)
 }
 
-fn ms(at: SystemTime) -> i64 {
-    i64::try_from(at.duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
-}
-
 pub(crate) fn node_uuid(index: u32) -> Uuid {
     Uuid::from_u128(0x5be1_c0de_0000_0000_0000_0000_0000_0000 + (u128::from(index) << 64) * 7919)
 }
@@ -42,12 +39,13 @@ pub(crate) fn instance_uuid(index: u32) -> Uuid {
 }
 
 /// The history.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Kept {
-    rows: Mutex<VecDeque<Arc<Row>>>,
+    rows: Mutex<VecDeque<Row>>,
     written: Condvar,
 }
 
+#[derive(Debug)]
 pub(crate) struct MadeUp {
     pub(crate) picture: Mutex<Picture>,
     nodes: u32,
@@ -377,7 +375,7 @@ impl MadeUp {
         drop(last);
         let mut rows = self.kept.rows.lock().unwrap();
         let (at, kind, text) = (ms(ago(age)), kind.to_owned(), text.to_owned());
-        rows.push_back(Arc::new(Row {
+        rows.push_back(Row {
             id,
             at,
             kind,
@@ -385,7 +383,7 @@ impl MadeUp {
             instance,
             node,
             text,
-        }));
+        });
         drop(rows);
         self.change(|kept| kept.revision = id);
         self.kept.written.notify_all();
@@ -426,7 +424,7 @@ impl Source for MadeUp {
 
     fn rows(&self, query: &Query) -> Result<Vec<Row>, String> {
         let rows = self.kept.rows.lock().unwrap();
-        let fits = |row: &&Arc<Row>| {
+        let fits = |row: &&Row| {
             query.after.is_none_or(|after| row.id > after)
                 && query.before.is_none_or(|before| row.id < before)
                 && query.kind.as_ref().is_none_or(|kind| row.kind == *kind)
@@ -437,7 +435,7 @@ impl Source for MadeUp {
                 && query.instance.is_none_or(|uuid| row.instance == Some(uuid))
                 && query.node.is_none_or(|uuid| row.node == Some(uuid))
         };
-        let found = rows.iter().filter(fits).map(|row| Row::clone(row));
+        let found = rows.iter().filter(fits).cloned();
         let limit = query.limit.min(1000);
         Ok(match query.newest_first {
             true => found.rev().take(limit).collect(),
@@ -445,7 +443,7 @@ impl Source for MadeUp {
         })
     }
 
-    fn figures(&self, node: Uuid, since: SystemTime) -> Result<Vec<Figures>, String> {
+    fn figures(&self, node: Uuid, since: i64) -> Result<Vec<Figures>, String> {
         let figure = |minute: u64| {
             let wave = i64::try_from(minute * minute % 17 + minute % 5).unwrap();
             Figures {
@@ -459,20 +457,26 @@ impl Source for MadeUp {
                 instances: 10 - wave / 5,
             }
         };
-        Ok((0..60)
-            .map(figure)
-            .filter(|figure| figure.at >= ms(since))
-            .collect())
+        Ok((0..60).map(figure).filter(|figure| figure.at >= since).collect())
     }
 
-    fn follow(&self, after: Option<i64>) -> Result<Box<dyn Following>, String> {
+    fn follow(&self, after: Option<i64>) -> Result<Rows, String> {
         let rows = self.kept.rows.lock().unwrap();
-        let last = after.unwrap_or_else(|| rows.back().map_or(0, |row| row.id));
+        let mut last = after.unwrap_or_else(|| rows.back().map_or(0, |row| row.id));
         let kept = Arc::clone(&self.kept);
-        Ok(Box::new(Rows { last, kept }))
+        Ok(Box::new(move |limit| {
+            let rows = kept.rows.lock().unwrap();
+            let is_next = |row: &&Row| row.id > last;
+            let waited = kept
+                .written
+                .wait_timeout_while(rows, limit, |rows| !rows.iter().any(|row| is_next(&row)));
+            let next = waited.unwrap().0.iter().find(is_next).cloned();
+            last = next.as_ref().map_or(last, |row| row.id);
+            Ok(next)
+        }))
     }
 
-    fn output(&self, _: Uuid, follow: bool) -> Result<Box<dyn Writing>, String> {
+    fn output(&self, _: Uuid, follow: bool) -> Result<Output, String> {
         let (sender, pieces) = unbounded();
         let first = "listening on 10.0.0.7:8080\n<script>document.title = 'wrong'</script>\n";
         sender.send(Written::Out(first.into())).unwrap();
@@ -480,7 +484,7 @@ impl Source for MadeUp {
             true => self.writers.lock().unwrap().push(sender),
             false => sender.send(Written::End(None)).unwrap(),
         }
-        Ok(Box::new(pieces))
+        Ok(Box::new(move |limit| pieces.recv_timeout(limit).ok()))
     }
 
     fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
@@ -504,36 +508,11 @@ impl Source for MadeUp {
     }
 }
 
-struct Rows {
-    last: i64,
-    kept: Arc<Kept>,
-}
-
-impl Following for Rows {
-    fn next(&mut self, limit: Duration) -> Result<Option<Arc<Row>>, String> {
-        let rows = self.kept.rows.lock().unwrap();
-        let is_next = |row: &&Arc<Row>| row.id > self.last;
-        let waited = self
-            .kept
-            .written
-            .wait_timeout_while(rows, limit, |rows| !rows.iter().any(|row| is_next(&row)));
-        let next = waited.unwrap().0.iter().find(is_next).cloned();
-        self.last = next.as_ref().map_or(self.last, |row| row.id);
-        Ok(next)
-    }
-}
-
 impl MadeUp {
     /// An instance writes something to all who follow it.
     pub(crate) fn writes(&self, piece: &Written) {
         let mut writers = self.writers.lock().unwrap();
         writers.retain(|writer| writer.send(piece.clone()).is_ok());
-    }
-}
-
-impl Writing for Receiver<Written> {
-    fn next(&mut self, limit: Duration) -> Option<Written> {
-        self.recv_timeout(limit).ok()
     }
 }
 

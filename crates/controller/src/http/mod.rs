@@ -1,29 +1,29 @@
-//! The controller over HTTP: the API for programs, events as they come, and the pages.
+//! The controller over HTTP: the API for programs, the stream of events, and the pages.
 //!
 //! ```text
-//!                     ┌─ access: who may look, who may write
+//!                     ┌─ access: the right of the client
 //!  ssntp_admin::http ─┼─ json: /api/v1/… ─────────┐
 //!                     ├─ events: /api/v1/events ──┼─▶ Source: pictures, rows, orders
 //!                     └─ pages: everything else ──┘
 //! ```
 //!
-//! | limit | value | when it is reached |
+//! | limit | value | at the limit |
 //! |---|---|---|
-//! | connections, heads, times | as [`ssntp_admin::http`] says | |
+//! | connections, heads, times | those of [`ssntp_admin::http`] | |
 //! | the body of a request | 1 MiB | 413 |
 //! | followers of events | 64, beside the connections | 503 |
 //! | answers of more than 256 KiB | four at a time | 503 |
-//! | pictures of the cluster | four a second, for all clients together | they see the same one |
-//! | tokens | 256 | another one is refused |
+//! | pictures of the cluster | four a second, for all clients together | clients share a picture |
+//! | tokens | 256 | a further token is refused |
 //!
 //! | file | holds |
 //! |---|---|
-//! | `access` | who may look, and who may write |
+//! | `access` | the rights of clients |
 //! | `tokens` | [`Tokens`] |
 //! | `json` | the routes for programs |
 //! | `events` | the stream of rows |
-//! | `source` | what all of them are made from |
-//! | `daemon` | the daemon as a source |
+//! | `source` | the interface to the daemon |
+//! | `daemon` | the daemon behind that interface |
 
 mod access;
 mod daemon;
@@ -39,9 +39,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use serde_json::json;
-use ssntp_admin::http::{
-    AdminConfig, AdminError, Answer, Http, JSON, Limits, Refused, Reply, Request, Service,
-};
+use ssntp_admin::http::{AdminConfig, AdminError, Answer, Http, Limits, Refused, Reply, Request, Service};
 use ssntp_admin::{Sampled, Sampler};
 
 use self::access::{Access, COOKIE};
@@ -50,7 +48,7 @@ pub use self::tokens::{Right, Token, TokenError, Tokens};
 use crate::Handle;
 use crate::page::params::Params;
 use crate::page::{self, Missing, Scene};
-use ssntp::pki::{Error, Identity, Trust};
+use ssntp::pki::{Identity, Trust};
 use ssntp_transport::Address;
 use ssntp_transport::tls::TlsError;
 
@@ -58,60 +56,60 @@ use ssntp_transport::tls::TlsError;
 const LOG: &str = "ssntp::controller::http";
 /// The longest body of a request: a workload with its documents.
 const BODY: usize = 1 << 20;
-/// How old a picture may be.
+/// The highest age of a picture.
 const MAX_AGE: Duration = Duration::from_millis(250);
-/// An answer of more than this needs a permit, of which there are a few. A client that reads slowly
-/// keeps its answer, so the memory of the answers is bounded by these two numbers.
+/// The size in bytes above which an answer needs a permit. An answer stays in memory until a slow
+/// client has read it, so this and the number of permits bound the memory of answers.
 const LARGE: usize = 256 << 10;
 const LARGE_ANSWERS: usize = 4;
-/// What a browser may do with a page: load the files of this site, and nothing else.
+/// The Content-Security-Policy: a page may load the files of this site only.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
     form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
     trusted-types 'none'";
 const HTML: &str = "text/html; charset=utf-8";
-/// The header by which the script of a page says that it asks for the page again.
+/// The header that the script of a page sends when it reloads the page in the background.
 const FOLLOWED: &str = "ssntp-followed";
 
-/// Where the API is, and who may use it.
+/// The address of the API, and the clients that may use it.
 #[derive(Clone, Debug)]
 pub struct ApiConfig {
     admin: AdminConfig,
     tokens: Tokens,
-    identity: Option<Identity>,
-    trusts: Option<Trusts>,
+    tls: Option<(Identity, Trusts)>,
     login: bool,
 }
 
-/// Whose certificates count over TLS.
+/// The authorities of client certificates.
 #[derive(Clone, Debug)]
 struct Trusts {
+    /// The cluster's own. Its certificates with the role Controller may write.
     cluster: Trust,
+    /// The authority for readers. Each of its certificates may read.
     look: Option<Trust>,
 }
 
 impl ApiConfig {
-    /// An API at a loopback address or a Unix socket. Tokens are in the directory of the
-    /// database. Other addresses need [`tls`](Self::tls).
+    /// An API at a loopback address or a Unix socket. Other addresses need [`tls`](Self::tls).
+    /// `directory` is that of the database; the file with the tokens is there.
     pub fn new(address: Address, directory: &Path) -> Self {
         Self {
             admin: AdminConfig::new(address),
             tokens: Tokens::new(directory),
-            identity: None,
-            trusts: None,
+            tls: None,
             login: false,
         }
     }
 
-    /// Mutual TLS at addresses that are not loopback: the API proves `identity`, which has to have
-    /// the role Server as well as Controller. Certificates of the cluster with the role Controller may write; those of `look` may look.
+    /// Mutual TLS at addresses that are not loopback. The API proves `identity`, which needs the
+    /// roles Server and Controller. Certificates of `cluster` with the role Controller may write, and
+    /// all certificates of `look` may read.
     #[must_use]
     pub fn tls(mut self, identity: Identity, cluster: Trust, look: Option<Trust>) -> Self {
-        self.identity = Some(identity);
-        self.trusts = Some(Trusts { cluster, look });
+        self.tls = Some((identity, Trusts { cluster, look }));
         self
     }
 
-    /// Whether looking needs a token where there is no certificate. Default: false.
+    /// True if a client without a certificate needs a token even to read. Default: false.
     #[must_use]
     pub fn login(mut self, login: bool) -> Self {
         self.login = login;
@@ -121,11 +119,12 @@ impl ApiConfig {
 
 impl Trusts {
     /// All authorities together, for the handshake.
-    fn all(&self) -> Result<Trust, Error> {
-        match &self.look {
+    fn all(&self) -> Result<Trust, AdminError> {
+        let all = match &self.look {
             Some(look) => self.cluster.and(look),
             None => Ok(self.cluster.clone()),
-        }
+        };
+        all.map_err(|e| AdminError::Tls(TlsError::Configuration(e.to_string())))
     }
 }
 
@@ -137,7 +136,8 @@ impl Trusts {
 /// ends all of them.
 #[derive(Debug)]
 pub struct Api {
-    // Dropped in this order: the sampler's thread ends after those that wait for it.
+    // The order of the fields is the order of dropping. The sampler is last, because the other
+    // threads wait for its thread.
     http: Http,
     routes: Arc<Routes>,
     sampler: Sampler<Picture>,
@@ -157,19 +157,15 @@ impl Api {
         let ApiConfig {
             mut admin,
             tokens,
-            identity,
-            trusts,
+            tls,
             login,
         } = config;
-        let may_serve = identity
-            .as_ref()
-            .is_none_or(|identity| identity.info().server_auth);
-        if let (Some(identity), Some(trusts)) = (identity, &trusts) {
-            let all = trusts
-                .all()
-                .map_err(|e| AdminError::Tls(TlsError::Configuration(e.to_string())))?;
-            // Who may do what is decided request by request.
-            admin = admin.tls(identity, all).roles(ssntp::Role::NONE);
+        let (mut may_serve, mut trusts) = (true, None);
+        if let Some((identity, of_clients)) = tls {
+            may_serve = identity.info().server_auth;
+            // The handshake admits every role, because `Access` decides for each request.
+            admin = admin.tls(identity, of_clients.all()?).roles(ssntp::Role::NONE);
+            trusts = Some(of_clients);
         }
         let pictured = Arc::clone(&source);
         let sampler = Sampler::start("http-picture", MAX_AGE, move || pictured.picture());
@@ -184,7 +180,7 @@ impl Api {
         });
         let http = Http::start(&admin, "http", LOG, Arc::clone(&routes))?;
         if !may_serve && http.urls().iter().any(|url| url.starts_with("https:")) {
-            let why = "the certificate must have the role server as well, or no client takes it for that of a \
+            let why = "the certificate must have the role server as well, or clients refuse it as that of a \
                 server: issue it with the roles controller,server and with the name of this host";
             return Err(AdminError::Tls(TlsError::Configuration(why.into())));
         }
@@ -200,21 +196,17 @@ impl Api {
         self.http.urls()
     }
 
-    /// Takes another certificate and other authorities, for connections from now on. Has no
-    /// effect without TLS.
+    /// Replaces the certificate and the authorities for new connections. Has no effect without TLS.
     ///
     /// # Errors
-    /// [`AdminError::Tls`]; the old ones stay.
+    /// [`AdminError::Tls`]; the present ones stay in use.
     pub fn renew(&self, identity: &Identity, cluster: Trust, look: Option<Trust>) -> Result<(), AdminError> {
         let mut trusts = self.routes.trusts.write().unwrap_or_else(PoisonError::into_inner);
         if trusts.is_none() {
             return Ok(());
         }
         let new = Trusts { cluster, look };
-        let all = new
-            .all()
-            .map_err(|e| AdminError::Tls(TlsError::Configuration(e.to_string())))?;
-        self.http.renew(identity, &all)?;
+        self.http.renew(identity, &new.all()?)?;
         *trusts = Some(new);
         Ok(())
     }
@@ -222,29 +214,22 @@ impl Api {
 
 impl Drop for Api {
     fn drop(&mut self) {
-        // Requests that wait for a picture are told that there will be none.
+        // Ends the waits of requests for a picture.
         self.sampler.close();
     }
 }
 
-/// What all requests share.
+/// The state that all requests share.
+#[derive(Debug)]
 struct Routes {
     source: Arc<dyn Source>,
     pictures: Arc<Sampled<Picture>>,
     access: Access,
     trusts: RwLock<Option<Trusts>>,
-    /// Each large answer has a clone.
+    /// Each large answer holds a clone, so the count of clones is the number of large answers.
     large: Arc<()>,
-    /// Held while a workload is compared with the revision that its writer knows, and written.
+    /// Held from the comparison of the revision until the workload is written.
     writing: Mutex<()>,
-}
-
-impl std::fmt::Debug for Routes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Routes")
-            .field("access", &self.access)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Service for Routes {
@@ -263,11 +248,11 @@ impl Service for Routes {
         let file = |kind, text: &'static str| Answer::new(200, kind, text).into();
         let is_api = request.path.starts_with("/api/");
         match (request.method.as_str(), request.path.as_str()) {
-            // They are the same for everybody, and the page for logging in needs them.
+            // These files hold nothing about the cluster, and the login page needs them.
             ("GET" | "HEAD", "/page.css") => return file("text/css; charset=utf-8", page::STYLE),
             ("GET" | "HEAD", "/page.js") => return file("text/javascript; charset=utf-8", page::SCRIPT),
             ("GET" | "HEAD", "/icon.svg") => return file("image/svg+xml", page::ICON),
-            ("GET" | "HEAD", "/login") => return html(200, page::login(false)).into(),
+            ("GET" | "HEAD", "/login") => return html(200, page::login("")).into(),
             ("POST", "/login") => return self.log_in(request).unwrap_or_else(Answer::from).into(),
             _ => {}
         }
@@ -277,7 +262,7 @@ impl Service for Routes {
             (Err(refused), true) => Answer::from(refused).into(),
             (Err(refused), false) => html(
                 refused.code,
-                page::failure(&request.path, "Not for you", &refused.why),
+                page::failure(&request.path, "No access", &refused.why),
             )
             .into(),
             (Ok(None), true) => Answer::from(Refused::new(
@@ -301,11 +286,11 @@ impl Routes {
         let path = request.path.as_str();
         let fail = |code, title, why: &str| html(code, page::failure(path, title, why));
         if !matches!(request.method.as_str(), "GET" | "HEAD") {
-            return fail(405, "Pages are only read", "Programs write at /api/v1.");
+            return fail(405, "Pages are read only", "Programs write at /api/v1.");
         }
         let picture = match self.pictures.sample() {
             Ok(picture) => picture,
-            Err(why) => return fail(503, "There is nothing to show", &why),
+            Err(why) => return fail(503, "The controller does not answer", &why),
         };
         let scene = Scene {
             picture: &picture,
@@ -315,31 +300,33 @@ impl Routes {
         };
         match page::page(&scene, path) {
             Ok(page) => html(200, page),
-            Err(Missing::Unknown) => fail(
-                404,
-                "There is no such page",
-                "What it was about may be gone for long.",
-            ),
+            Err(Missing::Unknown) => {
+                let why = "The node, instance or workload of this address may have been deleted.";
+                fail(404, "There is no such page", why)
+            }
             Err(Missing::Unavailable(why)) => fail(503, "This cannot be read now", &why),
         }
     }
 
-    /// Whether the client of a stream may still look: its token may have been removed meanwhile.
-    fn may_still_look(&self, request: &Request) -> impl Fn() -> bool + Send + use<> {
+    /// A check that the client of a stream still has the right to read. Its token may be removed or
+    /// expire while the stream is open.
+    fn may_still_read(&self, request: &Request) -> impl Fn() -> bool + Send + use<> {
         let trusts = self.trusts.read().unwrap_or_else(PoisonError::into_inner).clone();
         let (access, request) = (self.access.clone(), request.clone());
         move || matches!(access.right(&request, trusts.as_ref()), Ok(Some(_)))
     }
 
-    /// Takes the token of a form, and gives its digest as a cookie.
+    /// Checks the token of the login form, and sets a cookie with the digest of the token.
     fn log_in(&self, request: &Request) -> Result<Answer, Refused> {
         access::check_origin(request)?;
         let form = Params::of_form(&request.body);
         let secret = form.get("token").trim();
-        let known = self.access.tokens.right(secret);
-        let known = known.map_err(|e| Refused::new(503, format!("tokens cannot be read: {e}")))?;
+        let known = match self.access.tokens.right(secret).map_err(access::refused) {
+            Err(expired) if expired.code == 401 => return Ok(html(401, page::login(&expired.why))),
+            known => known?,
+        };
         let (Some(_), Some(digest)) = (known, tokens::digest(secret)) else {
-            return Ok(html(401, page::login(true)));
+            return Ok(html(401, page::login("this token is not known")));
         };
         let cookie = format!("{COOKIE}={digest}; HttpOnly; SameSite=Strict; Path=/");
         Ok(Answer::new(303, HTML, "")
@@ -347,20 +334,13 @@ impl Routes {
             .with("Location", "/"))
     }
 
-    /// An answer with a permit, if it is a large one.
+    /// The answer, which holds a permit if it is large.
     fn bounded(&self, mut answer: Answer) -> Answer {
         if answer.body.len() > LARGE {
-            let permit = Arc::clone(&self.large);
-            // One count is that of the routes. Of two threads that are here at the same time both
-            // may see the other's clone, so there may be fewer large answers, but never more.
-            if Arc::strong_count(&permit) - 1 > LARGE_ANSWERS {
-                return Refused::new(
-                    503,
-                    "as many large answers as there may be are under way; ask again",
-                )
-                .into();
+            match Answer::permit(&self.large, LARGE_ANSWERS) {
+                Ok(permit) => answer.permit = Some(permit),
+                Err(refused) => return refused.into(),
             }
-            answer.permit = Some(permit);
         }
         answer
     }
@@ -374,7 +354,7 @@ fn html(code: u16, page: String) -> Answer {
         .with("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-/// An error for programs: what is wrong, and at which field.
+/// An error for programs: the reason, and the field that causes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Problem {
     code: u16,
@@ -391,8 +371,7 @@ impl From<Refused> for Problem {
 
 impl From<Problem> for Answer {
     fn from(problem: Problem) -> Self {
-        let body = json!({ "error": problem.why, "at": problem.at });
-        Self::new(problem.code, JSON, format!("{body:#}\n"))
+        Self::json(problem.code, &json!({ "error": problem.why, "at": problem.at }))
     }
 }
 

@@ -1,6 +1,7 @@
-//! What the pages and the API are made from: a [`Picture`] of the present, rows of the past, and a
-//! place for orders.
+//! The interface between the HTTP side and the daemon: a [`Picture`] of the present, rows of the
+//! history, and orders. Tests put a cluster in memory behind it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -11,72 +12,68 @@ use crate::{Applied, Figures, Query, Refused, RolloutOrder, Row, Snapshot, Spec}
 use ssntp::payload::{SessionEntry, TenantEntry};
 use ssntp_cluster::controller::View;
 
-/// The present, as it was at one moment.
+/// The cluster at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Picture {
     pub(crate) taken: SystemTime,
-    /// What should run, and what became of it.
+    /// The desired state and the status of each workload.
     pub(crate) kept: Arc<Snapshot>,
-    /// What the scheduler has told.
+    /// The nodes and instances that the scheduler has reported.
     pub(crate) view: Arc<View>,
-    /// Certificates with the times of their ends: this controller's and its scheduler's.
+    /// The owners of certificates (this controller and its scheduler) and the times of expiry.
     pub(crate) certificates: Vec<(&'static str, SystemTime)>,
 }
 
-/// A list for which the scheduler was asked, or why there is none.
+/// A list that the scheduler has sent, or the reason why there is none.
 pub(crate) type Listed<T> = Result<Arc<Vec<T>>, String>;
 
-/// Where pictures and rows come from, and where orders go.
-pub(crate) trait Source: Send + Sync + 'static {
-    /// The present. It is called at most four times a second.
+/// Returns the next row of the history. Waits for at most the given time, and returns `None` if
+/// there is no row by then.
+pub(crate) type Rows = Box<dyn FnMut(Duration) -> Result<Option<Row>, String> + Send>;
+
+/// Returns the next piece of an instance's output. Waits for at most the given time, and returns
+/// `None` if there is none by then. [`Written::End`] is the last piece.
+pub(crate) type Output = Box<dyn FnMut(Duration) -> Option<Written> + Send>;
+
+/// The source of pictures and rows, and the receiver of orders.
+pub(crate) trait Source: fmt::Debug + Send + Sync + 'static {
+    /// The present. Called at most four times a second.
     fn picture(&self) -> Result<Picture, String>;
 
-    /// What should run, and what became of it, with all that was ordered so far.
+    /// The desired state, with every order that was answered so far.
     fn kept(&self) -> Arc<Snapshot>;
 
-    /// The sessions of the scheduler. Blocks for a second at most.
+    /// The sessions of the scheduler. Blocks for at most a second.
     fn sessions(&self) -> Listed<SessionEntry>;
 
-    /// The tenants. Blocks for a second at most.
+    /// The tenants. Blocks for at most a second.
     fn tenants(&self) -> Listed<TenantEntry>;
 
     /// Rows of the history.
     fn rows(&self, query: &Query) -> Result<Vec<Row>, String>;
 
-    /// Figures of a node, in the order of time.
-    fn figures(&self, node: Uuid, since: SystemTime) -> Result<Vec<Figures>, String>;
+    /// Figures of a node from `since` on, in milliseconds since 1970; the oldest first.
+    fn figures(&self, node: Uuid, since: i64) -> Result<Vec<Figures>, String>;
 
-    /// Follows the history after a row; after the newest one if none is given.
-    fn follow(&self, after: Option<i64>) -> Result<Box<dyn Following>, String>;
+    /// Follows the history after the row of this number, or after the newest row.
+    fn follow(&self, after: Option<i64>) -> Result<Rows, String>;
 
-    /// The last lines that an instance has written, and with `follow` what it writes from then on.
-    fn output(&self, instance: Uuid, follow: bool) -> Result<Box<dyn Writing>, String>;
+    /// The last lines of an instance's output, and with `follow` also the output from then on.
+    fn output(&self, instance: Uuid, follow: bool) -> Result<Output, String>;
 
     fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused>;
     fn delete(&self, workload: &str) -> Result<i64, Refused>;
     fn rollout(&self, workload: &str, order: RolloutOrder) -> Result<i64, Refused>;
 }
 
-/// Rows as they come.
-pub(crate) trait Following: Send {
-    /// The next row; `None` if there is none in this time.
-    fn next(&mut self, limit: Duration) -> Result<Option<Arc<Row>>, String>;
-}
-
-/// What an instance writes, as it comes.
-pub(crate) trait Writing: Send {
-    /// The next piece; `None` if there is none in this time. Nothing comes behind the end.
-    fn next(&mut self, limit: Duration) -> Option<Written>;
-}
-
-/// A piece of what an instance writes.
+/// A piece of an instance's output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Written {
-    /// From its standard output.
+    /// Text of the standard output.
     Out(String),
-    /// From its standard error.
+    /// Text of the standard error.
     Err(String),
-    /// The end, and why it came early if it did.
+    /// The end of the output; with a reason if the output was cut short.
     End(Option<String>),
 }

@@ -71,7 +71,7 @@ impl Rig {
 }
 
 #[test]
-fn programs_read_all_there_is() {
+fn programs_read_every_resource() {
     let rig = Rig::start(false);
     let (_, status) = rig.get("/api/v1/status");
     assert_eq!((&status["nodes"], &status["workloads"]), (&json!(30), &json!(4)));
@@ -116,7 +116,7 @@ fn programs_read_all_there_is() {
 #[test]
 fn an_error_names_the_field_and_the_place() {
     let rig = Rig::start(false);
-    let token = rig.tokens.add("hands", Right::Write, "").unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
     for (path, code, at) in [
         ("history?limit=0", 400, json!("limit")),
         ("history?before=x", 400, json!("before")),
@@ -146,7 +146,7 @@ fn an_error_names_the_field_and_the_place() {
     let spec = r#"{"name": "web", "count": 100000, "start": {"command": ["a"]}}"#;
     assert_eq!(put("/api/v1/workloads/web", spec).1["at"], "count");
     assert_eq!(put("/api/v1/workloads/other", spec).1["at"], "name");
-    // A writer that knows an older revision is told, and nothing is written.
+    // A write with an older revision is refused.
     let spec = r#"{"name": "web", "count": 1, "start": {"command": ["a"]}}"#;
     assert_eq!(put("/api/v1/workloads/web?revision=6", spec).0, 409);
     assert_eq!(*rig.made_up.orders.lock().unwrap(), [""; 0]);
@@ -155,7 +155,7 @@ fn an_error_names_the_field_and_the_place() {
         put("/api/v1/workloads/new?revision=0", &spec.replace("web", "new")).0,
         200
     );
-    // What is to be a trial, or compared, is never written as if nothing had been said.
+    // A parameter that is misplaced or has no value is refused, and the workload is not written.
     for (method, path, at) in [
         ("DELETE", "web?dry_run=1", "dry_run"),
         ("POST", "web/rollout?dry_run=1", "dry_run"),
@@ -186,10 +186,10 @@ fn an_error_names_the_field_and_the_place() {
 }
 
 #[test]
-fn only_a_token_that_may_write_writes_and_no_page_of_another_site() {
+fn writes_need_a_token_with_that_right_and_are_refused_to_other_sites() {
     let rig = Rig::start(false);
-    let write = rig.tokens.add("hands", Right::Write, "").unwrap();
-    let read = rig.tokens.add("eyes", Right::Read, "").unwrap();
+    let write = rig.tokens.add("hands", Right::Write, None).unwrap();
+    let read = rig.tokens.add("eyes", Right::Read, None).unwrap();
     let cookie = tokens::digest(&write).unwrap();
     let json = "Content-Type: application/json";
     let bearer = |token: &str| format!("Authorization: Bearer {token}");
@@ -252,9 +252,9 @@ fn only_a_token_that_may_write_writes_and_no_page_of_another_site() {
 }
 
 #[test]
-fn where_a_login_is_asked_for_a_browser_shows_its_token_once() {
+fn a_browser_logs_in_once_with_its_token() {
     let rig = Rig::start(true);
-    let token = rig.tokens.add("eyes", Right::Read, "").unwrap();
+    let token = rig.tokens.add("eyes", Right::Read, None).unwrap();
     let (code, head, _) = rig.ask("GET /nodes HTTP/1.1", "");
     assert!(code == 303 && head.contains("\r\nLocation: /login\r\n"), "{head}");
     assert_eq!(rig.get("/api/v1/nodes").0, 401);
@@ -345,7 +345,7 @@ fn after_a_reconnect_no_row_is_missed_and_none_comes_twice() {
 }
 
 #[test]
-fn a_client_whose_rows_are_gone_is_told_to_load_again() {
+fn a_client_that_missed_deleted_rows_gets_reload() {
     let rig = Rig::start(false);
     let newest = rig.made_up.row(0, "node", None, None, None, "x");
     rig.made_up.forget(3);
@@ -353,7 +353,7 @@ fn a_client_whose_rows_are_gone_is_told_to_load_again() {
         let (id, told) = event(&mut follow(&rig, &format!("?after={after}"), ""));
         assert_eq!((id, told.as_str()), (None, "event: reloaddata: {}"), "{after}");
     }
-    // Row 3 is gone, and whoever has it misses nothing.
+    // Row 3 is deleted, and a client that already has it misses no row.
     assert_eq!(event(&mut follow(&rig, "?after=3", "")).0, Some(4));
     let mut stream = follow(&rig, &format!("?after={newest}"), "");
     rig.made_up.forget(
@@ -400,7 +400,7 @@ fn the_output_of_an_instance_comes_on_the_same_stream() {
 }
 
 #[test]
-fn followers_have_a_budget_of_their_own_and_take_no_page_away() {
+fn followers_have_a_limit_of_their_own_beside_the_pages() {
     let rig = Rig::start(false);
     let streams: Vec<_> = (0..events::FOLLOWERS).map(|_| follow(&rig, "", "")).collect();
     let (code, problem) = rig.get("/api/v1/events");
@@ -424,9 +424,9 @@ fn followers_have_a_budget_of_their_own_and_take_no_page_away() {
 }
 
 #[test]
-fn a_stream_ends_with_the_token_by_which_it_began() {
+fn a_stream_ends_when_its_token_is_removed() {
     let rig = Rig::start(true);
-    let [eyes, others] = ["eyes", "others"].map(|name| rig.tokens.add(name, Right::Read, "").unwrap());
+    let [eyes, others] = ["eyes", "others"].map(|name| rig.tokens.add(name, Right::Read, None).unwrap());
     let bearer = |token: &str| format!("\r\nAuthorization: Bearer {token}");
     let cookie = format!("\r\nCookie: {COOKIE}={}", tokens::digest(&eyes).unwrap());
     let ending = [bearer(&eyes), cookie].map(|header| follow(&rig, "", &header));
@@ -441,7 +441,35 @@ fn a_stream_ends_with_the_token_by_which_it_began() {
 }
 
 #[test]
-fn sessions_are_sorted_by_what_they_have_lost() {
+fn an_expired_token_is_refused_with_401_and_its_end() {
+    let rig = Rig::start(true);
+    let token = rig
+        .tokens
+        .add("eyes", Right::Write, Some(Duration::ZERO))
+        .unwrap();
+    let bearer = format!("GET /api/v1/status HTTP/1.1\r\nAuthorization: Bearer {token}");
+    let (code, _, body) = rig.ask(&bearer, "");
+    assert!(
+        code == 401 && body.contains("the token eyes expired at 2"),
+        "{code} {body}"
+    );
+    let (code, head, page) = rig.ask("POST /login HTTP/1.1", &format!("token={token}"));
+    assert!(
+        code == 401 && page.contains("the token eyes expired at 2"),
+        "{code} {page}"
+    );
+    assert!(!head.contains("Set-Cookie"), "{head}");
+    // A browser that logged in before has to log in again.
+    let cookie = format!("Cookie: {COOKIE}={}", tokens::digest(&token).unwrap());
+    assert_eq!(rig.ask(&format!("GET /nodes HTTP/1.1\r\n{cookie}"), "").0, 303);
+    assert_eq!(
+        rig.ask(&format!("GET /api/v1/nodes HTTP/1.1\r\n{cookie}"), "").0,
+        401
+    );
+}
+
+#[test]
+fn sessions_are_sorted_by_dropped_frames() {
     let rig = Rig::start(false);
     let (code, _, page) = rig.ask("GET /sessions?sort=-dropped HTTP/1.1", "");
     assert_eq!(code, 200);
@@ -451,7 +479,7 @@ fn sessions_are_sorted_by_what_they_have_lost() {
 }
 
 #[test]
-fn pages_say_what_a_browser_may_do_with_them() {
+fn pages_have_a_strict_content_security_policy() {
     let rig = Rig::start(false);
     let (_, head, body) = rig.ask("GET / HTTP/1.1", "");
     assert!(

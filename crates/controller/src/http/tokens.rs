@@ -1,37 +1,42 @@
-//! Tokens: secrets by which browsers and programs show what they may do.
+//! Bearer tokens: secrets that grant browsers and programs the right to read or to write.
 //!
-//! | who has | knows | may |
+//! | holder | holds | rights |
 //! |---|---|---|
-//! | a program, in `Authorization: Bearer` | the token | look; write if the token may |
-//! | a browser, in a cookie | the digest of the token | look |
-//! | the file `DIR/tokens` | the digest of that digest | nothing |
+//! | a program, in `Authorization: Bearer` | the token | those of the token |
+//! | a browser, in a cookie | the digest of the token | reading only |
+//! | the file `DIR/tokens` | the digest of that digest | none |
 //!
-//! A browser sends a cookie to every port of a host, so the cookie must not be enough to write. The
-//! file is read again each time that a token is shown, so a change counts at once.
+//! A browser sends a cookie to every port of a host, so a cookie must not be enough to write. The
+//! file is read again for each request with a token, so a change takes effect at once.
 
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use ssntp::payload::check_name;
+use ssntp::payload::{check_name, timestamp};
+use ssntp::pki::rfc3339;
 use ssntp_transport::pki::sha256;
 use ssntp_transport::replace;
 use thiserror::Error;
 use uuid::Uuid;
 
-/// The most tokens, because each is compared when one is shown.
+use crate::page::time;
+use crate::store::unix_ms;
+
+/// The most tokens. Each request with a token compares it with all of them.
 const MOST: usize = 256;
 
-/// What a client may do.
+/// The right of a client.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Right {
-    /// See everything.
+    /// The client may read everything.
     Read,
-    /// Change workloads, too.
+    /// The client may also change workloads.
     Write,
 }
 
@@ -39,12 +44,15 @@ pub enum Right {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Token {
-    /// What people call it.
+    /// The name, which is unique.
     pub name: String,
-    /// What it allows.
+    /// The right of a client that presents the token.
     pub right: Right,
-    /// When it was made, as RFC 3339 writes it.
+    /// The time at which the token was made, in RFC 3339.
     pub made: String,
+    /// The time from which the token is refused, in RFC 3339. `None` if the token has no end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
     /// The digest of the digest of the secret, in hexadecimal.
     hash: String,
 }
@@ -68,16 +76,19 @@ pub enum TokenError {
     /// The file is not a list of tokens.
     #[error("{0}: {1}")]
     Content(PathBuf, #[source] serde_json::Error),
-    /// The name is not allowed.
+    /// The name has characters that are not allowed, or is too long.
     #[error("{0:?}: {1}")]
     Name(String, &'static str),
-    /// There is a token of this name.
+    /// A token of this name exists.
     #[error("there is a token {0} already")]
     Known(String),
-    /// There is none.
+    /// No token has this name.
     #[error("there is no token {0}")]
     Unknown(String),
-    /// There are as many tokens as there may be.
+    /// The lifetime of the token (its name, its end) is over. Make a new token.
+    #[error("the token {0} expired at {1}; make a new one")]
+    Expired(String, String),
+    /// The file holds the most tokens that are allowed.
     #[error("there are {MOST} tokens, and there may be no more; remove one first")]
     TooMany,
     /// The program was built without cryptography.
@@ -86,7 +97,7 @@ pub enum TokenError {
 }
 
 impl Tokens {
-    /// The tokens in the directory of a database. Nothing is read yet.
+    /// The tokens in the directory of a database. Does not read the file yet.
     pub fn new(directory: &Path) -> Self {
         let file = directory.join("tokens");
         Self { file }
@@ -104,17 +115,22 @@ impl Tokens {
         }
     }
 
-    /// Makes a token, and gives its secret, which is not kept. `made` is the present time.
+    /// Makes a token and returns its secret, which is not stored. Without a lifetime the token has
+    /// no end. A lifetime that ends after the year 2500 is not supported.
     ///
     /// # Errors
-    /// [`TokenError`]; then there is no token.
-    pub fn add(&self, name: &str, right: Right, made: &str) -> Result<String, TokenError> {
+    /// [`TokenError`]; no token was made.
+    pub fn add(&self, name: &str, right: Right, lifetime: Option<Duration>) -> Result<String, TokenError> {
         check_name(name).map_err(|why| TokenError::Name(name.to_owned(), why))?;
         let secret = format!("ssntp-{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
+        let now = time(unix_ms());
         let token = Token {
             name: name.to_owned(),
             right,
-            made: made.to_owned(),
+            made: rfc3339(now),
+            expires: lifetime
+                .and_then(|lifetime| now.checked_add(lifetime))
+                .map(rfc3339),
             hash: digest(&digest(&secret).ok_or(TokenError::NoDigest)?).ok_or(TokenError::NoDigest)?,
         };
         self.change(|tokens| match tokens.iter().any(|known| known.name == name) {
@@ -128,10 +144,10 @@ impl Tokens {
         Ok(secret)
     }
 
-    /// Removes a token. It does not count from then on.
+    /// Removes a token, which is refused from then on.
     ///
     /// # Errors
-    /// [`TokenError`]; then it still counts.
+    /// [`TokenError`]; the token still grants its right.
     pub fn remove(&self, name: &str) -> Result<(), TokenError> {
         self.change(|tokens| {
             let before = tokens.len();
@@ -148,8 +164,8 @@ impl Tokens {
         change: impl FnOnce(&mut Vec<Token>) -> Result<(), TokenError>,
     ) -> Result<(), TokenError> {
         let failed = |e| TokenError::File(self.file.clone(), e);
-        // Of two processes that change the file, the second one waits. The directory is locked,
-        // because the file is replaced.
+        // The lock makes the second of two processes that change the file wait. It is on the
+        // directory, because the file itself is replaced by a rename.
         let directory = File::open(self.file.parent().unwrap_or(Path::new("."))).map_err(failed)?;
         flock(&directory, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
         let mut tokens = self.list()?;
@@ -159,10 +175,10 @@ impl Tokens {
         replace(&self.file, format!("{text}\n").as_bytes()).map_err(failed)
     }
 
-    /// What a program may do that shows this secret; none if it is not known.
+    /// The right of a program that presents this secret; `None` if no token has the secret.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// As [`list`](Self::list), and [`TokenError::Expired`].
     pub fn right(&self, secret: &str) -> Result<Option<Right>, TokenError> {
         match digest(secret) {
             Some(cookie) => self.right_of_cookie(&cookie),
@@ -170,26 +186,40 @@ impl Tokens {
         }
     }
 
-    /// The right of the token of which a cookie has the digest. With a cookie alone a client may
-    /// look, whatever the right is.
+    /// The right of the token whose digest is in a cookie. A client that sends a cookie alone may
+    /// only read, whatever this right is.
     pub(super) fn right_of_cookie(&self, cookie: &str) -> Result<Option<Right>, TokenError> {
         let hash = digest(cookie).ok_or(TokenError::NoDigest)?;
-        // Every token is compared, whether or not one was found.
-        let found = self.list()?.iter().fold(None, |found, token| {
-            let right = is_equal(&token.hash, &hash).then_some(token.right);
-            right.or(found)
+        // Every token is compared, so the duration does not reveal which one matched.
+        let found = self.list()?.into_iter().fold(None, |found, token| {
+            is_equal(&token.hash, &hash).then_some(token).or(found)
         });
-        Ok(found)
+        match found {
+            Some(token) if token.has_expired() => {
+                Err(TokenError::Expired(token.name, token.expires.unwrap_or_default()))
+            }
+            found => Ok(found.map(|token| token.right)),
+        }
     }
 }
 
-/// The SHA-256 digest in hexadecimal: what a browser keeps of a token.
+impl Token {
+    /// True from the end of the lifetime on. An end that cannot be read, because the file was
+    /// edited by hand, counts as past: no token may outlive the intention of its maker.
+    fn has_expired(&self) -> bool {
+        let now = u64::try_from(unix_ms()).unwrap_or(0).saturating_mul(1_000_000);
+        let end = self.expires.as_deref().map(timestamp::parse);
+        end.is_some_and(|end| end.is_none_or(|end| end <= now))
+    }
+}
+
+/// The SHA-256 digest in hexadecimal, which a browser holds in its cookie.
 pub(super) fn digest(secret: &str) -> Option<String> {
     let digest = sha256(secret.as_bytes());
     Some(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Compares in a time that depends on the lengths alone.
+/// Compares two texts in a time that depends on their lengths alone.
 fn is_equal(a: &str, b: &str) -> bool {
     let pairs = a.bytes().zip(b.bytes());
     let differs = pairs.fold(0, |differs, (a, b)| black_box(differs | (a ^ b)));
@@ -201,19 +231,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_counts_until_it_is_removed_and_its_secret_is_not_kept() {
+    fn token_is_valid_until_it_is_removed_and_its_secret_is_not_stored() {
         let directory = tempfile::tempdir().unwrap();
         let tokens = Tokens::new(directory.path());
         assert_eq!(tokens.right("").unwrap(), None);
-        let read = tokens.add("eyes", Right::Read, "2026-01-01T00:00:00Z").unwrap();
-        let write = tokens.add("hands", Right::Write, "2026-01-01T00:00:00Z").unwrap();
+        let read = tokens.add("eyes", Right::Read, None).unwrap();
+        let write = tokens.add("hands", Right::Write, None).unwrap();
         assert_ne!(read, write);
         assert_eq!(tokens.right(&read).unwrap(), Some(Right::Read));
         assert_eq!(tokens.right(&write).unwrap(), Some(Right::Write));
         let text = fs::read_to_string(directory.path().join("tokens")).unwrap();
         let cookie = digest(&write).unwrap();
         assert!(!text.contains(&write[6..]) && !text.contains(&cookie), "{text}");
-        // A cookie is no token, and what the file has is neither.
+        // The digest in a cookie is not accepted as a token, and the digest in the file as neither.
         assert_eq!(tokens.right_of_cookie(&cookie).unwrap(), Some(Right::Write));
         assert_eq!(tokens.right(&cookie).unwrap(), None);
         for token in tokens.list().unwrap() {
@@ -221,16 +251,62 @@ mod tests {
             assert_eq!(tokens.right_of_cookie(&token.hash).unwrap(), None);
         }
         assert!(matches!(
-            tokens.add("eyes", Right::Read, ""),
+            tokens.add("eyes", Right::Read, None),
             Err(TokenError::Known(_))
         ));
         assert!(matches!(
-            tokens.add("a b", Right::Read, ""),
+            tokens.add("a b", Right::Read, None),
             Err(TokenError::Name(..))
         ));
         tokens.remove("hands").unwrap();
         assert_eq!(tokens.right(&write).unwrap(), None);
         assert!(matches!(tokens.remove("hands"), Err(TokenError::Unknown(_))));
+    }
+
+    #[test]
+    fn token_is_refused_from_the_end_of_its_lifetime_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let tokens = Tokens::new(directory.path());
+        let lives = tokens
+            .add("lives", Right::Write, Some(Duration::from_secs(86_400)))
+            .unwrap();
+        let over = tokens.add("over", Right::Write, Some(Duration::ZERO)).unwrap();
+        assert_eq!(tokens.right(&lives).unwrap(), Some(Right::Write));
+        for error in [
+            tokens.right(&over).unwrap_err(),
+            tokens.right_of_cookie(&digest(&over).unwrap()).unwrap_err(),
+        ] {
+            assert!(
+                error.to_string().starts_with("the token over expired at 2"),
+                "{error}"
+            );
+        }
+        let ends: Vec<_> = tokens
+            .list()
+            .unwrap()
+            .into_iter()
+            .map(|one| one.expires)
+            .collect();
+        assert!(
+            matches!(&ends[..], [Some(later), Some(end)] if later > end),
+            "{ends:?}"
+        );
+        // A file of an earlier version has tokens without an end, and one that was edited by hand may
+        // have an end that cannot be read.
+        let file = directory.path().join("tokens");
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, text.replace(ends[1].as_deref().unwrap(), "tomorrow")).unwrap();
+        assert!(matches!(tokens.right(&over), Err(TokenError::Expired(..))));
+        let none = tokens.add("none", Right::Read, None).unwrap();
+        assert!(
+            !fs::read_to_string(&file)
+                .unwrap()
+                .split("\"none\"")
+                .nth(1)
+                .unwrap()
+                .contains("expires")
+        );
+        assert_eq!(tokens.right(&none).unwrap(), Some(Right::Read));
     }
 
     #[test]

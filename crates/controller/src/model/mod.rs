@@ -1,22 +1,22 @@
-//! What the controller keeps: workloads, their instances, and the history of both. Values
+//! The data of the controller: workloads, their instances, and the history of both. These are values
 //! without I/O or a clock.
 //!
 //! ```text
 //!  Spec ── apply ─▶ Workload ── versions of its template
 //!                      │
-//!                      │ slots 1 to count, each with at most one instance that is wanted
+//!                      │ slots 1 to count, each with at most one wanted instance
 //!                      ▼
 //!  Starting ─▶ Running ─▶ Ended                 each change is a row of the history
 //!      └──────────┴─────────┴─▶ not wanted ─▶ gone
 //! ```
 //!
-//! A change is a [`Write`], and nothing else changes a [`State`]: the same list of them goes to
-//! the database and then to the memory, so the two cannot differ.
+//! Only a [`Write`] changes a [`State`]. The same list of writes goes to the database and then to
+//! the state in memory, so the two cannot differ.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `spec` | [`Spec`], what a user asks for |
-//! | `start_keys` | [`StartKeys`], how an instance is described |
+//! | `spec` | [`Spec`], the desired workload |
+//! | `start_keys` | [`StartKeys`], the description of an instance |
 
 mod spec;
 mod start_keys;
@@ -33,28 +33,28 @@ pub use self::spec::{
 pub(crate) use self::spec::{SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL};
 pub use self::start_keys::StartKeys;
 
-/// How many versions of a workload are kept, so that a roll-out can go back.
+/// The number of versions of a workload that are kept, so that a roll-out can go back.
 pub const KEPT_VERSIONS: usize = 10;
 
-/// A workload: what was asked for, and how far its roll-out has come.
+/// A workload: its spec, its versions and its roll-out.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Workload {
-    /// Its name, which is unique.
+    /// The name, which is unique.
     pub name: String,
-    /// What was applied last. Its template is that of the newest version.
+    /// The spec that was applied last. Its template is that of the newest version.
     pub spec: Spec,
-    /// The version that its instances are to have.
+    /// The version that the instances are to have.
     pub version: u64,
-    /// The last version of which all instances did their work; none before the first.
+    /// The last version of which all instances were healthy; `None` before the first.
     pub stable: Option<u64>,
     /// The versions that are kept, the newest last.
     pub versions: Vec<Version>,
-    /// How far the roll-out of its version has come.
+    /// The roll-out of the present version.
     pub rollout: Rollout,
-    /// Whether it was deleted: it stays until its instances are gone.
+    /// True after an order to delete the workload. It is removed once its instances are gone.
     #[serde(default)]
     pub deleting: bool,
-    /// The row of the history with its last change.
+    /// The number of the row of the history with the last change.
     #[serde(default)]
     pub revision: i64,
 }
@@ -62,7 +62,7 @@ pub struct Workload {
 /// A version of a workload's template.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Version {
-    /// Its number, from 1.
+    /// The number, from 1.
     pub number: u64,
     /// The digest of the template.
     pub digest: String,
@@ -70,14 +70,14 @@ pub struct Version {
     pub template: Template,
 }
 
-/// How far a roll-out has come.
+/// A roll-out.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Rollout {
-    /// Its state.
+    /// The state.
     pub state: RolloutState,
-    /// How many new instances have failed.
+    /// The number of instances of the new version that have failed.
     pub failures: u32,
-    /// Why it went back; empty if it did not.
+    /// The last failure, or the reason why the roll-out went back; else empty.
     #[serde(default)]
     pub why: String,
 }
@@ -86,136 +86,136 @@ pub struct Rollout {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RolloutState {
-    /// All instances have the version, and do their work.
+    /// All instances have the version, and are healthy.
     Steady,
     /// Instances of other versions are being replaced.
     #[default]
     Rolling,
-    /// A user has stopped it for now.
+    /// A user has paused the roll-out.
     Paused,
-    /// The new version failed, and the former one is being put in its place.
+    /// The new version failed, and the former one is being restored.
     Back,
 }
 
-/// An instance that the controller has decided on.
+/// An instance of a workload.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Instance {
-    /// Its UUID, which was written down before its START was sent.
+    /// The UUID, which is on the disk before the START is sent.
     pub uuid: Uuid,
-    /// The name of its workload.
+    /// The name of the workload.
     pub workload: String,
-    /// Its place among the instances of the workload, from 1.
+    /// The number of the slot of the workload, from 1.
     pub slot: u32,
-    /// The version of its template; 0 if no kept version has it.
+    /// The version of the template; 0 if it is none of the kept versions.
     pub version: u64,
-    /// The node that has it; none until one has listed it.
+    /// The node of the instance; `None` until a node has listed it.
     pub node: Option<Uuid>,
-    /// How far it has come.
+    /// The state.
     pub state: InstanceState,
-    /// Whether it should be there. If not, it is deleted wherever it is seen.
+    /// False if the instance is to be deleted as soon as a node lists it.
     pub wanted: bool,
-    /// How it ended; empty while it has not.
+    /// The reason for the end; empty while the instance has not ended.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ending: String,
-    /// How often in a row its slot had an instance that failed, before this one.
+    /// The number of instances of the slot that failed in a row before this one.
     pub attempt: u32,
-    /// Since when it is in this state: milliseconds since 1970, UTC.
+    /// The time since which the instance is in its state: milliseconds since 1970, UTC.
     pub since: i64,
-    /// The row of the history with its last change.
+    /// The number of the row of the history with the last change.
     #[serde(default)]
     pub revision: i64,
 }
 
-/// How far an instance has come.
+/// The state of an instance.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InstanceState {
-    /// Its START is written down, and no node has listed it yet.
+    /// The instance is stored, and no node has listed it yet.
     Starting,
-    /// A node has listed it, and it has not ended.
+    /// A node has listed the instance, and it has not ended.
     Running,
-    /// It has ended, and failed as far as its workload is concerned.
+    /// The instance has ended without success.
     Failed,
-    /// It has ended with success.
+    /// The instance has ended with success.
     Done,
-    /// The scheduler does not have it. It is remembered for an hour, and deleted if a node lists
-    /// it after all.
+    /// The scheduler does not have the instance. It stays stored for an hour, and is deleted if a node
+    /// lists it in that time.
     Lost,
 }
 
-/// Something that happened, before it has a place in the history.
+/// An event that is not in the history yet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Event {
-    /// A word for programs.
+    /// The kind, a word for programs.
     pub kind: &'static str,
-    /// The workload that it is about.
+    /// The workload that the event is about.
     pub workload: Option<String>,
-    /// The instance that it is about.
+    /// The instance that the event is about.
     pub instance: Option<Uuid>,
-    /// The node that it is about.
+    /// The node that the event is about.
     pub node: Option<Uuid>,
-    /// A sentence. It may hold text that a peer has sent.
+    /// A sentence. It may contain text of a peer.
     pub text: String,
 }
 
 /// A row of the history.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Its number. Later rows have higher ones.
+    /// The number. Later rows have higher numbers.
     pub id: i64,
-    /// When it was written: milliseconds since 1970, UTC.
+    /// The time at which the row was written: milliseconds since 1970, UTC.
     pub at: i64,
-    /// A word for programs.
+    /// The kind, a word for programs.
     pub kind: String,
-    /// The workload that it is about.
+    /// The workload that the row is about.
     pub workload: Option<String>,
-    /// The instance that it is about.
+    /// The instance that the row is about.
     pub instance: Option<Uuid>,
-    /// The node that it is about.
+    /// The node that the row is about.
     pub node: Option<Uuid>,
-    /// A sentence. It may hold text that a peer has sent.
+    /// A sentence. It may contain text of a peer.
     pub text: String,
 }
 
-/// Figures of a node at one time. Numbers that are not known are -1.
+/// Figures of a node at one time. Unknown numbers are -1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Figures {
     /// The node.
     pub node: Uuid,
-    /// When: milliseconds since 1970, UTC.
+    /// The time: milliseconds since 1970, UTC.
     pub at: i64,
-    /// Memory that is free, in MB.
+    /// The free memory, in MB.
     pub mem_available_mb: i64,
-    /// Memory in all, in MB.
+    /// The whole memory, in MB.
     pub mem_total_mb: i64,
-    /// Disk that is free, in MB.
+    /// The free disk space, in MB.
     pub disk_available_mb: i64,
-    /// Disk in all, in MB.
+    /// The whole disk space, in MB.
     pub disk_total_mb: i64,
-    /// Load average over one minute.
+    /// The load average over one minute.
     pub load: i64,
-    /// The number of its instances.
+    /// The number of instances.
     pub instances: i64,
 }
 
-/// A change of what is kept.
+/// A change of the stored data.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
-    /// A workload is new, or has changed.
+    /// Stores a new or changed workload.
     Workload(Box<Workload>),
-    /// A workload is gone.
+    /// Removes a workload.
     WorkloadGone(String),
-    /// An instance is new, or has changed.
+    /// Stores a new or changed instance.
     Instance(Instance),
-    /// An instance is gone.
+    /// Removes an instance.
     InstanceGone(Uuid),
-    /// Something happened.
+    /// Adds a row to the history.
     Event(Event),
-    /// Figures of a node.
+    /// Adds figures of a node.
     Figures(Figures),
 }
 
-/// All that is kept but the history.
+/// The stored data without the history.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     /// The workloads by their names.
@@ -225,7 +225,7 @@ pub struct State {
 }
 
 impl State {
-    /// Takes a change that was written down.
+    /// Applies a change that is on the disk.
     pub(crate) fn take(&mut self, write: Write) {
         match write {
             Write::Workload(workload) => {
@@ -242,7 +242,7 @@ impl State {
 }
 
 impl Event {
-    /// What happened to a workload.
+    /// An event about a workload.
     pub(crate) fn of_workload(kind: &'static str, workload: &str, text: String) -> Write {
         Write::Event(Self {
             kind,

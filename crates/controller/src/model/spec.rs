@@ -1,4 +1,4 @@
-//! What a user asks for: a [`Spec`], checked as a whole before anything of it counts.
+//! The desired workload: a [`Spec`], which is checked as a whole before it takes effect.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use ssntp::payload::{
     MAX_LABELS, Networking, RawDocument, Requirements, Start, StartPayload, check_label, check_name,
 };
 
-/// The labels that the controller gives each instance: its workload, its slot and the digest of
-/// its template. By them an instance is recognised even if the database was lost.
+/// The labels that the controller gives to each instance: its workload, its slot and the digest of
+/// its template. With them an instance can be adopted even if the database was lost.
 pub(crate) const WORKLOAD_LABEL: &str = "ssntp.workload";
 pub(crate) const SLOT_LABEL: &str = "ssntp.slot";
 pub(crate) const TEMPLATE_LABEL: &str = "ssntp.template";
@@ -20,14 +20,14 @@ const OWN_LABELS: usize = 3;
 
 /// The most instances of a workload.
 pub const MAX_COUNT: u32 = 10_000;
-/// The longest name of a workload: a hyphen and a slot follow it in the names of instances.
+/// The longest name of a workload. In the name of an instance a hyphen and the slot follow it.
 const MAX_NAME: usize = 56;
-/// The longest user data, and the longest meta data, in bytes. A frame has room for both.
+/// The most bytes of user data, and of meta data. A frame has room for both.
 const MAX_DATA: usize = 256 << 10;
-/// The longest time of any setting, in seconds: a week.
+/// The longest time of a setting, in seconds: a week.
 const MAX_SECONDS: u32 = 7 * 86_400;
 
-/// What a user asks for, in the words of a file for `ssntp ctl apply`.
+/// The desired workload, with the keys of a file for `ssntp ctl apply`.
 ///
 /// ```
 /// use ssntp_controller::Spec;
@@ -41,15 +41,15 @@ const MAX_SECONDS: u32 = 7 * 86_400;
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
-    /// What people call it. Its instances are called `NAME-SLOT`.
+    /// The name. The instances are called `NAME-SLOT`.
     pub name: String,
-    /// How many instances run. Default: 1.
+    /// The number of instances. Default: 1.
     #[serde(default = "one")]
     pub count: u32,
     /// Labels of each instance. Default: none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// What each instance is: [`StartKeys`].
+    /// The START of each instance, read from [`StartKeys`].
     #[serde(serialize_with = "write_start", deserialize_with = "read_start")]
     pub start: Start,
     /// Cloud-init's user data of each instance. Default: none.
@@ -58,42 +58,42 @@ pub struct Spec {
     /// Cloud-init's meta data of each instance. Default: none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub meta_data: String,
-    /// What becomes of an instance that has ended, or whose node is away.
+    /// The replacement of an instance that has ended, or whose node is away.
     #[serde(default)]
     pub reschedule: Reschedule,
-    /// How it is found out whether an instance does its work. Default: it does if it runs.
+    /// The health check of each instance. Default: none; an instance that runs counts as healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthCheck>,
-    /// How instances of a former version are replaced.
+    /// The replacement of instances of a former version.
     #[serde(default)]
     pub update: Update,
 }
 
-/// What becomes of an instance that has ended, or whose node is away.
+/// The replacement of an instance that has ended, or whose node is away.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reschedule {
-    /// Whether an instance that has ended is replaced by a new one. Default: always.
+    /// The condition for replacing an instance that has ended. Default: always.
     pub policy: ReschedulePolicy,
-    /// How long a node may be away, in seconds, before its instances are started elsewhere.
-    /// Default: 60, because an agent that was started again may take 30 s to connect.
+    /// The grace, in seconds, for which a node may be away before its instances are started elsewhere.
+    /// Default: 60, because an agent that was restarted may take 30 s to connect.
     pub grace_s: u32,
 }
 
-/// Whether an instance that has ended is replaced by a new one.
+/// The condition for replacing an instance that has ended.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReschedulePolicy {
-    /// However it ended.
+    /// The instance is always replaced.
     #[default]
     Always,
-    /// If it failed; one that has ended with success is done.
+    /// The instance is replaced if it failed, and not if it succeeded.
     OnFailure,
-    /// It is not. An instance that is lost with its node is not replaced, either.
+    /// The instance is never replaced, not even if its node is away for longer than the grace.
     Never,
 }
 
-/// How it is found out whether an instance does its work: by a connection to a TCP port.
+/// A health check: a connection to a TCP port of an instance.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct HealthCheck {
@@ -102,25 +102,26 @@ pub struct HealthCheck {
     /// The time between two checks of an instance, in seconds. Default: 10.
     #[serde(default = "ten")]
     pub interval_s: u32,
-    /// How long a check may take, in seconds. Default: 3.
+    /// The time limit of a check, in seconds. Default: 3.
     #[serde(default = "three")]
     pub timeout_s: u32,
-    /// After this many failures in a row, the instance is replaced. Default: 3.
+    /// The number of failures in a row after which the instance is replaced. Default: 3.
     #[serde(default = "three")]
     pub failures: u32,
 }
 
-/// How instances of a former version are replaced.
+/// The replacement of instances of a former version.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Update {
-    /// How many instances may be missing at a time. Default: 1.
+    /// The most instances that may be missing at a time. Default: 1.
     pub max_unavailable: u32,
-    /// How long a new instance has to do its work before it counts, in seconds. Default: 5.
+    /// The time for which a new instance has to be healthy before the next step, in seconds.
+    /// Default: 5.
     pub healthy_s: u32,
-    /// How long a step may take, in seconds, before the roll-out goes back. Default: 300.
+    /// The time limit of a step, in seconds, after which the roll-out goes back. Default: 300.
     pub deadline_s: u32,
-    /// After this many failures of new instances the roll-out goes back. Default: 3.
+    /// The number of failures of new instances after which the roll-out goes back. Default: 3.
     pub max_failures: u32,
 }
 
@@ -160,7 +161,7 @@ fn ten() -> u32 {
 pub struct SpecError {
     /// The key.
     pub at: String,
-    /// What is wrong with it.
+    /// The mistake, as text.
     pub why: String,
 }
 
@@ -230,7 +231,7 @@ impl Spec {
         ];
         for (at, value, least, most) in numbers.into_iter().chain(of_health) {
             if value < least {
-                return wrong(at, format!("it is {value}, and has to be {least} at least"));
+                return wrong(at, format!("it is {value}, but must be at least {least}"));
             } else if value > most {
                 return wrong(at, format!("it is more than {most} s"));
             }
@@ -244,7 +245,7 @@ impl Spec {
         Ok(())
     }
 
-    /// The part of it that makes an instance what it is.
+    /// The part of the spec that is equal for all instances of a version.
     pub fn template(&self) -> Template {
         Template {
             start: self.start.clone(),
@@ -255,8 +256,7 @@ impl Spec {
     }
 }
 
-/// The part of a [`Spec`] that makes an instance what it is. If it changes, instances are
-/// replaced.
+/// The part of a [`Spec`] that describes an instance. If it changes, the instances are replaced.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Template {
     /// As in [`Spec`].
@@ -274,8 +274,8 @@ pub struct Template {
 }
 
 impl Template {
-    /// A number that is the same for the same template in every version of this program: FNV-1a,
-    /// which the hash of the standard library does not promise to be.
+    /// A digest that is equal for equal templates in every version of this program. It is FNV-1a,
+    /// because the hash of the standard library may change between versions.
     pub fn digest(&self) -> String {
         let text = serde_json::to_string(self).unwrap_or_default();
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -295,7 +295,7 @@ impl Template {
             (SLOT_LABEL.to_owned(), slot.to_string()),
             (TEMPLATE_LABEL.to_owned(), self.digest()),
         ]);
-        // The text was checked for markers when it was applied.
+        // `Spec::check` has refused texts with markers of documents, so this cannot fail.
         let raw =
             |text: &str| (!text.is_empty()).then(|| RawDocument::new(text.to_owned().into_bytes()).ok());
         StartPayload {
@@ -319,11 +319,11 @@ fn read_start<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Start, D::Er
     Err(de::Error::custom(misplaced))
 }
 
-/// Writes the keys that are not what they are by default, so that people see what was asked.
+/// Writes only the keys that differ from the default, so that a user recognises the spec.
 fn write_start<S: Serializer>(start: &Start, serializer: S) -> Result<S::Ok, S::Error> {
     use serde::ser::Error;
 
-    // `networking` and `requirements` are maps themselves.
+    // `networking` and `requirements` are maps, which are compared key by key.
     let value = serde_json::to_value(start).map_err(S::Error::custom)?;
     let default = Start {
         networking: Networking::default(),
@@ -334,7 +334,7 @@ fn write_start<S: Serializer>(start: &Start, serializer: S) -> Result<S::Ok, S::
     beyond(value, &default).unwrap_or_default().serialize(serializer)
 }
 
-/// What of a value differs from the default.
+/// The part of a value that differs from the default.
 fn beyond(value: Value, default: &Value) -> Option<Value> {
     match (value, default) {
         (Value::Object(map), Value::Object(defaults)) => {
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back_the_same() {
+    fn a_spec_survives_json_and_yaml() {
         let spec = read(
             "name: web\ncount: 3\nlabels: {tier: front}\nuser_data: |\n  #cloud-config\n\
              start: {command: [sleep, '1000'], mem_mb: 64, node: 5be1, restart_policy: always}\n\
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn mistakes_are_named() {
         for (text, why) in [
             ("count: 1\nstart: {command: [a]}", "name"),
             ("name: a b\nstart: {command: [a]}", "name: a name has"),

@@ -1,4 +1,4 @@
-//! What an instance is, as people write it: the keys of START, and shorter ones.
+//! The description of an instance in a file: the keys of START, and shorter ones.
 //!
 //! ```yaml
 //! command: [sleep, "1000"]    # makes it a process
@@ -13,7 +13,8 @@
 //! volumes: [7c9e6679-7425-40de-944b-e07fc1f90ae7]
 //! ```
 //!
-//! A key that is neither is an error: a workload should not start without what was asked.
+//! An unknown key is an error, because an instance must not start without something that its user
+//! has asked for.
 
 use std::collections::BTreeMap;
 
@@ -58,32 +59,22 @@ pub struct StartKeys {
 }
 
 impl StartKeys {
-    /// Whether they name the instance's UUID.
+    /// True if the keys include the UUID of the instance.
     pub fn is_one_instance(&self) -> bool {
         self.instance_uuid.is_some()
     }
 
-    /// The command that they stand for; its UUID is nil if they name none.
+    /// The START. Its UUID is nil if the keys do not include one.
     ///
     /// # Errors
-    /// What cannot be started so, with its key.
+    /// The key that is wrong or missing, and the reason.
     pub fn start(self) -> Result<Start, String> {
         let mut requirements = self.requirements;
-        if let Some(mem_mb) = self.mem_mb {
-            requirements.mem_mb = mem_mb;
-        }
-        if let Some(vcpus) = self.vcpus {
-            requirements.vcpus = vcpus;
-        }
-        if let Some(node) = self.node {
-            requirements.node_id = node;
-        }
-        if let Some(hostname) = self.hostname {
-            requirements.hostname = hostname;
-        }
-        if let Some(network_node) = self.network_node {
-            requirements.network_node = network_node;
-        }
+        requirements.mem_mb = self.mem_mb.unwrap_or(requirements.mem_mb);
+        requirements.vcpus = self.vcpus.unwrap_or(requirements.vcpus);
+        requirements.node_id = self.node.unwrap_or(requirements.node_id);
+        requirements.hostname = self.hostname.unwrap_or(requirements.hostname);
+        requirements.network_node = self.network_node.unwrap_or(requirements.network_node);
         let mut storage = self.storage;
         storage.extend(self.volumes.into_iter().map(|id| Storage {
             id,
@@ -136,7 +127,7 @@ fn check(start: &Start) -> Result<(), String> {
             start.restart_policy
         ));
     }
-    // The scheduler's own rule, so that nothing is refused here that it takes.
+    // The rule is the scheduler's own, so that both refuse the same values.
     Needs::of(start).map_err(|path| format!("{path} is below zero"))?;
     match start.command.is_empty() && start.docker_image.is_empty() && start.storage.is_empty() {
         true => Err("it names no command, no docker_image and no storage: nothing to start".into()),

@@ -1,27 +1,27 @@
-//! Pictures of figures over time and of the way of a frame, as SVG. Each has a sentence for people
-//! who hear the page, and its numbers stand in a table behind it.
+//! Charts of figures over time, and waterfalls of the hops of a frame, as SVG. Each has a sentence
+//! for screen readers, and a table with the same numbers follows it.
 
 use std::fmt::Write;
 
 use super::html::{Html, html};
 
-/// The size of a picture, in its own units. A style sheet stretches it.
+/// The size of a chart in its own units. The style sheet stretches it.
 const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 100.0;
 
 /// One figure over time.
 pub(crate) struct Series<'a> {
     pub(crate) title: &'a str,
-    /// Milliseconds since 1970 and the figure, in the order of time.
+    /// Milliseconds since 1970 and the figure, the oldest first.
     pub(crate) points: Vec<(i64, i64)>,
-    /// The end of the scale, if it is known; else that of the largest figure.
+    /// The top of the scale; `None` for the largest figure.
     pub(crate) most: Option<i64>,
-    /// Writes a figure.
+    /// Formats a figure.
     pub(crate) words: fn(i64) -> String,
 }
 
 impl Series<'_> {
-    /// Shows the figure; a note in place of it if there is none.
+    /// Shows the chart, or a note if no figure is known.
     #[expect(clippy::cast_precision_loss, reason = "a picture has a few hundred steps")]
     pub(crate) fn show(&self, out: &mut Html) {
         html!(out; "<figure class='chart'>");
@@ -58,7 +58,7 @@ impl Series<'_> {
     }
 }
 
-/// A bar of a waterfall: from and to in nanoseconds since the beginning.
+/// A bar of a waterfall. `from` and `to` are nanoseconds since the beginning.
 pub(crate) struct Bar {
     pub(crate) title: String,
     pub(crate) class: &'static str,
@@ -74,7 +74,7 @@ pub(crate) fn waterfall(out: &mut Html, sentence: &str, bars: &[Bar]) {
     html!(out; "<div class='waterfall' role='img' aria-label='" {sentence} "'>");
     for bar in bars {
         let x = bar.from as f64 / end * WIDTH;
-        // What took no time is still seen.
+        // A bar without length has a least width, so that it is visible.
         let width = (bar.to.saturating_sub(bar.from) as f64 / end * WIDTH).max(2.0);
         html!(out; "<p class='" {bar.class} "'><b>" {bar.title} "</b><svg viewBox='0 0 600 16' preserveAspectRatio='none' "
             "aria-hidden='true'><path class='grid' d='M0 8H600'/><rect x='" {format!("{:.1}", x.min(WIDTH - 2.0))}
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_picture_says_in_words_what_it_shows() {
+    fn a_chart_has_a_sentence_with_its_numbers() {
         let mut out = Html::default();
         let series = Series {
             title: "Load",
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_took_no_time_is_still_seen() {
+    fn a_bar_without_length_is_visible() {
         let bar = |from, to| Bar {
             title: "a hop".into(),
             class: "",

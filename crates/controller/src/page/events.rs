@@ -6,21 +6,21 @@ use super::words::time;
 use super::{Made, Scene, View};
 use crate::{Query, Row};
 
-/// The kinds of rows, for the links above them.
+/// The kinds of rows, for the links above the table.
 const KINDS: [&str; 15] = [
     "applied", "deleted", "rollout", "starting", "running", "ended", "gone", "lost", "failed", "adopted",
     "state", "node", "session", "tenant", "trace",
 ];
-/// How many rows are looked through for words, so that a search does not read a whole year.
-const LOOKED_THROUGH: usize = 20_000;
-/// How many rows are read at a time.
+/// The most rows that one search reads, so that it does not read the history of a whole year.
+const MOST_SEARCHED: usize = 20_000;
+/// The number of rows that are read at a time.
 const CHUNK: usize = 1000;
 
 /// | parameter | means |
 /// |---|---|
-/// | `q` | only rows that have all of these words |
-/// | `kind`, `workload`, `instance`, `node` | only rows of this kind, or about this |
-/// | `before`, `after` | the rows around this one |
+/// | `q` | only rows that contain all of these words |
+/// | `kind`, `workload`, `instance`, `node` | only rows of this kind, or about this one |
+/// | `before`, `after` | the rows next to the row of this number |
 /// | `sort` | `-id`: the newest first, which is the default; `id`: the oldest first |
 pub(super) fn list(scene: &Scene<'_>) -> Made {
     let params = scene.params;
@@ -33,7 +33,8 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
         instance: params.number("instance"),
         node: params.number("node"),
         kind: text("kind"),
-        // Rows around a certain one are those next to it, so they are read from it on.
+        // The rows next to a certain one are read in the direction away from that row, whichever
+        // order they are shown in.
         newest_first: match (params.number::<i64>("before"), params.number::<i64>("after")) {
             (None, None) => !oldest_first,
             (before, _) => before.is_some(),
@@ -65,11 +66,11 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
     Ok(View::new("Events", main))
 }
 
-/// The first rows that have the words, and whether there are more.
+/// The first rows that contain the words, and true if there are more.
 fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, bool), super::Missing> {
     let words = scene.params.get("q").to_lowercase();
     let mut found = Vec::new();
-    for _ in 0..LOOKED_THROUGH / CHUNK {
+    for _ in 0..MOST_SEARCHED / CHUNK {
         let rows = scene.source.rows(&query)?;
         let (is_last, last) = (rows.len() < CHUNK, rows.last().map(|row| row.id));
         for row in rows {
@@ -100,7 +101,7 @@ fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, bool), super
 
 fn table(scene: &Scene<'_>, out: &mut Html, rows: &[Row], oldest_first: bool) {
     if rows.is_empty() {
-        return html!(out; "<p class='empty'>No row of the history fits.</p>");
+        return html!(out; "<p class='empty'>The history has no such row.</p>");
     }
     let (sign, heard, next) = match oldest_first {
         true => ("▲", "ascending", ""),

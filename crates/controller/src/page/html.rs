@@ -1,4 +1,4 @@
-//! HTML that cannot hold what a peer has sent as anything but text.
+//! HTML in which data of peers is always text, never markup.
 
 use std::fmt::{self, Display, Write};
 
@@ -8,7 +8,7 @@ use std::fmt::{self, Display, Write};
 pub(crate) struct Html(String);
 
 impl Html {
-    /// Adds markup. Text that is not known when this program is compiled does not fit here.
+    /// Adds markup. The type allows only text that is known when this program is compiled.
     pub(crate) fn raw(&mut self, markup: &'static str) {
         self.0.push_str(markup);
     }
@@ -27,7 +27,7 @@ impl Html {
     }
 }
 
-/// What can be added to HTML.
+/// A value that can be added to HTML.
 pub(crate) trait Show {
     fn show_in(&self, out: &mut Html);
 }
@@ -57,8 +57,7 @@ impl Write for Escaped<'_> {
                 '>' => self.0.push_str("&gt;"),
                 '"' => self.0.push_str("&quot;"),
                 '\'' => self.0.push_str("&#39;"),
-                // Characters that turn the direction of what follows would let a name pass for
-                // another one.
+                // Characters that change the writing direction could make a name look like another.
                 '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => self.0.push('\u{fffd}'),
                 c if c.is_control() && c != '\n' && c != '\t' => self.0.push('\u{fffd}'),
                 c => self.0.push(c),
@@ -84,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_peer_has_sent_is_text_wherever_it_stands() {
+    fn text_of_a_peer_is_escaped_everywhere() {
         let hostile = "<img src=x onerror='alert(1)'>\"&\u{202e}\u{1b}";
         let mut inner = Html::default();
         html!(&mut inner; "<b>" {hostile} "</b>");

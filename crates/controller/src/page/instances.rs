@@ -1,4 +1,5 @@
-//! The instances, and one instance: those that the scheduler tells of, and those that should run.
+//! The list of instances, and the page of an instance. An instance may be reported by the scheduler,
+//! wanted by a workload, or both.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
@@ -15,11 +16,12 @@ use ssntp::payload::{InstanceState, timestamp};
 use ssntp_cluster::controller::{self, Node};
 use ssntp_transport::{deadline, left};
 
-/// How much of its last output a page has, in bytes, and how long its node may take to send it.
+/// The most bytes of output on a page: the last ones.
 const OUTPUT: usize = 128 << 10;
+/// The time in which the node of an instance has to send its output.
 const SENDING: Duration = Duration::from_secs(2);
 
-/// An instance, as it is seen and as it is wanted.
+/// An instance: `seen` is its state on a node, `kept` the state that the reconciler has stored.
 pub(super) struct Instance<'a> {
     uuid: Uuid,
     seen: Option<&'a controller::Instance>,
@@ -45,13 +47,13 @@ impl<'a> Instance<'a> {
         }
     }
 
-    /// The node that has it, or had it last.
+    /// The node of the instance, or the last one that it had.
     pub(super) fn node(&self) -> Option<Uuid> {
         let seen = self.seen.map(|seen| seen.node);
         seen.or(self.kept.and_then(|kept| kept.node))
     }
 
-    /// Its workload, if it has one.
+    /// The name of the workload, or an empty text.
     pub(super) fn workload(&self) -> &'a str {
         self.kept.map_or("", |kept| &kept.workload)
     }
@@ -96,7 +98,7 @@ impl<'a> Instance<'a> {
         }
     }
 
-    /// Why it ended, as far as it has and is known.
+    /// The reason why the instance ended; empty if it has not, or if the reason is unknown.
     fn ending(&self) -> String {
         let seen = self.seen.and_then(controller::Instance::ending);
         match (seen.filter(controller::Ending::is_known), self.kept) {
@@ -120,7 +122,7 @@ impl<'a> Instance<'a> {
     }
 }
 
-/// All instances: those that are seen, and then those that are only wanted.
+/// All instances: first those that the scheduler reports, then those that only the reconciler knows.
 pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Instance<'a>> {
     let picture: &'a Picture = scene.picture;
     let kept = &picture.kept.state.instances;
@@ -230,7 +232,7 @@ fn find<'a>(scene: &Scene<'a>, uuid: Uuid) -> Result<Instance<'a>, Missing> {
 pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
     let history = scene.newest(100, |query| query.instance = Some(uuid))?;
     let found = match find(scene, uuid) {
-        // Of an instance that is gone, the history is left.
+        // The instance was deleted, but the history still has rows about it.
         Err(_) if !history.is_empty() => Instance::of(scene, uuid, None, None),
         other => other?,
     };
@@ -244,7 +246,7 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
         && !on.is_current()
     {
         html!(&mut main; "<p class='was'>Its node was last heard " {scene.age(on.seen.unwrap_or(on.since))}
-            ". What the instance does now is not known.</p>");
+            ". The present state of the instance is unknown.</p>");
     }
     let (mut workload, mut node, mut since) = (Html::default(), Html::default(), Html::default());
     if let Some(kept) = found.kept {
@@ -295,14 +297,14 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
     Ok(View { title: name, main })
 }
 
-/// How long its last run took.
+/// The duration of the last run; `None` if it has not ended.
 fn ran(stats: &ssntp::payload::InstanceStats) -> Option<Span> {
     let (from, to) = (timestamp::parse(&stats.started)?, timestamp::parse(&stats.ended)?);
     (from > 0 && to >= from).then(|| Span(std::time::Duration::from_nanos(to - from)))
 }
 
-/// Its last lines. The script of the page empties this element and follows the output in it, so
-/// nothing is put in when the script asks for the page again.
+/// The last lines of output. The script of the page fills this element itself, so it stays empty if
+/// the script reloads the page.
 fn output(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) {
     html!(out; "<h2>Output</h2><pre id='output' data-of='" {uuid} "' tabindex='0' role='region' aria-label='Output'>");
     let pieces = match scene.is_followed {
@@ -313,28 +315,28 @@ fn output(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) {
         match piece {
             Written::Out(text) => html!(out; "<span class='out'>" {text} "</span>"),
             Written::Err(text) => html!(out; "<span class='err'>" {text} "</span>"),
-            Written::End(Some(why)) => html!(out; "<span class='end'>There is no more: " {why} "</span>"),
+            Written::End(Some(why)) => html!(out; "<span class='end'>The output ends: " {why} "</span>"),
             Written::End(None) => {}
         }
     }
-    html!(out; "</pre><p class='hint'><code>ssntp ctl logs " {uuid} "</code> shows all of it.</p>");
+    html!(out; "</pre><p class='hint'><code>ssntp ctl logs " {uuid} "</code> shows the whole output.</p>");
 }
 
-/// The last pieces of its output that the node sends in time.
+/// The last pieces of the output, as far as the node sends them in time.
 fn last_pieces(scene: &Scene<'_>, uuid: Uuid) -> VecDeque<Written> {
-    let mut writing = match scene.source.output(uuid, false) {
-        Ok(writing) => writing,
+    let mut output = match scene.source.output(uuid, false) {
+        Ok(output) => output,
         Err(why) => return [Written::End(Some(why))].into(),
     };
     let (mut pieces, mut bytes) = (VecDeque::new(), 0);
     let end = deadline(SENDING);
     while let Ok(limit) = left(end)
-        && let Some(piece) = writing.next(limit)
+        && let Some(piece) = output(limit)
     {
         bytes += length(&piece);
         let is_over = matches!(piece, Written::End(_));
         pieces.push_back(piece);
-        // The last ones are those that count.
+        // The oldest pieces are dropped, because the last lines are the ones to show.
         while bytes > OUTPUT
             && let Some(first) = pieces.pop_front()
         {
@@ -344,7 +346,7 @@ fn last_pieces(scene: &Scene<'_>, uuid: Uuid) -> VecDeque<Written> {
             return pieces;
         }
     }
-    let why = "the node has not sent it in time";
+    let why = "the node has not sent the rest in time";
     pieces.push_back(Written::End(Some(why.into())));
     pieces
 }

@@ -1,27 +1,27 @@
-//! The pages for people: HTML made here, which needs no script, and one script that keeps it
-//! up to date.
+//! The pages for people: HTML that works without a script, and one script that keeps an open page up
+//! to date.
 //!
 //! ```text
-//!  Picture ─┐                       ┌─▶ a page, whole
-//!  rows ────┼─▶ a view ─▶ Html ─────┤
-//!  address ─┘   (tables, pictures)  └─▶ page.js asks for it again when /api/v1/events tells
-//!                                       that something has changed, and puts in what differs
+//!  Picture ─┐                     ┌─▶ a whole page
+//!  rows ────┼─▶ a view ─▶ Html ───┤
+//!  address ─┘   (tables, charts)  └─▶ page.js loads the page again after an event of /api/v1/events,
+//!                                     and replaces the elements that differ
 //! ```
 //!
-//! So there is one way in which something is shown. All text goes through [`html::Html`].
+//! So all HTML is made in one place. All text goes through [`html::Html`], which escapes it.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `html` | the type for HTML, which escapes |
+//! | `html` | the type for HTML, which escapes text |
 //! | `params` | the query of an address |
 //! | `table` | tables that sort and filter |
 //! | `chart` | figures over time, waterfalls |
-//! | `words` | times, sizes, states |
-//! | `now` | the first page: what is wrong, and what changed last |
-//! | `nodes`, `instances`, `workloads` | lists, and one of each |
+//! | `words` | short texts for times, sizes, states |
+//! | `now` | the first page: problems, and the last changes |
+//! | `nodes`, `instances`, `workloads` | the lists, and the pages of single ones |
 //! | `events` | the history |
-//! | `traces` | the way of a frame |
-//! | `sessions`, `tenants` | what the scheduler tells of them |
+//! | `traces` | the hops of a traced frame |
+//! | `sessions`, `tenants` | lists that the scheduler sends |
 
 mod chart;
 mod events;
@@ -37,18 +37,20 @@ mod traces;
 mod words;
 mod workloads;
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use uuid::Uuid;
 
 use self::html::{Html, Show, html};
 use self::params::Params;
+#[cfg(test)]
+pub(crate) use self::words::ms;
 pub(crate) use self::words::time;
 use self::words::{Age, Link, State, WorkloadLink};
 use crate::http::source::{Picture, Source};
 use crate::{Query, Row};
 
-/// The files that pages need.
+/// The files that pages load.
 pub(crate) const STYLE: &str = include_str!("../../assets/page.css");
 pub(crate) const SCRIPT: &str = include_str!("../../assets/page.js");
 pub(crate) const ICON: &str = include_str!("../../assets/icon.svg");
@@ -65,12 +67,13 @@ const MENU: [(&str, &str); 8] = [
     ("/tenants", "Tenants"),
 ];
 
-/// What a view is made from.
+/// The input of a view.
 pub(crate) struct Scene<'a> {
     pub(crate) picture: &'a Picture,
     pub(crate) source: &'a dyn Source,
     pub(crate) params: &'a Params,
-    /// Whether its script asks for a page again, which follows the output of an instance itself.
+    /// True if the script of the page reloads it. The script follows the output of an instance
+    /// itself, so the page leaves the output out.
     pub(crate) is_followed: bool,
 }
 
@@ -87,11 +90,11 @@ impl View {
     }
 }
 
-/// Why there is no page.
+/// The reason why a page cannot be made.
 pub(crate) enum Missing {
-    /// There is no such page, or no such thing.
+    /// No page has this path, or its node, instance or workload does not exist.
     Unknown,
-    /// What it needs cannot be read now.
+    /// The data of the page cannot be read now.
     Unavailable(String),
 }
 
@@ -125,27 +128,27 @@ pub(crate) fn page(scene: &Scene<'_>, path: &str) -> Result<String, Missing> {
     Ok(frame(Some(scene.picture), path, &view.title, &view.main))
 }
 
-/// A page that says why there is another one missing.
+/// A page with an error.
 pub(crate) fn failure(path: &str, title: &str, why: &str) -> String {
     let mut main = Html::default();
     html!(&mut main; "<h1>" {title} "</h1><p>" {why} "</p><p><a href='/'>To the first page</a></p>");
     frame(None, path, title, &main)
 }
 
-/// The page on which a browser shows its token.
-pub(crate) fn login(is_wrong: bool) -> String {
+/// The page on which a user enters a token, with the reason why the last token was refused, if any.
+pub(crate) fn login(why: &str) -> String {
     let mut main = Html::default();
-    html!(&mut main; "<h1>Show a token</h1><form class='login' method='post' action='/login'>"
+    html!(&mut main; "<h1>Log in</h1><form class='login' method='post' action='/login'>"
         "<label>Token <input type='password' name='token' autocomplete='off' required autofocus></label>"
-        "<button>Look</button></form>");
-    if is_wrong {
-        html!(&mut main; "<p role='alert'>" {State(words::Grade::Bad, "This token is not known.")} "</p>");
+        "<button>Log in</button></form>");
+    if !why.is_empty() {
+        html!(&mut main; "<p role='alert'>" {State(words::Grade::Bad, "refused")} ": " {why} "</p>");
     }
-    html!(&mut main; "<p class='hint'><code>ssntp controller token add NAME</code> makes one.</p>");
-    frame(None, "/login", "Show a token", &main)
+    html!(&mut main; "<p class='hint'><code>ssntp controller token add NAME</code> makes a token.</p>");
+    frame(None, "/login", "Log in", &main)
 }
 
-/// What stands around every view.
+/// A whole page: the head, the menu and the main part.
 fn frame(picture: Option<&Picture>, path: &str, title: &str, main: &Html) -> String {
     let mut out = Html::default();
     html!(&mut out; "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -167,7 +170,7 @@ fn frame(picture: Option<&Picture>, path: &str, title: &str, main: &Html) -> Str
         html!(&mut out; "as of <time datetime='" {rfc(picture.taken)} "'>" {clock(picture.taken)} "</time> UTC");
     }
     html!(&mut out; "</p></header><main id='main'>" {*main} "</main><noscript><p class='hint'>"
-        "Without its script this page does not follow what happens; load it again.</p></noscript></body></html>");
+        "Without its script this page does not update itself; load it again.</p></noscript></body></html>");
     out.into_string()
 }
 
@@ -175,11 +178,9 @@ fn rfc(at: SystemTime) -> String {
     ssntp::pki::rfc3339(at)
 }
 
-/// The time of the day.
+/// The time of the day: `hh:mm:ss`.
 fn clock(at: SystemTime) -> String {
-    let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
-    format!("{hours:02}:{minutes:02}:{:02}", seconds % 60)
+    rfc(at).get(11..19).unwrap_or_default().to_owned()
 }
 
 impl Scene<'_> {
@@ -212,7 +213,7 @@ impl Scene<'_> {
         }
     }
 
-    /// The newest rows of the history, of those that `only` leaves in the query.
+    /// The newest rows of the history. `only` adds conditions to the query.
     fn newest(&self, limit: usize, only: impl FnOnce(&mut Query)) -> Result<Vec<Row>, Missing> {
         let mut query = Query {
             limit,
@@ -226,7 +227,7 @@ impl Scene<'_> {
     /// A list of rows of the history.
     fn rows(&self, out: &mut Html, rows: &[Row]) {
         if rows.is_empty() {
-            return html!(out; "<p class='empty'>Nothing is kept of it.</p>");
+            return html!(out; "<p class='empty'>The history has no rows about this.</p>");
         }
         html!(out; "<ol class='rows'>");
         for row in rows {
@@ -237,10 +238,10 @@ impl Scene<'_> {
         html!(out; "</ol>");
     }
 
-    /// The sentence of a row, with links to what it is about.
+    /// The sentence of a row, with links to its workload, instance and node.
     fn text(&self, out: &mut Html, row: &Row) {
         if row.kind == "trace" {
-            html!(out; "<a href='/traces/" {row.id} "'>the way of a frame</a>");
+            html!(out; "<a href='/traces/" {row.id} "'>the hops of a frame</a>");
         } else {
             out.show(&row.text);
         }

@@ -1,4 +1,4 @@
-//! The nodes, and one node.
+//! The list of nodes, and the page of a node.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,14 +7,14 @@ use uuid::Uuid;
 use super::chart::Series;
 use super::html::{Html, html};
 use super::table::{Table, choice, column, number};
-use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes, time};
+use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes, ms, time};
 use super::{Facts, Made, Missing, Scene, View, instances};
 use crate::Figures;
 use ssntp::payload::NodeStatus;
 use ssntp_cluster::controller::Node;
 
-/// The spans for which figures are shown, with their words.
-const SPANS: [(&str, u64); 3] = [("1h", 3600), ("24h", 86_400), ("7d", 7 * 86_400)];
+/// The spans of time of the charts: the value of the parameter `span`, and the seconds.
+const SPANS: [(&str, i64); 3] = [("1h", 3600), ("24h", 86_400), ("7d", 7 * 86_400)];
 
 /// The state of a node.
 pub(super) fn state(node: &Node) -> State {
@@ -95,7 +95,7 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
         },
         state: |row| Some(state(row.node)),
         sort: "name",
-        empty: "The scheduler has told of no node.",
+        empty: "The scheduler has reported no node.",
     };
     let now = scene.now();
     let rows = scene
@@ -123,8 +123,8 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
     let mut main = Html::default();
     html!(&mut main; "<p class='way'><a href='/nodes'>Nodes</a></p><h1>" {name} " " {state(node)} "</h1>");
     if !node.is_current() {
-        html!(&mut main; "<p class='was'>The figures below are those of " {scene.age(node.seen.unwrap_or(node.since))}
-            ". What the node does now is not known.</p>");
+        html!(&mut main; "<p class='was'>The figures below are from " {scene.age(node.seen.unwrap_or(node.since))}
+            ". The present state of the node is unknown.</p>");
     }
     let addresses: Vec<_> = stats.networks.iter().map(|n| n.ip.as_str()).collect();
     let listed = Listed { node, now };
@@ -178,7 +178,7 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
     Ok(View { title: name, main })
 }
 
-/// The session of a node with the scheduler, if this controller may know it.
+/// The session of a node with the scheduler, if this controller may list sessions.
 fn session(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) {
     let Ok(sessions) = &scene.source.sessions() else {
         return;
@@ -191,7 +191,7 @@ fn session(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) {
         html!(out; "<h2>Session</h2>");
         Facts::of(out)
             .fact("Address", &session.address)
-            .fact("Stands for", &Span(Duration::from_secs(session.age_s)))
+            .fact("Age", &Span(Duration::from_secs(session.age_s)))
             .fact("Silent for", &Span(Duration::from_secs(session.idle_s)))
             .fact(
                 "Received",
@@ -219,11 +219,7 @@ fn figures(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) -> Result<(), Missing>
         choice(out, &scene.params.query(&[("span", word)]), word == asked, &word);
     }
     html!(out; "</nav>");
-    let since = scene
-        .now()
-        .checked_sub(Duration::from_secs(seconds))
-        .unwrap_or(scene.now());
-    let figures = scene.source.figures(uuid, since)?;
+    let figures = scene.source.figures(uuid, ms(scene.now()) - 1000 * seconds)?;
     let points = |figure: fn(&Figures) -> i64| figures.iter().map(|f| (f.at, figure(f))).collect::<Vec<_>>();
     fn used(free: i64, total: i64) -> i64 {
         if free.min(total) < 0 {

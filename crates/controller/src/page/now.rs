@@ -1,4 +1,4 @@
-//! The first page: what is wrong now, and what changed last.
+//! The first page: the present problems, and the last changes.
 
 use std::time::Duration;
 
@@ -7,22 +7,23 @@ use super::params::encode;
 use super::words::{Bytes, Grade, Link, State};
 use super::{Made, Scene, View, instances, nodes, workloads};
 
-/// So many things of one kind are named; the rest is a number.
+/// The most nodes or instances that a problem names. The rest are counted.
 const NAMED: usize = 8;
-/// A certificate that ends within this time is told of.
+/// A certificate that expires within this time is a warning.
 const SOON: Duration = Duration::from_secs(30 * 86_400);
-/// One that ends within this time is a fault.
+/// A certificate that expires within this time is a fault.
 const VERY_SOON: Duration = Duration::from_secs(3 * 86_400);
-/// A queue with more bytes than this is told of.
+/// A queue of at least so many bytes is a warning.
 const BACKLOG: u64 = 1 << 20;
 
-/// Things of one kind that are wrong.
+/// A problem, which may be that of several nodes, instances or sessions.
 struct Problem {
     grade: Grade,
-    /// What is wrong, in a sentence.
+    /// The problem as a sentence.
     what: Html,
-    /// Where more of it is shown.
+    /// The address of a page with more about it.
     to: String,
+    /// The nodes, instances or sessions.
     named: Vec<Html>,
 }
 
@@ -115,21 +116,18 @@ fn problems(scene: &Scene<'_>) -> Vec<Problem> {
     let mut problems = Vec::new();
     let health = &scene.picture.kept.health;
     if !health.online {
-        let what = "There is no session with the scheduler: what is shown is what was known last";
+        let what = "There is no session with the scheduler: these pages show the last known state";
         problems.push(Problem::new(Grade::Bad, "/events?kind=session", what));
     } else if !health.told {
-        problems.push(Problem::new(
-            Grade::Wait,
-            "/nodes",
-            "The scheduler is still telling of its nodes",
-        ));
+        let what = "The scheduler is still reporting its nodes";
+        problems.push(Problem::new(Grade::Wait, "/nodes", what));
     }
     if let Err(why) = &health.store {
-        let what = format!("The database takes nothing, so nothing new is started: {why}");
+        let what = format!("The database cannot be written, so no instance is started: {why}");
         problems.push(Problem::new(Grade::Bad, "/events", &what));
     }
     if health.online && !health.leads {
-        let what = "Another controller leads: this one reads, and starts nothing";
+        let what = "Another controller is the master: this one starts and deletes no instance";
         problems.push(Problem::new(Grade::Warn, "/events?kind=session", what));
     }
     of_workloads(scene, &mut problems);
@@ -153,15 +151,12 @@ fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
         if !why.is_empty() {
             html!(&mut what; "; " {why});
         }
-        problems.push(Problem::new(
-            grade,
-            &format!("/workloads/{}", encode(name)),
-            &what,
-        ));
+        let to = format!("/workloads/{}", encode(name));
+        problems.push(Problem::new(grade, &to, &what));
     }
 }
 
-/// A problem for all things of a kind that are in the same state, if there are any.
+/// Adds one problem for all nodes, instances or sessions in the same state, if there are any.
 fn together(
     problems: &mut Vec<Problem>,
     grade: Grade,

@@ -1,4 +1,4 @@
-//! The query of a page's address: what a table shows is told by it alone.
+//! The query of a page's address. It alone selects the rows that a table shows.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use std::fmt::Write;
 pub(crate) struct Params(Vec<(String, String)>);
 
 impl Params {
-    /// Decodes the pairs of a request, or of a form, and leaves out empty ones.
+    /// Decodes the pairs of a request or a form. Pairs with an empty value are left out.
     pub(crate) fn decode(pairs: &[(String, String)]) -> Self {
         let pairs = pairs.iter().map(|(name, value)| (decode(name), decode(value)));
         Self(pairs.filter(|(_, value)| !value.is_empty()).collect())
@@ -23,24 +23,24 @@ impl Params {
         Self::decode(&pairs)
     }
 
-    /// The value of a parameter, an empty one if there is none.
+    /// The value of a parameter; empty if the parameter is missing.
     pub(crate) fn get(&self, name: &str) -> &str {
         let found = self.0.iter().find(|(known, _)| known == name);
         found.map_or("", |(_, value)| value)
     }
 
-    /// The value as a number, if it is one.
+    /// The value of a parameter as a number; `None` if it is missing or is not a number.
     pub(crate) fn number<T: std::str::FromStr>(&self, name: &str) -> Option<T> {
         self.get(name).parse().ok()
     }
 
-    /// All but these.
+    /// All parameters except those of these names.
     pub(crate) fn without<'a>(&'a self, names: &'a [&str]) -> impl Iterator<Item = &'a (String, String)> {
         self.0.iter().filter(|(name, _)| !names.contains(&name.as_str()))
     }
 
-    /// The query with these values in place of those of the same names; an empty value leaves
-    /// its name out. It begins with a question mark, so that it is an address of its own.
+    /// The query after these changes; an empty value removes the parameter. The query begins with a
+    /// question mark, so it can stand alone as a relative address.
     pub(crate) fn query(&self, changes: &[(&str, &str)]) -> String {
         let names: Vec<_> = changes.iter().map(|(name, _)| *name).collect();
         let kept = self
@@ -77,7 +77,7 @@ pub(crate) fn encode(text: &str) -> String {
     encoded
 }
 
-/// The text that was escaped. A `%` without two digits stays as it is.
+/// Decodes a text of a path or a query. A `%` without two hexadecimal digits stays as it is.
 pub(crate) fn decode(text: &str) -> String {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

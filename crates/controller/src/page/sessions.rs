@@ -1,4 +1,4 @@
-//! The sessions of the scheduler, as far as this controller may know them.
+//! The sessions of the scheduler, if this controller may list them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::words::{Bytes, Grade, Span, State};
 use super::{Facts, Scene, View};
 use ssntp::payload::SessionEntry;
 
-/// A session that has been silent for longer is pointed out: agents send STATS every 30 s.
+/// The time in seconds after which a session counts as silent. Agents send STATS every 30 s.
 const SILENT: u64 = 120;
 
 fn state(session: &SessionEntry) -> State {
@@ -34,7 +34,7 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
     facts.end();
     match &scene.source.sessions() {
         Ok(sessions) => table(scene, &mut main, sessions),
-        Err(why) => html!(&mut main; "<p>The scheduler does not tell its sessions: " {why} "</p>"),
+        Err(why) => html!(&mut main; "<p>The scheduler does not list its sessions: " {why} "</p>"),
     }
     View::new("Sessions", main)
 }
@@ -66,7 +66,7 @@ fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
             |row, out| out.show(&Bytes(row.session.bytes_sent))),
         column("idle", "Silent for", "n", |row| number(row.session.idle_s),
             |row, out| out.show(&Span(Duration::from_secs(row.session.idle_s)))),
-        column("age", "Stands for", "n opt", |row| number(row.session.age_s),
+        column("age", "Age", "n opt", |row| number(row.session.age_s),
             |row, out| out.show(&Span(Duration::from_secs(row.session.age_s)))),
         column("address", "Address", "opt", |row| row.session.address.clone().into(),
             |row, out| out.show(&row.session.address)),

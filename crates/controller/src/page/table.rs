@@ -1,10 +1,10 @@
-//! Tables that sort and filter, with their state in the address.
+//! Tables that sort and filter. The query of the address has the filter, the order and the page.
 //!
 //! | parameter | means |
 //! |---|---|
-//! | `q` | only rows that have all of these words |
+//! | `q` | only rows that contain all of these words |
 //! | `state` | only rows of this state |
-//! | `sort` | by this column; with `-` before it in falling order |
+//! | `sort` | the column to sort by; with `-` before it, in descending order |
 //! | `page` | from 1 |
 
 use std::cmp::Reverse;
@@ -15,10 +15,10 @@ use super::html::{Html, Show, html};
 use super::params::Params;
 use super::words::{Grade, State};
 
-/// The rows of a page: enough to look around, and few enough for a phone.
+/// The most rows of a page: enough for an overview, and few enough for a phone.
 pub(crate) const ROWS: usize = 200;
 
-/// What rows are sorted by.
+/// The value by which a row is sorted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     Number(i64),
@@ -26,8 +26,8 @@ pub(crate) enum Key {
 }
 
 impl From<String> for Key {
-    /// A text is sorted without regard to case, and numbers in it by their value: `web-2` stands
-    /// before `web-10`.
+    /// Texts are sorted without regard to case, and numbers in them by value: `web-2` comes before
+    /// `web-10`.
     fn from(text: String) -> Self {
         let mut sorted = String::with_capacity(text.len());
         let mut digits = String::new();
@@ -60,14 +60,14 @@ pub(crate) fn number(value: impl TryInto<i64>) -> Key {
 pub(crate) struct Column<T> {
     key: &'static str,
     title: &'static str,
-    /// `n` for numbers, `opt` for what a narrow screen leaves out.
+    /// The classes of the cells: `n` for numbers, `opt` for columns that a narrow screen leaves out.
     class: &'static str,
     sort: fn(&T) -> Key,
     cell: fn(&T, &mut Html),
 }
 
-/// A column: its key in the address, its title, the class of its cells, what it is sorted by, and
-/// what it shows.
+/// A column: its key in the address, its title, the classes of its cells, the value to sort by, and
+/// the content of a cell.
 pub(crate) fn column<T>(
     key: &'static str,
     title: &'static str,
@@ -86,18 +86,19 @@ pub(crate) fn column<T>(
 
 /// A table of rows of one type.
 pub(crate) struct Table<'a, T> {
-    /// What the rows are, for people who hear the page.
+    /// The name of the table, for screen readers.
     pub(crate) caption: &'static str,
     pub(crate) columns: &'a [Column<T>],
-    /// The id of a row's element, which is the same as long as it is the same thing.
+    /// The id of a row's element. It must stay the same for the same thing, because the script of
+    /// the page finds the row by it.
     pub(crate) id: fn(&T) -> String,
-    /// The text in which words are looked for.
+    /// The text that the filter searches.
     pub(crate) find: fn(&T) -> String,
     /// The state of a row, if rows have one.
     pub(crate) state: fn(&T) -> Option<State>,
-    /// The column by which rows are sorted if the address does not say.
+    /// The default of the parameter `sort`.
     pub(crate) sort: &'static str,
-    /// What is said if there are no rows at all.
+    /// The sentence that is shown if there are no rows at all.
     pub(crate) empty: &'static str,
 }
 
@@ -126,7 +127,7 @@ impl<T> Table<'_, T> {
         let shown = rows.into_iter().skip((page - 1) * ROWS).take(ROWS);
         self.body(out, params, shown);
         if found == 0 {
-            html!(out; "<p class='empty'>No row has these words and this state.</p>");
+            html!(out; "<p class='empty'>No row contains these words and has this state.</p>");
         }
         pager(out, params, page, pages, found);
     }
@@ -143,7 +144,7 @@ impl<T> Table<'_, T> {
         }
     }
 
-    /// The column, and whether in falling order.
+    /// The column to sort by, and true for descending order.
     fn sorted_by(&self, params: &Params) -> (Option<&Column<T>>, bool) {
         let known = |name: &str| self.columns.iter().find(|column| column.key == name);
         let asked = params.get("sort");
@@ -157,7 +158,7 @@ impl<T> Table<'_, T> {
         }
     }
 
-    /// The field for words, and a link for each state with the number of its rows.
+    /// The search field, and a link for each state with the number of its rows.
     fn tools(&self, out: &mut Html, params: &Params, rows: &[T], all: usize) {
         search_form(out, params);
         let mut states = BTreeMap::<&str, usize>::new();
@@ -212,10 +213,11 @@ impl<T> Table<'_, T> {
     }
 }
 
-/// Begins the tools of a table with the field for words. Other words begin at the first page.
+/// Begins the tools of a table with the search field. A search begins at the first page, so the
+/// form leaves the page out.
 pub(crate) fn search_form(out: &mut Html, params: &Params) {
     html!(out; "<div class='tools'><form role='search'>"
-        "<label><span class='only-heard'>Rows that have these words</span>"
+        "<label><span class='only-heard'>Rows that contain these words</span>"
         "<input type='search' name='q' id='q' placeholder='Filter' value='" {params.get("q")} "'></label>");
     for (name, value) in params.without(&["q", "page", "before", "after"]) {
         html!(out; "<input type='hidden' name='" {name} "' value='" {value} "'>");
@@ -223,14 +225,14 @@ pub(crate) fn search_form(out: &mut Html, params: &Params) {
     html!(out; "<button>Filter</button></form>");
 }
 
-/// A link to what else can be shown, and whether that is what is shown.
+/// A link to another selection of rows. `is_current` marks the present selection.
 pub(crate) fn choice(out: &mut Html, query: &str, is_current: bool, words: &impl Show) {
     html!(out; "<a href='" {query} "' aria-current='" {is_current} "'>");
     out.show(words);
     out.raw("</a>");
 }
 
-/// Links to the pages around this one.
+/// Links to the previous and the next page.
 fn pager(out: &mut Html, params: &Params, page: usize, pages: usize, found: usize) {
     if pages < 2 {
         return;
@@ -297,7 +299,7 @@ mod tests {
         // Whatever the address says, there is a page.
         assert_eq!(ids(&table("page=99999&sort=nothing", 300)).len(), 100);
         assert_eq!(ids(&table("page=0", 300))[0], 0);
-        assert!(table("q=nothing", 5).contains("No row has these words"));
+        assert!(table("q=nothing", 5).contains("No row contains these words"));
         assert!(table("", 0).contains("There are no numbers."));
     }
 

@@ -1,4 +1,4 @@
-//! The tenants: their networks, and what goes through their tunnels.
+//! The tenants: their networks, and the traffic of their tunnels.
 
 use super::html::{Html, html};
 use super::table::{Table, column, number};
@@ -6,7 +6,7 @@ use super::words::{Bytes, Grade, Link, State};
 use super::{Scene, View};
 use ssntp::payload::{TenantEntry, TunnelStats};
 
-/// A tenant with its tunnels, which the nodes tell of in their STATS.
+/// A tenant with its tunnels, which the nodes report in their STATS.
 struct Listed<'a> {
     tenant: &'a TenantEntry,
     tunnels: Vec<&'a TunnelStats>,
@@ -39,7 +39,7 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
     html!(&mut main; "<h1>Tenants</h1>");
     match &scene.source.tenants() {
         Ok(tenants) => table(scene, &mut main, tenants),
-        Err(why) => html!(&mut main; "<p>The scheduler does not tell its tenants: " {why} "</p>"),
+        Err(why) => html!(&mut main; "<p>The scheduler does not list its tenants: " {why} "</p>"),
     }
     View::new("Tenants", main)
 }

@@ -1,4 +1,4 @@
-//! The way of a frame, hop by hop.
+//! Traced frames: the list, and the hops of one frame.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn read(row: &Row) -> Option<FrameTrace> {
     serde_json::from_str(&row.text).ok()
 }
 
-/// All times of a trace that are known, in nanoseconds.
+/// The known times of a trace, in nanoseconds since 1970.
 fn times(trace: &FrameTrace) -> impl Iterator<Item = u64> + '_ {
     let stamps = trace
         .nodes
@@ -55,7 +55,7 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
         })
     });
     let mut main = Html::default();
-    html!(&mut main; "<h1>Traces</h1><p class='hint'>Each is the way of one frame. <code>ssntp ctl --trace</code> "
+    html!(&mut main; "<h1>Traces</h1><p class='hint'>Each row is one frame. <code>ssntp ctl --trace</code> "
         "traces a command.</p>");
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
@@ -85,7 +85,7 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
     Ok(View::new("Traces", main))
 }
 
-/// A span with microseconds, which a hop takes.
+/// A span with microseconds, because a hop takes a few of them.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 fn precise(span: &Span) -> String {
     let micros = span.0.as_nanos() as f64 / 1000.0;
@@ -121,7 +121,7 @@ pub(super) fn one(scene: &Scene<'_>, row: i64) -> Made {
     let begin = times(&trace).min().unwrap_or(0);
     let mut bars = Vec::new();
     let mut is_before = false;
-    // When the frame left the hop before.
+    // The time at which the frame left the hop before.
     let mut left: Option<u64> = None;
     for hop in &trace.nodes {
         let stamp = |text: &str| {
@@ -150,24 +150,24 @@ pub(super) fn one(scene: &Scene<'_>, row: i64) -> Made {
             to,
             words: match (received, sent) {
                 (Some(_), Some(_)) => precise(&Span(Duration::from_nanos(to.saturating_sub(from)))),
-                (None, _) => "sent it".into(),
-                (Some(_), None) => "has it".into(),
+                (None, _) => "sent the frame".into(),
+                (Some(_), None) => "received the frame".into(),
             },
         });
         left = sent;
     }
-    let mut sentence = format!("The way of the frame over {} hops:", trace.nodes.len());
+    let mut sentence = format!("The {} hops of the frame:", trace.nodes.len());
     for bar in &bars {
         // Writing to a String cannot fail.
         let _ = write!(sentence, " {}, {};", bar.title, bar.words);
     }
     waterfall(&mut main, &sentence, &bars);
     if is_before {
-        html!(&mut main; "<p class='was'>A hop has a frame before the hop before it sent it: the clocks of these hosts "
-            "differ, so the times between them mean little.</p>");
+        html!(&mut main; "<p class='was'>By these times a hop received the frame before it was sent. So the clocks "
+            "of these hosts differ, and the times between hops are wrong by that difference.</p>");
     }
     html!(&mut main; "<details><summary>The hops as a table</summary><div class='scroll'><table><thead><tr>"
-        "<th scope='col'>Role</th><th scope='col'>Who</th><th scope='col'>Received</th><th scope='col'>Sent</th>"
+        "<th scope='col'>Role</th><th scope='col'>Host</th><th scope='col'>Received</th><th scope='col'>Sent</th>"
         "</tr></thead><tbody>");
     for hop in &trace.nodes {
         html!(&mut main; "<tr><td>" {hop.ssntp_role} "</td><td>");

@@ -1,4 +1,4 @@
-//! Times, sizes and states in few words.
+//! Short texts for times, sizes and states.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,23 +10,22 @@ use super::params::encode;
 use ssntp::pki::rfc3339;
 use ssntp_cluster::controller::Node;
 
-/// How good a state is. Each grade has a sign and words of its own, so that no colour is needed to
-/// tell it from the others.
+/// The grade of a state. Each grade has a sign of its own, so that a reader need not rely on colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Grade {
     /// Something does not work.
     Bad,
     /// Something is late, or about to end.
     Warn,
-    /// It is under way.
+    /// A change is under way.
     Wait,
-    /// It works.
+    /// Everything works.
     Good,
-    /// It is over: what is shown was so once.
+    /// The state is of the past.
     Past,
 }
 
-/// A state: its grade and its word.
+/// A state: the grade and a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State(pub(crate) Grade, pub(crate) &'static str);
 
@@ -43,12 +42,18 @@ impl Show for State {
     }
 }
 
-/// Milliseconds since 1970 as a time. One before 1970, which no row of the history has, is 1970.
+/// Milliseconds since 1970 as a time. Negative numbers count as 0.
 pub(crate) fn time(ms: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
-/// A time as its distance from now, with the time itself for those who ask.
+/// A time since 1970 in milliseconds.
+pub(crate) fn ms(at: SystemTime) -> i64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A time as its distance from now. The time itself is in the tooltip.
 pub(crate) struct Age {
     pub(crate) at: SystemTime,
     pub(crate) now: SystemTime,
@@ -100,7 +105,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Megabytes, as STATS count them. A number below 0 is not known.
+/// A size in megabytes, the unit of STATS. A number below 0 is unknown.
 pub(crate) fn megabytes(mb: i64) -> String {
     u64::try_from(mb).map_or_else(
         |_| "–".to_owned(),
@@ -117,14 +122,14 @@ pub(crate) fn known(number: i64) -> String {
     }
 }
 
-/// A bar of how much of something is used, with the numbers in words.
+/// A bar that shows the used part, with both numbers as text.
 pub(crate) struct Used {
     pub(crate) free: i64,
     pub(crate) total: i64,
 }
 
 impl Used {
-    /// The used part in percent; none if it is not known.
+    /// The used part in percent; `None` if a number is unknown.
     pub(crate) fn percent(&self) -> Option<i64> {
         let is_known = self.total > 0 && (0..=self.total).contains(&self.free);
         is_known.then(|| (self.total - self.free).saturating_mul(100) / self.total)
@@ -143,7 +148,8 @@ impl Show for Used {
     }
 }
 
-/// A link to a node, an instance or another thing of a UUID: its name, or the beginning of its UUID.
+/// A link to a node, an instance or another thing that has a UUID. Its text is the name, or the
+/// beginning of the UUID if there is no name.
 pub(crate) struct Link<'a> {
     pub(crate) to: &'static str,
     pub(crate) uuid: Uuid,
@@ -182,7 +188,7 @@ impl Show for WorkloadLink<'_> {
     }
 }
 
-/// The beginning of a UUID, by which commands find it, too.
+/// The beginning of a UUID, which commands accept as well.
 pub(crate) fn short(uuid: Uuid) -> String {
     let mut text = uuid.to_string();
     text.truncate(8);

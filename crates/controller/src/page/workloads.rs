@@ -1,4 +1,4 @@
-//! The workloads, and one workload.
+//! The list of workloads, and the page of a workload.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{Facts, Made, Missing, Scene, View, instances};
 use crate::Status;
 use crate::model::{RolloutState, Workload};
 
-/// A workload, and how it stands.
+/// A workload and its status.
 pub(super) struct Listed {
     pub(super) workload: Arc<Workload>,
     pub(super) status: Status,
@@ -32,13 +32,10 @@ impl Listed {
         }
     }
 
-    /// Why it is not as it should be, in a sentence; empty if that is not known.
+    /// The last problem, as a sentence; empty if there is none.
     pub(super) fn why(&self) -> String {
-        let problem = self.status.problem.clone().unwrap_or_default();
-        match problem.is_empty() {
-            true => self.workload.rollout.why.clone(),
-            false => problem,
-        }
+        let problem = self.status.problem.clone();
+        problem.unwrap_or_else(|| self.workload.rollout.why.clone())
     }
 }
 
@@ -81,14 +78,14 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
         find: |row| format!("{} {}", row.workload.name, row.why()),
         state: |row| Some(row.state()),
         sort: "name",
-        empty: "Nothing is asked for yet: ssntp ctl apply -f FILE asks for a workload.",
+        empty: "There is no workload yet; ssntp ctl apply -f FILE creates one.",
     };
     table.show(&mut main, scene.params, all(scene));
     View::new("Workloads", main)
 }
 
-/// A count as a fact; there is no fact of none.
-fn unless_none(count: u32) -> String {
+/// A count as text. Zero is an empty text, which [`Facts`] leaves out.
+fn unless_zero(count: u32) -> String {
     if count == 0 {
         String::new()
     } else {
@@ -131,10 +128,10 @@ pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
             &format!("{}{}", workload.version, stable.unwrap_or_default()),
         )
         .fact("Roll-out", rollout)
-        .fact("Older instances", &unless_none(status.outdated))
+        .fact("Older instances", &unless_zero(status.outdated))
         .fact(
             "Failures of the new version",
-            &unless_none(workload.rollout.failures),
+            &unless_zero(workload.rollout.failures),
         )
         .fact("Labels", &labels.join(", "))
         .end();
@@ -143,6 +140,6 @@ pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
     html!(&mut main; "<h2>What happened</h2>");
     scene.rows(&mut main, &history);
     let spec = serde_json::to_string_pretty(&workload.spec).unwrap_or_default();
-    html!(&mut main; "<details><summary>What was asked for</summary><pre tabindex='0'>" {spec} "</pre></details>");
+    html!(&mut main; "<details><summary>The spec</summary><pre tabindex='0'>" {spec} "</pre></details>");
     Ok(View::new(name, main))
 }

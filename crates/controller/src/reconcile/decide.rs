@@ -1,8 +1,8 @@
-//! Slots are filled, and versions rolled out.
+//! Fills slots, and rolls versions out.
 //!
-//! Each slot has at most one instance that is wanted. One that is not wanted any more keeps its
-//! slot from being filled until it is gone, or its node is away for longer than the grace. So an
-//! instance never runs beside the one that takes its place, as far as can be known.
+//! Each slot has at most one wanted instance. An instance that is no longer wanted blocks its slot
+//! until it is gone, or until its node has been away for longer than the grace. So an instance and
+//! its replacement never run at the same time, as far as the controller can know.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,34 +14,38 @@ use super::soft::{Asked, Progress};
 use super::{Command, Pass, Status};
 use crate::model::{Instance, InstanceState, Rollout, RolloutState, Version, Workload, Write};
 
-/// The most instances that are being started at a time, and of one workload: the scheduler holds
-/// a bounded number, and one workload with slow images must not take all places.
+/// The most instances that are started at a time, because the scheduler holds a bounded number.
 const MOST_STARTING: usize = 256;
+/// The most instances of one workload that are started at a time, so that a workload with slow images
+/// does not block the others.
 const MOST_STARTING_OF_ONE: usize = 64;
-/// How long a question may stay without an answer, and a START that no node lists: a scheduler holds
-/// one for a minute at most, and gives a node another minute to list it. What a node lists as being
-/// started may take as long as it takes.
+/// The time after which a query without an answer is repeated.
 const QUESTION: Duration = Duration::from_secs(30);
+/// The time after which an instance is queried if its START has no answer and no node lists it. A
+/// scheduler holds a START for at most a minute, and the node has another minute to list it. An
+/// instance that its node lists as pending has no such limit.
 const START: Duration = Duration::from_secs(180);
-/// The pause after the first DELETE of an instance. Each further one is twice as long.
+/// The pause after the first DELETE of an instance. Each further pause is twice as long.
 const DELETE_AGAIN: Duration = Duration::from_secs(10);
+/// The longest pause between two DELETEs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
 /// The instances of a workload by their slots.
 type Slots<'a> = BTreeMap<u32, Vec<&'a Instance>>;
 
-/// A slot, as it stands after what was done about it.
+/// The status of a slot, after this step.
 #[derive(Clone, Copy)]
 enum Stand<'a> {
-    /// Its instance does its work, or has done it.
+    /// The instance is healthy, or has succeeded.
     Available(&'a Instance),
-    /// Its instance runs, but is not known to do its work yet.
+    /// The instance runs, but has not been healthy for long enough.
     Running(&'a Instance),
-    /// It has no instance that runs.
+    /// The slot has no running instance.
     Empty,
 }
 
 impl Pass<'_> {
+    /// Adds the commands and changes that bring the cluster one step closer to the desired state.
     pub(super) fn decide(&mut self, uuids: &mut dyn FnMut() -> Uuid) {
         let (state, none) = (self.state, BTreeMap::new());
         let mut of_workloads: BTreeMap<&str, Slots<'_>> = BTreeMap::new();
@@ -71,7 +75,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Deletes an instance that is not wanted, and asks about one of which nothing is known.
+    /// Deletes an instance that is not wanted, or queries a starting instance that no node lists.
     fn settle(&mut self, instance: &Instance) {
         let now = self.now.elapsed;
         let uuid = instance.uuid;
@@ -83,17 +87,19 @@ impl Pass<'_> {
                 self.soft
                     .deletes
                     .insert(uuid, (now + pause, sent.saturating_add(1)));
-                // The START of an instance that is deleted first may stay without an answer, so once
-                // no node lists it, it is asked about.
+                // If the DELETE overtakes the end of the START, the START may never be answered. So
+                // the instance is queried as soon as no node lists it.
                 self.soft.asked.remove(&uuid);
                 let node = seen.node;
                 self.plan.commands.push(Command::Delete { instance: uuid, node });
             }
         } else if instance.state == InstanceState::Starting {
             let is_waited_for = self.soft.asked.get(&uuid).is_some_and(|asked| {
-                // Nobody waits for one that is not wanted any more but the slot that it blocks.
-                let is_patient = instance.wanted && !asked.is_question;
-                let limit = if is_patient { START } else { QUESTION };
+                // An instance that is no longer wanted only blocks its slot, so it is queried early.
+                let limit = match instance.wanted && !asked.is_question {
+                    true => START,
+                    false => QUESTION,
+                };
                 asked.session == self.seen.session && now.saturating_sub(asked.at) < limit
             });
             if !is_waited_for {
@@ -103,7 +109,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A workload that was deleted: it stays until none of its instances can be reached.
+    /// Deletes the instances of a deleted workload, and the workload once none of them is reachable.
     fn take_down(&mut self, workload: &Workload, slots: &Slots<'_>) {
         let mut is_over = true;
         for instance in slots.values().flatten() {
@@ -120,7 +126,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Goes back to the last good version if the new one fails; whether it does.
+    /// Goes back to the last stable version if the new one fails. Returns true if it does.
     fn goes_back(&mut self, workload: &Workload) -> bool {
         let Rollout { state, failures, why } = &workload.rollout;
         let update = &workload.spec.update;
@@ -138,7 +144,10 @@ impl Pass<'_> {
             () if *failures >= update.max_failures => {
                 format!("{failures} instances failed, the last one: {why}")
             }
-            () if late => format!("no instance more did its work within {} s", update.deadline_s),
+            () if late => format!(
+                "no further instance became healthy within {} s",
+                update.deadline_s
+            ),
             () => return false,
         };
         let from = workload.version;
@@ -201,7 +210,7 @@ impl Pass<'_> {
         self.soft.status.insert(workload.name.clone(), status);
     }
 
-    /// How a slot stands. An instance that failed is not wanted from now on.
+    /// The status of a slot. Marks an instance that has failed as no longer wanted.
     fn stand<'b>(&mut self, workload: &Workload, of_slot: &[&'b Instance]) -> Stand<'b> {
         let Some(instance) = of_slot.iter().find(|instance| instance.wanted).copied() else {
             return Stand::Empty;
@@ -210,7 +219,7 @@ impl Pass<'_> {
         match instance.state {
             InstanceState::Running => return self.stand_of_running(workload, instance),
             InstanceState::Done if is_over(workload, instance) => return Stand::Available(instance),
-            // Whatever becomes of it, it is not what should be started.
+            // The instance has a former version, so it is not worth waiting for.
             InstanceState::Starting | InstanceState::Failed if is_outdated => {
                 self.drop_wish(instance, "ended", "has a former version");
             }
@@ -232,31 +241,31 @@ impl Pass<'_> {
             self.replace(instance, "its health check fails");
             return Stand::Empty;
         }
-        // An instance of the version that is being rolled out has to show that it works.
-        let is_tried = workload.rollout.state == RolloutState::Steady
+        // During a roll-out, an instance of the new version has to be healthy for a while first.
+        let is_available = workload.rollout.state == RolloutState::Steady
             || instance.version != workload.version
             || alive >= Duration::from_secs(workload.spec.update.healthy_s.into())
                 && (workload.spec.health.is_none() || health.has_passed);
-        match is_tried {
+        match is_available {
             true => Stand::Available(instance),
             false => Stand::Running(instance),
         }
     }
 
-    /// An instance has failed, and another one takes its place.
+    /// Replaces an instance that has failed.
     fn replace(&mut self, instance: &Instance, why: &str) {
         let why = if why.is_empty() { "it has ended" } else { why };
         self.failed(instance, why, true);
         self.drop_wish(instance, "failed", &format!("is replaced: {why}"));
     }
 
-    /// Whether an instance that is not wanted may still run.
+    /// True if an instance that is not wanted may still run.
     fn blocks(&mut self, workload: &Workload, instance: &Instance) -> bool {
         if instance.state == InstanceState::Lost {
             return false;
         }
         let Some(node) = instance.node else {
-            // Nobody knows where it is, if it is anywhere. It is being asked about.
+            // No node has listed the instance. Its query is under way.
             return self.soft.age(instance, self.now) < START;
         };
         let grace = Duration::from_secs(workload.spec.reschedule.grace_s.into());
@@ -264,7 +273,7 @@ impl Pass<'_> {
         away.is_none_or(|since| self.now.elapsed.saturating_sub(*since) < grace)
     }
 
-    /// Starts an instance in a free slot, if that is not to wait; whether it does.
+    /// Starts an instance in a free slot, unless the slot is in a pause. Returns true if it does.
     fn fill(&mut self, workload: &Workload, slot: u32, uuids: &mut dyn FnMut() -> Uuid) -> bool {
         let key = (workload.name.clone(), slot);
         let failed = self.soft.slots.get(&key).copied().unwrap_or_default();
@@ -330,7 +339,7 @@ impl Pass<'_> {
                     format!("version {version} of {name} runs everywhere"),
                 );
                 let touched = self.touch(workload);
-                // No instance has shown anything of a version without instances.
+                // A workload with a count of 0 shows nothing about its version.
                 if available > 0 {
                     touched.stable = Some(version);
                 }
@@ -379,7 +388,7 @@ impl Pass<'_> {
     }
 }
 
-/// The versions that are kept: the newest ones, and those that a roll-out needs.
+/// Removes the oldest versions until `most` are left, but none of those that a roll-out needs.
 pub(super) fn trim(versions: &mut Vec<Version>, needed: [Option<u64>; 2], most: usize) {
     while versions.len() > most {
         let oldest = versions

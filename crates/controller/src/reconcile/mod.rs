@@ -1,37 +1,37 @@
-//! The reconciler: what follows from what should run and what is seen. No clock, no sockets, no
-//! threads: the caller gives it the time, and carries out what it says.
+//! The reconciler: compares the desired state with the view of the cluster, and decides what to do.
+//! It uses no clock, no sockets and no threads: the caller passes the time in and carries out the
+//! plans.
 //!
 //! ```text
 //!  Seen, Answer, now ─▶ Core::step ─▶ Plan { writes, commands }
-//!                         ▲                    │ the database first
+//!                         ▲                    │ first to the database
 //!                         └── Core::committed ─┤
 //!                                              └─▶ then START, DELETE to the scheduler
 //! ```
 //!
-//! A plan is made of what is there, so one that could not be written is forgotten and made again
-//! later. A START is sent only after its instance, with its UUID, is on the disk:
+//! A plan depends on the stored state only, so a plan that could not be written is dropped and made
+//! again later. A START is sent only after its instance, with its UUID, is on the disk:
 //!
-//! | the controller ends | the next one finds | and |
+//! | the controller crashes | the next process finds | and |
 //! |---|---|---|
-//! | before the commit | nothing | starts another instance |
-//! | after it, before the START is sent | a starting instance that no node lists | *asks*: the scheduler does not have it, so it is dropped |
-//! | after that | the same | asks: the scheduler has it, so it waits |
-//! | when a node lists it | an instance that is seen | it runs |
+//! | before the commit | no instance | starts another instance |
+//! | after the commit, before the START is sent | a starting instance that no node lists | *queries* it: the scheduler does not have it, so the instance is dropped |
+//! | after the START is sent | a starting instance that no node lists | queries it: the scheduler has it, so the controller waits |
+//! | after a node lists the instance | an instance of the view | marks it as running |
 //!
-//! To *ask* is a START of the same UUID for a node that does not exist: a scheduler that has the
-//! instance in any state answers `already_running` or `instance_exists`, and one that has not
-//! says that there is no room. So one UUID is never given to two nodes, and whatever was started
-//! in spite of all this has a UUID that the database knows as unwanted, and is deleted when it
-//! is seen.
+//! A *query* is a START of the same UUID for a node that does not exist. A scheduler that has the
+//! instance in any state answers `already_running` or `instance_exists`; otherwise it answers that
+//! no node has room. So a UUID is never started on two nodes. If an instance runs nevertheless that
+//! the database has as unwanted, it is deleted as soon as a node lists it.
 //!
-//! Nothing is decided before the scheduler has told a new session all that it knows.
+//! Nothing is decided before the scheduler has reported to a new session all that it knows.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `observe` | what was seen is taken down |
-//! | `decide` | slots are filled, versions rolled out |
-//! | `orders` | what users ask for: [`Core::apply`], [`Core::delete`], [`Core::rollout`] |
-//! | `soft` | what is remembered until the process ends |
+//! | `observe` | updates the stored instances from the view |
+//! | `decide` | fills slots and rolls versions out |
+//! | `orders` | the orders of users: [`Core::apply`], [`Core::delete`], [`Core::rollout`] |
+//! | `soft` | the state that is not stored |
 
 mod decide;
 mod observe;
@@ -52,18 +52,19 @@ use crate::model::{Event, Instance, State, Workload, Write};
 /// The present time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Now {
-    /// Since some time before this process began to reconcile; it never goes back.
+    /// The time since this process began, by a clock that never goes back.
     pub elapsed: Duration,
-    /// Milliseconds since 1970, UTC: it may jump, so it is written down, and decides next to nothing.
+    /// The time of day: milliseconds since 1970, UTC. Its clock may jump, so it is stored for
+    /// readers, and only the retention of instances of absent nodes depends on it.
     pub unix_ms: i64,
 }
 
-/// The cluster, as the scheduler tells it.
+/// The view of the cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The number of the session with the scheduler.
     pub session: u64,
-    /// Whether the scheduler has told this session all that it knew when it began.
+    /// True once the scheduler has reported all that it knew when the session began.
     pub told: bool,
     /// The nodes that are connected and report.
     pub nodes: BTreeSet<Uuid>,
@@ -71,107 +72,107 @@ pub struct Seen {
     pub instances: BTreeMap<Uuid, SeenInstance>,
 }
 
-/// An instance, as its node has last listed it.
+/// An instance as its node listed it last.
 #[derive(Clone, Debug)]
 pub struct SeenInstance {
-    /// Its node.
+    /// The node.
     pub node: Uuid,
-    /// Whether it is still being started: then it may come to nothing.
+    /// True while the node is starting the instance. The start may still fail.
     pub is_pending: bool,
-    /// How it ended; none while it has not.
+    /// The end of the instance; `None` while it has not ended.
     pub ended: Option<SeenEnd>,
-    /// How often its node has started it again.
+    /// The number of times that the node has restarted the instance.
     pub restarts: u32,
-    /// What its labels say, if a controller has started it.
+    /// The labels that a controller gave to the instance, if it has them.
     pub mark: Option<Mark>,
 }
 
-/// How an instance ended.
+/// The end of an instance.
 #[derive(Clone, Debug)]
 pub struct SeenEnd {
-    /// Whether it succeeded.
+    /// True if the instance succeeded.
     pub is_success: bool,
-    /// In words.
+    /// The reason, as text.
     pub how: String,
 }
 
 /// The labels of an instance that a controller has started.
 #[derive(Clone, Debug)]
 pub struct Mark {
-    /// The name of its workload.
+    /// The name of the workload.
     pub workload: String,
-    /// Its slot.
+    /// The slot.
     pub slot: u32,
-    /// The digest of its template.
+    /// The digest of the template.
     pub digest: String,
 }
 
 /// The scheduler's answer to a START.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The instance is there, or is being started.
+    /// The scheduler has the instance, or is starting it.
     There,
-    /// It was there, and is gone.
+    /// The instance was started and has been deleted since.
     Gone,
-    /// It is not there, and is not being started.
+    /// The scheduler does not have the instance and is not starting it.
     NotStarted {
-        /// Why, in words.
+        /// The reason, as text.
         why: String,
-        /// Whether the workload is to blame, and not the state of the cluster.
+        /// True if the workload causes the failure, false if the state of the cluster does.
         is_its_fault: bool,
     },
-    /// It is not known what became of the START.
+    /// The answer was lost, so the outcome of the START is unknown.
     Lost,
-    /// Another controller is the master, so nothing was done.
+    /// Another controller is the master, so the scheduler ignored the START.
     NotMaster,
 }
 
-/// What is to be sent once the writes of its plan are on the disk.
+/// A command that is sent once the writes of its plan are on the disk.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Start an instance.
     Start(Box<StartPayload>),
-    /// Ask whether the scheduler has an instance.
+    /// Query whether the scheduler has an instance.
     Ask(Uuid),
     /// Delete an instance.
     Delete {
         /// The instance.
         instance: Uuid,
-        /// The node that has it.
+        /// The node of the instance.
         node: Uuid,
     },
 }
 
-/// What follows from the state: first the writes, all or none, then the commands.
+/// The next step: first the writes, all or none, then the commands.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// What is to be written.
+    /// The changes to write.
     pub writes: Vec<Write>,
-    /// What is to be sent then.
+    /// The commands to send after the writes.
     pub commands: Vec<Command>,
 }
 
 impl Plan {
-    /// Whether nothing is to be done.
+    /// True if there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.writes.is_empty() && self.commands.is_empty()
     }
 }
 
-/// How a workload does at present.
+/// The status of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
-    /// How many instances it should have.
+    /// The number of instances that the workload should have.
     pub wanted: u32,
-    /// How many of these run, or have done their work.
+    /// The number of slots whose instance runs or has succeeded.
     pub running: u32,
-    /// How many of these do their work, as far as is known.
+    /// The number of slots whose instance is healthy or has succeeded.
     pub healthy: u32,
-    /// How many have another version than they should.
+    /// The number of instances of another version than the present one.
     pub outdated: u32,
-    /// How many are being started.
+    /// The number of instances that are being started.
     pub starting: u32,
-    /// What failed last, while an instance is missing.
+    /// The last failure, while an instance is missing.
     pub problem: Option<String>,
 }
 
@@ -183,33 +184,33 @@ pub struct Core {
 }
 
 impl Core {
-    /// A reconciler for what a database holds.
+    /// A reconciler with the state that a database holds.
     pub fn new(state: State) -> Self {
         let soft = Soft::default();
         Self { state, soft }
     }
 
-    /// What should be, and is written down.
+    /// The desired state, as it is stored.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// How each workload does.
+    /// The status of each workload, by its name.
     pub fn status(&self) -> &BTreeMap<String, Status> {
         &self.soft.status
     }
 
-    /// Whether another controller is the master, as far as is known.
+    /// True if the scheduler answered within the last 30 s that another controller is the master.
     pub fn is_backup(&self, now: Now) -> bool {
         self.soft.backup_until.is_some_and(|until| now.elapsed < until)
     }
 
-    /// Takes the answer to a START or a question.
+    /// Adds the answer to a START or a query, for the next step.
     pub fn answer(&mut self, instance: Uuid, answer: Answer) {
         self.soft.answers.push((instance, answer));
     }
 
-    /// Takes the outcome of a check of an instance's health.
+    /// Adds the outcome of a health check.
     pub fn checked(&mut self, instance: Uuid, is_healthy: bool) {
         let limit = self.state.instances.get(&instance).and_then(|instance| {
             let workload = self.state.workloads.get(&instance.workload)?;
@@ -220,15 +221,15 @@ impl Core {
         }
     }
 
-    /// What is to be done now: `uuids` gives new UUIDs. After it was done, call it again, until
-    /// nothing is to be done: each plan takes one step.
+    /// The next plan; `uuids` generates new UUIDs. After a plan was carried out, call this again,
+    /// until a plan is empty: each plan is a single step.
     pub fn step(&mut self, seen: &Seen, now: Now, uuids: &mut dyn FnMut() -> Uuid) -> Plan {
         if !seen.told {
             return Plan::default();
         }
-        self.soft.begin(seen, now);
         let is_backup = self.is_backup(now);
         let Self { state, soft } = self;
+        soft.begin(state, seen, now);
         let mut pass = Pass {
             state,
             soft,
@@ -238,22 +239,22 @@ impl Core {
             touched: BTreeMap::new(),
         };
         pass.observe();
-        // What was seen is taken down before anything is decided. A backup only looks.
+        // Observations are written before anything is decided. A backup decides nothing.
         if pass.is_quiet() && !is_backup {
             pass.decide(uuids);
         }
         pass.finish()
     }
 
-    /// The writes of a plan, or of an order, are on the disk, with this row of the history as the
-    /// last one.
+    /// Applies the writes of a plan or of an order, which are on the disk now. `revision` is the
+    /// number of the last row of the history.
     pub fn committed(&mut self, writes: Vec<Write>, revision: i64) {
         for mut write in writes {
             match &mut write {
                 Write::Workload(workload) => {
                     workload.revision = revision;
                     let known = self.state.workloads.get(&workload.name);
-                    // What failed with another version says nothing of this one.
+                    // Failures of another version do not delay the present one.
                     if known.is_some_and(|known| known.version != workload.version) {
                         self.soft.forget_failures(&workload.name);
                     }
@@ -267,18 +268,7 @@ impl Core {
         }
     }
 
-    /// A plan could not be written, and is forgotten.
-    pub fn refused(&mut self, plan: &Plan) {
-        for write in &plan.writes {
-            if let Write::Instance(instance) = write
-                && !self.state.instances.contains_key(&instance.uuid)
-            {
-                self.soft.forget(instance.uuid);
-            }
-        }
-    }
-
-    /// The instances whose health is to be checked, with their workloads.
+    /// The instances that need health checks, with their workloads.
     pub fn checks<'a>(&'a self, seen: &'a Seen) -> impl Iterator<Item = (&'a Instance, &'a Workload)> {
         self.state.instances.values().filter_map(|instance| {
             let workload = self.state.workloads.get(&instance.workload)?;
@@ -292,18 +282,19 @@ impl Core {
     }
 }
 
-/// One step: it reads the state, and collects what is to be done.
+/// One step. It reads the state, and collects a plan.
 struct Pass<'a> {
     state: &'a State,
     soft: &'a mut Soft,
     seen: &'a Seen,
     now: Now,
     plan: Plan,
-    /// Workloads that are written at the end, each once.
+    /// The workloads that this step changes. Each is written once, at the end.
     touched: BTreeMap<String, Workload>,
 }
 
 impl Pass<'_> {
+    /// True if this step has written nothing so far.
     fn is_quiet(&self) -> bool {
         self.plan.writes.is_empty() && self.touched.is_empty()
     }
@@ -317,13 +308,13 @@ impl Pass<'_> {
         self.plan
     }
 
-    /// A workload that is written at the end.
+    /// A copy of a workload to change. It is written at the end of the step.
     fn touch(&mut self, workload: &Workload) -> &mut Workload {
         let known = self.touched.entry(workload.name.clone());
         known.or_insert_with(|| workload.clone())
     }
 
-    /// A row about an instance; `what` goes on behind its name.
+    /// Adds a row about an instance. `what` follows its name and completes the sentence.
     fn event(&mut self, kind: &'static str, about: &Instance, what: &str) {
         let Instance {
             uuid, workload, slot, ..
@@ -341,19 +332,19 @@ impl Pass<'_> {
         self.plan.writes.push(Event::of_workload(kind, workload, text));
     }
 
-    /// Takes down a change of an instance, with its sentence.
+    /// Writes a new or changed instance, and a row about it.
     fn change(&mut self, instance: Instance, kind: &'static str, what: &str) {
         self.event(kind, &instance, what);
         self.plan.writes.push(Write::Instance(instance));
     }
 
-    /// Takes down that an instance is gone.
+    /// Removes an instance from the database, and writes a row about it.
     fn gone(&mut self, instance: &Instance, kind: &'static str, what: &str) {
         self.event(kind, instance, what);
         self.plan.writes.push(Write::InstanceGone(instance.uuid));
     }
 
-    /// An instance is not wanted any more.
+    /// Marks an instance as no longer wanted, and writes a row about it.
     fn drop_wish(&mut self, instance: &Instance, kind: &'static str, what: &str) {
         let unwanted = Instance {
             wanted: false,
@@ -363,7 +354,8 @@ impl Pass<'_> {
         self.change(unwanted, kind, what);
     }
 
-    /// An instance has failed: its slot waits before it is filled again.
+    /// Counts the failure of an instance: its slot stays empty for a pause, and its roll-out may go
+    /// back.
     fn failed(&mut self, instance: &Instance, why: &str, is_its_fault: bool) {
         self.soft.failed(instance, why, self.now);
         if let Some(workload) = self.state.workloads.get(&instance.workload)
@@ -377,7 +369,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Whether a node is connected and reports.
+    /// True if the node is connected and reports.
     fn is_current(&self, node: Uuid) -> bool {
         self.seen.nodes.contains(&node)
     }

@@ -1,4 +1,4 @@
-//! What was seen is taken down: answers, states of instances, instances that nobody knew.
+//! Updates the stored instances from answers and from the view, and adopts unknown instances.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,13 +9,14 @@ use uuid::Uuid;
 use super::{Answer, Pass, SeenEnd, SeenInstance};
 use crate::model::{Instance, InstanceState, ReschedulePolicy, Workload};
 
-/// How long another controller counts as the master before this one tries again.
+/// The time for which another controller counts as the master before this one tries again.
 const BACKUP: Duration = Duration::from_secs(30);
-/// How long an instance is remembered that the scheduler does not have: a node that has it is back
-/// in this time, or its instances are lost.
+/// The retention of an instance that the scheduler does not have. A node that has it is expected to
+/// reconnect within this time.
 const LOST: Duration = Duration::from_secs(3600);
-/// How long an unwanted instance of a node that is away is remembered: by the time of day, which
-/// outlives this process, and for the time above by this process, because that clock may jump.
+/// The retention of an unwanted instance whose node is away, by the time of day, which continues
+/// while this process does not run. Because that clock may jump, [`LOST`] by the clock of this
+/// process has to pass as well.
 const REMEMBERED_MS: u64 = 7 * 86_400_000;
 
 impl Pass<'_> {
@@ -32,14 +33,14 @@ impl Pass<'_> {
         self.adopt();
     }
 
-    /// Takes the answers to STARTs; gives the instances that are gone by that.
+    /// Handles the answers to STARTs. Returns the instances that have no further changes in this step.
     fn take_answers(&mut self) -> BTreeSet<Uuid> {
         let mut dropped = BTreeSet::new();
         for (uuid, answer) in std::mem::take(&mut self.soft.answers) {
             if answer == Answer::NotMaster {
                 self.soft.backup_until = Some(self.now.elapsed + BACKUP);
             }
-            // An instance that a node has listed since is there, whatever was answered before.
+            // If a node has listed the instance since, the view is newer than the answer.
             let starting = self.state.instances.get(&uuid).filter(|instance| {
                 instance.state == InstanceState::Starting
                     && self.seen.instances.get(&uuid).is_none_or(|seen| seen.is_pending)
@@ -52,7 +53,7 @@ impl Pass<'_> {
                 .remove(&uuid)
                 .is_none_or(|asked| asked.is_question);
             match answer {
-                // It is asked about again if no node lists it.
+                // If no node lists the instance in time, it is queried again.
                 Answer::There => {
                     self.soft.asked.insert(uuid, self.question());
                     continue;
@@ -65,8 +66,8 @@ impl Pass<'_> {
                         "was not started: another controller is the master",
                     );
                 }
-                // A scheduler that was started again does not know what the former one gave to a
-                // node that is still away.
+                // A scheduler that was restarted does not know the instances of a node that is still
+                // away. So the instance counts as lost, and its node may list it later.
                 Answer::NotStarted { .. } if was_question => {
                     let lost = Instance {
                         state: InstanceState::Lost,
@@ -90,11 +91,11 @@ impl Pass<'_> {
         dropped
     }
 
-    /// An instance that a node has listed.
+    /// Updates an instance that a node lists.
     fn see(&mut self, instance: &Instance, seen: &SeenInstance) {
         let is_current = self.is_current(seen.node);
-        // It may come to nothing. The answer to its START tells, unless that was lost and its node
-        // is away: then it is given up with its node.
+        // The start may still fail; the answer to the START decides. If the answer was lost and the
+        // node is away, the instance is given up with its node.
         if seen.is_pending && instance.state == InstanceState::Starting {
             if !is_current && instance.node != Some(seen.node) {
                 let changed = Instance {
@@ -137,7 +138,7 @@ impl Pass<'_> {
         self.give_up(instance, seen.node);
     }
 
-    /// Whether its node starts an instance again that has ended.
+    /// True if the node will restart an instance that has ended.
     fn is_started_again(&self, instance: &Instance, seen: &SeenInstance, end: &SeenEnd) -> bool {
         let workload = self.state.workloads.get(&instance.workload);
         let Some(version) = workload.and_then(|workload| workload.version_of(instance.version)) else {
@@ -153,7 +154,7 @@ impl Pass<'_> {
             }
     }
 
-    /// An instance that no node lists.
+    /// Updates an instance that no node lists.
     fn miss(&mut self, instance: &Instance) {
         let Some(node) = instance.node else {
             if instance.state == InstanceState::Lost && self.soft.age(instance, self.now) > LOST {
@@ -166,7 +167,7 @@ impl Pass<'_> {
             return self.give_up(instance, node);
         }
         let workload = self.state.workloads.get(&instance.workload);
-        // What is over stays so when its node forgets it.
+        // An instance that is over stays stored when its node drops it, so that it is not replaced.
         if instance.wanted && workload.is_some_and(|workload| is_over(workload, instance)) {
             return;
         }
@@ -176,12 +177,13 @@ impl Pass<'_> {
         self.gone(instance, "gone", &format!("is gone from node {node}"));
     }
 
+    /// The time for which a node has been away. The first call for a node begins it.
     fn away(&mut self, node: Uuid) -> Duration {
         let since = *self.soft.away.entry(node).or_insert(self.now.elapsed);
         self.now.elapsed.saturating_sub(since)
     }
 
-    /// An instance whose node is away for too long is not waited for.
+    /// Gives an instance up if its node has been away for longer than the grace.
     fn give_up(&mut self, instance: &Instance, node: Uuid) {
         if self.is_current(node) {
             return;
@@ -203,8 +205,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Takes over instances of a workload that the database does not know: it was lost, or is
-    /// older than they are.
+    /// Adopts instances of workloads that are not in the database, because the database was lost or
+    /// restored from a backup.
     fn adopt(&mut self) {
         let strangers: Vec<_> = self
             .seen
@@ -255,7 +257,7 @@ impl Pass<'_> {
     }
 }
 
-/// Whether an instance has ended, and no other one takes its place.
+/// True if an instance has ended and will not be replaced.
 pub(super) fn is_over(workload: &Workload, instance: &Instance) -> bool {
     match instance.state {
         InstanceState::Starting | InstanceState::Running | InstanceState::Lost => false,

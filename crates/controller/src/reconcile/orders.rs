@@ -1,5 +1,7 @@
-//! What users ask for. An order is checked against the state, and gives writes; it counts once
-//! they are on the disk.
+//! The orders of users. An order is checked against the state, and returns the changes to write. It
+//! takes effect once they are on the disk.
+
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -12,44 +14,45 @@ use crate::store::StoreError;
 
 /// The most instances of all workloads together.
 const MOST_INSTANCES: u64 = 100_000;
-/// The longest command of a START, in bytes. A server reads 64 KiB of it; the labels need some.
+/// The longest encoded START, in bytes. A server accepts 64 KiB, and the labels of the controller
+/// take some of that.
 const MOST_START: usize = 60 << 10;
-/// The most differences that are listed.
+/// The most differences that are listed for a workload.
 const MOST_DIFFERENCES: usize = 256;
 
 /// The outcome of [`Core::apply`] for one workload.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Applied {
-    /// The workload.
+    /// The name of the workload.
     pub name: String,
-    /// What it means for the workload.
+    /// The kind of change.
     pub change: Changed,
-    /// The version that its instances are to have.
+    /// The version that the instances are to have.
     pub version: u64,
-    /// The row of the history with the change.
+    /// The number of the row of the history with the change.
     pub revision: i64,
-    /// What is different now.
+    /// The values of the spec that differ from the former ones.
     pub differences: Vec<Difference>,
 }
 
-/// What applying a spec means for the workload.
+/// The effect of a spec on its workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Changed {
-    /// It is new.
+    /// The workload is new.
     Created,
-    /// It is changed, and its instances stay.
+    /// The workload is changed, and its instances stay.
     Changed,
-    /// Its instances are replaced.
+    /// The template is changed, so the instances are replaced.
     Rolled,
-    /// It is as it was.
+    /// The spec is equal to the present one.
     Unchanged,
 }
 
 /// A value of a spec that is different.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// Where it is: `start.command`.
+    /// The path of the key: `start.command`.
     pub path: String,
     /// The former value; null if there was none.
     pub before: Value,
@@ -57,47 +60,47 @@ pub struct Difference {
     pub after: Value,
 }
 
-/// What a user wants of a roll-out.
+/// An order of a user about a roll-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RolloutOrder {
-    /// Back to the last good version, or to the one before it.
+    /// Go back to the last stable version, or to the version before the present one.
     Back,
-    /// No further step for now.
+    /// Take no further step until Resume.
     Pause,
-    /// Go on.
+    /// Continue a paused roll-out.
     Resume,
 }
 
-/// Why an order was refused.
+/// The reason why an order was refused.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum Refused {
     /// The spec has a mistake.
     #[error("{0}")]
     Invalid(SpecError),
-    /// There is no such workload.
+    /// No workload has this name.
     #[error("there is no workload {0}")]
     NotFound(String),
-    /// It does not fit the present state.
+    /// The order does not fit the present state of the workload.
     #[error("{0}")]
     Conflict(String),
-    /// There was no answer in time.
+    /// The controller did not answer in time. The order may still be carried out.
     #[error("the controller is busy: it has not answered in 10 s, and may still carry the order out")]
     Busy,
-    /// It was not written down.
+    /// The change was not written to the database.
     #[error("{0}")]
     Store(#[from] StoreError),
 }
 
 impl Core {
-    /// Workloads are to be as their specs say, all or none: gives the outcomes, and what is to be
-    /// written.
+    /// Creates or changes workloads, all of them or none. Returns the outcomes, and the changes to
+    /// write.
     ///
     /// # Errors
     /// [`Refused`]. If there are several specs, `at` begins with the workload's name.
     pub fn apply(&self, specs: Vec<Spec>) -> Result<(Vec<Applied>, Vec<Write>), Refused> {
         let many = specs.len() > 1;
-        let mut names = std::collections::BTreeSet::new();
+        let mut names = BTreeSet::new();
         for spec in &specs {
             let is_new = names.insert(spec.name.clone());
             let twice = || Err(SpecError::at("name", "two of the workloads have it"));
@@ -111,13 +114,9 @@ impl Core {
         }
         let others = self.state.workloads.values().map(|workload| &workload.spec);
         let others = others.filter(|spec| !names.contains(&spec.name));
-        if others
-            .chain(&specs)
-            .map(|spec| u64::from(spec.count))
-            .sum::<u64>()
-            > MOST_INSTANCES
-        {
-            let why = format!("all workloads have more than {MOST_INSTANCES} instances then");
+        let counts = others.chain(&specs).map(|spec| u64::from(spec.count));
+        if counts.sum::<u64>() > MOST_INSTANCES {
+            let why = format!("all workloads together would have more than {MOST_INSTANCES} instances");
             return Err(Refused::Invalid(SpecError::at("count", why)));
         }
         let (mut applied, mut writes) = (Vec::new(), Vec::new());
@@ -208,7 +207,7 @@ impl Core {
         ))
     }
 
-    /// A workload and its instances are to go.
+    /// Deletes a workload and its instances.
     ///
     /// # Errors
     /// [`Refused`].
@@ -225,7 +224,7 @@ impl Core {
         ])
     }
 
-    /// A roll-out is to go back, to stop or to go on.
+    /// Reverts, pauses or resumes a roll-out.
     ///
     /// # Errors
     /// [`Refused`].
@@ -244,7 +243,8 @@ impl Core {
             }
             RolloutOrder::Pause => return refused("no roll-out is under way"),
             RolloutOrder::Resume => return refused("its roll-out is not paused"),
-            // The same order given twice, or after it went back by itself, is no order for the one before.
+            // An order that is repeated, or comes after the roll-out went back by itself, must not go
+            // back another version.
             RolloutOrder::Back if state == RolloutState::Back => {
                 return refused(&format!("it goes back to version {} already", workload.version));
             }
@@ -278,13 +278,13 @@ impl Core {
     }
 }
 
-/// Checks what a spec says by itself.
+/// Checks a spec alone, without the other workloads.
 fn check(spec: &Spec) -> Result<(), SpecError> {
     spec.check()?;
     let payload = spec.template().payload(&spec.name, spec.count, uuid::Uuid::nil());
     let bytes = ssntp::payload::Payload::encode(&payload.start).len();
     if bytes > MOST_START {
-        let why = format!("it has {bytes} bytes, and {MOST_START} at most are sent");
+        let why = format!("it has {bytes} bytes; the most is {MOST_START}");
         return Err(SpecError::at("start", why));
     }
     Ok(())
@@ -301,7 +301,7 @@ fn differences(before: &Spec, after: &Spec) -> Vec<Difference> {
 
 fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<Difference>) {
     if let (Value::Object(one), Value::Object(other)) = (before, after) {
-        let keys: std::collections::BTreeSet<_> = one.keys().chain(other.keys()).collect();
+        let keys: BTreeSet<_> = one.keys().chain(other.keys()).collect();
         for key in keys {
             let path = match path {
                 "" => key.clone(),

@@ -1,5 +1,5 @@
-//! What the reconciler remembers until its process ends. A new process begins without it, and
-//! only waits a little longer here and there.
+//! The state of the reconciler that is not stored. A new process begins without it; the only effect
+//! is that some pauses and graces begin again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,48 +7,49 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{Answer, Now, Seen, Status};
-use crate::model::{Instance, InstanceState};
+use crate::model::{Instance, InstanceState, State};
 
-/// The pause after the first failure of a slot. Each further one is twice as long, up to the
-/// longest.
+/// The pause of a slot after its first failure. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause of a slot.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// An instance that has run for this time is no failed attempt when it ends.
+/// The time after which the failure of an instance counts as the first one again.
 const LONG_ENOUGH: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(super) struct Soft {
     session: u64,
     pub(super) answers: Vec<(Uuid, Answer)>,
-    /// The STARTs and questions that are not answered.
+    /// The STARTs and queries without an answer, by their instances.
     pub(super) asked: BTreeMap<Uuid, Asked>,
-    /// Since when the nodes of known instances are away.
+    /// The nodes of known instances that are away, and the times since which they are.
     pub(super) away: BTreeMap<Uuid, Duration>,
-    /// Since when instances have been seen alive.
+    /// The times since which instances have been alive in the view.
     pub(super) alive: BTreeMap<Uuid, Duration>,
-    /// The DELETEs that were sent: when the next one is due, and how many there were.
+    /// The DELETEs that were sent: the time at which the next one is due, and their number.
     pub(super) deletes: BTreeMap<Uuid, (Duration, u32)>,
     pub(super) health: BTreeMap<Uuid, Health>,
-    /// Since when instances have been known as they are, with the time that they say themselves.
+    /// The `since` of each instance, and the time at which this process first met that value.
     known: BTreeMap<Uuid, (i64, Duration)>,
     pub(super) slots: BTreeMap<(String, u32), Slot>,
     pub(super) progress: BTreeMap<String, Progress>,
+    /// The last failure of each workload.
     pub(super) problems: BTreeMap<String, String>,
     pub(super) status: BTreeMap<String, Status>,
-    /// Until when another controller counts as the master.
+    /// The time until which another controller counts as the master.
     pub(super) backup_until: Option<Duration>,
 }
 
-/// A START or a question without an answer.
+/// A START or a query without an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     pub(super) session: u64,
     pub(super) at: Duration,
-    /// Whether it was only a question: then nothing failed if the instance is not there.
+    /// True for a query: if the scheduler does not have the instance, no start has failed.
     pub(super) is_question: bool,
 }
 
-/// What checks have found out about an instance.
+/// The outcome of the health checks of an instance.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Health {
     pub(super) has_passed: bool,
@@ -56,14 +57,16 @@ pub(super) struct Health {
     pub(super) is_bad: bool,
 }
 
-/// A slot whose instance has failed.
+/// A slot whose instance has failed: the number of failures in a row, and the time at which the slot
+/// may be filled again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
     pub(super) attempt: u32,
     pub(super) not_before: Duration,
 }
 
-/// How far the roll-out of a version has come.
+/// The progress of the roll-out of a version: the number of available instances, and the time since
+/// which it has not grown.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
     pub(super) version: u64,
@@ -72,14 +75,16 @@ pub(super) struct Progress {
 }
 
 impl Soft {
-    /// Takes in what is seen before a step.
-    pub(super) fn begin(&mut self, seen: &Seen, now: Now) {
+    /// Drops what the present view, the time or the stored state makes obsolete.
+    pub(super) fn begin(&mut self, state: &State, seen: &Seen, now: Now) {
         if self.session != seen.session {
             self.session = seen.session;
-            // Agents reconnect at their own pace, so each gets its grace anew.
+            // Agents reconnect one after the other, so the grace of each begins again.
             self.away.clear();
             self.deletes.clear();
         }
+        // A plan that could not be written leaves the STARTs of its new instances here.
+        self.asked.retain(|uuid, _| state.instances.contains_key(uuid));
         self.away.retain(|node, _| !seen.nodes.contains(node));
         let is_alive = |uuid: &Uuid| seen.instances.get(uuid).is_some_and(|i| i.ended.is_none());
         self.alive.retain(|uuid, _| is_alive(uuid));
@@ -100,7 +105,7 @@ impl Soft {
         health.is_bad = health.failures >= limit;
     }
 
-    /// The slot of an instance that has failed waits before it is filled again.
+    /// Begins a pause for the slot of an instance that has failed.
     pub(super) fn failed(&mut self, instance: &Instance, why: &str, now: Now) {
         let alive = self.alive.get(&instance.uuid);
         let was_long = alive.is_some_and(|since| now.elapsed.saturating_sub(*since) >= LONG_ENOUGH);
@@ -115,15 +120,15 @@ impl Soft {
         self.problems.insert(instance.workload.clone(), why.to_owned());
     }
 
-    /// For how long an instance has been seen alive.
+    /// The time for which an instance has been alive in the view.
     pub(super) fn alive_for(&mut self, instance: &Instance, now: Now) -> Duration {
         debug_assert_eq!(instance.state, InstanceState::Running);
         let since = self.alive.entry(instance.uuid).or_insert(now.elapsed);
         now.elapsed.saturating_sub(*since)
     }
 
-    /// For how long this process has known an instance as it is. The time of day is not asked,
-    /// because its clock may jump.
+    /// The time for which an instance has been in its state, as far as this process knows. The stored
+    /// `since` is not used, because the clock of the time of day may jump.
     pub(super) fn age(&mut self, instance: &Instance, now: Now) -> Duration {
         let present = (instance.since, now.elapsed);
         let known = self.known.entry(instance.uuid).or_insert(present);

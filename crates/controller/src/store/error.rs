@@ -1,6 +1,5 @@
-//! What is wrong with a database, with its file.
+//! Errors of the database. Each names the file.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -10,10 +9,10 @@ use thiserror::Error;
 /// Why the database was not opened, read or written.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum StoreError {
-    /// Another process has opened it.
+    /// Another process uses the database.
     #[error("{}: another controller uses it", .0.display())]
     InUse(PathBuf),
-    /// A later version of this program has written it.
+    /// A later version of this program has written the database.
     #[error("{}: it has the schema {found}, and this program knows the schemas up to {known}; \
         use the later program, or another directory", file.display())]
     Newer {
@@ -21,17 +20,17 @@ pub enum StoreError {
         file: PathBuf,
         /// The version of its schema.
         found: i64,
-        /// The latest version that is known here.
+        /// The latest version that this program knows.
         known: i64,
     },
-    /// The database refused.
+    /// SQLite or the system reports an error.
     #[error("{}: {fault}: {why}", file.display())]
     Failed {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The kind of error.
         fault: Fault,
-        /// The words of the database or the system.
+        /// The message of SQLite or of the system.
         why: String,
     },
     /// The controller has ended.
@@ -39,34 +38,32 @@ pub enum StoreError {
     Closed,
 }
 
-/// What is wrong with a database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The kind of an error of the database.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Fault {
-    /// The disk or the file is full.
+    /// The disk is full, or the file has its largest size.
+    #[error("there is no room for it")]
     Full,
-    /// It cannot be written.
+    /// The file or the directory cannot be written.
+    #[error("it cannot be written")]
     ReadOnly,
-    /// It is damaged, or no database at all.
+    /// The file is damaged, or is not a database.
+    #[error("it is damaged, and has to be restored from a backup or moved away")]
     Damaged,
-    /// It is the database of another program.
+    /// The file is the database of another program.
+    #[error("it is not a database of a controller, and was not changed")]
     Foreign,
-    /// Anything else.
+    /// Any other error.
+    #[error("it cannot be used")]
     Other,
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "there is no room for it",
-            Self::ReadOnly => "it cannot be written",
-            Self::Damaged => "it is damaged, and has to be restored from a backup or moved away",
-            Self::Foreign => "it is no database of a controller, and is left as it is",
-            Self::Other => "it cannot be used",
-        })
-    }
-}
-
 impl StoreError {
+    fn failed(file: &Path, fault: Fault, why: String) -> Self {
+        let file = file.to_owned();
+        Self::Failed { file, fault, why }
+    }
+
     pub(super) fn of(file: &Path, error: rusqlite::Error) -> Self {
         let fault = match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => Fault::Full,
@@ -74,15 +71,11 @@ impl StoreError {
                 Fault::ReadOnly
             }
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Fault::Damaged,
-            // A row that is not what this program writes.
+            // A row whose content this program does not write.
             None => Fault::Damaged,
             Some(_) => Fault::Other,
         };
-        Self::Failed {
-            file: file.to_owned(),
-            fault,
-            why: error.to_string(),
-        }
+        Self::failed(file, fault, error.to_string())
     }
 
     pub(super) fn io(file: &Path, error: &io::Error) -> Self {
@@ -91,10 +84,6 @@ impl StoreError {
             io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => Fault::ReadOnly,
             _ => Fault::Other,
         };
-        Self::Failed {
-            file: file.to_owned(),
-            fault,
-            why: error.to_string(),
-        }
+        Self::failed(file, fault, error.to_string())
     }
 }

@@ -9,18 +9,19 @@ use uuid::Uuid;
 use super::{StoreError, schema, unix_ms};
 use crate::model::{Figures, Row};
 
-/// The most rows of an answer.
+/// The most rows that one query returns.
 pub(super) const MAX_ROWS: usize = 1000;
+/// The time limit for waiting for the connection that writes.
 const BUSY: Duration = Duration::from_secs(2);
 
-/// A connection that reads the history. What it sees is what was committed when it looks.
+/// A connection that reads the history. Each query returns what is committed at that moment.
 #[derive(Debug)]
 pub struct History {
     connection: Connection,
     file: PathBuf,
 }
 
-/// Which rows are asked for: those that fit everything that is given.
+/// A query for rows of the history. All conditions that are set have to hold.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     /// Only rows with a higher number.
@@ -35,9 +36,9 @@ pub struct Query {
     pub node: Option<Uuid>,
     /// Only rows of this kind.
     pub kind: Option<String>,
-    /// At most so many rows, and never more than 1,000.
+    /// The most rows; values above 1,000 count as 1,000.
     pub limit: usize,
-    /// Whether the newest rows come first.
+    /// True if the newest rows come first.
     pub newest_first: bool,
 }
 
@@ -52,7 +53,7 @@ impl History {
         })
     }
 
-    /// The rows that fit.
+    /// The rows that fulfil the conditions of the query.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -87,8 +88,8 @@ impl History {
         rows().map_err(|e| StoreError::of(&self.file, e))
     }
 
-    /// Figures of a node since a time in milliseconds since 1970, oldest first: at most `most`
-    /// of them, and the newest of those.
+    /// Figures of a node from `since` on, in milliseconds since 1970; the oldest first. If there are
+    /// more than `most`, the newest of them.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -98,7 +99,7 @@ impl History {
                 "SELECT at, mem_available, mem_total, disk_available, disk_total, load, instances
                  FROM figures WHERE node = ?1 AND at BETWEEN ?2 AND ?3 ORDER BY at DESC LIMIT ?4",
             )?;
-            // A clock that was ahead for a while has left figures of times that are still to come.
+            // A clock that was ahead for a while has left figures with times in the future.
             let most = i64::try_from(most).unwrap_or(i64::MAX);
             let values = params![node.as_bytes(), since, unix_ms(), most];
             let found = statement.query_map(values, |row| schema::figures(node, row))?;
@@ -109,7 +110,7 @@ impl History {
         Ok(found)
     }
 
-    /// The number of the last row, also if it was deleted since; 0 before the first.
+    /// The highest number that a row ever had; 0 before the first row. The row may have been deleted.
     ///
     /// # Errors
     /// [`StoreError`].

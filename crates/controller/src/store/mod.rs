@@ -1,27 +1,27 @@
-//! The database: one thread writes it, and connections of their own read it.
+//! The database: one thread writes, and each reader has a connection of its own.
 //!
 //! ```text
-//!  commit() ── waits ──▶┌──────────────┐  one transaction for all that wait
-//!  note() ── waits not ▶│ ssntp-store  │────────────────────────────▶ DIR/controller.db
+//!  commit() ── blocks ─▶┌──────────────┐  one transaction for all waiting jobs
+//!  note() ─ no waiting ▶│ ssntp-store  │────────────────────────────▶ DIR/controller.db
 //!                       └──────┬───────┘                                     │ WAL
-//!                              │ rows that were committed                    ▼
-//!                     Follow ◀─┴───────── rows that are older ────────── History
+//!                              │ after each commit                           ▼
+//!                              └────────▶ Follow ◀────────── rows ─────── History
 //! ```
 //!
-//! What [`Store::commit`] has returned is on the disk, also after a loss of power: the journal
-//! is a WAL that is synced at each commit. Rows of the history that nobody waits for
-//! ([`Store::note`]) share the next transaction, and are dropped and counted if too many wait.
+//! When [`Store::commit`] returns, its changes are on the disk, and survive a loss of power: the
+//! journal is a WAL that is synced at each commit. Changes of [`Store::note`] share the next
+//! transaction; their caller does not wait, and if the queue is full they are dropped and counted.
 //!
 //! The history is bounded by its age and by the size of the database. A database that is full,
-//! that cannot be written, or that is damaged gives [`StoreError`], which names the file. The
-//! thread goes on then: the next commit may succeed.
+//! that cannot be written, or that is damaged causes a [`StoreError`], which names the file. The
+//! thread continues, because the next commit may succeed.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `schema` | the tables, their versions, and how each kind of row is written and read |
 //! | `owner` | the thread |
 //! | `history` | [`History`]: reading |
-//! | `follow` | [`Follow`]: reading on as rows come |
+//! | `follow` | [`Follow`]: reading, and waiting for new rows |
 //! | `error` | [`StoreError`] |
 
 mod error;
@@ -46,24 +46,22 @@ pub use self::error::{Fault, StoreError};
 pub use self::follow::Follow;
 pub use self::history::{History, Query};
 pub(crate) use self::owner::unix_ms;
-use crate::model::{Row, State, Write};
+use crate::model::{State, Write};
 use ssntp_transport::threads::{self, Joined};
 
 const FILE: &str = "controller.db";
 const LOCK: &str = "lock";
-/// The most batches that wait for the thread. The reconciler has one at a time, and each call of
+/// The most jobs that wait for the thread. The reconciler has one job at a time, and each call of
 /// the API one; the rest are notes.
 const MOST_WAITING: usize = 4096;
-/// The most rows that wait for one follower. One that is slower reads the database again.
-const MOST_ROWS: usize = 1024;
 
 /// Bounds of a database.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How long a row of the history is kept.
+    /// The time for which a row of the history is kept.
     pub age: Duration,
-    /// How large the file may be, in bytes, before the oldest rows are deleted. At twice this
-    /// size nothing more is written.
+    /// The size of the file, in bytes, above which the oldest rows are deleted. At twice this size
+    /// every write fails.
     pub bytes: u64,
 }
 
@@ -77,45 +75,47 @@ impl Default for Limits {
     }
 }
 
-/// The database of a controller. Dropping it waits until all that it was given is on the disk.
+/// The database of a controller. Dropping it waits until all queued changes are on the disk.
 #[derive(Debug)]
 pub struct Store {
     shared: Arc<Shared>,
-    /// The thread writes first what it was given when this is dropped, and ends.
+    /// When this is dropped, the thread writes the queued jobs and ends.
     jobs: Sender<Job>,
     _thread: Joined,
-    /// The lock ends when this is closed.
+    /// Closing this file releases the lock. It is the last field, so the thread has ended by then.
     _lock: File,
 }
 
-/// Some changes, and who waits for them.
+/// Changes, and the channel to the caller if the caller waits.
 #[derive(Debug)]
 struct Job {
     writes: Vec<Write>,
     reply: Option<Sender<Result<i64, StoreError>>>,
 }
 
-/// What the thread shares with its users.
+/// The state that the thread shares with handles and readers.
 #[derive(Debug)]
 struct Shared {
     file: PathBuf,
-    followers: Mutex<Option<Vec<Sender<Arc<Row>>>>>,
-    /// Why the last commit failed.
+    /// A channel to each follower. `None` once the thread has ended.
+    followers: Mutex<Option<Vec<Sender<()>>>>,
+    /// The error of the last commit, if it failed.
     failing: Mutex<Option<StoreError>>,
     dropped: AtomicU64,
 }
 
 impl Store {
-    /// Opens the database in a directory, makes what is missing, and starts the thread. Gives
-    /// what the database holds. Blocks on the disk.
+    /// Opens the database in a directory, creates what is missing, and starts the thread. Returns
+    /// the stored state as well. Blocks on the disk.
     ///
     /// # Errors
-    /// [`StoreError`]: another process uses it, it is damaged, of a later version, or cannot be
-    /// written.
+    /// [`StoreError`]: another process uses the database, it is damaged, it is of a later version,
+    /// or it cannot be written.
     pub fn open(directory: &Path, limits: Limits) -> Result<(Self, State), StoreError> {
         let file = directory.join(FILE);
         let failed = |e: std::io::Error| StoreError::io(&file, &e);
-        // The database has the environment of instances, and with it secrets.
+        // The database holds the environment of instances, which may have secrets. So both the
+        // directory and the file are for the own user only.
         let mut builder = DirBuilder::new();
         builder
             .recursive(true)
@@ -156,24 +156,22 @@ impl Store {
         Ok((store, state))
     }
 
-    /// Writes all of these changes or none, and waits until they are on the disk. Gives the
-    /// number of the last row of the history then.
+    /// Writes all of these changes or none, and waits until they are on the disk. Returns the
+    /// number of the last row of the history.
     ///
     /// # Errors
-    /// [`StoreError`]: none of them is written.
+    /// [`StoreError`]: none of the changes is written.
     pub fn commit(&self, writes: Vec<Write>) -> Result<i64, StoreError> {
         let (reply, outcome) = bounded(1);
-        let job = Job {
-            writes,
-            reply: Some(reply),
-        };
+        let reply = Some(reply);
+        let job = Job { writes, reply };
         self.jobs.send(job).map_err(|_| StoreError::Closed)?;
-        // No time limit: an outcome that is not known would leave memory and database different.
-        // The end of the thread wakes this.
+        // There is no time limit: with an unknown outcome, memory and database could differ. If the
+        // thread ends, the channel is closed and this returns.
         outcome.recv().map_err(|_| StoreError::Closed)?
     }
 
-    /// Writes these changes with the next transaction. Nobody waits for them: if too many wait,
+    /// Queues these changes for the next transaction and returns at once. If the queue is full,
     /// they are dropped and counted.
     pub fn note(&self, writes: Vec<Write>) {
         let count = writes.len() as u64;
@@ -183,17 +181,17 @@ impl Store {
         }
     }
 
-    /// Why the last commit failed, if it did.
+    /// The error of the last commit, if it failed.
     pub fn failing(&self) -> Option<StoreError> {
         lock(&self.shared.failing).clone()
     }
 
-    /// How many notes were dropped.
+    /// The number of changes that were dropped.
     pub fn dropped(&self) -> u64 {
         self.shared.dropped.load(Ordering::Relaxed)
     }
 
-    /// What reads the database, from any thread.
+    /// A handle for reading the database, from any thread.
     pub fn reading(&self) -> Reading {
         Reading(Arc::clone(&self.shared))
     }
@@ -207,17 +205,17 @@ fn start(
 ) -> std::io::Result<Joined> {
     threads::joined("ssntp-store", move || {
         owner::Owner::new(connection, &shared, limits).run(&jobs);
-        // Followers are told that nothing more comes.
+        // Closes the channels, so that followers end.
         *lock(&shared.followers) = None;
     })
 }
 
-/// What reads a database, from any thread. A clone is cheap.
+/// A handle for reading a database, from any thread. A clone is cheap.
 #[derive(Clone, Debug)]
 pub struct Reading(Arc<Shared>);
 
 impl Reading {
-    /// A connection that reads.
+    /// Opens a connection that reads the history.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -225,29 +223,29 @@ impl Reading {
         History::open(&self.0.file)
     }
 
-    /// The rows behind the one of this number as they come, or those from now on.
+    /// Follows the history after the row of this number, or from now on.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`]; [`Closed`](StoreError::Closed) once the controller has ended.
     pub fn follow(&self, after: Option<i64>) -> Result<Follow, StoreError> {
-        Follow::new(self.clone(), after)
+        Follow::new(self, after)
     }
 
-    fn subscribe(&self) -> Option<Receiver<Arc<Row>>> {
-        let (rows, received) = bounded(MOST_ROWS);
-        lock(&self.0.followers).as_mut()?.push(rows);
-        Some(received)
+    fn subscribe(&self) -> Option<Receiver<()>> {
+        // One place is enough: a message that waits stands for all commits since.
+        let (follower, commits) = bounded(1);
+        lock(&self.0.followers).as_mut()?.push(follower);
+        Some(commits)
     }
 }
 
 impl Shared {
-    /// Gives rows to the followers, without waiting. One that has no room is left out from now
-    /// on, and reads the database again.
-    fn publish(&self, rows: &[Arc<Row>]) {
-        let Some(followers) = &mut *lock(&self.followers) else {
-            return;
-        };
-        followers.retain(|follower| rows.iter().all(|row| follower.try_send(Arc::clone(row)).is_ok()));
+    /// Wakes the followers, which then read the new rows. Forgets those that are gone.
+    fn wake_followers(&self) {
+        if let Some(followers) = &mut *lock(&self.followers) {
+            followers
+                .retain(|follower| !matches!(follower.try_send(()), Err(TrySendError::Disconnected(()))));
+        }
     }
 }
 
@@ -255,7 +253,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The size of a file; 0 if it is not known.
+/// The size of a file; 0 if it cannot be read.
 fn size(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |metadata| metadata.len())
 }

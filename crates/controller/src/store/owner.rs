@@ -1,6 +1,5 @@
 //! The thread that writes the database.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,16 +9,16 @@ use rusqlite::{Connection, params};
 
 use super::{Job, Limits, Shared, StoreError, lock, schema};
 use crate::LOG;
-use crate::model::Row;
 
-/// The most batches of one transaction.
+/// The most jobs of one transaction.
 const MOST_GROUPED: usize = 256;
-/// How often old rows are looked for.
+/// The least time between two prunings.
 const PRUNE: Duration = Duration::from_secs(10);
-/// The most rows that are deleted at a time: some milliseconds, for which commits wait.
+/// The most rows that one pruning deletes. This takes some milliseconds, and commits wait for it.
 const MOST_PRUNED: i64 = 5_000;
-/// After this time only the figures of every tenth minute are kept, and after the other none.
+/// The age above which only the figures of every tenth minute are kept.
 const THINNED_MS: i64 = 3 * 3_600_000;
+/// The age above which figures are deleted.
 const FIGURES_MS: i64 = 7 * 86_400_000;
 const TEN_MINUTES_MS: i64 = 600_000;
 
@@ -28,7 +27,7 @@ pub(super) struct Owner<'a> {
     shared: &'a Shared,
     limits: Limits,
     pruned: Instant,
-    /// When the thread began, by both clocks.
+    /// The time at which the thread began, by the monotonic clock and by the time of day.
     began: (Instant, i64),
 }
 
@@ -48,7 +47,7 @@ impl<'a> Owner<'a> {
         &self.connection
     }
 
-    /// Serves until the store is dropped.
+    /// Writes until the store is dropped.
     pub(super) fn run(mut self, jobs: &Receiver<Job>) {
         while let Ok(first) = jobs.recv() {
             let more = jobs.try_iter().take(MOST_GROUPED - 1);
@@ -56,36 +55,36 @@ impl<'a> Owner<'a> {
             self.commit(&group);
             if self.pruned.elapsed() >= PRUNE {
                 self.pruned = now();
-                if let Err(e) = self.prune(self.surely(unix_ms())) {
+                if let Err(e) = self.prune(self.without_jump(unix_ms())) {
                     warn!(target: LOG, "history: {}", StoreError::of(&self.shared.file, e));
                 }
             }
         }
     }
 
-    /// The time of day, by which rows are old, without what its clock has jumped forwards since the
-    /// thread began: it may jump back, but rows that are deleted stay deleted.
-    pub(super) fn surely(&self, unix_ms: i64) -> i64 {
+    /// The time of day for computing the age of rows, without forward jumps of the clock since the
+    /// thread began. A clock that jumps forwards may be set back, but deleted rows are lost.
+    pub(super) fn without_jump(&self, unix_ms: i64) -> i64 {
         let (began, at) = self.began;
         let elapsed = i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX);
         unix_ms.min(at.saturating_add(elapsed))
     }
 
-    /// Writes a group in one transaction, and answers those who wait.
+    /// Writes a group of jobs in one transaction, and replies to the callers that wait.
     fn commit(&mut self, group: &[Job]) {
-        let mut rows = Vec::new();
-        let written = self.write(group, &mut rows);
-        let outcome = written.map_err(|e| StoreError::of(&self.shared.file, e));
+        let outcome = self
+            .write(group)
+            .map_err(|e| StoreError::of(&self.shared.file, e));
         let mut failing = lock(&self.shared.failing);
         match (&outcome, &*failing) {
             (Err(e), before) if before.as_ref() != Some(e) => warn!(target: LOG, "not written: {e}"),
-            (Ok(_), Some(_)) => info!(target: LOG, "the database is written again"),
+            (Ok(_), Some(_)) => info!(target: LOG, "the database takes writes again"),
             _ => {}
         }
         *failing = outcome.as_ref().err().cloned();
         drop(failing);
         if outcome.is_ok() {
-            self.shared.publish(&rows);
+            self.shared.wake_followers();
         }
         for (at, job) in group.iter().enumerate() {
             let revision = outcome
@@ -103,12 +102,12 @@ impl<'a> Owner<'a> {
         }
     }
 
-    fn write(&mut self, group: &[Job], rows: &mut Vec<Arc<Row>>) -> rusqlite::Result<Vec<i64>> {
+    fn write(&mut self, group: &[Job]) -> rusqlite::Result<Vec<i64>> {
         let at = unix_ms();
         let transaction = self.connection.transaction()?;
         let mut revisions = Vec::with_capacity(group.len());
         for job in group {
-            revisions.push(schema::write(&transaction, &job.writes, at, rows)?);
+            revisions.push(schema::write(&transaction, &job.writes, at)?);
         }
         transaction.commit()?;
         Ok(revisions)
@@ -119,7 +118,8 @@ impl<'a> Owner<'a> {
         let age = i64::try_from(self.limits.age.as_millis()).unwrap_or(i64::MAX);
         let run =
             |statement: &str, values: &[&dyn rusqlite::ToSql]| self.connection.execute(statement, values);
-        // By number, because rows are in the order of their times and only numbers are indexed.
+        // Rows are in the order of their times, and only numbers are indexed. So the number bounds
+        // the search, and the time is compared for at most MOST_PRUNED rows.
         run(
             "DELETE FROM history WHERE id < (SELECT min(id) FROM history) + ?1 AND at < ?2",
             params![MOST_PRUNED, now.saturating_sub(age)],
@@ -149,12 +149,16 @@ impl<'a> Owner<'a> {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "how long ago old rows were looked for")]
+#[expect(clippy::disallowed_methods, reason = "prunings have a distance in time")]
 fn now() -> Instant {
     Instant::now()
 }
 
-#[expect(clippy::disallowed_methods, reason = "rows say when they were written")]
+/// The time of day: milliseconds since 1970, UTC.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "rows have the time at which they were written"
+)]
 pub(crate) fn unix_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))

@@ -1,10 +1,9 @@
 //! The tables, their versions, and how each kind of row is written and read.
 //!
-//! Workloads and instances are JSON documents under their keys: all of them are read at
-//! the start, and no query asks for a part. So a new field needs no new schema.
+//! Workloads and instances are stored as JSON documents: all of them are read at the start, and no
+//! query selects by a field. So a new field needs no new schema.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::types::Type;
@@ -16,7 +15,7 @@ use uuid::Uuid;
 use super::{Fault, Limits, StoreError, size};
 use crate::model::{Event, Figures, Row, State, Write};
 
-/// The statements that make each version of the schema from the one before.
+/// The statements that bring the schema from each version to the next one.
 const MIGRATIONS: &[&str] = &[
     "CREATE TABLE workloads (name TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
      CREATE TABLE instances (uuid BLOB PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
@@ -29,7 +28,7 @@ const MIGRATIONS: &[&str] = &[
          mem_total INTEGER NOT NULL, disk_available INTEGER NOT NULL, disk_total INTEGER NOT NULL,
          load INTEGER NOT NULL, instances INTEGER NOT NULL, PRIMARY KEY (node, at)) WITHOUT ROWID;",
 ];
-/// How long a connection waits for another one. Only a checkpoint ever makes it wait.
+/// The time limit for waiting for another connection. Only a checkpoint makes one wait.
 const BUSY: Duration = Duration::from_secs(5);
 /// The longest text of a row, in bytes.
 const MAX_TEXT: usize = 4096;
@@ -54,10 +53,10 @@ pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError
         let tables = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| {
             row.get::<_, i64>(0)
         });
-        // A database that was made and got no further has no tables.
+        // A file that this program created just before a crash has no tables, and is used.
         if found < 0 || found == 0 && tables.map_err(failed)? > 0 {
             let (file, fault) = (file.to_owned(), Fault::Foreign);
-            let why = "another program has made it".into();
+            let why = "another program made it".into();
             return Err(StoreError::Failed { file, fault, why });
         }
     }
@@ -66,7 +65,7 @@ pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError
     Ok(connection)
 }
 
-/// A damaged database is found now, and not when a row is missing.
+/// Finds a damaged database at the start, before a row turns out to be missing.
 fn check(connection: &Connection) -> rusqlite::Result<()> {
     let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
     match verdict.as_str() {
@@ -100,7 +99,7 @@ fn migrate(connection: &mut Connection, found: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Reads all that is kept but the history.
+/// Reads the workloads and the instances.
 pub(super) fn load(connection: &Connection) -> rusqlite::Result<State> {
     let mut state = State::default();
     let workloads = documents(connection, "SELECT document FROM workloads", |workload| {
@@ -128,25 +127,16 @@ fn documents<T: DeserializeOwned>(
     rows.collect()
 }
 
-/// Writes changes inside a transaction. Each document gets the number of the last row of the
-/// history, which is given, too.
-pub(super) fn write(
-    connection: &Connection,
-    writes: &[Write],
-    at: i64,
-    rows: &mut Vec<Arc<Row>>,
-) -> rusqlite::Result<i64> {
-    let events = writes.iter().filter_map(|write| match write {
-        Write::Event(event) => Some(event),
-        _ => None,
-    });
-    for event in events {
-        rows.push(Arc::new(insert(connection, event, at)?));
+/// Writes changes inside a transaction. The revision of each document becomes the number of the
+/// last row of the history, which is returned.
+pub(super) fn write(connection: &Connection, writes: &[Write], at: i64) -> rusqlite::Result<i64> {
+    // The events come first, because the documents need the number of the last row.
+    for write in writes {
+        if let Write::Event(event) = write {
+            insert(connection, event, at)?;
+        }
     }
-    let revision = match rows.last() {
-        Some(row) => row.id,
-        None => last_id(connection)?,
-    };
+    let revision = last_id(connection)?;
     for write in writes {
         match write {
             Write::Workload(workload) => {
@@ -163,11 +153,8 @@ pub(super) fn write(
                 run(connection, "DELETE FROM workloads WHERE name = ?1", params![name])?;
             }
             Write::InstanceGone(uuid) => {
-                run(
-                    connection,
-                    "DELETE FROM instances WHERE uuid = ?1",
-                    params![uuid.as_bytes()],
-                )?;
+                let statement = "DELETE FROM instances WHERE uuid = ?1";
+                run(connection, statement, params![uuid.as_bytes()])?;
             }
             Write::Figures(figures) => put_figures(connection, figures)?,
             Write::Event(_) => {}
@@ -192,28 +179,18 @@ fn run(connection: &Connection, statement: &str, values: &[&dyn ToSql]) -> rusql
     connection.prepare(statement)?.execute(values).map(drop)
 }
 
-fn insert(connection: &Connection, event: &Event, at: i64) -> rusqlite::Result<Row> {
-    let mut text = event.text.clone();
-    // Peers and users have a say in it.
-    while text.len() > MAX_TEXT {
-        let end = (MAX_TEXT - 3..=MAX_TEXT).rfind(|at| text.is_char_boundary(*at));
-        text.truncate(end.unwrap_or(0));
-    }
+fn insert(connection: &Connection, event: &Event, at: i64) -> rusqlite::Result<()> {
+    // Peers and users choose the length of what they send, and the text may contain it.
+    let most = event.text.len().min(MAX_TEXT);
+    let end = (0..=most).rfind(|end| event.text.is_char_boundary(*end));
+    let text = event.text.get(..end.unwrap_or(0)).unwrap_or_default();
     let bytes = |uuid: Option<Uuid>| uuid.map(Uuid::into_bytes);
-    let mut statement = connection.prepare(
-        "INSERT INTO history (at, kind, workload, instance, node, text) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-    )?;
     let (instance, node) = (bytes(event.instance), bytes(event.node));
-    let id = statement.insert(params![at, event.kind, event.workload, instance, node, text])?;
-    Ok(Row {
-        id,
-        at,
-        kind: event.kind.to_owned(),
-        workload: event.workload.clone(),
-        instance: event.instance,
-        node: event.node,
-        text,
-    })
+    run(
+        connection,
+        "INSERT INTO history (at, kind, workload, instance, node, text) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        params![at, event.kind, event.workload, instance, node, text],
+    )
 }
 
 /// The columns that [`row`] reads.
@@ -232,7 +209,7 @@ pub(super) fn row(found: &Found<'_>) -> rusqlite::Result<Row> {
     })
 }
 
-/// The number of the last row, also if it was deleted since.
+/// The highest number that a row of the history ever had. The row may have been deleted since.
 pub(super) fn last_id(connection: &Connection) -> rusqlite::Result<i64> {
     let mut statement = connection.prepare("SELECT max(seq) FROM sqlite_sequence WHERE name = 'history'")?;
     Ok(statement
@@ -241,30 +218,14 @@ pub(super) fn last_id(connection: &Connection) -> rusqlite::Result<i64> {
 }
 
 fn put_figures(connection: &Connection, figures: &Figures) -> rusqlite::Result<()> {
-    let Figures {
-        node,
-        at,
-        mem_available_mb,
-        mem_total_mb,
-        disk_available_mb,
-        disk_total_mb,
-        load,
-        instances,
-    } = figures;
-    run(
-        connection,
-        "INSERT OR REPLACE INTO figures VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-        params![
-            node.as_bytes(),
-            at,
-            mem_available_mb,
-            mem_total_mb,
-            disk_available_mb,
-            disk_total_mb,
-            load,
-            instances
-        ],
-    )
+    let f = figures;
+    #[rustfmt::skip] // In the order of the columns.
+    let values = params![
+        f.node.as_bytes(), f.at, f.mem_available_mb, f.mem_total_mb, f.disk_available_mb, f.disk_total_mb,
+        f.load, f.instances,
+    ];
+    let statement = "INSERT OR REPLACE INTO figures VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+    run(connection, statement, values)
 }
 
 pub(super) fn figures(node: Uuid, found: &Found<'_>) -> rusqlite::Result<Figures> {

@@ -9,19 +9,19 @@ use uuid::Uuid;
 
 use super::random::Random;
 
-/// How long after a START that got lost the scheduler answers it.
+/// The time after which the scheduler answers a START that was lost.
 const GIVEN_UP_MS: u64 = 60_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Running {
     pub(crate) mark: Mark,
     pub(crate) ended: bool,
-    /// Until when it is being started.
+    /// The time at which the start ends.
     pending_until: u64,
     pub(crate) is_pending: bool,
-    /// Whether it cannot be started.
+    /// True if the start fails.
     is_bad: bool,
-    /// When it fails, if it does.
+    /// The time at which the instance fails, if it does.
     fails_at: Option<u64>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Node {
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
     pub(crate) nodes: BTreeMap<Uuid, Node>,
-    /// What the scheduler knows: each instance and its node, none while it is held.
+    /// The instances that the scheduler knows, with their nodes; `None` for a held START.
     known: BTreeMap<Uuid, Option<Uuid>>,
     held: Vec<StartPayload>,
     given_up: Vec<(u64, Uuid)>,
@@ -252,7 +252,7 @@ impl Cluster {
         }
     }
 
-    /// What a node lists in its STATS.
+    /// The instances that a node lists in its STATS.
     pub(crate) fn listed(&self, uuid: Uuid) -> BTreeMap<Uuid, SeenInstance> {
         let seen = |running: &Running| SeenInstance {
             node: uuid,
@@ -270,7 +270,7 @@ impl Cluster {
             .collect()
     }
 
-    /// What runs anywhere, and the node of each.
+    /// All running instances with their nodes.
     pub(crate) fn running(&self) -> impl Iterator<Item = (Uuid, &Running)> {
         let all = self.nodes.values().flat_map(|node| &node.instances);
         all.map(|(uuid, running)| (*uuid, running))
@@ -293,7 +293,7 @@ fn not_started(why: &str, is_its_fault: bool) -> Answer {
     }
 }
 
-/// What the labels of a START say.
+/// The labels of a START.
 pub(crate) fn mark(payload: &StartPayload) -> Mark {
     let labels = &payload.start.labels;
     Mark {

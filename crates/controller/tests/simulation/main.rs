@@ -69,7 +69,7 @@ fn every_seed_keeps_the_invariants() {
     eprintln!("{seeds} seeds, {starts} STARTs, {kills} kills");
 }
 
-/// How many STARTs were sent, and how often the controller was killed.
+/// The number of STARTs that were sent, and the number of kills of the controller.
 fn run(seed: u64, trace: bool) -> Result<(u64, u64), String> {
     let result = catch_unwind(AssertUnwindSafe(|| {
         let mut random = Random::new(!seed);

@@ -25,7 +25,7 @@ impl Random {
         from + self.below(to - from + 1)
     }
 
-    /// Whether something of this chance in a thousand happens.
+    /// True with this probability, in thousandths.
     pub(crate) fn happens(&mut self, in_a_thousand: u64) -> bool {
         self.below(1000) < in_a_thousand
     }

@@ -11,12 +11,12 @@ use uuid::Uuid;
 use super::cluster::Cluster;
 use super::random::Random;
 
-/// How long all may take, in virtual time, once the faults are over: the longest pauses are five
+/// The time limit, in virtual time, after the faults are over: the longest pauses are five
 /// minutes, and a START without an answer is asked about after three.
 const CALM_MS: u64 = 1_200_000;
 const NAMES: [&str; 3] = ["cache", "db", "web"];
 
-/// What may happen in a run.
+/// The faults that may happen in a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
     /// The controller is killed at any point.
@@ -278,7 +278,7 @@ impl World {
         self.heard.clear();
         let keep = self.random.below(self.sent.len() as u64 + 1) as usize;
         let sent: Vec<_> = self.sent.drain(..).take(keep).collect();
-        // What had left the process arrives.
+        // Messages that were sent before the kill still arrive.
         for command in sent {
             self.cluster.take(command, &mut self.random);
         }
@@ -326,7 +326,7 @@ impl World {
         self.control();
     }
 
-    /// What the session tells.
+    /// The reports of the session.
     fn hear(&mut self) {
         if let Some(at) = self.online_at {
             if self.now < at {
@@ -380,7 +380,7 @@ impl World {
                 return;
             }
             if self.faults.store && !self.is_calm && self.random.happens(50) {
-                return self.core.refused(&plan);
+                return;
             }
             self.commit(&plan.writes);
             if self.is_killed() {
@@ -432,7 +432,7 @@ impl World {
         assert_eq!(self.starts, starts, "nothing is started for no reason");
     }
 
-    /// How what runs differs from what should.
+    /// The difference between the running and the wanted instances.
     pub(crate) fn difference(&self) -> Option<String> {
         let mut expected = BTreeSet::new();
         for workload in self.disk.workloads.values() {

@@ -1,12 +1,11 @@
 //! `ssntp controller token`: the tokens for the API of a controller.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use ssntp::pki::rfc3339;
 use ssntp_controller::http::{Right, Token, Tokens};
 
-use crate::clock::wall_clock;
 use crate::cmd::table::{Columns, print};
 use crate::failure::Failure;
 use crate::output::print_either;
@@ -23,6 +22,9 @@ pub(super) enum Args {
         /// Let the token change workloads as well as read
         #[arg(long)]
         write: bool,
+        /// The number of days after which the token is refused; without it the token has no end
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=36_500))]
+        days: Option<u32>,
     },
     /// List the tokens, without their secrets
     List,
@@ -36,10 +38,10 @@ pub(super) enum Args {
 pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> {
     let tokens = Tokens::new(store);
     match args {
-        Args::Add { name, write } => {
+        Args::Add { name, write, days } => {
             let right = if *write { Right::Write } else { Right::Read };
-            let secret = tokens.add(name, right, &rfc3339(wall_clock()));
-            let secret = secret.map_err(Failure::new)?;
+            let lifetime = days.map(|days| Duration::from_secs(u64::from(days) * 86_400));
+            let secret = tokens.add(name, right, lifetime).map_err(Failure::new)?;
             let value = json!({ "name": name, "right": right, "token": secret });
             print_either(json, value, secret)
         }
@@ -56,8 +58,9 @@ const TOKENS: Columns<(), Token> = &[
     ("name", |(), token| token.name.clone()),
     ("may", |(), token| if token.right == Right::Write { "look and write" } else { "look" }.to_owned()),
     ("made", |(), token| token.made.clone()),
+    ("expires", |(), token| token.expires.clone().unwrap_or_else(|| "never".to_owned())),
 ];
 
 fn shown(token: &Token) -> Value {
-    json!({ "name": token.name, "right": token.right, "made": token.made })
+    json!({ "name": token.name, "right": token.right, "made": token.made, "expires": token.expires })
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use ssntp::client::ClientConfig;
 use ssntp::payload::{FrameTrace, InstanceState, NodeStatus, NodeTrace, timestamp};
-use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, rfc3339};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 use ssntp::proto::TraceParent;
 use ssntp::{Role, transport::Address};
 use ssntp_cluster::controller::{Change, Controller, ControllerConfig, Instance, View};
@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::processes::{Ctl, Processes, program};
 use super::screen::Screen;
-use crate::clock::{now, wall_clock};
+use crate::clock::now;
 use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
 use crate::signals::Stop;
@@ -370,7 +370,7 @@ impl<'a> Demo<'a> {
         let (instance, node) = web.ok_or_else(|| Failure::new("the instance web is gone"))?;
         let (instance, node) = (short(&instance.to_string()), short(&node.to_string()));
         let (page, store) = (&self.page, self.processes.directory().join("controller"));
-        let token = Tokens::new(&store).add("demo", Right::Write, &rfc3339(wall_clock()));
+        let token = Tokens::new(&store).add("demo", Right::Write, None);
         let file = store.with_file_name("token");
         std::fs::write(&file, token.map_err(Failure::new)?).map_err(|e| Failure::at(&file, e))?;
         Ok(format!(

@@ -38,9 +38,9 @@ impl Rig {
 }
 
 #[test]
-fn slow_clients_take_no_place_from_others() {
+fn slow_clients_do_not_block_others() {
     let rig = Rig::start(false);
-    let token = rig.tokens.add("hands", Right::Write, "").unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
     let body = format!(
         "PUT /api/v1/workloads/web HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\
          Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{{"
@@ -67,7 +67,7 @@ fn slow_clients_take_no_place_from_others() {
 }
 
 #[test]
-fn followers_that_read_nothing_hold_nobody_up() {
+fn followers_that_do_not_read_do_not_block_others() {
     let rig = Rig::start(false);
     let uuid = made_up::instance_uuid(0);
     let deaf: Vec<_> = (0..8)
@@ -92,7 +92,7 @@ fn followers_that_read_nothing_hold_nobody_up() {
 #[test]
 fn a_connection_has_one_request_with_one_length() {
     let rig = Rig::start(false);
-    let token = rig.tokens.add("hands", Right::Write, "").unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
     let order = r#"{"order": "back"}"#;
     let post = |headers: &str, body: &str| {
         format!(
@@ -126,7 +126,7 @@ fn a_connection_has_one_request_with_one_length() {
         assert_eq!(rig.code(&post(&headers, order)), code, "{headers:?}");
     }
     assert_eq!(*rig.made_up.orders.lock().unwrap(), [""; 0]);
-    // What stands behind a request is no other request, whatever brought it there.
+    // Bytes after a request are not read as another request.
     let behind = post(&format!("Content-Length: {length}\r\n"), order);
     for first in [
         "GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n".to_owned(),
@@ -142,9 +142,9 @@ fn a_connection_has_one_request_with_one_length() {
 }
 
 #[test]
-fn paths_and_methods_that_are_no_routes_are_none() {
+fn unknown_paths_and_methods_are_refused() {
     let rig = Rig::start(false);
-    let token = rig.tokens.add("hands", Right::Write, "").unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
     for path in [
         "/../../../../etc/passwd",
         "/%2e%2e/%2e%2e/etc/passwd",
@@ -197,9 +197,9 @@ fn paths_and_methods_that_are_no_routes_are_none() {
 }
 
 #[test]
-fn a_token_in_an_address_is_no_token() {
+fn a_token_in_the_query_is_not_accepted() {
     let rig = Rig::start(true);
-    let token = rig.tokens.add("hands", Right::Write, "").unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
     for name in ["token", "access_token", "authorization"] {
         let query = format!("?{name}={token}");
         assert_eq!(rig.ask(&format!("GET /{query} HTTP/1.1"), "").0, 303);
@@ -207,7 +207,7 @@ fn a_token_in_an_address_is_no_token() {
         let write =
             format!("POST /api/v1/workloads/web/rollout{query} HTTP/1.1\r\nContent-Type: application/json");
         assert_eq!(rig.ask(&write, r#"{"order": "back"}"#).0, 401);
-        // Who has a right is told that it does not belong there.
+        // A client with a right gets an error that names the parameter.
         let head = format!("GET /api/v1/status{query} HTTP/1.1\r\nAuthorization: Bearer {token}");
         let (code, _, body) = rig.ask(&head, "");
         assert!(code == 400 && body.contains(name), "{body}");
@@ -239,9 +239,9 @@ fn with_database() -> (Rig, Daemon) {
 }
 
 #[test]
-fn of_writers_that_know_the_same_revision_one_is_let_in() {
+fn one_of_several_writers_with_the_same_revision_succeeds() {
     let (rig, daemon) = with_database();
-    let token = rig.tokens.add("hands", Right::Write, "").unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
     let head = |revision: i64| {
         format!(
             "PUT /api/v1/workloads/web?revision={revision} HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\
@@ -282,7 +282,7 @@ fn no_text_of_an_address_reaches_the_database_as_sql() {
     let spec = serde_json::from_value(spec).unwrap();
     assert_eq!(rig.get("/api/v1/workloads").1, json!([]));
     daemon.handle().apply(vec![spec], false).unwrap();
-    // A writer that reads at once sees what it has written.
+    // A client that reads right after its write reads the new state.
     assert_eq!(rig.get("/api/v1/workloads/web").0, 200);
     let applied = || rig.get("/api/v1/history?workload=web&kind=applied").1;
     assert_eq!(applied().as_array().unwrap().len(), 1);

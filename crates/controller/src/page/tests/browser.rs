@@ -38,7 +38,7 @@ fn check_quiet(browser: &mut Chromium, site: &str, path: &str) {
 }
 
 #[test]
-fn each_view_lives_and_loads_nothing_from_elsewhere() {
+fn each_view_is_live_and_loads_from_its_own_site_only() {
     let Some((mut browser, _, api, _directory)) = start(30, 4) else {
         return;
     };
@@ -83,7 +83,7 @@ fn each_view_lives_and_loads_nothing_from_elsewhere() {
 }
 
 #[test]
-fn a_change_is_seen_without_a_reload_and_hostile_names_stay_text() {
+fn a_change_is_shown_without_a_reload_and_hostile_names_stay_text() {
     let Some((mut browser, made_up, api, _directory)) = start(3, 2) else {
         return;
     };
@@ -142,7 +142,7 @@ fn a_change_is_seen_without_a_reload_and_hostile_names_stay_text() {
 }
 
 #[test]
-fn keys_colours_and_the_address_do_what_they_say() {
+fn keys_colours_and_the_address_work() {
     let Some((mut browser, _, api, _directory)) = start(30, 2) else {
         return;
     };
@@ -164,7 +164,7 @@ fn keys_colours_and_the_address_do_what_they_say() {
     );
     browser.press("Enter", 13, "\r");
     browser.wait_for("location.hash === '#main'");
-    // What is typed behind the key for it is in the filter and in the address, beside the order.
+    // After the key `/`, typed text goes to the filter and to the address, which keeps the order.
     browser.press("/", 191, "/");
     assert_eq!(browser.value("document.activeElement.id"), "q");
     for digit in "n02".chars() {
@@ -187,7 +187,7 @@ fn keys_colours_and_the_address_do_what_they_say() {
 }
 
 #[test]
-fn what_an_instance_writes_is_followed_as_text_and_bounded() {
+fn output_of_an_instance_is_followed_as_text_and_bounded() {
     let Some((mut browser, made_up, api, _directory)) = start(3, 2) else {
         return;
     };
@@ -202,7 +202,7 @@ fn what_an_instance_writes_is_followed_as_text_and_bounded() {
         browser.value("document.querySelectorAll('main img, main script').length"),
         0
     );
-    // The page asks for itself again, and the output stays as it is.
+    // The page reloads itself, and the output stays.
     browser.value("window.piece = document.querySelector('#output .err'); 1");
     made_up.row(0, "node", None, Some(instance_uuid(0)), None, "it changed");
     browser.wait_for("document.querySelector('.rows').textContent.includes('it changed')");
@@ -288,7 +288,7 @@ const BY_HAND: &str = "
     };";
 
 #[test]
-fn a_page_asks_for_itself_at_most_four_times_a_second_however_much_happens() {
+fn a_page_reloads_itself_at_most_four_times_a_second() {
     let Some((mut browser, _, api, _directory)) = start(3, 2) else {
         return;
     };
@@ -312,7 +312,7 @@ fn a_page_asks_for_itself_at_most_four_times_a_second_however_much_happens() {
             times.windows(2).all(|pair| pair[1] - pair[0] >= 250),
             "{fails}: {times:?}"
         );
-        // The last event is shown as well, and after it the page asks for nothing.
+        // The last event is shown as well, and after it the page sends no requests.
         browser.value("test.pass(1000, false)");
         assert_eq!(browser.value("test.last >= test.happened"), true);
         assert_eq!(browser.value("test.pass(60000, false).length"), 0);
@@ -322,7 +322,7 @@ fn a_page_asks_for_itself_at_most_four_times_a_second_however_much_happens() {
 }
 
 #[test]
-fn a_page_whose_rows_are_gone_loads_itself_again_once() {
+fn a_page_that_missed_deleted_rows_reloads_once() {
     let Some((mut browser, made_up, api, _directory)) = start(3, 2) else {
         return;
     };

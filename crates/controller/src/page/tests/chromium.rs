@@ -21,7 +21,7 @@ pub(super) struct Chromium {
     reader: Option<JoinHandle<()>>,
     next: u64,
     session: String,
-    /// What happened, in its order.
+    /// The events of the browser, in their order.
     events: VecDeque<Value>,
     _profile: TempDir,
 }
@@ -138,7 +138,7 @@ impl Chromium {
         }
     }
 
-    /// What the browser has complained of since this was called last, and each address from which
+    /// The complaints of the browser since the last call, and each address from which
     /// it has loaded something.
     pub(super) fn complaints(&mut self) -> (Vec<String>, Vec<String>) {
         let (mut complaints, mut loaded) = (Vec::new(), Vec::new());

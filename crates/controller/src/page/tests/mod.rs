@@ -37,7 +37,7 @@ pub(crate) fn views() -> Vec<String> {
     views
 }
 
-/// Whether each element that is opened is closed, in the right order.
+/// Checks that each element that is opened is closed, in the right order.
 fn check_nesting(page: &str) {
     let mut open: Vec<&str> = Vec::new();
     for tag in page.split('<').skip(1) {
@@ -79,7 +79,7 @@ fn each_view_is_well_formed_and_has_one_heading() {
 }
 
 #[test]
-fn the_first_page_says_what_is_wrong_and_what_changed_last() {
+fn the_first_page_lists_problems_and_the_last_changes() {
     let source = made_up::cluster(30, 4);
     let page = shown(&source, "/", "");
     for wrong in [
@@ -94,7 +94,7 @@ fn the_first_page_says_what_is_wrong_and_what_changed_last() {
         assert!(page.contains(wrong), "{wrong}: {page}");
     }
     assert!(!page.contains("certificate of the scheduler"));
-    // What is wrong stands before what to look at, whichever it was found by.
+    // Faults come before warnings, whichever part of the page found them.
     let at = |text| page.find(text).unwrap();
     assert!(at("1 node is gone") < at("1 node is late"));
     assert!(at("1 of 3 instances have version 4") < at("killed SIGKILL, out of memory"));
@@ -115,10 +115,13 @@ fn the_first_page_says_what_is_wrong_and_what_changed_last() {
 }
 
 #[test]
-fn what_was_is_told_from_what_is_by_words() {
+fn past_states_are_named_as_past() {
     let source = made_up::cluster(30, 4);
     let gone = shown(&source, &format!("/nodes/{}", node_uuid(2)), "");
-    assert!(gone.contains("What the node does now is not known."), "{gone}");
+    assert!(
+        gone.contains("The present state of the node is unknown."),
+        "{gone}"
+    );
     assert!(gone.contains("<i aria-hidden='true'>○</i>was active"), "{gone}");
     let here = shown(&source, &format!("/nodes/{}", node_uuid(1)), "");
     assert!(
@@ -204,12 +207,12 @@ fn a_thousand_nodes_fit_into_pages() {
 }
 
 #[test]
-fn there_is_a_link_to_each_kind_of_row_that_is_written_and_to_no_other() {
+fn the_links_to_kinds_of_rows_are_exactly_the_kinds_that_are_written() {
     let page = shown(&made_up::cluster(0, 0), "/events", "");
     let links = page.split("<a href='?kind=").skip(1);
     let mut linked: Vec<_> = links.map(|link| link.split('\'').next().unwrap()).collect();
     linked.sort_unstable();
-    // What the reconciler and the daemon write down.
+    // The kinds of rows that the reconciler and the daemon write.
     let written = [
         include_str!("../../reconcile/observe.rs"),
         include_str!("../../reconcile/decide.rs"),
