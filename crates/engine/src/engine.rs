@@ -1,56 +1,57 @@
-//! What an engine is asked, and what it answers.
+//! The interface of an engine: requests and answers.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// A strictly serializable store of small values, in which a value can belong to a lease.
-/// An engine serves one cluster: keys are names below a prefix of its own.
+/// A strictly serializable store of small values. A value can be bound to a lease.
+/// An engine serves one cluster, whose keys have a common prefix in the store.
 pub trait Engine: Send + fmt::Debug {
-    /// Asks it, and blocks for at most [`CALL`](crate::CALL).
+    /// Sends a request and waits for the answer, for at most [`CALL`](crate::CALL).
     ///
     /// # Errors
-    /// [`EngineError`]. After [`EngineError::Away`] it is open whether a change was made.
+    /// [`EngineError`]. After [`EngineError::Away`] a change may or may not have been made.
     fn ask(&mut self, request: &Request) -> Result<Answer, EngineError>;
 }
 
-/// A time to live that values can be bound to: when it ends, they are gone.
+/// The number of a lease. When a lease ends, the engine removes the values that are bound to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lease(pub i64);
 
-/// A question to an engine.
+/// A request to an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// A new lease, which ends after this time unless it is kept alive. Whole seconds count.
+    /// Grants a new lease, which ends after this time unless it is kept alive. Fractions of a second
+    /// are ignored.
     Grant(Duration),
-    /// The time of the lease begins anew.
+    /// Restarts the time of a lease.
     KeepAlive(Lease),
-    /// The lease ends now.
+    /// Ends a lease now.
     Revoke(Lease),
-    /// A value for a key, on a condition. Asked twice, it is done once, and both answers say
-    /// so.
+    /// Sets the value of a key, on a condition. A request that arrives twice is carried out once, and
+    /// both answers are [`Answer::Put`].
     Put {
         /// The key.
         key: String,
-        /// Its value from now on.
+        /// The new value.
         value: Vec<u8>,
-        /// The lease that the value belongs to; with none it stays.
+        /// The lease to bind the value to; without one the value stays.
         lease: Option<Lease>,
-        /// When it is done.
+        /// The condition.
         when: When,
     },
-    /// All keys of the cluster, at one revision.
+    /// Reads all keys of the cluster, at one revision.
     Read,
 }
 
 /// The condition of a [`Request::Put`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// In any case.
+    /// The value is always set.
     Always,
-    /// If the key has no value.
+    /// The value is set if the key has none.
     Absent,
-    /// If the value was changed last at this revision.
+    /// The value is set if the last change of the key has this revision.
     At(u64),
 }
 
@@ -59,14 +60,13 @@ pub enum When {
 pub enum Answer {
     /// To [`Request::Grant`].
     Granted(Lease),
-    /// To [`Request::KeepAlive`]: whether the lease still was.
+    /// To [`Request::KeepAlive`]: false if the lease is over.
     Alive(bool),
     /// To [`Request::Revoke`].
     Revoked,
-    /// To [`Request::Put`]: it was done, at this revision.
+    /// To [`Request::Put`]: the value is set since this revision.
     Put(u64),
-    /// To [`Request::Put`]: the condition did not hold, since the key has this entry; none if
-    /// the key has no value.
+    /// To [`Request::Put`]: the condition does not hold. The present entry of the key, if it has one.
     Differs(Option<Entry>),
     /// To [`Request::Read`].
     Kept(Kept),
@@ -75,9 +75,9 @@ pub enum Answer {
 /// The keys of a cluster at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// The number of the engine's last change.
+    /// The number of the last change of the engine.
     pub revision: u64,
-    /// The values of all keys.
+    /// The entries by their keys.
     pub entries: BTreeMap<String, Entry>,
 }
 
@@ -86,38 +86,38 @@ pub struct Kept {
 pub struct Entry {
     /// The value.
     pub value: Vec<u8>,
-    /// The revision at which the key was made.
+    /// The revision at which the key was created.
     pub created: u64,
-    /// The revision at which its value was changed last.
+    /// The revision of the last change of the value.
     pub modified: u64,
-    /// The lease that it belongs to.
+    /// The lease that the value is bound to.
     pub lease: Option<Lease>,
 }
 
-/// Why an engine has not answered as asked.
+/// The reason why an engine did not carry out a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// No endpoint has answered in time, or each that did has no majority of its cluster. It
-    /// may be better later.
+    /// No endpoint answered in time, or those that answered have no majority of their cluster. A later
+    /// request may succeed.
     #[error("the engine is away: {0}")]
     Away(String),
-    /// Name or password are wrong, or the user may not do that. The operator has to mend it.
+    /// The name or the password is wrong, or the user lacks a right. The operator has to correct that.
     #[error("the engine refuses these credentials: {0}")]
     Credentials(String),
-    /// It takes no more values. The operator has to give it room.
+    /// The engine has no room for more values. The operator has to provide room.
     #[error("the engine is full: {0}")]
     Full(String),
-    /// The document is not at the revision that the change was made on.
+    /// The document was changed after the revision that the caller has read.
     #[error("it was changed meanwhile")]
     Changed,
-    /// The lease that a value was to belong to is over.
+    /// The lease of the request is over.
     #[error("the lease is over")]
     NoLease,
-    /// It refuses the request for another reason.
+    /// The engine refuses the request for another reason.
     #[error("the engine refuses: {0}")]
     Refused(String),
-    /// The answer cannot be read: another program is there, or its version is too old.
-    #[error("what answers is no etcd of version 3.4 or later: {0}")]
+    /// The answer cannot be read: the address is that of another program or of an older etcd.
+    #[error("the engine's answer is not that of etcd 3.4 or later: {0}")]
     Answer(String),
 }

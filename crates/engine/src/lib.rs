@@ -1,9 +1,9 @@
-//! What several servers agree on: who is a member, who leads, and documents such as the
-//! cluster's configuration. An [`Engine`] keeps it; [`Etcd`] is the one in use, and
-//! [`MemoryEngine`] is for tests.
+//! The state that several servers share: the members, the leader, and documents such as the
+//! cluster's configuration. An [`Engine`] stores it; servers use [`Etcd`], and tests use
+//! [`MemoryEngine`].
 //!
 //! ```text
-//!  owner's dispatcher ◀── told(&View) ──┐
+//!  owner's dispatcher ◀─ changed(&View) ┐
 //!                                       │ thread ssntp-engine
 //!  owner ── saw(token), write, drop ────▶ Membership ─▶ Machine ── Request ──▶ dyn Engine
 //!                                                   ▲                      │ etcd: HTTP/1.1
@@ -12,13 +12,13 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `engine` | [`Engine`], and what it is asked and answers |
-//! | `etcd` | [`Etcd`]; nothing else here knows etcd |
+//! | `engine` | [`Engine`], its requests and its answers |
+//! | `etcd` | [`Etcd`]; the only module that knows etcd |
 //! | `memory` | [`MemoryEngine`] |
 //! | `machine` | [`Machine`]: membership and leadership, without threads or a clock |
 //! | `membership` | [`Membership`]: the thread that runs the machine |
 //!
-//! What goes wrong meanwhile, and what an operator does then, is in `docs/federation.md`.
+//! `docs/federation.md` has the faults that can occur, and what an operator does about each.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

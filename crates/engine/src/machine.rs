@@ -1,5 +1,5 @@
-//! Membership and leadership, as a state machine without threads, clock or I/O: it says what
-//! to ask the engine next, takes the answers, and shows a [`View`].
+//! Membership and leadership, as a state machine without threads, clock or I/O: it returns the next
+//! request to the engine, handles the answers, and keeps a [`View`].
 //!
 //! ```text
 //!            Grant 10 s ─▶ Put members/UUID ─▶ KeepAlive every 3 s ┐
@@ -8,25 +8,25 @@
 //!                    │ none
 //!                    ▼
 //!            Grant 5 s ─▶ Put leader, if absent ─▶ acts; KeepAlive every second
-//!                    ▲                                      │ another one was faster,
+//!                    ▲                                      │ another server was faster,
 //!                    └──────────────────────────────────────┘ the lease is over, or lost
 //! ```
 //!
 //! # Why there is one leader
-//! * The key `leader` belongs to a lease, and is only put where it is absent. Its holder counts
-//!   the lease from *before* it sent the request that was answered, so the engine ends it
-//!   later than the holder does, and the holder stops acting a second before that.
-//! * A holder that was paused finds by its clock that its time is over. What it had begun to
-//!   send before the pause carries its *token*, and each receiver takes only what has the
-//!   highest token that it has seen.
-//! * Tokens of later leaders are higher: the revision of the engine at which the key was made
-//!   is the upper part. An engine that has lost its last second may give a revision twice. So
-//!   the lowest 20 bits come from the lease, and a process that gets a token below one that it
-//!   has seen gives it back and tries again. If it has not seen that one, others have: they put
-//!   it into their own keys, where the leader reads it.
-//! * An engine that was restored from a backup, or is empty, has revisions far below. So a process
-//!   that has given a token back adds the highest one that it has seen to its next one. What
-//!   it adds stands beside its name in the leader's key.
+//! * The key `leader` is bound to a lease, and is put only if it is absent. Its holder counts the
+//!   time of the lease from *before* it sent the request that was answered. So the lease ends for
+//!   the holder earlier than for the engine, and the holder stops acting a second before that.
+//! * A holder that was paused finds by its clock that its lease is over. Frames that it began to send
+//!   before the pause carry its *fencing token*, and a receiver accepts only the highest token that
+//!   it has seen.
+//! * Tokens of later leaders are higher, because their upper part is the revision at which the key
+//!   was created. An engine that has lost its last second may use a revision twice. So the lowest
+//!   20 bits come from the lease, and a process that gets a token below one that it has seen revokes
+//!   its lease and tries again. Other servers may have seen a higher token: they put it into their
+//!   own keys, where the leader reads it.
+//! * An engine that was restored from a backup, or is empty, has much lower revisions. So a process
+//!   that has revoked its lease adds the highest token that it has seen to its next one. The number
+//!   that it adds is in the leader's key, beside its UUID.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -39,22 +39,21 @@ use uuid::Uuid;
 use crate::engine::{Answer, EngineError, Entry, Kept, Lease, Request, When};
 
 const LOG: &str = "ssntp::engine";
-/// How long a call to the engine may take.
+/// The time limit of a call to the engine.
 pub const CALL: Duration = Duration::from_secs(1);
-/// The lease of a leader. A dead one is replaced once it has ended and another server has read
-/// the engine again, at most a second later.
+/// The time of a leader's lease. A dead leader is replaced when its lease has ended and another
+/// server has read the engine again, at most a second later.
 pub const LEADER_TIME: Duration = Duration::from_secs(5);
-/// The lease of a member.
+/// The time of a member's lease.
 const MEMBER_TIME: Duration = Duration::from_secs(10);
-/// How long before the end of its lease a leader stops acting: for clocks that run at
+/// The time before the end of its lease at which a leader stops acting, because clocks may run at
 /// different speeds.
 const MARGIN: Duration = Duration::from_secs(1);
-/// How often the engine is read, and a leader keeps its lease alive.
+/// The time between two readings of the engine, and between two keep-alives of a leader.
 const READ: Duration = Duration::from_secs(1);
-/// How often a member keeps its lease alive.
+/// The time between two keep-alives of a member.
 const MEMBER_KEEPS: Duration = Duration::from_secs(3);
-/// How long the machine waits after a failure, so that an engine that refuses at once is not
-/// asked all the time.
+/// The pause after a failure, so that an engine that fails at once is not called all the time.
 const RETRY: Duration = Duration::from_millis(300);
 /// The bits of a token that come from the lease.
 const LEASE_BITS: u32 = 20;
@@ -63,96 +62,97 @@ const LEADER: &str = "leader";
 const MEMBERS: &str = "members/";
 pub(crate) const DOCUMENTS: &str = "documents/";
 
-/// A server of the cluster, as all others see it.
+/// A server of the cluster, as all members see it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Member {
-    /// Its UUID.
+    /// The UUID.
     pub uuid: Uuid,
-    /// Another number each time that its process starts.
+    /// A number that is different for each start of the process.
     pub incarnation: u64,
-    /// Where the others reach it.
+    /// The addresses at which the other servers reach it.
     pub addresses: Vec<String>,
-    /// The version of its program.
+    /// The version of the program.
     pub version: String,
-    /// A token that it has seen and that the leader must not be below. 0 until it sees a leader
-    /// that is.
+    /// The highest token that this member has seen, once it sees a leader with a lower one; else 0.
+    /// That leader reads it here and gives its lease back.
     #[serde(default)]
     pub token: u64,
 }
 
-/// How a process takes part.
+/// The settings of a process that joins the cluster.
 #[derive(Clone, Debug)]
 pub struct Join {
-    /// What the others see of it.
+    /// The process, as the other members see it.
     pub member: Member,
-    /// Whether it leads if nobody else does.
+    /// True if the process becomes the leader when there is none.
     pub leads: bool,
 }
 
 /// The leader of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leader {
-    /// Its UUID.
+    /// The UUID.
     pub uuid: Uuid,
-    /// Its incarnation.
+    /// The incarnation.
     pub incarnation: u64,
-    /// The number of its term: a later leader has a higher one.
+    /// The fencing token of the term. A later leader has a higher one.
     pub token: u64,
 }
 
-/// This process is the leader.
+/// The term of this process, if it is the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acting {
-    /// The token that all it causes carries.
+    /// The fencing token, which all frames of the leader carry.
     pub token: u64,
-    /// When it must no longer act, unless a later view says otherwise.
+    /// The time from which the process must not act, unless a later view has a later time.
     pub until: Instant,
 }
 
-/// A document that the cluster keeps.
+/// A document of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// Its text.
+    /// The text.
     pub text: Vec<u8>,
-    /// The revision of its last change, for [`When::At`].
+    /// The revision of the last change, for [`When::At`].
     pub revision: u64,
 }
 
-/// The cluster as the engine last had it.
+/// The cluster, as of the last answer of the engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
     /// The members, this process included, in the order of their UUIDs.
     pub members: Vec<Member>,
-    /// The leader. While the engine is away, the last one that was known.
+    /// The leader. While the engine is away, the last known leader.
     pub leader: Option<Leader>,
-    /// Set if this process is the leader. Compare its `until` with the time before each act.
+    /// Set if this process is the leader. Compare `until` with the time before each act.
     pub acting: Option<Acting>,
     /// The documents by their names.
     pub documents: BTreeMap<String, Document>,
-    /// Since when the engine has not answered, and why. The rest of the view is as old.
+    /// If the engine does not answer: the time since which it does not, and the last error. The rest
+    /// of the view is as of that time.
     pub away: Option<(Instant, EngineError)>,
-    /// Since when the lease of this leader counts: when its last keep-alive was sent.
+    /// The time at which the last keep-alive of this leader was sent. The lease counts from then.
     pub kept: Option<Instant>,
-    /// Another process that runs under this one's UUID.
+    /// Another process with the UUID of this one.
     pub double: Option<Member>,
 }
 
 impl View {
-    /// Whether this process may act as the leader at that time.
+    /// The fencing token of this process if it may act as the leader at that time.
     pub fn acts(&self, now: Instant) -> Option<u64> {
         let acting = self.acting.filter(|acting| now < acting.until);
         acting.map(|acting| acting.token)
     }
 }
 
-/// What the machine wants.
+/// The next thing to do for the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Ask this, and tell the answer.
+    /// Send this request, and pass the answer to [`Machine::answered`].
     Ask(Request),
-    /// Nothing until then.
+    /// Wait until this time.
     At(Instant),
-    /// Nothing any more: it has left the cluster.
+    /// The process has left the cluster; there is nothing more to do.
     Left,
 }
 
@@ -160,10 +160,10 @@ pub enum Next {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     lease: Lease,
-    /// When the request that was answered last was sent.
+    /// The time at which the last grant or keep-alive that was answered was sent.
     kept: Instant,
     time: Duration,
-    /// The revision at which the key was put; none if it is not known to be there.
+    /// The revision at which the key was put; `None` if the engine may not have the key.
     put: Option<u64>,
 }
 
@@ -173,12 +173,12 @@ impl Held {
     }
 }
 
-/// The key of a leader.
+/// The value of the key `leader`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Holder {
     uuid: Uuid,
     incarnation: u64,
-    /// Is added to the number that comes from revision and lease.
+    /// The number that is added to that of revision and lease.
     #[serde(default)]
     base: u64,
 }
@@ -190,26 +190,26 @@ impl Holder {
     }
 }
 
-/// The state machine. Ask what [`next`](Self::next) says, one request at a time, and tell
-/// [`answered`](Self::answered).
+/// The state machine. Send the requests that [`next`](Self::next) returns, one at a time, and pass
+/// the answers to [`answered`](Self::answered).
 #[derive(Debug)]
 pub struct Machine {
     join: Join,
     view: View,
-    /// The highest token that was ever seen.
+    /// The highest token that this process has seen.
     seen: u64,
-    /// What is added to this process's tokens. It stays while there is a lease for the leader's
-    /// key.
+    /// The number that is added to this process's tokens. It must not change while the process holds
+    /// a lease for the leader's key, because the key contains it.
     base: u64,
     member: Option<Held>,
     leader: Option<Held>,
-    /// A lease that is to end, because its token is not taken.
+    /// A lease to revoke, because its token is too low or the process has resigned.
     unwanted: Option<Lease>,
-    /// When the engine was read last.
+    /// The time of the last reading of the engine; `None` to read at once.
     read: Option<Instant>,
-    /// Whether the last reading found no leader, and nothing has been tried since.
+    /// True if the last reading found no leader, and no attempt to become one has failed since.
     is_vacant: bool,
-    /// The machine waits until then after a failure.
+    /// The end of the pause after a failure.
     pause: Option<Instant>,
     is_leaving: bool,
 }
@@ -232,17 +232,18 @@ impl Machine {
         }
     }
 
-    /// The cluster as the engine last had it.
+    /// The cluster, as of the last answer of the engine.
     pub fn view(&self) -> &View {
         &self.view
     }
 
-    /// Whether the process is a member, and has read who else is.
+    /// True once the process is a member and has read the list of members.
     pub fn is_member(&self) -> bool {
         self.member.is_some_and(|held| held.put.is_some()) && self.read.is_some()
     }
 
-    /// A token was seen elsewhere, as in the hello of another server. No lower one counts.
+    /// Reports a token that was received elsewhere, as in the hello of another server. Leaders with
+    /// lower tokens are ignored from then on.
     pub fn saw(&mut self, token: u64) {
         self.seen = self.seen.max(token);
         if self.view.leader.is_some_and(|leader| leader.token < self.seen) {
@@ -251,26 +252,26 @@ impl Machine {
         self.show();
     }
 
-    /// Reads the engine next, because something has been written to it.
+    /// Makes the next request a reading, because a document has been written.
     pub fn reread(&mut self) {
         self.read = None;
     }
 
-    /// From now on it gives its leases back, the leader's first.
+    /// Leaves the cluster: the next requests revoke the leases, the leader's first.
     pub fn leave(&mut self) {
         self.is_leaving = true;
         self.view.acting = None;
         self.pause = None;
     }
 
-    /// From now on it does not lead: it gives the lease of a leader back, and stays a member.
+    /// Gives up leadership: the machine revokes the lease of a leader, and stays a member.
     pub fn resign(&mut self) {
         self.join.leads = false;
         self.unwanted = self.leader.take().map(|held| held.lease).or(self.unwanted);
         self.show();
     }
 
-    /// What to do at this time.
+    /// The next thing to do at this time.
     pub fn next(&mut self, now: Instant) -> Next {
         for held in [&mut self.leader, &mut self.member] {
             if held.is_some_and(|held| held.ends() <= now) {
@@ -287,7 +288,7 @@ impl Machine {
         if let Some(lease) = self.unwanted.take() {
             return Next::Ask(Request::Revoke(lease));
         }
-        // The most urgent first: a leader that is not in time has to stop.
+        // The keep-alive of a leader comes first: if it is late, the leader has to stop acting.
         let mut wait = now + READ;
         let mut is_due = |since: Option<Instant>, every: Duration| match since.map(|since| since + every) {
             Some(at) if at > now => {
@@ -328,7 +329,7 @@ impl Machine {
         Next::At(wait)
     }
 
-    /// Takes the answer to a request that was sent at `sent`.
+    /// Handles the answer to a request that was sent at the time `sent`.
     pub fn answered(
         &mut self,
         request: &Request,
@@ -343,7 +344,7 @@ impl Machine {
                 }
                 self.take(request, sent, answer);
             }
-            // The lease has ended earlier than the engine was to end it: it has forgotten it.
+            // The engine ended the lease early, because it has lost data.
             Err(EngineError::NoLease) => self.lose(request),
             Err(why) => {
                 if self.view.away.is_none() {
@@ -386,11 +387,11 @@ impl Machine {
             ) => {
                 if let Some(held) = self.held(*lease) {
                     held.put = Some(revision);
-                    // So that the view has this process, too.
+                    // The next reading adds this process to the view.
                     self.read = None;
                 }
             }
-            // Another one was faster. The lease ends by itself.
+            // Another server was faster. This process's lease ends by itself.
             (Request::Put { key, .. }, Answer::Differs(_)) if key == LEADER => {
                 self.leader = None;
                 self.is_vacant = false;
@@ -409,7 +410,7 @@ impl Machine {
         all.into_iter().flatten().find(|held| held.lease == lease)
     }
 
-    /// The lease of a request is over.
+    /// Drops the lease of a request, which is over.
     fn lose(&mut self, request: &Request) {
         let (Request::KeepAlive(lost)
         | Request::Put {
@@ -423,20 +424,21 @@ impl Machine {
                 *held = None;
             }
         }
-        // What was read may be as old as the lease.
+        // The last reading may be from before the lease ended.
         self.is_vacant = false;
         self.read = None;
     }
 
-    /// The leader's key is this process's own since that revision.
+    /// Begins or continues the term of this process, which has held the leader's key since that
+    /// revision.
     fn lead(&mut self, revision: u64) {
         let holder = self.holder();
         let Some(held) = &mut self.leader else { return };
         let token = holder.token(revision, Some(held.lease));
         self.is_vacant = false;
-        // An engine that has forgotten something gives numbers again.
+        // An engine that has lost data uses revisions again.
         if token < self.seen {
-            warn!(target: LOG, "the engine has gone back to revision {revision}: its leader is not taken");
+            warn!(target: LOG, "the engine has gone back to revision {revision}: this server revokes its lease");
             self.unwanted = self.leader.take().map(|held| held.lease);
             self.base = self.seen;
             return;
@@ -455,12 +457,14 @@ impl Machine {
         });
     }
 
+    /// Updates the view from a reading.
     fn see(&mut self, kept: Kept) {
         let own = self.join.member.uuid;
         self.view.members.clear();
         self.view.documents.clear();
-        // The key of a former incarnation is replaced once, when this one enters. After that the
-        // other process has put the key, and the two must not take it from each other for ever.
+        // When this process joins, it replaces the key of its former incarnation once. If the key has
+        // another incarnation after that, another process uses the same UUID, and the two must not
+        // overwrite each other's key for ever.
         let has_entered =
             self.view.double.take().is_some() || self.member.is_some_and(|held| held.put.is_some());
         let mut is_listed = false;
@@ -490,8 +494,8 @@ impl Machine {
                         }
                         self.view.members.push(member);
                     }
-                    // Another version's, or somebody has written it by hand.
-                    _ => warn!(target: LOG, "the key {} is no member", excerpt(&key)),
+                    // Another version of the program, or a person, has written the key.
+                    _ => warn!(target: LOG, "the value of the key {} is not a member", excerpt(&key)),
                 }
             }
         }
@@ -509,7 +513,8 @@ impl Machine {
         self.view.leader = None;
         self.is_vacant = entry.is_none();
         let Some(entry) = entry else {
-            // It was forgotten, or not put yet. The lease serves for another attempt.
+            // If the engine has lost the key, the lease is lost as well. If the key was not put yet, the
+            // lease is kept for that.
             if self.leader.is_some_and(|held| held.put.is_some()) {
                 self.leader = None;
             }
@@ -525,7 +530,8 @@ impl Machine {
         };
         let token = holder.token(entry.created, entry.lease);
         if token < self.seen {
-            // It does not know the higher token, or it would have given this one back.
+            // That leader does not know the higher token, or it would have given its lease back. This
+            // member's key tells it.
             self.join.member.token = self.seen;
             return;
         }
@@ -545,7 +551,7 @@ impl Machine {
         }
     }
 
-    /// Brings the view up to what is held.
+    /// Updates the leadership in the view.
     fn show(&mut self) {
         let held = self.leader.zip(self.view.leader).filter(|_| !self.is_leaving);
         let held = held.filter(|(held, _)| held.put.is_some());
@@ -560,7 +566,7 @@ impl Machine {
 fn put(key: String, value: &impl Serialize, lease: Lease, when: When) -> Request {
     Request::Put {
         key,
-        // These types have only text and numbers, which JSON has as well.
+        // These types contain only texts and numbers, so writing them as JSON cannot fail.
         value: serde_json::to_vec(value).unwrap_or_default(),
         lease: Some(lease),
         when,

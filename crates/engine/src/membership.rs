@@ -1,59 +1,56 @@
-//! The thread `ssntp-engine`.
+//! The thread `ssntp-engine`, which runs the machine.
 
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use ssntp_transport::threads;
+use ssntp_transport::{deadline, threads};
 
 use crate::engine::{Answer, Engine, EngineError, Request, When};
 use crate::machine::{CALL, DOCUMENTS, Join, Machine, Next, View};
 
-/// How long leaving may take: a call that is under way, and two leases given back.
+/// The time for revoking the leases when the process leaves.
 const LEAVING: Duration = Duration::from_secs(2);
-/// The most documents that wait to be written. Each has a thread that waits for it.
+/// The most orders that wait for the thread. A thread waits for each document.
 const WAITING: usize = 16;
-/// How long a document may wait: for those before it, and for a call that is under way.
+/// The time limit for queueing a document, and for writing it: a call may be under way.
 const WRITING: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 enum Order {
-    /// A token was seen elsewhere.
-    Look,
+    /// Read the highest token that was received elsewhere.
+    Token,
     Write(Request, Sender<Result<u64, EngineError>>),
     Resign,
     Leave,
 }
 
-/// A process that takes part. Dropping it leaves the cluster.
+/// A process that is a member of the cluster. Dropping it leaves the cluster.
 ///
 /// # Threads
-/// One thread, `ssntp-engine`, is the only one that waits for the engine. Dropping this joins
-/// it, for three seconds at most if the engine is away.
+/// Only the thread `ssntp-engine` waits for the engine. Dropping this joins the thread, which takes at
+/// most three seconds if the engine is away.
 #[derive(Debug)]
 pub struct Membership {
-    orders: Sender<Order>,
-    /// The highest token that was seen elsewhere.
-    seen: Arc<AtomicU64>,
+    documents: Documents,
     thread: Option<JoinHandle<()>>,
     view: Arc<Mutex<View>>,
 }
 
 impl Membership {
-    /// Enters the cluster, and goes on on a thread. Blocks until the process is a member, or
-    /// the engine has failed to answer once. `told` is called on that thread whenever the view
-    /// has changed, and must not wait.
+    /// Joins the cluster, and stays a member by a thread. Blocks until the process is a member, or
+    /// the engine has failed to answer once. The thread calls `changed` after each change of the
+    /// view; `changed` must not block.
     ///
     /// # Errors
-    /// What the engine said, so that a wrong address or password is noticed at the start. The
-    /// thread could not be started.
+    /// The error of the engine, so that a wrong address or password is noticed at the start;
+    /// [`EngineError::Refused`] if the thread cannot be started.
     pub fn start(
         mut engine: Box<dyn Engine>,
         join: Join,
-        mut told: impl FnMut(&View) + Send + 'static,
+        mut changed: impl FnMut(&View) + Send + 'static,
     ) -> Result<Self, EngineError> {
         let mut machine = Machine::new(join);
         while !machine.is_member() {
@@ -63,71 +60,69 @@ impl Membership {
             }
         }
         let view = Arc::new(Mutex::new(machine.view().clone()));
-        let (orders, given) = bounded(WAITING);
+        let (orders, received) = bounded(WAITING);
         let seen = Arc::new(AtomicU64::new(0));
-        told(machine.view());
+        changed(machine.view());
         let shared = Arc::clone(&view);
-        let changed = move |view: &View| {
+        let publish = move |view: &View| {
             *shared.lock().unwrap_or_else(PoisonError::into_inner) = view.clone();
-            told(view);
+            changed(view);
         };
-        let elsewhere = Arc::clone(&seen);
-        let body = move || serve(machine, engine, &given, &elsewhere, changed);
+        let token = Arc::clone(&seen);
+        let body = move || serve(machine, engine, &received, &token, publish);
         let thread = threads::spawn("ssntp-engine", body);
+        let thread = thread.map_err(|e| EngineError::Refused(format!("no thread: {e}")))?;
         Ok(Self {
-            orders,
-            seen,
-            thread: Some(thread.map_err(|e: io::Error| EngineError::Refused(format!("no thread: {e}")))?),
+            documents: Documents { orders, seen },
+            thread: Some(thread),
             view,
         })
     }
 
-    /// The cluster as it was last seen. Does not wait for the engine.
+    /// The cluster, as of the last answer of the engine. Does not wait for the engine.
     pub fn view(&self) -> View {
         self.view.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A handle by which threads write documents.
+    /// A handle for writing documents, for any thread.
     pub fn documents(&self) -> Documents {
-        Documents {
-            orders: self.orders.clone(),
-            seen: Arc::clone(&self.seen),
-        }
+        self.documents.clone()
     }
 }
 
-/// Writes documents of the cluster, gives the lead up, and tells of tokens. A clone is another
-/// handle.
+/// A handle for writing documents of the cluster, giving up leadership, and reporting tokens. A clone
+/// is cheap.
 ///
 /// # Threads
-/// [`write`](Self::write) blocks, so a dispatcher must not call it; the other calls do not.
+/// [`write`](Self::write) blocks, so a dispatcher must not call it. The other calls do not block.
 #[derive(Clone, Debug)]
 pub struct Documents {
     orders: Sender<Order>,
+    /// The highest token that was received elsewhere.
     seen: Arc<AtomicU64>,
 }
 
 impl Documents {
-    /// Tells it a token that was seen elsewhere: see [`Machine::saw`].
+    /// Reports a token that was received elsewhere: see [`Machine::saw`].
     pub fn saw(&self, token: u64) {
         if self.seen.fetch_max(token, Ordering::Relaxed) < token {
-            // If the queue is full, the thread looks at the token after an order that waits.
-            let _ = self.orders.try_send(Order::Look);
+            // If the queue is full, the thread reads the token after one of the queued orders.
+            let _ = self.orders.try_send(Order::Token);
         }
     }
 
-    /// Has this process lead no more: another one leads within a second. It stays a member.
+    /// Gives up leadership, so that another server leads within a second. The process stays a member.
     pub fn resign(&self) {
-        // If the queue is full, another one leads when this process ends.
+        // If the queue is full, this process leads until it ends.
         let _ = self.orders.try_send(Order::Resign);
     }
 
-    /// Writes a document, and returns the revision that it has then. Blocks until the engine
-    /// has answered, for five seconds at most.
+    /// Writes a document, and returns its new revision. Blocks until the engine has answered, for at
+    /// most five seconds.
     ///
     /// # Errors
-    /// [`EngineError::Changed`] if the condition does not hold, and what the engine said. After
-    /// [`EngineError::Away`] it is open whether it was written.
+    /// [`EngineError::Changed`] if the condition does not hold; else the error of the engine. After
+    /// [`EngineError::Away`] the document may or may not be written.
     pub fn write(&self, name: &str, text: &[u8], when: When) -> Result<u64, EngineError> {
         let request = Request::Put {
             key: format!("{DOCUMENTS}{name}"),
@@ -135,19 +130,19 @@ impl Documents {
             lease: None,
             when,
         };
-        let (tell, told) = bounded(1);
+        let (reply, answer) = bounded(1);
         let late = |_| EngineError::Away("it has too much to do".to_owned());
-        let order = Order::Write(request, tell);
-        self.orders
-            .send_timeout(order, WRITING)
-            .map_err(|_| late(RecvTimeoutError::Timeout))?;
-        told.recv_timeout(WRITING).map_err(late)?
+        // One deadline for both waits, so that the whole call ends in time.
+        let end = deadline(WRITING);
+        let sent = self.orders.send_deadline(Order::Write(request, reply), end);
+        sent.map_err(|_| late(RecvTimeoutError::Timeout))?;
+        answer.recv_deadline(end).map_err(late)?
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let _ = self.orders.send(Order::Leave);
+        let _ = self.documents.orders.send(Order::Leave);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -159,19 +154,19 @@ fn serve(
     mut engine: Box<dyn Engine>,
     orders: &Receiver<Order>,
     seen: &AtomicU64,
-    mut changed: impl FnMut(&View),
+    mut publish: impl FnMut(&View),
 ) {
-    let mut shown = View::default();
+    let mut published = View::default();
     loop {
         let at = step(&mut machine, &mut *engine);
-        if *machine.view() != shown {
-            shown.clone_from(machine.view());
-            changed(&shown);
+        if *machine.view() != published {
+            published.clone_from(machine.view());
+            publish(&published);
         }
         match orders.recv_deadline(at) {
-            Ok(Order::Look) | Err(RecvTimeoutError::Timeout) => {}
-            Ok(Order::Write(request, told)) => {
-                let _ = told.send(write(&mut *engine, &request));
+            Ok(Order::Token) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(Order::Write(request, reply)) => {
+                let _ = reply.send(write(&mut *engine, &request));
                 machine.reread();
             }
             Ok(Order::Resign) => machine.resign(),
@@ -180,7 +175,7 @@ fn serve(
         machine.saw(seen.load(Ordering::Relaxed));
     }
     machine.leave();
-    changed(machine.view());
+    publish(machine.view());
     let end = now() + LEAVING;
     while now() < end && step(&mut machine, &mut *engine) <= now() {}
 }
@@ -192,7 +187,7 @@ fn write(engine: &mut dyn Engine, request: &Request) -> Result<u64, EngineError>
     }
 }
 
-/// Asks what the machine wants, and returns when it wants something again.
+/// Carries out the next request of the machine. Returns the time of the next step.
 fn step(machine: &mut Machine, engine: &mut dyn Engine) -> Instant {
     match machine.next(now()) {
         Next::Ask(request) => {
@@ -206,7 +201,7 @@ fn step(machine: &mut Machine, engine: &mut dyn Engine) -> Instant {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the machine is told the time")]
+#[expect(clippy::disallowed_methods, reason = "the machine itself reads no clock")]
 fn now() -> Instant {
     Instant::now()
 }
@@ -218,7 +213,7 @@ mod tests {
     use crate::memory::MemoryEngine;
     use uuid::Uuid;
 
-    /// Waits for a view, and says which one came last if none is as it is to be.
+    /// Waits for a view that fulfils the condition. Panics with the last view if none does in time.
     fn wait(views: &Receiver<View>, is_it: impl Fn(&View) -> bool) -> View {
         let mut last = None;
         while let Ok(view) = views.recv_timeout(Duration::from_secs(60)) {
@@ -260,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_leaves_is_replaced_at_once_and_an_engine_may_be_away_for_a_while() {
+    fn a_leader_that_leaves_is_replaced_at_once_and_the_engine_may_be_away() {
         let engine = MemoryEngine::new();
         let (first, views) = start(&engine, 1).unwrap();
         let leading = wait(&views, |view| view.acts(now()).is_some());
@@ -281,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_written_on_its_revision_and_everybody_reads_it() {
+    fn a_document_is_written_on_its_revision_and_all_members_read_it() {
         let engine = MemoryEngine::new();
         let (first, _) = start(&engine, 1).unwrap();
         let (_second, views) = start(&engine, 2).unwrap();
@@ -308,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_was_seen_elsewhere_ends_a_leader_and_the_next_token_is_higher() {
+    fn a_higher_token_ends_a_leader_and_its_next_token_is_higher() {
         let engine = MemoryEngine::new();
         let (membership, views) = start(&engine, 1).unwrap();
         let leading = wait(&views, |view| view.acts(now()).is_some());

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use crate::engine::{Answer, Engine, EngineError, Entry, Kept, Lease, Request, When};
 
-/// How much of its past the engine can go back to.
+/// The span of time that [`MemoryEngine::forget`] can undo.
 const PAST: Duration = Duration::from_secs(1);
 
 /// An engine in memory. A clone is another client of the same engine.
 ///
-/// A simulation asks it by [`ask_at`](Self::ask_at) at times of its own, so it also decides
-/// what is delayed and lost on the way. As an [`Engine`] it uses the clock.
+/// A simulation calls [`ask_at`](Self::ask_at) at virtual times, so it can delay and lose requests. As
+/// an [`Engine`] it uses the clock.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryEngine {
     shared: Arc<Mutex<Shared>>,
@@ -31,24 +31,22 @@ struct Shared {
 #[derive(Clone, Debug, Default)]
 struct Store {
     kept: Kept,
-    /// The leases: their times, and when they end.
+    /// The time to live of each lease, and the time at which it ends.
     leases: BTreeMap<Lease, (Duration, Instant)>,
 }
 
 impl MemoryEngine {
-    /// An engine that keeps nothing yet.
+    /// An empty engine.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// From now on every request fails with this error; with none, requests are answered
-    /// again. Leases go on to end meanwhile.
+    /// Makes every request fail with this error; `None` ends that. Leases end in the meantime.
     pub fn fail(&self, fault: Option<EngineError>) {
         self.lock().fault = fault;
     }
 
-    /// The engine forgets what it has changed within the last second, as one does whose disk
-    /// has lost it.
+    /// Undoes the changes of the last second, as if the disk of the engine had lost them.
     pub fn forget(&self, now: Instant) {
         let mut shared = self.lock();
         shared.past.retain(|(at, _)| *at + PAST >= now);
@@ -58,19 +56,19 @@ impl MemoryEngine {
         }
     }
 
-    /// The engine has lost everything, and begins again with its first revision.
+    /// Removes everything. The engine begins again with its first revision.
     pub fn lose(&self) {
         let mut shared = self.lock();
         shared.store = Store::default();
         shared.past.clear();
     }
 
-    /// How many requests have reached it.
+    /// The number of requests so far.
     pub fn asked(&self) -> u64 {
         self.lock().asked
     }
 
-    /// Asks it at this time, which must not go back.
+    /// Answers a request at this time, which must not be before that of the last request.
     ///
     /// # Errors
     /// The error of [`fail`](Self::fail), and [`EngineError::NoLease`].
@@ -88,7 +86,7 @@ impl MemoryEngine {
         }
         match request {
             Request::Grant(time) => {
-                // The number is not part of the store: no lease is given twice.
+                // The number is not part of the store, which may be undone: no lease is granted twice.
                 shared.leases += 1;
                 let lease = Lease(shared.leases);
                 shared.store.leases.insert(lease, (*time, now + *time));

@@ -132,7 +132,7 @@ fn leases_conditions_and_revisions_are_those_of_etcd() {
 }
 
 #[test]
-fn a_wrong_password_is_named_and_a_right_one_serves_before_and_after_it_is_needed() {
+fn a_wrong_password_is_named_and_a_right_one_works_before_and_after_authentication_is_on() {
     let Some(etcd) = EtcdProcess::start(1) else { return };
     let with = |name: &str, password: &str| {
         let user = User {
@@ -174,7 +174,7 @@ fn a_wrong_password_is_named_and_a_right_one_serves_before_and_after_it_is_neede
 }
 
 #[test]
-fn an_etcd_with_certificates_is_asked_over_tls() {
+fn an_etcd_with_certificates_is_reached_over_tls() {
     let dir = tempfile::tempdir().unwrap();
     let authority = authority();
     let file = |name: &str, text: &str| {
@@ -274,7 +274,7 @@ const OLD_TOKEN: &str = http!(
 );
 
 #[test]
-fn a_connection_that_was_closed_meanwhile_is_made_again() {
+fn a_connection_that_was_closed_while_idle_is_replaced() {
     let (at, peer) = peer(&[&[ALIVE], &[ALIVE, ALIVE]]);
     let mut engine = client(&format!("etcd://{at}"));
     for _ in 0..3 {
@@ -295,7 +295,7 @@ fn a_connection_that_was_closed_meanwhile_is_made_again() {
 }
 
 #[test]
-fn an_endpoint_without_a_majority_is_passed_over_and_a_full_one_is_an_error() {
+fn an_endpoint_without_a_majority_is_skipped_and_a_full_one_is_an_error() {
     let (first, one) = peer(&[&[NO_MAJORITY]]);
     let (second, two) = peer(&[&[ALIVE, FULL]]);
     let mut engine = client(&format!("etcd://{first},{second}"));
@@ -309,7 +309,7 @@ fn an_endpoint_without_a_majority_is_passed_over_and_a_full_one_is_an_error() {
 }
 
 #[test]
-fn a_token_that_etcd_has_forgotten_is_asked_for_again_once() {
+fn a_token_that_etcd_refuses_is_replaced_once() {
     let (at, peer) = peer(&[&[TOKEN, ALIVE, OLD_TOKEN, TOKEN, ALIVE, OLD_TOKEN, TOKEN, OLD_TOKEN]]);
     let mut engine = Etcd::new(EtcdConfig {
         user: Some(User {
@@ -341,7 +341,7 @@ fn a_token_that_etcd_has_forgotten_is_asked_for_again_once() {
 }
 
 #[test]
-fn another_program_is_told_from_etcd() {
+fn another_program_is_reported_as_such() {
     for answer in [
         "SSH-2.0-OpenSSH_9\r\n",
         http!("404 Not Found", "9", "Not Found"),
@@ -390,7 +390,7 @@ fn an_endpoint_that_hangs_or_is_dead_leaves_time_for_the_others() {
 }
 
 #[test]
-fn an_etcd_without_room_keeps_leases_alive_and_nobody_can_enter() {
+fn a_full_etcd_keeps_leases_alive_and_refuses_new_members() {
     let quota = ["--quota-backend-bytes=65536".to_owned()];
     let Some(etcd) = EtcdProcess::with(1, "http", &quota) else {
         return;
@@ -465,7 +465,7 @@ fn wait(views: &Receiver<View>, is_it: impl Fn(&View) -> bool) {
 }
 
 #[test]
-fn one_member_of_three_may_go_and_without_two_the_engine_is_away() {
+fn the_engine_survives_the_loss_of_one_member_of_three_and_is_away_without_two() {
     let Some(mut etcd) = EtcdProcess::start(3) else {
         return;
     };
@@ -483,7 +483,7 @@ fn one_member_of_three_may_go_and_without_two_the_engine_is_away() {
 }
 
 #[test]
-fn a_slow_etcd_serves_and_one_that_is_too_slow_is_away() {
+fn an_etcd_is_away_if_it_is_slower_than_the_time_limit() {
     let Some(etcd) = EtcdProcess::start(1) else { return };
     let proxy = Proxy::start();
     proxy.lead_to(etcd.join().strip_prefix("etcd://").unwrap());
@@ -561,7 +561,7 @@ fn a_password_that_is_changed_makes_the_engine_away_until_it_is_right_again() {
 }
 
 #[test]
-fn what_a_later_version_says_of_itself_besides_is_passed_over() {
+fn unknown_fields_of_a_later_version_are_ignored() {
     let Some(etcd) = EtcdProcess::start(1) else { return };
     let mut engine = client(&etcd.join());
     let later = r#"{"uuid":"00000000-0000-0000-0000-000000000002","incarnation":3,"addresses":["b:1"],

@@ -37,7 +37,7 @@ const CALM: u64 = 35_000;
 /// From here on there is a leader. All leases of before are over.
 const QUIET: u64 = 44_000;
 const END: u64 = 48_000;
-/// How long after the engine has forgotten something two may lead: until both have read.
+/// The time for which two servers may lead after the engine has lost data: until both have read.
 const BLURRED: u64 = 8_000;
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ struct Process {
     /// Counts the starts of the process.
     incarnation: u64,
     paused: u64,
-    /// How fast its clock runs, in thousandths.
+    /// The speed of the clock, in thousandths.
     rate: u32,
     waits_for: Option<u64>,
     /// The highest token that it has taken a frame with.
@@ -164,7 +164,7 @@ impl World {
         self.put(self.now + delay, at, self.processes[at].incarnation, event);
     }
 
-    /// How long a message takes; none if it is lost.
+    /// The delay of a message; `None` if the message is lost.
     fn way(&mut self) -> Option<u64> {
         let is_calm = self.now > CALM;
         let delay = if is_calm { self.delay.min(50) } else { self.delay };
@@ -358,7 +358,7 @@ fn variable(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn one_leads_whatever_happens() {
+fn at_most_one_server_leads_under_all_faults() {
     let seeds = match variable("SSNTP_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..variable("SSNTP_SEEDS").unwrap_or(1000),

@@ -1,4 +1,4 @@
-//! The part of HTTP/1.1 that etcd's gateway needs: one POST at a time, and its answer.
+//! The part of HTTP/1.1 that etcd's gateway needs: one POST at a time and its answer.
 
 use std::io;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use ssntp_transport::{Address, BufferPool, Cancel, Halves, Outgoing, Target, Tcp
 const HEAD: usize = 8 * 1024;
 /// The most headers of an answer. etcd sends eight.
 const HEADERS: usize = 32;
-/// The longest answer. A cluster of 100 members with a configuration of 1 MiB, in base64, has
-/// a third of it.
+/// The longest answer. A cluster of 100 members with a configuration of 1 MiB in base64 needs a third
+/// of this.
 pub(super) const LONGEST: usize = 4 << 20;
 
 /// A connection to an endpoint, for one request after the other.
@@ -22,7 +22,7 @@ pub(super) const LONGEST: usize = 4 << 20;
 pub(super) struct Connection {
     halves: Halves,
     host: String,
-    /// Whether an answer has come over it: then the peer may have closed it meanwhile.
+    /// True after the first answer. The peer may close such a connection while it is idle.
     pub(super) is_used: bool,
 }
 
@@ -30,15 +30,15 @@ pub(super) struct Connection {
 pub(super) struct Reply {
     pub(super) status: u16,
     pub(super) body: Vec<u8>,
-    /// Whether the connection takes another request.
+    /// True if the connection accepts another request.
     pub(super) stays: bool,
 }
 
 impl Connection {
-    /// Connects, over TLS with a connector and else in clear. Blocks until the deadline at
-    /// most, also while the name is looked up.
+    /// Connects, over TLS if there is a connector and else in clear. Blocks until the deadline at
+    /// most, including name resolution.
     pub(super) fn open(address: &Address, tls: Option<&Connector>, deadline: Instant) -> io::Result<Self> {
-        // Answers come within a second or not at all, so the system's own probes are not needed.
+        // A call waits for at most a second, so keep-alive probes of the system are not needed.
         let options = TcpOptions {
             keep_alive: None,
             unacknowledged: Some(Duration::from_secs(5)),
@@ -97,7 +97,7 @@ impl Connection {
     }
 }
 
-/// An answer and how many bytes it has; none if more are needed.
+/// An answer and its length in bytes; `None` if more bytes are needed.
 fn parse(input: &[u8]) -> io::Result<Option<(Reply, usize)>> {
     let mut headers = [EMPTY_HEADER; HEADERS];
     let mut head = httparse::Response::new(&mut headers);
@@ -122,7 +122,7 @@ fn parse(input: &[u8]) -> io::Result<Option<(Reply, usize)>> {
     Ok(whole.map(|(body, len)| (Reply { status, body, stays }, used + len)))
 }
 
-/// The header in lower case, if there is exactly one.
+/// The value of a header, if there is exactly one of this name.
 fn value<'a>(headers: &[Header<'a>], name: &str) -> Option<&'a str> {
     let mut found = headers
         .iter()
@@ -133,7 +133,8 @@ fn value<'a>(headers: &[Header<'a>], name: &str) -> Option<&'a str> {
     Some(str::from_utf8(value).ok()?.trim())
 }
 
-/// A body in chunks, and the length of it all with its trailers.
+/// A body in chunks, and the length of the chunks with their trailers; `None` if more bytes are
+/// needed.
 fn chunks(input: &[u8]) -> io::Result<Option<(Vec<u8>, usize)>> {
     let mut body = Vec::new();
     let mut at = 0;
@@ -172,7 +173,7 @@ fn check(len: usize) -> io::Result<()> {
     }
 }
 
-/// The kind is one that neither sockets nor TLS use.
+/// The kind of error of an answer that cannot be read. Neither sockets nor TLS use this kind.
 pub(super) const ODD: io::ErrorKind = io::ErrorKind::Unsupported;
 
 fn bad(why: impl Into<String>) -> io::Error {

@@ -1,4 +1,4 @@
-//! etcd 3.4 or later, by its gateway from JSON over HTTP/1.1 to its own protocol.
+//! etcd 3.4 or later, through its JSON gateway over HTTP/1.1.
 //!
 //! ```text
 //!  Request ─▶ path, JSON ─▶ the kept connection ─ fails ─▶ endpoint 1 ─▶ 2 ─▶ 3 ─▶ Away
@@ -6,9 +6,9 @@
 //!                             Answer ◀────────────────────────┘
 //! ```
 //!
-//! A request may go to several endpoints until one answers. That is right because a request
-//! that is done twice has the effect of one: see [`Request::Put`]. A lease that is granted
-//! twice is kept alive once, and the other one ends.
+//! A request may be sent to several endpoints until one answers. That is safe, because a request that
+//! is carried out twice has the same effect as one: see [`Request::Put`]. If a lease is granted twice,
+//! one of the two is kept alive, and the other ends.
 
 mod http;
 
@@ -30,7 +30,7 @@ use crate::machine::CALL;
 
 /// The most keys of a cluster: members, a leader and documents.
 const KEYS: usize = 4096;
-/// etcd's own port for clients.
+/// The default port of etcd for clients.
 const PORT: u16 = 2379;
 
 /// The addresses of an etcd, read from `etcd://HOST[:PORT][,HOST[:PORT]…]`. The default port
@@ -76,12 +76,12 @@ impl fmt::Display for Endpoints {
     }
 }
 
-/// The text is not [`Endpoints`].
+/// The error of a text that is not a valid [`Endpoints`], with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} names no etcd: {1}")]
 pub struct EndpointsError(String, String);
 
-/// A user of etcd. Its `Debug` leaves the password out.
+/// A user of etcd. `Debug` leaves the password out.
 #[derive(Clone, PartialEq, Eq)]
 pub struct User {
     /// The name.
@@ -98,14 +98,14 @@ impl fmt::Debug for User {
     }
 }
 
-/// How to reach an etcd, and which of its keys belong to the cluster.
+/// The settings of a client of etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
-    /// Where it is. The endpoints are tried in this order.
+    /// The addresses of etcd. They are tried in this order.
     pub endpoints: Endpoints,
-    /// TLS to it; with none, requests go in clear.
+    /// The TLS settings; without them, requests are sent in clear.
     pub tls: Option<Connector>,
-    /// Name and password, if it asks for them.
+    /// Name and password, if etcd requires them.
     pub user: Option<User>,
     /// The name of the cluster. All of its keys begin with `/ssntp/NAME/`.
     pub cluster: String,
@@ -114,21 +114,22 @@ pub struct EtcdConfig {
 /// A client of an etcd.
 ///
 /// # Threads
-/// One thread owns it. Each call blocks for at most [`CALL`], which includes looking names
-/// up, connecting, and trying further endpoints.
+/// One thread owns it. Each call blocks for at most [`CALL`], including name resolution, connecting
+/// and trying further endpoints.
 #[derive(Debug)]
 pub struct Etcd {
     config: EtcdConfig,
     prefix: String,
-    /// The endpoint that answered last.
+    /// The index of the endpoint that answered last.
     at: usize,
     connection: Option<Connection>,
-    /// What stands for name and password until etcd forgets it.
+    /// The token that etcd gave for name and password. Empty if etcd does not authenticate users;
+    /// `None` before the first authentication, and after etcd has refused the token.
     token: Option<String>,
 }
 
 impl Etcd {
-    /// A client, which connects when it is asked first.
+    /// A client, which connects at the first request.
     pub fn new(config: EtcdConfig) -> Self {
         Self {
             prefix: format!("/ssntp/{}/", config.cluster),
@@ -139,7 +140,7 @@ impl Etcd {
         }
     }
 
-    /// Asks, with name and password if they are needed.
+    /// Sends a request, after authentication if that is needed.
     fn call(&mut self, path: &str, body: &Value) -> Result<Value, EngineError> {
         let deadline = deadline(CALL);
         let mut is_fresh = false;
@@ -153,8 +154,8 @@ impl Etcd {
                             .filter(|text| is_word(text))
                             .map(str::to_owned)
                     }
-                    // An etcd that asks nobody for a password takes everybody. So the same
-                    // settings serve before and after authentication is turned on.
+                    // Without authentication, etcd accepts requests without a token. So the same
+                    // settings work before and after authentication is turned on.
                     Err((_, why)) if why.contains("authentication is not enabled") => {
                         self.token = Some(String::new())
                     }
@@ -167,7 +168,8 @@ impl Etcd {
             }
             match self.post(path, body, deadline)? {
                 Ok(value) => return Ok(value),
-                // Tokens end after some minutes, and with the etcd that gave them.
+                // Tokens expire after some minutes, and when the etcd that issued them restarts. A
+                // fresh token is not replaced, so this happens once.
                 Err((code, why)) if is_about_token(code, &why) && self.config.user.is_some() && !is_fresh => {
                     self.token = None;
                 }
@@ -176,7 +178,7 @@ impl Etcd {
         }
     }
 
-    /// What the endpoint says that has answered last.
+    /// A reason, with the address of the endpoint that answered last.
     fn at_endpoint(&self, why: &str) -> String {
         let endpoint = self.config.endpoints.0.get(self.at);
         endpoint.map_or_else(|| why.to_owned(), |address| format!("{address}: {why}"))
@@ -191,7 +193,7 @@ impl Etcd {
             code if is_without_name(code, why) => {
                 EngineError::Credentials(self.at_endpoint("it asks for a name and a password"))
             }
-            // Neither etcd nor its gateway said so.
+            // An error without a code is neither from etcd nor from its gateway.
             code if code < 0 => EngineError::Answer(said),
             _ => EngineError::Refused(said),
         }
@@ -209,7 +211,7 @@ impl Etcd {
             let Some(address) = self.config.endpoints.0.get(at) else {
                 break;
             };
-            // An endpoint that does not answer leaves half of the time to the others.
+            // An endpoint that does not answer may use half of the time; the rest is for the others.
             let share = match left(deadline) {
                 Ok(left) if tried + 1 < count => after(deadline - left, left / 2),
                 Ok(_) => deadline,
@@ -237,7 +239,7 @@ impl Etcd {
                     }
                     self.connection = None;
                 }
-                // It was closed while it was not in use, which says nothing of the endpoint.
+                // The connection was closed while it was idle, so the same endpoint is tried again.
                 Err(e) if was_used && e.kind() != io::ErrorKind::TimedOut => continue,
                 Err(e) if e.kind() == ODD => {
                     return Err(EngineError::Answer(format!("{address}: {e}")));
@@ -254,7 +256,7 @@ impl Etcd {
             }
             tried += 1;
         }
-        // The next call begins with another endpoint, and gives it the longer share.
+        // The next call begins with another endpoint, which then has the longer share of the time.
         self.at = (self.at + 1) % count.max(1);
         Err(EngineError::Away(failures.join("; ")))
     }
@@ -296,7 +298,7 @@ impl Etcd {
         let found = &answer["responses"][0]["response_range"]["kvs"][0];
         let found = (!found.is_null()).then(|| entry(found)).transpose()?;
         Ok(match found {
-            // It was done by a request whose answer was lost.
+            // An earlier copy of this request was carried out, and its answer was lost.
             Some(entry) if entry.value == value && entry.lease == lease => Answer::Put(entry.modified),
             found => Answer::Differs(found),
         })
@@ -305,7 +307,7 @@ impl Etcd {
     fn read(&mut self) -> Result<Answer, EngineError> {
         let mut end = self.prefix.clone();
         end.pop();
-        // `0` is the character behind the slash: the range is all keys with the prefix.
+        // `0` is the character after `/`, so the range contains all keys with the prefix.
         end.push('0');
         let body = json!({ "key": self.key(""), "range_end": BASE64.encode(end), "limit": KEYS.to_string() });
         let answer = self.call("/v3/kv/range", &body)?;
@@ -339,7 +341,7 @@ impl Engine for Etcd {
             }
             Request::KeepAlive(Lease(id)) => {
                 let answer = self.call("/v3/lease/keepalive", &json!({ "ID": id.to_string() }))?;
-                // A lease that is over has no time left, which JSON leaves out.
+                // The TTL of a lease that is over is 0, and etcd leaves zeros out of its JSON.
                 Ok(Answer::Alive(
                     signed(&answer["result"]["TTL"]).is_some_and(|left| left > 0),
                 ))
@@ -369,7 +371,7 @@ fn answer(reply: &Reply) -> Answered {
     if reply.status == 200 && value.is_object() && value.get("error").is_none() {
         return Ok(value);
     }
-    // A failure within a stream of answers is an object of its own.
+    // An error in a stream of answers is an object below `error`.
     let error = value
         .get("error")
         .filter(|error| error.is_object())
@@ -383,8 +385,8 @@ fn answer(reply: &Reply) -> Answered {
     Err((code.unwrap_or(-1), why))
 }
 
-/// Whether another endpoint may do better: this one has no majority, or no leader yet, or a proxy
-/// before it says so.
+/// True if another endpoint may succeed: this one has no majority or no leader yet, or a proxy in
+/// front of it reports an error.
 fn is_away(code: i64, status: u16) -> bool {
     matches!(code, code::UNAVAILABLE | code::DEADLINE) || code < 0 && matches!(status, 500 | 502..=504)
 }
@@ -404,7 +406,7 @@ fn is_about_token(code: i64, why: &str) -> bool {
     code == code::UNAUTHENTICATED || why.contains("invalid auth token") || is_without_name(code, why)
 }
 
-/// How etcd says that it wants a name and a password.
+/// True for etcd's answer to a request without a token if authentication is turned on.
 fn is_without_name(code: i64, why: &str) -> bool {
     code == code::INVALID && why.contains("user name is empty")
 }
@@ -424,20 +426,20 @@ fn revision(answer: &Value) -> Result<u64, EngineError> {
     revision.ok_or_else(|| odd("an answer has no revision"))
 }
 
-/// A number of 64 bits, which JSON has as text.
+/// A number of 64 bits, which etcd writes as text.
 fn signed(value: &Value) -> Option<i64> {
     value
         .as_str()
         .map_or_else(|| value.as_i64(), |text| text.parse().ok())
 }
 
-/// An empty value is left out of JSON.
+/// Bytes, which etcd writes in base64. It leaves empty values out.
 fn bytes(value: &Value) -> Result<Vec<u8>, EngineError> {
     let text = value.as_str().unwrap_or_default();
     BASE64.decode(text).map_err(|_| odd("a value is not in base64"))
 }
 
-/// Whether a token can be put into a header as it is.
+/// True if a token can be put into a header without escaping.
 fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
