@@ -15,7 +15,7 @@ use ssntp_transport::{Listener, connect_tcp};
 use super::raw::{Pki, System, now};
 use crate::failure::Failure;
 
-/// How long a server may take to start, and to end.
+/// The time limit for the start of a server, and for its end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs another program until the standard input ends. So the program ends when this process

@@ -1,4 +1,4 @@
-//! How the program, or one measurement, fails.
+//! The error of the program, or of one measurement.
 
 use std::fmt::{self, Display, Formatter};
 

@@ -14,8 +14,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `cases/` | what is measured |
-//! | `child` | the measured process, and what the kernel knows about it |
+//! | `cases/` | the measurements |
+//! | `child` | the measured process, and its figures from `/proc` |
 //! | `histogram` | millions of latencies in little memory |
 //! | `raw/` | the load generator, for each protocol |
 //! | `report` | medians, tables and JSON |
@@ -53,10 +53,10 @@ use self::stop::Stop;
 #[derive(Debug, Parser)]
 #[command(name = "ssntp-bench", version)]
 struct Args {
-    /// How long each case is measured
+    /// The time for which each case is measured
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     seconds: Duration,
-    /// How often each case is measured; the medians are shown
+    /// The number of measurements of each case; the medians are printed
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
     runs: u32,
     /// Measure only these cases or groups of cases; --list names them
@@ -101,7 +101,7 @@ fn seconds(text: &str) -> Result<Duration, &'static str> {
 }
 
 impl Args {
-    /// Whether other systems are measured as well.
+    /// True if other systems are measured as well.
     fn compares(&self) -> bool {
         !self.peers.is_empty() || self.earlier.is_some()
     }

@@ -9,11 +9,11 @@ use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
 
-/// How long an end in order may take. A measurement that waits for a server which does not
+/// The time limit for an end in order. A measurement that waits for a server which does not
 /// answer cannot be woken, so the process exits after this time.
 const PATIENCE: Duration = Duration::from_millis(1800);
 
-/// Knows whether a signal has arrived.
+/// A channel that is closed when a signal arrives.
 #[derive(Debug)]
 pub(crate) struct Stop(Receiver<()>);
 
@@ -39,7 +39,7 @@ impl Stop {
         let _ = self.0.recv_timeout(time);
     }
 
-    /// Whether a signal has arrived.
+    /// True if a signal has arrived.
     pub(crate) fn requested(&self) -> bool {
         self.0.try_recv() == Err(TryRecvError::Disconnected)
     }

@@ -19,7 +19,7 @@ use clap::Parser;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Load a cluster, to see what its scheduler bears
+/// Load a cluster, to find the limits of its scheduler
 #[derive(Debug, Parser)]
 #[command(name = "ssntp-load", version)]
 enum Args {

@@ -24,11 +24,11 @@ const PAYLOAD: usize = 256;
 const LEISURE: u32 = 1_000;
 /// The frames whose order is looked at.
 const ORDERED: u64 = 10_000_000;
-/// How long two servers may take to link.
+/// The time limit for two servers to link.
 const LINKING: Duration = Duration::from_secs(30);
-/// After such a time without a frame no more come.
+/// The time without a frame after which no further frames are expected.
 const QUIET: Duration = Duration::from_secs(10);
-/// What is sent to the receiver that reads nothing: more than a server takes before it holds the
+/// The bytes for the receiver that does not read: more than a server accepts before it holds the
 /// sender, and less than the 64 MiB at which it ends the receiver.
 const STUCK: usize = 40 << 20;
 
@@ -39,7 +39,7 @@ pub(crate) enum Linked {
     Throughput(usize),
     /// One-way latency at leisure.
     Latency,
-    /// Whether frames arrive in the order in which they were sent.
+    /// A check that frames arrive in the order in which they were sent.
     Order,
     /// The throughput of a pair whose link has a stuck receiver as well.
     Stuck,

@@ -35,7 +35,8 @@ use crate::stop::Stop;
 const PAYLOADS: [usize; 4] = [0, 256, 4096, 65_536];
 /// Senders and receivers of the throughput cases.
 const SHAPES: [(usize, usize); 3] = [(1, 1), (8, 1), (1, 8)];
-/// A controller that tells all agents something, and all agents that report.
+/// Senders and receivers of the crowds: one controller that sends to all agents, and all agents that
+/// report to one controller.
 const CROWDS: [(usize, usize); 4] = [(1, 100), (1, 1_000), (100, 1), (1_000, 1)];
 const CROWD_PAYLOAD: usize = 256;
 /// Numbers of sessions of the curve.
@@ -125,7 +126,7 @@ impl Case {
         })
     }
 
-    /// Whether `name` is the name of this case or of a group that it belongs to.
+    /// True if `name` is the name of this case or of one of its groups.
     pub(crate) fn is_of(&self, name: &str) -> bool {
         let own = self.to_string();
         own == name || own.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'))
@@ -214,7 +215,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) pki: &'a Pki,
     pub(crate) stop: &'a Stop,
     pub(crate) programs: &'a Programs,
-    /// How long a case is measured.
+    /// The time for which a case is measured.
     pub(crate) window: Duration,
 }
 

@@ -11,10 +11,10 @@ use crate::histogram::Histogram;
 use crate::pause;
 use crate::raw::{Session, Stamped, Subject, System, now, stamp};
 
-/// How long the last frames may take to arrive.
+/// The time limit for the arrival of the last frames.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// What is sent, and how often.
+/// The frames to send, and their rate.
 #[derive(Debug)]
 pub(crate) struct Pace {
     pub(crate) system: System,

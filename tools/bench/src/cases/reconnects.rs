@@ -10,11 +10,11 @@ use crate::child::Server;
 use crate::failure::Failure;
 use crate::raw::{Side, now};
 
-/// How many clients connect at a time before the restart.
+/// The number of clients that connect at a time before the restart.
 const AT_A_TIME: usize = 50;
-/// How long all clients together may take to reconnect.
+/// The time limit for all clients together to reconnect.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long clients are connected before the restart. This is longer than the first pause,
+/// The time for which clients are connected before the restart. This is longer than the first pause,
 /// after which a client counts a session as stable and begins with short pauses again.
 const SETTLED: Duration = Duration::from_secs(2);
 

@@ -14,17 +14,17 @@ use crate::child::Server;
 use crate::failure::Failure;
 use crate::raw::{Session, Side, Subject, System, batch, crowd, now};
 
-/// How long a case runs before its window begins.
+/// The time for which a case runs before its window begins.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// How long senders may take to see that they are to stop.
+/// The time limit for senders to notice that they have to stop.
 const ENDING: Duration = Duration::from_secs(10);
-/// How long receivers may take for the frames that were sent, and after which time without a
-/// frame they have all. A server needs many seconds for what a thousand receivers have not
-/// read yet.
+/// The time limit for receiving all frames that were sent, and the time without a
+/// frame after which all have arrived. A server needs many seconds for frames that a thousand receivers
+/// have not read yet.
 const DRAIN: Duration = Duration::from_secs(60);
 const QUIET: Duration = Duration::from_secs(3);
 
-/// How long servers that are linked may take to tell each other of new sessions.
+/// The time limit for linked servers to report new sessions to each other.
 pub(super) const TOLD: Duration = Duration::from_millis(300);
 
 /// Frames a second of the bystander, and their length.

@@ -21,7 +21,7 @@ const SHARED: usize = 4;
 /// Batches that a session sends before the next session of its thread has its turn.
 const TURN: usize = 4;
 
-/// How often a thread that waits for sockets looks whether it is to stop.
+/// The time after which a thread that waits for sockets checks for the stop.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
@@ -31,7 +31,7 @@ const TICK: Timespec = Timespec {
 /// choice, 4 MiB, would exceed its bound for TCP memory with a thousand of them.
 const SEND_BUFFER: usize = 64 * 1024;
 
-/// Whether this number of sessions share threads.
+/// True if this number of sessions share threads.
 pub(crate) fn is_crowd(sessions: usize) -> bool {
     sessions > ALONE
 }

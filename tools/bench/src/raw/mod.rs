@@ -26,7 +26,7 @@ pub(crate) use self::pki::Pki;
 pub(crate) use self::session::Session;
 pub(crate) use self::ssntp::broadcast;
 
-/// How long one step of the set-up of a connection may take.
+/// The time limit of one step of the set-up of a connection.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A measured system.
@@ -40,7 +40,7 @@ pub(crate) enum System {
 }
 
 impl System {
-    /// Whether the system speaks SSNTP.
+    /// True if the system speaks SSNTP.
     pub(crate) fn is_ssntp(self) -> bool {
         matches!(self, Self::Ssntp | Self::Earlier)
     }
@@ -128,7 +128,7 @@ pub(crate) struct Stamped {
 }
 
 impl Stamped {
-    /// As many publications as 16 KiB hold, but at least one and at most `most`.
+    /// The publications that fit into 16 KiB, but at least one and at most `most`.
     pub(crate) fn new(system: System, subject: Subject, payload: usize, most: usize) -> Self {
         let mut one = Vec::new();
         let offset = system.wire().publish(&vec![b'x'; payload], subject, &mut one);

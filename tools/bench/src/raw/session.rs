@@ -196,7 +196,7 @@ impl Default for Tickets {
 }
 
 impl Tickets {
-    /// How many handshakes began with a ticket.
+    /// The number of handshakes that began with a ticket.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }

@@ -19,7 +19,7 @@ use ssntp_cluster::machine::Facts;
 
 /// The longest pause before an agent that has no session connects again.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How long all sessions of a thread may take to be ended in order.
+/// The time limit for ending all sessions of a thread in order.
 const PARTING: Duration = Duration::from_millis(500);
 
 /// The agents of one thread.
@@ -85,7 +85,7 @@ impl Crew {
         match poll(&mut fds, Some(&wait)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => {
-                // The system is short of memory, which may pass.
+                // The system is short of memory for the moment.
                 warn!("the fleet cannot wait: {e}");
                 self.stop.cancel.pause(PAUSE);
             }
@@ -133,7 +133,7 @@ impl Member {
             agent: SteppedAgent::new(stepped, driver, now()),
             session: None,
             redial: now(),
-            // The first attempt is at the address after it.
+            // The first attempt uses the address after this one.
             attempt: if config.is_together { usize::MAX } else { index },
         }
     }
@@ -146,7 +146,7 @@ impl Member {
                 self.session = Some(session);
                 shared.connected.fetch_add(1, Ordering::Relaxed);
                 self.step(Step::Connected(configuration), shared);
-                // Frames may have come together with CONNECTED; they are not polled for.
+                // Frames may have arrived together with CONNECTED, and poll does not report these.
                 self.receive(shared);
             }
             Err(why) => {
@@ -201,8 +201,8 @@ impl Member {
                 shared.sent.fetch_add(frames.len() as u64, Ordering::Relaxed);
             }
             Err(e) => {
-                // How many of them the server has received is not known, so the agent
-                // keeps all that must not be lost.
+                // The number of frames that the server has received is unknown, so the agent
+                // keeps all frames that must not be lost.
                 for frame in frames {
                     self.agent.step(now(), Step::Unsent(frame));
                 }

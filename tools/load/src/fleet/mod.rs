@@ -56,7 +56,7 @@ pub(crate) struct FleetConfig {
     trust: Trust,
     addresses: Vec<Address>,
     agents: usize,
-    /// Each begins with the first address; otherwise they begin with the addresses in turn.
+    /// True if each agent begins with the first address; else they begin with the addresses in turn.
     is_together: bool,
     threads: usize,
     mem_mb: i64,
@@ -66,7 +66,7 @@ pub(crate) struct FleetConfig {
 }
 
 impl FleetConfig {
-    /// That many agents, all with the same certificate, at the TCP addresses of servers.
+    /// A fleet of this number of agents, all with the same certificate, at the TCP addresses of servers.
     pub(crate) fn new(identity: Identity, trust: Trust, addresses: Vec<Address>, agents: usize) -> Self {
         Self {
             identity,
@@ -82,7 +82,7 @@ impl FleetConfig {
         }
     }
 
-    /// Whether all of them begin with the first address. Default: they begin with the
+    /// True if all agents begin with the first address. Default: they begin with the
     /// addresses in turn.
     #[must_use]
     pub(crate) fn together(mut self, is_together: bool) -> Self {
@@ -90,28 +90,28 @@ impl FleetConfig {
         self
     }
 
-    /// Over how many threads they are spread. Default: 4.
+    /// The number of threads for all agents. Default: 4.
     #[must_use]
     pub(crate) fn threads(mut self, threads: usize) -> Self {
         self.threads = threads.max(1);
         self
     }
 
-    /// The memory that each of them has, in MB. Default: 64,000.
+    /// The memory of each agent, in MB. Default: 64,000.
     #[must_use]
     pub(crate) fn mem_mb(mut self, mb: u32) -> Self {
         self.mem_mb = mb.into();
         self
     }
 
-    /// The disk that each of them has, in MB. Default: 500,000.
+    /// The disk space of each agent, in MB. Default: 500,000.
     #[must_use]
     pub(crate) fn disk_mb(mut self, mb: u32) -> Self {
         self.disk_mb = mb.into();
         self
     }
 
-    /// How many instances each of them holds. Default:
+    /// The most instances of each agent. Default:
     /// [`DEFAULT_MAX_INSTANCES`].
     #[must_use]
     pub(crate) fn max_instances(mut self, instances: usize) -> Self {
@@ -119,7 +119,7 @@ impl FleetConfig {
         self
     }
 
-    /// How often each of them sends STATS. Default: 30 s.
+    /// The time between two STATS of an agent. Default: 30 s.
     #[must_use]
     pub(crate) fn interval(mut self, interval: Duration) -> Self {
         self.interval = interval;

@@ -14,7 +14,7 @@ use ssntp_transport::Address;
 use super::{Fleet, FleetConfig};
 use crate::Result;
 
-/// How often the fleet and the signals are looked at.
+/// The time between two checks of the fleet and the signals.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The flags of `ssntp-load fleet`.
@@ -30,10 +30,10 @@ pub(crate) struct Options {
     /// The certificate of all agents, with its key; it must not be bound to a UUID
     #[arg(long, value_name = "FILE")]
     cert: PathBuf,
-    /// How many agents
+    /// The number of agents
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=100_000))]
     count: u32,
-    /// Over how many threads they are spread
+    /// The number of threads for all agents
     #[arg(long, value_name = "N", default_value_t = 4)]
     threads: usize,
     /// The memory of each agent's node
@@ -45,7 +45,7 @@ pub(crate) struct Options {
     /// The most instances of each agent
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES)]
     max_instances: usize,
-    /// How often each agent sends STATS
+    /// The time between two STATS of an agent
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(1..))]
     interval: u64,
     /// Print JSON
@@ -70,7 +70,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let fleet = Fleet::start(config)?;
     let mut told = false;
     while !stop.load(Ordering::Relaxed) {
-        // Again once those that have lost their session are back.
+        // Prints the line again when agents that lost their session are back.
         let all = fleet.counters().connected == count;
         if all && !std::mem::replace(&mut told, all) {
             match options.json {

@@ -21,9 +21,9 @@ use ssntp_transport::{
     BufferPool, Cancel, Duplex, Halves, Outgoing, PeerAddress, TcpOptions, connect_unless,
 };
 
-/// How long connecting, and TLS and CONNECT after it, may take.
+/// The time limit for connecting, and for TLS and CONNECT after it.
 const CONNECT: Duration = Duration::from_secs(20);
-/// How long the server may not take what an agent sends.
+/// The time for which a write of an agent may block.
 const WRITE: Duration = Duration::from_secs(20);
 
 /// An established session.
@@ -35,7 +35,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// The frames that have arrived, and whether that was the end.
+    /// The frames that have arrived, and true at the end of the session.
     pub(super) fn receive(&mut self) -> Result<(Vec<Frame>, bool), String> {
         let mut frames = Vec::new();
         loop {
@@ -45,7 +45,7 @@ impl Session {
                 match item {
                     Item::Run(run) => frames.extend(run.frames()),
                     Item::Traced(frame) => frames.push(frame),
-                    // An agent of the product answers it.
+                    // A real agent answers this frame as well.
                     Item::Unsupported(_) => {}
                 }
             }
@@ -76,12 +76,12 @@ impl Session {
         sent
     }
 
-    /// What to poll for it.
+    /// The descriptor to poll, and the events.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.stream.tcp.as_fd()
     }
 
-    /// Tells the server that nothing more will come.
+    /// Announces the end of the session to the server.
     pub(super) fn part(mut self, limit: Duration) {
         if self.stream.set_write_timeout(Some(limit)).is_ok() {
             let _ = self.halves.transmit.finish();
@@ -89,7 +89,7 @@ impl Session {
     }
 }
 
-/// A frame as it leaves. Agents send no traced ones.
+/// The encoded frame. Agents send no traced frames.
 fn outgoing(frame: &Frame) -> Outgoing {
     Outgoing::framed(frame.header().encode(), frame.payload_bytes().clone())
 }
@@ -97,7 +97,7 @@ fn outgoing(frame: &Frame) -> Outgoing {
 /// Connects agents.
 pub(super) struct Dialer {
     pub(super) connector: Connector,
-    /// Host and port of each.
+    /// The host and port of each server.
     pub(super) servers: Vec<(String, u16)>,
     pub(super) role: Role,
     pub(super) pool: BufferPool,
@@ -182,7 +182,7 @@ impl Duplex for Polled {
         self.tcp.try_read(buffer)
     }
 
-    /// A session without input is told so here, before a buffer is taken for it.
+    /// Returns `WouldBlock` if there is no input, before a buffer is allocated.
     fn wait_readable(&self) -> io::Result<()> {
         if !self.polled.load(Ordering::Relaxed) {
             return self.tcp.wait_readable();

@@ -12,9 +12,8 @@ use ssntp_cluster::agent::driver::{
 };
 use uuid::Uuid;
 
-/// Pretends to run instances: any kind starts at once, uses a plausible part
-/// of what it was promised, and ends when it is asked to. Its instances are lost with
-/// the driver.
+/// Simulates instances: each kind starts at once, uses a plausible part
+/// of its resources, and ends on request. The instances end with the driver.
 #[derive(Debug, Default)]
 pub(super) struct SimulateDriver {
     running: Mutex<HashMap<Uuid, Simulated>>,
@@ -43,7 +42,7 @@ impl SimulateDriver {
         call(&mut self.running.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Ends an instance, asked or killed: it never refuses.
+    /// Ends an instance, after a request or a kill.
     fn end(&self, running: &Running, code: i32) {
         let instance = running.place.instance();
         let ended = self.with(|all| match all.get(&instance) {
@@ -111,7 +110,7 @@ impl Driver for SimulateDriver {
 
     fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
         let measure = |subject: &Measurable| {
-            // Different for each instance, the same at each measurement.
+            // The value differs between instances, and is the same at each measurement.
             let (_, low) = subject.place.instance().as_u64_pair();
             let share = i64::try_from(low % 60).unwrap_or(0) + 20;
             let running = subject.handle.is_some();

@@ -59,7 +59,7 @@ fn wait_disconnected(fleet: &Fleet) {
     }
 }
 
-/// Whether so many nodes have sent STATS since then, and so READY before them.
+/// True if this number of nodes have sent STATS since then, and therefore READY before.
 fn told(view: &View, nodes: usize, since: SystemTime) -> Option<()> {
     let told = |node: &&Node| node.connected && node.seen.is_some_and(|seen| seen > since);
     (view.nodes().filter(told).count() == nodes).then_some(())
@@ -77,7 +77,7 @@ fn every_start_over_many_agents_is_confirmed_or_failed() {
         .wait(LIMIT, |view| told(view, AGENTS, UNIX_EPOCH))
         .unwrap();
 
-    // One of them fits nowhere.
+    // One of the instances fits on no node.
     let memory = (0..STARTS).map(|_| 100).chain([1001]);
     let orders: Vec<_> = memory
         .map(|mem_mb| controller.order(&start(mem_mb)).unwrap())
@@ -160,7 +160,7 @@ fn what_a_scheduler_that_goes_in_the_middle_had_started_is_confirmed_by_the_next
     controller
         .wait(LIMIT, |view| told(view, AGENTS, UNIX_EPOCH))
         .unwrap();
-    // More than there are nodes: some wait for a READY when it goes.
+    // There are more STARTs than nodes, so some wait for a READY when the scheduler ends.
     let orders: Vec<_> = (0..3 * AGENTS)
         .map(|_| controller.order(&start(100)).unwrap())
         .collect();
@@ -176,7 +176,7 @@ fn what_a_scheduler_that_goes_in_the_middle_had_started_is_confirmed_by_the_next
     assert_eq!(running.len() as u64, launched, "all that was launched is known");
     for order in &orders[1..] {
         let runs = running.contains(&order.subject().parse().unwrap());
-        // The others failed, or are not heard of any more.
+        // The others have failed, or have no answer any more.
         assert_eq!(matches!(order.poll(), Some(Ok(_))), runs, "{}", order.subject());
     }
 }
@@ -184,7 +184,7 @@ fn what_a_scheduler_that_goes_in_the_middle_had_started_is_confirmed_by_the_next
 #[test]
 #[expect(clippy::disallowed_types, reason = "a server that says nothing")]
 fn a_fleet_ends_at_once_while_nobody_answers_it() {
-    // It is there, and says nothing.
+    // The server accepts the connection and sends no bytes.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string().parse().unwrap();
     let fleet = fleet(&address, 4);

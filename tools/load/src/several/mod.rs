@@ -33,30 +33,30 @@ use self::starts::Starts;
 use crate::Result;
 use crate::fleet::{Fleet, FleetConfig};
 
-/// How often everything is looked at.
+/// The time between two checks of the servers.
 const TICK: Duration = Duration::from_millis(20);
-/// How often all nodes of a view are looked at, which takes a while if there are thousands.
+/// The time between two checks of all nodes of a view, because thousands of nodes take a while.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long the requests to the engine are counted.
+/// The time for which the requests to the engine are counted.
 const COUNTED: Duration = Duration::from_secs(10);
 /// STARTs a second.
 const RATE: usize = 50;
-/// How long a scheduler is stopped, or an engine is without its majority: longer than a command
-/// is held while nobody leads.
+/// The time for which a scheduler is stopped, or an engine has no majority: longer than a command
+/// is held while there is no leader.
 const FAULT: Duration = Duration::from_secs(20);
-/// How long anything may take: longer than a START that was lost is waited for.
+/// The time limit of each step: longer than the time after which a lost START is given up.
 const LIMIT: Duration = Duration::from_secs(150);
-/// How often agents send STATS.
+/// The time between two STATS of an agent.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// What happens in the middle of the STARTs.
+/// The fault in the middle of the STARTs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Fault {
     /// The leader is killed (kill -9) and stays away
     Kill,
-    /// One that follows is killed and stays away
+    /// A follower is killed and stays away
     KillFollower,
-    /// The leader is stopped (SIGSTOP) for 20 s, then goes on
+    /// The leader is stopped (SIGSTOP) for 20 s, then continues
     Stop,
     /// Each scheduler is ended with SIGTERM and started again, one after the other, the leader last
     Restart,
@@ -64,29 +64,29 @@ enum Fault {
     Engine,
     /// One member of the etcd is killed, and started again after 20 s
     EngineMember,
-    /// Nothing
+    /// No fault
     None,
 }
 
 /// The flags of `ssntp-load several`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How many simulated agents
+    /// The number of simulated agents
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = value_parser!(u32).range(1..=50_000))]
     agents: u32,
-    /// How many STARTs are sent, 50 a second
+    /// The number of STARTs, which are sent at 50 a second
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     starts: usize,
-    /// How many schedulers
+    /// The number of schedulers
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u8).range(2..=5))]
     servers: u8,
-    /// How many members the etcd has
+    /// The number of members of the etcd
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u8).range(1..=5))]
     engine: u8,
-    /// What happens in the middle
+    /// The fault in the middle of the STARTs
     #[arg(long, value_enum, default_value = "kill")]
     fault: Fault,
-    /// All agents are at the scheduler that is lost; otherwise they are spread over all
+    /// Connect all agents to the scheduler that is lost; otherwise they are spread over all
     #[arg(long)]
     together: bool,
     /// The program `ssntp` [default: the one beside this program]
@@ -100,7 +100,7 @@ pub(crate) struct Options {
     keep: bool,
 }
 
-/// Runs it. Returns what went wrong.
+/// Runs the test. Returns the faults.
 pub(crate) fn run(options: &Options) -> Result<Vec<String>> {
     let mut servers = Servers::start(options)?;
     let before = servers.requests(COUNTED)?;
@@ -148,7 +148,7 @@ pub(crate) fn run(options: &Options) -> Result<Vec<String>> {
     if counters.again > 0 {
         faults.push(format!("{} instances were launched twice", counters.again));
     }
-    // Twice as many would be growth; anything less is a request that fell into the time or not.
+    // Twice as many requests would be growth. Smaller differences come from the moment of counting.
     if quiet > before * 1.5 + 1.0 {
         faults.push(format!(
             "with {agents} agents etcd is asked {quiet:.1} times a second, {before:.1} without"
@@ -171,7 +171,7 @@ fn fleet(options: &Options, servers: &Servers, hit: usize) -> Result<Fleet> {
     )?)
 }
 
-/// Whether so many nodes are connected and have sent STATS since then.
+/// True if this number of nodes are connected and have sent STATS since then.
 fn told(view: &View, agents: usize, since: SystemTime) -> Option<()> {
     let told = view
         .nodes()
@@ -179,16 +179,16 @@ fn told(view: &View, agents: usize, since: SystemTime) -> Option<()> {
     (told.count() >= agents).then_some(())
 }
 
-/// How far the fault has come.
+/// The progress of the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Before,
-    /// Since then. The number is that of the server that is restarted at present.
+    /// The fault lasts since this time. The number is that of the server that is restarted now.
     During(Instant, usize),
     Over,
 }
 
-/// What came after the fault, and how long after it.
+/// The recovery after the fault, with the time that it took.
 #[derive(Debug, Default)]
 struct After {
     at: Option<(Instant, SystemTime)>,
@@ -213,7 +213,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Until all STARTs are answered and, after the fault, all agents are back.
+    /// Runs until all STARTs are answered and, after the fault, all agents are connected again.
     fn all(&mut self, servers: &mut Servers) -> Result<()> {
         let middle = Duration::from_secs_f64(self.starts.total() as f64 / RATE as f64 / 2.0);
         loop {
@@ -261,7 +261,7 @@ impl Run<'_> {
         let is_over = since.elapsed() >= FAULT;
         match (self.fault, self.stage) {
             (Fault::Restart, Stage::During(_, turn)) => {
-                // Those that follow first, and the leader last.
+                // The followers first, and the leader last.
                 let at = (self.hit + turn) % servers.len();
                 if !servers.has_ended(at) {
                     return Ok(());
@@ -288,7 +288,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Says whether all agents are connected again, and the leader has heard of each.
+    /// Records the time at which all agents are connected again and the leader has a report of each.
     fn look_at_agents(&mut self, servers: &Servers) -> bool {
         let Some((at, since)) = self.after.at else {
             return false;
@@ -306,13 +306,13 @@ impl Run<'_> {
             (&mut self.after.most, lost * 99 / 100),
             (&mut self.after.all, lost),
         ] {
-            // Those that are lost later are waited for again.
+            // Agents that are lost later are waited for again.
             *when = (lost > 0 && back >= share).then(|| when.unwrap_or(took));
         }
         let is_due = self.after.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
         if self.after.ready.is_none() && connected == self.agents && is_due {
             self.after.looked = Some(Instant::now());
-            // STATS may be as old as the interval, where nothing was lost.
+            // Without a loss, the last STATS may be as old as the interval.
             let all = servers.controllers[0].look(|view| told(view, self.agents, since));
             self.after.ready = all.map(|()| took);
         }

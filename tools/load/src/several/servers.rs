@@ -16,11 +16,11 @@ use crate::soak::absolute;
 use crate::soak::cluster::{Daemon, connect, save_certificates};
 use crate::soak::figures::Process;
 
-/// How long a question about the servers may take.
+/// The time limit of a query about the servers.
 const ASKED: Duration = Duration::from_secs(5);
 
 pub(super) struct Servers {
-    /// They end first.
+    /// The controllers, which are dropped first.
     pub(super) controllers: Vec<Controller>,
     daemons: Vec<Daemon>,
     addresses: Vec<Address>,
@@ -42,7 +42,7 @@ impl Servers {
         let etcd = EtcdProcess::start(members).ok_or("there is no etcd on the PATH")?;
         let program = absolute(options.program.as_deref())?;
         // All agents show one certificate, and a certificate may have three quarters of the
-        // sessions. All of them may come to one server.
+        // sessions. All agents may connect to one server.
         let sessions = options.agents + options.agents / 3 + 16;
         let (mut daemons, mut addresses) = (Vec::new(), Vec::new());
         for at in 0..usize::from(options.servers) {
@@ -74,8 +74,8 @@ impl Servers {
             directory,
         };
         let leader = servers.leader(None)?;
-        // The first one is connected to a server that stands whatever happens to the leader, where
-        // there is a third one.
+        // If there are three servers, the first controller is connected to one that is neither the
+        // leader nor affected by its loss.
         for from in [leader + 2, leader] {
             let addresses = servers.addresses_from(from % servers.len());
             servers.controllers.push(connect(&root, addresses)?);
@@ -97,7 +97,7 @@ impl Servers {
         from.iter().chain(before).cloned().collect()
     }
 
-    /// Waits until a server leads that is not this one, and all that run see each other.
+    /// Waits until a server other than this one leads, and all running servers are linked.
     pub(super) fn leader(&self, except: Option<usize>) -> Result<usize> {
         let end = Instant::now() + LIMIT;
         while Instant::now() < end {
@@ -141,7 +141,7 @@ impl Servers {
         self.daemons[at].start()
     }
 
-    /// Kills as many members that there is no majority, or one.
+    /// Kills one member, or enough members to lose the majority.
     pub(super) fn kill_engine(&mut self, is_majority: bool) {
         let count = if is_majority { self.members.div_ceil(2) } else { 1 };
         self.killed = (0..count).collect();
@@ -180,7 +180,7 @@ impl Servers {
         Ok(all)
     }
 
-    /// The memory of each scheduler of its own, in words.
+    /// The private memory of each scheduler, as text.
     pub(super) fn memory(&self) -> String {
         let of = |daemon: &Daemon| {
             let process = Process::read(daemon.pid()?)?;
@@ -196,7 +196,7 @@ impl Servers {
         )
     }
 
-    /// Ends all in order; says what was wrong with that, or with a log.
+    /// Ends all servers in order. Returns the faults of the ends and of the logs.
     pub(super) fn end(mut self) -> Vec<String> {
         self.controllers.clear();
         let running = std::mem::take(&mut self.daemons);

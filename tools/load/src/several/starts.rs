@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::LIMIT;
 use super::servers::Servers;
 
-/// How long an instance whose START has failed may still be seen.
+/// The time for which an instance whose START has failed may still be in the view.
 const STRAY: Duration = Duration::from_secs(30);
 
 pub(super) struct Starts {
@@ -20,17 +20,17 @@ pub(super) struct Starts {
     sent: usize,
     not_sent: usize,
     open: Vec<(Uuid, Instant, Order)>,
-    /// The controller of each, and when it was sent.
+    /// The controller of each START, and the time at which it was sent.
     origins: HashMap<Uuid, (usize, Instant)>,
-    /// How each was answered.
+    /// The answer to each START.
     answers: HashMap<Uuid, String>,
-    /// How often each controller was told that it has failed.
+    /// The number of failures that each controller received for a START.
     failures: HashMap<(usize, Uuid), usize>,
     changes: Vec<Receiver<Change>>,
-    /// The fault, and when the first START that was sent after it ran.
+    /// The time of the fault, and the time at which the first START after it ran.
     fault: Option<Instant>,
     first: Option<Duration>,
-    /// Instances that run though they should not, since when.
+    /// Instances that run but should not, and the times since which they do.
     strays: HashMap<Uuid, Instant>,
     faults: Vec<String>,
 }
@@ -65,7 +65,7 @@ impl Starts {
         self.first
     }
 
-    /// Sends those that are due, by one controller after the other.
+    /// Sends the STARTs that are due, by the controllers in turn.
     pub(super) fn send_up_to(&mut self, servers: &Servers, due: f64) {
         while self.sent < self.total && (self.sent as f64) < due {
             let instance = Uuid::new_v4();
@@ -84,13 +84,13 @@ impl Starts {
                     self.origins.insert(instance, (at, Instant::now()));
                     self.open.push((instance, Instant::now(), order));
                 }
-                // It has no session at present.
+                // The controller has no session at present.
                 Err(_) => self.not_sent += 1,
             }
         }
     }
 
-    /// Takes answers in.
+    /// Receives answers.
     pub(super) fn look(&mut self, servers: &Servers) {
         let each = self.changes.iter().enumerate();
         for (at, change) in each.flat_map(|(at, changes)| changes.try_iter().map(move |change| (at, change)))
@@ -174,7 +174,7 @@ impl Starts {
         format!("{sent} STARTs (not sent {not_sent}): {}", words.join(", "))
     }
 
-    /// Those that did not run: whose they were, how many of them, and when the first and the last was
+    /// The STARTs that did not run: their controllers, their number, and when the first and the last were
     /// sent, in seconds after the fault.
     pub(super) fn lost(&self) -> String {
         let mut groups: BTreeMap<(&str, usize), Vec<f64>> = BTreeMap::new();
@@ -193,7 +193,7 @@ impl Starts {
         groups.collect::<Vec<_>>().join("; ")
     }
 
-    /// What went wrong.
+    /// The faults.
     pub(super) fn faults(&mut self) -> Vec<String> {
         let mut faults = std::mem::take(&mut self.faults);
         let sent = self.sent - self.not_sent;

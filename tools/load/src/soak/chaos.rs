@@ -1,4 +1,4 @@
-//! What is done to the cluster, one thing after another.
+//! The faults that are caused in the cluster, one after the other.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::Result;
 use crate::soak::cluster::{AGENTS, Cluster};
 
-/// Between the end of one thing and the beginning of the next.
+/// The pause between two faults.
 const PAUSE: Duration = Duration::from_secs(3);
 
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub(crate) struct Chaos {
 #[derive(Clone, Copy)]
 struct Step {
     name: &'static str,
-    /// How long it lasts, in milliseconds.
+    /// The duration, in milliseconds.
     lasts: u64,
     begin: fn(&mut Cluster, usize) -> Result<()>,
     end: fn(&mut Cluster, usize) -> Result<()>,
@@ -70,7 +70,7 @@ const STEPS: [Step; 8] = [
         name: "agents replaced",
         lasts: 200,
         begin: |cluster, turn| {
-            // Another file in its place: who runs the old one goes on with it.
+            // A new file replaces the old one, so processes that run the old file are not affected.
             let beside = cluster.program.with_extension("new");
             fs::copy(&cluster.program, &beside)?;
             fs::rename(&beside, &cluster.program)?;
@@ -109,7 +109,7 @@ const STEPS: [Step; 8] = [
 ];
 
 impl Chaos {
-    /// Begins or ends what is due.
+    /// Begins or ends the fault that is due.
     pub(crate) fn proceed(&mut self, cluster: &mut Cluster) -> Result<()> {
         let now = Instant::now();
         match self.under_way {
@@ -126,7 +126,7 @@ impl Chaos {
         }
     }
 
-    /// Ends what is under way.
+    /// Ends the present fault.
     pub(crate) fn end(&mut self, cluster: &mut Cluster) -> Result<()> {
         let Some((step, _)) = self.under_way.take() else {
             return Ok(());
@@ -146,7 +146,7 @@ impl Chaos {
     }
 }
 
-/// The place of the agent whose turn it is.
+/// The index of the agent that is next.
 fn agent(turn: usize) -> usize {
     1 + turn % AGENTS
 }
@@ -166,7 +166,7 @@ fn fill(cluster: &mut Cluster) -> Result<()> {
     };
     let mut file = File::create(disk.join("full"))?;
     for size in [1 << 16, 1] {
-        // Until there is no room for one byte more.
+        // Writes until there is no room for another byte.
         while file.write_all(&vec![0; size]).is_ok() {}
     }
     Ok(())

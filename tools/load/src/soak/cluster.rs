@@ -32,7 +32,7 @@ pub(crate) struct Cluster {
     pub(crate) daemons: Vec<Daemon>,
     /// The small disk, where there is one.
     pub(crate) disk: Option<PathBuf>,
-    /// What the agents are started from.
+    /// The commands that start the agents.
     pub(crate) program: PathBuf,
     keep: bool,
     directory: TempDir,
@@ -132,7 +132,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The processes of instances: supervisors, and what they run.
+    /// The processes of instances: supervisors and their programs.
     pub(crate) fn workloads(&self) -> Vec<Workload> {
         let own: HashSet<i32> = self.pids().filter_map(|(_, pid)| pid.try_into().ok()).collect();
         let root = self.root();
@@ -144,7 +144,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Ends all of it, and gives what is left.
+    /// Ends all processes, and returns the figures of those that are left.
     pub(crate) fn end(mut self, started: &HashSet<Uuid>) -> Vec<String> {
         let mut faults = Vec::new();
         // The agents first.
@@ -213,7 +213,7 @@ pub(crate) fn connect(root: &Path, addresses: impl IntoIterator<Item = Address>)
 }
 
 impl Daemon {
-    /// One that is not started yet, with the words of a line.
+    /// A process that is not started yet, with the arguments of this line.
     pub(crate) fn new(name: String, root: &Path, program: &Path, line: &str) -> Self {
         Self {
             name,
@@ -224,7 +224,7 @@ impl Daemon {
         }
     }
 
-    /// Its last argument, from now on.
+    /// Replaces the last argument for later starts.
     pub(crate) fn replace_last(&mut self, argument: &str) {
         self.arguments.pop();
         self.arguments.push(argument.to_owned());
@@ -234,7 +234,7 @@ impl Daemon {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Whether it has ended by itself, or as it was asked to.
+    /// True if the process has ended by itself or after a request.
     pub(crate) fn has_ended(&mut self) -> bool {
         let ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
         if self.child.as_mut().is_some_and(ended) {
@@ -247,7 +247,7 @@ impl Daemon {
         self.start_and_read().map(drop)
     }
 
-    /// Starts it, and waits for its first line.
+    /// Starts the process, and waits for its first line of output.
     pub(crate) fn start_and_read(&mut self) -> Result<String> {
         let log = File::options().create(true).append(true).open(self.log())?;
         let mut child = Command::new(&self.program)
@@ -269,7 +269,7 @@ impl Daemon {
         self.child.is_some()
     }
 
-    /// As a power cut does.
+    /// Kills the process without a warning, as a power cut does.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -287,7 +287,7 @@ impl Daemon {
         self.directory.join(format!("{}.log", self.name))
     }
 
-    /// Asks it to end; says what was wrong with that, or with its log.
+    /// Requests the end of the process. Returns the faults of the end and of the log.
     pub(crate) fn end(mut self) -> Option<String> {
         self.signal(Signal::TERM);
         let asked = Instant::now();
@@ -326,7 +326,7 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// None where it belongs to somebody else, or has ended.
+    /// `None` if the process belongs to another user or has ended.
     fn read(pid: i32, root: &Path) -> Option<Self> {
         let read = |file: &str| fs::read(format!("/proc/{pid}/{file}"));
         let command = String::from_utf8_lossy(&read("cmdline").ok()?).replace('\0', " ");
@@ -353,7 +353,7 @@ fn mount(directory: &Path) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// The names of all control groups of instances, as deep as that.
+/// The names of all control groups of instances, up to this depth.
 fn control_groups(folder: &Path, depth: usize) -> Vec<String> {
     let mut names = Vec::new();
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();

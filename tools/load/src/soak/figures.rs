@@ -1,4 +1,4 @@
-//! Memory, descriptors, threads and files, as `/proc` and the disk have them.
+//! Memory, descriptors, threads and files, read from `/proc` and from the disk.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,23 +7,23 @@ use std::path::Path;
 
 use crate::soak::cluster::Cluster;
 
-/// How much more memory of its own a process may have at the end: tables and
+/// The most memory that a process may have gained at the end: tables and
 /// histories that are bounded are fuller than after the warm-up, and an
-/// allocator keeps what it had at the worst moment.
+/// allocator keeps the memory of the worst moment.
 const MORE_KIB: u64 = 4 << 10;
-/// And how much more for each 100 that it had.
+/// The further growth of memory that is allowed, in percent.
 const MORE_PERCENT: u64 = 50;
-/// How many descriptors more: a connection that is just being made.
+/// The most descriptors that a process may have gained: a connection may be under way.
 const MORE_DESCRIPTORS: u64 = 4;
-/// How many threads more: one for a handshake, and what belongs to a connection.
+/// The most threads that a process may have gained: those of a handshake and of a connection.
 const MORE_THREADS: u64 = 3;
 
 #[derive(Debug)]
 pub(crate) struct Figures {
     processes: BTreeMap<String, Process>,
-    /// What is in the agents' state directories.
+    /// The entries in the state directories of the agents.
     files: usize,
-    /// What the controller knows of.
+    /// The instances that the controller knows.
     instances: usize,
     /// Processes of instances, supervisors included.
     workloads: usize,
@@ -31,7 +31,7 @@ pub(crate) struct Figures {
 
 #[derive(Debug)]
 pub(crate) struct Process {
-    /// Memory that it shares with nobody.
+    /// Memory that the process does not share.
     pub(crate) kib: u64,
     descriptors: u64,
     threads: u64,
@@ -50,7 +50,7 @@ impl Figures {
         }
     }
 
-    /// What is there of it afterwards that was not before.
+    /// The difference between the figures afterwards and before.
     pub(crate) fn compare(&self, after: &Self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut check = |what: &str, before: u64, after: u64, more: u64| {
@@ -113,7 +113,7 @@ impl fmt::Display for Figures {
 }
 
 impl Process {
-    /// None where it has just ended.
+    /// `None` if the process has just ended.
     pub(crate) fn read(pid: u32) -> Option<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let number = |key: &str| {
@@ -128,7 +128,7 @@ impl Process {
     }
 }
 
-/// Files and directories below one. What goes meanwhile is not counted.
+/// The number of files and directories below a directory. Files that disappear meanwhile are not counted.
 fn files(directory: &Path) -> usize {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries

@@ -1,4 +1,4 @@
-//! The load: short jobs, each with its one answer, and what becomes of them.
+//! The load: short jobs, each with exactly one answer, and their outcomes.
 //!
 //! ```text
 //!  START ─▶ Asked ─┬─ it runs, has ended ─▶ There ─ STOP, DELETE ─▶ Ending ─▶ gone
@@ -13,17 +13,17 @@ use ssntp::payload::{InstanceState, Requirements, Start, VmType};
 use ssntp_cluster::controller::{Controller, Order, OrderError, Shown};
 use uuid::Uuid;
 
-/// How long an answer may take: longer than anything that the scheduler waits
-/// for, and than an order waits after the loss of a scheduler.
+/// The time limit for an answer: longer than any wait of the scheduler, and
+/// longer than an order waits after the loss of a scheduler.
 const ANSWER: Duration = Duration::from_secs(145);
-/// How long the view may show an instance that it should not, or the other way
-/// round: longer than the agents' interval and a scheduler's restart.
+/// The time for which the view may differ from the expected instances in either
+/// direction: longer than the agents' interval and a scheduler's restart.
 const VIEW: Duration = Duration::from_secs(30);
-/// How long one that is to be stopped runs.
+/// The time for which an instance runs before it is stopped.
 const RUN: Duration = Duration::from_secs(3);
-/// When what could not be done is tried again.
+/// The pause before a job that failed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How many faults are told one by one.
+/// The most faults that are printed one by one.
 const MOST_FAULTS: usize = 20;
 
 #[derive(Default)]
@@ -34,7 +34,7 @@ pub(crate) struct Jobs {
     started: HashSet<Uuid>,
     /// Instances that should not be there, since when.
     strays: HashMap<Uuid, Instant>,
-    /// How many STARTs were answered how.
+    /// The number of STARTs by their answers.
     answers: BTreeMap<String, usize>,
     not_sent: usize,
     gone: usize,
@@ -336,7 +336,7 @@ impl Jobs {
         )
     }
 
-    /// What went wrong, and what is still open at the end.
+    /// The faults, and the jobs that are still open at the end.
     pub(crate) fn faults(&mut self) -> Vec<String> {
         let open = std::mem::take(&mut self.open);
         for (instance, job) in &open {

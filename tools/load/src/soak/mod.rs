@@ -1,21 +1,21 @@
-//! A soak: a cluster of processes under load, everything in it killed in turn,
-//! and at the end nothing left of it but what was there at the beginning.
+//! A soak: runs a cluster of processes under load, kills each of them in turn, and
+//! checks at the end that no memory, file, process or instance is left over.
 //!
 //! ```text
 //!  warm-up ─ drain ─ figures ─ chaos: load, and every few seconds  ─ calm: ─ drain ─ figures ─ verdict
 //!                              something is killed, filled, replaced  load
 //! ```
 //!
-//! `make soak` runs it for 20 minutes, `make soak SECONDS=120` for a look. It
-//! prints its figures every 10 s, then what did not return, and fails where
-//! there is such a thing.
+//! `make soak` runs it for 20 minutes, `make soak SECONDS=120` for a short test. It
+//! prints its figures every 10 s. At the end it prints the figures that did not
+//! return to their first values, and fails if there are any.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `cluster` | the processes, and what is left of them |
-//! | `chaos` | what is done to them |
-//! | `jobs` | STARTs, each with its one answer, and the instances that come of them |
-//! | `figures` | memory, descriptors and threads, and how much they may grow |
+//! | `cluster` | the processes, and checks after their end |
+//! | `chaos` | the faults that are caused |
+//! | `jobs` | STARTs, each with exactly one answer, and their instances |
+//! | `figures` | memory, descriptors and threads, and the bounds of their growth |
 
 #![allow(
     clippy::disallowed_methods,
@@ -36,22 +36,22 @@ use self::figures::Figures;
 use self::jobs::Jobs;
 use crate::Result;
 
-/// How many STARTs are sent in a second.
+/// The number of STARTs a second.
 const RATE: u128 = 10;
-/// How often the cluster is looked at.
+/// The time between two checks of the cluster.
 const TICK: Duration = Duration::from_millis(20);
-/// How often a line of figures is printed.
+/// The time between two lines of figures.
 const REPORT: Duration = Duration::from_secs(10);
-/// How long what is under way may take to end. A START that was lost with the
+/// The time limit for the end of open jobs. A START that was lost with the
 /// scheduler is given up after 90 s.
 const DRAIN: Duration = Duration::from_secs(150);
-/// How long threads that wait for more work stay.
+/// The time after which idle threads end.
 const SETTLE: Duration = Duration::from_secs(4);
 
 /// The flags of `ssntp-load soak`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How long it runs; at least 30
+    /// The duration of the run; at least 30
     #[arg(long, default_value_t = 20 * 60, value_name = "SECONDS")]
     seconds: u64,
     /// The program `ssntp` [default: the one beside this program]
@@ -72,7 +72,7 @@ pub(crate) fn absolute(program: Option<&Path>) -> Result<PathBuf> {
     Ok(std::path::absolute(program)?)
 }
 
-/// Runs a soak. Returns what did not return to its state at the beginning, or went wrong.
+/// Runs a soak. Returns the faults, and the figures that did not return to their first values.
 pub(crate) fn run(options: &Options) -> Result<Vec<String>> {
     let seconds = options.seconds.max(30);
     let mut run = Run {
@@ -119,13 +119,13 @@ struct Run {
 }
 
 impl Run {
-    /// Load for that long, with something happening meanwhile or not.
+    /// Applies load for this time, with or without faults.
     fn load(&mut self, time: Duration, mut chaos: Option<&mut Chaos>) -> Result<()> {
         let began = Instant::now();
         let mut sent = 0;
         while began.elapsed() < time {
             let due = began.elapsed().as_millis() * RATE / 1000;
-            // What could not be sent in time is not made up for.
+            // STARTs that could not be sent in time are left out.
             if due > sent {
                 sent = due;
                 let is_calm = chaos.is_none();
@@ -140,7 +140,7 @@ impl Run {
         Ok(())
     }
 
-    /// No more load, until all is done, or long enough was waited for it.
+    /// Waits without load until all jobs have ended, or until the time limit.
     fn drain(&mut self) -> Result<()> {
         let began = Instant::now();
         while self.jobs.open() > 0 && began.elapsed() < DRAIN {
