@@ -1,4 +1,4 @@
-//! Flow control over whole servers: who waits, for whom, and who does not.
+//! Flow control over whole servers: the senders that are held, and those that are not.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ fn receive_flood(receiver: &mut Peer) {
     }
 }
 
-/// Forwards in one of the ways that a handler has.
+/// Forwards by one of the methods of a handler.
 struct Forwards(fn(&mut Context<'_>, &SessionInfo, Frame));
 
 impl Handler for Forwards {
@@ -82,7 +82,7 @@ fn controller(cx: &Context<'_>) -> Uuid {
 }
 
 #[test]
-fn many_senders_end_no_receiver_that_reads_whatever_forwards_their_frames() {
+fn many_senders_end_no_receiver_that_reads() {
     let ways: [(&str, Option<Rules>, Forwards); 5] = [
         (
             "a rule",
@@ -156,7 +156,7 @@ fn a_stuck_receiver_is_waited_for_once_and_meets_the_policy() {
 }
 
 #[test]
-fn who_does_not_take_its_answers_is_not_read_from() {
+fn a_session_that_does_not_take_its_answers_is_not_read() {
     let server = TestServer::start((), |c| c);
     let mut peer = server.connect(Role::AGENT);
     // 8 bytes of an unknown operand cause an answer of 8 bytes.
@@ -226,7 +226,7 @@ fn connected_is_neither_overtaken_nor_dropped() {
 }
 
 /// A server with the memory of a control group of 64 MiB, of which 4 MiB are for what
-/// arrives, and what it says of its sessions' ends.
+/// arrives, and the log of its sessions' ends.
 fn small_server() -> (TestServer, Receiver<ServerEvent>) {
     let (handler, events) = ssntp::server::channel(1 << 10);
     let server = TestServer::start(handler, |c| {
@@ -241,7 +241,7 @@ fn long(len: usize) -> Frame {
     Frame::with_payload(Command::STATS, vec![7; len])
 }
 
-/// Why the next session has ended.
+/// The reason for the end of the next session.
 fn next_end(events: &Receiver<ServerEvent>) -> DisconnectReason {
     loop {
         if let ServerEvent::Disconnected(_, why) = events.recv_timeout(LIMIT).unwrap() {
@@ -251,7 +251,7 @@ fn next_end(events: &Receiver<ServerEvent>) -> DisconnectReason {
 }
 
 #[test]
-fn a_frame_that_is_longer_than_the_memory_for_what_arrives_arrives() {
+fn a_frame_longer_than_the_budget_of_received_bytes_arrives() {
     let (server, _events) = small_server();
     let mut controller = server.connect(Role::CONTROLLER);
     let mut agent = server.connect(Role::AGENT);
@@ -281,7 +281,7 @@ fn long_frames_of_many_senders_arrive_one_after_the_other() {
 }
 
 #[test]
-fn frames_that_lack_their_last_byte_stop_nobody_and_are_given_up() {
+fn frames_without_their_last_byte_stop_no_session_and_are_given_up() {
     let (server, events) = small_server();
     let mut controller = server.connect(Role::CONTROLLER);
     let holders: Vec<_> = [1_300_000, 1_300_000, 1_300_000, 16 << 20]
@@ -411,7 +411,7 @@ fn handlers_of_two_servers_that_call_each_other_do_not_wait_for_ever() {
     }
 }
 
-/// Stops its server when it is told to.
+/// Stops its server on a frame.
 struct Stops;
 
 impl Handler for Stops {
@@ -436,14 +436,14 @@ fn a_server_is_stopped_by_its_handler_and_by_its_handle_and_wait_returns() {
 }
 
 #[test]
-fn a_channel_of_events_says_what_it_missed() {
+fn a_channel_of_events_states_the_number_of_missed_events() {
     let (handler, events) = ssntp::server::channel(4);
     let server = TestServer::start(handler, |c| c);
     let mut agent = server.connect(Role::AGENT);
     for _ in 0..10 {
         agent.send(&Frame::new(Status::READY));
     }
-    // Its answer comes once all before it have been dealt with.
+    // Its answer comes once all earlier frames have been handled.
     agent.send_bytes(&[0, 1, 0, 0x77, 0, 0, 0, 0]);
     assert_eq!(agent.frame().kind(), ErrorCode::INVALID_FRAME_TYPE);
     let mut seen: Vec<ServerEvent> = events.try_iter().collect();

@@ -80,7 +80,7 @@ impl fmt::Debug for Budget {
 }
 
 impl Budget {
-    /// A budget of so many bytes.
+    /// A budget of `limit` bytes.
     pub fn new(limit: u64) -> Self {
         Self::with(limit, limit, None)
     }
@@ -168,6 +168,7 @@ impl Budget {
     /// Counts bytes as used.
     pub fn take(&self, bytes: u64) {
         self.0.used.fetch_add(bytes, Ordering::SeqCst);
+        // The part and its whole are two counters, so a reader may see one of them changed only.
         if let Some(whole) = &self.0.whole {
             whole.take(bytes);
         }
@@ -268,12 +269,12 @@ pub enum Asked {
     Granted,
     /// The memory is not granted yet.
     Waits,
-    /// The memory can never be granted: the longest reservation has so many bytes.
+    /// The memory can never be granted: this is the length of the longest reservation.
     Never(u64),
 }
 
 impl Reserved {
-    /// Counts at least so many bytes at once, also beyond the bound, for memory that is in use already.
+    /// Counts at least `bytes` bytes at once, also beyond the bound, for memory that is in use already.
     pub fn at_least(&self, bytes: u64) {
         let more = bytes.saturating_sub(self.has());
         if more > 0 {
@@ -282,7 +283,7 @@ impl Reserved {
         }
     }
 
-    /// Reserves so many bytes in all. Does not block: if the memory is not free, `wake` is called once it is
+    /// Reserves `bytes` bytes in all. Does not block: if the memory is not free, `wake` is called once it is
     /// granted, and this has to be called again with the same number.
     pub fn ask(&self, bytes: u64, wake: impl Fn() + Send + 'static) -> Asked {
         if !self.is_granted() {
@@ -401,7 +402,7 @@ mod tests {
 
     #[test]
     #[cfg(not(debug_assertions))]
-    fn what_is_given_back_twice_leaves_the_budget_free() {
+    fn giving_back_twice_leaves_the_budget_free() {
         let budget = Budget::new(1 << 20);
         budget.take(5);
         budget.give(7);
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_counts_in_the_part_and_in_the_whole_until_it_is_dropped() {
+    fn a_reservation_counts_in_the_part_and_in_the_whole_until_its_drop() {
         let budget = Budget::new(1000);
         let (a, granted, _) = asked(&budget, "a", 300);
         assert_eq!(granted, Asked::Granted);
@@ -459,7 +460,7 @@ mod tests {
         assert_eq!(granted, Asked::Granted);
         let figures = budget.figures();
         assert_eq!((figures.used, figures.waiting), (4000, 0));
-        // It does not stop those who fit.
+        // It does not stop reservations that fit.
         let (_short, granted, _) = asked(&budget, "b", 400);
         assert_eq!(granted, Asked::Granted);
         let (next, waits, woken) = asked(&budget, "c", 3000);
@@ -472,14 +473,14 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_fit_is_refused_at_once_and_counted() {
+    fn a_reservation_that_can_never_fit_is_refused_at_once_and_counted() {
         let budget = Budget::with(1000, 4000, None);
         assert_eq!(asked(&budget, "a", 4001).1, Asked::Never(4000));
         assert_eq!((budget.figures().refused, budget.used()), (1, 0));
     }
 
     #[test]
-    fn the_line_is_served_in_order_and_who_has_its_part_comes_last() {
+    fn the_line_is_served_in_order_and_owners_beyond_their_part_come_last() {
         let budget = Budget::new(1000);
         // They hold all of it, and one is ahead.
         let held = [("a", 500), ("b", 350), ("b", 150), ("a", 900)];
@@ -500,7 +501,7 @@ mod tests {
             second.is_granted() && !third.is_granted(),
             "150 do not fit beside 860"
         );
-        // Somebody who arrives now does not overtake.
+        // A reservation that arrives now does not overtake.
         let (late, waits, _) = asked(&budget, "e", 1);
         assert_eq!(waits, Asked::Waits);
         drop(late);
@@ -515,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_up_waiting_leaves_the_line_to_the_next() {
+    fn a_dropped_reservation_leaves_the_line_to_the_next() {
         let budget = Budget::new(100);
         let (ahead, ..) = asked(&budget, "a", 100);
         let (_held, ..) = asked(&budget, "b", 50);
@@ -525,7 +526,7 @@ mod tests {
         drop(waiting);
         drop(ahead);
         assert_eq!(again(&next, 60), Asked::Granted);
-        // What was granted but never looked at is given back as well.
+        // A grant that its owner has never seen is given back as well.
         let (unseen, waits, _) = asked(&budget, "e", 70);
         assert_eq!(waits, Asked::Waits);
         drop(next);
@@ -535,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_waker_holds_may_give_memory_back_when_it_is_dropped() {
+    fn dropping_a_waker_may_give_memory_back() {
         struct Gives(Budget);
         impl Drop for Gives {
             fn drop(&mut self) {

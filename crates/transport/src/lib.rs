@@ -14,12 +14,12 @@
 //! | module | holds |
 //! |---|---|
 //! | [`dispatch`] | the dispatcher, and the life of a connection |
-//! | [`flow`] | flow control: which connections may go on, and which are held |
+//! | [`flow`] | flow control: connections that may send, and connections that are held |
 //! | `link` | the reader thread and the writer thread of a connection |
 //! | [`outbox`] | the queue of a connection and its end |
 //! | [`tls`], `newcomers` | both directions as TLS; accept threads and handshake threads |
 //! | `stream` | both directions in clear; buffers, and decoding |
-//! | [`pki`] | certificates: who a peer is and which roles it has |
+//! | [`pki`] | certificates: the identity and the roles of a peer |
 //! | `socket` | addresses, the system's sockets, and streams in memory |
 //! | `host` | the system's limits, this process, threads and deadlines |
 //! | `budget`, `end`, `table`, `role`, … | small types that all rows use |

@@ -24,6 +24,7 @@ pub fn lock(file: &File, other: &str) -> io::Result<()> {
 /// As [`lock`], but blocks for at most `limit`.
 pub(crate) fn lock_within(file: &File, other: &str, limit: Duration) -> io::Result<()> {
     let end = deadline(limit);
+    // The system's lock has no time limit, so this polls.
     loop {
         match file.try_lock() {
             Err(TryLockError::WouldBlock) if left(end).is_ok() => {

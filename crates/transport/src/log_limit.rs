@@ -31,13 +31,15 @@ const PEERS: usize = 256;
 /// Plain data for one owner. Put it behind a mutex if several threads log.
 #[derive(Debug)]
 pub struct LogLimit<K> {
-    /// A list is enough: a kind is a literal at a call site, so there are few.
-    kinds: Vec<(&'static str, Peers<K>)>,
+    /// A kind is a literal at a call site, so there are few.
+    kinds: HashMap<&'static str, Peers<K>>,
 }
 
 impl<K> Default for LogLimit<K> {
     fn default() -> Self {
-        Self { kinds: Vec::new() }
+        Self {
+            kinds: HashMap::new(),
+        }
     }
 }
 
@@ -53,14 +55,7 @@ impl<K: Eq + Hash> LogLimit<K> {
     }
 
     fn lines(&mut self, kind: &'static str, now: Instant) -> &mut Peers<K> {
-        let at = match self.kinds.iter().position(|(known, _)| *known == kind) {
-            Some(at) => at,
-            None => {
-                self.kinds.push((kind, Peers::new(now)));
-                self.kinds.len() - 1
-            }
-        };
-        &mut self.kinds[at].1
+        self.kinds.entry(kind).or_insert_with(|| Peers::new(now))
     }
 }
 
@@ -165,6 +160,7 @@ impl Allowance {
     }
 
     fn take(&mut self, now: Instant) -> Option<More> {
+        // Each line has moved `whole_at` by a period, so the distance is the number of recent lines.
         if self.whole_at.saturating_duration_since(now) > PERIOD * (FIRST - 1) {
             self.left_out = self.left_out.saturating_add(1);
             return None;
@@ -207,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_quiet_gets_its_first_lines_again() {
+    fn a_quiet_peer_gets_its_first_lines_again() {
         let (mut limit, start) = (LogLimit::default(), now());
         let later = start + PERIOD * FIRST;
         for at in [start, later] {
@@ -233,8 +229,8 @@ mod tests {
         };
         let lines = flood(&mut limit, 0..100_000, start);
         assert_eq!(lines.len(), PEERS + FIRST as usize);
-        assert_eq!(limit.kinds[0].1.known.len(), PEERS);
-        // Who is known keeps what is left of its own allowance.
+        assert_eq!(limit.kinds["READY refused"].known.len(), PEERS);
+        // A known peer keeps the rest of its own allowance.
         assert!(admitted(&mut limit, 0, start).is_some());
         let left_out = 100_000 - PEERS as u64 - u64::from(FIRST);
         let lines = flood(&mut limit, 100_000..100_001, start + PERIOD / 2);
@@ -244,7 +240,7 @@ mod tests {
         assert_eq!(lines.len(), PEERS - 1 + 1, "one line comes back to the others");
         let said = format!(" (and {} more like it since)", Grouped(left_out + 1));
         assert_eq!(lines.last(), Some(&said));
-        assert_eq!(limit.kinds[0].1.known.len(), PEERS);
+        assert_eq!(limit.kinds["READY refused"].known.len(), PEERS);
     }
 
     #[test]
@@ -265,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_forgotten_peer_left_out_is_said_by_the_others() {
+    fn the_shared_allowance_states_the_omitted_lines_of_a_removed_peer() {
         let (mut limit, start) = (LogLimit::default(), now());
         let said: Vec<_> = (0..10).filter_map(|_| admitted(&mut limit, 0, start)).collect();
         assert_eq!(said.len(), FIRST as usize);

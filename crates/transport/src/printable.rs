@@ -80,6 +80,7 @@ impl Write for Cut<'_, '_> {
         self.to.write_str(&printable(shown))?;
         match end {
             Some(_) => {
+                // An error, so that the rest of a long text is not even formatted.
                 self.over = true;
                 Err(fmt::Error)
             }
@@ -138,7 +139,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_does_not_show_is_escaped_class_by_class() {
+    fn every_class_of_hidden_characters_is_escaped() {
         for (class, characters) in HIDDEN {
             for c in characters.chars() {
                 let shown = printable(&format!("a{c}b"));
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shows_stays_as_it_is() {
+    fn visible_characters_stay() {
         let text = "a b ~ \\ \" ' ü é e\u{301} 漢字 עברית हिन्दी → █ 😀 \u{a0}";
         assert_eq!(printable(text), text);
     }

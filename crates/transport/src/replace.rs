@@ -15,19 +15,11 @@ use std::path::{Path, PathBuf};
 /// The file is unchanged, unless only the last step fails: then it is replaced, but a crash may undo
 /// that.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    fill_and_rename(path, bytes, None)
+    replace_with_mode(path, bytes, None)
 }
 
-/// As [`replace`], and the file has this mode afterwards.
-///
-/// # Errors
-/// As [`replace`].
-#[cfg(feature = "issue")]
-pub(crate) fn replace_with_mode(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    fill_and_rename(path, bytes, Some(mode))
-}
-
-fn fill_and_rename(path: &Path, bytes: &[u8], mode: Option<u32>) -> io::Result<()> {
+/// As [`replace`]. If a `mode` is given, the file has that mode afterwards.
+pub(crate) fn replace_with_mode(path: &Path, bytes: &[u8], mode: Option<u32>) -> io::Result<()> {
     let beside = beside(path);
     let fill = || {
         let mut file = create(&beside)?;
@@ -47,6 +39,7 @@ fn fill_and_rename(path: &Path, bytes: &[u8], mode: Option<u32>) -> io::Result<(
         // An error of the clean-up is not reported.
         let _ = fs::remove_file(&beside);
     })?;
+    // The rename is on the disk only once its directory is.
     File::open(directory(path))?.sync_all()
 }
 
@@ -133,7 +126,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::write(&beside, b"tw").unwrap();
         fs::set_permissions(&beside, fs::Permissions::from_mode(0o666)).unwrap();
-        // Who has it open reads nothing of what is written.
+        // A process that has the old file open reads none of the new bytes.
         let open = fs::File::open(&beside).unwrap();
         replace(&path, b"three").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

@@ -99,7 +99,7 @@ fn a_signer_of_another_certificate_is_refused_here_or_by_the_peer() {
 }
 
 #[test]
-fn who_is_shown_by_a_signer_needs_a_role_and_a_certificate() {
+fn an_identity_with_a_signer_needs_a_role_and_a_certificate() {
     let (_, nobody) = issue(Role::NONE);
     let signer = Module::of(&nobody, true);
     let without_role = Identity::with_signer(chain(&nobody), signer.clone());

@@ -1,4 +1,4 @@
-//! How long a chain, a name and a list of usages may be.
+//! The limits of chains, names and lists of usages.
 
 use rcgen::ExtendedKeyUsagePurpose as Usage;
 use rcgen::{
@@ -77,7 +77,7 @@ fn the_path_length_of_a_trusted_authority_counts() {
                     .map(|ca| ca.der.clone())
                     .skip(2 - between),
             );
-            // Some show the trusted one as well.
+            // Some peers show the trusted authority as well.
             for _ in 0..2 {
                 let expected = match between <= allowed {
                     true => Ok(()),
@@ -184,7 +184,7 @@ fn a_handshake_holds_a_peer_to_the_usages_of_its_issuer_and_of_its_key() {
 }
 
 #[test]
-fn an_authority_whose_key_usage_lacks_it_signs_no_certificates() {
+fn an_authority_without_key_cert_sign_signs_no_certificates() {
     use crate::revocation::{issued, issuing};
     let lists_only = [KeyUsagePurpose::CrlSign];
     let refused = |name: &str| Fault::NotAuthority {

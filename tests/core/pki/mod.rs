@@ -102,7 +102,7 @@ fn role_identifiers_stand_in_the_certificate_byte_by_byte() {
 }
 
 #[test]
-fn a_server_is_found_on_this_machine_unless_told_where() {
+fn a_server_certificate_is_for_this_machine_by_default() {
     let (authority, issued) = issue(Role::SERVER | Role::AGENT);
     let hosts: Vec<String> = issued.info().hosts.iter().map(Host::to_string).collect();
     assert_eq!(hosts[..3], ["localhost", "127.0.0.1", "::1"]);
@@ -160,7 +160,7 @@ fn keys_of_every_kind_issue_and_are_issued() {
 
 #[cfg(not(feature = "aws-lc-rs"))]
 #[test]
-fn rsa_keys_are_refused_where_they_cannot_be_made() {
+fn rsa_keys_are_refused_by_a_build_that_cannot_make_them() {
     let error = Authority::new(&AuthorityRequest::default().key(KeyKind::Rsa2048)).unwrap_err();
     assert_eq!(error.to_string(), "making RSA keys needs the feature aws-lc-rs");
 }
@@ -400,7 +400,7 @@ fn any_usage_gives_the_role_but_no_way_through_tls() {
 }
 
 #[test]
-fn strangers_and_namesakes_of_the_authority_are_told_apart() {
+fn other_authorities_are_refused_also_under_the_same_name() {
     let (authority, issued) = issue(Role::AGENT);
     let chain = issued.identity();
     let other = Authority::new(&AuthorityRequest::default().name("Other")).unwrap();
@@ -491,7 +491,7 @@ fn an_authority_is_saved_once_and_issues_again_after_loading() {
     assert_eq!(Authority::load(&directory).unwrap().info(), first.info());
     second.save(&directory, true).unwrap();
     assert_eq!(Authority::load(&directory).unwrap().info(), second.info());
-    // Nothing is left lying beside them.
+    // No other file is left beside them.
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 2);
 }
 

@@ -64,7 +64,7 @@ fn a_writer_stuck_on_a_full_socket_keeps_nothing_from_arriving() {
 }
 
 #[test]
-fn what_goes_past_the_writer_keeps_its_place() {
+fn an_item_past_the_writer_keeps_its_place() {
     const LENGTHS: [usize; 6] = [1, 8, 5000, 16_384, 20_000, 40_000];
     for kind in KINDS {
         for ends in [in_clear as fn((Stream, Stream)) -> (Halves, Halves), secure] {
@@ -127,7 +127,7 @@ fn a_peer_that_has_ended_its_side_still_receives() {
     }
 }
 
-/// Refuses whatever comes.
+/// Refuses all items.
 struct Refuses;
 
 impl Decode for Refuses {
@@ -235,7 +235,7 @@ fn an_idle_stream_holds_no_buffer() {
             pass(&mut client, &mut server);
             pass(&mut server, &mut client);
         }
-        // What they held would come back only now, or be lost with them.
+        // Memory that they held would come back only now, or be lost with them.
         let idle = format!("{pool:?}");
         assert_ne!(idle, format!("{:?}", BufferPool::new()));
         drop((client, server));

@@ -27,7 +27,7 @@ use ssntp_transport::{
     BufferPool, Decode, Duplex, EndReason, Halves, Link, LinkConfig, Outbox, Outgoing, Sink, plain,
 };
 
-/// What each side of a heavy exchange sends.
+/// The number of bytes that each side of a heavy exchange sends.
 const HEAVY: usize = 16 << 20;
 /// More than the buffers of any socket here hold.
 const STUCK: usize = 64 << 20;
@@ -80,7 +80,7 @@ fn in_clear((client, server): (Stream, Stream)) -> (Halves, Halves) {
     (plain(client, BufferPool::new()), plain(server, BufferPool::new()))
 }
 
-/// Whatever has arrived is an item.
+/// All bytes that have arrived are one item.
 struct Anything;
 
 impl Decode for Anything {
@@ -105,12 +105,12 @@ enum Told {
     Finished,
 }
 
-/// Tells the test what a link's owner is told.
+/// Reports the events of a link's owner to the test.
 struct Notes {
     told: Sender<Told>,
     /// Items are held back until this is closed.
     gate: Option<Receiver<()>>,
-    /// What is pushed when the peer's side has ended.
+    /// The item that is pushed when the peer's side has ended.
     last: Option<(Outbox, Outgoing)>,
 }
 
@@ -136,7 +136,7 @@ impl Sink<Bytes> for Notes {
     }
 }
 
-/// A link under test, and what it tells.
+/// A link under test, and its events.
 struct Side {
     link: Link,
     outbox: Outbox,
@@ -188,7 +188,7 @@ impl Side {
         }
     }
 
-    /// Waits for the end and says why it was; what arrives before is dropped.
+    /// Waits for the end and returns its reason; earlier items are dropped.
     fn ended(&mut self) -> EndReason {
         loop {
             match self.told.recv_timeout(LIMIT).expect("it did not end") {
@@ -213,7 +213,7 @@ fn outbox() -> Outbox {
     })
 }
 
-/// How often the bytes of every stream here repeat.
+/// The period of the bytes of every stream here.
 const PERIOD: usize = 251;
 
 /// A part of every stream here, from a place on; a mebibyte at most.
@@ -242,7 +242,7 @@ fn queue(outbox: &Outbox, from: usize, len: usize, piece: usize) {
     }
 }
 
-/// What a raw peer sees of the stream, with its TLS records counted.
+/// The stream of a raw peer, with its TLS records counted.
 struct Tap {
     stream: Stream,
     header: Vec<u8>,
@@ -367,14 +367,14 @@ impl Raw {
         self.tap.records = 0;
     }
 
-    /// Puts on the wire what TLS has for it.
+    /// Writes the pending bytes of TLS to the stream.
     fn flush(&mut self) {
         while self.tls.wants_write() {
             self.tls.write_tls(&mut self.tap).unwrap();
         }
     }
 
-    /// What TLS has for the wire.
+    /// The pending bytes of TLS.
     fn taken(&mut self) -> Vec<u8> {
         let mut wire = Vec::new();
         while self.tls.wants_write() {

@@ -24,7 +24,7 @@ fn key_updates_of_the_peer_pass_while_the_writer_is_idle() {
 }
 
 #[test]
-fn key_updates_of_the_peer_pass_in_the_middle_of_what_is_written() {
+fn key_updates_of_the_peer_pass_in_the_middle_of_a_write() {
     let (mut raw, halves) = Raw::and_server(tcp);
     let mut side = Side::new(halves);
     side.push(0, HEAVY, 1 << 20);
@@ -40,7 +40,7 @@ fn key_updates_of_the_peer_pass_in_the_middle_of_what_is_written() {
 }
 
 #[test]
-fn key_updates_of_the_peer_come_before_what_goes_past_the_writer() {
+fn key_updates_of_the_peer_precede_items_past_the_writer() {
     let (mut raw, halves) = Raw::and_server(tcp);
     let mut side = Side::new(halves);
     for n in 0..200 {
@@ -134,7 +134,7 @@ fn data_glued_to_the_last_flight_of_the_handshake_arrives_without_another_read()
         let flight = raw.taken();
         raw.tap.write_all(&flight).unwrap();
         let mut halves = accepting.join().unwrap().unwrap().halves;
-        // Nothing more comes: a read would be one for nothing.
+        // No more bytes come, so a further read would be useless.
         halves.stream.shutdown(Shutdown::Read).unwrap();
         while halves.inbox.bytes_mut().len() < 1000 {
             halves.receive.receive(&mut halves.inbox).unwrap();
@@ -144,7 +144,7 @@ fn data_glued_to_the_last_flight_of_the_handshake_arrives_without_another_read()
 }
 
 #[test]
-fn a_cut_ends_the_handshake_and_the_session_wherever_it_strikes() {
+fn a_cut_at_any_byte_ends_the_handshake_and_the_session() {
     for after in [0, 1, 5, 100, 500] {
         let cut = Faults {
             cut_after: Some(after),
@@ -214,7 +214,7 @@ fn a_peer_that_takes_nothing_ends_the_handshake_at_its_deadline() {
 }
 
 #[test]
-fn each_check_of_a_server_looks_at_what_it_says_and_at_no_more() {
+fn each_server_check_checks_exactly_what_it_states() {
     let (ours, other) = (trust(), Authority::new(&AuthorityRequest::default()).unwrap());
     let theirs = other.trust();
     // The check, the name, and whether the server passes.
@@ -238,7 +238,7 @@ fn each_check_of_a_server_looks_at_what_it_says_and_at_no_more() {
     }
 }
 
-/// Notes whom a server trusts, as it says when it asks for a certificate.
+/// Notes the authorities that a server names when it requests a certificate.
 #[derive(Debug)]
 struct Hints(Sender<Vec<Vec<u8>>>);
 

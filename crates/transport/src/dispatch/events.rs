@@ -27,6 +27,7 @@ use crate::host::{left, now};
 pub fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
     let (sender, receiver) = crossbeam_channel::bounded(capacity);
     let bell = Arc::new(Bell::default());
+    // Carries no message: it is disconnected when the queue is dropped.
     let (lives, life) = crossbeam_channel::bounded(0);
     let events = Events {
         channel: sender,
@@ -208,7 +209,7 @@ mod tests {
     use crate::host::after;
 
     #[test]
-    fn a_sleeper_hears_every_producer_and_the_end_of_the_last() {
+    fn a_sleeping_dispatcher_gets_all_events_and_the_end_of_the_last_producer() {
         const EACH: u32 = 5000;
         let (events, queue) = channel(4);
         let producers: Vec<_> = (0..3)
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_sent_without_a_wait_wakes_a_sleeper() {
+    fn an_event_of_try_send_wakes_a_sleeping_dispatcher() {
         let (events, queue) = channel(1);
         let bell = Arc::clone(&queue.bell);
         let dispatcher = crate::host::threads::spawn("dispatcher", move || queue.next(None)).unwrap();
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn each_event_tells_when_it_was_sent() {
+    fn each_event_has_the_time_at_which_it_was_sent() {
         let (events, queue) = channel(2);
         let begin = now();
         events.send('a').unwrap();
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_left_waiting_for_a_dispatcher_that_is_gone() {
+    fn an_event_for_a_dispatcher_that_has_ended_is_an_error() {
         let (events, queue) = channel(1);
         drop(queue);
         assert!(events.try_send(1).is_err() && events.send(1).is_err());

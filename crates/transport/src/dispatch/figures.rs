@@ -14,9 +14,9 @@ pub struct DispatcherFigures {
     pub max_events: usize,
     /// The number of connections that wait for a turn.
     pub with_input: usize,
-    /// How long events waited in the channel.
+    /// The times that events waited in the channel.
     pub waits: Histogram,
-    /// How long the request for these figures waited in the channel.
+    /// The time that the request for these figures waited in the channel.
     pub waited: Duration,
     /// The processor time of its turns, without the sending that they cause. A turn is the input
     /// of one connection that is handled before another connection's; it should take a millisecond

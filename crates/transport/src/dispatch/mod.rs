@@ -1,5 +1,4 @@
-//! The dispatcher: one thread that owns all state of a server, and the life of
-//! its connections.
+//! The dispatcher: one thread that owns all state of a server, and the table of its connections.
 //!
 //! ```text
 //!  handshake threads ─ Admit, Started ──┐                 ┌──────── Core ────────┐
@@ -35,10 +34,10 @@
 //! A connection is in the runner's table from its admission until its threads are joined. Limits
 //! are compared with the length of that table; there is no second count.
 
+mod connections;
 pub mod events;
 mod feed;
 mod figures;
-mod life;
 mod runner;
 #[cfg(test)]
 mod tests;
@@ -51,10 +50,10 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{RecvTimeoutError, Sender};
 use rustix::time::{ClockId, clock_gettime};
 
+pub use self::connections::{Admission, Threads};
 pub use self::events::{Events, Queue};
 pub use self::feed::Feed;
 pub use self::figures::DispatcherFigures;
-pub use self::life::{Admission, Threads};
 pub use self::runner::{Runner, Settings};
 use crate::budget::BudgetFigures;
 use crate::end::EndReason;
@@ -108,10 +107,10 @@ pub trait Core: Send + Sized + 'static {
         actions: &mut Vec<Action>,
     ) -> Result<Self::Grant, Self::Refusal>;
 
-    /// Called after an admission. `told` is true if the newcomer has got the answer, and false if
+    /// Called after an admission. `answered` is true if the newcomer has got the answer, and false if
     /// it has left.
-    fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
-        if !told {
+    fn admitted(&mut self, id: ConnectionId, answered: bool, now: Instant, actions: &mut Vec<Action>) {
+        if !answered {
             self.ended(id, EndReason::Local, now, actions);
         }
     }
@@ -239,7 +238,7 @@ pub type Look<C> = dyn FnOnce(&C, &View<'_, <C as Core>::Item>) + Send;
 /// The state of a runner, for a [`Look`].
 #[derive(Debug)]
 pub struct View<'a, I> {
-    /// The time of the look.
+    /// The time of the call.
     pub now: Instant,
     /// The flow between the connections.
     pub flow: &'a Flow<I>,
@@ -259,7 +258,7 @@ pub enum DispatchEvent<C: Core, T = Link> {
     Admit(Box<C::Request>, Arc<dyn Duplex>, Sender<Verdict<C>>),
     /// The threads of an admitted connection run, or could not be started.
     Started(ConnectionId, std::io::Result<T>),
-    /// A reader found items in so many bytes.
+    /// A reader has decoded items from this number of bytes.
     Items(ConnectionId, Vec<C::Item>, u64),
     /// A writer reports that its queue has room, as it was requested to.
     Room(ConnectionId),
@@ -356,14 +355,17 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the dispatcher tells the core the time")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the dispatcher passes the time to the core"
+)]
 fn clock() -> Instant {
     Instant::now()
 }
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "the dispatcher tells the core the time of day"
+    reason = "the dispatcher passes the time of day to the core"
 )]
 fn wall_clock() -> SystemTime {
     SystemTime::now()

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::life::{Lives, Threads};
+use super::connections::{Connections, Threads};
 use super::{Action, Admitted, Core, DispatchEvent, DispatcherFigures, Drops, EVENTS, Verdict, View};
 use crate::budget::Budget;
 use crate::end::EndReason;
@@ -38,12 +38,12 @@ pub struct Runner<C: Core, T: Threads = Link> {
     core: C,
     settings: Settings,
     flow: Flow<C::Item>,
-    lives: Lives<T>,
+    connections: Connections<T>,
     numbers: Numbers,
     actions: Vec<Action>,
     /// An empty list, for actions that follow from those that are being carried out.
     spare: Vec<Action>,
-    /// True if no event waits. Only then the dispatcher may send in place of writers.
+    /// True if no event waits. Only then the dispatcher may send instead of writers.
     quiet: Box<dyn Fn() -> bool + Send>,
     /// Counts the items that were handled. For each item the dispatcher itself sends at most once
     /// to a connection. The writer sends the rest, in as few writes as possible.
@@ -54,7 +54,7 @@ pub struct Runner<C: Core, T: Threads = Link> {
     stopping: Option<Instant>,
     exiting: bool,
     due: Option<Instant>,
-    /// How long events waited, and how long turns took.
+    /// The times that events waited, and the processor time of turns.
     waits: Histogram,
     turns: Histogram,
 }
@@ -63,7 +63,7 @@ impl<C: Core + fmt::Debug, T: Threads> fmt::Debug for Runner<C, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Runner")
             .field("core", &self.core)
-            .field("connections", &self.lives.table.len())
+            .field("connections", &self.connections.table.len())
             .finish_non_exhaustive()
     }
 }
@@ -74,7 +74,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         Self {
             core,
             flow: Flow::new(settings.patience),
-            lives: Lives::new(settings.parting),
+            connections: Connections::new(settings.parting),
             settings,
             numbers: Numbers::default(),
             actions: Vec::new(),
@@ -107,7 +107,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
 
     /// True if [`DispatchEvent::Exit`] has come and every connection has ended.
     pub fn is_over(&self) -> bool {
-        self.exiting && self.lives.table.is_empty()
+        self.exiting && self.connections.table.is_empty()
     }
 
     /// True if no connection has input for a turn.
@@ -120,7 +120,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.due = [
             self.core.next_deadline(),
             self.flow.next_deadline(),
-            self.lives.next_deadline(),
+            self.connections.next_deadline(),
             self.stopping,
         ]
         .into_iter()
@@ -143,6 +143,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 self.core.received(id, bytes, now);
                 let credit = Credit::memory_of::<C::Item>(items.len(), bytes);
                 let late = self.flow.arrived(id, items, credit);
+                // Without a turn there is no action to carry out.
                 return self.left(id, late);
             }
             DispatchEvent::Room(id) => self.flow.room(id, now),
@@ -152,10 +153,10 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 // A connection that is replaced ends before the newcomer gets the answer.
                 self.perform(now);
                 // This does not block: the newcomer waits for it, or has dropped the channel.
-                let told = reply.send(verdict).is_ok();
+                let answered = reply.send(verdict).is_ok();
                 if let Some(id) = id {
-                    self.core.admitted(id, told, now, &mut self.actions);
-                    if !told {
+                    self.core.admitted(id, answered, now, &mut self.actions);
+                    if !answered {
                         // A newcomer that was cut has stopped waiting, so its connection ends before
                         // its threads are started.
                         self.never_started(id);
@@ -163,12 +164,12 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 }
             }
             DispatchEvent::Started(id, Ok(threads)) => {
-                if self.lives.started(id, threads) {
+                if self.connections.started(id, threads) {
                     self.gone(id);
                 }
             }
             DispatchEvent::Started(id, Err(e)) => {
-                if self.lives.is_open(id) {
+                if self.connections.is_open(id) {
                     self.core.ended(id, EndReason::Io(e), now, &mut self.actions);
                 }
                 self.never_started(id);
@@ -180,11 +181,11 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 if !self.flow.has_end(id) {
                     self.end_of(id, EndReason::Local, now);
                 }
-                if !self.lives.is_open(id) {
+                if !self.connections.is_open(id) {
                     // The line cannot be sent, because the writer has ended.
                     self.flow.remove(id);
                 }
-                if self.lives.finished(id) {
+                if self.connections.finished(id) {
                     self.gone(id);
                 }
             }
@@ -236,7 +237,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         View {
             now,
             flow: &self.flow,
-            connections: self.lives.table.len(),
+            connections: self.connections.table.len(),
             dispatcher: DispatcherFigures {
                 events: 0,
                 max_events: EVENTS,
@@ -256,11 +257,11 @@ impl<C: Core, T: Threads> Runner<C, T> {
             return;
         }
         self.begin_step(self.flow.is_idle());
-        self.lives.tick(now);
+        self.connections.tick(now);
         if self.stopping.is_some_and(|end| end <= now) {
             // A time that never comes, so that the connections are aborted once.
             self.stopping = Some(after(now, Duration::MAX));
-            self.lives.abort_all();
+            self.connections.abort_all();
         }
         // Before the core's own timers, which may send more to slow receivers.
         for slow in self.flow.tick(now) {
@@ -283,13 +284,14 @@ impl<C: Core, T: Threads> Runner<C, T> {
         // Made before the verdict, because the core keeps its gauge.
         let outbox = Outbox::within(limits, budget);
         // Connections that still end count, because they have threads and descriptors.
-        let standing = self.lives.table.len();
+        let standing = self.connections.table.len();
         let granted = self
             .core
             .admit(id, request, outbox.gauge(), standing, now, &mut self.actions);
         let grant = match granted {
             Ok(granted) => granted,
             Err(refusal) => {
+                // No table has the number, so it is free at once.
                 self.numbers.give(id);
                 return Err(refusal);
             }
@@ -302,14 +304,14 @@ impl<C: Core, T: Threads> Runner<C, T> {
             credit,
             grant,
         };
-        self.lives.admit(&admitted, stream);
+        self.connections.admit(&admitted, stream);
         Ok(admitted)
     }
 
     fn never_started(&mut self, id: ConnectionId) {
         // Without a reader there is no input.
         self.flow.remove(id);
-        if self.lives.never_started(id) {
+        if self.connections.never_started(id) {
             self.gone(id);
         }
     }
@@ -321,7 +323,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
 
     /// Handles the end of a connection that has ended by itself.
     fn end_of(&mut self, id: ConnectionId, reason: EndReason, now: Instant) {
-        if self.lives.is_open(id) {
+        if self.connections.is_open(id) {
             let is_lost = reason.is_loss();
             self.core.ended(id, reason, now, &mut self.actions);
             self.end(id, is_lost, now);
@@ -329,13 +331,13 @@ impl<C: Core, T: Threads> Runner<C, T> {
     }
 
     fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) {
-        self.lives.end(id, abort, now);
+        self.connections.end(id, abort, now);
         let items = match abort {
             true => self.flow.remove(id),
             false => self.flow.end(id, now),
         };
         self.left(id, items);
-        if self.lives.reap(id) {
+        if self.connections.reap(id) {
             self.gone(id);
         }
     }
@@ -401,8 +403,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
                     Delivery::Taken => {}
                     Delivery::Overflows => self.overflow(to, now),
                     Delivery::Gone => {
-                        if let Some(life) = self.lives.table.get_mut(to) {
-                            life.outbox.count_late(load);
+                        if let Some(entry) = self.connections.table.get_mut(to) {
+                            entry.outbox.count_late(load);
                         }
                     }
                 }
@@ -420,9 +422,9 @@ impl<C: Core, T: Threads> Runner<C, T> {
             return false;
         }
         let step = self.step;
-        self.lives
+        self.connections
             .table
             .get_mut(to)
-            .is_some_and(|life| std::mem::replace(&mut life.sent_in_step, step) != step)
+            .is_some_and(|entry| std::mem::replace(&mut entry.sent_in_step, step) != step)
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct FlowConnection<I> {
     pub(super) queued: u64,
     /// An upper bound for the memory of its own answers in its queue.
     pub(super) answers: u64,
-    /// The value of `queued` after its last answer: when so much has left the queue, no answer
+    /// The value of `queued` after its last answer: when this much has left the queue, no answer
     /// is in it.
     pub(super) last_answer: u64,
     pub(super) pace: Option<Pace>,
@@ -53,7 +53,7 @@ pub(super) struct FlowConnection<I> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     pub(super) since: Instant,
-    /// What it had received at that time.
+    /// The items and bytes that it had received at that time.
     pub(super) before: Load,
     /// The time of the check.
     pub(super) check_at: Instant,
@@ -69,7 +69,7 @@ pub(super) struct Batch<I> {
 impl<I> Drop for FlowConnection<I> {
     /// Returns the memory of its line to the budget, also if the whole dispatcher is dropped.
     fn drop(&mut self) {
-        self.outbox.budget().give(self.line.memory());
+        self.outbox.budget().give(self.line.all.memory());
     }
 }
 
@@ -123,6 +123,7 @@ impl<I> FlowConnection<I> {
     /// Puts an item into the queue if that is below its mark.
     pub(super) fn push(&mut self, item: Outgoing, is_own: bool, at_once: bool) -> Result<(), PushError> {
         let memory = item.load().memory();
+        // Computed for each item, because the share of the budget changes all the time.
         let mark = self.mark();
         self.outbox.push_below(item, mark, at_once)?;
         self.queued += memory;
@@ -158,11 +159,11 @@ impl<I> FlowConnection<I> {
     /// something to do already.
     pub(super) fn request_room(&self) -> bool {
         let mut at = None;
-        if !self.line.is_empty() {
+        if !self.line.items.is_empty() {
             let (left, waiting) = self.outbox.left();
             let mark = self.mark();
             let of_memory = waiting.memory().saturating_sub(mark - ROOM_STEP.min(mark / 2));
-            // If the limit of frames is what is short, any batch that leaves may be enough.
+            // If only the limit of frames is reached, any batch that leaves may be enough.
             let of_frames = u64::from(waiting.frames > self.limits.frames / 4);
             at = Some(left.saturating_add(of_memory.max(of_frames)));
         // A slow receiver with an empty line recovers when everything has left.

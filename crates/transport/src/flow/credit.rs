@@ -158,6 +158,7 @@ impl Credit {
     }
 
     fn allowance(&self, state: &State) -> u64 {
+        // 0 still allows one batch, because the reader sends it before it waits.
         if state.held || self.budget.used() > MAX_ALL_AHEAD {
             0
         } else {
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_wakes_a_reader_and_what_it_had_under_way_is_given_back() {
+    fn an_end_wakes_a_reader_and_returns_its_bytes() {
         let budget = Budget::new(1 << 40);
         let credit = Arc::new(Credit::new(budget.clone()));
         credit.hold(true);
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_waits_for_something_else_until_it_is_nudged_or_its_connection_ends() {
+    fn a_reader_waits_for_a_condition_until_a_nudge_or_the_end() {
         let credit = Arc::new(Credit::new(Budget::unlimited()));
         let [looks, there] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
         let (reader, looked, is_there) = (Arc::clone(&credit), Arc::clone(&looks), Arc::clone(&there));

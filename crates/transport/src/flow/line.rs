@@ -19,13 +19,13 @@ pub(super) struct Waiting {
 #[derive(Debug)]
 pub(super) struct Line {
     receiver: ConnectionId,
-    items: VecDeque<Waiting>,
+    pub(super) items: VecDeque<Waiting>,
     /// The number of items that are answers to the receiver's own frames.
     own: usize,
-    /// The items that hold no origin.
-    loose: Load,
+    /// The loose items: those that hold no origin.
+    pub(super) loose: Load,
     /// All items.
-    all: Load,
+    pub(super) all: Load,
 }
 
 impl Line {
@@ -39,26 +39,9 @@ impl Line {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.items.is_empty()
-    }
-
     /// True if some items are not the receiver's own answers.
     pub(super) fn has_others(&self) -> bool {
         self.items.len() > self.own
-    }
-
-    /// The memory of all items.
-    pub(super) fn memory(&self) -> u64 {
-        self.all.memory()
-    }
-
-    pub(super) fn loose(&self) -> Load {
-        self.loose
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiting> {
-        self.items.iter()
     }
 
     pub(super) fn push_back(&mut self, waiting: Waiting) {

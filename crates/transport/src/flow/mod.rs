@@ -4,6 +4,7 @@
 //! forwarded frames, answers, and what the application sends from a frame, a timer or a call.
 //! The line fills the queue of the receiver's writer, and only while that queue is below its
 //! mark. So items leave for a receiver in the order in which they were sent.
+//!
 //! ```text
 //!  reader ── Credit ──▶ input of its connection ── a turn ──▶ core
 //!                            ▲                                 │ Action::Send
@@ -16,7 +17,7 @@
 //!
 //! # Owners of the parts
 //!
-//! | part | owner | what it decides |
+//! | part | owner | decision |
 //! |---|---|---|
 //! | [`Credit`] | shared by a reader and the flow | how far the reader may be ahead |
 //! | `turns` | the dispatcher | which connection's input is next, and how much of it |
@@ -60,6 +61,7 @@
 //! | answers to itself in a receiver's queue | 1 MiB, or half of the mark | the connection is not read |
 //! | items in a line that hold their origin | one turn of each connection; of all distant origins 16 MiB, or the receiver's limit if that is more | the origins are held; later items of distant origins do not hold |
 //! | items in a line that hold no origin: of the application, or for a slow receiver | the other half of the receiver's limit, or its share of the budget; one item may always wait | the core's policy |
+
 mod connection;
 mod credit;
 mod line;
@@ -106,7 +108,7 @@ const MOST_ANSWERS: u64 = 1 << 20;
 /// a receiver with a small limit would be ended for frames that were sent before the HOLD.
 const IN_TRANSIT: u64 = 16 << 20;
 
-/// How far a queue drains below its mark before its line moves: several batches of its writer.
+/// The bytes by which a queue drains below its mark before its line moves: several batches of its writer.
 /// So the dispatcher gets one event for several batches, and a thousand held senders are released
 /// in groups.
 const ROOM_STEP: u64 = 1 << 20;
@@ -169,7 +171,7 @@ pub enum Input<I> {
 /// The flow between all connections of one dispatcher. `I` is the type of received items.
 #[derive(Debug)]
 pub struct Flow<I> {
-    connections: Table<FlowConnection<I>>,
+    rows: Table<FlowConnection<I>>,
     patience: Duration,
     turns: Turns,
     /// The times at which the pace of receivers is checked, earliest first.
@@ -195,7 +197,7 @@ impl<I> Flow<I> {
     /// A flow without connections.
     pub fn new(patience: Duration) -> Self {
         Self {
-            connections: Table::default(),
+            rows: Table::default(),
             patience,
             turns: Turns::default(),
             pace_checks: BTreeSet::new(),
@@ -207,8 +209,8 @@ impl<I> Flow<I> {
     /// Adds a connection. `limits` bound its queue and its line. Both count in the budget of
     /// `outbox`.
     pub fn insert(&mut self, id: ConnectionId, outbox: Outbox, limits: Limits, credit: Arc<Credit>) {
-        let connection = FlowConnection::new(id, outbox, limits, credit);
-        self.connections.insert(id, connection);
+        let row = FlowConnection::new(id, outbox, limits, credit);
+        self.rows.insert(id, row);
     }
 
     /// The number of connections that wait for a turn.
@@ -221,9 +223,9 @@ impl<I> Flow<I> {
     /// connections are still delivered.
     pub fn end(&mut self, id: ConnectionId, now: Instant) -> Vec<I> {
         let rest = self.end_input(id);
-        if let Some(connection) = self.connections.get_mut(id) {
-            connection.is_ending = true;
-            let held = connection.line.release(true);
+        if let Some(row) = self.rows.get_mut(id) {
+            row.is_ending = true;
+            let held = row.line.release(true);
             self.release(held);
             self.move_line(id);
             self.update_pace_check(id, now);
@@ -234,46 +236,44 @@ impl<I> Flow<I> {
     /// Removes a connection at once and drops its line. Otherwise as [`end`](Self::end).
     pub fn remove(&mut self, id: ConnectionId) -> Vec<I> {
         let rest = self.end_input(id);
-        let Some(mut connection) = self.connections.remove(id) else {
+        let Some(mut row) = self.rows.remove(id) else {
             return rest;
         };
-        if let Some(pace) = connection.pace {
+        if let Some(pace) = row.pace {
             self.pace_checks.remove(&(pace.check_at, id));
         }
-        let held = connection.line.release(true);
-        for waiting in connection.line.iter() {
-            connection.outbox.count_late(waiting.item.load());
+        let held = row.line.release(true);
+        for waiting in row.line.items.iter() {
+            // Never in the queue, so the writer cannot count it.
+            row.outbox.count_late(waiting.item.load());
         }
-        connection.outbox.close();
+        row.outbox.close();
         self.release(held);
         rest
     }
 
     fn end_input(&mut self, id: ConnectionId) -> Vec<I> {
-        let Some(connection) = self.connections.get_mut(id) else {
+        let Some(row) = self.rows.get_mut(id) else {
             return Vec::new();
         };
-        connection.end = None;
+        row.end = None;
         let mut rest = Vec::new();
-        for batch in connection.input.drain(..) {
-            connection.credit.grant(batch.bytes);
+        for batch in row.input.drain(..) {
+            row.credit.grant(batch.bytes);
             rest.extend(batch.items);
         }
-        connection.credit.end();
+        row.credit.end();
         rest
     }
 
     /// Adds items for which a reader spent `credit` bytes of credit. Returns the items if the
     /// connection has ended.
     pub fn arrived(&mut self, id: ConnectionId, items: Vec<I>, credit: u64) -> Vec<I> {
-        let connection = self
-            .connections
-            .get_mut(id)
-            .filter(|connection| !connection.is_ending);
-        let Some(connection) = connection else {
+        let row = self.rows.get_mut(id).filter(|row| !row.is_ending);
+        let Some(row) = row else {
             return items;
         };
-        connection.input.push_back(Batch {
+        row.input.push_back(Batch {
             bytes: credit,
             items: items.into(),
         });
@@ -283,23 +283,19 @@ impl<I> Flow<I> {
 
     /// Notes that a reader has ended. Its earlier items are handled first.
     pub fn ended(&mut self, id: ConnectionId, reason: EndReason) {
-        if let Some(connection) = self
-            .connections
-            .get_mut(id)
-            .filter(|connection| !connection.is_ending)
-        {
-            connection.end = Some(reason);
+        if let Some(row) = self.rows.get_mut(id).filter(|row| !row.is_ending) {
+            row.end = Some(reason);
             self.list(id);
         }
     }
 
     /// Lists a connection for a turn, if it may take one.
     fn list(&mut self, id: ConnectionId) {
-        if let Some(connection) = self.connections.get_mut(id)
-            && !connection.is_held()
-            && connection.has_input()
+        if let Some(row) = self.rows.get_mut(id)
+            && !row.is_held()
+            && row.has_input()
         {
-            self.turns.list(id, &mut connection.turn);
+            self.turns.list(id, &mut row.turn);
         }
     }
 
@@ -310,47 +306,41 @@ impl<I> Flow<I> {
 
     /// Begins the next turn, and returns its connection.
     pub fn next_turn(&mut self) -> Option<ConnectionId> {
-        self.turns.next(&mut self.connections)
+        self.turns.next(&mut self.rows)
     }
 
     /// The next input of the connection that has the turn. `None` if the turn is over: there is no
     /// input, the share is used up, or the connection is held or has ended.
     pub fn take(&mut self, id: ConnectionId) -> Option<Input<I>> {
-        let connection = self.connections.get_mut(id)?;
-        if connection.is_held() || !connection.turn.has_share() {
+        let row = self.rows.get_mut(id)?;
+        if row.is_held() || !row.turn.has_share() {
             return None;
         }
-        while let Some(batch) = connection.input.front_mut() {
+        while let Some(batch) = row.input.front_mut() {
             if let Some(item) = batch.items.pop_front() {
-                return Some(Input::Item(item, connection.run));
+                return Some(Input::Item(item, row.run));
             }
-            connection.finish_batch();
+            row.finish_batch();
         }
-        connection.end.take().map(Input::End)
+        row.end.take().map(Input::End)
     }
 
     /// True if the end of a connection's reader waits for a turn.
     pub fn has_end(&self, id: ConnectionId) -> bool {
-        self.connections
-            .get(id)
-            .is_some_and(|connection| connection.end.is_some())
+        self.rows.get(id).is_some_and(|row| row.end.is_some())
     }
 
     /// True if a connection has input left.
     pub fn has_input(&self, id: ConnectionId) -> bool {
-        let Some(connection) = self.connections.get(id) else {
+        let Some(row) = self.rows.get(id) else {
             return false;
         };
-        connection.end.is_some() || connection.input.iter().any(|batch| !batch.items.is_empty())
+        row.end.is_some() || row.input.iter().any(|batch| !batch.items.is_empty())
     }
 
     /// Puts back the rest of an item, for a further run.
     pub fn put_back(&mut self, id: ConnectionId, rest: I) {
-        if let Some(batch) = self
-            .connections
-            .get_mut(id)
-            .and_then(|connection| connection.input.front_mut())
-        {
+        if let Some(batch) = self.rows.get_mut(id).and_then(|row| row.input.front_mut()) {
             batch.items.push_front(rest);
         }
     }
@@ -358,7 +348,7 @@ impl<I> Flow<I> {
     /// Charges a connection for a run of `frames` frames, for which the core took `dealing` and
     /// caused `actions` actions.
     pub fn charge(&mut self, id: ConnectionId, frames: u32, dealing: Duration, actions: u64) {
-        let Some(connection) = self.connections.get_mut(id) else {
+        let Some(row) = self.rows.get_mut(id) else {
             return;
         };
         // A run with one action costs the same however few frames it has, so runs that are
@@ -368,32 +358,29 @@ impl<I> Flow<I> {
             // It is between 0 and `frames`.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let fits = fits as u32;
-            connection.run = fits.max(1);
-        } else if frames >= connection.run && dealing < RUN_TARGET / 4 {
-            connection.run = connection.run.saturating_mul(2).min(LONGEST_RUN);
+            row.run = fits.max(1);
+        } else if frames >= row.run && dealing < RUN_TARGET / 4 {
+            row.run = row.run.saturating_mul(2).min(LONGEST_RUN);
         }
-        connection.runs += 1;
+        row.runs += 1;
         let took = u64::try_from(dealing.as_nanos()).unwrap_or(u64::MAX);
         let further = actions.saturating_sub(1).saturating_mul(ACTION_COST);
+        // A nanosecond for each frame, because many frames may take no measurable time.
         let used = took.saturating_add(further).saturating_add(frames.into());
-        connection.turn.charge(used);
+        row.turn.charge(used);
     }
 
     /// Ends a turn.
     pub fn end_turn(&mut self, id: ConnectionId) {
-        let Some(connection) = self.connections.get_mut(id) else {
+        let Some(row) = self.rows.get_mut(id) else {
             return;
         };
         // A batch without items is handled: its credit is granted now, not in the next turn.
-        while connection
-            .input
-            .front()
-            .is_some_and(|batch| batch.items.is_empty())
-        {
-            connection.finish_batch();
+        while row.input.front().is_some_and(|batch| batch.items.is_empty()) {
+            row.finish_batch();
         }
-        let goes_on = connection.has_input() && !connection.is_held();
-        self.turns.end(id, &mut connection.turn, goes_on);
+        let goes_on = row.has_input() && !row.is_held();
+        self.turns.end(id, &mut row.turn, goes_on);
     }
 
     /// Sends an item: into the receiver's queue, or into its line, where the item holds `origin`.
@@ -406,17 +393,14 @@ impl<I> Flow<I> {
         at_once: bool,
         now: Instant,
     ) -> Delivery {
-        let connection = self
-            .connections
-            .get_mut(to)
-            .filter(|connection| !connection.is_ending);
-        let Some(connection) = connection else {
+        let row = self.rows.get_mut(to).filter(|row| !row.is_ending);
+        let Some(row) = row else {
             return Delivery::Gone;
         };
-        connection.last_item_at = Some(now);
+        row.last_item_at = Some(now);
         let is_own = origin == Origin::Connection(to);
-        let item = match connection.line.is_empty() {
-            true => match connection.push(item, is_own, at_once) {
+        let item = match row.line.items.is_empty() {
+            true => match row.push(item, is_own, at_once) {
                 Ok(()) => {
                     if is_own {
                         self.hold_for_answers(to, now);
@@ -428,12 +412,15 @@ impl<I> Flow<I> {
             },
             false => item,
         };
-        connection.outbox.budget().take(item.load().memory());
-        let most_late = connection.limits.bytes.max(IN_TRANSIT);
-        let is_bounded = !matches!(origin, Origin::Distant { .. }) || connection.line.memory() <= most_late;
-        let holds = origin != Origin::Application && (is_own || !connection.is_slow) && is_bounded;
-        let is_first = connection.line.is_empty();
-        connection.line.push_back(Waiting { item, origin, holds });
+        // The line counts in the same budget as the queue, which bounds the memory of both.
+        row.outbox.budget().take(item.load().memory());
+        let most_late = row.limits.bytes.max(IN_TRANSIT);
+        // Later items of distant origins do not hold, so that the policy bounds them.
+        let is_bounded = !matches!(origin, Origin::Distant { .. }) || row.line.all.memory() <= most_late;
+        // A slow receiver holds only itself.
+        let holds = origin != Origin::Application && (is_own || !row.is_slow) && is_bounded;
+        let is_first = row.line.items.is_empty();
+        row.line.push_back(Waiting { item, origin, holds });
         if holds {
             self.hold(origin, now);
         }
@@ -450,14 +437,14 @@ impl<I> Flow<I> {
 
     /// Holds a connection that has too many of its own answers in its queue.
     fn hold_for_answers(&mut self, id: ConnectionId, now: Instant) {
-        let Some(connection) = self.connections.get_mut(id) else {
+        let Some(row) = self.rows.get_mut(id) else {
             return;
         };
-        let most = connection.most_answers();
-        if connection.answers > most && connection.answers() > most {
-            connection.is_behind = true;
-            connection.held_since.get_or_insert(now);
-            connection.credit.hold(true);
+        let most = row.most_answers();
+        if row.answers > most && row.answers() > most {
+            row.is_behind = true;
+            row.held_since.get_or_insert(now);
+            row.credit.hold(true);
             self.move_line(id);
         }
     }
@@ -466,10 +453,10 @@ impl<I> Flow<I> {
     fn hold(&mut self, origin: Origin, now: Instant) {
         match origin {
             Origin::Connection(id) => {
-                if let Some(connection) = self.connections.get_mut(id) {
-                    connection.waiting += 1;
-                    connection.held_since.get_or_insert(now);
-                    connection.credit.hold(true);
+                if let Some(row) = self.rows.get_mut(id) {
+                    row.waiting += 1;
+                    row.held_since.get_or_insert(now);
+                    row.credit.hold(true);
                 }
             }
             Origin::Distant { link, number } => {
@@ -487,16 +474,16 @@ impl<I> Flow<I> {
     /// Holds a connection, or releases it, as another dispatcher demands. Each hold has one
     /// release.
     pub fn hold_for_another(&mut self, id: ConnectionId, held: bool, now: Instant) {
-        let Some(connection) = self.connections.get_mut(id) else {
+        let Some(row) = self.rows.get_mut(id) else {
             return;
         };
         match held {
             true => {
-                connection.held_elsewhere += 1;
+                row.held_elsewhere += 1;
                 self.hold(Origin::Connection(id), now);
             }
-            false if connection.held_elsewhere > 0 => {
-                connection.held_elsewhere -= 1;
+            false if row.held_elsewhere > 0 => {
+                row.held_elsewhere -= 1;
                 self.release(vec![Origin::Connection(id)]);
             }
             false => {}
@@ -514,8 +501,8 @@ impl<I> Flow<I> {
         for origin in held {
             match origin {
                 Origin::Connection(id) => {
-                    if let Some(connection) = self.connections.get_mut(id) {
-                        connection.waiting = connection.waiting.saturating_sub(1);
+                    if let Some(row) = self.rows.get_mut(id) {
+                        row.waiting = row.waiting.saturating_sub(1);
                         self.resume(id);
                     }
                 }
@@ -535,11 +522,11 @@ impl<I> Flow<I> {
     }
 
     fn resume(&mut self, id: ConnectionId) {
-        if let Some(connection) = self.connections.get_mut(id)
-            && !connection.is_held()
+        if let Some(row) = self.rows.get_mut(id)
+            && !row.is_held()
         {
-            connection.held_since = None;
-            connection.credit.hold(false);
+            row.held_since = None;
+            row.credit.hold(false);
             self.list(id);
         }
     }
@@ -553,45 +540,42 @@ impl<I> Flow<I> {
     /// Fills a receiver's queue from its line, and updates all that depends on its queue.
     fn move_line(&mut self, to: ConnectionId) {
         loop {
-            while let Some(connection) = self.connections.get_mut(to)
-                && let Some(Waiting { item, origin, holds }) = connection.line.pop_front()
+            while let Some(row) = self.rows.get_mut(to)
+                && let Some(Waiting { item, origin, holds }) = row.line.pop_front()
             {
                 let load = item.load();
                 let is_own = origin == Origin::Connection(to);
-                match connection.push(item, is_own, false) {
+                match row.push(item, is_own, false) {
                     Ok(()) => {}
                     Err(PushError::Full(item)) => {
-                        connection.line.push_front(Waiting { item, origin, holds });
+                        row.line.push_front(Waiting { item, origin, holds });
                         break;
                     }
-                    Err(PushError::Closed(_)) => connection.outbox.count_late(load),
+                    Err(PushError::Closed(_)) => row.outbox.count_late(load),
                 }
-                connection.outbox.budget().give(load.memory());
+                row.outbox.budget().give(load.memory());
                 if holds {
                     self.release(vec![origin]);
                 }
             }
-            let Some(connection) = self.connections.get_mut(to) else {
+            let Some(row) = self.rows.get_mut(to) else {
                 return;
             };
-            if connection.is_ending && connection.line.is_empty() {
+            if row.is_ending && row.line.items.is_empty() {
                 self.remove(to);
                 return;
             }
-            if connection.line.is_empty() && connection.outbox.waiting().items == 0 {
-                connection.is_slow = false;
+            if row.line.items.is_empty() && row.outbox.waiting().items == 0 {
+                // It has taken everything.
+                row.is_slow = false;
             }
-            let low = connection.most_answers() / 2;
-            if connection.is_behind && (connection.answers() <= low || connection.outbox.is_closed()) {
-                connection.is_behind = false;
+            let low = row.most_answers() / 2;
+            if row.is_behind && (row.answers() <= low || row.outbox.is_closed()) {
+                row.is_behind = false;
                 self.resume(to);
             }
-            // Repeats if the writer has sent so much meanwhile that it will not report it.
-            if self
-                .connections
-                .get(to)
-                .is_none_or(|connection| connection.request_room())
-            {
+            // Repeats if the writer has already sent so much that it will not report room.
+            if self.rows.get(to).is_none_or(|row| row.request_room()) {
                 return;
             }
         }
@@ -599,27 +583,27 @@ impl<I> Flow<I> {
 
     /// Begins or ends the measurement of a receiver's pace.
     fn update_pace_check(&mut self, to: ConnectionId, now: Instant) {
-        let Some(connection) = self.connections.get_mut(to) else {
+        let Some(row) = self.rows.get_mut(to) else {
             return;
         };
-        match (connection.needs_pace_check(), connection.pace) {
+        match (row.needs_pace_check(), row.pace) {
             (true, None) => {
                 // The pause keeps the dispatcher from checking a slow receiver all the time.
-                let least = if connection.is_slow {
+                let least = if row.is_slow {
                     PACE_CHECK
                 } else {
                     Duration::from_millis(1)
                 };
                 let check_at = after(now, self.patience.max(least));
-                connection.pace = Some(Pace {
+                row.pace = Some(Pace {
                     since: now,
-                    before: connection.outbox.progress(),
+                    before: row.outbox.progress(),
                     check_at,
                 });
                 self.pace_checks.insert((check_at, to));
             }
             (false, Some(pace)) => {
-                connection.pace = None;
+                row.pace = None;
                 self.pace_checks.remove(&(pace.check_at, to));
             }
             _ => {}
@@ -636,23 +620,24 @@ impl<I> Flow<I> {
     pub fn tick(&mut self, now: Instant) -> Vec<ConnectionId> {
         let mut slow = Vec::new();
         let mut due = std::mem::take(&mut self.pace_checks);
+        // All checks up to and including `now` are due.
         self.pace_checks = due.split_off(&(now, ConnectionId(u64::MAX)));
         for (_, to) in due {
-            let Some(connection) = self.connections.get_mut(to) else {
+            let Some(row) = self.rows.get_mut(to) else {
                 continue;
             };
-            let Some(pace) = connection.pace.take() else {
+            let Some(pace) = row.pace.take() else {
                 continue;
             };
             let seconds = now.saturating_duration_since(pace.since).as_secs_f64();
-            let mut done = connection.outbox.progress();
+            let mut done = row.outbox.progress();
             done -= pace.before;
             #[expect(clippy::cast_precision_loss, reason = "a pace")]
             let kept_up =
                 done.bytes as f64 >= PACE_BYTES * seconds || done.frames as f64 >= PACE_FRAMES * seconds;
-            connection.is_slow = !kept_up;
+            row.is_slow = !kept_up;
             if !kept_up {
-                let held = connection.line.release(false);
+                let held = row.line.release(false);
                 self.release(held);
                 slow.push(to);
             }
@@ -664,22 +649,19 @@ impl<I> Flow<I> {
     /// The newest item for a receiver that holds no origin, if such items take more than the other
     /// half of the receiver's limit. One such item may always wait.
     pub fn overflow(&self, to: ConnectionId) -> Option<Load> {
-        let connection = self.connections.get(to)?;
-        let loose = connection.line.loose();
-        let is_over = loose.memory() > connection.mark() || loose.frames > connection.limits.frames / 2;
-        connection
-            .line
-            .newest_loose()
-            .filter(|_| is_over && loose.items > 1)
+        let row = self.rows.get(to)?;
+        let loose = row.line.loose;
+        let is_over = loose.memory() > row.mark() || loose.frames > row.limits.frames / 2;
+        row.line.newest_loose().filter(|_| is_over && loose.items > 1)
     }
 
     /// Drops the oldest or the newest item of a receiver's line that holds no origin.
     pub fn drop_one(&mut self, to: ConnectionId, oldest: bool) {
-        if let Some(connection) = self.connections.get_mut(to)
-            && let Some(load) = connection.line.drop_loose(oldest)
+        if let Some(row) = self.rows.get_mut(to)
+            && let Some(load) = row.line.drop_loose(oldest)
         {
-            connection.outbox.budget().give(load.memory());
-            connection.outbox.count_refused(load);
+            row.outbox.budget().give(load.memory());
+            row.outbox.count_refused(load);
         }
     }
 }

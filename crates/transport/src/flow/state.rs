@@ -25,20 +25,20 @@ pub struct FlowState {
 impl<I> Flow<I> {
     /// The state of one connection. The default if the connection is unknown.
     pub fn state(&self, id: ConnectionId) -> FlowState {
-        self.connections
+        self.rows
             .get(id)
-            .map_or_else(FlowState::default, |connection| FlowState {
-                held_since: connection.held_since,
-                without_credit_since: connection.credit.waits_since(),
-                awaited_since: connection.pace.map(|pace| pace.since),
-                is_slow: connection.is_slow,
-                last_item_at: connection.last_item_at,
+            .map_or_else(FlowState::default, |row| FlowState {
+                held_since: row.held_since,
+                without_credit_since: row.credit.waits_since(),
+                awaited_since: row.pace.map(|pace| pace.since),
+                is_slow: row.is_slow,
+                last_item_at: row.last_item_at,
             })
     }
 
     /// The number of connections.
     pub fn connections(&self) -> usize {
-        self.connections.len()
+        self.rows.len()
     }
 
     /// A fault in the bookkeeping, for tests and simulations: an origin that is held by more or
@@ -46,10 +46,7 @@ impl<I> Flow<I> {
     /// its mark.
     pub fn fault(&self) -> Option<String> {
         let held = |origin| {
-            let waiting = self
-                .connections
-                .iter()
-                .flat_map(|(_, connection)| connection.line.iter());
+            let waiting = self.rows.iter().flat_map(|(_, row)| row.line.items.iter());
             let holds = |waiting: &&Waiting| waiting.holds && waiting.origin == origin;
             waiting.filter(holds).count()
         };
@@ -61,43 +58,38 @@ impl<I> Flow<I> {
                 ));
             }
         }
-        self.connections.iter().find_map(|(id, connection)| {
-            if connection.waiting != held(Origin::Connection(id)) + connection.held_elsewhere {
-                return Some(format!(
-                    "{id} believes that {} of its items wait",
-                    connection.waiting
-                ));
+        self.rows.iter().find_map(|(id, row)| {
+            if row.waiting != held(Origin::Connection(id)) + row.held_elsewhere {
+                return Some(format!("{id} believes that {} of its items wait", row.waiting));
             }
-            let mark = connection.mark();
-            let waiting = connection.outbox.waiting();
-            let is_low = waiting.memory() <= mark - ROOM_STEP.min(mark / 2)
-                && waiting.frames <= connection.limits.frames / 4;
-            (is_low && !connection.line.is_empty() && !connection.outbox.is_closed())
+            let mark = row.mark();
+            let waiting = row.outbox.waiting();
+            let is_low =
+                waiting.memory() <= mark - ROOM_STEP.min(mark / 2) && waiting.frames <= row.limits.frames / 4;
+            (is_low && !row.line.items.is_empty() && !row.outbox.is_closed())
                 .then(|| format!("others wait for {id}, whose queue is below its mark: {waiting:?}"))
         })
     }
 
     /// True if items wait in the line of a receiver.
     pub fn is_waited_for(&self, to: ConnectionId) -> bool {
-        self.connections
-            .get(to)
-            .is_some_and(|connection| !connection.line.is_empty())
+        self.rows.get(to).is_some_and(|row| !row.line.items.is_empty())
     }
 
     /// True if a connection is held, by its items in lines or by its own answers.
     pub fn is_held(&self, id: ConnectionId) -> bool {
-        self.connections.get(id).is_some_and(FlowConnection::is_held)
+        self.rows.get(id).is_some_and(FlowConnection::is_held)
     }
 
     /// The number of runs of a connection that were handled.
     pub fn dealt_with(&self, id: ConnectionId) -> u64 {
-        self.connections.get(id).map_or(0, |connection| connection.runs)
+        self.rows.get(id).map_or(0, |row| row.runs)
     }
 
     /// True if a connection has input and is not held.
     pub fn may_take_a_turn(&self, id: ConnectionId) -> bool {
-        self.connections
+        self.rows
             .get(id)
-            .is_some_and(|connection| connection.has_input() && !connection.is_held())
+            .is_some_and(|row| row.has_input() && !row.is_held())
     }
 }

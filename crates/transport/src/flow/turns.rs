@@ -68,12 +68,12 @@ impl Turns {
     }
 
     /// Removes the connection that has the next turn from the list.
-    pub(super) fn next<I>(&mut self, connections: &mut Table<FlowConnection<I>>) -> Option<ConnectionId> {
+    pub(super) fn next<I>(&mut self, rows: &mut Table<FlowConnection<I>>) -> Option<ConnectionId> {
         loop {
             let Reverse((had, id)) = self.list.pop()?;
-            if let Some(connection) = connections.get_mut(id) {
+            if let Some(row) = rows.get_mut(id) {
                 self.served = self.served.max(had);
-                connection.turn.until = had.saturating_add(SHARE);
+                row.turn.until = had.saturating_add(SHARE);
                 return Some(id);
             }
         }

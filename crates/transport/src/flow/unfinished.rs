@@ -32,7 +32,7 @@ pub struct Unfinished {
 /// The next step of a connection with an item that is not complete.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Look {
-    /// Read at most so many bytes.
+    /// Read at most this number of bytes.
     Read(usize),
     /// Wait until the memory is granted.
     Wait,
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn hundreds_that_begin_long_items_take_no_more_than_their_own_memory_and_one_item() {
+    fn hundreds_of_long_items_take_the_memory_of_one() {
         let (_, budget) = Budget::for_queues_and_received(16 << 20);
         let now = start();
         let part = budget.of(b"one certificate");
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_memory_that_others_wait_for_is_ended_and_not_who_waits() {
+    fn a_holder_of_wanted_memory_without_progress_is_ended() {
         let budget = Budget::new(1 << 20);
         let now = start();
         let mut holders: Vec<_> = (0..3u8).map(|n| Unfinished::new(&budget.of(&[n]))).collect();

@@ -161,7 +161,7 @@ impl Limit {
         })
     }
 
-    /// The smallest value with room for so many sessions.
+    /// The smallest value with room for `sessions` sessions.
     fn needed(&self, sessions: usize, handshakes: usize) -> u64 {
         let (mut too_few, mut enough) = (0, u64::MAX);
         // By bisection: the room is not linear in the limit, because spare and handshakes grow with it up
@@ -222,7 +222,7 @@ impl Room {
         Ok(Self { sessions, ..room })
     }
 
-    /// Reads the system's limits, for so many handshakes beside the sessions. `limit` reads the limits of
+    /// Reads the system's limits, for `handshakes` handshakes beside the sessions. `limit` reads the limits of
     /// the process.
     fn of_this_system(handshakes: usize, limit: fn(Resource) -> Option<u64>) -> Self {
         Self::of(limits(mappings_per_thread(), limit), handshakes.max(1))
@@ -286,7 +286,7 @@ impl Room {
     }
 }
 
-/// All limits that are set, for threads of so many memory mappings.
+/// All limits that are set, for threads with `per_thread` memory mappings.
 fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
     let sysctl = |name| number(&Path::new("/proc/sys").join(name));
     let (files, open) = (limit(Resource::Nofile), entries("/proc/self/fd"));
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn where_memory_is_short_fewer_sessions_are_admitted_than_it_would_kill_with() {
+    fn little_memory_admits_few_sessions() {
         // Three quarters of 32 MiB, in which some 600 sessions were too many.
         let sessions = |mib: u64| limit(MEMORY, mib * 1024 / 4 * 3, 0).room(512).0;
         assert!((100..400).contains(&sessions(32)), "{}", sessions(32));
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_for_a_number_of_sessions_is_just_enough_for_them() {
+    fn the_needed_limit_is_just_enough_for_the_sessions() {
         for cost in [DESCRIPTORS, TASKS, mappings(2), mappings(4)] {
             for wanted in [1, 2, 99, 7_878, 10_000] {
                 let needed = limit(cost, 0, 10).needed(wanted, 128);

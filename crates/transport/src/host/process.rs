@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_linux_says_of_this_process_is_read() {
+    fn the_figures_of_this_process_are_read() {
         let figures = ProcessFigures::read();
         let began = figures.started.unwrap();
         assert!(began < wall_clock() && figures.uptime.unwrap() < Duration::from_secs(86_400));

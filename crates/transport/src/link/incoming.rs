@@ -38,7 +38,7 @@ pub struct Incoming<D: Decode> {
 /// The next step of a reader.
 #[derive(Debug)]
 pub enum Next {
-    /// Pass the items on, which were decoded from so many bytes.
+    /// Pass the items on, which were decoded from this number of bytes.
     Hand(usize),
     /// Receive more of an item of which `held` bytes have arrived. `wanted` is its whole length, or
     /// 0 if that is unknown. Memory for it has to be reserved first.
@@ -105,6 +105,7 @@ impl<D: Decode> Incoming<D> {
     /// read timeout of the stream if that changes: short items have none, because they hold little
     /// memory.
     pub fn allow(&mut self, most: usize) -> Option<Option<Duration>> {
+        // Only now, because the memory for it is reserved.
         self.inbox.wanted = self.decoder.wanted();
         self.inbox.most = most.min(self.inbox.room());
         let is_long = self.inbox.bytes.len().max(self.inbox.wanted) > UNRESERVED;
@@ -203,7 +204,7 @@ mod tests {
     use crate::socket::{Duplex, memory};
     use crate::stream::{BufferPool, Outgoing, Received, Transmit, plain};
 
-    /// Items of as many bytes as their first byte tells, in units of 10,000 bytes; 255 is a
+    /// Items whose first byte is their length in units of 10,000 bytes; 255 is a
     /// fault, and 254 is skipped.
     #[derive(Debug, Default)]
     struct Lengths {
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_before_a_fault_is_handed_over_first() {
+    fn items_before_a_fault_are_passed_on_first() {
         let (mut incoming, mut receive, there) = incoming(None);
         there
             .write(&[&[1; 10_000][..], &[255], &[1; 10_000]].concat())
@@ -375,7 +376,7 @@ mod tests {
         }
     }
 
-    /// A sending direction of which the test says how much the system took.
+    /// A sending direction of which the test sets the bytes that the system took.
     #[derive(Debug, Default)]
     struct Slow(Arc<OnceLock<Arc<AtomicU64>>>);
 

@@ -5,7 +5,7 @@
 //!  ┌─────────┐        ┌───────────────────┐        ┌─────────────────────────┐
 //!  │ Halves  ├───────▶│ reader   writer   ├───────▶│ ended(reason): the rest │
 //!  └─────────┘        └───────────────────┘        │ of the queue goes out,  │
-//!                              │ Outbox::close()   │ the peer is told,       │
+//!                              │ Outbox::close()   │ the end is sent,        │
 //!                              └──────────────────▶│ input is drained        │
 //!                                                  └──────────┬──────────────┘
 //!                                                  finished(): both threads end
@@ -106,7 +106,7 @@ impl Link {
         })
     }
 
-    /// Sends the queue, tells the peer of the end, and ends. Does not block.
+    /// Sends the queue, sends the end to the peer, and ends. Does not block.
     pub fn close(&self) {
         self.outbox.close();
     }

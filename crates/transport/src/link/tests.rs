@@ -1,4 +1,4 @@
-//! Links over streams in memory: what they carry, and how they end.
+//! Links over streams in memory: their data and their ends.
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 
@@ -30,8 +30,8 @@ impl Decode for Bytewise {
     }
 }
 
-/// Tells the test what happens. It takes its time to go, so that who does not wait for a thread
-/// to end is ahead of it.
+/// Reports events to the test. It is dropped slowly, so that a caller that does not wait for a thread
+/// to end is ahead of that thread.
 struct Tell(Sender<String>);
 
 impl Tell {
@@ -46,7 +46,7 @@ impl Drop for Tell {
     }
 }
 
-/// Says that the writer's thread has let it go.
+/// Reports its drop by the writer's thread.
 struct Writer(Tell);
 
 impl Drop for Writer {
@@ -56,7 +56,7 @@ impl Drop for Writer {
     }
 }
 
-/// What a link's owner does with items.
+/// The owner's handling of items.
 #[derive(Clone, Copy, PartialEq)]
 enum Takes {
     All,
@@ -69,7 +69,7 @@ struct Notes(Tell, Takes);
 impl Sink<u8> for Notes {
     fn items(&mut self, items: &mut Vec<u8>, bytes: usize) -> bool {
         assert!(self.1 != Takes::Panics, "as asked for");
-        // They stay where they are, and are not told again.
+        // The items stay here, and are not reported again.
         self.0.say(format!("{items:?} in {bytes}"));
         self.1 == Takes::All
     }
@@ -90,7 +90,7 @@ impl Sink<u8> for Notes {
     }
 }
 
-/// A link, what it tells, and the other end of its stream.
+/// A link, its events, and the other end of its stream.
 struct Rig {
     link: Link,
     outbox: Outbox,
@@ -128,7 +128,7 @@ impl Rig {
         assert_eq!(self.told.recv_timeout(LIMIT).as_deref(), Ok(what));
     }
 
-    /// What the peer receives until the stream ends.
+    /// The bytes that the peer receives until the stream ends.
     fn received(&self) -> String {
         let (mut all, mut buffer) = (Vec::new(), [0; 1024]);
         while let n @ 1.. = self.peer.read(&mut buffer).unwrap() {
@@ -147,7 +147,7 @@ impl Rig {
 }
 
 #[test]
-fn what_a_peer_sends_is_told_once_and_its_end_is_answered_with_the_queue() {
+fn a_link_reports_items_once_and_sends_its_queue_after_the_end_of_the_peer() {
     let rig = Rig::new(Takes::All);
     for (sent, told) in [(&[1, 2][..], "[1, 2] in 2"), (&[3], "[3] in 1")] {
         rig.peer.write(sent).unwrap();
@@ -230,7 +230,7 @@ impl Receive for Leaves {
 }
 
 #[test]
-fn what_receiving_leaves_for_the_socket_is_flushed() {
+fn bytes_that_receiving_leaves_for_the_socket_are_flushed() {
     let wire = Wire::default();
     let transmit = Box::new(wire.clone());
     let rig = Rig::with(Takes::All, |halves| Halves {

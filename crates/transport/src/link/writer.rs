@@ -64,7 +64,7 @@ fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration, room: &dyn Fn()
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-/// The error if the peer has taken no byte for the write timeout.
+/// The error if the peer has received no byte for the write timeout.
 pub fn silent_peer() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data")
 }
@@ -121,6 +121,7 @@ impl Writing {
             Some(until) => return Wrote::Lingers(until),
             None => {}
         }
+        // A batch that did not fit into the stream, or that `wait` has fetched, comes first.
         let next = self.due.take();
         let Some(due) = next.or_else(|| self.outbox.try_next(&mut self.batch)) else {
             self.outbox.idle();
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_fails_tells_of_room_and_is_over() {
+    fn a_writer_that_fails_reports_room_and_is_over() {
         let (mut writing, outbox, wire) = writing();
         let told = Cell::new(0);
         outbox.push(item("lost")).unwrap();
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_ends_a_writer_before_what_waits() {
+    fn an_abort_ends_a_writer_before_its_queue() {
         let (mut writing, outbox, wire) = writing();
         outbox.push(item("lost")).unwrap();
         outbox.abort();

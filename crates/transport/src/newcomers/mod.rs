@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!  backlog ─▶ accept thread ─▶ takes a slot ─▶ handshake thread: serve(newcomer)
-//!  (kernel)        ▲           all taken: the handshake      │
+//!  (kernel)        ▲           all in use: the handshake     │
 //!                  │           that waited longest for       ▼
-//!                  │           its peer is cut            a link, or nothing
+//!                  │           its peer is cut            a link, or an end
 //!                  └────────── the slot is given back ◀──────┘
 //! ```
 //!
@@ -41,7 +41,7 @@ use crate::host::{now, threads};
 use crate::log_limit::LogLimit;
 use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
 
-use self::slots::{BRIEF, Fate, LOOK, PATIENCE, Patience, Slots, Wait};
+use self::slots::{BRIEF, HandshakeState, LOOK, PATIENCE, Patience, Slots, Wait};
 
 /// The time that a thread that has served waits for another newcomer.
 const IDLE: Duration = Duration::from_secs(2);
@@ -151,6 +151,7 @@ fn accept(index: usize, listener: &Listener, handshakes: &Arc<Handshakes>) {
             Err(e) if handshakes.cannot_accept(&e) => break,
             Err(_) => {}
         }
+        // Joined here, so that the handles of ended threads do not pile up until the stop.
         for finished in threads.extract_if(.., |thread| thread.is_finished()) {
             let _ = finished.join();
         }
@@ -172,7 +173,7 @@ impl Occupancy {
 
     /// The maximum number of handshakes.
     pub fn max(&self) -> usize {
-        self.0.lock().slots.max()
+        self.0.lock().slots.max
     }
 
     /// The number of newcomers for which no thread could be started.
@@ -241,7 +242,7 @@ impl Handshakes {
         Self {
             name,
             target,
-            max: slots.max(),
+            max: slots.max,
             serve,
             spawn: Box::new(threads::spawn),
             idle: IDLE,
@@ -307,7 +308,7 @@ impl Handshakes {
     /// Waits for a slot, and meanwhile cuts handshakes with slow peers. `None` once this is closed.
     fn take_slot(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<Slot> {
         let mut state = self.lock();
-        while state.slots.is_full() && !state.slots.is_closed() {
+        while state.slots.is_full() && !state.slots.is_closed {
             self.cut_slowest(&mut state, now());
             // The thread of the handshake that was cut wakes, fails and gives its slot back, which
             // ends this wait.
@@ -428,7 +429,7 @@ pub struct Newcomer {
     accepted: Instant,
     slot: u64,
     state: Arc<Shared>,
-    /// Set with [`Fate::Admitted`], so that a session's reads take no lock. A thread may see it late
+    /// Set with [`HandshakeState::Admitted`], so that a session's reads take no lock. A thread may see it late
     /// without harm, because the fate decides.
     unwatched: AtomicBool,
     stream: Arc<dyn Duplex>,
@@ -452,12 +453,12 @@ impl Newcomer {
 
     /// True if the server stops, which ends the newcomer's input.
     pub fn is_stopping(&self) -> bool {
-        self.state.lock().slots.fate(self.slot) == Some(Fate::Stopping)
+        self.state.lock().slots.state_of(self.slot) == Some(HandshakeState::Stopping)
     }
 
     /// True if it was cut to make room for another newcomer.
     pub fn was_cut(&self) -> bool {
-        self.state.lock().slots.fate(self.slot) == Some(Fate::Cut)
+        self.state.lock().slots.state_of(self.slot) == Some(HandshakeState::Cut)
     }
 
     /// Notes that all input of the handshake was received. From now on there may be a session to
@@ -493,7 +494,7 @@ impl Duplex for Newcomer {
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.stream.try_read(buffer)?;
         if !self.unwatched.load(Ordering::Relaxed) {
-            self.state.lock().slots.spoke(self.slot);
+            self.state.lock().slots.sent_early(self.slot);
         }
         Ok(read)
     }

@@ -57,8 +57,12 @@ pub enum Wait {
 
 /// How far a handshake is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+<<<<<<< HEAD
 pub enum Fate {
     /// Its peer has to send or to receive something, or its thread computes.
+=======
+pub(super) enum HandshakeState {
+>>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
     #[default]
     UnderWay,
     /// Its input has ended because the server stops. The peer gets the reason.
@@ -71,7 +75,7 @@ pub enum Fate {
     Admitted,
 }
 
-impl Fate {
+impl HandshakeState {
     fn is_under_way(self) -> bool {
         matches!(self, Self::UnderWay | Self::Heard)
     }
@@ -80,9 +84,9 @@ impl Fate {
 /// The progress of a handshake, and the time that it has waited for its peer.
 #[derive(Debug, Default)]
 struct Progress {
-    fate: Fate,
+    state: HandshakeState,
     /// True if the peer has sent a byte.
-    has_spoken: bool,
+    has_sent: bool,
     /// The times since which a read and a write wait for the peer.
     since: [Option<Instant>; 2],
     /// The sum of all waits that have ended.
@@ -92,13 +96,13 @@ struct Progress {
 impl Progress {
     /// The sum of all its waits, if it waits now and for too long.
     fn waited_too_long(&self, now: Instant, patience: Patience) -> Option<Duration> {
-        if !self.fate.is_under_way() {
+        if !self.state.is_under_way() {
             return None;
         }
         let waits = self.since.iter().flatten();
         let silent = waits.map(|since| now.saturating_duration_since(*since)).max()?;
         let in_sum = self.waited + silent;
-        let limit = match self.has_spoken {
+        let limit = match self.has_sent {
             true => patience.silent,
             false => patience.first,
         };
@@ -108,11 +112,17 @@ impl Progress {
 
 /// The slots of a server. A used slot has the peer and the progress of its handshake.
 #[derive(Debug)]
+<<<<<<< HEAD
 pub struct Slots<P> {
     max: usize,
+=======
+pub(super) struct Slots<P> {
+    pub(super) max: usize,
+>>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
     patience: Patience,
     last: u64,
-    is_closed: bool,
+    pub(super) is_closed: bool,
+    /// In the order of arrival, so that of equal waits the oldest is cut.
     taken: BTreeMap<u64, (P, Progress)>,
 }
 
@@ -133,6 +143,7 @@ impl<P> Slots<P> {
         self.taken.len()
     }
 
+<<<<<<< HEAD
     /// The number of slots.
     pub fn max(&self) -> usize {
         self.max
@@ -143,6 +154,8 @@ impl<P> Slots<P> {
         self.is_closed
     }
 
+=======
+>>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
     /// True if a newcomer has to wait for a slot.
     pub fn is_full(&self) -> bool {
         self.taken.len() >= self.max
@@ -174,7 +187,7 @@ impl<P> Slots<P> {
     /// Notes that the wait is over.
     pub fn goes_on(&mut self, slot: u64, wait: Wait, now: Instant) {
         if let Some((_, progress)) = self.taken.get_mut(&slot) {
-            progress.has_spoken |= wait == Wait::Read;
+            progress.has_sent |= wait == Wait::Read;
             if let Some(since) = progress.since[wait as usize].take() {
                 progress.waited += now.saturating_duration_since(since);
             }
@@ -182,9 +195,13 @@ impl<P> Slots<P> {
     }
 
     /// Notes that the peer has sent bytes before the handshake waited for them.
+<<<<<<< HEAD
     pub fn spoke(&mut self, slot: u64) {
+=======
+    pub(super) fn sent_early(&mut self, slot: u64) {
+>>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
         if let Some((_, progress)) = self.taken.get_mut(&slot) {
-            progress.has_spoken = true;
+            progress.has_sent = true;
         }
     }
 
@@ -196,30 +213,46 @@ impl<P> Slots<P> {
     }
 
     /// The fate of the handshake. `None` once its slot was given back.
+<<<<<<< HEAD
     pub fn fate(&self, slot: u64) -> Option<Fate> {
         self.taken.get(&slot).map(|(_, progress)| progress.fate)
+=======
+    pub(super) fn state_of(&self, slot: u64) -> Option<HandshakeState> {
+        self.taken.get(&slot).map(|(_, progress)| progress.state)
+>>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
     }
 
     /// Notes that all input of the handshake was received. From now on there may be a session to
     /// which others send, so a stop ends that session instead of this input. False if it was cut or
     /// stopped before.
+<<<<<<< HEAD
     pub fn heard(&mut self, slot: u64) -> bool {
         self.advance(slot, Fate::UnderWay, Fate::Heard) == Some(Fate::Heard)
+=======
+    pub(super) fn heard(&mut self, slot: u64) -> bool {
+        self.advance(slot, HandshakeState::UnderWay, HandshakeState::Heard) == Some(HandshakeState::Heard)
+>>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
     }
 
     /// Notes that the handshake is over. From now on it is neither cut nor stopped, and reads may
     /// wait. False if it was cut or stopped before.
+<<<<<<< HEAD
     pub fn admitted(&mut self, slot: u64) -> bool {
         self.advance(slot, Fate::UnderWay, Fate::Heard);
         self.advance(slot, Fate::Heard, Fate::Admitted) == Some(Fate::Admitted)
+=======
+    pub(super) fn admitted(&mut self, slot: u64) -> bool {
+        self.advance(slot, HandshakeState::UnderWay, HandshakeState::Heard);
+        self.advance(slot, HandshakeState::Heard, HandshakeState::Admitted) == Some(HandshakeState::Admitted)
+>>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
     }
 
-    fn advance(&mut self, slot: u64, from: Fate, to: Fate) -> Option<Fate> {
+    fn advance(&mut self, slot: u64, from: HandshakeState, to: HandshakeState) -> Option<HandshakeState> {
         let (_, progress) = self.taken.get_mut(&slot)?;
-        if progress.fate == from {
-            progress.fate = to;
+        if progress.state == from {
+            progress.state = to;
         }
-        Some(progress.fate)
+        Some(progress.state)
     }
 
     /// Cuts the handshake with the longest wait in all, of those that have waited too long, and
@@ -236,7 +269,7 @@ impl<P> Slots<P> {
         let writes = |progress: &Progress| progress.since[Wait::Write as usize].is_some();
         let mut slow = slow.into_iter().map(|(_, one)| one);
         let (peer, progress) = slow.find(|(peer, progress)| writes(progress) || !has_input(peer))?;
-        progress.fate = Fate::Cut;
+        progress.state = HandshakeState::Cut;
         Some(peer)
     }
 
@@ -245,8 +278,8 @@ impl<P> Slots<P> {
     pub fn close(&mut self) -> impl Iterator<Item = &P> {
         self.is_closed = true;
         self.taken.values_mut().filter_map(|(peer, progress)| {
-            let ends = progress.fate == Fate::UnderWay;
-            ends.then(|| progress.fate = Fate::Stopping)?;
+            let ends = progress.state == HandshakeState::UnderWay;
+            ends.then(|| progress.state = HandshakeState::Stopping)?;
             Some(&*peer)
         })
     }

@@ -8,7 +8,7 @@ use crate::socket::memory::{Faults, MemoryListener, MemoryStream};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(3600);
-/// Whoever waits at all may be cut.
+/// Every waiting handshake may be cut.
 const NONE: Patience = Patience {
     first: Duration::ZERO,
     silent: Duration::ZERO,
@@ -49,8 +49,13 @@ fn waits(slot: &Slot, wait: Wait, since: Instant) {
     newcomer.state.lock().slots.waits(newcomer.slot, wait, since);
 }
 
-fn fate(slot: &Slot) -> Fate {
-    slot.newcomer.state.lock().slots.fate(slot.newcomer.slot).unwrap()
+fn state_of(slot: &Slot) -> HandshakeState {
+    slot.newcomer
+        .state
+        .lock()
+        .slots
+        .state_of(slot.newcomer.slot)
+        .unwrap()
 }
 
 struct Running {
@@ -74,7 +79,7 @@ impl Running {
         client
     }
 
-    /// What a client that sends this byte receives.
+    /// The number of bytes that a client receives after it has sent this byte.
     fn ask(&self, byte: u8) -> usize {
         let client = self.connect();
         let _ = client.write(&[byte]);
@@ -114,7 +119,7 @@ fn a_thread_that_cannot_be_started_costs_one_newcomer_alone() {
         }
     };
     let running = Running::start(handshakes(2, echo(), Box::new(spawn), ENDLESS));
-    // One that is under way when it begins, and stays so: nobody is idle.
+    // A handshake that remains under way, so that no thread is idle.
     left.store(0, Ordering::Relaxed);
     let before = running.connect();
     // Its slot is taken a moment before its thread is started.
@@ -178,7 +183,7 @@ fn silent_peers_in_every_slot_make_room_for_an_honest_one() {
     let running = Running::start(handshakes(3, echo(), really(), NONE));
     let oldest = [running.connect(), running.connect(), running.connect()];
     running.taken(3);
-    // Only who waits for its peer is cut, not who waits for a core of this host.
+    // Only handshakes that wait for their peers are cut, not those that wait for a core of this host.
     while running.acceptance.handshakes.lock().slots.waiting(Wait::Read) < 3 {
         std::thread::yield_now();
     }
@@ -191,7 +196,7 @@ fn silent_peers_in_every_slot_make_room_for_an_honest_one() {
 }
 
 #[test]
-fn hundreds_of_silent_peers_at_few_slots_keep_nobody_out() {
+fn hundreds_of_silent_peers_at_few_slots_keep_no_honest_peer_out() {
     let running = Running::start(handshakes(3, echo(), really(), PATIENCE));
     let _silent: Vec<_> = (0..300).map(|_| running.connect()).collect();
     assert_eq!(running.ask(b'x'), 1, "within the time limit of a read here");
@@ -200,7 +205,7 @@ fn hundreds_of_silent_peers_at_few_slots_keep_nobody_out() {
 
 /// How long the last of so many peers waits for one of the slots, if all send as much and then
 /// nothing: by a clock of the test's own, and with all slots served by the accept thread at once.
-fn passed_in(peers: usize, slots: usize, patience: Patience, has_spoken: bool) -> Duration {
+fn passed_in(peers: usize, slots: usize, patience: Patience, has_sent: bool) -> Duration {
     let handshakes = Arc::new(handshakes(slots, echo(), really(), patience));
     let begin = now();
     let mut clock = begin;
@@ -208,7 +213,7 @@ fn passed_in(peers: usize, slots: usize, patience: Patience, has_spoken: bool) -
     for _ in 0..peers {
         while taken.len() == slots {
             handshakes.cut_slowest(&mut handshakes.lock(), clock);
-            let is_cut = |(slot, _): &(Slot, MemoryStream)| fate(slot) == Fate::Cut;
+            let is_cut = |(slot, _): &(Slot, MemoryStream)| state_of(slot) == HandshakeState::Cut;
             match taken.iter().position(is_cut) {
                 Some(at) => drop(taken.remove(at)),
                 None => clock += Duration::from_millis(1),
@@ -216,8 +221,8 @@ fn passed_in(peers: usize, slots: usize, patience: Patience, has_spoken: bool) -
         }
         let (here, there) = memory::pair();
         let slot = handshakes.take_slot(0, Arc::new(here)).unwrap();
-        if has_spoken {
-            slot.newcomer.state.lock().slots.spoke(slot.newcomer.slot);
+        if has_sent {
+            slot.newcomer.state.lock().slots.sent_early(slot.newcomer.slot);
         }
         waits(&slot, Wait::Read, clock);
         taken.push((slot, there));
@@ -235,7 +240,7 @@ fn thousands_of_silent_peers_are_passed_in_seconds() {
 }
 
 #[test]
-fn one_that_waits_for_this_host_or_is_admitted_is_not_cut() {
+fn a_handshake_that_waits_for_this_host_or_is_admitted_is_not_cut() {
     let handshakes = Arc::new(handshakes(3, echo(), really(), NONE));
     let slot = || {
         let (here, there) = memory::pair();
@@ -243,7 +248,7 @@ fn one_that_waits_for_this_host_or_is_admitted_is_not_cut() {
     };
     let fates = |slots: &[&Slot]| -> Vec<_> {
         handshakes.cut_slowest(&mut handshakes.lock(), now());
-        slots.iter().map(|slot| fate(slot)).collect()
+        slots.iter().map(|slot| state_of(slot)).collect()
     };
     let (computes, _peer) = slot();
     let (answered, peer) = slot();
@@ -253,16 +258,30 @@ fn one_that_waits_for_this_host_or_is_admitted_is_not_cut() {
     waits(&admitted, Wait::Read, now());
     assert!(admitted.newcomer.admitted());
     let all = [&computes, &answered, &admitted];
-    assert_eq!(fates(&all), [Fate::UnderWay, Fate::UnderWay, Fate::Admitted]);
+    assert_eq!(
+        fates(&all),
+        [
+            HandshakeState::UnderWay,
+            HandshakeState::UnderWay,
+            HandshakeState::Admitted
+        ]
+    );
 
-    // What it sends is no excuse for one that does not read.
+    // A peer that does not read is cut although it sends.
     waits(&answered, Wait::Write, now());
-    assert_eq!(fates(&all), [Fate::UnderWay, Fate::Cut, Fate::Admitted]);
+    assert_eq!(
+        fates(&all),
+        [
+            HandshakeState::UnderWay,
+            HandshakeState::Cut,
+            HandshakeState::Admitted
+        ]
+    );
     assert!(!answered.newcomer.admitted());
 }
 
 #[test]
-fn one_that_was_heard_is_not_stopped_and_still_cut() {
+fn a_handshake_with_all_input_is_not_stopped_but_may_be_cut() {
     let handshakes = Arc::new(handshakes(3, echo(), really(), NONE));
     let slot = || {
         let (here, there) = memory::pair();
@@ -332,7 +351,7 @@ fn a_stop_returns_once_the_last_handshake_thread_has_ended() {
 }
 
 #[test]
-fn what_a_newcomer_reads_and_writes_through_is_its_stream() {
+fn a_newcomer_passes_every_call_to_its_stream() {
     let handshakes = Arc::new(handshakes(1, echo(), really(), ENDLESS));
     let (here, there) = memory::pair();
     let slot = handshakes.take_slot(3, Arc::new(here)).unwrap();

@@ -13,10 +13,10 @@ impl Gauge {
     pub fn books(&self) -> Books {
         let ledger = self.0.ledger();
         Books {
-            sent: ledger.sent(),
-            waiting: ledger.waiting(),
-            dropped: ledger.dropped(),
-            lost: ledger.lost(),
+            sent: ledger.sent,
+            waiting: ledger.waiting,
+            dropped: ledger.dropped,
+            lost: ledger.lost,
         }
     }
 

@@ -11,13 +11,13 @@
 //! | phase | accepts items | the writer |
 //! |---|---|---|
 //! | Open | yes | sends |
-//! | Closing | no | sends the waiting items, then tells the peer of the end |
-//! | Drained | no | has told the peer, and waits until the peer ends its side |
+//! | Closing | no | sends the waiting items, then sends the end to the peer |
+//! | Drained | no | has sent the end, and waits until the peer ends its side |
 //! | Closed, Failed | no | ends |
 //!
 //! An item waits from its acceptance until the system has taken all of it, it is dropped, or the
 //! connection ends. Then it counts as sent, dropped or lost.
-//!
+
 use std::io;
 
 use super::Limits;
@@ -45,29 +45,33 @@ pub(super) enum Refused {
 /// The threads that have to be notified of a change of the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
-pub(super) struct Tell {
+pub(super) struct Notify {
     /// Threads that sleep until there is room or until the end.
     pub sleepers: bool,
     /// The dispatcher, by the report of [`Ledger::request_room`].
     pub dispatcher: bool,
-    /// The writer, which now has to tell the peer of the end.
+    /// The writer, which now has to send the end to the peer.
     pub writer: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     limits: Limits,
-    phase: Phase,
-    waiting: Load,
-    sent: Load,
-    dropped: u64,
-    lost: u64,
+    pub(super) phase: Phase,
+    /// The items that were accepted and are not sent, dropped or lost.
+    pub(super) waiting: Load,
+    /// The items that the system has taken.
+    pub(super) sent: Load,
+    /// The number of frames that were dropped for lack of room.
+    pub(super) dropped: u64,
+    /// The number of frames that will never be sent. Final at the end.
+    pub(super) lost: u64,
     /// The number of threads that sleep until the ledger changes.
     pub(super) sleepers: u32,
     /// The memory of all items that were accepted and wait no more.
-    left: u64,
+    pub(super) left: u64,
     /// The value of `left` at which the dispatcher gets a report; also due when no item waits.
-    tell_at: Option<u64>,
+    report_at: Option<u64>,
     /// True if the reader has left bytes for the socket.
     flush: bool,
     /// True if a nudge is in the channel. One nudge is enough.
@@ -82,30 +86,6 @@ impl Ledger {
         }
     }
 
-    pub(super) fn phase(&self) -> &Phase {
-        &self.phase
-    }
-
-    /// The items that were accepted and are not sent, dropped or lost.
-    pub(super) fn waiting(&self) -> Load {
-        self.waiting
-    }
-
-    /// The items that the system has taken.
-    pub(super) fn sent(&self) -> Load {
-        self.sent
-    }
-
-    /// The number of frames that were dropped for lack of room.
-    pub(super) fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
-    /// The number of accepted frames that will never be sent. Final at the end.
-    pub(super) fn lost(&self) -> u64 {
-        self.lost
-    }
-
     pub(super) fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open)
     }
@@ -115,8 +95,8 @@ impl Ledger {
         matches!(self.phase, Phase::Closed | Phase::Failed(_))
     }
 
-    /// True if the outbox is closing and all accepted items are sent, so that the peer can be told
-    /// of the end. Afterwards the phase is Drained, and this is false.
+    /// True if the outbox is closing and all accepted items are sent, so that the end can be sent
+    /// to the peer. Afterwards the phase is Drained, and this is false.
     pub(super) fn may_finish(&self) -> bool {
         matches!(self.phase, Phase::Closing) && self.waiting.items == 0
     }
@@ -138,11 +118,6 @@ impl Ledger {
         self.waiting.items == 0
             || (self.waiting.frames <= self.limits.frames / 2
                 && self.waiting.memory() <= self.limits.bytes / 2)
-    }
-
-    /// The memory of all items that were accepted and wait no more.
-    pub(super) fn left(&self) -> u64 {
-        self.left
     }
 
     /// Accepts an item if less than `mark` bytes of memory wait and less than half of the allowed
@@ -172,7 +147,7 @@ impl Ledger {
     }
 
     /// Counts items that the system has taken.
-    pub(super) fn count_sent(&mut self, items: Load) -> Tell {
+    pub(super) fn count_sent(&mut self, items: Load) -> Notify {
         self.sent += items;
         self.leave(items)
     }
@@ -188,7 +163,7 @@ impl Ledger {
     }
 
     /// Counts items that will not be sent because the connection is over.
-    pub(super) fn count_lost(&mut self, items: Load) -> Tell {
+    pub(super) fn count_lost(&mut self, items: Load) -> Notify {
         self.lost += items.frames;
         self.leave(items)
     }
@@ -196,24 +171,24 @@ impl Ledger {
     /// Removes items from the waiting ones. Sleepers are notified when the queue drains to half of
     /// its limits and when it becomes empty: a wake-up for each batch would cost a system call each,
     /// and the woken thread would find room for one item.
-    fn leave(&mut self, items: Load) -> Tell {
+    fn leave(&mut self, items: Load) -> Notify {
         let was_roomy = self.is_roomy();
         self.waiting -= items;
         self.left += items.memory();
         let empty = self.waiting.items == 0;
         let left = self.left;
-        Tell {
+        Notify {
             sleepers: self.sleepers > 0 && (empty || (!was_roomy && self.is_roomy())),
-            dispatcher: self.tell_at.take_if(|at| empty || left >= *at).is_some(),
+            dispatcher: self.report_at.take_if(|at| empty || left >= *at).is_some(),
             writer: self.may_finish(),
         }
     }
 
-    /// Requests one report to the dispatcher, when so much memory in all has left or no item waits.
+    /// Requests one report to the dispatcher, when `at` bytes of memory in all have left or no item waits.
     /// Only the last request counts. False if that is so already.
     pub(super) fn request_room(&mut self, at: u64) -> bool {
         let waits = self.waiting.items > 0 && self.left < at;
-        self.tell_at = waits.then_some(at);
+        self.report_at = waits.then_some(at);
         waits
     }
 
@@ -224,7 +199,7 @@ impl Ledger {
         }
     }
 
-    /// Notes that the peer has been told of the end.
+    /// Notes that the end has been sent to the peer.
     pub(super) fn drained(&mut self) {
         if matches!(self.phase, Phase::Closing) {
             self.phase = Phase::Drained;
@@ -289,13 +264,13 @@ mod tests {
         let mut books = ledger(3, 1000);
         assert_eq!(books.take(item(5000)), Ok(true));
         assert_eq!(books.take(item(0)), Err(Refused::Full));
-        assert!(books.count_sent(item(5000)) == Tell::default());
+        assert!(books.count_sent(item(5000)) == Notify::default());
         for n in 0..3 {
             assert_eq!(books.take(item(1)), Ok(n == 0));
         }
         assert_eq!(books.take(item(1)), Err(Refused::Full), "three frames wait");
-        assert_eq!(books.waiting().frames, 3);
-        assert_eq!(books.sent(), item(5000));
+        assert_eq!(books.waiting.frames, 3);
+        assert_eq!(books.sent, item(5000));
         let mut books = ledger(u64::MAX, 2000);
         // Each takes 1000 with its place.
         let taken = [(); 3].map(|()| books.take(item(872)).is_ok());
@@ -341,14 +316,14 @@ mod tests {
         books.abort();
         let _ = books.count_lost(item(10));
         assert_eq!(
-            (books.waiting(), books.sent(), books.lost(), books.dropped()),
+            (books.waiting, books.sent, books.lost, books.dropped),
             (item(10), item(10), 1, 1)
         );
         assert_eq!(books.take(item(1)), Err(Refused::Closed));
     }
 
     #[test]
-    fn a_close_waits_for_what_was_taken_and_an_end_is_final() {
+    fn a_close_waits_for_accepted_items_and_an_end_is_final() {
         let mut books = ledger(100, 1000);
         books.take(item(1)).unwrap();
         books.close();
@@ -356,15 +331,15 @@ mod tests {
         let _ = books.count_sent(item(1));
         assert!(books.may_finish());
         books.drained();
-        assert!(matches!(books.phase(), Phase::Drained));
+        assert!(matches!(books.phase, Phase::Drained));
         books.abort();
         books.fail(io::ErrorKind::BrokenPipe.into());
-        assert!(matches!(books.phase(), Phase::Closed), "an abort is no failure");
+        assert!(matches!(books.phase, Phase::Closed), "an abort is no failure");
         let mut books = ledger(1, 1);
         books.fail(io::ErrorKind::BrokenPipe.into());
         books.abort();
         books.close();
-        assert!(matches!(books.phase(), Phase::Failed(_)));
+        assert!(matches!(books.phase, Phase::Failed(_)));
     }
 
     #[test]
@@ -378,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_writer_is_told_when_the_last_item_of_a_close_has_left() {
+    fn the_writer_is_notified_when_the_last_item_of_a_close_has_left() {
         let mut books = ledger(100, 1000);
         books.take(item(1)).unwrap();
         books.take(item(1)).unwrap();

@@ -53,7 +53,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use crossbeam_channel::{Receiver, Sender};
 
 pub use self::gauge::{Books, Gauge};
-use self::ledger::{Ledger, Phase, Refused, Tell};
+use self::ledger::{Ledger, Notify, Phase, Refused};
 use crate::budget::Budget;
 use crate::stream::{Load, Outgoing, Transmit, Tried};
 
@@ -227,6 +227,7 @@ impl Outbox {
     }
 
     fn enqueue(&self, item: Outgoing) {
+        // Boxed, so that the blocks of an empty channel stay small.
         // This outbox holds both ends, so the channel is never disconnected.
         let _ = self.shared.entrance.send(Some(Box::new(item)));
     }
@@ -268,8 +269,8 @@ impl Outbox {
         tried.unwrap_or(Tried::Failed)
     }
 
-    /// Has the writer report room once, by the `room` of [`send`](Self::send), when so much memory
-    /// in all has [`left`](Self::left) the queue, or no item waits. Only the last request counts.
+    /// Has the writer report room once, by the `room` of [`send`](Self::send), when `left` bytes of
+    /// memory in all have [`left`](Self::left) the queue, or no item waits. Only the last request counts.
     /// False if that is so already; then there is no report.
     pub fn request_room(&self, left: u64) -> bool {
         interleave();
@@ -284,7 +285,7 @@ impl Outbox {
     /// The memory of all items that were accepted and wait no more, and the items that wait.
     pub fn left(&self) -> (u64, Load) {
         let ledger = self.ledger();
-        (ledger.left(), ledger.waiting())
+        (ledger.left, ledger.waiting)
     }
 
     /// Counts an item that was dropped for lack of room, see [`Books`].
@@ -304,12 +305,12 @@ impl Outbox {
 
     /// The items that were accepted and are not completely written yet.
     pub fn waiting(&self) -> Load {
-        self.ledger().waiting()
+        self.ledger().waiting
     }
 
     /// The items that were written to the system.
     pub fn sent(&self) -> Load {
-        self.ledger().sent()
+        self.ledger().sent
     }
 
     /// As [`sent`](Self::sent), but with the bytes of an item that was written in part.
@@ -324,7 +325,7 @@ impl Outbox {
     /// The number of frames that will never be sent because the connection has ended, see
     /// [`Books`]. Final once the connection has ended. Dropped frames are not included.
     pub fn lost(&self) -> u64 {
-        self.ledger().lost()
+        self.ledger().lost
     }
 
     /// Makes the writer send all waiting items and then end the stream. Later pushes are refused.
@@ -347,18 +348,18 @@ impl Outbox {
         self.change(|ledger| ledger.fail(error));
     }
 
-    /// Notes that all items were sent and the peer has been told of the end.
+    /// Notes that all items were sent and the end has been sent to the peer.
     pub fn drained(&self) {
         self.change(Ledger::drained);
     }
 
     /// Changes the phase and wakes all waiting threads, the writer included.
     fn change(&self, change: impl FnOnce(&mut Ledger)) {
-        let _ = self.tell(|ledger| {
+        let _ = self.notify(|ledger| {
             change(ledger);
-            Tell {
+            Notify {
                 sleepers: ledger.sleepers > 0,
-                ..Tell::default()
+                ..Notify::default()
             }
         });
         self.nudge();
@@ -371,7 +372,7 @@ impl Outbox {
 
     /// The error of writing, if writing failed.
     pub fn failure(&self) -> Option<io::Error> {
-        match self.ledger().phase() {
+        match &self.ledger().phase {
             Phase::Failed(error) => Some(io::Error::new(error.kind(), error.to_string())),
             _ => None,
         }
@@ -404,8 +405,8 @@ impl Outbox {
     pub fn discard(&self) {
         while self.shared.exit.try_recv().is_ok() {}
         let mut unsent = Load::default();
-        let _ = self.tell(|ledger| {
-            unsent = ledger.waiting();
+        let _ = self.notify(|ledger| {
+            unsent = ledger.waiting;
             ledger.count_lost(unsent)
         });
         self.shared.budget.give(unsent.memory());
@@ -443,13 +444,14 @@ impl Outbox {
         due
     }
 
-    /// Sends a batch. True once the peer has been told of the end. Calls `room` if a report of
+    /// Sends a batch. True once the end has been sent to the peer. Calls `room` if a report of
     /// room was requested and is due.
     pub fn send(&self, due: Due, batch: &mut Vec<Outgoing>, room: &dyn Fn()) -> io::Result<bool> {
         let mut sending = self.sending();
         let Some(Sending { transmit, begun }) = &mut *sending else {
             return Err(io::Error::other("sending failed on another thread"));
         };
+        // The rest of an item that bypassed the writer comes first: rule 3 of the module.
         if let Some(load) = *begun {
             transmit.flush()?;
             *begun = None;
@@ -485,22 +487,22 @@ impl Outbox {
 
     /// True if a report of room is due.
     fn count_sent(&self, items: Load) -> bool {
-        let tell = self.tell(|ledger| ledger.count_sent(items));
+        let notify = self.notify(|ledger| ledger.count_sent(items));
         self.shared.budget.give(items.memory());
-        tell.dispatcher
+        notify.dispatcher
     }
 
-    fn tell(&self, change: impl FnOnce(&mut Ledger) -> Tell) -> Tell {
-        let tell = change(&mut self.ledger());
-        if tell.sleepers {
+    fn notify(&self, change: impl FnOnce(&mut Ledger) -> Notify) -> Notify {
+        let notify = change(&mut self.ledger());
+        if notify.sleepers {
             self.shared.changed.notify_all();
         }
         // An item that bypassed the writer may be the last one of a closing outbox. The writer saw
         // the close while that item still waited, so it has to read the ledger again.
-        if tell.writer {
+        if notify.writer {
             self.nudge();
         }
-        tell
+        notify
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -517,7 +519,7 @@ impl Drop for OutboxState {
     /// started, those items were not discarded.
     fn drop(&mut self) {
         let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.budget.give(ledger.waiting().memory());
+        self.budget.give(ledger.waiting.memory());
     }
 }
 
@@ -530,7 +532,7 @@ impl Refused {
     }
 }
 
-/// A point at which a simulation runs other threads, because in reality they may run between any
+/// A point at which a simulation runs other threads, because in a process they may run between any
 /// two accesses to the ledger.
 #[cfg(not(debug_assertions))]
 fn interleave() {}

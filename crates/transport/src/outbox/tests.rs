@@ -1,5 +1,5 @@
-//! The writer of these tests is whoever calls [`Wire::write`]: no threads but
-//! where somebody has to sleep.
+//! The tests themselves are the writer, by [`Wire::write`]. There are threads only if
+//! a caller has to sleep.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -9,21 +9,21 @@ use std::time::Duration;
 use super::*;
 use crate::host::{now, threads};
 
-/// The system under a way out: what it has taken, and what it does next.
+/// The system under an outbox: the calls so far, and the results of the next ones.
 #[derive(Clone, Default)]
 pub(crate) struct Wire(Arc<Mutex<System>>);
 
 #[derive(Default)]
 struct System {
-    /// What happened, in order: items by their bytes, and calls by their names.
+    /// The calls in order: items by their bytes, and others by their names.
     log: Vec<String>,
-    /// How it answers attempts; `Sent` where nothing is said.
+    /// The results of the next attempts, then `Sent`.
     answers: VecDeque<Tried>,
-    /// Calls that go well before one fails.
+    /// The number of calls before one fails.
     fails_after: Option<u32>,
-    /// How the next call fails, once.
+    /// The error of the next call.
     fails_once: Option<io::ErrorKind>,
-    /// What another thread does in the middle of an attempt.
+    /// The action of another thread in the middle of an attempt.
     meanwhile: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -34,13 +34,13 @@ impl fmt::Debug for Wire {
 }
 
 impl Wire {
-    /// Opens a way out over it.
+    /// Opens an outbox over it.
     pub(crate) fn open(&self, outbox: &Outbox) {
         outbox.open(Box::new(self.clone()));
     }
 
-    /// Does what the writer would do next; `None` where it would sleep. Says
-    /// whether the end was told, and whether the dispatcher was told of room.
+    /// Does the writer's next step. `None` if the writer would sleep. Returns
+    /// whether the end was sent, and whether room was reported.
     pub(crate) fn step(outbox: &Outbox) -> Option<io::Result<(bool, bool)>> {
         let (mut batch, room) = (Vec::new(), Cell::new(false));
         let due = outbox.try_next(&mut batch)?;
@@ -48,8 +48,8 @@ impl Wire {
         Some(told.map(|over| (over, room.get())))
     }
 
-    /// Does what the writer would, until it would sleep. Says whether the
-    /// dispatcher was told of room.
+    /// Does the writer's steps until it would sleep. True if room was
+    /// reported.
     pub(crate) fn write(outbox: &Outbox) -> bool {
         let mut room = false;
         while let Some(step) = Self::step(outbox) {
@@ -62,17 +62,17 @@ impl Wire {
         room
     }
 
-    /// What has happened since it was asked last.
+    /// The calls since the last log.
     pub(crate) fn log(&self) -> Vec<String> {
         std::mem::take(&mut self.system().log)
     }
 
-    /// The next call fails like this, and later ones go well.
+    /// Makes the next call fail with this error.
     pub(crate) fn fail_once(&self, kind: io::ErrorKind) {
         self.system().fails_once = Some(kind);
     }
 
-    /// Whether no way out holds it any more.
+    /// True if no outbox holds it any more.
     pub(crate) fn is_free(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
@@ -183,7 +183,7 @@ fn items_of_one_thread_leave_in_order_past_the_writer_and_through_it() {
 }
 
 #[test]
-fn the_rest_of_a_begun_item_goes_before_what_was_pushed_after_it() {
+fn the_rest_of_an_item_precedes_later_items() {
     let (outbox, wire) = opened(Limits::default());
     wire.system().answers = [Tried::Begun].into();
     outbox.push_below(item("a"), u64::MAX, true).unwrap();
@@ -196,7 +196,7 @@ fn the_rest_of_a_begun_item_goes_before_what_was_pushed_after_it() {
 }
 
 #[test]
-fn a_begun_item_alone_wakes_the_writer() {
+fn only_an_item_sent_in_part_wakes_the_writer() {
     let (outbox, wire) = opened(Limits::default());
     wire.system().answers = [Tried::Begun].into();
     outbox.push_below(item("a"), u64::MAX, true).unwrap();
@@ -207,7 +207,7 @@ fn a_begun_item_alone_wakes_the_writer() {
 }
 
 #[test]
-fn an_item_that_is_not_for_now_goes_to_the_writer() {
+fn an_item_that_cannot_be_sent_at_once_goes_to_the_writer() {
     let (outbox, wire) = opened(Limits::default());
     wire.system().answers = [Tried::Not].into();
     outbox.push_below(item("a"), u64::MAX, true).unwrap();
@@ -222,7 +222,7 @@ fn an_item_that_is_not_for_now_goes_to_the_writer() {
 }
 
 #[test]
-fn nobody_sends_past_a_writer_that_writes() {
+fn no_item_passes_a_writer_that_writes() {
     let (outbox, wire) = opened(Limits::default());
     let held = outbox.sending();
     outbox.push_below(item("a"), u64::MAX, true).unwrap();
@@ -253,7 +253,7 @@ fn a_failure_or_panic_past_the_writer_ends_the_writer_and_loses_each_item_once()
 }
 
 #[test]
-fn what_a_writer_was_at_when_it_failed_is_lost_and_what_it_sent_before_is_sent() {
+fn the_batch_of_a_failed_write_is_lost_and_earlier_batches_are_sent() {
     let budget = Budget::new(1 << 20);
     let (outbox, wire) = opened_within(Limits::default(), budget.clone());
     wire.system().answers = [Tried::Begun].into();
@@ -295,7 +295,7 @@ fn a_batch_ends_at_its_bytes_and_at_its_items() {
 }
 
 #[test]
-fn what_the_reader_left_is_flushed_once_and_after_what_waits() {
+fn pending_bytes_of_the_reader_are_flushed_once_after_the_queue() {
     let (outbox, wire) = opened(Limits::default());
     outbox.push(item("a")).unwrap();
     outbox.flush();
@@ -312,7 +312,7 @@ fn what_the_reader_left_is_flushed_once_and_after_what_waits() {
 }
 
 #[test]
-fn a_close_sends_what_waits_before_it_tells_the_end() {
+fn a_close_sends_the_queue_before_the_end() {
     let (outbox, wire) = opened(Limits::default());
     outbox.push(item("a")).unwrap();
     outbox.close();
@@ -335,12 +335,12 @@ fn a_close_waits_for_a_push_that_is_under_way() {
 }
 
 #[test]
-fn whoever_sends_the_last_item_of_a_closing_way_out_wakes_the_writer() {
+fn the_last_item_of_a_closing_outbox_wakes_the_writer() {
     let (outbox, wire) = opened(Limits::default());
     let closing = outbox.clone();
     wire.system().meanwhile = Some(Box::new(move || {
         closing.close();
-        // The writer has heard of it, and found an item waiting.
+        // The writer has read the ledger, and found an item waiting.
         assert!(closing.try_next(&mut Vec::new()).is_some());
     }));
     outbox.push_below(item("a"), u64::MAX, true).unwrap();
@@ -349,7 +349,7 @@ fn whoever_sends_the_last_item_of_a_closing_way_out_wakes_the_writer() {
 }
 
 #[test]
-fn an_end_makes_the_writer_stop_before_what_waits() {
+fn an_abort_stops_the_writer_before_its_queue() {
     let (outbox, wire) = opened(Limits::default());
     outbox.push(item("a")).unwrap();
     outbox.abort();
@@ -372,7 +372,7 @@ fn a_push_under_way_at_the_end_is_lost_once_and_gives_its_memory_back() {
     outbox.shut();
     outbox.discard();
     outbox.enqueue(item("a"));
-    // Nobody counts it a second time.
+    // It is not counted a second time.
     outbox.discard();
     assert_eq!((outbox.lost(), outbox.gauge().books().dropped), (1, 0));
     assert_eq!((outbox.waiting(), budget.used()), (Load::default(), 0));
@@ -381,7 +381,7 @@ fn a_push_under_way_at_the_end_is_lost_once_and_gives_its_memory_back() {
 }
 
 #[test]
-fn a_way_out_that_never_had_threads_gives_its_memory_back() {
+fn an_outbox_without_threads_gives_its_memory_back() {
     let budget = Budget::new(1 << 20);
     let outbox = Outbox::within(Limits::default(), budget.clone());
     outbox.push(item("a")).unwrap();
@@ -417,7 +417,7 @@ fn below_its_mark_a_queue_takes_one_more_item_however_long_it_is() {
 }
 
 #[test]
-fn the_dispatcher_is_told_once_when_so_much_has_left_or_nothing_waits() {
+fn room_is_reported_once_when_so_much_has_left_or_nothing_waits() {
     let (outbox, _) = opened(Limits::default());
     assert!(!outbox.request_room(1), "nothing waits");
     let unit = 256 << 10;
@@ -495,7 +495,7 @@ fn a_writer_that_lingers_waits_for_the_end_and_not_for_the_close() {
 }
 
 #[test]
-fn a_wait_ends_at_its_limit_and_at_once_where_there_is_nothing_to_wait_for() {
+fn a_wait_ends_at_its_limit_or_as_soon_as_its_condition_holds() {
     let (outbox, _) = opened(bytes(1000));
     let none = Duration::ZERO;
     assert!(outbox.wait_for_room(5000, None) && outbox.wait_until_empty(now()));

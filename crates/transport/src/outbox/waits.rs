@@ -26,8 +26,8 @@ impl Outbox {
     /// no item waits.
     pub fn wait_until_empty(&self, deadline: Instant) -> bool {
         self.sleep_until(deadline.saturating_duration_since(now()), |ledger| {
-            ledger.waiting().items == 0 || !ledger.is_open()
-        }) && self.ledger().waiting().items == 0
+            ledger.waiting.items == 0 || !ledger.is_open()
+        }) && self.ledger().waiting.items == 0
     }
 
     /// Waits until it is closed or closing, for at most `limit`. False if that has passed.
@@ -35,11 +35,11 @@ impl Outbox {
         self.sleep_until(limit, |ledger| !ledger.is_open())
     }
 
-    /// Waits until the writer has sent everything and has told the peer of the end, or the outbox
+    /// Waits until the writer has sent everything and has sent the end to the peer, or the outbox
     /// was aborted or has failed. False if that takes longer than `limit`.
     pub(crate) fn wait_until_drained(&self, limit: Duration) -> bool {
         self.sleep_until(limit, |ledger| {
-            ledger.is_over() || matches!(ledger.phase(), Phase::Drained)
+            ledger.is_over() || matches!(ledger.phase, Phase::Drained)
         })
     }
 

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 /// The reason why a certificate or key could not be loaded, made or saved.
 ///
-/// Each text is one line that names the file and says what is wrong with it.
+/// Each text is one line with the file and the fault.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -38,7 +38,7 @@ pub enum Error {
     Content {
         /// The file, or the name of the text's source.
         origin: String,
-        /// What is wrong with the content.
+        /// The fault in the content.
         #[source]
         fault: Fault,
     },
@@ -125,7 +125,7 @@ pub enum Fault {
     RevocationListOverdue {
         /// The issuer of the list.
         issuer: String,
-        /// When the newer list was due, in RFC 3339 form.
+        /// The time at which the newer list was due, in RFC 3339 form.
         next_update: String,
     },
 
@@ -144,7 +144,7 @@ pub enum Fault {
     RevocationListOlder {
         /// The issuer of the list.
         issuer: String,
-        /// When the list in force was signed, in RFC 3339 form.
+        /// The time at which the list in force was signed, in RFC 3339 form.
         in_force: String,
     },
 
@@ -185,7 +185,7 @@ pub enum Fault {
     /// An authority's own certificate is used as a peer's certificate.
     #[error("this is an authority's certificate; issue one for the peer itself")]
     AuthorityAsPeer,
-    /// None of the trusted authorities issued the certificate.
+    /// No trusted authority issued the certificate.
     #[error("the certificate was issued by {issuer:?}, which is not trusted")]
     UnknownIssuer {
         /// The issuer that the certificate names.
@@ -240,7 +240,7 @@ pub enum BadRequest {
     /// The authority expires before the lifetime begins.
     #[error("the authority's own certificate expires at {not_after}, before that")]
     AuthorityExpires {
-        /// When it expires, in RFC 3339 form.
+        /// The end of the authority's lifetime, in RFC 3339 form.
         not_after: String,
     },
     /// The mask has bits that are not a role.

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused() {
+    fn other_texts_are_refused() {
         let long = "a.".repeat(127) + "a";
         for text in [
             "",

@@ -9,7 +9,6 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SigningKey};
 use uuid::Uuid;
 
-use super::store::Sections;
 use super::{CertificateInfo, Error, Fault, der, provider, store};
 use crate::Role;
 
@@ -40,7 +39,7 @@ impl Identity {
     /// not valid at present, or without a role.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        Self::load_with(path, None, Sections::key)?.judge(&store::origin(path))
+        Self::load_with(path, None, None)?.check_usable(&store::origin(path))
     }
 
     /// Loads the certificates from one PEM file and the private key from another. Blocks while the
@@ -50,22 +49,21 @@ impl Identity {
     /// As [`load`](Self::load). Each names the file with the fault.
     pub fn load_parts(certificates: impl AsRef<Path>, key: impl AsRef<Path>) -> Result<Self, Error> {
         let (certificates, key) = (certificates.as_ref(), key.as_ref());
-        let identity = Self::load_with(certificates, Some(key), Sections::key)?;
-        identity.judge(&store::origin(certificates))
+        let identity = Self::load_with(certificates, Some(key), None)?;
+        identity.check_usable(&store::origin(certificates))
     }
 
-    fn load_with(
-        certificates: &Path,
-        key: Option<&Path>,
-        key_of: impl FnOnce(&Sections) -> Result<PrivateKeyDer<'static>, Fault>,
-    ) -> Result<Self, Error> {
+    fn load_with(certificates: &Path, key: Option<&Path>, passphrase: Option<&[u8]>) -> Result<Self, Error> {
+        // Errors name the file with the fault; a mismatch names both files.
         let origin = store::origin(certificates);
         let key_origin = key.map_or_else(|| origin.clone(), store::origin);
         let sections = store::load(certificates)?;
         let chain = sections.certificates().map_err(Error::content(&origin))?;
         let apart = key.map(store::load).transpose()?;
         let with_key = apart.as_ref().unwrap_or(&sections);
-        let private = key_of(with_key).map_err(Error::content(&key_origin))?;
+        let private = with_key
+            .key_under(passphrase)
+            .map_err(Error::content(&key_origin))?;
         // The warning is for keys without a passphrase.
         if !with_key.encrypted {
             store::warn_of_open_key(key.unwrap_or(certificates));
@@ -90,7 +88,7 @@ impl Identity {
         key: Option<&Path>,
         passphrase: Option<&[u8]>,
     ) -> Result<Self, Error> {
-        let identity = Self::load_with(certificates, key, |sections| sections.key_under(passphrase))?;
+        let identity = Self::load_with(certificates, key, passphrase)?;
         let valid = identity.info().check_validity(der::now());
         let origin = store::origin(certificates);
         valid.map(|()| identity).map_err(Error::content(origin))
@@ -104,7 +102,7 @@ impl Identity {
         let sections = store::Sections::read(pem).map_err(Error::content(origin))?;
         let chain = sections.certificates().map_err(Error::content(origin))?;
         let key = sections.key().map_err(Error::content(origin))?;
-        Self::assemble(chain.to_vec(), key, origin, origin)?.judge(origin)
+        Self::assemble(chain.to_vec(), key, origin, origin)?.check_usable(origin)
     }
 
     /// Takes certificates, our own first, and the private key in DER. Errors call them `the
@@ -113,7 +111,7 @@ impl Identity {
     /// # Errors
     /// As [`load`](Self::load) without [`Error::Read`]; [`Fault::NotDer`] instead of "not PEM".
     pub fn from_der(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<Self, Error> {
-        Self::assemble(chain, key, CERTIFICATES, KEY)?.judge(CERTIFICATES)
+        Self::assemble(chain, key, CERTIFICATES, KEY)?.check_usable(CERTIFICATES)
     }
 
     /// Takes certificates, our own first, and a signer with the first one's private key. The key may be
@@ -132,7 +130,7 @@ impl Identity {
     ) -> Result<Self, Error> {
         let info = first_of(&chain).map_err(Error::content(CERTIFICATES))?;
         let certified = certify(chain, signer).map_err(Error::content(KEY))?;
-        Self(Arc::new(Inner { certified, info })).judge(CERTIFICATES)
+        Self(Arc::new(Inner { certified, info })).check_usable(CERTIFICATES)
     }
 
     /// Joins chain and key without a check of lifetime and roles.
@@ -148,7 +146,7 @@ impl Identity {
         Ok(Self(Arc::new(Inner { certified, info })))
     }
 
-    fn judge(self, origin: &str) -> Result<Self, Error> {
+    fn check_usable(self, origin: &str) -> Result<Self, Error> {
         let valid = self.info().check_validity(der::now());
         let judged = valid.and_then(|()| match self.roles() {
             Role::NONE => Err(Fault::NoRole),

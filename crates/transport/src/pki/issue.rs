@@ -91,13 +91,14 @@ impl Authority {
             .and_then(|sections| CertificateInfo::from_der(&sections.certificates()?[0]))
             .and_then(|info| info.check_validity(der::now()).map(|()| info))
             .map_err(Error::content(&origin))?;
-        let key = store::Sections::read(key_pem.as_bytes())
-            .and_then(|sections| sections.key())
-            .map_err(Error::content(store::origin(&key_path)))?;
+        let key_origin = store::origin(&key_path);
+        let unfit = |fault| Error::content(&key_origin)(fault);
+        let sections = store::Sections::read(key_pem.as_bytes()).map_err(unfit)?;
+        let key = sections.key().map_err(unfit)?;
         store::warn_of_open_key(&key_path);
-        let signing = signing_key(key.clone_key(), &store::origin(&key_path))?;
-        certify(vec![info.der.clone()], signing).map_err(Error::content(store::origin(&key_path)))?;
-        let pair = key_pair(&key).map_err(Error::content(store::origin(&key_path)))?;
+        let signing = signing_key(key.clone_key(), &key_origin)?;
+        certify(vec![info.der.clone()], signing).map_err(unfit)?;
+        let pair = key_pair(&key).map_err(unfit)?;
         Self::assemble(info, certificate_pem, pair, key_pem, &origin)
     }
 
@@ -174,7 +175,7 @@ impl Authority {
 
     /// The parameters of a certificate without its key.
     pub(super) fn params_for(&self, request: &CertificateRequest) -> Result<CertificateParams, Error> {
-        let mut params = wanted(request)?;
+        let mut params = subject_params(request)?;
         let (start, end) = lifetime(request.valid_from, request.days)?;
         let authority_end = self.info.not_after.duration_since(UNIX_EPOCH);
         let end = end.min(authority_end.unwrap_or_default().as_secs());
@@ -285,7 +286,7 @@ impl fmt::Debug for Issued {
 }
 
 /// The name, usages and alternative names of a requested certificate.
-pub(super) fn wanted(request: &CertificateRequest) -> Result<CertificateParams, Error> {
+pub(super) fn subject_params(request: &CertificateRequest) -> Result<CertificateParams, Error> {
     if request.roles.unknown_bits() != 0 {
         return Err(BadRequest::UnknownRole(request.roles.unknown_bits()).into());
     }

@@ -127,7 +127,7 @@ mod tests {
         let (one, other) = (issue(), issue());
         let kept = KeptCertificate::new(&one, None);
         assert!(kept.is(&one) && !kept.is(&other));
-        // Every fact of it, where `==` looks at the DER alone.
+        // All facts, because `==` compares the DER only.
         assert_eq!(format!("{:?}", kept.clone().info()), format!("{one:?}"));
         assert_eq!(kept.info().roles, Role::AGENT);
     }

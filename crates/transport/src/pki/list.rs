@@ -75,6 +75,7 @@ impl RevocationList {
         let mut serials = Vec::new();
         for entry in parts.entries() {
             let entry = entry?;
+            // Only checked here, so that `revoked` finds no broken entry.
             moment(&entry.revocation_date)?;
             is_understood &= entry.extensions().iter().all(of_entry);
             serials.push(Serial::of(entry.raw_serial()));

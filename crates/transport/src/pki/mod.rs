@@ -28,7 +28,7 @@
 //! | `der` | reading DER, for the other files |
 //! | `store` | files of certificates and keys in PEM, [`load_certificates`] |
 //! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
-//! | `issue` | `Authority` and what it issues (feature `issue`) |
+//! | `issue` | `Authority` and its certificates (feature `issue`) |
 //! | `renew`, `revoke` | renewing and revoking them: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
 //! | `signing` | certificates for keys that stay with their holder (feature `issue`) |
 //! | `provider` | the cryptography library, [`provider()`] |

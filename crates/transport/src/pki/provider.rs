@@ -9,6 +9,7 @@ use rustls::crypto::ring as library;
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::server::ProducesTickets;
 
+// Made once, because it never changes, and each handshake and certificate check needs it.
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(library::default_provider()));
 
 /// The cryptography of every certificate check and TLS connection of this crate: aws-lc-rs
@@ -31,7 +32,7 @@ pub fn ticketer() -> Result<Arc<dyn ProducesTickets>, rustls::Error> {
 /// The SHA-256 digest, through the hash of a TLS suite.
 pub fn sha256(data: &[u8]) -> Vec<u8> {
     let Some(suite) = library::cipher_suite::TLS13_AES_128_GCM_SHA256.tls13() else {
-        unreachable!("its name says that it is a suite of TLS 1.3");
+        unreachable!("the suite is one of TLS 1.3");
     };
     suite.common.hash_provider.hash(data).as_ref().to_vec()
 }

@@ -74,7 +74,7 @@ impl Authority {
             let (subject, serial) = (before.subject, before.serial);
             return Err(unfit(Fault::Revoked { subject, serial }));
         }
-        let mut wanted = said_by(&before)?;
+        let mut wanted = same_request(&before)?;
         wanted.days = request.days.unwrap_or_else(|| days_of(&before));
         let issued = match request.keep_key {
             true => self.issue_for(&wanted, || key_pair(&key).map_err(unfit))?,
@@ -86,7 +86,7 @@ impl Authority {
             }
         };
         let mut text = issued.certificate_pem().to_owned();
-        text.push_str(&behind_the_first(&pem));
+        text.push_str(&further_certificates(&pem));
         text.push_str(issued.key_pem());
         write(path, text.as_bytes())?;
         Ok(Renewed { before, issued })
@@ -152,7 +152,7 @@ impl Authority {
         if !same {
             return Err(BadRequest::AuthorityName.into());
         }
-        let pem = certificate.pem() + &behind_the_first(&store::read(&path)?);
+        let pem = certificate.pem() + &further_certificates(&store::read(&path)?);
         let renewed = Self::assemble(info, pem.clone(), key, self.key_pem().to_owned(), &origin)?;
         write(&path, pem.as_bytes())?;
         Ok(renewed)
@@ -165,7 +165,7 @@ impl Authority {
 }
 
 /// The request for a certificate with the same content.
-fn said_by(certificate: &CertificateInfo) -> Result<CertificateRequest, Error> {
+fn same_request(certificate: &CertificateInfo) -> Result<CertificateRequest, Error> {
     check_names(certificate)?;
     let mut request = CertificateRequest::new(certificate.roles);
     request.name = common_name(certificate)
@@ -234,7 +234,7 @@ fn days_of(certificate: &CertificateInfo) -> u32 {
 }
 
 /// The text of all certificates of a PEM text except for the first.
-fn behind_the_first(pem: &[u8]) -> String {
+fn further_certificates(pem: &[u8]) -> String {
     store::sections_of(pem, "CERTIFICATE").skip(1).collect()
 }
 
@@ -436,7 +436,7 @@ mod tests {
                     -----BEGIN PRIVATE KEY-----\nK\n-----END PRIVATE KEY-----\n\
                     -----BEGIN CERTIFICATE-----\nB\n-----END CERTIFICATE-----\n";
         assert_eq!(
-            behind_the_first(text.as_bytes()),
+            further_certificates(text.as_bytes()),
             "-----BEGIN CERTIFICATE-----\nB\n-----END CERTIFICATE-----\n"
         );
     }

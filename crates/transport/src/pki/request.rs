@@ -84,8 +84,8 @@ pub struct AuthorityRequest {
     /// Its lifetime from the start on, 1 to 36,500 days.
     /// Default: 3650.
     pub days: u32,
-    /// When its lifetime starts.
-    /// Default: ten minutes ago, the days counted from now on.
+    /// The start of its lifetime.
+    /// Default: ten minutes before the present time, from which the days count.
     pub valid_from: Option<SystemTime>,
 }
 
@@ -134,7 +134,7 @@ impl AuthorityRequest {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CertificateRequest {
-    /// The roles that it gives. It may give none, for tests of such peers.
+    /// The roles that it gives. They may be none, for tests of such peers.
     pub roles: Role,
     /// Its holder's name, 1 to 64 characters.
     /// Default: the roles' names, joined with `-`.
@@ -143,8 +143,8 @@ pub struct CertificateRequest {
     /// Default: for a server or scheduler `localhost`, 127.0.0.1, ::1 and
     /// this machine's own name; none for the others.
     pub hosts: Vec<Host>,
-    /// The UUID to bind its holder to, not nil.
-    /// Default: any UUID may be used with it.
+    /// The UUID to which its holder is bound, not nil.
+    /// Default: the holder may use any UUID.
     pub uuid: Option<Uuid>,
     /// The kind of its key.
     /// Default: P-256.
@@ -153,13 +153,13 @@ pub struct CertificateRequest {
     /// latest.
     /// Default: 365.
     pub days: u32,
-    /// When its lifetime starts.
-    /// Default: ten minutes ago, the days counted from now on.
+    /// The start of its lifetime.
+    /// Default: ten minutes before the present time, from which the days count.
     pub valid_from: Option<SystemTime>,
 }
 
 impl CertificateRequest {
-    /// A certificate with these roles and the defaults elsewhere.
+    /// A request for these roles, with the defaults for all else.
     pub fn new(roles: Role) -> Self {
         Self {
             roles,
@@ -185,7 +185,7 @@ impl CertificateRequest {
         uuid: Uuid;
     }
 
-    /// Adds a DNS name or an address, in place of the default ones.
+    /// Adds a DNS name or an address. The default ones are then not used.
     #[must_use]
     pub fn host(mut self, host: Host) -> Self {
         self.hosts.push(host);
@@ -196,7 +196,7 @@ impl CertificateRequest {
         self.roles.intersects(Role::SERVER | Role::SCHEDULER)
     }
 
-    /// The hosts asked for, or the default ones.
+    /// The requested hosts, or the default ones.
     pub(super) fn all_hosts(&self) -> Vec<Host> {
         if self.hosts.is_empty() && self.is_server() {
             default_hosts()
@@ -211,7 +211,7 @@ fn default_hosts() -> Vec<Host> {
     let this_machine = this_machine.nodename().to_str().unwrap_or_default();
     ["localhost", "127.0.0.1", "::1", this_machine]
         .into_iter()
-        // A machine's name may have characters that a certificate cannot hold.
+        // Without a machine's name if it has characters that a certificate cannot hold.
         .filter_map(|host| host.parse().ok())
         .collect()
 }

@@ -1,14 +1,13 @@
 //! Revocation: certificates that are refused before they expire.
 //!
-//! A certificate is revoked if a list of its issuer holds its serial number. The list and
-//! the certificate must be signed by the same key. Names are not enough, because an
-//! authority and its successor often have the same name.
+//! A certificate is revoked if a list of its issuer holds its serial number. The list and the
+//! certificate must be signed by the same key. Names are not enough, because an authority and its
+//! successor often have the same name.
 //!
-//! rustls can check lists as well, but it is not used for that, for three reasons. It takes
-//! the first list with the issuer's name, so the list of one authority would make it refuse
-//! every peer of an authority of the same name. It checks the signature over the whole list
-//! in each handshake; here that is done once. And its alert for an overdue list makes
-//! clients stay away for good.
+//! The check of lists in rustls is not used, for three reasons. It uses the first list with the issuer's
+//! name, so the list of one authority would make it refuse every peer of an authority of the same name. It
+//! checks the signature over the whole list in each handshake; here that is done once. Its alert for an
+//! overdue list makes clients stay away for good.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -42,13 +41,13 @@ pub struct RevocationLists {
 }
 
 impl RevocationLists {
-    /// Loads a PEM file with one or more `X509 CRL` sections; others are passed over. Blocks
-    /// while the file is read.
+    /// Loads a PEM file with one or more `X509 CRL` sections; others are ignored. Blocks while the file is
+    /// read.
     ///
     /// # Errors
-    /// [`Error::Read`], also for a file of more than 16 MiB (some 250,000
-    /// certificates); [`Error::Content`] when the file is not PEM, has no list, or
-    /// has one that is broken or of a kind that is not understood.
+    /// [`Error::Read`], also for a file of more than 16 MiB (some 250,000 certificates);
+    /// [`Error::Content`] if the file is not PEM, has no list, or has one that is broken or of a kind that
+    /// is not supported.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         Self::from_pem(&store::read(path)?, &store::origin(path))
@@ -63,11 +62,10 @@ impl RevocationLists {
         read().map_err(Error::content(origin))
     }
 
-    /// Takes lists in their binary form. Errors call them `the revocation lists`.
+    /// Takes lists in DER. Errors call them `the revocation lists`.
     ///
     /// # Errors
-    /// As [`load`](Self::load) without [`Error::Read`]; in place of "not PEM",
-    /// [`Fault::NotDer`].
+    /// As [`load`](Self::load) without [`Error::Read`]; [`Fault::NotDer`] instead of "not PEM".
     pub fn from_der(lists: &[CertificateRevocationListDer<'_>]) -> Result<Self, Error> {
         let origin = "the revocation lists";
         Self::read(lists, origin).map_err(Error::content(origin))
@@ -80,7 +78,7 @@ impl RevocationLists {
         let lists = lists.iter().map(RevocationList::from_der);
         let lists: Vec<_> = lists.collect::<Result<_, _>>()?;
         if !lists.iter().all(|list| list.is_understood) {
-            let why = "it is of a kind that is not understood";
+            let why = "lists of this kind are not supported";
             return Err(Fault::BadRevocationList(why.to_owned()));
         }
         Ok(Self {
@@ -90,11 +88,10 @@ impl RevocationLists {
         })
     }
 
-    /// Whether an overdue list is an error, and so are lists of which none is of a trusted
-    /// authority. If so, no trust can be made with them, and an
-    /// existing trust refuses every certificate of the list's issuer until it gets a newer
-    /// list; those peers may try again. Otherwise there is a warning, and the list still
-    /// counts. Default: false.
+    /// True to make an overdue list an error, and also lists of which none is of a trusted authority. Then
+    /// no trust can be made with them, and an existing trust refuses every certificate of an overdue list's
+    /// issuer until it gets a newer list; those peers may try again. If false, there is a warning, and the
+    /// list still counts. Default: false.
     #[must_use]
     pub fn enforce_expiry(mut self, enforced: bool) -> Self {
         self.enforced = enforced;
@@ -114,7 +111,7 @@ impl RevocationLists {
 /// The lists that a trust checks.
 #[derive(Clone, Debug)]
 pub(super) struct Revocation {
-    lists: RevocationLists,
+    pub(super) lists: RevocationLists,
     /// The public key of the trusted authority that signed each list. `None` if an
     /// intermediate authority must have signed it.
     signers: Vec<Option<Box<[u8]>>>,
@@ -138,13 +135,13 @@ impl Revocation {
         let signer_of = |list: &RevocationList| {
             namesakes(list).find(|authority| is_signed_by(&list.der, authority.public_key().raw))
         };
-        // The list of an authority that expired and is no longer trusted may stand beside
-        // the list of its successor of the same name.
+        // A file may hold the list of an authority that has expired beside the list of its successor of the
+        // same name.
         let is_replaced = |list: &RevocationList| {
-            let mut others = lists.lists().iter().filter(|other| other.name == list.name);
+            let mut others = lists.lists.iter().filter(|other| other.name == list.name);
             others.any(|other| signer_of(other).is_some())
         };
-        for list in lists.lists() {
+        for list in &*lists.lists {
             let signer = signer_of(list);
             let issuer = || list.issuer.clone();
             match signer {
@@ -170,13 +167,10 @@ impl Revocation {
             }
             signers.push(signer.map(|signer| signer.public_key().raw.into()));
         }
-        // A list of somebody else's authority is a likely mistake, and would go unnoticed.
+        // The list of a wrong authority is a likely mistake, which would not be noticed otherwise.
         if lists.enforced && signers.iter().all(Option::is_none) {
-            let issuers: Vec<_> = lists
-                .lists()
-                .iter()
-                .map(|list| format!("{:?}", list.issuer))
-                .collect();
+            let issuers = lists.lists.iter().map(|list| format!("{:?}", list.issuer));
+            let issuers: Vec<_> = issuers.collect();
             return Err(Fault::RevocationListsOfOthers {
                 issuers: issuers.join(", "),
             });
@@ -189,15 +183,14 @@ impl Revocation {
 
     /// Each list that a trusted authority has signed, with that authority's key.
     fn signed(&self) -> impl Iterator<Item = (&RevocationList, &[u8])> {
-        let lists = self.lists.lists().iter().zip(&self.signers);
+        let lists = self.lists.lists.iter().zip(&self.signers);
         lists.filter_map(|(list, signer)| Some((list, signer.as_deref()?)))
     }
 
-    /// Checks that no list of an authority that is trusted still is replaced by an older
-    /// one, or left out.
+    /// Checks that no list of an authority that is still trusted is replaced by an older one, or left out.
     pub(super) fn check_follows(&self, former: &Self, authorities: &[CertificateInfo]) -> Result<(), Fault> {
         for (before, key) in former.signed() {
-            // The key tells an authority from its namesakes.
+            // Authorities of the same name differ in their keys.
             let mut parsed = authorities.iter().flat_map(|one| der::certificate(&one.der));
             let is_trusted = parsed.any(|authority| authority.public_key().raw == key);
             let mut own = self.signed().filter(|(_, signer)| *signer == key);
@@ -213,12 +206,8 @@ impl Revocation {
         Ok(())
     }
 
-    pub(super) fn lists(&self) -> &RevocationLists {
-        &self.lists
-    }
-
-    /// Checks a chain whose signatures are checked elsewhere. `intermediates` must not hold a
-    /// trusted authority. As with the limits, all certificates that a peer shows count.
+    /// Checks that no certificate of a chain is revoked. The caller has to check the signatures.
+    /// `intermediates` must not hold a trusted authority. As for the limits, all shown certificates count.
     pub(super) fn check(
         &self,
         first: &CertificateDer<'_>,
@@ -231,10 +220,10 @@ impl Revocation {
             let certificate = der::certificate(der)?;
             let issuer = certificate.issuer().as_raw();
             let serial = Serial::of(certificate.raw_serial());
-            let lists = self.lists.lists().iter().zip(&self.signers);
+            let lists = self.lists.lists.iter().zip(&self.signers);
             for (list, signer) in lists.filter(|(list, _)| *list.name == *issuer) {
-                // The cheap questions come first. A signature is verified only for a certificate
-                // that is listed, or whose list is overdue.
+                // The cheap checks come first: a signature is verified only for a certificate that is
+                // listed, or whose list is overdue.
                 let is_listed = list.revokes(&serial);
                 let is_overdue = self.lists.enforced && list.is_overdue(at);
                 if !(is_listed || is_overdue) || !is_of_issuer(list, signer.as_deref(), der, &between) {

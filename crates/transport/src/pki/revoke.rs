@@ -1,11 +1,11 @@
-//! Revoking certificates of an authority: its list is in a file beside its certificate.
+//! Revocation of certificates. An authority's list is in a file beside its certificate.
 //!
 //! ```text
-//!  lock DIR/ca.key ─▶ read DIR/crl.pem ─▶ ours? ─▶ add what is new ─▶ sign ─▶ replace DIR/crl.pem
+//!  lock DIR/ca.key ─▶ read DIR/crl.pem ─▶ ours? ─▶ add new entries ─▶ sign ─▶ replace DIR/crl.pem
 //! ```
 //!
-//! All steps are under the lock, so that two programs lose no entry of each other. The file
-//! is replaced in one step, so that a crash leaves the old list or the new one.
+//! All steps are under the lock, so that two programs at the same time lose no entry. The file is replaced
+//! in one step, so that a crash leaves the old list or the new one.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;

@@ -15,7 +15,7 @@ use rustls_pemfile::Item;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::FromDer;
 
-use super::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair, wanted};
+use super::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair, subject_params};
 use super::request::CertificateRequest;
 use super::{CertificateInfo, Error, Fault, der, pem, store};
 
@@ -29,7 +29,7 @@ impl CertificateRequest {
     /// key, [`Error::Read`], [`Error::Write`], [`Error::Crypto`].
     pub fn write_signing_request(&self, key: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<bool, Error> {
         let key = key.as_ref();
-        let mut params = wanted(self)?;
+        let mut params = subject_params(self)?;
         // The authority chooses the number.
         params.serial_number = None;
         let had_key = fs::symlink_metadata(key).is_ok();

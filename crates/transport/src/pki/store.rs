@@ -32,6 +32,7 @@ impl Sections {
             return Err(Fault::NotPem);
         }
         let mut sections = Self {
+            // In the kind of a new-style section, or in the header of an old-style one.
             encrypted: contains(text, b"ENCRYPTED"),
             sealed: sections_of(text, "ENCRYPTED PRIVATE KEY").collect(),
             ..Self::default()
@@ -184,7 +185,7 @@ pub(super) fn origin(path: &Path) -> String {
 /// Replaces a file in one step. It has `mode` from the first moment.
 #[cfg(feature = "issue")]
 pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
-    let written = crate::replace::replace_with_mode(path, text.as_bytes(), mode);
+    let written = crate::replace::replace_with_mode(path, text.as_bytes(), Some(mode));
     written.map_err(|source| Error::Write {
         path: path.to_owned(),
         source,

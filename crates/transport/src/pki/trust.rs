@@ -148,7 +148,7 @@ impl Trust {
         let both = [self, other].map(|trust| trust.authorities().to_vec()).concat();
         let joined = Self::new(both).map_err(Error::content("the authorities"))?;
         match &self.0.revocation {
-            Some(revocation) => joined.with_revocation_lists(revocation.lists()),
+            Some(revocation) => joined.with_revocation_lists(&revocation.lists),
             None => Ok(joined),
         }
     }
@@ -156,7 +156,7 @@ impl Trust {
     /// The revocation lists of this trust, with their facts.
     pub fn revocation_lists(&self) -> &[RevocationList] {
         let revocation = self.0.revocation.as_ref();
-        revocation.map_or(&[], |revocation| revocation.lists().lists())
+        revocation.map_or(&[], |revocation| revocation.lists.lists())
     }
 
     /// Checks that this trust may replace a former one: no revocation list of an authority in it may go
@@ -229,6 +229,7 @@ impl Trust {
         let is_server = info.roles.intersects(server);
         // A certificate with roles of both kinds has to pass both checks.
         let is_client = !server.contains(info.roles);
+        // A time before 1970 counts as 1970 here; `check_validity` has compared the time itself.
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = UnixTime::since_unix_epoch(since);
         let explain = |error| explain(error, &info);

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_in_figures_is_taken_as_it_is() {
+    fn an_ip_address_needs_no_look_up() {
         for host in ["127.0.0.1", "::1", "fe80::1"] {
             let found = addresses(host, 7, in_time(Duration::ZERO), &Cancel::new()).unwrap();
             assert_eq!(found, [SocketAddr::new(host.parse().unwrap(), 7)]);

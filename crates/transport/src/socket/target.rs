@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_is_refused() {
+    fn a_port_without_a_listener_is_refused() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);

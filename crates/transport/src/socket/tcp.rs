@@ -135,6 +135,7 @@ pub fn connect_unless(
 fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
     let (pipe, _watch) = cancel.pipe()?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // Non-blocking, so that the wait ends at the limit or when it is cancelled.
     socket.set_nonblocking(true)?;
     without_pacing(&socket, address);
     match socket.connect(&SockAddr::from(address)) {
@@ -241,6 +242,7 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
         }
         Err(e) => return Err(e),
     };
+    // A restarted server can bind while connections of the former one are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     // Accepted sockets inherit both settings. A system that allows less uses its maximum.
     socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
@@ -261,7 +263,7 @@ mod tests {
 
     #[cfg(any(target_os = "linux", target_os = "android"))]
     #[test]
-    fn an_accepted_socket_has_the_bounds_of_what_the_system_keeps_for_it() {
+    fn an_accepted_socket_has_bounded_buffers() {
         let listeners = listen("127.0.0.1", 0).unwrap();
         let address = listeners[0].local().unwrap();
         let limit = Duration::from_secs(20);

@@ -80,6 +80,7 @@ pub(crate) fn listen(path: &Path, mode: Option<u32>) -> io::Result<Socket> {
 }
 
 fn is_stale(path: &Path) -> bool {
+    // A refused connection means that no process listens at the file any more.
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
     is_socket && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
 }

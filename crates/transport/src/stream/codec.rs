@@ -105,6 +105,7 @@ impl Inbox {
     fn replace(&mut self, bytes: BytesMut) {
         let made = std::mem::replace(&mut self.made, bytes.capacity());
         let spent = std::mem::replace(&mut self.bytes, bytes);
+        // Its items may still be in use; the pool lends it again when they are dropped.
         self.pool.recycle(spent, made);
     }
 }
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reserved_is_allocated_once() {
+    fn a_reserved_length_is_allocated_once() {
         let mut inbox = Inbox::default();
         inbox.append(&[0; 8], 8);
         inbox.wanted = 1 << 20;
@@ -127,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_waits_keeps_little_more_than_what_is_here() {
+    fn a_waiting_stream_keeps_little_more_memory_than_its_bytes() {
         let mut inbox = Inbox::default();
         inbox.append(&[7; 60_000], 60_000);
         let item = inbox.bytes.split_to(59_000).freeze();
         inbox.release();
         assert!(inbox.bytes.capacity() < 2000 && item.len() == 59_000);
         assert_eq!(inbox.bytes[..], [7; 1000]);
-        // What is reserved stays.
+        // Reserved memory stays.
         inbox.wanted = 50_000;
         inbox.append(&[7; 10], 10);
         let at = inbox.bytes.as_ptr();
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_decoded_is_not_kept_alive_by_what_comes_later() {
+    fn decoded_items_share_no_memory_with_later_bytes() {
         let mut inbox = Inbox::default();
         inbox.append(&[7; 100], 1000);
         let item = inbox.bytes.split_to(90).freeze();

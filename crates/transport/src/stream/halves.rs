@@ -77,7 +77,7 @@ pub trait Transmit: Send + fmt::Debug {
     fn idle(&mut self) {}
 }
 
-/// The longest item that is sent in place of the writer: two TLS records. The writer sends longer
+/// The longest item that the dispatcher sends instead of the writer: two TLS records. The writer sends longer
 /// ones, so that the dispatcher can do other work meanwhile.
 pub(crate) const AT_ONCE: usize = 32 * 1024;
 

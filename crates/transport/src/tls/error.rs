@@ -37,12 +37,7 @@ fn of_stream(error: &io::Error) -> String {
 
 fn of_tls(error: &rustls::Error) -> String {
     match error {
-        // rustls prints the Debug form of an error of our own verifier.
-        rustls::Error::InvalidCertificate(CertificateError::Other(fault)) => of_other(fault),
-        rustls::Error::InvalidCertificate(fault) => match words(fault) {
-            Some(words) => format!("the peer's certificate {words}"),
-            None => in_words(&error.to_string()),
-        },
+        rustls::Error::InvalidCertificate(fault) => of_certificate(fault, "the peer's"),
         rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType) => {
             "the peer does not speak TLS".to_owned()
         }
@@ -74,12 +69,17 @@ pub(super) fn objection(error: &rustls::Error) -> Option<String> {
     use CertificateError as E;
     match error {
         rustls::Error::InvalidCertificate(E::NotValidYet | E::NotValidYetContext { .. }) => None,
-        rustls::Error::InvalidCertificate(E::Other(fault)) => Some(of_other(fault)),
-        rustls::Error::InvalidCertificate(fault) => Some(match words(fault) {
-            Some(words) => format!("the certificate {words}"),
-            None => in_words(&error.to_string()),
-        }),
+        rustls::Error::InvalidCertificate(fault) => Some(of_certificate(fault, "the")),
         _ => None,
+    }
+}
+
+fn of_certificate(fault: &CertificateError, whose: &str) -> String {
+    match (fault, words(fault)) {
+        // rustls prints the Debug form of an error of our own verifier.
+        (CertificateError::Other(fault), _) => of_other(fault),
+        (_, Some(words)) => format!("{whose} certificate {words}"),
+        (_, None) => in_words(&rustls::Error::from(fault.clone()).to_string()),
     }
 }
 

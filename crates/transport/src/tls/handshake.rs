@@ -75,6 +75,7 @@ pub(super) fn agree(
     inbox: &mut Inbox,
     deadline: Instant,
 ) -> Result<Agreed, TlsError> {
+    // Once for all writes: the flights are short, and each read has the rest of the time.
     stream.set_write_timeout(Some(left(deadline)?))?;
     loop {
         let opened = incoming.open(opener, inbox);

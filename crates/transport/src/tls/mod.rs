@@ -47,7 +47,7 @@ use rustls::{CertificateError, ClientConfig, ServerConfig};
 
 pub use self::error::TlsError;
 use self::handshake::handshake;
-use self::resumption::{Kept, Recheck};
+use self::resumption::{Recheck, TicketCache};
 use crate::pki::{self, Identity, Trust};
 use crate::socket::Duplex;
 use crate::stream::{BufferPool, Halves};
@@ -131,6 +131,7 @@ impl Acceptor {
         self.resuming = None;
         if allowed {
             let mut config = ServerConfig::clone(&self.config);
+            // One is enough: a client gets a new one in each session.
             config.send_tls13_tickets = 1;
             config.ticketer = pki::ticketer().map_err(|e| TlsError::Configuration(e.to_string()))?;
             self.resuming = Some(Arc::new(config));
@@ -200,6 +201,7 @@ fn server_config(
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
+    // Without tickets, until `resumption` allows them. Sessions are never stored at the server.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     Ok(config)
@@ -211,7 +213,7 @@ pub struct Connector {
     config: Arc<ClientConfig>,
     recheck: Option<Recheck>,
     trust: Option<Trust>,
-    kept: Option<Kept>,
+    tickets: Option<TicketCache>,
 }
 
 impl Connector {
@@ -252,7 +254,7 @@ impl Connector {
             config: Arc::new(config),
             recheck: Some(Recheck::Server(verifier)),
             trust,
-            kept: None,
+            tickets: None,
         })
     }
 
@@ -271,7 +273,7 @@ impl Connector {
             config,
             recheck: None,
             trust: None,
-            kept: None,
+            tickets: None,
         }
     }
 
@@ -280,9 +282,9 @@ impl Connector {
     #[must_use]
     pub fn resumption(mut self, wanted: bool) -> Self {
         let mut config = ClientConfig::clone(&self.config);
-        self.kept = wanted.then(Kept::new);
-        config.resumption = match &self.kept {
-            Some(kept) => kept.resumption(),
+        self.tickets = wanted.then(TicketCache::new);
+        config.resumption = match &self.tickets {
+            Some(tickets) => tickets.resumption(),
             None => Resumption::disabled(),
         };
         self.config = Arc::new(config);
@@ -299,8 +301,8 @@ impl Connector {
     /// Makes the next handshake with `name` a full one, for servers that accepted a ticket and then
     /// refused the client.
     pub fn forget(&self, name: &str) {
-        if let (Some(kept), Ok(name)) = (&self.kept, ServerName::try_from(name)) {
-            kept.forget(&name);
+        if let (Some(tickets), Ok(name)) = (&self.tickets, ServerName::try_from(name)) {
+            tickets.forget(&name);
         }
     }
 

@@ -145,7 +145,7 @@ mod tests {
     use crate::socket::is_timeout;
 
     #[test]
-    fn a_writer_that_is_busy_is_asked_once_to_send_what_the_reader_left() {
+    fn pending_bytes_are_reported_to_the_writer_once() {
         let Ends {
             here: stream,
             opener,

@@ -27,9 +27,9 @@ const SERVERS: usize = 8;
 
 /// The tickets that a client holds.
 #[derive(Clone, Debug)]
-pub(super) struct Kept(Arc<ClientSessionMemoryCache>);
+pub(super) struct TicketCache(Arc<ClientSessionMemoryCache>);
 
-impl Kept {
+impl TicketCache {
     pub(super) fn new() -> Self {
         Self(Arc::new(ClientSessionMemoryCache::new(SERVERS)))
     }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_resumes_the_session_of_another_identity() {
+    fn no_identity_resumes_the_session_of_another() {
         let cloud = Cloud::new();
         let (agent, controller) = (cloud.identity(Role::AGENT), cloud.identity(Role::CONTROLLER));
         session(&cloud.acceptor, &cloud.connector(&agent));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_was_started_anew_has_a_full_handshake_and_so_has_one_forgotten() {
+    fn a_new_server_or_a_dropped_ticket_means_a_full_handshake() {
         let cloud = Cloud::new();
         let connector = cloud.connector(&cloud.identity(Role::AGENT));
         session(&cloud.acceptor, &connector);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acceptor_that_was_told_otherwise_later_gives_no_tickets() {
+    fn an_acceptor_without_resumption_gives_no_tickets() {
         let mut cloud = Cloud::new();
         cloud.acceptor = cloud.acceptor.resumption(false).unwrap();
         let connector = cloud.connector(&cloud.identity(Role::AGENT));

@@ -409,6 +409,7 @@ fn advance<D>(
             Task::CloseNotify(out) => sealed(traffic.queue_close_notify(out)),
             Task::Open { .. } | Task::CollectAlert => Ok(Step::Idle),
         },
+        // The handshake waits for the peer, or the connection is closed.
         _ => Ok(Step::Idle),
     };
     (discard, step)

@@ -192,7 +192,7 @@ mod tests {
 
     #[cfg(feature = "issue")]
     #[test]
-    fn what_goes_out_at_once_comes_after_what_the_reader_left_and_waits_for_nobody() {
+    fn an_item_sent_at_once_follows_pending_bytes_and_never_blocks() {
         use super::super::testing::{Ends, ends};
         use crate::host::threads;
 

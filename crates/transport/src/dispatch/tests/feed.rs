@@ -1,10 +1,10 @@
-//! What a reader hands over, and what it waits for.
+//! A reader's items, and its waits for credit and memory.
 
 use super::*;
 use crate::flow::{UNRESERVED, Unfinished};
 use crate::link::Sink;
 
-/// A reader's feed, its credit, and where its events arrive.
+/// A reader's feed, its credit, and the channel of its events.
 fn feed(memory: &Budget) -> (Feed<Script>, Arc<Credit>, Queue<DispatchEvent<Script>>) {
     let (events, queue) = events::channel(8);
     let admitted = Admitted {
@@ -17,7 +17,7 @@ fn feed(memory: &Budget) -> (Feed<Script>, Arc<Credit>, Queue<DispatchEvent<Scri
 }
 
 #[test]
-fn what_is_handed_over_counts_as_credit_and_no_more_as_unfinished() {
+fn complete_items_count_as_credit_and_no_more_as_unfinished() {
     let memory = Budget::new(1 << 24);
     let (mut feed, _, queue) = feed(&memory);
     assert!(matches!(feed.unfinished(8, 300_000), Ok(usize::MAX)));

@@ -1,7 +1,7 @@
-//! The dispatcher stepped by hand, around a core that does what its items say.
+//! The dispatcher, stepped by hand, around a core that carries out its items.
 
+mod connections;
 mod feed;
-mod lives;
 mod sending;
 mod turns;
 
@@ -21,7 +21,7 @@ use crate::outbox::Limits;
 use crate::outbox::tests::{Wire, item, long};
 use crate::socket::memory::{self, MemoryStream};
 
-/// A core that does what its items say, and writes down what it is told.
+/// A core that carries out its items, and logs its calls.
 #[derive(Debug, Default)]
 struct Script {
     log: Vec<String>,
@@ -29,22 +29,22 @@ struct Script {
     /// Names of the connections, as their requests gave them.
     names: HashMap<ConnectionId, String>,
     refuses: bool,
-    /// Done when a newcomer is judged.
+    /// Actions of an admission.
     at_admission: Vec<Action>,
-    /// Done at a stop.
+    /// Actions of a stop.
     at_stop: Vec<Action>,
-    /// Done as soon as something has been dealt with.
+    /// Actions of the next settling.
     at_settling: Vec<Action>,
-    /// Done when more waits for a connection than it may have.
+    /// Actions of an overflow.
     at_overflow: Vec<Action>,
     drops_oldest: bool,
     due: Option<Instant>,
 }
 
-/// What an item makes the core do.
+/// An item: an order to the core.
 enum Step {
     Note(&'static str),
-    /// Of so many frames.
+    /// An item of so many frames.
     Frames(u32),
     Do(Vec<Action>),
 }
@@ -159,7 +159,7 @@ impl Core for Script {
     }
 }
 
-/// Threads that write down what becomes of them.
+/// Threads that log that they are joined.
 struct Fake(Arc<Mutex<Vec<&'static str>>>);
 
 impl Threads for Fake {
@@ -270,7 +270,7 @@ impl World {
         self.handle(DispatchEvent::Call(Box::new(|_, _, done| *done = actions)));
     }
 
-    /// What was due at a time is done.
+    /// Does the work that is due at a time.
     fn tick(&mut self, millis: u64) {
         self.runner.next_deadline();
         let now = self.at(millis);
@@ -295,7 +295,7 @@ impl Peer {
         }
     }
 
-    /// So many items of 300 bytes of memory that frames of a peer cause.
+    /// `items` items, each of 300 bytes of memory, with `from` as their origin.
     fn send_from(&self, from: &Self, items: usize) -> Vec<Action> {
         let send = |_| Action::Send {
             origin: Origin::Connection(from.id),
@@ -317,7 +317,7 @@ impl Peer {
         self.stream.try_read(&mut [0]).is_ok_and(|n| n == 0)
     }
 
-    /// What it has been sent, the writer having done its work.
+    /// The items that it has been sent, after the writer has written.
     fn log(&self) -> Vec<String> {
         Wire::write(&self.outbox);
         self.wire.log()

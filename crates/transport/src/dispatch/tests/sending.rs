@@ -1,4 +1,4 @@
-//! What the core sends: past the writer, in lines, and beyond limits.
+//! Items of the core: past the writer, in lines, and beyond limits.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn the_last_item_is_answered_past_the_writer_once_and_others_are_not() {
     world.turn();
     assert_eq!(b.log(), ["7"], "an event waits");
     world.busy.store(false, Ordering::SeqCst);
-    // The other one has had more, so that it comes second.
+    // The other connection has used more, so that its turn is second.
     world.read(&b, vec![Step::Frames(100_000)]);
     world.turn();
     world.read(&a, vec![answer("8")]);
@@ -41,7 +41,7 @@ fn the_last_item_is_answered_past_the_writer_once_and_others_are_not() {
 }
 
 #[test]
-fn a_call_and_a_timer_send_past_the_writer_where_nobody_has_input() {
+fn a_call_and_a_timer_send_past_the_writer_if_there_is_no_input() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.run("b")];
     world.call(vec![b.send("1")]);
@@ -67,7 +67,7 @@ fn a_call_and_a_timer_send_past_the_writer_where_nobody_has_input() {
 }
 
 #[test]
-fn the_core_is_told_that_a_distant_origin_waits_and_that_it_may_go_on() {
+fn the_core_gets_the_holds_and_releases_of_distant_origins() {
     let mut world = World::new(Script::default());
     let [link, b] = [world.run("link"), world.run("b")];
     world.busy.store(true, Ordering::SeqCst);
@@ -90,7 +90,7 @@ fn the_core_is_told_that_a_distant_origin_waits_and_that_it_may_go_on() {
 }
 
 #[test]
-fn what_a_turn_leads_to_waits_and_what_a_call_leads_to_meets_the_policy() {
+fn items_of_a_turn_are_held_and_items_of_a_call_meet_the_policy() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.run("b")];
     world.busy.store(true, Ordering::SeqCst);
@@ -113,7 +113,7 @@ fn what_a_turn_leads_to_waits_and_what_a_call_leads_to_meets_the_policy() {
 }
 
 #[test]
-fn what_does_not_fit_goes_in_place_of_the_oldest_that_waits() {
+fn an_item_beyond_the_limit_replaces_the_oldest() {
     let mut world = World::new(Script {
         drops_oldest: true,
         ..Script::default()
@@ -142,7 +142,7 @@ fn a_policy_that_ends_the_receiver_drops_one_item_and_loses_the_others() {
 }
 
 #[test]
-fn a_slow_receiver_meets_the_policy_with_what_waits_for_it() {
+fn the_line_of_a_slow_receiver_meets_the_policy() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.run("b")];
     world.busy.store(true, Ordering::SeqCst);
@@ -205,7 +205,7 @@ fn a_connection_that_is_lost_loses_its_line_at_once() {
 }
 
 #[test]
-fn what_settling_brings_is_done_as_well() {
+fn actions_of_a_settling_are_carried_out() {
     let mut world = World::new(Script::default());
     let peer = world.run("a");
     world.runner.core_mut().at_settling = vec![peer.end(false)];

@@ -1,4 +1,4 @@
-//! How the dispatcher's time is given out and measured.
+//! The distribution and the measurement of the dispatcher's time.
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn a_run_ends_at_its_frames_and_a_rest_has_the_next_one() {
 }
 
 #[test]
-fn a_turn_ends_when_its_time_is_used_up_and_that_is_looked_at_after_each_run() {
+fn a_turn_ends_after_the_run_that_uses_up_its_share() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.run("b")];
     world.log();
@@ -54,7 +54,7 @@ fn a_turn_ends_when_its_time_is_used_up_and_that_is_looked_at_after_each_run() {
 }
 
 #[test]
-fn what_a_run_causes_is_charged_as_well() {
+fn the_actions_of_a_run_are_charged_as_well() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.run("b")];
     world.log();
@@ -71,7 +71,7 @@ fn what_a_run_causes_is_charged_as_well() {
 }
 
 #[test]
-fn a_look_sees_who_is_there_who_has_input_and_how_long_all_took() {
+fn a_look_sees_connections_input_and_times() {
     let mut world = World::new(Script::default());
     let seen = |world: &mut World| {
         let (reply, seen) = crossbeam_channel::bounded(1);

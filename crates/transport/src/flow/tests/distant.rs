@@ -1,4 +1,4 @@
-//! Origins at another dispatcher: each is told to wait once, and to go on once.
+//! Origins at another dispatcher: each is held once and released once.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn send(net: &mut Net, link: &Peer, number: u64, to: &Peer, units: usize) {
     }
 }
 
-/// The changes since the last call: which origin, and whether it waits.
+/// The changes since the last call: the origin, and true if it is held.
 fn changes(net: &mut Net) -> Vec<(u64, bool)> {
     let changes = net.flow.take_distant().into_iter();
     changes.map(|change| (change.number, change.waits)).collect()
@@ -40,7 +40,7 @@ fn a_distant_origin_waits_from_its_first_item_in_a_line_to_its_last_and_its_link
 }
 
 #[test]
-fn the_end_of_a_receiver_and_a_slow_one_let_distant_origins_go_on() {
+fn a_slow_or_ended_receiver_releases_distant_origins() {
     let mut net = Net::new(1 << 30);
     let [link, full, slow] = [64, 4, 4].map(|units| net.peer(units));
     send(&mut net, &link, 7, &full, 4);
@@ -53,7 +53,7 @@ fn the_end_of_a_receiver_and_a_slow_one_let_distant_origins_go_on() {
     net.flow.tick(late);
     assert!(net.slow(&slow));
     assert_eq!(changes(&mut net), [(7, false)]);
-    // Nobody waits for a slow receiver, and what it cannot take meets the policy.
+    // A slow receiver holds no origin, and items beyond its limit meet the policy.
     let (link, number) = (link.id, 7);
     let late = net
         .flow
@@ -63,7 +63,7 @@ fn the_end_of_a_receiver_and_a_slow_one_let_distant_origins_go_on() {
 }
 
 #[test]
-fn what_comes_late_of_a_distant_origin_meets_the_policy_where_it_is_too_much() {
+fn too_many_late_items_of_a_distant_origin_meet_the_policy() {
     let mut net = Net::new(1 << 30);
     let [link, full] = [64, 4].map(|units| net.peer(units));
     let origin = Origin::Distant {
@@ -71,7 +71,7 @@ fn what_comes_late_of_a_distant_origin_meets_the_policy_where_it_is_too_much() {
         number: 7,
     };
     let mut send = || net.flow.deliver(origin, full.id, long(UNIT), false, net.start);
-    // Its limit is 1 MiB, but what may be on a link is taken in any case.
+    // Its limit is 1 MiB, but items that may be on a link are accepted in any case.
     let taken = (0..128).take_while(|_| send() != Delivery::Overflows).count() as u64;
     let (fits, late) = (IN_TRANSIT / MEMORY, 8);
     assert!((fits..fits + late).contains(&taken), "{taken}");
@@ -79,7 +79,7 @@ fn what_comes_late_of_a_distant_origin_meets_the_policy_where_it_is_too_much() {
 }
 
 #[test]
-fn a_connection_is_held_for_another_dispatcher_until_it_is_let_go() {
+fn a_connection_is_held_for_another_dispatcher_until_its_release() {
     let mut net = Net::new(1 << 30);
     let sender = net.peer(64);
     net.flow.hold_for_another(sender.id, false, net.start);
@@ -87,7 +87,7 @@ fn a_connection_is_held_for_another_dispatcher_until_it_is_let_go() {
     assert!(net.flow.is_held(sender.id));
     net.flow.hold_for_another(sender.id, false, net.start);
     assert!(!net.waits(&sender));
-    // One that has gone meanwhile is nobody's affair.
+    // A connection that has ended meanwhile is ignored.
     net.flow.remove(sender.id);
     net.flow.hold_for_another(sender.id, false, net.start);
 }

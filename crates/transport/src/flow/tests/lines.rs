@@ -1,4 +1,4 @@
-//! What waits in which line, who waits with it, and what is dropped.
+//! The items in each line, the origins that they hold, and drops.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn others_may_fill_half_of_a_queue_and_what_is_beyond_waits() {
 }
 
 #[test]
-fn who_leaves_its_own_answers_is_held_and_holds_nobody_else() {
+fn unread_answers_hold_only_their_receiver() {
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(64), net.peer(4)];
     let units = usize::try_from(MOST_ANSWERS / MEMORY).unwrap();
@@ -155,7 +155,7 @@ fn the_share_of_the_budget_is_a_mark_too() {
 }
 
 #[test]
-fn what_is_sent_to_a_receiver_leaves_in_the_order_in_which_it_was_sent() {
+fn items_leave_for_a_receiver_in_the_order_in_which_they_were_sent() {
     let mut net = Net::new(1 << 40);
     let receiver = net.peer(4);
     let senders = [net.peer(1), net.peer(1), net.peer(1)];
@@ -164,12 +164,12 @@ fn what_is_sent_to_a_receiver_leaves_in_the_order_in_which_it_was_sent() {
         let n = receiver.outbox.waiting().items + name.len() as u64 + u64::from(name.as_bytes()[0]);
         let sender = &senders[usize::try_from(n % 3).unwrap()];
         net.send_item(sender, &receiver, item(name));
-        // Whatever a timer, a call or an answer sends comes after that.
+        // Items of a timer, a call or an answer come after that.
         net.tell(&receiver, item(&name.to_uppercase()));
         net.send_item(&receiver, &receiver, item(&name.repeat(2)));
     }
     assert!(senders.iter().all(|sender| net.waits(sender)));
-    // One more would find room, but what waits comes first.
+    // One more item would find room, but the line comes first.
     write_one(&receiver);
     net.tell(&receiver, item("a timer"));
     net.send_item(&senders[1], &receiver, item("a frame"));
@@ -211,7 +211,7 @@ fn a_sender_in_two_lines_takes_no_turn_before_it_has_left_both() {
 }
 
 #[test]
-fn who_leaves_its_line_in_its_own_turn_is_listed_once() {
+fn a_connection_released_in_its_own_turn_is_listed_once() {
     let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     net.read(&sender, &["more"]);
@@ -224,7 +224,7 @@ fn who_leaves_its_line_in_its_own_turn_is_listed_once() {
 }
 
 #[test]
-fn who_waits_is_held_and_goes_on_when_the_receiver_leaves() {
+fn a_held_sender_is_released_when_the_receiver_ends() {
     let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     net.read(&sender, &["more"]);
@@ -243,7 +243,7 @@ fn who_waits_is_held_and_goes_on_when_the_receiver_leaves() {
 }
 
 #[test]
-fn who_ends_with_grace_gets_its_line_first_and_holds_nobody() {
+fn an_end_with_grace_sends_the_line_first_and_holds_no_origin() {
     let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     net.send(&sender, &receiver, 4);
@@ -276,7 +276,7 @@ fn who_ends_with_grace_gets_its_line_first_and_holds_nobody() {
 }
 
 #[test]
-fn what_a_sender_that_left_has_in_a_line_is_still_delivered() {
+fn items_of_a_sender_that_has_ended_are_still_delivered() {
     let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     net.send(&sender, &receiver, 4);
@@ -299,7 +299,7 @@ fn a_receiver_that_is_closed_is_gone_and_its_line_lost() {
 }
 
 #[test]
-fn what_the_application_sends_waits_up_to_the_limit_and_beyond_it_the_policy_decides() {
+fn items_of_the_application_beyond_the_limit_meet_the_policy() {
     for (oldest, kept) in [(false, ["a", "b", "c", "d"]), (true, ["a", "b", "e", "f"])] {
         let mut net = Net::new(1 << 40);
         let few = Limits {
@@ -313,7 +313,7 @@ fn what_the_application_sends_waits_up_to_the_limit_and_beyond_it_the_policy_dec
             assert_eq!(net.drop_overflow(&receiver, oldest), usize::from(over));
         }
         assert_eq!(receiver.outbox.gauge().books().dropped, 2);
-        // A sender waits behind it, and what it waits with is not dropped.
+        // A sender is held behind it, and the item that holds it is not dropped.
         net.send_item(&sender, &receiver, item("waits"));
         assert!(net.waits(&sender) && net.flow.overflow(receiver.id).is_none());
         net.drain(&receiver);
@@ -323,7 +323,7 @@ fn what_the_application_sends_waits_up_to_the_limit_and_beyond_it_the_policy_dec
 }
 
 #[test]
-fn who_waits_takes_no_room_from_the_application() {
+fn held_items_take_no_room_from_the_application() {
     let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     net.send(&sender, &receiver, 20);
@@ -354,7 +354,7 @@ fn no_receiver_meets_the_policy_for_what_others_hoard() {
         while !net.waits(&hoarder) {
             net.send_item(&hoarder, &hoarder, long(30_000));
         }
-        // What the application tells them may wait as well.
+        // Items of the application may wait as well.
         for _ in 0..100 {
             net.tell(&hoarder, long(10_000));
             net.drop_overflow(&hoarder, true);
@@ -380,7 +380,7 @@ fn at_once_goes_past_the_writer() {
 }
 
 #[test]
-fn a_sender_that_goes_on_is_read_as_far_ahead_as_before() {
+fn a_released_sender_has_its_whole_credit() {
     let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     net.send(&sender, &receiver, 6);

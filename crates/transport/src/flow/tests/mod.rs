@@ -17,13 +17,13 @@ use crate::socket::{Duplex, memory};
 use crate::stream::{BufferPool, plain};
 use crate::table::Numbers;
 
-/// As long as a share.
+/// The time of one share.
 const TURN: Duration = Duration::from_nanos(SHARE);
 
 /// The length of an item that is a batch of its own and takes 256 KiB and a
 /// half of memory at most.
 const UNIT: usize = 256 << 10;
-/// What it takes of a queue.
+/// The memory of a unit in a queue.
 const MEMORY: u64 = UNIT as u64 + 128;
 
 /// Connections without threads: their writers write when a test says so.
@@ -52,7 +52,7 @@ impl Net {
         }
     }
 
-    /// Whose queue holds so many units; others may fill half of it.
+    /// A peer whose queue holds so many units; others may fill half of it.
     fn peer(&mut self, units: u64) -> Peer {
         self.peer_with(Limits {
             bytes: units * MEMORY,
@@ -138,7 +138,7 @@ impl Net {
         self.flow.next_turn()
     }
 
-    /// A turn in which each item takes so long. Who had it, and how many items it had.
+    /// A turn in which each item takes `each`. Returns its connection and the number of its items.
     fn whole_turn(&mut self, each: Duration) -> Option<(ConnectionId, u32)> {
         let (id, mut items) = (self.flow.next_turn()?, 0);
         while self.flow.take(id).is_some() {
@@ -157,7 +157,7 @@ fn items<I>(input: Option<Input<I>>) -> Option<I> {
     }
 }
 
-/// One unit, for the writer.
+/// Has the writer write one unit.
 fn write_one(peer: &Peer) -> bool {
     Wire::step(&peer.outbox).unwrap().unwrap().1
 }

@@ -1,4 +1,4 @@
-//! How long senders wait for a receiver.
+//! The time for which a receiver holds its senders.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn a_receiver_without_pace_is_slow_after_the_patience_and_not_before() {
 }
 
 #[test]
-fn a_receiver_that_took_everything_is_measured_anew_when_others_wait_again() {
+fn a_receiver_that_took_everything_is_measured_anew() {
     let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     for _ in 0..2 {
@@ -33,7 +33,7 @@ fn a_receiver_that_took_everything_is_measured_anew_when_others_wait_again() {
 }
 
 #[test]
-fn who_was_slow_stays_slow_until_it_has_kept_the_pace_or_taken_everything() {
+fn a_slow_receiver_stays_slow_until_it_keeps_the_pace_or_takes_everything() {
     for keeps_the_pace in [false, true] {
         let mut net = Net::new(1 << 40);
         let [sender, receiver] = [net.peer(4), net.peer(64)];
@@ -66,7 +66,7 @@ fn who_was_slow_stays_slow_until_it_has_kept_the_pace_or_taken_everything() {
 }
 
 #[test]
-fn who_is_slow_lets_others_go_and_its_own_answers_count_against_nobody() {
+fn a_slow_receiver_releases_others_and_its_own_answers_hold_only_itself() {
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(4), net.peer(4)];
     net.send(&asker, &asker, 4);
@@ -76,7 +76,7 @@ fn who_is_slow_lets_others_go_and_its_own_answers_count_against_nobody() {
     assert!(net.slow(&asker) && !net.waits(&other));
     assert_eq!(net.flow.overflow(asker.id), None, "a unit and a little");
     net.drain(&asker);
-    // Nothing of that is counted any more: its line takes what it may.
+    // None of that is counted any more: its line has its whole limit.
     for _ in 0..4 {
         assert_eq!(net.tell(&asker, long(UNIT)), Delivery::Taken);
     }
@@ -84,7 +84,7 @@ fn who_is_slow_lets_others_go_and_its_own_answers_count_against_nobody() {
 }
 
 #[test]
-fn what_nobody_waits_with_lets_nobody_go() {
+fn dropping_a_loose_item_releases_no_origin() {
     let mut net = Net::new(1 << 40);
     let [sender, slow, full] = [net.peer(4), net.peer(4), net.peer(4)];
     net.send(&sender, &slow, 4);
@@ -98,7 +98,7 @@ fn what_nobody_waits_with_lets_nobody_go() {
 }
 
 #[test]
-fn a_slow_receiver_is_looked_at_again_and_without_patience_not_all_the_time() {
+fn a_slow_receiver_is_checked_again_after_a_pause() {
     let mut net = Net::new(1 << 40);
     net.flow.patience = Duration::ZERO;
     let [sender, receiver] = [net.peer(4), net.peer(4)];
@@ -121,7 +121,7 @@ fn a_slow_receiver_takes_no_more_than_its_share_of_the_budget() {
 }
 
 #[test]
-fn a_receiver_with_a_pace_of_bytes_or_frames_is_waited_for_on() {
+fn a_receiver_that_keeps_the_pace_may_hold_others() {
     // 16 units are the 4 MiB of a second.
     for (frames, sent, kept) in [
         (1, 16, true),
@@ -176,7 +176,7 @@ fn a_frame_that_is_longer_than_a_seconds_worth_counts_as_it_leaves() {
             let most = left.min(buffer.len());
             left -= there.read(&mut buffer[..most]).unwrap();
         }
-        // What the system holds counts as taken; it is less than a mebibyte.
+        // Bytes in the system count as taken; they are less than a mebibyte.
         while receiver.outbox.progress().bytes < taken as u64 {
             std::thread::yield_now();
         }
@@ -188,7 +188,7 @@ fn a_frame_that_is_longer_than_a_seconds_worth_counts_as_it_leaves() {
 }
 
 #[test]
-fn a_late_look_measures_the_whole_wait() {
+fn a_late_check_measures_the_whole_wait() {
     let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(4), net.peer(64)];
     net.send(&sender, &receiver, 33);
@@ -206,7 +206,7 @@ fn a_late_look_measures_the_whole_wait() {
 }
 
 #[test]
-fn a_slow_receiver_still_waits_for_its_own_answers() {
+fn a_slow_receiver_is_still_held_by_its_own_answers() {
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(4), net.peer(4)];
     net.send(&other, &asker, 4);

@@ -1,4 +1,4 @@
-//! Whose input is dealt with next, and how much of it.
+//! The order of turns, and the length of each.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn many_that_begin_to_send_delay_a_busy_one_by_two_shares_each() {
     let mut virtual_time = Duration::ZERO;
     let mut waited = Duration::ZERO;
     for n in 0..20 * NEW {
-        // One after the other they begin to send and do not stop.
+        // The connections begin to send one after the other and do not stop.
         if n < NEW {
             let one = net.peer(1);
             net.read(&one, &["x"; 10_000]);
@@ -35,7 +35,7 @@ fn many_that_begin_to_send_delay_a_busy_one_by_two_shares_each() {
     // And all of them have had some.
     assert!(
         net.flow
-            .connections
+            .rows
             .iter()
             .all(|(_, connection)| connection.input[0].items.len() < 100_000)
     );
@@ -89,7 +89,7 @@ fn a_lone_frame_waits_for_one_turn_also_where_a_thousand_have_not_used_up_their_
 }
 
 #[test]
-fn whoever_sends_frames_that_take_many_shares_waits_for_as_many_rounds() {
+fn frames_of_many_shares_cost_as_many_rounds() {
     let mut net = Net::new(1 << 40);
     let [heavy, busy, sparse] = [net.peer(1), net.peer(1), net.peer(1)];
     net.read(&heavy, &["x"; 1_000]);
@@ -114,7 +114,7 @@ fn whoever_sends_frames_that_take_many_shares_waits_for_as_many_rounds() {
             continue;
         }
         had[usize::from(id == busy.id)] += each * items;
-        // It has had its turn before another frame of them was begun.
+        // It has had its turn before the others began another frame.
         assert!(
             since_sparse == 0 && (id == busy.id || items == 1),
             "{since_sparse}"
@@ -141,7 +141,7 @@ fn busy_connections_share_by_time_bytes_and_frames() {
         let id = net.turn().unwrap();
         let (which, each) = if id == slow.id { (0, 50) } else { (1, 10) };
         while net.flow.take(id).is_some() {
-            // What an item causes counts as well as what it takes.
+            // The actions of an item count as well as its time.
             let took = Duration::from_micros(each / 2);
             net.flow.charge(id, 1, took, 1 + each / 2);
             had[which] += 1;
@@ -186,7 +186,7 @@ fn a_turn_ends_with_exactly_one_share() {
 }
 
 #[test]
-fn who_has_gone_takes_nobodys_turn() {
+fn a_connection_that_has_ended_takes_no_turn() {
     let mut net = Net::new(1 << 40);
     let [gone, stays] = [net.peer(1), net.peer(1)];
     net.read(&gone, &["1"]);
@@ -210,7 +210,7 @@ fn a_run_grows_while_it_is_short_and_shrinks_to_what_fits() {
     let peer = net.peer(1);
     let mut run = |frames, dealing, actions| {
         net.flow.charge(peer.id, frames, dealing, actions);
-        net.flow.connections.get(peer.id).unwrap().run
+        net.flow.rows.get(peer.id).unwrap().run
     };
     let (short, none) = (RUN_TARGET / 4 - Duration::from_nanos(1), 0);
     assert_eq!(run(FIRST_RUN - 1, short, none), FIRST_RUN, "it was not used up");
@@ -273,7 +273,7 @@ fn input_comes_in_order_and_its_end_last() {
 }
 
 #[test]
-fn a_turn_gives_the_credit_of_finished_batches_back_and_lists_who_has_more() {
+fn a_turn_grants_the_credit_of_finished_batches_and_lists_its_connection_again() {
     let mut net = Net::new(1 << 40);
     let peer = net.peer(1);
     net.read(&peer, &["a"]);
@@ -293,7 +293,7 @@ fn a_turn_gives_the_credit_of_finished_batches_back_and_lists_who_has_more() {
 }
 
 #[test]
-fn who_leaves_gives_its_input_and_credit_back() {
+fn an_end_returns_input_and_credit() {
     let mut net = Net::new(1 << 40);
     let peer = net.peer(1);
     net.read(&peer, &["a", "b"]);

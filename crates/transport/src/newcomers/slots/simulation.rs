@@ -1,5 +1,5 @@
-//! The slots in virtual time: accept threads, handshake threads and peers are made up here,
-//! and what they do is decided by [`Slots`].
+//! The slots in virtual time: accept threads, handshake threads and peers are simulated here,
+//! and [`Slots`] makes the decisions.
 //!
 //! ```text
 //!  backlog ─▶ at hand (one a listener) ─▶ slot ─▶ reads, computes, writes … ─▶ admitted
@@ -16,7 +16,7 @@ use std::rc::Rc;
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);
-/// How many waits for its peer a handshake has.
+/// The number of waits for the peer in a handshake.
 const STEPS: u32 = 3;
 
 fn seeds() -> std::ops::Range<u64> {
@@ -60,11 +60,11 @@ enum Kind {
 struct Peer {
     name: usize,
     kind: Kind,
-    /// Whether bytes have arrived that no thread has read.
+    /// True if bytes have arrived that no thread has read.
     has_input: Cell<bool>,
 }
 
-/// What a handshake thread does until the time of its entry.
+/// The state of a handshake thread until the time of its entry.
 #[derive(Clone, Copy, Debug)]
 enum Doing {
     /// It waits, and the peer acts then; `None` is never.
@@ -133,7 +133,7 @@ impl World {
         self.slots.give_back(slot);
     }
 
-    /// What a thread does when its time has come.
+    /// The next step of a thread whose time has come.
     fn step(&mut self, slot: u64) {
         let Thread { doing, .. } = self.threads[&slot];
         let slow = self.is_slow && self.chance.below(4) == 0;
@@ -182,7 +182,7 @@ impl World {
         assert!(waited <= turns * each, "peer {name} waited for {waited:?}");
     }
 
-    /// What the accept thread does: a slot for whoever is next, or a look at the others.
+    /// The step of the accept thread: a slot for the next newcomer, or a check of the others.
     fn accept(&mut self) {
         while let Some(peer) = self.backlog.front() {
             let free = self.slots.running() < self.slots.max;
@@ -308,12 +308,16 @@ fn live(seed: u64, start: Instant) {
     );
 }
 
-/// Everybody whose input was not complete is told that it ends, once; nobody else comes in.
+/// Each peer whose input was not complete is stopped once; no further peer gets a slot.
 fn stop(mut world: World) {
-    let before: Vec<_> = world.threads.keys().map(|slot| world.slots.fate(*slot)).collect();
+    let before: Vec<_> = world
+        .threads
+        .keys()
+        .map(|slot| world.slots.state_of(*slot))
+        .collect();
     let under_way = before
         .iter()
-        .filter(|fate| **fate == Some(Fate::UnderWay))
+        .filter(|state| **state == Some(HandshakeState::UnderWay))
         .count();
     assert_eq!(world.slots.close().count(), under_way);
     assert_eq!(world.slots.close().count(), 0);
@@ -362,7 +366,7 @@ fn only_time_spent_waiting_for_the_peer_counts() {
 
     // A byte each 200 ms, and 800 ms of work of ours for it.
     let drips = slots.take(()).unwrap();
-    slots.spoke(drips);
+    slots.sent_early(drips);
     for byte in 0..9 {
         slots.waits(drips, Wait::Read, at(byte * 1000));
         assert!(!of(&slots, drips, byte * 1000 + 199));
@@ -378,7 +382,7 @@ fn only_time_spent_waiting_for_the_peer_counts() {
     // Half a request to the pages holds a slot for less than that.
     let mut brief = Slots::new(1, BRIEF);
     let half = brief.take(()).unwrap();
-    brief.spoke(half);
+    brief.sent_early(half);
     brief.waits(half, Wait::Read, at(0));
     assert!(brief.cut(at(19), |()| false).is_none());
     assert!(brief.cut(at(20), |()| false).is_some());

@@ -3,12 +3,12 @@
 use super::*;
 
 #[test]
-fn who_is_replaced_leaves_before_the_newcomer_is_told() {
+fn a_replaced_connection_ends_before_the_newcomer_gets_its_answer() {
     let mut world = World::new(Script::default());
     let old = world.run("old");
     world.runner.core_mut().at_admission = vec![old.end(false)];
     let (reply, verdict) = crossbeam_channel::bounded::<Verdict<Script>>(0);
-    // Nobody takes the reply: the runner is where it tells the newcomer.
+    // The receiver of the answer is dropped before the runner sends it.
     let closed = old.outbox.clone();
     let newcomer = crate::host::threads::spawn("newcomer", move || {
         assert!(verdict.recv().unwrap().is_ok());
@@ -36,7 +36,7 @@ fn all_connections_of_one_owner_have_half_of_the_memory() {
 }
 
 #[test]
-fn who_is_refused_leaves_no_trace() {
+fn a_refused_newcomer_leaves_no_trace() {
     let mut world = World::new(Script::default());
     world.runner.core_mut().refuses = true;
     let verdict = world.ask("x", memory::pair().0);
@@ -49,7 +49,7 @@ fn who_is_refused_leaves_no_trace() {
 }
 
 #[test]
-fn a_newcomer_that_went_before_its_verdict_is_gone() {
+fn a_newcomer_that_left_before_its_verdict_is_removed() {
     let mut world = World::new(Script::default());
     let (reply, verdict) = crossbeam_channel::bounded(1);
     drop(verdict);
@@ -116,7 +116,7 @@ fn threads_that_finish_before_they_were_reported_are_joined_then() {
 }
 
 #[test]
-fn an_end_at_once_cuts_off_who_is_still_being_told_of_its_admission() {
+fn an_abort_shuts_down_the_stream_of_a_newcomer_without_threads() {
     let mut world = World::new(Script::default());
     let [gently, at_once] = [world.admit("a"), world.admit("b")];
     world.call(vec![gently.end(false), at_once.end(true)]);
@@ -125,7 +125,7 @@ fn an_end_at_once_cuts_off_who_is_still_being_told_of_its_admission() {
 }
 
 #[test]
-fn nobody_waits_for_a_dispatcher_that_has_gone() {
+fn no_request_waits_for_a_dispatcher_that_has_ended() {
     let mut world = World::new(Script::default());
     let peer = world.run("a");
     let credit = Arc::clone(&peer.credit);
@@ -142,7 +142,7 @@ fn nobody_waits_for_a_dispatcher_that_has_gone() {
 }
 
 #[test]
-fn an_end_at_once_after_a_gentle_one_cuts_off() {
+fn an_abort_after_an_end_with_grace_aborts() {
     let mut world = World::new(Script::default());
     let peer = world.run("a");
     world.call(vec![peer.end(false)]);
@@ -152,7 +152,7 @@ fn an_end_at_once_after_a_gentle_one_cuts_off() {
 }
 
 #[test]
-fn an_end_has_its_turn_after_what_came_before_it() {
+fn an_end_has_its_turn_after_earlier_items() {
     let mut world = World::new(Script::default());
     let peer = world.run("a");
     world.read(&peer, vec![Step::Note("item")]);
@@ -168,7 +168,7 @@ fn an_end_has_its_turn_after_what_came_before_it() {
 }
 
 #[test]
-fn what_came_before_an_end_is_dealt_with_although_the_threads_have_finished() {
+fn input_before_an_end_is_handled_although_the_threads_have_finished() {
     let mut world = World::new(Script::default());
     let peer = world.run("a");
     world.read(&peer, vec![Step::Note("item"), Step::Note("item")]);
@@ -188,7 +188,7 @@ fn what_came_before_an_end_is_dealt_with_although_the_threads_have_finished() {
 }
 
 #[test]
-fn the_core_is_told_how_much_input_an_end_leaves() {
+fn the_core_gets_the_unhandled_input_of_an_end() {
     let mut world = World::new(Script::default());
     let peer = world.run("a");
     world.read(&peer, vec![Step::Note("item"), Step::Note("item")]);
@@ -202,7 +202,7 @@ fn the_core_is_told_how_much_input_an_end_leaves() {
 }
 
 #[test]
-fn who_takes_its_time_to_part_is_cut_off_each_when_its_own_is_over() {
+fn each_ending_connection_is_aborted_at_its_own_time() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.run("b")];
     world.call(vec![a.end(false)]);
@@ -221,7 +221,7 @@ fn who_takes_its_time_to_part_is_cut_off_each_when_its_own_is_over() {
 }
 
 #[test]
-fn a_stop_is_told_once_and_cuts_off_who_is_left_when_grace_is_over() {
+fn a_stop_reaches_the_core_once_and_aborts_the_rest_after_the_grace() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.admit("b")];
     world.runner.core_mut().at_stop = vec![a.end(false), Action::Stop];
@@ -263,7 +263,7 @@ fn a_timer_of_the_core_is_due_at_its_time_and_not_before() {
 }
 
 #[test]
-fn whoever_drops_an_admission_says_so() {
+fn dropping_an_admission_reports_it() {
     let (events, queue) = events::channel::<DispatchEvent<Script, Fake>>(2);
     let mut world = World::new(Script::default());
     let [a, b] = [world.admit("a"), world.admit("b")];
@@ -276,7 +276,7 @@ fn whoever_drops_an_admission_says_so() {
 }
 
 #[test]
-fn the_thread_runs_until_it_may_exit_and_everybody_has_gone() {
+fn the_thread_runs_until_the_exit_and_the_last_connection() {
     let (events, queue) = events::channel::<DispatchEvent<Script, Fake>>(8);
     let mut world = World::new(Script::default());
     let peer = world.run("a");

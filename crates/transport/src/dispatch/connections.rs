@@ -35,7 +35,7 @@ impl Threads for Link {
 
 /// A connection from its admission until its threads are joined.
 #[derive(Debug)]
-pub(super) struct Life<T> {
+pub(super) struct Connection<T> {
     pub(super) outbox: Outbox,
     /// Shut down to end the connection at once, also while its handshake thread sends the answer.
     stream: Arc<dyn Duplex>,
@@ -46,21 +46,21 @@ pub(super) struct Life<T> {
     ending: bool,
     /// True once its threads have reported that they are about to end.
     finished: bool,
-    /// The step in which the dispatcher last sent in place of the connection's writer.
+    /// The step in which the dispatcher last sent instead of the connection's writer.
     pub(super) sent_in_step: u64,
 }
 
 /// All connections of a runner.
 #[derive(Debug)]
-pub(super) struct Lives<T> {
-    pub(super) table: Table<Life<T>>,
+pub(super) struct Connections<T> {
+    pub(super) table: Table<Connection<T>>,
     /// The time that an ending connection has to send its queue.
     parting: Duration,
     /// The times at which ending connections are aborted, earliest first.
     cut_off: VecDeque<(Instant, ConnectionId)>,
 }
 
-impl<T: Threads> Lives<T> {
+impl<T: Threads> Connections<T> {
     pub(super) fn new(parting: Duration) -> Self {
         Self {
             table: Table::default(),
@@ -71,7 +71,7 @@ impl<T: Threads> Lives<T> {
 
     /// True if a connection exists and has not begun to end.
     pub(super) fn is_open(&self, id: ConnectionId) -> bool {
-        self.table.get(id).is_some_and(|life| !life.ending)
+        self.table.get(id).is_some_and(|entry| !entry.ending)
     }
 
     pub(super) fn admit<G>(&mut self, admitted: &Admitted<G>, stream: Arc<dyn Duplex>) {
@@ -81,7 +81,7 @@ impl<T: Threads> Lives<T> {
         }
         self.table.insert(
             admitted.id,
-            Life {
+            Connection {
                 outbox: admitted.outbox.clone(),
                 stream,
                 credit: Arc::clone(&admitted.credit),
@@ -96,34 +96,34 @@ impl<T: Threads> Lives<T> {
     /// Ends a connection after its queue is sent, or at once if `abort` is set. The caller closes
     /// its queue in the flow.
     pub(super) fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) {
-        let Some(life) = self.table.get_mut(id) else {
+        let Some(entry) = self.table.get_mut(id) else {
             return;
         };
         // The time runs from the first end. Otherwise a peer could postpone its end with each
         // further cause of an end.
-        if !std::mem::replace(&mut life.ending, true) {
+        if !std::mem::replace(&mut entry.ending, true) {
             // All have the same time limit, so the list stays sorted.
             self.cut_off.push_back((after(now, self.parting), id));
         }
         if abort {
-            life.abort();
+            entry.abort();
         }
     }
 
     /// Notes that the threads of a connection run. True if that connection has ended and is
     /// removed now.
     pub(super) fn started(&mut self, id: ConnectionId, threads: T) -> bool {
-        let Some(life) = self.table.get_mut(id) else {
+        let Some(entry) = self.table.get_mut(id) else {
             return false;
         };
-        life.threads = Some(threads);
+        entry.threads = Some(threads);
         self.reap(id)
     }
 
     /// Notes that the threads are about to end. True if the connection is removed now.
     pub(super) fn finished(&mut self, id: ConnectionId) -> bool {
-        if let Some(life) = self.table.get_mut(id) {
-            life.finished = true;
+        if let Some(entry) = self.table.get_mut(id) {
+            entry.finished = true;
         }
         self.reap(id)
     }
@@ -131,8 +131,8 @@ impl<T: Threads> Lives<T> {
     /// Removes a connection whose threads never ran.
     pub(super) fn never_started(&mut self, id: ConnectionId) -> bool {
         // There is no writer that would count the queue as lost. The drop closes the stream.
-        let life = self.remove(id);
-        life.inspect(|life| life.outbox.discard()).is_some()
+        let entry = self.remove(id);
+        entry.inspect(|entry| entry.outbox.discard()).is_some()
     }
 
     /// Joins the threads of a connection that has ended, if they are about to end. True if the
@@ -141,16 +141,16 @@ impl<T: Threads> Lives<T> {
         let over = self
             .table
             .get(id)
-            .is_some_and(|life| life.ending && life.finished && life.threads.is_some());
-        if over && let Some(threads) = self.remove(id).and_then(|mut life| life.threads.take()) {
+            .is_some_and(|entry| entry.ending && entry.finished && entry.threads.is_some());
+        if over && let Some(threads) = self.remove(id).and_then(|mut entry| entry.threads.take()) {
             // This does not block: both threads have reported that they do nothing more.
             threads.join();
         }
         over
     }
 
-    fn remove(&mut self, id: ConnectionId) -> Option<Life<T>> {
-        let life = self.table.remove(id)?;
+    fn remove(&mut self, id: ConnectionId) -> Option<Connection<T>> {
+        let entry = self.table.remove(id)?;
         // Removing from the front is enough to bound the list by the number of connections. A
         // search for an entry in the middle would cost more than it frees.
         while let Some((_, id)) = self.cut_off.front()
@@ -158,7 +158,7 @@ impl<T: Threads> Lives<T> {
         {
             self.cut_off.pop_front();
         }
-        Some(life)
+        Some(entry)
     }
 
     /// The time at which the next ending connection is aborted.
@@ -173,22 +173,22 @@ impl<T: Threads> Lives<T> {
             && at <= now
         {
             self.cut_off.pop_front();
-            if let Some(life) = self.table.get(id) {
-                life.abort();
+            if let Some(entry) = self.table.get(id) {
+                entry.abort();
             }
         }
     }
 
     pub(super) fn abort_all(&self) {
         for id in self.table.ids() {
-            if let Some(life) = self.table.get(id) {
-                life.abort();
+            if let Some(entry) = self.table.get(id) {
+                entry.abort();
             }
         }
     }
 }
 
-impl<T> Life<T> {
+impl<T> Connection<T> {
     fn abort(&self) {
         self.outbox.abort();
         // The shutdown wakes the reader, and the writer if it is in a write.
@@ -196,7 +196,7 @@ impl<T> Life<T> {
     }
 }
 
-impl<T> Drop for Life<T> {
+impl<T> Drop for Connection<T> {
     /// Ends the threads of the connection, also if the dispatcher panics.
     fn drop(&mut self) {
         self.abort();
