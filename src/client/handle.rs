@@ -214,19 +214,24 @@ impl ClientHandle {
 
     /// The counters since the client was started.
     pub fn counters(&self) -> ClientCounters {
+        let late_replies = lock(&self.state.requests).late();
+        let counts = lock(&self.state.counts);
+        let sent = counts.present.as_ref().map(Outbox::sent).unwrap_or_default();
         ClientCounters {
-            late_replies: lock(&self.state.requests).late(),
-            ..self.state.counts.read()
+            sent_frames: counts.counters.sent_frames + sent.frames,
+            sent_bytes: counts.counters.sent_bytes + sent.bytes,
+            bad_traces: self.state.bad_traces.load(Ordering::Relaxed),
+            late_replies,
+            ..counts.counters
         }
     }
 
     /// A snapshot for monitoring. Does not wait.
     pub fn figures(&self) -> ClientFigures {
-        let counts = &self.state.counts;
         let waiting = self.state.uplink.waiting();
         let (since, failures) = {
-            let counted = lock(&counts.counted);
-            (counted.since, counted.failures.clone())
+            let counts = lock(&self.state.counts);
+            (counts.since, counts.failures.clone())
         };
         let passed = now().saturating_duration_since(since);
         let now = wall_clock();
@@ -279,7 +284,9 @@ pub(super) struct ClientState {
     pub(super) configuration: Mutex<Option<Bytes>>,
     /// The failures of the latest round of attempts.
     pub(super) failures: Mutex<Vec<DialError>>,
-    pub(super) counts: Counts,
+    pub(super) counts: Mutex<Counts>,
+    /// Malformed traces, which the decoder of the session counts itself.
+    pub(super) bad_traces: Arc<AtomicU64>,
     pub(super) cancel: Cancel,
 }
 
@@ -440,14 +447,14 @@ impl ClientState {
             inbound.offer(ClientEvent::Closed(reason));
         }
         if let Some(end) = end {
-            self.counts.lose(end.lost);
+            lock(&self.counts).counters.lost_frames += end.lost;
         }
     }
 
     /// Ends the client for a reason that the core has found.
     pub(super) fn end(&self, reason: ClientError) {
         if let Some(end) = self.uplink.end(reason.clone()) {
-            self.counts.lose(end.lost);
+            lock(&self.counts).counters.lost_frames += end.lost;
         }
         self.cancel_requests();
         let inbound = lock(&self.inbound).take();
@@ -471,85 +478,51 @@ impl ClientState {
     }
 }
 
-/// The counters over all sessions.
+/// The counters over all sessions. The reader locks them once for all frames of one read.
 #[derive(Debug)]
 pub(super) struct Counts {
-    counted: Mutex<Counted>,
-    /// The decoder of the session increments this counter itself.
-    pub(super) bad_traces: Arc<AtomicU64>,
-}
-
-#[derive(Debug)]
-struct Counted {
     /// The time at which the present session began, or the last one ended.
     since: Instant,
-    /// The frames that the outbox of the present session has sent are not included.
-    counters: ClientCounters,
+    /// Without the frames that the outbox of the present session has sent, and without malformed
+    /// traces.
+    pub(super) counters: ClientCounters,
     /// The number of failed attempts by [`DialFault::word`].
     failures: BTreeMap<&'static str, u64>,
-    /// The outbox of the present session, which counts the frames that it has sent.
+    /// The outbox of the present session. It counts the frames that it has sent, so that sending a
+    /// frame does not lock these counters.
     present: Option<Outbox>,
 }
 
 impl Counts {
     pub(super) fn new() -> Self {
         Self {
-            counted: Mutex::new(Counted {
-                since: now(),
-                counters: ClientCounters::default(),
-                failures: BTreeMap::new(),
-                present: None,
-            }),
-            bad_traces: Arc::default(),
+            since: now(),
+            counters: ClientCounters::default(),
+            failures: BTreeMap::new(),
+            present: None,
         }
-    }
-
-    /// Changes the counters. The reader calls this once for all frames of one read, so that the
-    /// lock costs almost no time for each frame.
-    pub(super) fn add(&self, add: impl FnOnce(&mut ClientCounters)) {
-        add(&mut lock(&self.counted).counters);
     }
 
     /// Counts a failed attempt.
-    pub(super) fn failed(&self, fault: &DialFault) {
-        let mut counted = lock(&self.counted);
-        counted.counters.failed_attempts += 1;
-        *counted.failures.entry(fault.word()).or_default() += 1;
+    pub(super) fn failed(&mut self, fault: &DialFault) {
+        self.counters.failed_attempts += 1;
+        *self.failures.entry(fault.word()).or_default() += 1;
     }
 
-    pub(super) fn begin(&self, outbox: &Outbox, now: Instant) {
-        let mut counted = lock(&self.counted);
-        counted.since = now;
-        counted.counters.sessions += 1;
-        counted.present = Some(outbox.clone());
+    pub(super) fn begin(&mut self, outbox: &Outbox, now: Instant) {
+        self.since = now;
+        self.counters.sessions += 1;
+        self.present = Some(outbox.clone());
     }
 
     /// Adds the counters of the present session's outbox, after its threads have ended.
-    pub(super) fn finish(&self, now: Instant) {
-        let mut counted = lock(&self.counted);
-        if let Some(outbox) = counted.present.take() {
-            counted.since = now;
-            let (sent, counters) = (outbox.sent(), &mut counted.counters);
-            counters.sent_frames += sent.frames;
-            counters.sent_bytes += sent.bytes;
-            counters.lost_frames += outbox.lost();
-        }
-    }
-
-    pub(super) fn lose(&self, frames: u64) {
-        self.add(|counters| counters.lost_frames += frames);
-    }
-
-    fn read(&self) -> ClientCounters {
-        let counted = lock(&self.counted);
-        // The outbox of the present session counts the frames that it has sent, so that sending a
-        // frame does not take this lock.
-        let sent = counted.present.as_ref().map(Outbox::sent).unwrap_or_default();
-        ClientCounters {
-            sent_frames: counted.counters.sent_frames + sent.frames,
-            sent_bytes: counted.counters.sent_bytes + sent.bytes,
-            bad_traces: self.bad_traces.load(Ordering::Relaxed),
-            ..counted.counters
+    pub(super) fn finish(&mut self, now: Instant) {
+        if let Some(outbox) = self.present.take() {
+            self.since = now;
+            let sent = outbox.sent();
+            self.counters.sent_frames += sent.frames;
+            self.counters.sent_bytes += sent.bytes;
+            self.counters.lost_frames += outbox.lost();
         }
     }
 }

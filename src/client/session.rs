@@ -119,11 +119,12 @@ impl Sink<Item> for SessionSink {
         let frames: u64 = items.iter().map(|item| u64::from(item.frames())).sum();
         let is_unsupported = |item: &&Item| matches!(item, Item::Unsupported(_));
         let unsupported = items.iter().filter(is_unsupported).count() as u64;
-        state.counts.add(|counters| {
+        {
+            let counters = &mut lock(&state.counts).counters;
             counters.received_bytes += bytes as u64;
             counters.received_frames += frames;
             counters.unsupported += unsupported;
-        });
+        }
         // The lock is held while the channel of events is full. The only other thread that needs it
         // then is one that closes the client, and a close ends this wait before it takes the lock.
         let mut inbound = lock(&state.inbound);

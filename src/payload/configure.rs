@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::yaml::{self, ErrorKind, Segment};
-use super::{Error, MAX_READ_LEN, Payload, kind, payload, read, refusal};
+use super::{Error, MAX_READ_LEN, Payload, defaults, kind, payload, read, refusal};
 use crate::proto::FrameKind;
 
 const ROOT: &str = "configure";
@@ -75,75 +75,47 @@ pub struct StorageConfig {
     pub ceph_id: String,
 }
 
-/// The settings of controllers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ControllerConfig {
-    /// The TCP port of the controller's API; default: 8889.
-    pub ciao_port: i64,
-    /// The API's CA certificate, an absolute path; default: empty.
-    pub compute_ca: String,
-    /// The API's certificate, an absolute path; default: empty.
-    pub compute_cert: String,
-    /// CPUs of a concentrator instance; default: 4.
-    pub cnci_vcpus: i64,
-    /// Memory of a concentrator instance in MB; default: 2048.
-    pub cnci_mem: i64,
-    /// Disk of a concentrator instance in MB; default: 2048.
-    pub cnci_disk: i64,
-    /// The SSH key that opens concentrator instances; default: empty.
-    pub admin_ssh_key: String,
-    /// The CA of the API's clients, an absolute path; default: empty.
-    pub client_auth_ca_cert_path: String,
-    /// The network of the tunnels between concentrators; default: 192.168.0.0.
-    pub cnci_net: String,
-}
-
-impl Default for ControllerConfig {
-    fn default() -> Self {
-        Self {
-            ciao_port: 8889,
-            compute_ca: String::new(),
-            compute_cert: String::new(),
-            cnci_vcpus: 4,
-            cnci_mem: 2048,
-            cnci_disk: 2048,
-            admin_ssh_key: String::new(),
-            client_auth_ca_cert_path: String::new(),
-            cnci_net: "192.168.0.0".to_owned(),
-        }
+defaults! {
+    /// The settings of controllers.
+    ControllerConfig {
+        /// The TCP port of the controller's API; default: 8889.
+        ciao_port: i64 = 8889,
+        /// The API's CA certificate, an absolute path; default: empty.
+        compute_ca: String,
+        /// The API's certificate, an absolute path; default: empty.
+        compute_cert: String,
+        /// CPUs of a concentrator instance; default: 4.
+        cnci_vcpus: i64 = 4,
+        /// Memory of a concentrator instance in MB; default: 2048.
+        cnci_mem: i64 = 2048,
+        /// Disk of a concentrator instance in MB; default: 2048.
+        cnci_disk: i64 = 2048,
+        /// The SSH key that opens concentrator instances; default: empty.
+        admin_ssh_key: String,
+        /// The CA of the API's clients, an absolute path; default: empty.
+        client_auth_ca_cert_path: String,
+        /// The network of the tunnels between concentrators; default: 192.168.0.0.
+        cnci_net: String = "192.168.0.0".to_owned(),
     }
 }
 
-/// The settings of agents.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct LauncherConfig {
-    /// The networks for the traffic of instances, in CIDR form. A single text is accepted as well.
-    /// Default: none.
-    #[serde(deserialize_with = "networks")]
-    pub compute_net: Vec<String>,
-    /// The networks for the traffic of the nodes themselves, in CIDR form. A single text is accepted
-    /// as well. Default: none.
-    #[serde(deserialize_with = "networks")]
-    pub mgmt_net: Vec<String>,
-    /// True if a node accepts an instance only if it has enough free disk; default: true.
-    pub disk_limit: bool,
-    /// True if a node accepts an instance only if it has enough free memory; default: true.
-    pub mem_limit: bool,
-    /// The user that instances run as; default: empty, the agent's own.
-    pub child_user: String,
-}
-
-impl Default for LauncherConfig {
-    fn default() -> Self {
-        Self {
-            compute_net: Vec::new(),
-            mgmt_net: Vec::new(),
-            disk_limit: true,
-            mem_limit: true,
-            child_user: String::new(),
-        }
+defaults! {
+    /// The settings of agents.
+    LauncherConfig {
+        /// The networks for the traffic of instances, in CIDR form. A single text is accepted as well.
+        /// Default: none.
+        #[serde(deserialize_with = "networks")]
+        compute_net: Vec<String>,
+        /// The networks for the traffic of the nodes themselves, in CIDR form. A single text is accepted
+        /// as well. Default: none.
+        #[serde(deserialize_with = "networks")]
+        mgmt_net: Vec<String>,
+        /// True if a node accepts an instance only if it has enough free disk; default: true.
+        disk_limit: bool = true,
+        /// True if a node accepts an instance only if it has enough free memory; default: true.
+        mem_limit: bool = true,
+        /// The user that instances run as; default: empty, the agent's own.
+        child_user: String,
     }
 }
 

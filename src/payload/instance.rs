@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::workload::is_default;
-use super::{Id, alike, payload};
+use super::{Id, alike, defaults, payload};
 
 alike! {
     {
@@ -36,29 +36,18 @@ alike! {
     InstanceStopped = Event::INSTANCE_STOPPED, under "instance_stopped";
 }
 
-/// The end of the last run of an instance, with the same keys as in STATS.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct InstanceEnd {
-    /// The exit code, or 128 plus the number of the signal that ended it; default: -1, unknown.
-    pub exit_code: i64,
-    /// The number of the signal that ended it; default: 0, no signal.
-    pub exit_signal: i64,
-    /// True if one of its processes was killed because its memory was used up; default: false.
-    pub out_of_memory: bool,
-    /// The reason for which its node ended it, in one line of at most 200 characters; default:
-    /// empty.
-    pub detail: String,
-}
-
-impl Default for InstanceEnd {
-    fn default() -> Self {
-        Self {
-            exit_code: -1,
-            exit_signal: 0,
-            out_of_memory: false,
-            detail: String::new(),
-        }
+defaults! {
+    /// The end of the last run of an instance, with the same keys as in STATS.
+    InstanceEnd {
+        /// The exit code, or 128 plus the number of the signal that ended it; default: -1, unknown.
+        exit_code: i64 = -1,
+        /// The number of the signal that ended it; default: 0, no signal.
+        exit_signal: i64,
+        /// True if one of its processes was killed because its memory was used up; default: false.
+        out_of_memory: bool,
+        /// The reason for which its node ended it, in one line of at most 200 characters; default:
+        /// empty.
+        detail: String,
     }
 }
 

@@ -104,6 +104,8 @@ mod watch;
 mod workload;
 pub mod yaml;
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -224,7 +226,7 @@ fn read<'a, T: DeserializeOwned>(
 
 fn write<T: Serialize>(value: &T, root: Option<&'static str>) -> Bytes {
     let written = match root {
-        Some(root) => yaml::encode_under(root, value),
+        Some(root) => yaml::encode(&BTreeMap::from([(root, value)])),
         None => yaml::encode(value),
     };
     // Schemas only have texts, numbers, lists, and maps with texts as keys, which can always be
@@ -276,6 +278,37 @@ macro_rules! payload {
     };
 }
 
+/// Defines a schema in which some fields have another default than their type: `field: Type = default`.
+macro_rules! defaults {
+    (@default) => {
+        Default::default()
+    };
+    (@default $default:expr) => {
+        $default
+    };
+    (
+        $(#[$doc:meta])*
+        $name:ident {
+            $( $(#[$attribute:meta])* $field:ident: $type:ty $(= $default:expr)?, )+
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
+        #[serde(default)]
+        pub struct $name {
+            $( $(#[$attribute])* pub $field: $type, )+
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self {
+                    $( $field: $crate::payload::defaults!(@default $($default)?), )+
+                }
+            }
+        }
+    };
+}
+
 /// Defines schemas that have the same fields.
 macro_rules! alike {
     (
@@ -314,4 +347,4 @@ macro_rules! kind {
     };
 }
 
-use {alike, kind, payload};
+use {alike, defaults, kind, payload};

@@ -1,70 +1,53 @@
 //! READY and MAINTENANCE: the capacity of a node (STATUS 0x1, 0x4).
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
 
 use super::yaml::ErrorKind;
-use super::{Error, Id, MAX_READ_LEN, NodeNetwork, Payload, kind, payload, read, refusal};
+use super::{Error, Id, MAX_READ_LEN, NodeNetwork, Payload, defaults, kind, payload, read, refusal};
 use crate::proto::FrameKind;
 
-/// A node accepts commands. The payload is its capacity.
-///
-/// The payload of READY (STATUS 0x1):
-///
-/// ```yaml
-/// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-/// mem_total_mb: 64000
-/// mem_available_mb: 48211
-/// disk_total_mb: 500000
-/// disk_available_mb: 256000
-/// load: 3
-/// cpus_online: 16
-/// networks:
-/// - ip: 10.0.0.7
-///   mac: "52:54:00:12:34:56"
-/// hostname: rack1-n07
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Ready {
-    /// The node; required.
-    pub node_uuid: Id,
-    /// Memory in MB; default: -1, unknown.
-    pub mem_total_mb: i64,
-    /// Memory that is free, in MB; default: -1, unknown.
-    pub mem_available_mb: i64,
-    /// Disk in MB; default: -1, unknown.
-    pub disk_total_mb: i64,
-    /// Disk that is free, in MB; default: -1, unknown.
-    pub disk_available_mb: i64,
-    /// Load average over one minute, rounded; default: -1, unknown.
-    pub load: i64,
-    /// CPUs in use by the operating system; default: -1, unknown.
-    pub cpus_online: i64,
-    /// The node's addresses; default: none.
-    pub networks: Vec<NodeNetwork>,
-    /// The node's name; default: empty.
-    pub hostname: String,
+defaults! {
+    /// A node accepts commands. The payload is its capacity.
+    ///
+    /// The payload of READY (STATUS 0x1):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// mem_total_mb: 64000
+    /// mem_available_mb: 48211
+    /// disk_total_mb: 500000
+    /// disk_available_mb: 256000
+    /// load: 3
+    /// cpus_online: 16
+    /// networks:
+    /// - ip: 10.0.0.7
+    ///   mac: "52:54:00:12:34:56"
+    /// hostname: rack1-n07
+    /// ```
+    Ready {
+        /// The node; required.
+        node_uuid: Id,
+        // Unknown values are -1, because 0 would mean that no capacity is left.
+        /// Memory in MB; default: -1, unknown.
+        mem_total_mb: i64 = -1,
+        /// Memory that is free, in MB; default: -1, unknown.
+        mem_available_mb: i64 = -1,
+        /// Disk in MB; default: -1, unknown.
+        disk_total_mb: i64 = -1,
+        /// Disk that is free, in MB; default: -1, unknown.
+        disk_available_mb: i64 = -1,
+        /// Load average over one minute, rounded; default: -1, unknown.
+        load: i64 = -1,
+        /// CPUs in use by the operating system; default: -1, unknown.
+        cpus_online: i64 = -1,
+        /// The node's addresses; default: none.
+        networks: Vec<NodeNetwork>,
+        /// The node's name; default: empty.
+        hostname: String,
+    }
 }
 
 payload!(Ready = Status::READY, requires node_uuid);
-
-impl Default for Ready {
-    fn default() -> Self {
-        Self {
-            node_uuid: Id::default(),
-            // As in STATS: 0 would mean that no capacity is left.
-            mem_total_mb: -1,
-            mem_available_mb: -1,
-            disk_total_mb: -1,
-            disk_available_mb: -1,
-            load: -1,
-            cpus_online: -1,
-            networks: Vec::new(),
-            hostname: String::new(),
-        }
-    }
-}
 
 /// A node is in maintenance.
 ///

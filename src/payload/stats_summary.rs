@@ -1,6 +1,8 @@
 //! The part of STATS that a scheduler reads on its dispatcher, for every node.
 
 use std::collections::BTreeMap;
+use std::iter::{Map, Peekable};
+use std::str::SplitTerminator;
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -121,11 +123,9 @@ impl From<Whole> for StatsSummary {
 
 /// The lines of a document in the plain form: each has one `key: value`, `key:`, or list item, and no
 /// value continues in the next line. All functions return `None` if the document has another form.
-struct Lines<'a> {
-    rest: &'a str,
-    /// The line before `rest`, if `peek` has read it.
-    ahead: Option<Line<'a>>,
-}
+struct Lines<'a>(Peekable<Map<SplitTerminator<'a, char>, ReadLine<'a>>>);
+
+type ReadLine<'a> = fn(&'a str) -> Option<Line<'a>>;
 
 /// A line of the plain form.
 #[derive(Clone, Copy)]
@@ -141,9 +141,9 @@ impl<'a> Lines<'a> {
     fn of(payload: &'a [u8]) -> Option<Self> {
         // The full reader reports that a longer document is refused.
         let fits = payload.len() <= yaml::MAX_DOCUMENT_LEN;
-        let rest = fits.then(|| std::str::from_utf8(payload).ok())??;
-        let ahead = None;
-        Some(Self { rest, ahead })
+        let text = fits.then(|| std::str::from_utf8(payload).ok())??;
+        let read: ReadLine<'a> = Line::read;
+        Some(Self(text.split_terminator('\n').map(read).peekable()))
     }
 
     fn summary(&mut self) -> Option<StatsSummary> {
@@ -179,13 +179,11 @@ impl<'a> Lines<'a> {
 
     /// Reads the items below `instances:`, which may have the same indentation.
     fn instances(&mut self, summary: &mut StatsSummary) -> Option<()> {
-        let mut has_any = false;
         let indent = self.peek()?.indent;
         while let Some(first) = self.peek()
             && first.is_item
             && first.indent == indent
         {
-            has_any = true;
             let (mut uuid, mut state, mut volumes) = (None, None, None);
             let mut line = self.next()?;
             loop {
@@ -218,9 +216,8 @@ impl<'a> Lines<'a> {
                 );
             }
         }
-        // The next line is a key of the document, or there is none.
-        let ends = self.is_at_end() || self.peek().is_some_and(|next| next.indent == 0);
-        (ends && has_any).then_some(())
+        // If the next line is not a key of the document, `summary` refuses it.
+        Some(())
     }
 
     /// Reads the items of a list of texts whose key has the indentation `indent`.
@@ -235,10 +232,7 @@ impl<'a> Lines<'a> {
             texts.push(Id::from(text(item.value).filter(|_| item.key.is_empty())?));
             self.next()?;
         }
-        // The next line is a key of the same instance, or has less indentation.
-        let follows = |next: Line<'_>| next.indent < indent || (next.indent == indent && !next.is_item);
-        let ends = self.is_at_end() || self.peek().is_some_and(follows);
-        (ends && !texts.is_empty()).then_some(texts)
+        Some(texts)
     }
 
     /// Skips the lines that belong to the key of `line`. If the value is in `line` itself, there may
@@ -258,22 +252,16 @@ impl<'a> Lines<'a> {
         Some(())
     }
 
-    fn is_at_end(&self) -> bool {
-        self.rest.is_empty() && self.ahead.is_none()
+    fn is_at_end(&mut self) -> bool {
+        self.0.peek().is_none()
     }
 
     fn peek(&mut self) -> Option<Line<'a>> {
-        if self.ahead.is_none() {
-            let (line, rest) = self.rest.split_once('\n').unwrap_or((self.rest, ""));
-            self.ahead = Some(Line::read(line)?);
-            self.rest = rest;
-        }
-        self.ahead
+        *self.0.peek()?
     }
 
     fn next(&mut self) -> Option<Line<'a>> {
-        self.peek()?;
-        self.ahead.take()
+        self.0.next()?
     }
 }
 

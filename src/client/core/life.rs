@@ -143,7 +143,7 @@ impl ClientCore {
             Phase::Closing(until) => (session.phase, Some(Next::Wait(Some(until)))),
             Phase::Join => (Phase::Joined, Some(Next::Join)),
             Phase::Joined => {
-                self.state.counts.finish(at.now);
+                lock(&self.state.counts).finish(at.now);
                 return (self.next_stage(*session, at), None);
             }
         };
@@ -242,7 +242,7 @@ impl ClientCore {
                 // The old session lost no frame. So frames that are sent meanwhile wait for the next
                 // session, and are not refused.
                 self.gap_ends_at = Some(at.now + GAP);
-                return Stage::NewRound;
+                return self.new_round();
             }
             DisconnectReason::Certificate(_) => self.gap_ends_at = Some(at.now + GAP),
             DisconnectReason::PeerRefused(_) => self.warn_if_invalid(at.wall),
@@ -260,7 +260,7 @@ impl ClientCore {
         }
         match self.untried {
             0 => self.pause(at),
-            _ => Stage::NewRound,
+            _ => self.new_round(),
         }
     }
 }

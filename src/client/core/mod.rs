@@ -173,8 +173,6 @@ struct Server {
 
 #[derive(Debug)]
 enum Stage {
-    /// A round begins.
-    NewRound,
     /// The next server of the round is to be tried.
     NextServer,
     /// An attempt is under way. If it uses an older identity, this is the error with the newest.
@@ -209,7 +207,8 @@ impl ClientCore {
             inbound: Mutex::new(Some(inbound)),
             configuration: Mutex::new(None),
             failures: Mutex::new(Vec::new()),
-            counts: Counts::new(),
+            counts: Mutex::new(Counts::new()),
+            bad_traces: Arc::default(),
             cancel,
         });
         let servers = config.servers().into_iter().map(|target| Server {
@@ -217,12 +216,13 @@ impl ClientCore {
             ruled_out: None,
             known: false,
         });
+        let servers: Vec<_> = servers.collect();
         let core = Self {
             state,
-            servers: servers.collect(),
-            stage: Stage::NewRound,
+            untried: servers.len(),
+            servers,
+            stage: Stage::NextServer,
             next: 0,
-            untried: 0,
             errors: Vec::new(),
             is_full_round: true,
             rounds: 0,
@@ -283,26 +283,28 @@ impl ClientCore {
             Stage::Ended => (Stage::Ended, Some(Next::End)),
             Stage::Session(session) => self.step_session(session, at),
             _ if self.state.cancel.is_cancelled() => (self.end(ClientError::Closed), None),
-            Stage::NewRound => {
-                if self.untried == 0 {
-                    self.untried = self.servers.len();
-                }
-                self.is_full_round = self.untried == self.servers.len();
-                self.errors.clear();
-                (Stage::NextServer, None)
-            }
             // Any server may accept the new credentials, so all are tried again.
             Stage::NextServer if self.adopt_renewal() => {
                 self.untried = 0;
-                (Stage::NewRound, None)
+                (self.new_round(), None)
             }
             Stage::NextServer => (self.try_next(at), None),
             Stage::Dialing(trial, refused) => {
                 (Stage::Dialing(trial.clone(), refused), Some(Next::Dial(*trial)))
             }
-            Stage::Pausing(until) if self.adopt_renewal() || at.now >= until => (Stage::NewRound, None),
+            Stage::Pausing(until) if self.adopt_renewal() || at.now >= until => (self.new_round(), None),
             Stage::Pausing(until) => (stage, Some(Next::Wait(Some(until)))),
         }
+    }
+
+    /// Begins a round: of the servers that are left from the last one, or else of all servers.
+    fn new_round(&mut self) -> Stage {
+        if self.untried == 0 {
+            self.untried = self.servers.len();
+        }
+        self.is_full_round = self.untried == self.servers.len();
+        self.errors.clear();
+        Stage::NextServer
     }
 
     /// Blocks as [`Next::Wait`] describes.
@@ -355,7 +357,8 @@ impl ClientCore {
         }
         if self.gap_ends_at.take_if(|until| at.now >= *until).is_some() {
             self.state.hold_requests(false);
-            self.state.counts.lose(self.state.uplink.give_up());
+            let lost = self.state.uplink.give_up();
+            lock(&self.state.counts).counters.lost_frames += lost;
         }
         lock(&self.state.failures).clone_from(&self.errors);
         self.rounds += u32::from(self.is_full_round);
@@ -411,7 +414,7 @@ impl ClientCore {
 
     /// Records a failed attempt, and decides whether its server is tried again.
     fn attempt_failed(&mut self, server: usize, error: DialError, at: At) -> Stage {
-        self.state.counts.failed(&error.fault);
+        lock(&self.state.counts).failed(&error.fault);
         if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {
             return self.end(ClientError::Aborted { server: error.server });
         }
@@ -441,7 +444,7 @@ impl ClientCore {
         let identity = trial.credentials.identity.clone();
         if let Some(error) = refused {
             let until = identity.info().not_after_text();
-            self.state.counts.failed(&error.fault);
+            lock(&self.state.counts).failed(&error.fault);
             warn!(
                 target: LOG,
                 "{}: the server refuses the new certificate ({error}); the old certificate is used until {until}",
@@ -468,7 +471,7 @@ impl ClientCore {
             self.stage = self.end(ClientError::Closed);
             return None;
         };
-        self.state.counts.begin(&outbox, at.now);
+        lock(&self.state.counts).begin(&outbox, at.now);
         info!(target: LOG, "{}: connected to {}", self.name(), standing.server);
         let (end_sender, end) = crossbeam_channel::bounded(1);
         let (drain, drain_requests) = crossbeam_channel::bounded(1);
@@ -485,7 +488,7 @@ impl ClientCore {
                 self.state.config.max_payload,
                 server.tracing(),
                 self.state.config.operands.clone(),
-                Arc::clone(&state.counts.bad_traces),
+                Arc::clone(&state.bad_traces),
                 (state.uuid, self.state.config.role),
             ),
             outbox: outbox.clone(),

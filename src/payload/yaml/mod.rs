@@ -57,7 +57,6 @@ pub(super) use self::split::first_marker;
 pub use self::split::{Document, Documents, documents};
 pub(super) use self::tree::Node;
 pub use self::write::encode;
-pub(super) use self::write::encode_under;
 
 /// The longest document that [`decode`] reads, in bytes (1 MiB). The limit of a frame is far higher,
 /// because the further documents of a START are not read as YAML.

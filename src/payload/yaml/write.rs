@@ -22,22 +22,6 @@ pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Bytes, Error> {
     Ok(quoted_for_older_readers(&text).into())
 }
 
-/// Writes one document whose only key is `root`.
-///
-/// # Errors
-/// As [`encode`].
-pub(in crate::payload) fn encode_under<T: Serialize + ?Sized>(root: &str, value: &T) -> Result<Bytes, Error> {
-    struct Rooted<'a, T: ?Sized>(&'a str, &'a T);
-
-    impl<T: Serialize + ?Sized> Serialize for Rooted<'_, T> {
-        fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serializer.collect_map([(self.0, self.1)])
-        }
-    }
-
-    encode(&Rooted(root, value))
-}
-
 fn invalid(error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Invalid(error.to_string()))
 }

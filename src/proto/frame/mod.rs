@@ -65,11 +65,7 @@ pub struct Frame {
 impl Frame {
     /// A frame without payload.
     pub fn new(kind: impl Into<FrameKind>) -> Self {
-        Self {
-            kind: kind.into(),
-            payload: Bytes::new(),
-            trace: None,
-        }
+        Self::with_payload(kind, Bytes::new())
     }
 
     /// A frame with a payload.
