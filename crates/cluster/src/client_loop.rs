@@ -1,5 +1,5 @@
-//! The thread between a client and a service that does no I/O of its own, an agent or a
-//! concentrator, and the handle that its owner has.
+//! The thread between a client and a service that does no I/O of its own (an agent or a
+//! concentrator), and the owner's handle of that thread.
 //!
 //! ```text
 //!  owner ─── requests ──▶ ┌────────────────┐ ─ events, one at a time ─▶ Service
@@ -20,41 +20,41 @@ use ssntp::proto::Frame;
 use ssntp_transport::LogLimit;
 use ssntp_transport::threads::{self, Joined};
 
-/// The most requests of owners that wait; an owner that finds no room waits, too.
+/// The most requests that wait in the loop's channel.
 const REQUESTS: usize = 16;
-/// How long an owner waits for the answer to a request.
+/// The time limit of an owner's wait for the answer to a request.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long the last frames may take to leave when the loop ends.
+/// The time limit for sending the last frames when the loop ends.
 const LAST_FRAMES: Duration = Duration::from_millis(300);
 
-/// A service that a loop feeds: it reacts to one event at a time, on the loop's thread.
+/// A service that a loop feeds with one event at a time, on the loop's thread.
 pub(crate) trait Service {
     /// A request of its owner.
     type Request: Send + 'static;
     /// An outcome of its workers.
     type Outcome: Send + 'static;
 
-    /// Reacts to an event, and sends what it has to send.
+    /// Handles an event. It must not block.
     fn handle(&mut self, uplink: &mut Uplink, event: Event<Self::Request, Self::Outcome>);
 
-    /// When [`Event::Due`] is to come; none if nothing is due.
+    /// The time of the next [`Event::Due`]; `None` if no event is due.
     fn deadline(&self) -> Option<Instant>;
 }
 
-/// An event that a service reacts to.
+/// An event for a service.
 #[derive(Debug)]
 pub(crate) enum Event<R, O> {
-    /// The loop begins.
+    /// The loop has started.
     Begun,
-    /// A session with the scheduler began.
+    /// A session with the scheduler has begun.
     Connected,
-    /// The session ended.
+    /// The session has ended.
     Disconnected,
     /// A frame of the scheduler.
     Frame(Frame),
-    /// The owner asks for something.
+    /// A request of the owner.
     Request(R),
-    /// A worker has done something.
+    /// An outcome of a worker.
     Outcome(O),
     /// The deadline has passed.
     Due,
@@ -69,7 +69,7 @@ pub(crate) struct Uplink {
 }
 
 impl Uplink {
-    /// Sends a frame without waiting; gives it back if there is no session, or no room.
+    /// Sends a frame without blocking; returns it if there is no session, or no room.
     pub(crate) fn send(&mut self, frame: Frame) -> Result<(), Frame> {
         self.client.try_send(frame).map_err(|e| {
             if let Some(more) = self.log.admit((), "unsent", now()) {
@@ -111,7 +111,7 @@ impl<R: Send + 'static> ClientLoop<R> {
                 log: LogLimit::default(),
             };
             let why = run(&mut uplink, &mut service, &requested, &outcomes);
-            // The last frames say how commands ended, so they get a moment to leave.
+            // The last frames are the answers to commands, so there is some time to send them.
             uplink.client.flush(LAST_FRAMES);
             drop(outcomes);
             drop(service);
@@ -129,13 +129,13 @@ impl<R: Send + 'static> ClientLoop<R> {
         })
     }
 
-    /// Hands a request over without waiting; false if too many wait.
+    /// Hands a request over without blocking; false if there is no room for it.
     pub(crate) fn request(&self, request: R) -> bool {
-        // A loop that has ended drops the request; that is no lack of room.
+        // If the loop has ended, the request is dropped, which is not a lack of room.
         !self.requests.try_send(request).is_err_and(|e| e.is_full())
     }
 
-    /// Asks for something, and waits for the answer for at most [`ANSWER`].
+    /// Sends a request, and waits for the answer for at most [`ANSWER`].
     pub(crate) fn ask<T>(&self, request: impl FnOnce(Sender<T>) -> R) -> Option<T> {
         let (reply, answer) = bounded(1);
         let until = now() + ANSWER;
@@ -144,7 +144,7 @@ impl<R: Send + 'static> ClientLoop<R> {
     }
 }
 
-/// Runs until the owner ends it, or the client ends: then gives why.
+/// Runs until the owner drops the handle, or until the client ends: then returns the reason.
 fn run<S: Service>(
     uplink: &mut Uplink,
     service: &mut S,
@@ -153,7 +153,7 @@ fn run<S: Service>(
 ) -> Option<ClientError> {
     service.handle(uplink, Event::Begun);
     loop {
-        // Asked after each event, because any event may change it.
+        // Computed for each event, because any event may change it.
         let due = service.deadline().map_or_else(never, at);
         let event = select! {
             recv(uplink.client.events()) -> event => match event {
@@ -161,7 +161,7 @@ fn run<S: Service>(
                     info!("{}: connected to {server}", uplink.client.uuid());
                     if !server.role().intersects(Role::SCHEDULER) {
                         warn!(
-                            "{}: {} is no scheduler but a {}, which starts nothing here",
+                            "{}: {} is a {}, not a scheduler: it starts no instances here",
                             uplink.client.uuid(),
                             server.name(),
                             server.role()
@@ -175,7 +175,7 @@ fn run<S: Service>(
                     Event::Disconnected
                 }
                 Ok(ClientEvent::Closed(why)) => return Some(why),
-                // Requests do not come, because this client has registered none.
+                // There are no requests, because this client has registered none.
                 Ok(_) => continue,
                 Err(_) => return Some(uplink.client.handle().ended().unwrap_or(ClientError::Closed)),
             },

@@ -1,4 +1,4 @@
-//! The roles of a cluster on top of the protocol: who sends what to whom.
+//! The roles of a cluster on top of the protocol.
 //!
 //! ```text
 //!                        START, STOP, …                      START, STOP, …
@@ -15,20 +15,20 @@
 //!                                           to all of them
 //! ```
 //!
-//! The scheduler is the only server, and all others are its clients. It forwards payloads
-//! byte for byte.
+//! The scheduler is the server, and all others are its clients. It forwards payloads byte for
+//! byte.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`scheduler`] | the scheduler: takes commands, picks nodes, forwards reports |
+//! | [`scheduler`] | the scheduler: receives commands, picks nodes, forwards reports |
 //! | [`agent`] | the agent of a node: runs instances, reports on the node and on them |
-//! | [`controller`] | a live view of the cluster, and commands whose outcome is watched for |
+//! | [`controller`] | a live view of the cluster, and commands whose outcome is watched |
 //! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
 //! | [`network`] | tenants' networks that carry packets: the node's side |
 //! | [`machine`] | the facts of this machine, as READY and STATS hold them |
-//! | [`Peers`] | the members of a cluster, which a server links with |
-//! | `phase` | how far an instance has come |
-//! | `refusal` | why a command is refused, and the failure that says so |
+//! | [`Peers`] | links a server with the members of its cluster |
+//! | `phase` | the phase of an instance: pending, running, ended |
+//! | `refusal` | the reason why a command is refused, and its failure |
 //! | `client_loop` | the thread between a client and an agent or a concentrator |
 //! | `summed` | files with a checksum |
 //! | `subnet` | networks in CIDR form, MAC addresses |

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A value that cannot be read, or is not in the expected form, is unknown: -1 for a number,
-//! empty for a text or an address. Nothing here fails.
+//! empty for a text or an address. No function here fails.
 //!
 //! ```
 //! use ssntp_cluster::machine;
@@ -36,16 +36,15 @@ const MB: u64 = 1024 * 1024;
 /// Memory and disk are in MB of 2^20 bytes.
 pub type Facts = Ready;
 
-/// Reads all of them. The disk is the file system of `path`, or of its nearest parent that
-/// exists.
+/// Reads all facts. The disk is the file system of `path`, or of its nearest parent that exists.
 ///
-/// Reading takes well under a millisecond, unless `path` is on a network file system that
-/// does not answer.
+/// This takes well under a millisecond, unless `path` is on a network file system that does not
+/// answer.
 pub fn read(path: &Path) -> Facts {
     let mut facts = Facts::default();
     if let Some(meminfo) = text("/proc/meminfo") {
         facts.mem_total_mb = meminfo_mb(&meminfo, "MemTotal").unwrap_or(-1);
-        // Kernels before 3.14 do not estimate what is available.
+        // Kernels before 3.14 do not report the available memory.
         facts.mem_available_mb = meminfo_mb(&meminfo, "MemAvailable")
             .or_else(|| meminfo_mb(&meminfo, "MemFree"))
             .unwrap_or(-1);
@@ -133,8 +132,8 @@ fn disk_mb(path: &Path) -> Option<(i64, i64)> {
     None
 }
 
-/// The addresses by which other hosts may reach this one, and the MAC addresses of their
-/// interfaces. Tunnels have none.
+/// The addresses at which other hosts may reach this one, with the MAC addresses of their
+/// interfaces. A tunnel has no MAC address.
 fn networks() -> Vec<NodeNetwork> {
     // A sorted map, so that the order is the same at each call: IPv4 comes first.
     let (mut addresses, mut macs) = (BTreeMap::new(), HashMap::new());
@@ -159,7 +158,7 @@ fn networks() -> Vec<NodeNetwork> {
             ip: ip.to_string(),
             mac: macs
                 .get(&interface)
-                // The kernel says zeros for an interface that has no MAC address.
+                // The kernel reports zeros for an interface without a MAC address.
                 .filter(|mac| **mac != [0; 6])
                 .map_or_else(String::new, |mac| mac.map(|byte| format!("{byte:02x}")).join(":")),
         })

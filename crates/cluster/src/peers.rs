@@ -8,8 +8,7 @@ use ssntp::transport::Address;
 use ssntp_engine::{Member, View};
 use uuid::Uuid;
 
-/// The most members that a server dials: each has a thread. The page of linked servers counts
-/// with a hundred.
+/// The most members that a server dials. Each has a thread, and `docs/links.md` plans for a hundred.
 const MOST: usize = 256;
 
 /// The members that a server dials.
@@ -21,8 +20,8 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Peers of this server, of which none is dialled yet. `None` if the server was started without
-    /// [`ServerConfig::federate`](ssntp::server::ServerConfig::federate).
+    /// The peers of a server, which dials none of them yet. `None` if the server was started
+    /// without [`ServerConfig::federate`](ssntp::server::ServerConfig::federate).
     pub fn of(server: &Server) -> Option<Self> {
         Some(Self {
             own: server.uuid(),
@@ -31,7 +30,8 @@ impl Peers {
         })
     }
 
-    /// Of the addresses at which a server listens, those at which others may reach it.
+    /// The addresses in `listening` at which other servers may reach a server that listens there.
+    /// Wildcard addresses and addresses that are not TCP are left out.
     pub fn reachable(listening: &[Address]) -> Vec<String> {
         let is_everywhere =
             |host: &str| host.is_empty() || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
@@ -41,8 +41,7 @@ impl Peers {
         reachable.map(Address::to_string).collect()
     }
 
-    /// Dials those that have become members, and no more those that are none any more. Does not
-    /// wait.
+    /// Dials new members, and ends the links to servers that are no longer members. Does not block.
     pub fn follow(&mut self, view: &View) {
         let own = self.own;
         let others = view.members.iter().filter(|member| member.uuid != own).take(MOST);

@@ -1,22 +1,22 @@
-//! How far an instance has come, as its node tells: the one reading of the protocol's
-//! states for the scheduler and for a controller's view.
+//! The phase of an instance: the interpretation of the protocol's states that the scheduler and
+//! a controller's view share.
 
 use ssntp::payload::InstanceState;
 
-/// How far an instance has come.
+/// The phase of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// It is being started.
+    /// The instance is being started.
     Pending,
-    /// It runs, or is about to end.
+    /// The instance runs, or is about to end.
     Running,
-    /// It has ended, and its node may keep it.
+    /// The instance has ended, and its node may keep it.
     Ended,
 }
 
 impl Phase {
-    /// A state that this version does not know counts as running: an instance must not be
-    /// taken for ended before its node says so.
+    /// The phase of a state. A state that this version does not know counts as running, because an
+    /// instance must not count as ended before its node reports that.
     pub(crate) fn of(state: &InstanceState) -> Self {
         match state {
             InstanceState::Pending => Self::Pending,

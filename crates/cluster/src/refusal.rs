@@ -1,5 +1,5 @@
-//! Why a command is refused, and the frame that says so: one table for the scheduler, the
-//! agents, the concentrators and the controllers.
+//! The refusal of a command, and its frame: one table for the scheduler, the agents, the
+//! concentrators and the controllers.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use ssntp::payload::{
 use ssntp::proto::{Command, Frame, FrameKind, FrameType};
 use ssntp_transport::excerpt;
 
-/// The longest id of a command that its failure repeats, in bytes.
+/// The length limit of a command's id in its failure, in bytes.
 const MAX_COMMAND_ID: usize = 64;
 
-/// Why a frame is refused: the protocol's word, and an explanation, which may be empty.
+/// The reason why a frame is refused: the protocol's word, and an explanation, which may be empty.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) word: &'static str,
@@ -71,7 +71,7 @@ impl fmt::Display for Refused {
     }
 }
 
-/// How the failure of one command is written and read.
+/// The functions that write and read the failure of one command.
 struct Kind {
     command: Command,
     error: FrameKind,
@@ -104,15 +104,15 @@ impl Kind {
     }
 }
 
-/// The failure of a command; none if the command has no failure.
+/// The failure of a command; `None` if the command has no failure.
 pub(crate) fn failure(command: Command, mut subject: CommandSubject, refused: &Refused) -> Option<Frame> {
     subject.detail = excerpt(&refused.why).to_string();
-    // The sender chose the id, and a failure must not repeat one of any length.
+    // The sender chose the id, so its length is not bounded.
     if subject.command_id.len() > MAX_COMMAND_ID {
         subject.command_id = String::new();
     }
-    // Each failure has its own list of words in the protocol. Some have another word for the
-    // same reason, others none for it: they get the word that comes nearest.
+    // Each failure has its own list of words in the protocol. If it has no such word, it gets its
+    // own word for the same reason, or the nearest one.
     let word = match (command, refused.word) {
         (Command::RESTART, "image_failure" | "full_cn" | "no_answer") => "launch_failure",
         (Command::ATTACH_VOLUME, "no_answer") => "attach_failure",
@@ -125,27 +125,27 @@ pub(crate) fn failure(command: Command, mut subject: CommandSubject, refused: &R
     written(command, subject, word)
 }
 
-/// The failure of a command, with any reason; none if the command has no failure.
+/// The failure of a command, with any reason; `None` if the command has no failure.
 pub(crate) fn written(command: Command, subject: CommandSubject, reason: &str) -> Option<Frame> {
     let kind = KINDS.iter().find(|kind| kind.command == command)?;
     Some((kind.write)(subject, reason))
 }
 
-/// Reads a failure: its command, what it names, and the reason. None if the frame is not the
+/// Reads a failure: its command, its subject, and the reason. `None` if the frame is not the
 /// failure of a command.
 pub(crate) fn read(frame: &Frame) -> Option<Result<(Command, CommandSubject, String), Error>> {
     let kind = KINDS.iter().find(|kind| kind.error == frame.kind())?;
     Some((kind.read)(frame).map(|(subject, reason)| (kind.command, subject, reason)))
 }
 
-/// The failure of a frame that is refused, if it is a command that has one.
+/// The failure of a refused frame; `None` if it is not a command that has one.
 pub(crate) fn failure_of(frame: &Frame, refused: &Refused) -> Option<Frame> {
     let is_command = frame.kind().frame_type == FrameType::COMMAND;
     let command = is_command.then_some(Command(frame.kind().operand))?;
     failure(command, CommandSubject::of(frame), refused)
 }
 
-/// InvalidFrameType, for a frame that has no failure.
+/// InvalidFrameType for a refused frame of this kind.
 pub(crate) fn invalid_frame(kind: FrameKind, word: &'static str) -> Frame {
     Frame::of(&InvalidFrameType::new(kind, word.into()))
 }

@@ -3,13 +3,13 @@
 use ipnet::{AddrParseError, IpNet};
 use ssntp::payload::{TenantAdded, TenantRemoved};
 
-/// Reads a network such as `172.16.0.0/24`. Address bits after the prefix are dropped, because
-/// senders write a node's own address there.
+/// Reads a network such as `172.16.0.0/24`. Address bits after the prefix are cleared, because
+/// some senders write a node's own address there.
 pub(crate) fn network(text: &str) -> Result<IpNet, AddrParseError> {
     text.parse().map(|net: IpNet| net.trunc())
 }
 
-/// The TenantRemoved that takes back a TenantAdded.
+/// The TenantRemoved that reverses a TenantAdded.
 pub(crate) fn removed(tenant: &TenantAdded) -> TenantRemoved {
     let tenant = tenant.clone();
     TenantRemoved {
@@ -23,7 +23,7 @@ pub(crate) fn removed(tenant: &TenantAdded) -> TenantRemoved {
     }
 }
 
-/// Whether a text is a MAC address: six bytes in hexadecimal, separated by colons.
+/// True if a text is a MAC address: six bytes in hexadecimal, separated by colons.
 pub(crate) fn is_mac(text: &str) -> bool {
     let parts: Vec<_> = text.split(':').collect();
     let hex = |part: &&str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());

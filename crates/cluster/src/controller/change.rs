@@ -1,4 +1,4 @@
-//! The changes of a view, in the order in which a controller receives them.
+//! The changes of a view, in the order in which a controller sees them.
 
 use std::fmt;
 
@@ -10,20 +10,20 @@ use super::{Ending, Failure};
 use ssntp::payload::{self, FrameTrace, Id, InstanceState, NodeStatus, NodeType};
 use ssntp::proto::FrameKind;
 
-/// A change of what a controller knows. Displayed as a sentence. Serialized as a word for programs,
-/// `event`, which is the name of the variant in snake case, and the UUIDs, states and addresses that
-/// it is about.
+/// A change of a controller's view. Displayed as a sentence. Serialized for programs: the key
+/// `event` is the name of the variant in snake case, and the other keys are the UUIDs, states and
+/// addresses of the change.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Change {
-    /// A session with the scheduler began; what the scheduler knows follows.
+    /// A session with the scheduler has begun. The changes of its snapshot follow.
     Online {
         /// The scheduler: `UUID (roles) at ADDRESS`.
         #[serde(skip)]
         scheduler: String,
     },
-    /// The session is lost. Nothing is known of any node until the next session.
+    /// The session is lost. The present state of all nodes is unknown until the next session.
     Offline {
         /// The reason.
         #[serde(skip)]
@@ -35,49 +35,49 @@ pub enum Change {
         #[serde(skip)]
         reason: String,
     },
-    /// Changes were dropped before this one, because they were not received in time.
+    /// Changes before this one were dropped, because they were not received in time.
     Missed {
         /// The number of dropped changes.
         #[serde(skip)]
         count: u64,
     },
-    /// The scheduler has told all that it knew when the session began.
+    /// The scheduler has sent the whole snapshot of the cluster.
     SnapshotComplete {
-        /// The nodes that are connected.
+        /// The number of connected nodes.
         nodes: u64,
-        /// Those of them that have sent STATS.
+        /// The number of connected nodes that have sent STATS.
         reporting: u64,
-        /// The instances that these STATS list.
+        /// The number of instances in these STATS.
         instances: u64,
     },
     /// A node has connected, or is connected at the beginning of a session.
     NodeConnected {
         /// The node.
         node: Uuid,
-        /// Its kind; a node of both kinds connects as each.
+        /// Its type. A node with both types causes one change for each.
         node_type: NodeType,
     },
     /// A node has disconnected.
     NodeDisconnected {
         /// The node.
         node: Uuid,
-        /// Its kind.
+        /// Its type.
         node_type: NodeType,
     },
-    /// A node has another status.
+    /// The status of a node has changed.
     NodeStatus {
         /// The node.
         node: Uuid,
         /// Its new status.
         status: NodeStatus,
     },
-    /// Some node is offline. Its STATS say which.
+    /// A node is offline. Its next STATS show which one.
     NodeOffline,
-    /// STATS of a node have been taken in. The changes that they caused came before.
+    /// STATS of a node have arrived. The changes that they caused came before this one.
     NodeStats {
         /// The node.
         node: Uuid,
-        /// Whether they are the first since the node connected, or since the session began.
+        /// True for the first STATS since the node connected or the session began.
         #[serde(skip)]
         first: bool,
     },
@@ -100,35 +100,35 @@ pub enum Change {
         before: InstanceState,
         /// Its new state.
         state: InstanceState,
-        /// How it ended, if it has.
+        /// The end of its last run, if it has ended.
         #[serde(skip)]
         ending: Option<Ending>,
     },
-    /// A node no longer has an instance, or the view has forgotten the node, because its
-    /// history is full of nodes that left later.
+    /// A node no longer has an instance, or the view has forgotten the disconnected node to make
+    /// room in its history.
     InstanceGone {
         /// The instance.
         instance: Uuid,
         /// The node that had it.
         node: Uuid,
     },
-    /// InstanceStopped came.
+    /// InstanceStopped has arrived.
     InstanceStopped {
         /// The instance.
         instance: Uuid,
         /// Its node, if the instance is known.
         node: Option<Uuid>,
-        /// How it ended, as far as its node says.
+        /// The end of its run, as far as its node reports it.
         #[serde(skip)]
         ending: Ending,
     },
-    /// InstanceDeleted came.
+    /// InstanceDeleted has arrived.
     InstanceDeleted {
         /// The instance.
         instance: Uuid,
         /// The node that had it, if the instance was known.
         node: Option<Uuid>,
-        /// How its last run ended, as far as its node says.
+        /// The end of its last run, as far as its node reports it.
         #[serde(skip)]
         ending: Ending,
     },
@@ -174,7 +174,8 @@ pub enum Change {
         /// The address.
         public_ip: String,
     },
-    /// The scheduler has taken up a configuration that this controller sent.
+    /// The scheduler has adopted a configuration of this controller, or a new leader has sent the
+    /// current one.
     Configured {
         /// The configuration.
         #[serde(skip)]
@@ -189,7 +190,7 @@ pub enum Change {
         /// The kind of the frame.
         #[serde(skip)]
         kind: FrameKind,
-        /// What is wrong with it.
+        /// The error.
         #[serde(skip)]
         error: payload::Error,
     },
@@ -208,13 +209,13 @@ impl fmt::Display for Change {
                 instances,
             } => write!(
                 f,
-                "all is told: {nodes} nodes, of which {reporting} have sent STATS, with {instances} instances"
+                "snapshot complete: {nodes} nodes, of which {reporting} have sent STATS, with {instances} instances"
             ),
             Self::NodeConnected { node, node_type } => {
-                write!(f, "{} {node} is connected", Kind(node_type))
+                write!(f, "{} {node} is connected", kind(node_type))
             }
             Self::NodeDisconnected { node, node_type } => {
-                write!(f, "{} {node} has disconnected", Kind(node_type))
+                write!(f, "{} {node} has disconnected", kind(node_type))
             }
             Self::NodeStatus { node, status } => write!(f, "node {node} is {status}"),
             Self::NodeOffline => f.write_str("a node is OFFLINE"),
@@ -233,17 +234,25 @@ impl fmt::Display for Change {
                 ending,
                 ..
             } => {
-                write!(f, "instance {instance} is {state}, after {before}")?;
-                f.write_str(&ending.as_ref().map(Ending::after_colon).unwrap_or_default())
+                let ending = Ending::after_colon(ending.as_ref());
+                write!(f, "instance {instance} is {state}, after {before}{ending}")
             }
             Self::InstanceGone { instance, node } => {
                 write!(f, "instance {instance} is no longer on node {node}")
             }
             Self::InstanceStopped { instance, ending, .. } => {
-                write!(f, "instance {instance} has stopped{}", ending.after_colon())
+                write!(
+                    f,
+                    "instance {instance} has stopped{}",
+                    Ending::after_colon(Some(ending))
+                )
             }
             Self::InstanceDeleted { instance, ending, .. } => {
-                write!(f, "instance {instance} is deleted{}", ending.after_colon())
+                write!(
+                    f,
+                    "instance {instance} is deleted{}",
+                    Ending::after_colon(Some(ending))
+                )
             }
             Self::VolumeAttached { instance, volume } => {
                 write!(f, "volume {volume} is attached to instance {instance}")
@@ -251,7 +260,7 @@ impl fmt::Display for Change {
             Self::VolumeDetached { instance, volume } => {
                 write!(f, "volume {volume} is detached from instance {instance}")
             }
-            Self::CnciAdded { cnci } => write!(f, "CNCI {cnci} is there"),
+            Self::CnciAdded { cnci } => write!(f, "CNCI {cnci} has announced itself"),
             Self::CnciGone { cnci } => write!(f, "CNCI {cnci} is gone"),
             Self::PublicIpAssigned {
                 cnci,
@@ -278,15 +287,11 @@ impl fmt::Display for Change {
     }
 }
 
-/// A kind of node, as the first words of a sentence.
-struct Kind<'a>(&'a NodeType);
-
-impl fmt::Display for Kind<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
-            NodeType::ComputeNode => "compute node",
-            NodeType::NetworkNode => "network node",
-            _ => "node",
-        })
+/// The type of a node, as the first words of a sentence.
+fn kind(node_type: &NodeType) -> &'static str {
+    match node_type {
+        NodeType::ComputeNode => "compute node",
+        NodeType::NetworkNode => "network node",
+        _ => "node",
     }
 }

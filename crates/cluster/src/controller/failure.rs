@@ -1,4 +1,4 @@
-//! Why a command was not carried out, in words, from any frame that says so.
+//! The failure of a command, which may be in any of several frames, and its reason in words.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,39 +9,39 @@ use crate::refusal;
 use ssntp::payload::{CommandSubject, Error, Id, InvalidFrameType, Payload};
 use ssntp::proto::{Command, ErrorCode, Frame, FrameKind};
 
-/// A command that was not carried out. Displayed as a sentence:
+/// The failure of a command. Displayed as a sentence:
 /// `instance 0f7a… was not started: no node has enough room (full_cloud)`. The detail, if there
 /// is one, comes before the protocol's word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
-    /// When this controller received it.
+    /// The time at which this controller received the failure.
     pub at: SystemTime,
     /// The kind of the command, or of the frame that was refused with InvalidFrameType.
     pub command: FrameKind,
-    /// The error frame that said so.
+    /// The operand of the error frame.
     pub error: ErrorCode,
-    /// The node; empty if it names none.
+    /// The node; empty if the failure names none.
     pub node: Id,
-    /// The instance; empty if it names none.
+    /// The instance; empty if the failure names none.
     pub instance: Id,
-    /// The volume; empty if it names none.
+    /// The volume; empty if the failure names none.
     pub volume: Id,
-    /// The concentrator; empty if it names none.
+    /// The concentrator; empty if the failure names none.
     pub cnci: Id,
-    /// The public address; empty if it names none.
+    /// The public address; empty if the failure names none.
     pub public_ip: String,
     /// The id of the command; empty if it had none, or its receiver does not repeat ids.
     pub command_id: String,
     /// The reason, as the protocol's word.
     pub reason: String,
-    /// The reason in full, as the agent or the scheduler says it; may be empty.
+    /// The reason in full, in the words of the agent or the scheduler; may be empty.
     pub detail: String,
-    /// The digest of the configuration that was refused, which names no command.
+    /// The digest of the refused configuration, because InvalidConfiguration names no command.
     pub(super) configuration: u64,
 }
 
-/// Tells one configuration from another; of equal ones the digest is the same.
+/// The digest of a configuration, by which it is recognised.
 pub(super) fn digest(configuration: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(configuration);
@@ -49,7 +49,7 @@ pub(super) fn digest(configuration: &[u8]) -> u64 {
 }
 
 impl Failure {
-    /// Reads the failure from a frame; none if it is of another kind.
+    /// Reads the failure from a frame; `None` if the frame is of another kind.
     pub(super) fn read(frame: &Frame, at: SystemTime) -> Result<Option<Self>, Error> {
         let error = ErrorCode(frame.kind().operand);
         let (unnamed, mut configuration) = (CommandSubject::default(), digest(&[]));
@@ -57,8 +57,7 @@ impl Failure {
             let (command, subject, reason) = read?;
             (command.into(), subject, reason)
         } else if error == ErrorCode::INVALID_CONFIGURATION {
-            // Its payload is the refused configuration, which its sender has, and which may be
-            // long.
+            // The payload is the refused configuration. It may be long, so only its digest is kept.
             configuration = digest(frame.payload_bytes());
             (Command::CONFIGURE.into(), unnamed, String::new())
         } else if error == ErrorCode::INVALID_FRAME_TYPE {
@@ -87,7 +86,7 @@ impl Failure {
     pub fn words(&self) -> Cow<'static, str> {
         match self.known() {
             Some(words) => words.into(),
-            None if self.reason.is_empty() => "no reason is given".into(),
+            None if self.reason.is_empty() => "the failure has no reason".into(),
             None => "the reason is not one of the protocol's".into(),
         }
     }
@@ -112,7 +111,7 @@ impl Failure {
             "not_attached" => "it is not attached",
             "attach_failure" => "attaching failed",
             "detach_failure" => "detaching failed",
-            // The same word means different faults of DELETE and of other commands.
+            // For DELETE this word has another meaning than for other commands.
             "state_failure" if self.command == Command::DELETE => "its files cannot be removed",
             "state_failure" => "the node cannot save what it knows of the instance",
             "instance_failure" => "the instance has failed",
@@ -140,7 +139,7 @@ impl Failure {
         })
     }
 
-    /// Writes what did not happen.
+    /// Writes which command failed, for which subject.
     fn subject(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             instance,

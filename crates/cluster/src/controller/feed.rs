@@ -1,5 +1,5 @@
-//! The thread that feeds the view, and what it shares with the controller's handles: the
-//! view itself, the orders that wait, and the subscribers.
+//! The thread that feeds the view, and the state that it shares with the controller's handles: the
+//! view, the orders that wait, and the subscribers.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -21,23 +21,24 @@ use ssntp_transport::excerpt;
 
 /// The most orders that may wait at a time: several STARTs for each node of the largest
 /// cluster that one scheduler serves.
-const MOST_ORDERS: usize = 65_536;
+const MAX_ORDERS: usize = 65_536;
 /// The most changes that may wait for a subscriber: one STATS of a node with some thousand
 /// instances can cause as many.
-const MOST_CHANGES: usize = 16_384;
-/// How long after the last news nodes are waited for that have connected and not sent STATS.
+const MAX_CHANGES: usize = 16_384;
+/// After SnapshotComplete, the time without news after which the view counts as complete although
+/// some nodes have not sent STATS.
 const QUIET: Duration = Duration::from_millis(300);
-/// After this long without news, a scheduler that sends no SnapshotComplete counts as having
-/// told everything.
+/// The time without news after which the snapshot of a scheduler that sends no SnapshotComplete
+/// counts as complete.
 const LONG_QUIET: Duration = Duration::from_secs(2);
 
-/// How long after the end of its session a START that no node shows is lost. The new
-/// session may be with the same scheduler, which holds a START for a minute; then a node
-/// lists it soon. Later sessions do not extend the time: otherwise a scheduler that is
-/// restarted again and again would put the answer off for ever.
+/// The time from the beginning of a new session until a START of a former session is lost if no
+/// node shows it. The new session may be with the same scheduler, which holds a START for a minute;
+/// then a node lists the instance soon. Later sessions do not extend the time. Otherwise a
+/// scheduler that restarts repeatedly would delay the answer without limit.
 const LOST: Duration = Duration::from_secs(90);
-/// The pause before another look at a START that could not be judged at that time.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// The pause until the next check of a START that could not be judged, because there was no session.
+const RECHECK: Duration = Duration::from_secs(10);
 
 type Reply = Result<Shown, OrderError>;
 
@@ -46,7 +47,7 @@ type Reply = Result<Shown, OrderError>;
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// The streams have their own lock, because output of instances changes nothing else.
+    /// The streams have their own lock, because output of instances does not change the state.
     pub(super) streams: Arc<Streams>,
     pub(super) questions: Arc<Questions>,
 }
@@ -59,10 +60,11 @@ struct State {
     subscribers: Vec<Subscriber>,
     /// The number of sessions so far.
     session: u64,
-    /// When STARTs of former sessions are looked for: the earliest `look_at` of the orders.
-    look_at: Option<Instant>,
-    /// When the session began, or the latest node was heard for the first time in it.
-    news: Instant,
+    /// The earliest `check_at` of the orders.
+    check_at: Option<Instant>,
+    /// The time of the last news: the beginning of the session, a new node, its first STATS, or
+    /// the end of an instance.
+    last_news: Instant,
     ended: Option<ClientError>,
     /// One key is enough, because all frames come from one scheduler.
     log: LogLimit<()>,
@@ -71,10 +73,10 @@ struct State {
 #[derive(Debug)]
 struct Pending {
     id: u64,
-    /// The number of the session in which it was sent.
+    /// The number of the session in which the command was sent.
     session: u64,
-    /// Only for a START whose session is over: when it is lost if no node shows it.
-    look_at: Option<Instant>,
+    /// For a START of a former session, the time at which it is lost if no node shows it.
+    check_at: Option<Instant>,
     goal: Goal,
     reply: Sender<Reply>,
 }
@@ -94,8 +96,8 @@ impl Shared {
                 next_order: 0,
                 subscribers: Vec::new(),
                 session: 0,
-                look_at: None,
-                news: now(),
+                check_at: None,
+                last_news: now(),
                 ended: None,
                 log: LogLimit::default(),
             }),
@@ -105,11 +107,11 @@ impl Shared {
         }
     }
 
-    /// Takes in events until the client ends.
+    /// Handles events until the client ends.
     pub(super) fn feed(&self, events: &Receiver<ClientEvent>, client: &ClientHandle) {
         loop {
-            let look_at = self.lock().look_at;
-            let event = match look_at {
+            let check_at = self.lock().check_at;
+            let event = match check_at {
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => events.recv_deadline(at),
             };
@@ -120,9 +122,9 @@ impl Shared {
                 Ok(ClientEvent::Disconnected { reason, .. }) => {
                     self.offline(reason.to_string(), wall_clock());
                 }
-                // `Closed` is handled below. No requests come, because none are registered.
+                // `Closed` is handled below. There are no requests, because none are registered.
                 Ok(_) => {}
-                Err(RecvTimeoutError::Timeout) => self.lock().look_for_starts(now()),
+                Err(RecvTimeoutError::Timeout) => self.lock().settle_lost_starts(now()),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -134,7 +136,8 @@ impl Shared {
     }
 
     fn frame(&self, frame: &Frame, at: SystemTime) {
-        // It knows nothing of what the one before was asked, and tells all that it knows.
+        // A new leader does not know the questions and streams of the previous one, and sends a new
+        // snapshot. So this is handled like a new session.
         if frame.kind() == Event::NEW_LEADER {
             let leader = frame.payload().unwrap_or_else(|_| NewLeader::default());
             let configuration = self.look(|view| view.configuration().cloned());
@@ -145,27 +148,26 @@ impl Shared {
         self.questions.frame(frame);
         self.update(|state| {
             let changes = state.view.apply(frame, at);
-            state.take(changes);
+            state.handle(changes);
         });
     }
 
     fn online(&self, scheduler: String, configuration: Option<Bytes>) {
         self.update(|state| {
             state.view.connected(configuration);
-            state.news = now();
-            // Before `await_starts`: the STARTs of all sessions before this one are to be
-            // looked for.
+            state.last_news = now();
+            // Counted before `schedule_checks`, which compares the orders' sessions with it.
             state.session += 1;
-            state.await_starts(now());
+            state.schedule_checks(now());
             let State { view, orders, .. } = state;
-            // CONNECTED carries the configuration, so it shows what became of a CONFIGURE whose
+            // CONNECTED carries the configuration, so it shows the outcome of a CONFIGURE whose
             // session was lost.
             let is_configure = |order: &&Pending| order.goal.command == Command::CONFIGURE;
             settle(orders, |order| {
                 let order = Some(order).filter(is_configure)?;
                 order.goal.reached(view).map(Ok)
             });
-            state.take(vec![Change::Online { scheduler }]);
+            state.handle(vec![Change::Online { scheduler }]);
         });
     }
 
@@ -175,11 +177,11 @@ impl Shared {
         self.update(|state| {
             let mut changes = state.view.disconnected(at);
             changes.push(Change::Offline { reason });
-            state.take(changes);
+            state.handle(changes);
         });
     }
 
-    /// Changes the state, and wakes the threads that wait for that.
+    /// Changes the state, and wakes the threads that wait for a change.
     fn update(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
         self.changed.notify_all();
@@ -190,11 +192,11 @@ impl Shared {
     }
 
     pub(super) fn subscribe(&self) -> Receiver<Change> {
-        let (changes, receiver) = bounded(MOST_CHANGES);
+        let (changes, receiver) = bounded(MAX_CHANGES);
         let mut state = self.lock();
         let mut subscriber = Subscriber { changes, missed: 0 };
         match &state.ended {
-            Some(reason) => drop(subscriber.tell(Change::Ended {
+            Some(reason) => drop(subscriber.send(Change::Ended {
                 reason: reason.to_string(),
             })),
             None => state.subscribers.push(subscriber),
@@ -202,9 +204,9 @@ impl Shared {
         receiver
     }
 
-    /// Waits until `look` finds something in the view; gives `None` at the deadline, or when
-    /// the controller ends. `look` is given how long nothing new has come, and its error is
-    /// when to look again even if nothing has changed.
+    /// Calls `look` after each change of the view until it returns `Ok`. Returns `None` at the
+    /// deadline, or when the controller ends. The second argument of `look` is the time since the
+    /// last news. Its error is the time after which it is called again without a change.
     pub(super) fn wait<T>(
         &self,
         deadline: Instant,
@@ -213,7 +215,7 @@ impl Shared {
         let mut state = self.lock();
         loop {
             let now = now();
-            let quiet = now.saturating_duration_since(state.news);
+            let quiet = now.saturating_duration_since(state.last_news);
             let again = match look(&state.view, quiet) {
                 Ok(found) => return Some(found),
                 Err(again) => again,
@@ -227,7 +229,7 @@ impl Shared {
         }
     }
 
-    /// Waits until the scheduler has told a new session all that it knows.
+    /// Waits until the snapshot of the session is complete; false at the deadline.
     pub(super) fn wait_complete(&self, deadline: Instant) -> bool {
         let complete = |view: &View, quiet: Duration| {
             let enough = match view.is_told() {
@@ -242,7 +244,7 @@ impl Shared {
         self.wait(deadline, complete).is_some()
     }
 
-    /// Watches for the outcome of a command.
+    /// Registers an order. Returns its id and the channel for its outcome.
     pub(super) fn watch(&self, goal: Goal) -> Result<(u64, Receiver<Reply>), CommandError> {
         let (reply, settled) = bounded(1);
         let mut state = self.lock();
@@ -250,17 +252,17 @@ impl Shared {
             return Err(CommandError::Send(SendFault::Ended(reason.clone())));
         }
         // Each change visits every order, so their number bounds the time of a change, too.
-        if state.orders.len() >= MOST_ORDERS {
-            return Err(CommandError::TooManyOrders(MOST_ORDERS));
+        if state.orders.len() >= MAX_ORDERS {
+            return Err(CommandError::TooManyOrders(MAX_ORDERS));
         }
         let id = state.next_order;
         state.next_order += 1;
-        // A client without a session may queue the frame, and send it in the next session.
+        // A client without a session may queue the frame and send it in the next session.
         let session = state.session + u64::from(!state.view.is_online());
         state.orders.push(Pending {
             id,
             session,
-            look_at: None,
+            check_at: None,
             goal,
             reply,
         });
@@ -277,43 +279,42 @@ impl Shared {
 }
 
 impl State {
-    /// Sets the time at which STARTs of former sessions are looked for.
-    fn await_starts(&mut self, now: Instant) {
+    /// Schedules the checks of STARTs of former sessions.
+    fn schedule_checks(&mut self, now: Instant) {
         for order in &mut self.orders {
             if order.session < self.session && order.goal.command == Command::START {
-                order.look_at.get_or_insert(now + LOST);
+                order.check_at.get_or_insert(now + LOST);
             }
         }
-        self.look_at = self.orders.iter().filter_map(|order| order.look_at).min();
+        self.check_at = self.orders.iter().filter_map(|order| order.check_at).min();
     }
 
-    /// Settles STARTs that were lost with their session: no node has shown them since.
-    fn look_for_starts(&mut self, now: Instant) {
+    /// Settles the STARTs that were lost with their session and that no node has shown since.
+    fn settle_lost_starts(&mut self, now: Instant) {
         let Self { view, orders, .. } = self;
-        let is_due = |order: &Pending| order.look_at.is_some_and(|at| at <= now);
+        let is_due = |order: &Pending| order.check_at.is_some_and(|at| at <= now);
         settle(orders, |order| {
             let is_lost = is_due(order) && view.is_online() && order.goal.is_lost(view);
             is_lost.then(|| Err(OrderError::Lost(order.goal.command)))
         });
         for order in orders.iter_mut().filter(|order| is_due(order)) {
-            order.look_at = Some(now + LOOK_AGAIN);
+            order.check_at = Some(now + RECHECK);
         }
-        self.await_starts(now);
+        self.schedule_checks(now);
     }
 
-    fn take(&mut self, changes: Vec<Change>) {
+    fn handle(&mut self, changes: Vec<Change>) {
         for change in changes {
             match &change {
                 Change::NodeConnected { .. }
                 | Change::NodeStats { first: true, .. }
                 | Change::InstanceDeleted { .. }
-                | Change::InstanceStopped { .. } => self.news = now(),
+                | Change::InstanceStopped { .. } => self.last_news = now(),
                 Change::Failed(failure) => self.fail(failure),
                 _ => {}
             }
             let Self { view, orders, .. } = self;
-            // Orders settle first, so a subscriber that hears of a change finds its order
-            // settled.
+            // Orders settle first, so a subscriber that receives a change finds its order settled.
             settle(orders, |order| order.goal.shown(&change, view).map(Ok));
             self.publish(&change);
         }
@@ -325,7 +326,7 @@ impl State {
         }
         let Self { view, orders, .. } = self;
         let failed = |failure| Err(OrderError::Failed(Box::new(failure)));
-        // A refused configuration has no id. Of equal ones the scheduler refuses the oldest first.
+        // A refused configuration has no id. Of equal configurations, the oldest is refused first.
         let oldest = orders
             .iter()
             .find(|order| order.goal.failed(failure))
@@ -336,7 +337,8 @@ impl State {
             let shown = fits.then(|| order.goal.is_met_by(failure, view))?;
             Some(shown.map_or_else(|| failed(failure.clone()), Ok))
         });
-        // InvalidFrameType names no command: the best fit, and among equals the latest.
+        // InvalidFrameType names no command. It settles the order that fits best, the latest of
+        // equals.
         let refused = |order: &Pending| Some((order.goal.refused(failure, view)?, order.id));
         if let Some((_, id)) = orders.iter().filter_map(refused).max() {
             settle(orders, |order| {
@@ -347,7 +349,7 @@ impl State {
 
     fn publish(&mut self, change: &Change) {
         self.subscribers
-            .retain_mut(|subscriber| subscriber.tell(change.clone()));
+            .retain_mut(|subscriber| subscriber.send(change.clone()));
     }
 
     fn end(&mut self, reason: ClientError) {
@@ -360,29 +362,27 @@ impl State {
     }
 }
 
-/// Settles the orders that have a reply, which are then no longer watched.
+/// Settles and removes the orders for which `reply` returns a reply.
 fn settle(orders: &mut Vec<Pending>, reply: impl Fn(&Pending) -> Option<Reply>) {
     orders.retain(|order| {
-        let reply = reply(order);
-        let stays = reply.is_none();
-        if let Some(reply) = reply {
-            // The channel has room for the only reply. If the order was dropped, its reply
-            // is of no use.
-            let _ = order.reply.try_send(reply);
-        }
-        stays
+        let Some(reply) = reply(order) else {
+            return true;
+        };
+        // The channel has room for the only reply. If the order was dropped, the reply is dropped.
+        let _ = order.reply.try_send(reply);
+        false
     });
 }
 
 impl Subscriber {
     /// Sends a change without waiting; false once the receiver is gone.
-    fn tell(&mut self, change: Change) -> bool {
-        // `Missed` goes first, so that a subscriber learns where its gap is.
-        let untold = match self.missed {
+    fn send(&mut self, change: Change) -> bool {
+        // `Missed` is sent first, at the position of the gap.
+        let unsent = match self.missed {
             0 => None,
             count => self.changes.try_send(Change::Missed { count }).err(),
         };
-        let unsent = untold.or_else(|| {
+        let unsent = unsent.or_else(|| {
             self.missed = 0;
             self.changes.try_send(change).err()
         });
@@ -394,12 +394,19 @@ impl Subscriber {
 #[cfg(test)]
 mod tests;
 
+/// The end of a wait that begins now. A limit that no clock can represent is a wait of a century.
+pub(super) fn deadline(limit: Duration) -> Instant {
+    let now = now();
+    let century = Duration::from_secs(100 * 365 * 86_400);
+    now.checked_add(limit).unwrap_or_else(|| now + century)
+}
+
 #[expect(clippy::disallowed_methods, reason = "time limits of waits")]
-pub(super) fn now() -> Instant {
+fn now() -> Instant {
     Instant::now()
 }
 
-#[expect(clippy::disallowed_methods, reason = "the view says when it saw something")]
+#[expect(clippy::disallowed_methods, reason = "the view records the time of day")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }

@@ -1,24 +1,24 @@
-//! The state that a command is to bring about, as predicates on the view: pure functions,
-//! without I/O or a clock.
+//! The goal of a command: the state that the command brings about, as predicates on the view. These
+//! are pure functions without I/O or a clock.
 //!
 //! | command | reached when | and its order settles on |
 //! |---|---|---|
-//! | START, RESTART | the instance is `active` or has ended; InstanceDeleted, which says of START that it was there. An instance that STATS no longer list may never have run | STATS that show another state of it; for RESTART not its end after `active`, which came before it was started again |
+//! | START, RESTART | the instance is `active` or has ended; InstanceDeleted, which shows for START that the instance existed. An instance that STATS no longer list may never have run | STATS that show another state of the instance; for RESTART not its end after `active`, which happens before the restart |
 //! | STOP | the instance is `exited` or missing | STATS, InstanceStopped, InstanceDeleted |
-//! | DELETE | the node no longer has the instance | STATS, InstanceDeleted; InstanceStopped if it was only to leave its node |
+//! | DELETE | the node no longer has the instance | STATS, InstanceDeleted; InstanceStopped if the DELETE has `stop` |
 //! | AttachVolume, DetachVolume | the instance has the volume, or no longer has it | STATS |
-//! | EVACUATE | the node is in `MAINTENANCE` and runs nothing but instances that are `hung` | STATS; the node's disconnection if it was to leave |
+//! | EVACUATE | the node is in `MAINTENANCE` and all instances that run are `hung` | STATS; the node's disconnection if the node leaves after the evacuation |
 //! | Restore | the node is `READY` or `FULL` | STATS |
 //! | AssignPublicIP, ReleasePublicIP | the concentrator has assigned the address, or released it | PublicIPAssigned, PublicIPUnassigned |
 //! | CONFIGURE | the scheduler distributes the configuration | CONFIGURE from the scheduler, or CONNECTED of a new session |
 //!
-//! A predicate alone cannot settle an order: when a RESTART is sent, its instance may still
-//! be active. So an order looks at its predicate when a change is news of its subject.
+//! A predicate alone cannot settle an order: when a RESTART is sent, its instance may still be
+//! active. So the predicate is evaluated only when a change concerns the subject of the order.
 //!
-//! Each command has an id, and a failure belongs to the command whose id it repeats. If it
-//! repeats none, it belongs to the command that names the same instance, volume and address.
-//! InvalidFrameType names no subject: it is taken for the latest command of its kind, and
-//! with the reason `not_connected` for the latest one whose node is not connected.
+//! Each command has an id, and a failure answers the command whose id it repeats. A failure without
+//! an id answers the command that names the same instance, volume and address. InvalidFrameType
+//! names no subject: it answers the latest command of its kind, and with the reason `not_connected`
+//! the latest one whose node is not connected.
 
 use std::fmt;
 
@@ -33,8 +33,8 @@ use ssntp::payload::{
 };
 use ssntp::proto::{Command, ErrorCode, Frame};
 
-/// A command whose effect can be seen in the view: the payloads that
-/// [`Controller::order`](super::Controller::order) takes.
+/// A command whose effect the view shows: the payloads that
+/// [`Controller::order`](super::Controller::order) accepts.
 pub trait Orderable: Payload + private::Sealed {}
 
 mod private {
@@ -55,14 +55,15 @@ orderable! {
     AssignPublicIp ReleasePublicIp
 }
 
-/// The state that a command is to bring about: the command, and what it names.
+/// The goal of a command: the command, and its subject.
 #[derive(Clone, Debug)]
 pub(super) struct Goal {
     pub(super) command: Command,
     about: CommandSubject,
-    /// For DELETE: the instance may stay elsewhere, and only leaves its node. For EVACUATE:
-    /// the node disconnects afterwards.
+    /// For DELETE: the instance is only removed from its node. For EVACUATE: the node disconnects
+    /// afterwards.
     leaves: bool,
+    /// The payload of CONFIGURE; empty for other commands.
     configuration: Bytes,
 }
 
@@ -81,17 +82,17 @@ pub enum Shown {
     Ended {
         /// The instance.
         instance: Uuid,
-        /// How it ended, if that is known.
+        /// The end of its run, if that is known.
         ending: Option<Ending>,
     },
     /// The instance is gone.
     Gone {
         /// The instance.
         instance: Uuid,
-        /// How its last run ended, if an event of its node has said that.
+        /// The end of its last run, if an event of its node has reported it.
         ending: Option<Ending>,
     },
-    /// Any other goal is reached; the text says which.
+    /// Any other goal is reached. The text describes it.
     Done(String),
 }
 
@@ -100,14 +101,12 @@ impl fmt::Display for Shown {
         match self {
             Self::Running { instance, node } => write!(f, "instance {instance} runs on node {node}"),
             Self::Ended { instance, ending } => {
-                write!(
-                    f,
-                    "instance {instance} was started and has ended{}",
-                    after_colon(ending)
-                )
+                let ending = Ending::after_colon(ending.as_ref());
+                write!(f, "instance {instance} was started and has ended{ending}")
             }
             Self::Gone { instance, ending } => {
-                write!(f, "instance {instance} is gone{}", after_colon(ending))
+                let ending = Ending::after_colon(ending.as_ref());
+                write!(f, "instance {instance} is gone{ending}")
             }
             Self::Done(text) => f.write_str(text),
         }
@@ -137,7 +136,7 @@ impl Goal {
         }
     }
 
-    /// The UUID of the instance or node that the command is about; empty for CONFIGURE.
+    /// The UUID of the instance or node of the command; empty for CONFIGURE.
     pub(super) fn subject(&self) -> &str {
         match self.is_for_a_node() {
             true => self.about.node_uuid.as_str(),
@@ -157,7 +156,7 @@ impl Goal {
         view.node(self.about.node_uuid.uuid()?)
     }
 
-    /// Whether the view shows the state that the command is to bring about.
+    /// The evidence in the view that the goal is reached; `None` if it is not.
     pub(super) fn reached(&self, view: &View) -> Option<Shown> {
         let CommandSubject {
             instance_uuid: instance,
@@ -166,18 +165,18 @@ impl Goal {
             ..
         } = &self.about;
         let seen = self.instance(view);
-        // The last state of a node that has left says nothing of its present one.
+        // The present state of a disconnected node is unknown.
         let node = self.node(view).filter(|node| node.connected);
         let has_volume = |seen: &Instance| seen.stats.volumes.iter().any(|listed| same(volume, listed));
         let cnci = self.about.concentrator_uuid.uuid();
         let owner = cnci.and_then(|cnci| view.cnci(cnci)?.public_ips.get(public_ip));
         let has_address = owner.is_some_and(|owner| same(instance, &owner.instance));
         let (is_reached, text) = match self.command {
-            Command::START | Command::RESTART => return seen.and_then(up),
+            Command::START | Command::RESTART => return seen.and_then(started),
             Command::STOP if seen.is_some_and(|seen| seen.state == InstanceState::Exited) => {
                 (true, stopped(instance, seen.and_then(Instance::ending).as_ref()))
             }
-            // STOP deletes an instance that is not persistent, so its absence counts, too.
+            // STOP deletes an instance that is not persistent, so a missing instance has stopped.
             Command::STOP | Command::DELETE => {
                 let is_gone = match seen {
                     Some(seen) if self.is_elsewhere(seen) => !node?.stats.foreign.contains(instance),
@@ -197,11 +196,10 @@ impl Goal {
             Command::EVACUATE => {
                 let Node { uuid, status, .. } = node?;
                 let alive = || view.instances_of(*uuid).filter(|instance| instance.is_alive());
-                // Instances that do not end even when they are killed keep no evacuation
-                // from its end.
+                // An evacuation does not wait for instances that do not end when they are killed.
                 let hung = alive().filter(|i| i.state == InstanceState::Hung).count();
-                // Both: STATS say MAINTENANCE as soon as EVACUATE has come, while instances
-                // still run.
+                // Both are needed: STATS have the status MAINTENANCE as soon as the node has
+                // received EVACUATE, while its instances still run.
                 let is_empty = hung == alive().count() && *status == NodeStatus::Maintenance;
                 let text = match hung {
                     0 => format!("node {uuid} is empty, and in maintenance"),
@@ -210,7 +208,7 @@ impl Goal {
                 (is_empty, text)
             }
             Command::RESTORE => (
-                // A full node is in service, too.
+                // A full node is also in service.
                 matches!(node?.status, NodeStatus::Ready | NodeStatus::Full),
                 format!("node {} is back in service", node?.uuid),
             ),
@@ -231,7 +229,7 @@ impl Goal {
         is_reached.then_some(Shown::Done(text))
     }
 
-    /// Whether a change shows that it is reached.
+    /// The evidence that the goal is reached, if this change shows it.
     pub(super) fn shown(&self, change: &Change, view: &View) -> Option<Shown> {
         use Change as C;
         if !self.concerns(change) {
@@ -239,7 +237,7 @@ impl Goal {
         }
         let done = |is_done: bool, text: String| is_done.then_some(Shown::Done(text));
         match (self.command, change) {
-            // It had to end before it can be started again: the START is still to come.
+            // The instance ends before it is started again.
             (
                 Command::RESTART,
                 C::InstanceState {
@@ -253,12 +251,12 @@ impl Goal {
                 instance: *instance,
                 ending: Some(ending.clone()),
             }),
-            // For RESTART: it was there before, so this does not show that it was started again.
+            // For RESTART this does not show a start, because the instance existed before.
             (_, C::InstanceDeleted { instance, ending, .. }) => Some(Shown::Gone {
                 instance: *instance,
                 ending: Some(ending.clone()),
             }),
-            // A DELETE with `stop` is answered by this event in place of InstanceDeleted.
+            // The node answers a DELETE with `stop` with this event instead of InstanceDeleted.
             (_, C::InstanceStopped { instance, ending, .. }) => done(
                 self.leaves || self.command == Command::STOP,
                 stopped(instance, Some(ending)),
@@ -274,13 +272,13 @@ impl Goal {
         }
     }
 
-    /// Whether it is a DELETE on another node than the one that the instance belongs to.
+    /// True for a DELETE on another node than the one to which the instance belongs.
     fn is_elsewhere(&self, seen: &Instance) -> bool {
         self.command == Command::DELETE && self.about.node_uuid != seen.node
     }
 
-    /// Whether a change is news of what the command is about. The same instance may change
-    /// in other respects, which say nothing of this command.
+    /// True if a change concerns the subject of the command. Other changes of the same instance do
+    /// not show the outcome of this command.
     fn concerns(&self, change: &Change) -> bool {
         use Change as C;
         let about = &self.about;
@@ -316,7 +314,7 @@ impl Goal {
         }
     }
 
-    /// Whether a failure is this command's.
+    /// True if a failure answers this command.
     pub(super) fn failed(&self, failure: &Failure) -> bool {
         failure.error != ErrorCode::INVALID_FRAME_TYPE
             && failure.command == self.command
@@ -327,9 +325,9 @@ impl Goal {
             && failure::digest(&self.configuration) == failure.configuration
     }
 
-    /// A failure that leaves nothing to be done: the node, which is connected, says that it
-    /// no longer has the instance that was to be deleted. Its START failed, say, or its
-    /// retention was over.
+    /// The evidence that the goal is reached although the command failed: a connected node reports
+    /// that it does not have the instance of a DELETE. For example, the instance's START failed, or
+    /// its retention has ended.
     pub(super) fn is_met_by(&self, failure: &Failure, view: &View) -> Option<Shown> {
         let node = view.node(failure.node.uuid()?)?;
         let seen = self.instance(view).filter(|seen| seen.node == node.uuid)?;
@@ -340,15 +338,16 @@ impl Goal {
         })
     }
 
-    /// How well InvalidFrameType fits this command; none if it is about another kind.
+    /// A number that is larger the better InvalidFrameType fits this command; `None` if it refuses
+    /// another kind of frame.
     pub(super) fn refused(&self, failure: &Failure, view: &View) -> Option<u8> {
         let fits = failure.error == ErrorCode::INVALID_FRAME_TYPE && failure.command == self.command;
         let is_away = !self.is_for_a_node() || self.node(view).is_none_or(|node| !node.connected);
-        // `not_connected` fits a command best whose node is not connected.
+        // `not_connected` fits best if the command's node is not connected.
         fits.then(|| u8::from(failure.reason == "not_connected" && is_away))
     }
 
-    /// InvalidFrameType, which names no node, as the failure of this command.
+    /// InvalidFrameType as the failure of this command, with the command's node.
     pub(super) fn named(&self, mut failure: Failure) -> Failure {
         if self.is_for_a_node() {
             failure.node = self.about.node_uuid.clone();
@@ -356,19 +355,19 @@ impl Goal {
         failure
     }
 
-    /// Whether it is a START whose instance no node has shown.
+    /// True for a START whose instance is not in the view.
     pub(super) fn is_lost(&self, view: &View) -> bool {
         self.command == Command::START && self.instance(view).is_none()
     }
 
-    /// Whether its instance is being started, by a node that still reports.
+    /// True if a node that still reports is starting the instance.
     pub(super) fn is_progressing(&self, view: &View) -> bool {
         self.instance(view).is_some_and(|instance| {
             instance.state == InstanceState::Pending && view.node(instance.node).is_some_and(Node::is_current)
         })
     }
 
-    /// How far it has come, as far as the view tells.
+    /// The progress of the command, in words.
     pub(super) fn progress(&self, view: &View) -> String {
         match view.is_online() {
             true => self.progress_seen(view),
@@ -397,19 +396,19 @@ impl Goal {
                 format!("the instance is {state} on node {node}{away}")
             }
             None if self.command == Command::CONFIGURE => {
-                "the configuration was neither refused nor taken up".into()
+                "the configuration was neither refused nor adopted".into()
             }
             None => "no node has the instance".into(),
         }
     }
 }
 
-/// The frame of a command with an id of its own, which its failure repeats.
+/// The frame of a command, with a new id that its failure repeats.
 pub(super) fn identified(command: &impl Orderable) -> Frame {
     let frame = Frame::of(command);
     let payload = frame.payload_bytes();
-    // The encoder writes the root alone in the first line, or all of the command as JSON. Then
-    // it has no id, and its failure is found by what it names.
+    // The encoder writes only the root key in the first line, or the whole command as JSON. In the
+    // latter case the command has no id, and its failure is found by its subject.
     let root = payload
         .iter()
         .position(|byte| *byte == b'\n')
@@ -418,22 +417,17 @@ pub(super) fn identified(command: &impl Orderable) -> Frame {
     if !root.ends_with(b":\n") {
         return frame;
     }
-    // The letters at its beginning keep it from being read as a number.
+    // With letters at the beginning, the id cannot be read as a number.
     let id = format!("  command_id: id-{}\n", Uuid::new_v4().simple());
     Frame::with_payload(frame.kind(), [root, id.as_bytes(), keys].concat())
 }
 
 fn stopped(instance: &impl fmt::Display, ending: Option<&Ending>) -> String {
-    let ending = ending.map(Ending::after_colon).unwrap_or_default();
-    format!("instance {instance} has stopped{ending}")
+    format!("instance {instance} has stopped{}", Ending::after_colon(ending))
 }
 
-fn after_colon(ending: &Option<Ending>) -> String {
-    ending.as_ref().map(Ending::after_colon).unwrap_or_default()
-}
-
-/// Whether an instance runs, or has run.
-fn up(seen: &Instance) -> Option<Shown> {
+/// The evidence that an instance runs, or has run.
+fn started(seen: &Instance) -> Option<Shown> {
     let (instance, node) = (seen.uuid, seen.node);
     match seen.state {
         InstanceState::Active => Some(Shown::Running { instance, node }),
@@ -445,7 +439,7 @@ fn up(seen: &Instance) -> Option<Shown> {
     }
 }
 
-/// Whether two texts name the same entity: UUIDs may be in either case.
+/// True if two ids name the same entity. A UUID may be in upper or lower case.
 fn same(one: &Id, other: &Id) -> bool {
     one == other || one.uuid().is_some_and(|uuid| *other == uuid)
 }

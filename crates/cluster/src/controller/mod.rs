@@ -1,4 +1,4 @@
-//! A controller: a live view of the cluster, and commands whose outcome is watched for.
+//! A controller: a live view of the cluster, and commands whose outcome the controller watches.
 //!
 //! ```text
 //!  start(), stop() … ─▶ order waits ─▶ client ─────────────▶ scheduler
@@ -10,9 +10,9 @@
 //!  subscribe() ◀─────────────┘ changes
 //! ```
 //!
-//! A command is accepted once its frame is queued. Its [`Order`] settles when STATS or an
-//! event show that its goal is reached, or when a failure says why it is not. The module
-//! `goal` has the table of goals.
+//! A command is accepted once its frame is queued. Its [`Order`] settles when STATS or an event
+//! show that its goal is reached, or when a failure answers it. The module `goal` has the table of
+//! goals.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -40,25 +40,25 @@
 //! At the beginning of a session the scheduler announces every node, and then sends the last
 //! STATS of each and the events of its instances since. SnapshotComplete marks the end:
 //! [`Change::SnapshotComplete`], and [`View::is_told`]. [`Controller::wait_complete`] also waits
-//! for the first STATS of nodes that have only just connected, until nothing new has come for
-//! 300 ms. With a scheduler that sends no SnapshotComplete it waits for 2 s without news.
-//! NewLeader, of several schedulers, is taken like the end of a session and a new one.
+//! for the first STATS of nodes that have only just connected, until there is no news for 300 ms.
+//! With a scheduler that sends no SnapshotComplete it waits for 2 s without news. NewLeader, the
+//! event of several schedulers, is handled like the end of a session and the beginning of another.
 //!
-//! # Failures of others
-//! Every controller gets every failure. Each order has an id, which its failure repeats, so a
-//! failure of another controller's command settles none here. A peer that does not repeat ids
-//! cannot be told apart: its failures settle orders about the same instance.
+//! # Failures of other controllers
+//! Every controller receives every failure. Each order has an id, which its failure repeats, so a
+//! failure of another controller's command settles no order here. If a peer does not repeat ids,
+//! its failures also settle this controller's orders for the same instance.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `view/` | [`View`], a value: frames in, changes out |
 //! | `change` | [`Change`] |
-//! | `failure` | [`Failure`]: why a command failed, in words |
-//! | `goal` | the state that a command is to bring about: [`Orderable`], [`Shown`] |
+//! | `failure` | [`Failure`]: the reason why a command failed, in words |
+//! | `goal` | the state that a command brings about: [`Orderable`], [`Shown`] |
 //! | `order` | [`Order`], [`OrderError`], [`CommandError`] |
-//! | `question` | [`Controller::ask`]: what only the scheduler knows |
+//! | `question` | [`Controller::ask`]: questions that only the scheduler can answer |
 //! | `stream` | [`OutputStream`]: the output of an instance |
-//! | `feed` | the thread, and what it shares with the handles |
+//! | `feed` | the thread, and the state that it shares with the handles |
 
 mod change;
 mod failure;
@@ -108,7 +108,7 @@ pub struct ControllerConfig {
 }
 
 impl ControllerConfig {
-    /// The defaults for a controller that connects like this.
+    /// The defaults, for a controller with this client.
     pub fn new(client: ClientConfig) -> Self {
         Self {
             client,
@@ -118,14 +118,14 @@ impl ControllerConfig {
         }
     }
 
-    /// Whether commands are traced, if the scheduler agrees. Default: false.
+    /// True to trace commands, if the scheduler agrees. Default: false.
     #[must_use]
     pub fn tracing(mut self, tracing: bool) -> Self {
         self.tracing = tracing;
         self
     }
 
-    /// The trace that commands are part of. Their labels say so, which turns
+    /// The trace to which commands belong. It is in their labels, so this turns
     /// [tracing](Self::tracing) on. Default: none.
     #[must_use]
     pub fn traceparent(mut self, parent: TraceParent) -> Self {
@@ -133,8 +133,8 @@ impl ControllerConfig {
         self.tracing(true)
     }
 
-    /// How many failures, traces and disconnected nodes are remembered. Default: 1024 of
-    /// each.
+    /// The most failures, the most traces and the most disconnected nodes that the view keeps.
+    /// Default: 1024 of each.
     #[must_use]
     pub fn history(mut self, length: usize) -> Self {
         self.history = length;
@@ -146,8 +146,8 @@ impl ControllerConfig {
 ///
 /// # Threads
 /// It owns a client with its threads, and one thread that feeds the view. `Send` and `Sync`.
-/// Sending a command blocks only while the session's queue is full. The waits end at once
-/// when the controller is closed. [`close`](Self::close), or dropping it, ends all threads.
+/// Sending a command blocks only while the session's queue is full. All waits end at once when the
+/// controller is closed. [`close`](Self::close), or dropping it, ends all threads.
 #[derive(Debug)]
 pub struct Controller {
     client: Client,
@@ -181,8 +181,8 @@ impl Controller {
         } = config;
         let client = Client::start(client.tracing(tracing))?;
         let shared = Arc::new(Shared::new(View::new(history)));
-        // The thread has no `Client`, so that dropping the controller ends the client, and with
-        // it the events and the thread.
+        // The thread does not own the `Client`. So dropping the controller ends the client, which
+        // ends the events and the thread.
         let (events, handle, fed) = (client.events().clone(), client.handle(), Arc::clone(&shared));
         let feeder = threads::spawn("ssntp-control", move || fed.feed(&events, &handle));
         Ok(Self {
@@ -194,36 +194,36 @@ impl Controller {
         })
     }
 
-    /// Looks at the view as it is now. No frame is taken in meanwhile, so `look` should be
-    /// short. It must not use the controller, which would be a deadlock.
+    /// Calls `look` with the present view. It blocks the thread that handles frames, so it should
+    /// be short. It must not use the controller, which would be a deadlock.
     pub fn look<T>(&self, look: impl FnOnce(&View) -> T) -> T {
         self.shared.look(look)
     }
 
-    /// Waits until `look` finds something in the view, for at most `limit`. It looks again
-    /// after each change.
+    /// Calls `look` with the view now and after each change, until it returns `Some`. Returns `None`
+    /// after `limit`.
     pub fn wait<T>(&self, limit: Duration, mut look: impl FnMut(&View) -> Option<T>) -> Option<T> {
-        let deadline = feed::now() + limit;
+        let deadline = feed::deadline(limit);
         self.shared
             .wait(deadline, |view, _| look(view).ok_or(Duration::MAX))
     }
 
-    /// Waits until the scheduler has told a new session all that it knows, and each node has
-    /// sent STATS or nothing new has come for 300 ms. Gives false after `limit`.
+    /// Waits until the snapshot of the session is complete, and each node has sent STATS or there
+    /// was no news for 300 ms. Returns false after `limit`.
     pub fn wait_complete(&self, limit: Duration) -> bool {
-        self.shared.wait_complete(feed::now() + limit)
+        self.shared.wait_complete(feed::deadline(limit))
     }
 
     /// Waits until there is a session, for at most `limit`; false if there is none by then.
     ///
     /// # Errors
-    /// The reason for which the controller ended instead.
+    /// The reason of the controller's end, if it has ended.
     pub fn wait_connected(&self, limit: Duration) -> Result<bool, ClientError> {
         self.client.handle().wait_connected(Some(limit))
     }
 
-    /// Every change from now on. At most 16,384 wait to be received. Further ones are dropped,
-    /// and [`Change::Missed`] says how many. The channel is disconnected after
+    /// A channel of all changes from now on. At most 16,384 changes wait in it. Further ones are
+    /// dropped, and [`Change::Missed`] has their number. The channel is disconnected after
     /// [`Change::Ended`].
     pub fn subscribe(&self) -> Receiver<Change> {
         self.shared.subscribe()
@@ -243,9 +243,9 @@ impl Controller {
         self.client.handle()
     }
 
-    /// START: the scheduler picks a node. The documents after the command are sent with it. If
-    /// the instance may exist already, call [`wait_complete`](Self::wait_complete) first:
-    /// otherwise the first STATS of a session would settle the order.
+    /// START: the scheduler picks a node. The documents after the command are sent with it. If the
+    /// instance may exist already, call [`wait_complete`](Self::wait_complete) first. Otherwise the
+    /// first STATS of the session would settle the order.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -313,7 +313,7 @@ impl Controller {
         })
     }
 
-    /// EVACUATE a node. [`order`](Self::order) takes an [`Evacuate`] with further options.
+    /// EVACUATE a node. [`order`](Self::order) accepts an [`Evacuate`] with further options.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -351,12 +351,11 @@ impl Controller {
         self.order(release)
     }
 
-    /// CONFIGURE: replaces the configuration of the cluster, a CONFIGURE
-    /// document.
+    /// CONFIGURE: replaces the configuration of the cluster with this document.
     ///
-    /// The order settles when the scheduler sends the configuration back, as it does when it
-    /// has taken it up. With a scheduler of an older version, which sends nothing back, it
-    /// settles when the next session begins.
+    /// The order settles when the scheduler has adopted the configuration and sends it back. A
+    /// scheduler of an older version does not send it back; then the order settles when the next
+    /// session begins.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -364,7 +363,7 @@ impl Controller {
         self.send(Frame::with_payload(Command::CONFIGURE, configuration))
     }
 
-    /// Sends any command whose outcome can be watched for, to the client that it names.
+    /// Sends any command whose effect the view shows.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -372,7 +371,7 @@ impl Controller {
         self.send(goal::identified(command))
     }
 
-    /// Registers the order before the frame goes out, so that no answer can come too early.
+    /// Registers the order before the frame is sent, so that no answer can arrive too early.
     fn send(&self, mut frame: Frame) -> Result<Order, CommandError> {
         let goal = Goal::of(&frame);
         // CONFIGURE has no subject; its label is its name alone.
@@ -393,7 +392,7 @@ impl Controller {
                 None => Trace::new(&order.label),
             });
         }
-        // If this fails, `order` is dropped, which ends its registration.
+        // If this fails, `order` is dropped, which removes its registration.
         let sent = self.client.send(frame);
         sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
         Ok(order)
@@ -404,16 +403,15 @@ impl Controller {
         node.map(Id::from).ok_or(CommandError::UnknownInstance(instance))
     }
 
-    /// Waits until every command has left the queue, for at most `limit`; false if some have
-    /// not.
+    /// Waits until every command has left the queue, for at most `limit`; false if some have not.
     pub fn flush(&self, limit: Duration) -> bool {
         self.client.flush(limit)
     }
 
-    /// Ends the controller and waits for its threads. Every order that still
-    /// waits settles with [`OrderError::Ended`]. A second call does nothing.
+    /// Ends the controller and waits for its threads. Every order that still waits settles with
+    /// [`OrderError::Ended`]. A second call has no effect.
     pub fn close(&self) {
-        // The client ends first: that disconnects the events, which ends the feeder.
+        // The end of the client disconnects the events, which ends the feeder.
         self.client.close();
         let mut feeder = self.feeder.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(feeder) = feeder.take() {

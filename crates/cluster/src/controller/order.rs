@@ -1,4 +1,4 @@
-//! A command that was sent, and the wait for its outcome.
+//! An order: a command that was sent, and the wait for its outcome.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use super::{Failure, Shown};
 use ssntp::client::{ClientError, SendFault};
 use ssntp::proto::Command;
 
-/// A command that was sent, and whose outcome is watched for. It settles once. Dropping it
-/// ends the watching, not the command.
+/// A command that was sent and that the controller watches. It settles once. Dropping it ends the
+/// watch, but not the command.
 ///
-/// The loss of the session with the scheduler settles nothing: the command may have gone
-/// out before, and the STATS of the next session show its effect. A START that they do not
+/// The loss of the session with the scheduler settles no order: the scheduler may have received
+/// the command, and then the STATS of the next session show its effect. A START that they do not
 /// show within 90 s is lost.
 ///
 /// # Threads
@@ -32,7 +32,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// The UUID of the instance or node that the command is about; empty for CONFIGURE.
+    /// The UUID of the instance or node of the command; empty for CONFIGURE.
     pub fn subject(&self) -> &str {
         self.goal.subject()
     }
@@ -42,43 +42,41 @@ impl Order {
         &self.label
     }
 
-    /// Waits until the command is shown to be carried out.
+    /// Waits until the view shows that the command was carried out, for at most `limit`.
     ///
     /// # Errors
-    /// [`OrderError`]: it failed, its outcome has not shown in time, or the controller has
-    /// ended.
+    /// [`OrderError`]: the command failed, the view has not shown its outcome in time, or the
+    /// controller has ended.
     pub fn wait(&self, limit: Duration) -> Result<Shown, OrderError> {
         match self.settled.recv_timeout(limit) {
             Ok(settled) => settled,
             Err(RecvTimeoutError::Timeout) => Err(self.timed_out(limit)),
-            // The outcome was received before.
             Err(RecvTimeoutError::Disconnected) => Err(OrderError::Settled),
         }
     }
 
-    /// The outcome, if it has shown; given once.
+    /// The outcome, if it is known; it is returned only once.
     pub fn poll(&self) -> Option<Result<Shown, OrderError>> {
         self.settled.try_recv().ok()
     }
 
-    /// The outcome, given once, for `select!`.
+    /// The channel that receives the one outcome, for `select!`.
     pub fn settled(&self) -> &Receiver<Result<Shown, OrderError>> {
         &self.settled
     }
 
-    /// Whether its instance is being started by a node that still reports. Then it is worth
-    /// waiting longer, because the scheduler will answer.
+    /// True if a node that still reports is starting the instance. Then a longer wait makes sense,
+    /// because the scheduler will answer.
     pub fn is_progressing(&self) -> bool {
         self.shared.look(|view| self.goal.is_progressing(view))
     }
 
-    /// How far it has come, in words.
+    /// The progress of the command, in words.
     pub fn progress(&self) -> String {
         self.shared.look(|view| self.goal.progress(view))
     }
 
-    /// The error of a wait of that length, for callers that wait on
-    /// [`settled`](Self::settled).
+    /// The error of a wait of length `limit`, for callers that wait on [`settled`](Self::settled).
     pub fn timed_out(&self, limit: Duration) -> OrderError {
         OrderError::TimedOut {
             command: self.goal.command,
@@ -94,21 +92,21 @@ impl Drop for Order {
     }
 }
 
-/// Why an order was not shown to be carried out.
+/// The reason why the view does not show that an order was carried out.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum OrderError {
     /// The command failed.
     #[error("{0}")]
     Failed(Box<Failure>),
-    /// The outcome has not shown in time; it may still come.
+    /// The view has not shown the outcome in time. The command may still be carried out.
     #[error("{command} was not shown to be done in {} s: {progress}", limit.as_secs_f64())]
     TimedOut {
         /// The command.
         command: Command,
         /// The length of the wait.
         limit: Duration,
-        /// How far it has come, in words.
+        /// The progress of the command, in words.
         progress: String,
     },
     /// The session with the scheduler was lost before it answered, and no node has shown
@@ -118,23 +116,23 @@ pub enum OrderError {
     /// The controller has ended.
     #[error("{0}")]
     Ended(ClientError),
-    /// The outcome was received before.
+    /// The outcome was received by an earlier call.
     #[error("the outcome of this command was received before")]
     Settled,
 }
 
-/// Why a command was not sent.
+/// The reason why a command was not sent.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// No node is known to have the instance. Name the node with
-    /// [`Controller::order`](super::Controller::order) to send it anyway.
+    /// The view does not have the instance. To send the command anyway, name the node in the
+    /// payload and use [`Controller::order`](super::Controller::order).
     #[error("no node is known to have instance {0}")]
     UnknownInstance(Uuid),
-    /// As many orders are waited for as are allowed; drop some.
+    /// As many orders wait for their outcome as are allowed. Drop some of them.
     #[error("{0} commands wait for their outcome already")]
     TooManyOrders(usize),
-    /// The client did not take the frame.
+    /// The client did not accept the frame.
     #[error("the command is not sent: {0}")]
     Send(#[source] SendFault),
 }

@@ -1,4 +1,4 @@
-//! Questions to the scheduler, such as for its sessions, and their answers.
+//! Questions to the scheduler, such as for the list of its sessions, and their answers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,18 +12,18 @@ use super::{CommandError, Controller, feed};
 use ssntp::payload::{self, InvalidFrameType, Payload};
 use ssntp::proto::{ErrorCode, Frame, FrameKind};
 
-/// The most answers that wait for one question: those to other questions of the same kind come to
-/// it, too.
-const ANSWERS: usize = 16;
+/// The most answers in the channel of one question, which also receives the answers to other
+/// questions of the same kind.
+const MAX_ANSWERS: usize = 16;
 
-/// Why there is no answer.
+/// The reason why a question has no answer.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum AskError {
     /// The question was not sent.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The scheduler does not take the question.
+    /// The scheduler refuses the question.
     #[error("the scheduler refuses it: {0}")]
     Refused(String),
     /// The answer cannot be read.
@@ -38,8 +38,8 @@ pub enum AskError {
 }
 
 impl Controller {
-    /// Asks the scheduler, and waits for the answer for at most `limit`. `is_answer` tells an
-    /// answer from one to another question, by the id in both.
+    /// Sends a question to the scheduler, and waits for the answer for at most `limit`. `is_answer`
+    /// returns false for the answer to another question; it compares the ids.
     ///
     /// # Errors
     /// [`AskError`].
@@ -49,9 +49,9 @@ impl Controller {
         is_answer: impl Fn(&A) -> bool,
         limit: Duration,
     ) -> Result<A, AskError> {
-        let deadline = feed::now() + limit;
-        // Before it is sent, so that no answer can come too early.
-        let asked = Asked::of(&self.shared.questions, Q::KIND, A::KIND);
+        let deadline = feed::deadline(limit);
+        // Registered before the frame is sent, so that no answer can arrive too early.
+        let asked = OpenQuestion::register(&self.shared.questions, Q::KIND, A::KIND);
         let sent = self.client.send(Frame::of(question));
         sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
         loop {
@@ -70,10 +70,10 @@ impl Controller {
 
 /// The questions that wait for answers.
 #[derive(Debug, Default)]
-pub(super) struct Questions(Mutex<Vec<Waiting>>);
+pub(super) struct Questions(Mutex<Vec<Registered>>);
 
 #[derive(Debug)]
-struct Waiting {
+struct Registered {
     id: Uuid,
     question: FrameKind,
     answer: FrameKind,
@@ -81,54 +81,53 @@ struct Waiting {
 }
 
 impl Questions {
-    fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Registered>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in a frame that may be an answer.
+    /// Passes a frame to the questions that it may answer.
     pub(super) fn frame(&self, frame: &Frame) {
-        let waiting = self.lock();
-        // Every frame but those of streams passes here, so the cheap check comes first.
-        if waiting.is_empty() {
+        let registered = self.lock();
+        // Every frame except those of streams passes here, so the cheap check comes first.
+        if registered.is_empty() {
             return;
         }
         let refused = match frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
             true => frame.payload::<InvalidFrameType>().ok(),
             false => None,
         };
-        for one in &*waiting {
-            // One that has no room has given up on its answer, or is about to.
-            if one.answer == frame.kind() {
-                let _ = one.answers.try_send(Ok(frame.payload_bytes().clone()));
-            } else if let Some(refused) = refused
-                .as_ref()
-                .filter(|refused| refused.refused() == one.question)
-            {
-                let why = refused.reason.to_string();
-                let _ = one.answers.try_send(Err(AskError::Refused(why)));
-            }
+        for one in &*registered {
+            let answer = match &refused {
+                _ if one.answer == frame.kind() => Ok(frame.payload_bytes().clone()),
+                Some(refused) if refused.refused() == one.question => {
+                    Err(AskError::Refused(refused.reason.to_string()))
+                }
+                _ => continue,
+            };
+            // If the channel is full, its question's wait is over or is about to end.
+            let _ = one.answers.try_send(answer);
         }
     }
 
-    /// The session has ended: no answer comes any more.
+    /// Ends all waits, because the session has ended.
     pub(super) fn end(&self) {
         self.lock().clear();
     }
 }
 
-/// One question. Dropping it ends the wait.
-struct Asked {
+/// A question that waits for its answer. Dropping it ends the registration.
+struct OpenQuestion {
     questions: Arc<Questions>,
     id: Uuid,
     answers: Receiver<Result<Bytes, AskError>>,
 }
 
-impl Asked {
-    fn of(questions: &Arc<Questions>, question: FrameKind, answer: FrameKind) -> Self {
-        // The one sender is in the list, so that taking it out ends the wait.
-        let (sender, answers) = bounded(ANSWERS);
+impl OpenQuestion {
+    fn register(questions: &Arc<Questions>, question: FrameKind, answer: FrameKind) -> Self {
+        // The only sender is in the list, so removing it from the list ends the wait.
+        let (sender, answers) = bounded(MAX_ANSWERS);
         let id = Uuid::new_v4();
-        questions.lock().push(Waiting {
+        questions.lock().push(Registered {
             id,
             question,
             answer,
@@ -143,7 +142,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for OpenQuestion {
     fn drop(&mut self) {
         self.questions.lock().retain(|one| one.id != self.id);
     }

@@ -18,20 +18,21 @@ use ssntp::proto::{
 };
 
 /// The most events that wait to be received: all pieces that the credit allows, each of which
-/// costs at least 29 bytes, and the beginning and the end.
-const PIECES: usize = MAX_STREAM_CREDIT as usize / 29 + 2;
-/// Credit is given back when this much was received: half of all, so that the node can go on
-/// sending while the credit is on its way.
-const GIVE_BACK: u32 = MAX_STREAM_CREDIT / 2;
+/// costs at least 29 bytes, and the first and the last event.
+const MAX_PIECES: usize = MAX_STREAM_CREDIT as usize / 29 + 2;
+/// The received bytes after which credit is returned: half of the credit, so that the node can
+/// keep sending while the credit is on its way.
+const RETURN_CREDIT: u32 = MAX_STREAM_CREDIT / 2;
 
-/// Which output of an instance is asked for.
+/// The output of an instance that a stream requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamRequest {
     /// The outputs. Default: both.
     pub outputs: Outputs,
-    /// The number of last lines of each output to begin with. Default: all that are kept.
+    /// The number of last lines of each output with which the stream begins. Default: all lines
+    /// that the node keeps.
     pub tail: Option<u32>,
-    /// Whether to send further output, too, until the instance has ended. Default: false.
+    /// True to receive further output until the instance has ended. Default: false.
     pub follow: bool,
 }
 
@@ -49,14 +50,14 @@ impl Default for StreamRequest {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum StreamEvent {
-    /// The node has found the instance, and sends its output.
+    /// The node has found the instance, and begins to send its output.
     Opened,
     /// A piece of output. Its boundaries have no meaning.
     Data {
-        /// The output that it is from.
+        /// The output to which the piece belongs.
         output: Outputs,
-        /// Whether output before it may be missing, because the log was written faster than it
-        /// was read.
+        /// True if output before this piece may be missing, because the log was written faster
+        /// than it was read.
         missing: bool,
         /// The piece.
         bytes: Bytes,
@@ -65,7 +66,7 @@ pub enum StreamEvent {
     Ended(Result<(), StreamError>),
 }
 
-/// Why a stream ended before all was sent.
+/// The reason why a stream ended before all output was sent.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum StreamError {
@@ -75,21 +76,21 @@ pub enum StreamError {
         _ => format!("{text} ({reason})"),
     })]
     Ended {
-        /// Why, as a code of the protocol.
+        /// The reason, as a code of the protocol.
         reason: StreamEndReason,
-        /// Why, in words; may be empty.
+        /// The reason in words; may be empty.
         text: String,
     },
     /// The version of the scheduler has no streams.
     #[error("the scheduler is of a version without streams")]
     OldScheduler,
-    /// The scheduler does not take the request.
+    /// The scheduler refuses the request.
     #[error("the scheduler refuses the stream: {0}")]
     Refused(String),
     /// The scheduler has sent more than its credit.
     #[error("the scheduler has sent more than it was asked for")]
     Overrun,
-    /// The session with the scheduler is over.
+    /// The session with the scheduler has ended.
     #[error("the connection to the scheduler was lost")]
     Lost,
     /// The controller has ended.
@@ -106,40 +107,40 @@ impl StreamError {
     }
 }
 
-/// A stream of an instance's output. It holds at most 128 KiB: more is not sent until these
-/// are received. Dropping it ends it.
+/// A stream of an instance's output. It holds at most 128 KiB; the node sends no more until these
+/// are received. Dropping it ends the stream.
 ///
 /// # Threads
-/// `Send` and `Sync`. The waits end when the session or the controller does.
+/// `Send` and `Sync`. The waits end when the session or the controller ends.
 #[derive(Debug)]
 pub struct OutputStream {
     id: Uuid,
     events: Receiver<StreamEvent>,
-    /// The bytes that were received and not given back as credit yet.
+    /// The bytes that were received and have not been returned as credit yet.
     received: Mutex<u32>,
     client: ClientHandle,
     streams: Arc<Streams>,
 }
 
 impl OutputStream {
-    /// Waits for the next event; `None` if none has come in time, or after the last one.
+    /// Waits for the next event; `None` if none arrives in time, or after the last one.
     pub fn recv_timeout(&self, limit: Duration) -> Option<StreamEvent> {
         self.events.recv_timeout(limit).ok()
     }
 
-    /// The events, for `select!`; disconnected after the last one. The bytes of each
-    /// [`Data`](StreamEvent::Data) must be passed to [`dealt_with`](Self::dealt_with):
-    /// otherwise the stream stops when its credit is used up.
+    /// The channel of the events, for `select!`. It is disconnected after the last event. Pass the
+    /// bytes of each [`Data`](StreamEvent::Data) to [`dealt_with`](Self::dealt_with); otherwise
+    /// the stream stops when its credit is used up.
     pub fn events(&self) -> &Receiver<StreamEvent> {
         &self.events
     }
 
-    /// Gives back the credit of a piece, so that more is sent. Blocks only while the session's
-    /// queue is full.
+    /// Returns the credit of a piece, so that the node can send more. Blocks only while the
+    /// session's queue is full.
     pub fn dealt_with(&self, bytes: &Bytes) {
         let mut received = lock(&self.received);
         *received = received.saturating_add(StreamData::cost_of(bytes.len()));
-        if *received < GIVE_BACK {
+        if *received < RETURN_CREDIT {
             return;
         }
         let credit = StreamCredit {
@@ -147,9 +148,9 @@ impl OutputStream {
             bytes: std::mem::take(&mut *received),
         };
         drop(received);
-        // Before it is sent, so that no piece can come that the credit does not cover.
-        self.streams.give(credit);
-        // If it fails, the session is over, and the stream with it.
+        // Added before the frame is sent, so that no piece can arrive without credit.
+        self.streams.add_credit(credit);
+        // If this fails, the session has ended, and the stream with it.
         let _ = self.client.send(credit.frame());
     }
 }
@@ -158,23 +159,23 @@ impl Drop for OutputStream {
     fn drop(&mut self) {
         // A stream that has ended already needs no CloseStream.
         if self.streams.forget(self.id) {
-            // If it cannot be sent, the end of the session does the same.
+            // If this fails, the session is about to end, which ends the stream as well.
             let _ = self.client.try_send(close_stream(self.id));
         }
     }
 }
 
 impl Controller {
-    /// Asks for the output of an instance through the scheduler; see `docs/streams.md`. A
-    /// stream does not survive its session.
+    /// Opens a stream of an instance's output through the scheduler; see `docs/streams.md`. A
+    /// stream ends with its session.
     ///
     /// # Errors
-    /// [`CommandError::Send`]; any other fault is the last event of the stream.
+    /// [`CommandError::Send`]. Any other error is the last event of the stream.
     pub fn stream(&self, instance: Uuid, request: StreamRequest) -> Result<OutputStream, CommandError> {
         let id = Uuid::new_v4();
-        let (sender, events) = bounded(PIECES);
+        let (sender, events) = bounded(MAX_PIECES);
         let streams = Arc::clone(&self.shared.streams);
-        // Before OpenStream is sent, so that no answer can come too early.
+        // Registered before OpenStream is sent, so that no answer can arrive too early.
         streams.insert(id, sender);
         let stream = OutputStream {
             id,
@@ -195,7 +196,7 @@ impl Controller {
             Ok(()) => Ok(stream),
             Err(e) => {
                 stream.streams.forget(id);
-                // If the client has ended, the reason of that says more than this fault.
+                // If the client has ended, the reason of its end is more helpful than this fault.
                 let fault = e.fault().clone();
                 Err(match self.client.handle().ended() {
                     Some(reason) => CommandError::Send(SendFault::Ended(reason)),
@@ -206,15 +207,16 @@ impl Controller {
     }
 }
 
-/// The open streams. The controller's thread feeds them and never waits for a receiver,
-/// because a stream has room for all its credit.
+/// The open streams. The controller's thread feeds them and never waits for a receiver, because a
+/// stream has room for all its credit.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    open: Mutex<HashMap<Uuid, Fed>>,
+    open: Mutex<HashMap<Uuid, Stream>>,
 }
 
+/// The sending end of a stream.
 #[derive(Debug)]
-struct Fed {
+struct Stream {
     events: Sender<StreamEvent>,
     credit: u32,
     is_opened: bool,
@@ -222,37 +224,37 @@ struct Fed {
 
 impl Streams {
     fn insert(&self, id: Uuid, events: Sender<StreamEvent>) {
-        let fed = Fed {
+        let stream = Stream {
             events,
             credit: MAX_STREAM_CREDIT,
             is_opened: false,
         };
-        lock(&self.open).insert(id, fed);
+        lock(&self.open).insert(id, stream);
     }
 
-    fn give(&self, credit: StreamCredit) {
-        if let Some(fed) = lock(&self.open).get_mut(&credit.stream) {
-            fed.credit = fed.credit.saturating_add(credit.bytes);
+    fn add_credit(&self, credit: StreamCredit) {
+        if let Some(stream) = lock(&self.open).get_mut(&credit.stream) {
+            stream.credit = stream.credit.saturating_add(credit.bytes);
         }
     }
 
-    /// Forgets a stream; returns whether it was still open.
+    /// Forgets a stream; true if it was still open.
     fn forget(&self, id: Uuid) -> bool {
         lock(&self.open).remove(&id).is_some()
     }
 
-    /// Takes in a stream frame. A frame for a stream that is over has crossed its end.
+    /// Handles a stream frame. A frame of an unknown stream has crossed the end of that stream.
     pub(super) fn frame(&self, frame: &Frame) {
         let payload = frame.payload_bytes();
         let mut open = lock(&self.open);
         let Some(id) = stream_of(payload) else { return };
-        let Some(fed) = open.get_mut(&id) else { return };
+        let Some(stream) = open.get_mut(&id) else { return };
         let end = match Event(frame.kind().operand) {
             Event::STREAM_OPENED => {
-                fed.is_opened = true;
-                fed.tell(StreamEvent::Opened)
+                stream.is_opened = true;
+                stream.send(StreamEvent::Opened)
             }
-            Event::STREAM_DATA => fed.data(StreamData::decode(payload)),
+            Event::STREAM_DATA => stream.data(StreamData::decode(payload)),
             Event::STREAM_ENDED => match StreamEnded::decode(payload) {
                 Some(ended) if ended.reason == StreamEndReason::DONE => Some(Ok(())),
                 Some(StreamEnded { reason, text, .. }) => Some(Err(StreamError::Ended { reason, text })),
@@ -261,17 +263,17 @@ impl Streams {
             _ => None,
         };
         if let Some(end) = end
-            && let Some(fed) = open.remove(&id)
+            && let Some(stream) = open.remove(&id)
         {
-            fed.tell(StreamEvent::Ended(end));
+            stream.send(StreamEvent::Ended(end));
         }
     }
 
-    /// Takes in InvalidFrameType. If it is about OpenStream, it answers each stream that has
-    /// not been opened.
+    /// Handles InvalidFrameType. If it refuses OpenStream, each stream that has not been opened yet
+    /// ends.
     pub(super) fn refused(&self, frame: &Frame) {
         let mut open = lock(&self.open);
-        // Every frame but those of streams passes here, so the cheap checks come first.
+        // Every frame except those of streams passes here, so the cheap checks come first.
         if open.is_empty() || frame.kind() != ErrorCode::INVALID_FRAME_TYPE {
             return;
         }
@@ -285,43 +287,43 @@ impl Streams {
             "unsupported_operand" => StreamError::OldScheduler,
             other => StreamError::Refused(other.to_owned()),
         };
-        open.retain(|_, fed| {
-            if !fed.is_opened {
-                fed.tell(StreamEvent::Ended(Err(error.clone())));
+        open.retain(|_, stream| {
+            if !stream.is_opened {
+                stream.send(StreamEvent::Ended(Err(error.clone())));
             }
-            fed.is_opened
+            stream.is_opened
         });
     }
 
-    /// The session or the controller has ended: so do all streams.
-    pub(super) fn end(&self, why: &StreamError) {
-        for (_, fed) in lock(&self.open).drain() {
-            fed.tell(StreamEvent::Ended(Err(why.clone())));
+    /// Ends all streams, because the session or the controller has ended.
+    pub(super) fn end(&self, error: &StreamError) {
+        for (_, stream) in lock(&self.open).drain() {
+            stream.send(StreamEvent::Ended(Err(error.clone())));
         }
     }
 }
 
-impl Fed {
-    /// Hands an event over. There is room for all that the credit allows; without room the
-    /// scheduler has sent too much, and the stream ends.
-    fn tell(&self, event: StreamEvent) -> Option<Result<(), StreamError>> {
-        let told = self.events.try_send(event);
-        told.is_err().then_some(Err(StreamError::Overrun))
+impl Stream {
+    /// Sends an event to the receiver. The channel has room for all that the credit allows. If it
+    /// is full, the scheduler has sent too much: returns the end of the stream.
+    fn send(&self, event: StreamEvent) -> Option<Result<(), StreamError>> {
+        let sent = self.events.try_send(event);
+        sent.is_err().then_some(Err(StreamError::Overrun))
     }
 
     fn data(&mut self, data: Option<StreamData>) -> Option<Result<(), StreamError>> {
         let Some(data) = data else {
             return Some(Err(StreamError::broken()));
         };
-        // Without this check a scheduler could fill the memory.
+        // Without this check the scheduler could fill the memory.
         let Some(left) = self.credit.checked_sub(data.cost()) else {
             return Some(Err(StreamError::Overrun));
         };
         self.credit = left;
-        self.tell(StreamEvent::Data {
+        self.send(StreamEvent::Data {
             output: data.output,
             missing: data.missing,
-            // Copied, because the payload is a piece of a longer read that it would keep.
+            // Copied, because the payload is a part of a longer read and keeps it in memory.
             bytes: Bytes::copy_from_slice(&data.data),
         })
     }

@@ -19,7 +19,6 @@ pub(super) fn refuse(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame, re
     }
 }
 
-/// Sends a payload to every controller.
 pub(super) fn to_controllers<T: Payload>(cx: &mut Context<'_>, payload: &T) {
     send_to_controllers(cx, &Frame::of(payload));
 }
@@ -31,7 +30,6 @@ pub(super) fn send_to_controllers(cx: &mut Context<'_>, frame: &Frame) {
     }
 }
 
-/// Sends InvalidFrameType for a frame of this kind.
 pub(super) fn invalid_frame(cx: &mut Context<'_>, to: &SessionInfo, kind: FrameKind, word: &'static str) {
     send(cx, to.uuid(), &refusal::invalid_frame(kind, word));
 }

@@ -119,7 +119,6 @@ impl Cncis {
     }
 }
 
-/// Reads the fields that TenantAdded and TenantRemoved share.
 fn read(frame: &Frame) -> Result<TenantRemoved, Error> {
     match frame.kind() == Event::TENANT_ADDED {
         true => Ok(subnet::removed(&frame.payload()?)),

@@ -33,7 +33,6 @@ const MAX_COMMANDS: usize = 65_536;
 /// word for it.
 const NO_ANSWER: &str = "no_answer";
 
-/// A command that was forwarded to a node.
 #[derive(Debug)]
 struct Sent {
     command: Command,
@@ -140,7 +139,6 @@ impl Commands {
         done.into_iter().for_each(|key| drop(self.remove(key)));
     }
 
-    /// Handles STATS of a node.
     pub(super) fn report(&mut self, node: Uuid, stats: &StatsSummary, now: Instant) {
         if self.of(node).next().is_none() {
             return;

@@ -163,7 +163,7 @@ impl Configuration {
                 }
                 None => return None,
             };
-            self.keeper.write(yaml);
+            self.keeper.write(Ok(yaml));
             self.being_written = Some(content);
         }
     }
@@ -202,7 +202,7 @@ impl Drop for Configuration {
         let next = self.next.take().map(|proposal| proposal.yaml().clone());
         let last = next.or_else(|| self.behind.then(|| self.current.clone()));
         if let Some(yaml) = last {
-            self.keeper.write(yaml);
+            self.keeper.write(Ok(yaml));
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Controllers {
     line: Vec<SessionInfo>,
     snapshots: Vec<Snapshot>,
     /// The time of the next part of all snapshots.
-    send_at: Option<Instant>,
+    pub(super) send_at: Option<Instant>,
 }
 
 /// The part of a controller's snapshot that has not been sent yet.
@@ -64,10 +64,6 @@ impl Controllers {
     /// The number of controllers, and the one that has been connected longest.
     pub(super) fn counted(&self) -> (usize, Option<Uuid>) {
         (self.line.len(), self.line.first().map(SessionInfo::uuid))
-    }
-
-    pub(super) fn next_due(&self) -> Option<Instant> {
-        self.send_at
     }
 
     /// Sends the next part of each snapshot if it is due.

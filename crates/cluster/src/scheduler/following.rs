@@ -70,11 +70,14 @@ impl LastFrames {
 
     /// Keeps an event in place of an earlier one about the same subject. If it removes what an
     /// earlier event added, neither is kept: a new leader begins without both.
-    fn keep_event(&mut self, frame: &Frame) {
+    fn keep_event(&mut self, frame: &Frame, has_room: bool) {
         let before = self.events.len();
-        self.events.retain(|old| subject(old) != subject(frame));
+        // Without room, an equal earlier event stays in place of this one.
+        let stays = |old: &Frame| !has_room && old.kind() == frame.kind();
+        self.events
+            .retain(|old| subject(old) != subject(frame) || stays(old));
         let is_removal = frame.kind() == Event::TENANT_REMOVED || frame.kind() == Event::PUBLIC_IP_UNASSIGNED;
-        if is_removal && self.events.len() < before {
+        if !has_room || (is_removal && self.events.len() < before) {
             return;
         }
         if self.events.len() >= MAX_EVENTS {
@@ -92,7 +95,6 @@ fn subject(frame: &Frame) -> &[u8] {
     payload.get(root.unwrap_or_default()..).unwrap_or_default()
 }
 
-/// The transfer of the kept frames to a leader.
 #[derive(Debug)]
 struct Transfer {
     to: Uuid,
@@ -128,22 +130,34 @@ impl Following {
         let kind = frame.kind();
         let is_kept = kind == Command::STATS || kind.frame_type == FrameType::STATUS || is_kept_event(kind);
         let length = frame.payload_bytes().len();
-        if !is_kept || self.last_bytes + length > MAX_KEPT_BYTES {
+        // A scheduler does not read longer frames.
+        let limit = match kind.frame_type {
+            FrameType::COMMAND => MAX_STATS,
+            FrameType::STATUS => MAX_READ_LEN,
+            _ => MAX_EVENT,
+        };
+        if !is_kept || length > limit {
             return;
         }
         let last = self.last_frames.entry(from).or_default();
         self.last_bytes -= last.bytes();
+        // The old frame is dropped even if there is no room for the new one. Otherwise a new leader
+        // would get it as the client's last frame.
         match kind.frame_type {
-            FrameType::COMMAND if length <= MAX_STATS => last.stats = Some(detached(frame)),
-            FrameType::STATUS if length <= MAX_READ_LEN => last.status = Some(detached(frame)),
-            FrameType::EVENT if length <= MAX_EVENT => last.keep_event(frame),
-            // A scheduler does not read longer frames.
+            FrameType::COMMAND => last.stats = None,
+            FrameType::STATUS => last.status = None,
             _ => {}
+        }
+        let has_room = self.last_bytes + last.bytes() + length <= MAX_KEPT_BYTES;
+        match kind.frame_type {
+            FrameType::EVENT => last.keep_event(frame, has_room),
+            _ if !has_room => {}
+            FrameType::STATUS => last.status = Some(detached(frame)),
+            _ => last.stats = Some(detached(frame)),
         }
         self.last_bytes += last.bytes();
     }
 
-    /// The bytes of all kept frames and held commands.
     pub(super) fn bytes(&self) -> usize {
         self.last_bytes + self.held.bytes()
     }
@@ -258,7 +272,6 @@ impl Scheduler {
         }
     }
 
-    /// Refuses the commands that no leader has accepted in time.
     pub(super) fn expire_held(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         let expired = |term: &mut super::Term| term.following.held.expire(now);
@@ -485,13 +498,24 @@ mod tests {
         following.last_bytes += MAX_KEPT_BYTES - 3 * MAX_STATS;
         let before = following.bytes();
         following.keep(Uuid::from_u128(2), &stats);
-        assert_eq!(
-            (following.last_frames.len(), following.bytes()),
-            (2, before),
-            "there is no room"
-        );
+        assert_eq!(following.bytes(), before, "there is no room");
         following.forget(Uuid::from_u128(0));
         following.keep(Uuid::from_u128(2), &stats);
         assert_eq!((following.last_frames.len(), following.bytes()), (2, before));
+    }
+
+    #[test]
+    fn without_room_no_outdated_frame_is_kept() {
+        let (mut following, client) = (Following::default(), Uuid::from_u128(1));
+        let event = |kind, root: &str| Frame::with_payload(kind, format!("{root}:\n  agent_ip: 1\n"));
+        following.keep(client, &Frame::with_payload(Command::STATS, "load: 1\n"));
+        following.keep(client, &Frame::new(Status::READY));
+        following.keep(client, &event(Event::TENANT_ADDED, "tenant_added"));
+        following.last_bytes += MAX_KEPT_BYTES;
+        following.keep(client, &Frame::with_payload(Command::STATS, "load: 2\n"));
+        following.keep(client, &Frame::new(Status::FULL));
+        following.keep(client, &event(Event::TENANT_REMOVED, "tenant_removed"));
+        assert_eq!(following.last_frames[&client].frames().count(), 0);
+        assert_eq!(following.last_bytes, MAX_KEPT_BYTES);
     }
 }

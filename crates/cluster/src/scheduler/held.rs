@@ -9,7 +9,6 @@ use uuid::Uuid;
 use super::unplaced::UnplacedStart;
 use ssntp::proto::Frame;
 
-/// A START that waits for the READY of `node`.
 #[derive(Debug)]
 pub(super) struct HeldStart {
     pub(super) start: UnplacedStart,
@@ -45,7 +44,6 @@ impl<T> HeldQueue<T> {
         }
     }
 
-    /// True if there is room for one more item of so many bytes.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         self.queue.len() < self.max_items && self.bytes + bytes <= self.max_bytes
     }
@@ -97,7 +95,6 @@ pub(super) fn detached(frame: &Frame) -> Frame {
     Frame::with_payload(frame.kind(), Bytes::copy_from_slice(frame.payload_bytes()))
 }
 
-/// `frame` with the trace of `original`, if that has one.
 pub(super) fn with_trace_of(original: &Frame, frame: Frame) -> Frame {
     match original.trace() {
         Some(trace) => frame.traced(trace.clone()),

@@ -90,22 +90,17 @@ impl Keeper {
     }
 
     /// Hands the new content over to the thread. The result of the previous one must have been
-    /// taken, unless the scheduler ends.
-    pub(super) fn write(&mut self, content: Bytes) {
-        match &self.writer {
-            Some(writer) => {
-                let _ = writer.work.send(content);
+    /// taken, unless the scheduler ends. If there is no content, its error becomes the result.
+    pub(super) fn write(&mut self, content: io::Result<Bytes>) {
+        match (content, &self.writer) {
+            (Ok(content), Some(writer)) => drop(writer.work.send(content)),
+            (Ok(_), None) => {
+                self.failed = Some(io::Error::other("the scheduler was not started by its own start"))
             }
-            None => self.fail(io::Error::other("the scheduler was not started by its own start")),
+            (Err(e), _) => self.failed = Some(e),
         }
     }
 
-    /// Sets an error as the result of a write that is not possible.
-    pub(super) fn fail(&mut self, why: io::Error) {
-        self.failed = Some(why);
-    }
-
-    /// True if [`result`](Self::result) returns a result.
     pub(super) fn is_done(&self) -> bool {
         let writer = self.writer.as_ref();
         self.failed.is_some() || writer.is_some_and(|writer| !writer.done.is_empty())

@@ -110,7 +110,6 @@ fn read(path: &Path) -> io::Result<HashMap<Uuid, Uuid>> {
     Ok(owners)
 }
 
-/// The thread's copy of the file's content.
 #[derive(Debug)]
 struct Book {
     path: PathBuf,

@@ -7,15 +7,10 @@
 //! | 2 | the sender has sent the last reports of all its clients | – |
 //! | 3 | intents | records until the end |
 //!
-//! A record is the UUID of the instance, the UUID of its node (nil if the instance is gone), and a
-//! state, u8:
-//!
-//! | state | the START of the instance |
-//! |---|---|
-//! | 0 | is answered |
-//! | 1 | is in flight; the length of its `command_id` follows, u8, and its bytes |
-//! | 2 | like 1, and its key `restart` is set |
-//! | 3 | was answered with a failure, but its node may still start the instance |
+//! A record is the UUID of the instance, the UUID of its node (nil if the instance is gone), and
+//! the state of its START, u8. 0: it is answered. 1: it is in flight; the length of its
+//! `command_id` follows, u8, and its bytes. 2: like 1, and its key `restart` is set. 3: it was
+//! answered with a failure, but its node may still start the instance.
 
 use bytes::Bytes;
 use uuid::Uuid;

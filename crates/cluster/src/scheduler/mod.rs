@@ -376,7 +376,6 @@ impl Scheduler {
 }
 
 impl Scheduler {
-    /// Handles the beginning of an agent's or a concentrator's session.
     fn client_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         self.node_connected(cx, session);
         if session.role().intersects(Role::CNCIAGENT) {
@@ -384,7 +383,6 @@ impl Scheduler {
         }
     }
 
-    /// Handles the end of a session.
     fn session_ended(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
         self.controllers.leave(cx, session, &mut self.log);
         self.cncis.disconnected(session);
@@ -513,7 +511,7 @@ impl Handler for Scheduler {
             // After a pause, time limits apply only after `resumes`.
             self.next_expiry()
                 .map(|at| self.resumes.map_or(at, |resumes| at.max(resumes))),
-            self.controllers.next_due(),
+            self.controllers.send_at,
             self.term_due(),
             written,
         ]

@@ -174,14 +174,12 @@ impl Nodes {
         }
     }
 
-    /// The time at which the next node becomes stale, or is no longer expected to return.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let stale = self.due.first().map(|(at, _)| *at);
         let expected = self.returning.front().map(|(until, _)| *until);
         [stale, expected].into_iter().flatten().min()
     }
 
-    /// Takes a node that has not reconnected in time.
     fn take_departed(&mut self, now: Instant) -> Option<Uuid> {
         let (_, node) = *self.returning.front().filter(|(until, _)| *until <= now)?;
         self.returning.pop_front();

@@ -125,7 +125,11 @@ impl Scheduler {
         self.instances.assign(&start, allocation, interval, cx.now());
         // Sent before the START: if this scheduler ends now, the next one knows of the START.
         self.send_intents(cx);
-        match send(cx, from, node, &start.frame) {
+        let sent = match from {
+            Some(from) => cx.forward(from, node, &start.frame),
+            None => cx.send(node, &start.frame),
+        };
+        match sent {
             Ok(()) => {
                 debug!(target: "ssntp::scheduler", "START of {instance} goes to {node}");
                 self.starts.given += 1;
@@ -239,17 +243,5 @@ impl Scheduler {
             command_id: self.moves.command_id(instance),
         };
         answers::to_controllers(cx, &failure);
-    }
-}
-
-fn send(
-    cx: &mut Context<'_>,
-    from: Option<&SessionInfo>,
-    to: Uuid,
-    frame: &Frame,
-) -> Result<(), ssntp::server::SendError> {
-    match from {
-        Some(from) => cx.forward(from, to, frame),
-        None => cx.send(to, frame),
     }
 }

@@ -334,10 +334,7 @@ impl TenantTable {
         if self.being_written.is_some() || !self.is_changed || !self.keeper.is_durable() {
             return;
         }
-        match summed(&self.table) {
-            Ok(bytes) => self.keeper.write(Bytes::from(bytes)),
-            Err(e) => self.keeper.fail(io::Error::other(e)),
-        }
+        self.keeper.write(summed(&self.table).map(Bytes::from));
         // These bytes have the changes of all answers that wait now.
         self.being_written = Some(self.waiting.len());
         self.is_changed = false;

@@ -79,14 +79,12 @@ impl Term {
         (token == cx.token()).then_some(server)
     }
 
-    /// True if this is the current session of its client.
     fn has_session(&self, session: &SessionInfo) -> bool {
         let current = self.sessions.get(&session.uuid());
         current.is_some_and(|current| current.key() == session.key())
     }
 }
 
-/// The state that the dispatcher shares with the engine's thread and the keepers.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     view: Mutex<View>,
@@ -344,7 +342,6 @@ impl Scheduler {
         }
     }
 
-    /// If this scheduler leads, sends the others the configuration for their CONNECTED.
     pub(super) fn send_configuration(&mut self, cx: &mut Context<'_>) {
         let Some(acting) = self.term.as_ref().and_then(|term| term.acting) else {
             return;

@@ -55,7 +55,6 @@ impl UnplacedStart {
         })
     }
 
-    /// Its failure with this reason.
     pub(super) fn failure(&self, reason: StartFailureReason) -> StartFailure {
         StartFailure {
             instance_uuid: self.instance.into(),

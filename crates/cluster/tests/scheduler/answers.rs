@@ -1,4 +1,4 @@
-//! What the scheduler answers itself.
+//! The answers of the scheduler itself.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn a_command_for_an_agent_that_is_not_connected_has_no_instance() {
     let mut controller = cluster.controller();
     let mut other = cluster.controller();
     let cnci = cluster.connect(Role::CNCIAGENT);
-    // A UUID of nobody, and those of entities of another kind.
+    // An unknown UUID, and UUIDs of entities of another kind.
     for nobody in [Uuid::from_u128(9), other.uuid, cnci.uuid] {
         let ask = |controller: &mut Client, kind, root| {
             controller.send(&command(kind, root, nobody, INSTANCE));
@@ -195,7 +195,7 @@ fn commands(node: Uuid) -> [(Command, String, ErrorCode, String); 5] {
 }
 
 #[test]
-fn a_command_has_one_answer_which_repeats_its_id_and_what_nobody_asked_for_goes_nowhere() {
+fn a_command_has_one_answer_with_its_id_and_other_failures_are_dropped() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut other = cluster.controller();
@@ -243,7 +243,7 @@ fn a_failure_with_an_id_answers_that_command_and_not_an_older_one() {
 }
 
 #[test]
-fn a_stop_of_what_had_ended_is_answered_by_its_node_and_not_by_stats() {
+fn stop_of_an_ended_instance_is_answered_by_its_node_and_not_by_stats() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -262,7 +262,7 @@ fn a_stop_of_what_had_ended_is_answered_by_its_node_and_not_by_stats() {
 }
 
 #[test]
-fn what_stats_or_an_event_show_is_the_answer() {
+fn stats_or_an_event_answer_a_command() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -346,7 +346,7 @@ fn a_command_that_its_node_does_not_answer_is_answered_at_its_deadline() {
         };
         assert!(text.contains(&format!("reason: {reason}\n")), "{text}");
         assert!(text.contains("command_id: mine\n"), "{text}");
-        // What the node says now comes too late.
+        // The node's answer arrives too late.
         node.send_text(error, &failed);
         nothing_comes_of(&mut node, &mut [&mut controller]);
     }

@@ -72,7 +72,7 @@ fn a_start_that_is_incomplete_is_invalid_data_and_names_the_instance() {
 }
 
 #[test]
-fn every_command_that_names_somebody_is_refused_with_its_reason() {
+fn every_unreadable_command_is_refused_with_its_reason() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let _agent = cluster.agent(Role::AGENT, &mut [&mut controller]);
@@ -165,7 +165,7 @@ fn tenant_events_that_cannot_be_read_come_back() {
 }
 
 #[test]
-fn reports_that_cannot_be_read_are_nobodys_and_go_nowhere() {
+fn unreadable_reports_are_dropped() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut agent = cluster.node(1000, &mut [&mut controller]);
@@ -177,7 +177,7 @@ fn reports_that_cannot_be_read_are_nobodys_and_go_nowhere() {
     }
     agent.expect_nothing();
     controller.expect_nothing();
-    // It names nobody.
+    // It names no entity.
     let trace: FrameKind = "TraceReport".parse().unwrap();
     agent.send_text(trace, "[");
     assert_eq!(controller.expect(trace).payload_bytes(), "[");

@@ -1,4 +1,4 @@
-//! A client of the scheduler: a [`Peer`] that knows what to expect.
+//! A client of the scheduler: a [`Peer`] with expectations.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -14,7 +14,7 @@ use ssntp_test_support::{self, Peer};
 
 pub struct Client {
     pub uuid: Uuid,
-    /// What the scheduler said when the session began.
+    /// The scheduler's CONNECTED.
     pub connected: Connected,
     peer: Peer,
 }
@@ -58,7 +58,7 @@ impl Client {
         })
     }
 
-    /// Whether its session ends without a further frame.
+    /// True if its session ends without a further frame.
     pub fn ends(&mut self) -> bool {
         matches!(self.peer.next(), ssntp_test_support::Received::End)
     }

@@ -58,7 +58,7 @@ fn a_configuration_that_does_not_parse_or_validate_comes_back() {
 }
 
 #[test]
-fn a_client_that_cannot_use_it_brings_the_previous_one_back() {
+fn a_refused_configuration_is_replaced_by_the_previous_one() {
     let cluster = Cluster::new(SchedulerConfig::new().configuration(FIRST));
     let mut controller = cluster.controller();
     let mut agents = [(); 3].map(|()| cluster.agent(Role::AGENT, &mut [&mut controller]));
@@ -67,7 +67,7 @@ fn a_client_that_cannot_use_it_brings_the_previous_one_back() {
         assert_eq!(agent.recv(), configure(SECOND));
     }
     let invalid = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, SECOND);
-    // Each of them says so, and it is done once.
+    // Each of them refuses it, and the previous one is restored once.
     for agent in &mut agents {
         agent.send(&invalid);
     }
@@ -102,7 +102,7 @@ fn a_late_refusal_of_an_older_configuration_changes_nothing() {
 }
 
 #[test]
-fn the_same_configuration_again_is_distributed_and_keeps_the_way_back() {
+fn a_repeated_configuration_is_distributed_and_the_previous_one_stays_available() {
     let cluster = Cluster::new(SchedulerConfig::new().configuration(FIRST));
     let mut controller = cluster.controller();
     let mut agent = cluster.agent(Role::AGENT, &mut [&mut controller]);
@@ -132,7 +132,7 @@ fn a_restarted_scheduler_has_the_last_configuration() {
     let mut agent = cluster.agent(Role::AGENT, &mut [&mut controller]);
     controller.send(&configure(SECOND));
     controller.send(&configure(INVALID));
-    // Whether it is refused while the one before is being written is not said.
+    // It may or may not be refused while the previous one is being written.
     let mut answers = [controller.recv(), controller.recv()].map(|frame| frame.payload_bytes().clone());
     answers.sort();
     assert_eq!(answers, [INVALID, SECOND]);
@@ -154,7 +154,7 @@ fn a_restarted_scheduler_has_the_last_configuration() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_kept_is_refused() {
+fn a_configuration_that_cannot_be_written_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("state");
     fs::create_dir(&state).unwrap();
@@ -201,7 +201,7 @@ impl Drop for Disk {
 }
 
 #[test]
-fn a_disk_that_takes_its_time_delays_the_configuration_and_nobody_else() {
+fn a_slow_disk_delays_only_the_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cluster.yaml");
     let cluster = kept_in(&path);
@@ -214,7 +214,7 @@ fn a_disk_that_takes_its_time_delays_the_configuration_and_nobody_else() {
     }
     let refused = |yaml: &str| Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, yaml.to_owned());
     assert_eq!(controller.recv(), refused(SECOND), "only the last one counts");
-    // Commands, what agents say, and newcomers go on.
+    // Commands, reports and new sessions are still handled.
     start_on(&mut other, &mut agent, &start(10));
     let stats = Frame::of(&stats(agent.uuid, &[]));
     agent.send(&stats);
@@ -232,7 +232,7 @@ fn a_disk_that_takes_its_time_delays_the_configuration_and_nobody_else() {
 }
 
 #[test]
-fn going_back_while_another_is_being_written_is_kept_after_it() {
+fn a_configuration_restored_during_a_write_is_written_after_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cluster.yaml");
     fs::write(&path, FIRST).unwrap();
@@ -255,7 +255,7 @@ fn going_back_while_another_is_being_written_is_kept_after_it() {
 }
 
 #[test]
-fn a_scheduler_that_stops_keeps_what_waits() {
+fn a_stopping_scheduler_writes_the_configuration_that_waits() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cluster.yaml");
     let cluster = kept_in(&path);
@@ -272,7 +272,7 @@ fn a_scheduler_that_stops_keeps_what_waits() {
 }
 
 #[test]
-fn a_file_behind_a_link_stays_behind_it() {
+fn a_symbolic_link_to_the_configuration_file_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let (file, link) = (dir.path().join("real.yaml"), dir.path().join("link.yaml"));
     fs::write(&file, FIRST).unwrap();

@@ -57,7 +57,7 @@ fn a_backups_command_is_refused_and_not_carried_out() {
 }
 
 #[test]
-fn backups_hear_what_the_master_hears() {
+fn backups_receive_the_same_reports_as_the_master() {
     let cluster = with_master();
     let mut master = cluster.controller();
     let mut backup = cluster.controller();
@@ -98,7 +98,7 @@ fn until_master(controller: &mut Client) {
     while !commands(controller) {}
 }
 
-/// Whether a command is taken.
+/// True if a command is accepted.
 fn commands(controller: &mut Client) -> bool {
     controller.send(&Frame::new(Command::RESTORE));
     let answer: InvalidFrameType = loop {

@@ -1,4 +1,4 @@
-//! What a scheduler asks its engine does not depend on how many clients it serves.
+//! The number of requests to the engine does not depend on the number of clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use super::client::{self, Client};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// An engine that counts what it is asked: readings, and everything else.
+/// An engine that counts its requests: reads, and all others.
 #[derive(Debug, Default)]
 struct Counts {
     reads: AtomicU64,

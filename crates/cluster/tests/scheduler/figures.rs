@@ -1,4 +1,4 @@
-//! What a scheduler tells of itself.
+//! The figures of a scheduler.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ fn failed(figures: &SchedulerFigures) -> Vec<(&'static str, u64)> {
 }
 
 #[test]
-fn each_start_is_counted_once_by_what_became_of_it() {
+fn each_start_is_counted_once_by_its_outcome() {
     let config = SchedulerConfig::new().policy(Policy::Opportunistic);
     let cluster = Cluster::new(config.absence(Duration::from_millis(10)));
     let mut controller = cluster.controller();
@@ -135,7 +135,7 @@ fn nodes_and_instances_are_counted_by_state() {
 }
 
 #[test]
-fn a_concentrator_tells_its_tables_and_is_counted() {
+fn a_concentrator_reports_its_tables_and_is_counted() {
     let cluster = Cluster::strict();
     let config = ClientConfig::new(
         super::client::identity(Role::CNCIAGENT),

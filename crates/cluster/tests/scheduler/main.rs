@@ -3,19 +3,19 @@
 //!
 //! | file | rules |
 //! |---|---|
-//! | `routing` | who may send what, and where it goes |
-//! | `nodes` | NodeConnected, NodeDisconnected, and what a new controller is told |
+//! | `routing` | the frames that each role may send, and their receivers |
+//! | `nodes` | NodeConnected, NodeDisconnected, and the snapshot of a new controller |
 //! | `starts` | placement, held and lost STARTs |
 //! | `moves` | instances that are started elsewhere when their node is evacuated |
-//! | `truth` | who may say what of an instance, and when a START counts as done |
-//! | `answers` | what the scheduler answers itself |
+//! | `truth` | the reports that a peer may send, and when a START counts as done |
+//! | `answers` | the answers of the scheduler itself |
 //! | `controllers` | any and master |
-//! | `questions` | what a controller asks beside its commands |
+//! | `questions` | the questions of a controller to the scheduler |
 //! | `configuration` | CONFIGURE, its file, and the way back |
-//! | `engine` | what the engine is asked, with few and with many sessions |
-//! | `streams` | what instances write, and who may read it |
+//! | `engine` | the requests to the engine, with few and with many sessions |
+//! | `streams` | the output of instances |
 //! | `term` | several schedulers, of which one leads |
-//! | `figures` | what it tells of itself |
+//! | `figures` | the figures of the scheduler |
 //! | `bad_input` | payloads that are none |
 //! | `client` | a client by hand |
 
@@ -61,7 +61,7 @@ use uuid::Uuid;
 
 use self::client::Client;
 
-/// A scheduler nobody is connected to yet.
+/// A scheduler without sessions.
 pub struct Cluster {
     listener: MemoryListener,
     server: Server,
@@ -109,7 +109,7 @@ impl Cluster {
         self.connect(Role::CONTROLLER)
     }
 
-    /// An agent that has said nothing yet. `controllers` are all that are
+    /// An agent that has sent no frame yet. `controllers` are all that are
     /// connected.
     pub fn agent(&self, role: Role, controllers: &mut [&mut Client]) -> Client {
         let agent = self.connect(role);
@@ -123,7 +123,7 @@ impl Cluster {
         agent
     }
 
-    /// A compute node that may have been there before; it has said nothing yet.
+    /// A compute node that may have been connected before; it has sent no frame in this session.
     pub fn agent_as(&self, uuid: Uuid) -> Client {
         Client::connect_as(&self.listener, Role::AGENT, uuid)
     }
@@ -149,7 +149,7 @@ pub fn nothing_comes_of(sender: &mut Client, others: &mut [&mut Client]) {
     }
 }
 
-/// Says READY, and waits until that is known.
+/// Sends READY, and waits until the scheduler has handled it.
 #[track_caller]
 pub fn say_ready(agent: &mut Client, mem_mb: i64) {
     agent.send_payload(&ready(agent.uuid, mem_mb));
@@ -207,7 +207,7 @@ pub fn expect_start(agent: &mut Client, start: &Start) {
     assert_eq!(got.instance_uuid, start.instance_uuid);
 }
 
-/// The next frame says why a START did not happen.
+/// The next frame is the StartFailure.
 #[track_caller]
 pub fn expect_failure(controller: &mut Client, start: &Start, reason: StartFailureReason) -> StartFailure {
     let failure: StartFailure = controller.expect_payload();

@@ -1,4 +1,4 @@
-//! EVACUATE with `move`: what can run elsewhere is started there, once it has ended.
+//! EVACUATE with `move`: a movable instance is started on another node once it has ended.
 
 use ssntp::payload::*;
 use ssntp::proto::{Command, Frame, Status};
@@ -46,11 +46,11 @@ fn stopped(controller: &mut Client, node: &mut Client, instance: Uuid) {
 }
 
 #[test]
-fn what_can_run_elsewhere_is_started_there_once_it_has_ended() {
+fn a_movable_instance_is_started_elsewhere_once_it_has_ended() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
-    // As it came, with what nobody here knows.
+    // Byte for byte, with the unknown keys.
     let movable = start(10);
     let text = format!(
         "start: {{instance_uuid: {}, colour: blue, requirements: {{mem_mb: 10}}}}\n---\n#cloud-config\n---\n{{}}\n",
@@ -111,7 +111,7 @@ fn what_can_run_elsewhere_is_started_there_once_it_has_ended() {
     assert_eq!(told, expected);
     other.expect_nothing();
 
-    // What the node says of itself may have crossed the command.
+    // A READY of the node may have crossed the command.
     node.send_payload(&ready(node.uuid, 100_000));
     stopped(&mut controller, &mut node, persistent.instance_uuid);
     other.expect_nothing();
@@ -120,7 +120,7 @@ fn what_can_run_elsewhere_is_started_there_once_it_has_ended() {
     assert_eq!(frame.payload_bytes(), text.as_bytes());
     node.expect_nothing();
 
-    // What comes of it is told as of any START.
+    // Its outcome is reported like that of any START.
     other.send_payload(&StartFailure {
         node_uuid: other.uuid.into(),
         instance_uuid: movable.instance_uuid.into(),
@@ -133,7 +133,7 @@ fn what_can_run_elsewhere_is_started_there_once_it_has_ended() {
 }
 
 #[test]
-fn what_somebody_deletes_meanwhile_is_not_moved_and_nothing_is_after_a_restore() {
+fn deleted_instances_are_not_moved_and_restore_ends_all_moves() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -167,9 +167,9 @@ fn refuses(node: &mut Client, instance: Uuid, reason: StartFailureReason) {
     });
 }
 
-/// Whether instances are to be moved or not.
+/// With and without `move`.
 #[test]
-fn a_node_that_was_told_to_evacuate_gets_no_start_and_what_it_refuses_is_placed_again() {
+fn an_evacuating_node_gets_no_start_and_a_start_that_it_refuses_is_placed_again() {
     for moves in [false, true] {
         let cluster = Cluster::opportunistic();
         let mut controller = cluster.controller();

@@ -1,4 +1,4 @@
-//! NodeConnected, NodeDisconnected, and what a new controller is told.
+//! NodeConnected, NodeDisconnected, and the snapshot of a new controller.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ use super::{Cluster, stats};
 use crate::client::Client;
 
 #[test]
-fn every_controller_is_told_of_nodes_that_come_and_go() {
+fn every_controller_learns_of_nodes_that_connect_and_disconnect() {
     let cluster = Cluster::strict();
     let mut one = cluster.controller();
     let mut two = cluster.controller();
@@ -45,7 +45,7 @@ fn every_controller_is_told_of_nodes_that_come_and_go() {
 }
 
 #[test]
-fn an_agent_of_both_kinds_is_told_of_as_both() {
+fn an_agent_of_both_types_is_announced_as_both() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let node = cluster.connect(Role::AGENT | Role::NETAGENT);
@@ -58,7 +58,7 @@ fn an_agent_of_both_kinds_is_told_of_as_both() {
 }
 
 #[test]
-fn an_agent_that_connects_again_left_first() {
+fn an_agent_that_reconnects_is_disconnected_first() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let old = cluster.agent(Role::AGENT, &mut [&mut controller]);
@@ -75,7 +75,7 @@ fn an_agent_that_connects_again_left_first() {
 }
 
 #[test]
-fn a_new_controller_is_told_of_every_node_and_its_last_stats() {
+fn a_new_controller_receives_every_node_and_its_last_stats() {
     let cluster = Cluster::strict();
     let mut first = cluster.controller();
     let mut nodes = Vec::new();
@@ -113,7 +113,7 @@ fn a_new_controller_is_told_of_every_node_and_its_last_stats() {
 }
 
 #[test]
-fn a_controller_is_told_once_that_it_has_been_told_all() {
+fn a_controller_receives_snapshot_complete_once() {
     let cluster = Cluster::strict();
     let mut first = cluster.controller();
     let complete: SnapshotComplete = first.recv_any().payload().unwrap();
@@ -152,7 +152,7 @@ fn a_controller_is_told_once_that_it_has_been_told_all() {
 }
 
 #[test]
-fn a_new_controller_is_told_of_connected_concentrators_and_their_addresses() {
+fn a_new_controller_receives_connected_concentrators_and_their_addresses() {
     let cluster = Cluster::strict();
     let mut first = cluster.controller();
     // Both, so that it shows when it has gone.
@@ -193,7 +193,7 @@ fn a_new_controller_is_told_of_connected_concentrators_and_their_addresses() {
 }
 
 #[test]
-fn events_longer_than_they_can_be_are_passed_on_and_not_kept() {
+fn oversized_events_are_forwarded_and_not_kept() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut agent = cluster.agent(Role::AGENT, &mut [&mut controller]);
@@ -212,7 +212,7 @@ fn events_longer_than_they_can_be_are_passed_on_and_not_kept() {
 }
 
 #[test]
-fn more_stats_than_a_queue_should_hold_are_told_bit_by_bit() {
+fn a_large_snapshot_is_sent_in_parts() {
     let cluster = Cluster::strict();
     let mut first = cluster.controller();
     let padding = "x".repeat(900_000);

@@ -1,4 +1,4 @@
-//! What a controller asks the scheduler, beside its commands.
+//! The questions of a controller to the scheduler.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn controller(cluster: &Cluster, role: Role) -> Controller {
 }
 
 #[test]
-fn a_question_gets_its_own_answer_and_does_not_outlive_its_session() {
+fn a_question_gets_its_own_answer_and_ends_with_its_session() {
     let cluster = Cluster::strict();
     let controller = controller(&cluster, Role::CONTROLLER);
     let question = |id| ListSessions {
@@ -57,7 +57,7 @@ fn a_question_gets_its_own_answer_and_does_not_outlive_its_session() {
 }
 
 #[test]
-fn a_question_that_the_scheduler_does_not_take_is_refused() {
+fn a_question_that_the_scheduler_does_not_accept_is_refused() {
     let cluster = Cluster::strict();
     let controller = controller(&cluster, Role::CNCIAGENT);
     let question = ListSessions {

@@ -1,4 +1,4 @@
-//! Who may send what, and where it goes.
+//! The frames that each role may send, and their receivers.
 
 use ssntp::Role;
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
@@ -70,7 +70,7 @@ fn tenant_events_go_to_the_cnci_that_they_name() {
         let frame = Frame::with_payload(kind, format!("{root}:\n  concentrator_uuid: {}\n", cnci.uuid));
         agent.send(&frame);
         assert_eq!(cnci.recv(), frame);
-        // Nobody is there, or it is no CNCI: nobody asked for an answer.
+        // No such client is connected, or it is not a CNCI. An event has no answer.
         for nobody in [Uuid::from_u128(9), controller.uuid] {
             agent.send_text(kind, &format!("{root}:\n  concentrator_uuid: {nobody}\n"));
             agent.expect_nothing();
@@ -80,7 +80,7 @@ fn tenant_events_go_to_the_cnci_that_they_name() {
 }
 
 #[test]
-fn reports_go_to_every_controller_unchanged_and_to_nobody_else() {
+fn reports_go_unchanged_to_controllers_only() {
     let cluster = Cluster::strict();
     let mut one = cluster.controller();
     let mut two = cluster.controller();
@@ -97,7 +97,7 @@ fn reports_go_to_every_controller_unchanged_and_to_nobody_else() {
         (&mut cnci, of_cnci),
     ] {
         for name in names.split_whitespace() {
-            // Nothing but STATS has to say whose it is.
+            // Only STATS must name their node.
             let what = match name {
                 "STATS" => format!("node_uuid: {}\nwhat: STATS", sender.uuid),
                 _ => format!("what: {{name: {name}}}"),
@@ -127,7 +127,7 @@ fn ready_full_and_maintenance_stay_with_the_scheduler() {
 }
 
 #[test]
-fn what_a_role_may_not_send_is_rejected() {
+fn frames_that_a_role_may_not_send_are_rejected() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut agent = cluster.agent(Role::AGENT, &mut [&mut controller]);
@@ -152,11 +152,11 @@ fn what_a_role_may_not_send_is_rejected() {
 }
 
 #[test]
-fn nothing_goes_back_to_the_session_that_it_came_from() {
+fn a_frame_never_returns_to_its_sender() {
     let cluster = Cluster::strict();
     let mut other = cluster.controller();
     let mut both = cluster.agent(Role::CONTROLLER | Role::AGENT, &mut [&mut other]);
-    // It is told of itself, which is nothing that it said.
+    // It receives NodeConnected about itself, which the scheduler has made.
     assert_eq!(both.drain().len(), 1);
     let stats = Frame::with_payload(Command::STATS, format!("node_uuid: {}\n", both.uuid));
     both.send(&stats);
@@ -165,7 +165,7 @@ fn nothing_goes_back_to_the_session_that_it_came_from() {
     both.send(&own);
     other.expect(ErrorCode::STOP_FAILURE);
     both.expect(ErrorCode::STOP_FAILURE);
-    // Once, as the one who is told that it was taken up.
+    // Once, as the confirmation.
     both.send_text(Command::CONFIGURE, "configure: {}\n");
     both.expect(Command::CONFIGURE);
     both.expect_nothing();

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{Cluster, expect_failure, expect_start, ready, refused, say_ready, start, start_on, stats};
 use crate::client::Client;
 
-/// How long a node may be away here.
+/// The time that a node may be away in these tests.
 const SOON: Duration = Duration::from_millis(10);
 
 /// STATS that confirm a START.
@@ -71,7 +71,7 @@ fn controller_uuid() -> ssntp::payload::Id {
 }
 
 #[test]
-fn a_failed_start_says_which_and_whether_it_was_a_restart() {
+fn a_start_failure_names_the_instance_and_repeats_restart() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut start = start(1);
@@ -82,7 +82,7 @@ fn a_failed_start_says_which_and_whether_it_was_a_restart() {
 }
 
 #[test]
-fn every_controller_hears_of_failures_that_the_scheduler_makes() {
+fn every_controller_receives_failures_of_the_scheduler() {
     let cluster = Cluster::strict();
     let mut one = cluster.controller();
     let mut two = cluster.controller();
@@ -180,7 +180,7 @@ fn strict_holds_a_start_until_the_next_ready() {
     node.send_payload(&super::ready(node.uuid, 500));
     expect_start(&mut node, &second);
     node.expect_nothing();
-    // What no longer fits after that is answered.
+    // A START that no longer fits then is answered.
     node.send_payload(&super::ready(node.uuid, 100));
     expect_failure(&mut controller, &third, Reason::FullCloud);
     node.expect_nothing();
@@ -237,7 +237,7 @@ fn a_start_that_is_held_too_long_is_answered() {
 }
 
 #[test]
-fn a_held_start_is_answered_when_the_node_it_waits_for_leaves() {
+fn a_held_start_is_answered_when_its_node_disconnects() {
     let cluster = Cluster::new(SchedulerConfig::new().absence(SOON));
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -252,7 +252,7 @@ fn a_held_start_is_answered_when_the_node_it_waits_for_leaves() {
 }
 
 #[test]
-fn a_node_that_ends_its_session_in_order_may_be_back_in_a_moment() {
+fn starts_wait_for_a_node_that_ended_its_session_in_order() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let node = cluster.node(1000, &mut [&mut controller]);
@@ -272,7 +272,7 @@ fn a_node_that_ends_its_session_in_order_may_be_back_in_a_moment() {
     expect_failure(&mut controller, &late, Reason::NoCn);
 }
 
-/// Says READY, and gets the START that was held for that.
+/// Sends READY, and receives the START that was held for it.
 #[track_caller]
 fn say_ready_to(node: &mut Client, held: &Start) {
     node.send_payload(&ready(node.uuid, 1000));
@@ -316,7 +316,7 @@ fn a_start_is_held_for_a_node_that_just_connected() {
 }
 
 #[test]
-fn opportunistic_forecasts_what_is_left() {
+fn opportunistic_policy_subtracts_placed_starts() {
     let cluster = Cluster::opportunistic();
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -328,7 +328,7 @@ fn opportunistic_forecasts_what_is_left() {
 }
 
 #[test]
-fn a_failed_start_took_nothing_of_its_node() {
+fn a_failed_start_uses_no_room_of_its_node() {
     for cluster in [Cluster::strict(), Cluster::opportunistic()] {
         let mut controller = cluster.controller();
         let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -337,7 +337,7 @@ fn a_failed_start_took_nothing_of_its_node() {
         fail(&mut node, &first, Reason::ImageFailure);
         controller.expect(ErrorCode::START_FAILURE);
         start_on(&mut controller, &mut node, &second);
-        // This one says that the node is not what its READY said.
+        // This failure shows that the node has less room than in its READY.
         fail(&mut node, &second, Reason::FullCn);
         controller.expect(ErrorCode::START_FAILURE);
         let third = start(1000);
@@ -408,7 +408,7 @@ fn a_start_too_many_in_flight_is_answered() {
 }
 
 #[test]
-fn another_nodes_word_does_not_confirm_a_start() {
+fn stats_of_another_node_do_not_confirm_a_start() {
     let cluster = Cluster::new(SchedulerConfig::new().absence(SOON));
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -425,7 +425,7 @@ fn another_nodes_word_does_not_confirm_a_start() {
 }
 
 #[test]
-fn starts_for_a_node_that_reads_nothing_are_answered() {
+fn starts_for_a_node_that_does_not_read_are_answered() {
     let limits = Limits {
         frames: 1 << 18,
         bytes: 1 << 20,

@@ -1,4 +1,4 @@
-//! Streams of what instances write: where they go, who may speak for them, and
+//! Streams of the output of instances: their receivers, their senders, and
 //! how they end.
 
 use ssntp::Role;
@@ -65,7 +65,7 @@ fn ended(controller: &mut Client, stream: Uuid) -> StreamEnded {
 }
 
 #[test]
-fn a_stream_goes_from_the_instances_node_to_the_session_that_asked_and_to_no_other() {
+fn a_stream_goes_from_the_instances_node_only_to_the_session_that_opened_it() {
     let cluster = Cluster::strict();
     let (mut controller, mut other) = (cluster.controller(), cluster.controller());
     let (mut node, instance) = node_with_instance(&cluster, &mut [&mut controller, &mut other]);
@@ -103,7 +103,7 @@ fn a_stream_goes_from_the_instances_node_to_the_session_that_asked_and_to_no_oth
 }
 
 #[test]
-fn nobody_else_can_speak_for_a_stream() {
+fn frames_of_other_sessions_for_a_stream_are_dropped() {
     let cluster = Cluster::strict();
     let (mut controller, mut other) = (cluster.controller(), cluster.controller());
     let (mut node, instance) = node_with_instance(&cluster, &mut [&mut controller, &mut other]);
@@ -151,7 +151,7 @@ fn nobody_else_can_speak_for_a_stream() {
 }
 
 #[test]
-fn a_stream_that_cannot_be_is_refused_with_the_reason() {
+fn an_impossible_stream_is_refused_with_the_reason() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let (mut node, instance) = node_with_instance(&cluster, &mut [&mut controller]);
@@ -320,7 +320,7 @@ fn streams_are_bounded_for_each_session_and_each_node() {
 }
 
 #[test]
-fn a_controller_that_does_not_read_makes_nobody_wait() {
+fn a_controller_that_does_not_read_holds_no_other_connection_back() {
     let cluster = Cluster::strict();
     let (mut slow, mut other) = (cluster.controller(), cluster.controller());
     let (mut node, instance) = node_with_instance(&cluster, &mut [&mut slow, &mut other]);

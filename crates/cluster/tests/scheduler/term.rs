@@ -133,7 +133,7 @@ fn failure(client: &mut Client) -> StartFailure {
     until(client, ErrorCode::START_FAILURE).payload().unwrap()
 }
 
-/// Says STATS that list this instance, and waits until the controller has them.
+/// Sends STATS that list this instance, and waits until the controller has them.
 fn says(agent: &mut Client, controller: &mut Client, instance: Uuid, state: InstanceState) {
     let mut stats = stats(agent.uuid, &[instance]);
     stats.instances[0].state = state.clone();
@@ -149,7 +149,7 @@ fn says(agent: &mut Client, controller: &mut Client, instance: Uuid, state: Inst
     }
 }
 
-/// A START of a node that has said READY.
+/// A START on a node that has sent READY.
 fn starts(controller: &mut Client, agent: &mut Client) -> Uuid {
     let start = start(100);
     agent.send_payload(&ready(agent.uuid, 1000));
@@ -214,13 +214,13 @@ fn clients_of_all_schedulers_are_those_of_one_cluster() {
     });
     controller.expect(Event::INSTANCE_STOPPED);
 
-    // A configuration reaches who stands, and who comes.
+    // A configuration reaches the present and the future sessions.
     controller.send(&configure(YAML));
     assert_eq!(until(&mut controller, Command::CONFIGURE), configure(YAML));
     assert_eq!(agent.expect(Command::CONFIGURE), configure(YAML));
     let mut late = all[1].connect(Role::CONTROLLER);
     assert_eq!(late.connected.payload, YAML);
-    // It is told of the node and of the end since its STATS, as by a scheduler of its own.
+    // It receives the node's STATS and the end since, as from a single scheduler.
     let connected: NodeConnected = late.expect_payload();
     assert_eq!(connected.node_uuid, agent.uuid);
     late.expect(Command::STATS);
@@ -242,7 +242,7 @@ fn clients_of_all_schedulers_are_those_of_one_cluster() {
 }
 
 #[test]
-fn the_next_leader_knows_what_was_under_way_and_starts_nothing_twice() {
+fn the_next_leader_has_the_starts_in_flight_and_starts_no_instance_twice() {
     let (_engine, mut all) = several(3);
     let mut controller = all[2].connect(Role::CONTROLLER);
     until(&mut controller, Event::SNAPSHOT_COMPLETE);
@@ -378,7 +378,7 @@ fn dial(server: &Server, one: &One) -> Dialler {
 }
 
 #[test]
-fn a_server_that_says_the_greatest_token_ends_no_term_and_no_later_one() {
+fn a_false_greatest_token_ends_no_term() {
     let (_engine, mut all) = several(2);
     let mut controller = all[1].connect(Role::CONTROLLER);
     let (wrong, _listener) = stranger();
@@ -403,7 +403,7 @@ fn a_server_that_says_the_greatest_token_ends_no_term_and_no_later_one() {
 }
 
 #[test]
-fn intents_are_taken_from_the_leader_alone() {
+fn intents_are_accepted_only_from_the_leader() {
     let (_engine, mut all) = several(2);
     let mut controller = all[1].connect(Role::CONTROLLER);
     let mut agent = all[1].connect(Role::AGENT);
@@ -423,7 +423,7 @@ fn intents_are_taken_from_the_leader_alone() {
         .with(move |cx| cx.tell(next, intent.into()))
         .unwrap()
         .unwrap();
-    // What comes after it over the link has come.
+    // A later frame of the same link has arrived.
     let client = Client::connect(&listener, Role::NETAGENT);
     let (handle, uuid) = (all[1].joined.server.handle(), client.uuid);
     await_that("it is there", || {
@@ -455,7 +455,7 @@ fn behind_a_lost_link_each_start_gets_one_answer_in_its_time() {
     });
     let start = start(100);
     theirs.send_payload(&start);
-    // The node does not answer the one, and nobody that leads takes the other.
+    // The node does not answer the first command, and no leader accepts the second.
     let failed = failure(&mut mine);
     assert_eq!(
         (failed.instance_uuid, failed.reason),
@@ -498,7 +498,7 @@ fn link_frame(operand: u8, fields: &[&[u8]]) -> Outgoing {
 }
 
 #[test]
-fn an_intent_is_told_before_its_start_leaves() {
+fn an_intent_is_sent_before_its_start() {
     let (_engine, all) = several(1);
     let mut controller = all[0].connect(Role::CONTROLLER);
     let stream = all[0]

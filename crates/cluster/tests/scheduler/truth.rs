@@ -70,7 +70,7 @@ fn pending_does_not_confirm_a_start() {
 }
 
 #[test]
-fn a_uuid_that_runs_is_not_started_twice_whoever_asks() {
+fn a_running_uuid_is_not_started_twice_by_any_controller() {
     let cluster = Cluster::new(several());
     let (mut controller, mut one, mut two) = two_nodes(&cluster);
     let mut other = cluster.controller();
@@ -93,7 +93,7 @@ fn a_uuid_that_runs_is_not_started_twice_whoever_asks() {
         let failure = expect_failure(&mut other, start, reason);
         assert_eq!(failure.node_uuid, one.uuid, "it says where");
     }
-    // Nobody else asked: an order of another controller is not settled by that.
+    // Only the sender gets it, so it does not settle an order of another controller.
     controller.expect_nothing();
     one.expect_nothing();
     two.expect_nothing();
@@ -133,7 +133,7 @@ fn a_node_that_is_away_keeps_its_instances() {
 }
 
 #[test]
-fn stats_in_the_name_of_another_node_go_nowhere() {
+fn stats_in_the_name_of_another_node_are_dropped() {
     let cluster = Cluster::new(several());
     let (mut controller, one, mut two) = two_nodes(&cluster);
     for name in [one.uuid, Uuid::new_v4(), Uuid::nil()] {
@@ -142,7 +142,7 @@ fn stats_in_the_name_of_another_node_go_nowhere() {
     two.send_text(Command::STATS, "node_uuid: rack1\n");
     two.send_text(Command::STATS, "node_uuid: [");
     nothing_comes_of(&mut two, &mut [&mut controller]);
-    // Nor is a later controller told of them.
+    // They are not in the snapshot of a later controller either.
     let mut later = cluster.controller();
     later.expect(Event::NODE_CONNECTED);
     later.expect(Event::NODE_CONNECTED);
@@ -150,7 +150,7 @@ fn stats_in_the_name_of_another_node_go_nowhere() {
 }
 
 #[test]
-fn an_instance_that_runs_twice_is_shown_and_deleted_where_it_should_not_be() {
+fn an_instance_on_two_nodes_is_shown_and_can_be_deleted_on_the_second() {
     let cluster = Cluster::new(several());
     let (mut controller, mut owner, mut second) = two_nodes(&cluster);
     let third = cluster.node(1000, &mut [&mut controller]);
@@ -186,7 +186,7 @@ fn an_instance_that_runs_twice_is_shown_and_deleted_where_it_should_not_be() {
 }
 
 #[test]
-fn what_an_agent_says_of_instances_of_others_goes_nowhere() {
+fn reports_about_instances_of_other_nodes_are_dropped() {
     let cluster = Cluster::new(several());
     let (mut controller, mut liar, mut honest) = two_nodes(&cluster);
     let runs = start(1);
@@ -217,7 +217,7 @@ fn what_an_agent_says_of_instances_of_others_goes_nowhere() {
             instance_uuid,
             ..Default::default()
         });
-        // A key that nobody reads does not hide the one that all do.
+        // A key that receivers ignore does not hide the one that they read.
         let hidden = format!(
             "a: {{}}\ninstance_deleted: {{instance_uuid: {}}}\n",
             start.instance_uuid
@@ -225,7 +225,7 @@ fn what_an_agent_says_of_instances_of_others_goes_nowhere() {
         liar.send_text(Event::INSTANCE_DELETED, &hidden);
     }
     nothing_comes_of(&mut liar, &mut [&mut controller]);
-    // Its own part of what it says is passed on.
+    // Its own part of the report is forwarded.
     let own = Uuid::new_v4();
     let claim = in_state(
         liar.uuid,
@@ -246,7 +246,7 @@ fn what_an_agent_says_of_instances_of_others_goes_nowhere() {
 }
 
 #[test]
-fn a_concentrator_speaks_for_itself_alone() {
+fn a_concentrator_reports_only_on_itself() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut cnci = cluster.connect(Role::CNCIAGENT);
@@ -263,7 +263,7 @@ fn a_concentrator_speaks_for_itself_alone() {
 }
 
 #[test]
-fn a_start_has_one_answer_however_often_its_agent_says_it() {
+fn a_start_has_one_answer_even_if_its_agent_repeats_the_failure() {
     let cluster = Cluster::new(several());
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -282,7 +282,7 @@ fn a_start_has_one_answer_however_often_its_agent_says_it() {
 }
 
 #[test]
-fn a_restarted_scheduler_passes_on_what_agents_say_again() {
+fn a_restarted_scheduler_forwards_repeated_failures() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -292,8 +292,7 @@ fn a_restarted_scheduler_passes_on_what_agents_say_again() {
 }
 
 #[test]
-fn a_scheduler_that_was_killed_is_followed_by_one_that_learns_its_instances_and_gives_each_start_one_answer()
-{
+fn after_a_kill_the_next_scheduler_learns_the_instances_and_each_start_has_one_answer() {
     let before = Cluster::new(several());
     let mut controller = before.controller();
     let mut node = before.node(1000, &mut [&mut controller]);
@@ -332,7 +331,7 @@ fn a_scheduler_that_was_killed_is_followed_by_one_that_learns_its_instances_and_
 }
 
 #[test]
-fn a_start_that_an_agent_comes_back_with_is_answered_by_how_it_is() {
+fn a_start_is_answered_by_the_first_stats_of_a_returning_agent() {
     let cluster = Cluster::new(several());
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -364,7 +363,7 @@ fn a_start_that_an_agent_comes_back_with_is_answered_by_how_it_is() {
 }
 
 #[test]
-fn a_start_that_nobody_answers_fails_and_does_not_run_later() {
+fn a_start_without_an_answer_fails_and_does_not_run_later() {
     let cluster = Cluster::new(several().start_time(Duration::from_secs(60), Duration::from_millis(20)));
     let mut controller = cluster.controller();
     let mut frozen = cluster.node(1000, &mut [&mut controller]);
@@ -375,7 +374,7 @@ fn a_start_that_nobody_answers_fails_and_does_not_run_later() {
     // It may be starting there: no copy elsewhere.
     controller.send_payload(&start);
     expect_failure(&mut controller, &start, Reason::AlreadyRunning);
-    // What was answered with a failure is ended.
+    // An instance whose START was answered with a failure is deleted.
     let delete: ssntp::payload::Delete = frozen.expect_payload();
     assert_eq!(delete.instance_uuid, start.instance_uuid);
     frozen.send_payload(&failed(frozen.uuid, &start, Reason::LaunchFailure));
@@ -386,7 +385,7 @@ fn a_start_that_nobody_answers_fails_and_does_not_run_later() {
     controller.expect(Event::INSTANCE_DELETED);
     controller.expect_nothing();
     start_on(&mut controller, &mut frozen, &start);
-    // The START never came: then there is nothing to delete, and nobody asked.
+    // The START never arrived, so the node has no instance to delete. No controller sent the DELETE.
     expect_failure(&mut controller, &start, Reason::LaunchFailure);
     frozen.expect(Command::DELETE);
     frozen.send_payload(&ssntp::payload::DeleteFailure {
@@ -417,7 +416,7 @@ fn held_starts_are_answered_when_the_scheduler_stops() {
 }
 
 #[test]
-fn a_node_whose_stats_stay_away_is_stale_until_it_reports_again() {
+fn a_node_without_stats_is_stale_until_it_reports_again() {
     let cluster = Cluster::new(several().stats_interval(Duration::from_millis(10)));
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
@@ -440,7 +439,7 @@ fn a_node_whose_stats_stay_away_is_stale_until_it_reports_again() {
     controller.send_payload(&start(1));
     controller.expect(ErrorCode::START_FAILURE);
     node.expect_nothing();
-    // Who comes now is told the same.
+    // A new controller receives the same.
     let mut later = cluster.controller();
     later.expect(Event::NODE_CONNECTED);
     assert_eq!(later.expect_payload::<Stats>().status, NodeStatus::Stale);
@@ -453,7 +452,7 @@ fn a_node_whose_stats_stay_away_is_stale_until_it_reports_again() {
 }
 
 #[test]
-fn a_concentrator_that_returns_is_told_of_the_tenants_it_missed() {
+fn a_concentrator_that_reconnects_receives_the_tenants_that_it_missed() {
     let cluster = Cluster::strict();
     let mut agent = cluster.connect(Role::AGENT);
     let cnci = Uuid::new_v4();
@@ -465,7 +464,7 @@ fn a_concentrator_that_returns_is_told_of_the_tenants_it_missed() {
         concentrator_uuid: cnci.into(),
         ..TenantAdded::default()
     };
-    // What cannot be told is not remembered.
+    // A report that cannot be forwarded is not kept.
     for subnet in ["", "everywhere"] {
         agent.send_payload(&TenantAdded {
             tenant_subnet: subnet.into(),
@@ -481,7 +480,7 @@ fn a_concentrator_that_returns_is_told_of_the_tenants_it_missed() {
     let mut told: Vec<TenantAdded> = (0..2).map(|_| back.expect_payload()).collect();
     told.sort_by_key(|tenant| tenant.tenant_uuid.clone());
     assert_eq!(told, [goes.clone(), stays.clone()]);
-    // What goes while it is away is told as well.
+    // A removal while it is away is sent as well.
     drop(back);
     let removed = format!(
         "tenant_removed:\n  agent_uuid: {}\n  tenant_uuid: goes\n  tenant_subnet: 172.16.0.9/24\n  concentrator_uuid: {cnci}\n",
@@ -502,7 +501,7 @@ fn a_concentrator_that_returns_is_told_of_the_tenants_it_missed() {
 
 /// One certificate may open many sessions.
 #[test]
-fn what_agents_tell_of_tenants_is_bounded_for_each_and_in_all() {
+fn reports_about_tenants_are_bounded_for_each_agent_and_in_all() {
     let cluster = Cluster::strict();
     let cnci = Uuid::new_v4();
     let mut agent = cluster.connect(Role::AGENT);
@@ -544,7 +543,7 @@ fn commands_for_an_instance_of_another_node_are_answered() {
 }
 
 #[test]
-fn who_configures_is_told_that_it_was_taken_up() {
+fn the_sender_of_configure_gets_it_back_as_confirmation() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut other = cluster.controller();
@@ -558,7 +557,7 @@ fn who_configures_is_told_that_it_was_taken_up() {
 }
 
 #[test]
-fn what_is_longer_than_it_can_be_goes_nowhere() {
+fn oversized_reports_are_dropped() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut agent = cluster.node(1000, &mut [&mut controller]);
@@ -578,7 +577,7 @@ fn what_is_longer_than_it_can_be_goes_nowhere() {
 }
 
 #[test]
-fn an_instance_without_a_uuid_is_nobodys() {
+fn an_instance_without_a_uuid_belongs_to_no_node() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut agent = cluster.node(1000, &mut [&mut controller]);

@@ -1,5 +1,5 @@
-//! What runs on the server: an application that routes in every way there is,
-//! or the real scheduler; and the log of what it was told and what it sent.
+//! The application on the server: one that uses every way of routing,
+//! or the real scheduler; and the log of its callbacks and its frames.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -14,10 +14,10 @@ use ssntp::server::{
 };
 use ssntp_cluster::scheduler::Scheduler;
 
-/// Whose frame it is: a peer's number, or the handler's, whatever made it send.
+/// The origin of a frame: a peer's number, or the handler.
 pub(super) const HANDLER: u32 = 1_000_000;
 
-/// The marks of a frame: who sent it, its number, and whom it is for. It is a
+/// The marks of a frame: its sender, its number, and its receiver. They are a
 /// comment at the front of the payload, which YAML does not mind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
@@ -64,19 +64,19 @@ pub(super) fn uuid(number: u32) -> Uuid {
     Uuid::from_u128(0x5000 + u128::from(number))
 }
 
-/// What the application knows of one session.
+/// The application's record of one session.
 #[derive(Debug, Default)]
 pub(super) struct SessionLog {
     pub(super) uuid: Uuid,
     pub(super) connected: u32,
     pub(super) disconnected: Option<DisconnectReason>,
-    /// The numbers of its frames that came here, in order.
+    /// The numbers of its frames that have arrived here, in order.
     pub(super) seen: Vec<u64>,
-    /// What was sent to it and has not arrived, for each sender in order.
+    /// The frames to it that have not arrived, for each sender in order.
     expected: HashMap<u32, VecDeque<u64>>,
     last: HashMap<u32, u64>,
     pub(super) sent: u64,
-    /// Of those, how many have arrived or were passed by later ones.
+    /// The number of those that have arrived or were overtaken by later ones.
     pub(super) arrived: u64,
 }
 
@@ -85,15 +85,15 @@ pub(super) struct Log {
     pub(super) sessions: BTreeMap<SessionId, SessionLog>,
     pub(super) faults: Vec<String>,
     pub(super) told: u64,
-    /// The scheduler repeats to a new controller what agents said last.
+    /// The scheduler sends a new controller the last reports of agents again.
     pub(super) inexact: bool,
-    /// The server sends frames without marks: questions, answers, and what ends a session.
+    /// The server sends frames without marks: questions, answers, and the end of a session.
     pub(super) unmarked: bool,
     panics: u32,
     /// The instances that agents have launched.
     pub(super) launched: BTreeSet<Uuid>,
     pub(super) ended_by_themselves: u64,
-    /// How many running instances controllers were seen to know.
+    /// The number of running instances in the views of controllers.
     pub(super) known: usize,
 }
 
@@ -106,7 +106,7 @@ impl Log {
         session.expected.entry(sender).or_default().push_back(number);
     }
 
-    /// An agent launches an instance, which nobody has asked it to start again.
+    /// An agent launches an instance. Each instance is started only once.
     pub(super) fn launches(&mut self, instance: Uuid) {
         if !self.launched.insert(instance) {
             self.faults.push(format!("cluster: {instance} is launched twice"));
@@ -145,7 +145,7 @@ enum Inner {
     Scheduler(Box<Scheduler>),
 }
 
-/// Sends by itself now and then.
+/// Sends by itself at random times.
 pub(super) struct Router {
     pub(super) next: Option<Instant>,
     pub(super) every: Duration,
@@ -175,7 +175,7 @@ impl Application {
     }
 }
 
-/// The rules of the router: STATS to controllers, TenantAdded to whom it names.
+/// The rules of the router: STATS to controllers, TenantAdded to the client that it names.
 pub(super) fn rules(log: &SharedLog) -> Rules {
     let routes = Arc::clone(log);
     Rules::new()
@@ -198,13 +198,13 @@ pub(super) fn rules(log: &SharedLog) -> Rules {
         .route(Event::TENANT_REMOVED, |_, _, _| Decision::Queue)
 }
 
-/// What the router's filter refuses to agents.
+/// The frames that the router's filter refuses from agents.
 pub(super) fn filter() -> Filter {
     Filter::allow_all().allow(Command::RESTORE, Role::CONTROLLER)
 }
 
-/// What the scheduler passes on to every controller. Of a START it passes on the
-/// first failure alone.
+/// The frames that the scheduler forwards to every controller. Of a START it forwards only the
+/// first failure.
 fn goes_to_controllers(kind: FrameKind) -> bool {
     kind == Command::STATS || kind == Event::INSTANCE_STOPPED
 }
@@ -228,14 +228,14 @@ impl Router {
             }
             if kind == Command::EVACUATE {
                 lock().panics += 1;
-                // The hook of panics, which writes, is not told.
+                // The panic hook, which writes to the terminal, is not called.
                 std::panic::resume_unwind(Box::new("as asked"));
             }
         } else if kind == Command::DELETE {
             note_multicast(log, cx, from, Role::AGENT, mark);
             let _ = cx.forward_all(from, Role::AGENT, frame);
         } else if kind == Status::READY {
-            // To its sender and to another one in turn, as a timer sends to everybody.
+            // To its sender and to another client in turn, because a timer sends to all.
             let receivers = [Some((from.id(), from.uuid())), receiver.map(|id| (id, target))];
             for at in 0..mark.to as usize % 4 {
                 let Some((id, to)) = receivers[at % 2] else {
@@ -265,7 +265,7 @@ impl Router {
         for (id, to) in everybody {
             self.number += 1;
             let number = self.number;
-            // One that ends by this has been sent to as well.
+            // A receiver that ends by this counts as well.
             if cx
                 .directory()
                 .session(to)
@@ -326,7 +326,7 @@ impl Handler for Application {
         log.told += 1;
         let entry = log.sessions.entry(session.id()).or_default();
         let before = entry.disconnected.replace(reason.clone());
-        // A newcomer that was replaced before it was told of has no connect.
+        // A newcomer that was replaced before its callback has no connect.
         if entry.connected != 1 || before.is_some() {
             let fault = format!(
                 "told once: {} is disconnected ({reason}) after {} connects, before it {before:?}",

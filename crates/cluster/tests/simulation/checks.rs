@@ -1,4 +1,4 @@
-//! What has to hold: after each step, whenever nobody can move, and at the end.
+//! The invariants: after each step, whenever no machine can move, and at the end.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use super::world::{BOUND, Connection, UNBOUND, World};
 use ssntp::server::{DisconnectReason, SlowConsumer};
 use ssntp_transport::outbox::Outbox;
 
-/// What a stop may take beyond the grace: who is cut off lingers, and the
+/// The time of a stop beyond the grace: a connection that is cut off lingers, and the
 /// dispatcher and the others take their steps.
 const BEYOND_GRACE: Duration = Duration::from_secs(3);
 
-/// How long somebody may wait who is served at once: some turns of everybody else, each of
+/// The longest wait of a connection that is served at once: some turns of all others, each of
 /// which takes a share, and a run of some frames more.
 const PROGRESS: Duration = Duration::from_millis(100);
 
-/// What every queue may take whatever the budget, and what an item takes beside its bytes.
+/// The bytes of a queue that do not depend on the budget, and those of an item beside its own.
 const FOR_EACH: u64 = 64 * 1024 + 3 * 1024;
 
 impl World {
@@ -28,7 +28,7 @@ impl World {
         }
         let used = self.settings.budget.used() + self.settings.received.used();
         self.most_used = self.most_used.max(used);
-        // A queue, what is received, and a turn in the line of each receiver.
+        // A queue, the received bytes, and a turn in the line of each receiver.
         let connections = self.connections.len() as u64;
         let for_each = FOR_EACH + self.longest.max(30_000) + self.longest_turn();
         let limit = self.budget() + connections * for_each;
@@ -59,7 +59,7 @@ impl World {
         Ok(())
     }
 
-    /// Whoever reads at full speed gets what waits, and whoever may take a turn gets one,
+    /// A peer that reads at full speed gets its frames, and a connection that may take a turn gets one,
     /// within a bound.
     pub(super) fn check_progress(&mut self) -> Result<(), String> {
         let (now, flow) = (self.now, self.runner.flow());
@@ -88,7 +88,7 @@ impl World {
         Ok(())
     }
 
-    /// Nobody can move before the time does.
+    /// No machine can move before the time does.
     pub(super) fn check_while_all_wait(&self) -> Result<(), String> {
         if let Some(fault) = self.runner.flow().fault() {
             return Err(format!("lines: {fault}"));
@@ -130,7 +130,7 @@ impl World {
         Ok(())
     }
 
-    /// Once nothing happens any more, each controller must see what runs.
+    /// At rest, each controller must see the running instances.
     pub(super) fn check_the_cluster(&self) -> Result<(), String> {
         let mut log = self.log.lock().unwrap();
         let stands = |connection: &&Connection| {
@@ -170,7 +170,7 @@ impl World {
         if self.runner.flow().connections() > 0 {
             return Err("end: a connection has not ended".into());
         }
-        // What peers still have to read is read now.
+        // Peers read the rest of their input now.
         self.let_peers_read();
         for connection in &self.connections {
             self.check_connection(connection)
@@ -190,8 +190,8 @@ impl World {
                 .map_or(0, |o| o.gauge().books().dropped)
         };
         let dropped: u64 = self.connections.iter().map(of_each).sum();
-        // A newcomer that was cut before it was told has books, too, which
-        // nobody else can see.
+        // A newcomer that was cut before its callback has books, too, which
+        // no other machine can see.
         let all_seen = self
             .connections
             .iter()
@@ -220,7 +220,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether every peer behaves, and so nothing has to end by a time limit.
+    /// True if every peer behaves, so that no connection ends by a time limit.
     fn is_faultless(&self) -> bool {
         self.connections.iter().all(|connection| {
             let plan = &connection.peer.plan;
@@ -250,7 +250,7 @@ impl World {
         let peer = &connection.peer;
         let log = self.log.lock().unwrap();
         let Some(session) = log.sessions.get(&id) else {
-            // It was never told of.
+            // The application had no callback for it.
             return Ok(());
         };
         if session.connected != 1 || session.disconnected.is_none() {
@@ -308,7 +308,7 @@ impl World {
         }
         let (healthy, queue) = (peer.plan.is_healthy() && connection.wide, self.settings.queue);
         let slow = session.disconnected == Some(DisconnectReason::SlowConsumer);
-        // A scheduler tells a new controller in one burst what agents said last.
+        // A scheduler sends a new controller the last reports of agents in one burst.
         let is_burst = self.scheduler && (queue.frames < 1000 || queue.bytes < 64 << 10);
         if healthy && !is_burst && (slow || dropped > 0) {
             return Err(format!(

@@ -102,7 +102,7 @@ impl Program {
         }
     }
 
-    /// When it has something to do by itself.
+    /// The time of its next action without input.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Agent(agent, table) => {
@@ -143,7 +143,7 @@ impl Program {
     }
 }
 
-/// What a view still shows of an instance although the frame says that it has ended.
+/// The entry of an instance in a view, if the view still has it although the frame ends it.
 fn disbelieves(view: &View, frame: &Frame) -> Option<String> {
     let kind = frame.kind();
     let (uuid, is_gone) = if kind == Event::INSTANCE_DELETED {
@@ -168,7 +168,7 @@ fn disbelieves(view: &View, frame: &Frame) -> Option<String> {
 /// Instances that run until they are asked to end, or end by themselves.
 pub(super) struct Table {
     log: SharedLog,
-    /// The time, and what runs.
+    /// The time, and the running instances.
     state: Mutex<(Instant, BTreeMap<Uuid, Instance>)>,
 }
 
@@ -199,7 +199,7 @@ impl Table {
         Ok(())
     }
 
-    /// Notes the time, and ends the instances whose time is over. Whether there are any.
+    /// Notes the time, and ends the instances whose time is over. True if there are any.
     fn end_what_is_due(&self, now: Instant) -> bool {
         let mut state = self.lock();
         state.0 = now;
@@ -221,7 +221,7 @@ impl Table {
     }
 }
 
-/// What is drawn of an instance: its UUID is drawn from the seed.
+/// The drawn properties of an instance: its UUID is drawn from the seed.
 fn drawn(instance: Uuid) -> u64 {
     instance.as_u64_pair().1 >> 8
 }

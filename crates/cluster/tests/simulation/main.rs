@@ -14,9 +14,9 @@
 //!   controllers)
 //! ```
 //!
-//! There are no threads, sockets or clocks. What serves for real is real: the
+//! There are no threads, sockets or clocks. The serving code is real: the
 //! dispatcher's core and runner, outboxes, credit, budget, codec, handshakes, and
-//! the steps of readers and writers. What blocks in a thread is suspended here
+//! the steps of readers and writers. A step that blocks in a thread is suspended here
 //! until it can go on. Writers also move between two looks of the dispatcher
 //! at a ledger (`transport::outbox::interleaving`), as other threads do.
 //!
@@ -28,29 +28,29 @@
 //! | memory | the queues take no more than the budget and what each may have beyond |
 //! | end | every connection ends within the grace, every newcomer gets a verdict |
 //! | healthy | no peer that reads at full speed counts as slow, or loses a frame for want of room |
-//! | lines | what is counted as waiting waits, and nobody waits for a receiver whose queue is below its mark |
-//! | progress | whoever reads at full speed gets what waits, and whoever may take a turn gets one, within a bound |
+//! | lines | the count of waiting frames is exact, and no sender waits for a receiver whose queue is below its mark |
+//! | progress | a peer that reads at full speed gets its frames, and a connection that may take a turn gets one, within a bound |
 //! | slots | there are never more handshakes than slots, and no peer is cut that answers at once |
 //! | places | a certificate that is bound to a UUID has a session and the one before it, which ends, and no more |
 //! | grace | a peer that reads to the end of a connection that ends in order has everything |
-//! | limit | where every peer behaves, nothing ends by a time limit |
+//! | limit | if every peer behaves, no connection ends by a time limit |
 //! | told once | the application hears of each session's begin and end once, in order |
-//! | standstill | nothing waits that could move |
-//! | cluster | no instance is launched twice, a controller sees at once what an event tells of an instance, and at rest what its agents run |
-//! | requests | a question is answered once, by the one who was asked |
+//! | standstill | no machine that could move waits |
+//! | cluster | no instance is launched twice, a controller sees the effect of an event at once, and at rest all running instances |
+//! | requests | a question is answered once, by its receiver |
 //! | happened | in some world each kind of end has happened, a question was answered, and so on |
 //!
-//! `SSNTP_SEED=n` replays one seed and tells what happens; `SSNTP_SEEDS=n` runs so
+//! `SSNTP_SEED=n` replays one seed and prints each step; `SSNTP_SEEDS=n` runs so
 //! many; `make simulate` runs 100,000.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `world` | what is drawn from the seed, and the loop |
-//! | `peers`, `plans` | the other ends of the connections, and what they are like |
+//! | `world` | the properties that are drawn from the seed, and the loop |
+//! | `peers`, `plans` | the other ends of the connections, and their properties |
 //! | `threads` | the server's threads of a connection, as machines |
 //! | `cluster` | agents and controllers: their real cores |
 //! | `network` | streams |
-//! | `application` | the server's application, and the log of what it was told |
+//! | `application` | the server's application, and the log of its callbacks |
 //! | `checks` | the invariants |
 //! | `several` | several servers in one world, with invariants of its own |
 //! | `random` | random numbers |
@@ -81,7 +81,7 @@ use self::world::World;
 /// The number of seeds in a plain `cargo test`.
 const SEEDS: u64 = 1000;
 
-/// What has to happen in some of the worlds: how sessions end, and what peers do.
+/// The events that must happen in some of the worlds: ends of sessions, and actions of peers.
 const MUST_HAPPEN: &[&str] = &[
     "application",
     "certificate",
@@ -107,8 +107,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// Runs each seed, on two threads, and ends the test at faults. Returns what each has come to. One
-/// seed alone is told step by step.
+/// Runs each seed, on two threads, and ends the test at faults. Returns the result of each. One
+/// single seed is printed step by step.
 fn each_seed<T: Send>(world: impl Fn(u64, bool) -> Result<T, String> + Sync) -> Vec<T> {
     let first = number("SSNTP_SEED").or(number("SSNTP_FROM")).unwrap_or(0);
     let is_told = number("SSNTP_SEED").is_some();

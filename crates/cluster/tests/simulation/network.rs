@@ -1,8 +1,8 @@
 //! A stream between two ends: a bounded pipe for each direction.
 //!
-//! Bytes arrive in order, in whatever pieces the reader takes them, and after the time that
-//! they are on their way. A stream may be cut at any byte; what is under way then may arrive or
-//! not. It may also stall, so that nothing arrives and nobody is told.
+//! Bytes arrive in order, in the pieces that the reader takes, and after the time that
+//! they are on their way. A stream may be cut at any byte; the bytes on their way then may arrive or
+//! not. It may also stall, so that no byte arrives and neither end notices.
 
 use std::collections::VecDeque;
 use std::io;
@@ -34,7 +34,7 @@ pub(super) struct Pipes {
     pub(super) cut_off: bool,
     /// The time at which this was looked at last.
     now: Option<Instant>,
-    /// How long bytes are under way.
+    /// The time that bytes are on their way.
     delay: Duration,
     stalls: bool,
 }
@@ -42,7 +42,7 @@ pub(super) struct Pipes {
 #[derive(Debug)]
 struct Pipe {
     bytes: BytesMut,
-    /// How many of them have arrived, and when others do.
+    /// The number of bytes that have arrived, and the times at which others do.
     here: usize,
     on_their_way: VecDeque<(Instant, usize)>,
     room: usize,
@@ -52,7 +52,7 @@ struct Pipe {
     deaf: bool,
     /// The most that one write takes.
     piece: usize,
-    /// How much was written.
+    /// The number of bytes that were written.
     written: u64,
 }
 
@@ -102,7 +102,7 @@ impl Pipe {
 }
 
 impl Pipes {
-    /// Whether somebody could notice that it is cut.
+    /// True if one of the ends could notice that it is cut.
     fn is_cut(&self) -> bool {
         self.cut && !self.stalls
     }
@@ -130,7 +130,7 @@ impl Stream {
         self.pipes.lock().unwrap()
     }
 
-    /// What this end sends from now on is under way for so long.
+    /// Sets the time that bytes of this end are on their way from now on.
     pub(super) fn delay(&self, delay: Duration) {
         self.pipes().delay = delay;
     }
@@ -161,7 +161,7 @@ impl Stream {
         next
     }
 
-    /// How much this end has written.
+    /// The number of bytes that this end has written.
     pub(super) fn written(&self) -> u64 {
         self.pipes().pipes[self.end].written
     }
@@ -210,7 +210,7 @@ impl Stream {
         other.clear();
     }
 
-    /// Cuts the stream, whoever notices. What this end has sent arrives or is lost.
+    /// Cuts the stream, also unnoticed. The bytes that this end has sent arrive or are lost.
     pub(super) fn cut(&self, keep: bool) {
         let mut pipes = self.pipes();
         pipes.cut = true;
@@ -221,25 +221,25 @@ impl Stream {
         }
     }
 
-    /// Whether this end could notice that the other one is gone, without reading.
+    /// True if this end could notice without reading that the other one is gone.
     pub(super) fn is_gone(&self) -> bool {
         let pipes = self.pipes();
         pipes.is_cut() || pipes.pipes[self.end].deaf
     }
 
-    /// Whether neither end nor anything between them has lost what was sent.
+    /// True if no byte that was sent was lost.
     pub(super) fn is_whole(&self) -> bool {
         let pipes = self.pipes();
         !pipes.lossy && !pipes.cut_off
     }
 
-    /// How many bytes for this end are under way.
+    /// The number of bytes on their way to this end.
     pub(super) fn holds(&self) -> usize {
         self.pipes().pipes[1 - self.end].bytes.len()
     }
 }
 
-/// A server's end. Where it would block it says `WouldBlock`.
+/// A server's end. Instead of blocking, it returns `WouldBlock`.
 impl Duplex for Stream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let bytes = self.receive(buffer.len())?;
@@ -292,12 +292,12 @@ impl Duplex for Stream {
     }
 }
 
-/// The sending direction as the outbox uses it. Where the real one would wait,
-/// it says `WouldBlock` and goes on from there when it is called again.
+/// The sending direction as the outbox uses it. If the real one would wait,
+/// it returns `WouldBlock` and continues there when it is called again.
 #[derive(Debug)]
 pub(super) struct SimTransmit {
     stream: Stream,
-    /// The batch that is being sent, and how much of it is.
+    /// The batch that is being sent, and the number of its bytes that are.
     batch: Vec<u8>,
     done: usize,
     rest: Vec<u8>,

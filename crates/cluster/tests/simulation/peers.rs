@@ -1,4 +1,4 @@
-//! The peers: what they are like, what they send, and how they end.
+//! The peers: their properties, their frames, and their ends.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,20 +19,20 @@ use ssntp::proto::{
 use ssntp::server::SessionId;
 use ssntp_test_support::random::Random;
 
-/// How a peer reads.
+/// The reading speed of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// Whatever is there, whenever it can.
+    /// All bytes that have arrived, as soon as it can.
     Full,
-    /// So many bytes at a time, and so much time between.
+    /// This number of bytes at a time, with this time in between.
     Slow(usize, Duration),
-    /// Nothing any more after CONNECTED.
+    /// No byte after CONNECTED.
     Stuck,
-    /// Nothing at all, not even CONNECTED.
+    /// No byte, not even CONNECTED.
     Deaf,
 }
 
-/// How a peer ends once it has sent everything.
+/// The end of a peer once it has sent everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     /// Not by itself.
@@ -46,7 +46,7 @@ pub(super) enum Ending {
     /// It breaks the protocol.
     Junk,
     ConnectsTwice,
-    /// It says that it has failed.
+    /// It reports that it has failed.
     Refuses,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Plan {
     pub(super) longest: usize,
     /// Time between its frames.
     pub(super) pause: Duration,
-    /// It sends what the server does not understand, or does not allow.
+    /// It sends frames that the server does not understand, or does not allow.
     pub(super) rude: bool,
     /// It connects and never sends its CONNECT.
     pub(super) silent: bool,
@@ -78,7 +78,7 @@ pub(super) struct Plan {
     pub(super) asks: bool,
     /// It ends sessions, and keeps clients out.
     pub(super) kicks: bool,
-    /// When its certificate ends, after the world began.
+    /// The time from the beginning of the world to the expiry of its certificate.
     pub(super) expires: Option<Duration>,
 }
 
@@ -87,7 +87,7 @@ impl Plan {
         self.pace == Pace::Full && !self.silent
     }
 
-    /// Whether it is never woken by what it reads.
+    /// True if input never wakes it.
     fn is_stuck(&self) -> bool {
         matches!(self.pace, Pace::Stuck | Pace::Deaf)
     }
@@ -114,7 +114,7 @@ pub(super) struct Peer {
     number: u64,
     /// The numbers of the frames that the application is to see.
     pub(super) allowed: Vec<u64>,
-    /// How many of its frames are answered by the server itself.
+    /// The number of its frames that the server itself answers.
     pub(super) answerable: u64,
     next_read: Option<Instant>,
     next_frame: Option<Instant>,
@@ -130,13 +130,13 @@ pub(super) struct Peer {
     pub(super) session: Option<SessionId>,
     /// The scheduler's STARTs that it has to answer.
     answers: Vec<Frame>,
-    /// Whom it has asked, by its numbers for the requests that nobody has answered.
+    /// The receivers of its requests without an answer, by request number.
     asked: HashMap<u64, Uuid>,
-    /// How many of its questions were answered.
+    /// The number of its questions that were answered.
     pub(super) answered: u64,
     /// The longest payload that it has received.
     pub(super) longest: usize,
-    /// Its answers to requests, and what its program sends.
+    /// Its answers to requests, and the frames of its program.
     replies: Vec<Frame>,
     pub(super) program: Option<Program>,
 }
@@ -180,12 +180,12 @@ impl Peer {
         self.stage != Stage::Waits
     }
 
-    /// It does not come any more.
+    /// It gives up connecting.
     pub(super) fn give_up(&mut self) {
         self.stage = Stage::Over;
     }
 
-    /// Whether it would take what comes.
+    /// True if it would read input.
     pub(super) fn reads(&self) -> bool {
         self.plan.is_healthy() && matches!(self.stage, Stage::Open | Stage::Shakes)
     }
@@ -280,7 +280,7 @@ impl Peer {
                     }
                 }
                 Ok(None) => return,
-                // What was refused ends when the server ends.
+                // A connection that was refused ends when the server ends.
                 Err(refusal) => {
                     if refusal != Refusal::PeerFailed && refusal != Refusal::PeerAborted {
                         let fault = format!("order: the first frame to {}: {refusal}", self.plan.number);
@@ -339,7 +339,7 @@ impl Peer {
         }
     }
 
-    /// A request is answered, and an answer comes once, from the one who was asked.
+    /// A request is answered once, by its receiver.
     fn exchange(&mut self, frame: &Frame) -> Result<(), String> {
         let (payload, number) = (frame.payload_bytes(), self.plan.number);
         let exchange = Exchange::read(payload).ok_or("requests: it is no exchange")?;
@@ -353,7 +353,7 @@ impl Peer {
             self.replies.push(Frame::with_payload(QUERY, reply));
             return Ok(());
         }
-        // Another one of its name may have asked, whose session this one has taken over.
+        // The request may be of another peer with its UUID, whose session this one has replaced.
         if exchange.id >> 32 != u64::from(number) {
             return Ok(());
         }
@@ -448,7 +448,7 @@ impl Peer {
                 Step::Moved
             }
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Step::Waits(None),
-            // It hears of its end by reading.
+            // It notices its end by reading.
             Err(_) => {
                 self.output.clear();
                 self.left = 0;
@@ -462,7 +462,7 @@ impl Peer {
     }
 
     fn compose(&mut self, random: &mut Random) {
-        // An agent speaks when it has something to say.
+        // An agent sends only when it has news.
         if self
             .program
             .as_ref()
@@ -525,7 +525,7 @@ impl Peer {
         self.output.extend(Frame::with_payload(kind, payload).encode());
     }
 
-    /// What an agent or a controller of a cluster says.
+    /// The frames of an agent or a controller of a cluster.
     fn of_cluster(&mut self, controller: bool, random: &mut Random) -> (FrameKind, String) {
         let entity = uuid(self.plan.entity);
         if controller {
@@ -610,7 +610,7 @@ impl Peer {
             Ending::Truncates => {
                 let whole = Header::new(Command::STATS.into(), 50).encode();
                 let part = random.between(1, 7);
-                // Where there is no room for that, it ends in order.
+                // Without room for that, it ends in order.
                 match self.stream.send(&whole[..part]) {
                     Ok(_) => {}
                     Err(_) => self.closed_in_order = true,

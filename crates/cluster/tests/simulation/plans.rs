@@ -1,4 +1,4 @@
-//! What the peers of a world are like, drawn from its seed.
+//! The properties of the peers of a world, drawn from its seed.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
         true => (16 << 20) - 100,
         false => random.pick(&[100, 100, 2000, 8000, 30_000]),
     };
-    // Most worlds have little that goes wrong, so that much is to be kept.
+    // Most worlds have few faults, so that many invariants apply.
     let trouble = random.pick(&[0, 30, 60]);
     let real = scheduler && random.chance(60);
     let asks = !scheduler && random.chance(15);
@@ -33,7 +33,7 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
             n if n >= trouble => Pace::Full,
             n if n % 8 == 0 => Pace::Deaf,
             n if n % 2 == 0 => Pace::Stuck,
-            // Nobody waits for the smallest pieces of the longest frames.
+            // The smallest pieces of the longest frames would take too long.
             _ if is_long => Pace::Slow(1 << 18, Duration::from_millis(5)),
             _ => random.pick(&[
                 Pace::Slow(50, Duration::from_micros(100)),
@@ -72,7 +72,7 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
             } else {
                 random.below(UNBOUND)
             },
-            // Most agents are there when their controllers begin to start instances.
+            // Most agents are connected when their controllers begin to start instances.
             begins: match real && role == Role::CONTROLLER {
                 true => begins + Duration::from_millis(5),
                 false => begins,

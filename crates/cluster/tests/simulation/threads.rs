@@ -1,5 +1,5 @@
 //! The threads of one connection on the server's side, as machines that are
-//! stepped: they do what `accept` and `link` do, and are suspended where those
+//! stepped: they act as `accept` and `link`, and are suspended where those
 //! block.
 
 use std::cell::{Cell, RefCell};
@@ -35,11 +35,11 @@ const LINGER: Duration = Duration::from_secs(1);
 const LAST_WRITE: Duration = Duration::from_secs(1);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// What a step of a thread, of a peer or of the dispatcher came to.
+/// The result of a step of a thread, a peer or the dispatcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Moved,
-    /// It waits for somebody, or for the time to come.
+    /// It waits for another machine, or for a time.
     Waits(Option<Instant>),
     Over,
 }
@@ -83,11 +83,11 @@ pub(super) struct Writer {
     id: Option<ConnectionId>,
     writing: Writing,
     stream: Stream,
-    /// How long the stream may take nothing, and until when it may.
+    /// The longest time without a write to the stream, and the end of that time.
     limit: Duration,
     until: Option<Instant>,
     owes_room: Cell<bool>,
-    /// What the reader allows at the end.
+    /// The reader's result at the end.
     pub(super) hurry: bool,
     ends: bool,
     pub(super) over: bool,
@@ -116,7 +116,7 @@ impl Writer {
     }
 
     pub(super) fn step(&mut self, view: &mut View<'_>) -> Step {
-        // A writer that fails tells of room before it ends.
+        // A writer that fails reports room before it ends.
         if let Some(id) = self.id.filter(|_| self.owes_room.get() && !self.over) {
             if (view.full)() {
                 return Step::Waits(None);
@@ -128,7 +128,7 @@ impl Writer {
         self.write(view.now, view.random, view.pieces)
     }
 
-    /// A step but for what it tells the dispatcher. One write takes one of `pieces` at most.
+    /// A step without its events for the dispatcher. One write takes at most one of `pieces`.
     pub(super) fn write(&mut self, now: Instant, random: &mut Random, pieces: &[usize]) -> Step {
         if self.over {
             return Step::Over;
@@ -169,7 +169,7 @@ impl Writer {
     }
 }
 
-/// The reader of one connection: what [`Incoming`] says, suspended where the thread blocks.
+/// The reader of one connection: the steps of [`Incoming`], suspended where the thread blocks.
 pub(super) struct Reader {
     pub(super) id: ConnectionId,
     stream: Stream,
@@ -186,7 +186,7 @@ pub(super) struct Reader {
 enum Reading {
     Decode,
     Hand(Vec<Item>, u64),
-    /// For credit, and how often it had been woken when it began to wait.
+    /// For credit, with the number of wake-ups at the beginning of the wait.
     Credit(u64),
     /// For memory.
     Reserve(usize, usize),
@@ -342,15 +342,15 @@ impl Reader {
     }
 }
 
-/// Where a newcomer fails, if it does.
+/// The step at which a newcomer fails, if it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fails {
     Not,
-    /// Its thread is gone before the verdict comes.
+    /// Its thread ends before the verdict.
     BeforeVerdict,
     /// CONNECTED cannot be written.
     Connected,
-    /// The system gives no more threads.
+    /// The system cannot start a thread.
     Threads,
 }
 
@@ -454,9 +454,9 @@ pub(super) struct Newcomer {
     fails: Fails,
     piece: usize,
     deadline: Instant,
-    /// Who was admitted, and the books of its way out.
+    /// The admitted session, and the ledger of its outbox.
     pub(super) admitted: Option<(ConnectionId, Outbox)>,
-    /// Why it does not come in.
+    /// The reason why it is not admitted.
     pub(super) turned: Option<NoEntry>,
 }
 
@@ -526,7 +526,7 @@ impl Newcomer {
         matches!(self.stage, Shaking::Over)
     }
 
-    /// The two threads of the connection, where the step began them.
+    /// The two threads of the connection, if the step started them.
     pub(super) fn step(&mut self, stopping: bool, view: &mut View<'_>) -> (Step, Option<(Reader, Writer)>) {
         if self.is_over() {
             return (Step::Over, None);
@@ -699,7 +699,7 @@ impl Newcomer {
                 if (view.full)() {
                     return (Shaking::Started(admission), Step::Waits(None), None);
                 }
-                // It tells the dispatcher as it goes.
+                // It reports its end to the dispatcher.
                 drop(admission);
                 Shaking::Over
             }

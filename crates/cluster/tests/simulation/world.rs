@@ -1,5 +1,5 @@
 //! One world: everything that is drawn from the seed, and the loop that steps
-//! whoever can move.
+//! a machine that can move.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -26,17 +26,17 @@ use ssntp_transport::slots::{PATIENCE, Slots};
 use ssntp_transport::{Budget, BufferPool, Limits, PeerAddress};
 use uuid::Uuid;
 
-/// A world that has not ended after so many steps never ends.
+/// A world that has not ended after this number of steps never ends.
 const MOST_STEPS: u64 = 200_000;
-/// The dispatcher looks at ledgers so often in one step at most.
+/// The most reads of ledgers by the dispatcher in one step.
 const MOST_LOOKS: u64 = 20_000;
-/// Where nothing happens for so long, nothing is on its way: nobody waits for a slow receiver so
+/// After this time without events, no frame is on its way: no sender waits for a slow receiver so
 /// long, and agents have reported every change.
 const REST: Duration = Duration::from_secs(2);
-/// No timer of a server is so far away.
+/// Every timer of a server is nearer than this.
 const FAR: Duration = Duration::from_secs(86_400);
 
-/// What is the same in every world, and takes time to make.
+/// The parts that all worlds share, because they take time to make.
 struct Certificates {
     identity: Identity,
     trust: Trust,
@@ -46,13 +46,13 @@ struct Certificates {
     lasting: Arc<Environment>,
 }
 
-/// The first certificates are bound to nobody, and the others to the entities
+/// The first certificates are not bound, and the others to the entities
 /// from 0 on.
 pub(super) const UNBOUND: usize = 2;
 pub(super) const BOUND: usize = 3;
 /// As the default of a server is.
 const MAX_PAYLOAD: u32 = 16 << 20;
-/// When each world begins, by the time of day.
+/// The time of day at which each world begins.
 const MORNING: SystemTime = SystemTime::UNIX_EPOCH;
 
 fn certificates() -> &'static Certificates {
@@ -98,21 +98,21 @@ pub(super) struct Connection {
     pub(super) fails: Fails,
     pub(super) newcomer: Option<Newcomer>,
     pub(super) reader: Option<Reader>,
-    /// What its books said at its end: sent, dropped, lost.
+    /// The figures of its ledger at its end: sent, dropped, lost.
     pub(super) outbox: Option<Outbox>,
     /// Its pipes are wide enough for the pace that is waited for.
     pub(super) wide: bool,
-    /// What it had received, and what of its input had been dealt with, and since when.
+    /// Its received frames, its handled input, and the time since when both are the same.
     pub(super) progress: [(u64, Option<Instant>); 2],
 }
 
 impl Connection {
-    /// Whether its handshake was cut to make room for another newcomer.
+    /// True if its handshake was cut to make room for another newcomer.
     pub(super) fn was_cut(&self) -> bool {
         self.newcomer.as_ref().is_some_and(Newcomer::was_cut)
     }
 
-    /// Whether it was admitted, and one of its threads still runs.
+    /// True if it was admitted, and one of its threads still runs.
     pub(super) fn has_a_place(&self) -> bool {
         let newcomer = self.newcomer.as_ref();
         let is_reading = self.reader.as_ref().is_some_and(|reader| !reader.is_over());
@@ -155,7 +155,7 @@ pub(super) struct World {
     pub(super) longest: u64,
     write_timeout: Duration,
     pool: BufferPool,
-    /// How often, in a hundred steps, the dispatcher goes first.
+    /// The number of steps in a hundred in which the dispatcher goes first.
     eager: usize,
     steps: u64,
     pub(super) most_used: u64,
@@ -363,7 +363,7 @@ impl World {
         }
     }
 
-    /// How many frames have arrived at peers.
+    /// The number of frames that have arrived at peers.
     pub(super) fn arrived(&self) -> u64 {
         let log = self.log.lock().unwrap();
         log.sessions.values().map(|session| session.arrived).sum()
@@ -518,7 +518,7 @@ impl World {
         self.runner.handle(event, self.now);
     }
 
-    /// What `Server` does when it is dropped.
+    /// The actions of `Server` when it is dropped.
     fn own(&mut self) -> Step {
         match self.owner {
             Owner::Runs if self.stop_at.is_some_and(|at| at <= self.steps) => self.owner = Owner::Stops,
@@ -629,7 +629,7 @@ impl World {
         }
     }
 
-    /// What all queues may take together.
+    /// The bound of all queues together.
     pub(super) fn budget(&self) -> u64 {
         self.budget
     }
@@ -643,7 +643,7 @@ impl World {
         3 * input * self.connections.len() as u64
     }
 
-    /// Those who read take what has been sent to them.
+    /// Peers that read take the frames that were sent to them.
     pub(super) fn let_peers_read(&mut self) {
         let far = self.now + FAR;
         for connection in &mut self.connections {
@@ -655,7 +655,7 @@ impl World {
         }
     }
 
-    /// How long after the stop the last connection has ended.
+    /// The time from the stop to the end of the last connection.
     pub(super) fn stopping_took(&self) -> Duration {
         self.stopped
             .map_or(Duration::ZERO, |at| self.now.duration_since(at))

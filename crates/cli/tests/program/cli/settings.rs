@@ -501,7 +501,7 @@ fn a_setting_that_is_probably_a_mistake_is_warned_of() {
     let at = server.line("listening at ");
     let agent = format!("agent --connect {at} --ca certs/ca.pem --cert certs/agent.pem");
     let agent = user.start(&words(&agent));
-    agent.error_with("is no scheduler but a server, which starts nothing here");
+    agent.error_with("is a server, not a scheduler: it starts no instances here");
 
     let open = user.start(&words("opflex serve --listen 0.0.0.0:0"));
     open.error_with("there is no TLS: every host that reaches this server gets its policy");

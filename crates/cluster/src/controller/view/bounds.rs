@@ -1,6 +1,6 @@
-//! Bounds for what is kept of a frame, because views, histories and subscribers keep thousands
-//! of them. A text that is longer than its kind can be (a UUID, an address, a word, a name) is
-//! left out.
+//! Bounds for the parts of a frame that a view keeps, because views, histories and subscribers keep
+//! thousands of frames. A text that is longer than any valid one of its kind (a UUID, an address, a
+//! word, a name) is replaced by an empty text.
 
 use crate::controller::Failure;
 use ssntp::payload::{
@@ -9,21 +9,21 @@ use ssntp::payload::{
 };
 use ssntp::proto::{Frame, FrameType};
 
-/// UUIDs, addresses, states and reasons are shorter, in bytes.
+/// The length limit of UUIDs, addresses, states and reasons, in bytes. Valid ones are shorter.
 const MAX_WORD: usize = 64;
-/// The longest name that a system gives a host, in bytes.
+/// The length limit of a host name on Linux, in bytes.
 const MAX_NAME: usize = 255;
-/// The longest detail of a failure or an end, in bytes: 200 characters, some of them escaped.
+/// The length limit of the detail of a failure or an end, in bytes: 200 characters, some of them
+/// escaped.
 const MAX_DETAIL: usize = 1024;
 /// The most addresses of a node, and the most volumes of an instance.
 const MAX_LISTED: usize = 256;
 /// The most hops of a trace: a frame has two or three.
 const MAX_HOPS: usize = 16;
-/// The longest event in bytes that is read at all. The scheduler forwards longer ones only as
-/// TraceReports.
+/// The length limit of an event, in bytes. The scheduler drops longer ones.
 const MAX_REPORT: usize = 64 << 10;
 
-/// Checks that an event is short enough to be read.
+/// Checks that an event is short enough to be decoded.
 pub(super) fn check(frame: &Frame) -> Result<(), Error> {
     let (len, limit) = (frame.payload_bytes().len(), MAX_REPORT);
     if frame.kind().frame_type == FrameType::EVENT && len > limit {
@@ -67,7 +67,7 @@ fn instance(stats: &mut InstanceStats) {
     text(&mut stats.ssh_ip, MAX_WORD);
     stats.volumes.truncate(MAX_LISTED);
     stats.volumes.iter_mut().for_each(id);
-    // An agent refuses a START with an invalid name or label, so it has none to send.
+    // An agent refuses a START with an invalid name or label, so it never sends one.
     if check_name(&stats.name).is_err() {
         stats.name = String::new();
     }

@@ -1,4 +1,4 @@
-//! How instances ended, in words that fit a column.
+//! The end of an instance's run, in words that fit a column of a table.
 
 use std::fmt;
 
@@ -9,42 +9,40 @@ use ssntp::payload::{InstanceEnd, InstanceState, InstanceStats};
 
 const SIGKILL: i64 = 9;
 
-/// How the last run of an instance ended, as its node says. Displayed as `exited 3`,
+/// The end of an instance's last run, as its node reports it. Displayed as `exited 3`,
 /// `killed SIGTERM`, `out of memory`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ending {
-    /// The exit code; 128 plus the signal's number if a signal ended it. None if the node did
-    /// not see the end, or its version does not report it.
+    /// The exit code; 128 plus the signal's number if a signal ended the instance. `None` if the
+    /// node did not see the end, or its version does not report it.
     pub code: Option<i64>,
-    /// The signal that ended it.
+    /// The number of the signal that ended the instance.
     pub signal: Option<i64>,
-    /// Whether a process of it was killed because its memory was used up.
+    /// True if a process of the instance was killed because its memory was used up.
     pub out_of_memory: bool,
-    /// More about the end, for people: why the node ended it, for example.
+    /// More about the end, for people. For example, the reason why the node ended the instance.
     pub detail: String,
 }
 
 impl Ending {
-    /// Whether it succeeded, by its exit code.
+    /// True if the exit code is 0 and no process ran out of memory.
     pub fn is_success(&self) -> bool {
         self.code == Some(0) && !self.out_of_memory
     }
 
-    /// Whether anything is known of it.
+    /// True if the node has reported an exit code or the lack of memory.
     pub fn is_known(&self) -> bool {
         self.code.is_some() || self.out_of_memory
     }
 
-    /// It as the end of a sentence; empty if nothing is known.
-    pub(crate) fn after_colon(&self) -> String {
-        match self.is_known() {
-            true => format!(": {self}"),
-            false => String::new(),
-        }
+    /// An end as the last words of a sentence; empty if it is not known.
+    pub(crate) fn after_colon(ending: Option<&Self>) -> String {
+        let known = ending.filter(|ending| ending.is_known());
+        known.map(|ending| format!(": {ending}")).unwrap_or_default()
     }
 
-    /// The name of the signal that ended it.
+    /// The name of the signal that ended the instance.
     pub fn signal_name(&self) -> Option<&'static str> {
         signal_name(i32::try_from(self.signal?).ok()?)
     }
@@ -52,8 +50,8 @@ impl Ending {
 
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The kernel does not say which process it killed. If SIGKILL ended the instance,
-        // it was the first one.
+        // The kernel does not report which process it killed. If SIGKILL ended the instance, it
+        // was the first process.
         if self.out_of_memory && self.signal == Some(SIGKILL) {
             return f.write_str("out of memory");
         }
@@ -71,7 +69,7 @@ impl fmt::Display for Ending {
 }
 
 impl Instance {
-    /// How its last run ended; none while it runs, and before its first run.
+    /// The end of its last run; `None` while it runs, and before its first run.
     pub fn ending(&self) -> Option<Ending> {
         let InstanceStats {
             exit_code,
@@ -89,7 +87,7 @@ impl Instance {
         (self.state == InstanceState::Exited).then(|| end().into())
     }
 
-    /// Takes over what an event says of its end.
+    /// Records the end that an event reports.
     pub(super) fn ended(&mut self, end: &InstanceEnd) {
         self.state = InstanceState::Exited;
         if *end != InstanceEnd::default() {
@@ -116,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_said_in_few_words() {
+    fn endings_are_displayed_in_few_words() {
         let shown = |code, signal, out_of_memory| {
             let detail = String::new();
             let ending = Ending {
@@ -140,7 +138,7 @@ mod tests {
             ("killed signal 40".into(), false)
         );
         assert_eq!(shown(None, None, false), ("unknown".into(), false));
-        // Whatever an agent says.
+        // An agent may send any number.
         assert_eq!(
             shown(Some(1), Some(i64::MAX), false).0,
             format!("killed signal {}", i64::MAX)

@@ -8,43 +8,42 @@ use uuid::Uuid;
 use crate::phase::Phase;
 use ssntp::payload::{Id, InstanceState, InstanceStats, NodeStatus, Stats};
 
-/// A node, as it was last seen.
+/// A node, as its last frames describe it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Node {
     /// Its UUID.
     pub uuid: Uuid,
-    /// Whether it is a compute node.
+    /// True if it is a compute node.
     pub compute: bool,
-    /// Whether it is a network node.
+    /// True if it is a network node.
     pub network: bool,
-    /// Whether it is connected to the scheduler. If it is not, all other fields are as they
-    /// were.
+    /// True if it is connected to the scheduler. If it is not, all other fields have their last
+    /// values.
     pub connected: bool,
-    /// Since when it is connected, or is not.
+    /// The time at which `connected` changed last.
     pub since: SystemTime,
     /// Its status in its last STATS; empty before the first.
     pub status: NodeStatus,
-    /// When its last STATS came; none before the first.
+    /// The arrival time of its last STATS; `None` before the first.
     pub seen: Option<SystemTime>,
     /// Its last STATS, without the instances.
     pub stats: Stats,
     /// The UUIDs of its instances.
     pub instances: BTreeSet<Uuid>,
-    /// Whether it has sent STATS since it connected, or the session began.
-    pub(super) heard: bool,
+    pub(super) reported: bool,
 }
 
 impl Node {
-    /// Whether the view of it is up to date: it is connected, and reports.
+    /// True if the view of it is up to date: it is connected, and reports.
     pub fn is_current(&self) -> bool {
         self.connected && self.status != NodeStatus::Stale
     }
 
-    /// Whether it has sent STATS since it connected, or the session began: if not, its instances
-    /// are those of an earlier time.
+    /// True if it has sent STATS since it connected and since the session began. If not, its
+    /// instances are those of an earlier time.
     pub fn has_reported(&self) -> bool {
-        self.heard
+        self.reported
     }
 
     pub(super) fn new(uuid: Uuid, now: SystemTime) -> Self {
@@ -58,12 +57,12 @@ impl Node {
             seen: None,
             stats: Stats::default(),
             instances: BTreeSet::new(),
-            heard: false,
+            reported: false,
         }
     }
 }
 
-/// An instance, as its node has last reported it.
+/// An instance, as its node has reported it last.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Instance {
@@ -71,23 +70,23 @@ pub struct Instance {
     pub uuid: Uuid,
     /// The node that has it.
     pub node: Uuid,
-    /// Its state, by the last STATS or by InstanceStopped since.
+    /// Its state, according to the last STATS or a later InstanceStopped.
     pub state: InstanceState,
-    /// Since when this controller has seen this state.
+    /// The time at which this controller saw the state for the first time.
     pub since: SystemTime,
     /// Its entry in the last STATS.
     pub stats: InstanceStats,
 }
 
 impl Instance {
-    /// Whether it runs, is about to run, or is about to stop.
+    /// True if it runs, is about to run, or is about to stop.
     pub fn is_alive(&self) -> bool {
         Phase::of(&self.state) != Phase::Ended
     }
 }
 
 /// A concentrator.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Cnci {
     /// The UUID of its instance, and of its agent.
@@ -98,26 +97,13 @@ pub struct Cnci {
     pub ip: String,
     /// The MAC address of its interface.
     pub mac: String,
-    /// When it announced itself last; none if only its public addresses are known.
+    /// The time at which it announced itself last; `None` if only its public addresses are known.
     pub since: Option<SystemTime>,
     /// The public addresses that it has assigned.
     pub public_ips: BTreeMap<String, PublicIp>,
 }
 
-impl Cnci {
-    pub(super) fn new(uuid: Uuid) -> Self {
-        Self {
-            uuid,
-            tenant: Id::default(),
-            ip: String::new(),
-            mac: String::new(),
-            since: None,
-            public_ips: BTreeMap::new(),
-        }
-    }
-}
-
-/// The instance that a public address is assigned to.
+/// The instance to which a public address is assigned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PublicIp {

@@ -1,4 +1,4 @@
-//! Looks up entities by the beginning of their UUID, and instances by their name, too.
+//! Finds entities by the beginning of their UUID, and instances also by their name.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use uuid::Uuid;
 use super::{Instance, View};
 use ssntp::payload::Id;
 
-/// How many matches the text of an error names.
-const NAMED: usize = 8;
+/// The most matches in the text of an error.
+const MAX_NAMED: usize = 8;
 
 impl View {
-    /// The node whose UUID begins with `text`. A whole UUID need not be known.
+    /// The node whose UUID begins with `text`. A whole UUID is also accepted if it is unknown.
     ///
     /// # Errors
     /// [`FindError`].
@@ -21,13 +21,13 @@ impl View {
         self.of_kind("node", found, self.nodes.contains_key(&found))
     }
 
-    /// The instance with the name `text`, or else the one whose UUID begins with it. A whole
-    /// UUID need not be known.
+    /// The instance with the name `text`, or else the one whose UUID begins with it. A whole UUID
+    /// is also accepted if it is unknown.
     ///
     /// # Errors
     /// [`FindError`].
     pub fn find_instance(&self, text: &str) -> Result<Uuid, FindError> {
-        // Names come first: a name may look like the beginning of a UUID.
+        // Names have priority, because a name may look like the beginning of a UUID.
         let called = |instance: &&Instance| !text.is_empty() && instance.stats.name == text;
         let matches: Vec<_> = self.instances.values().filter(called).map(|i| i.uuid).collect();
         let text = text.to_owned();
@@ -40,7 +40,8 @@ impl View {
         self.of_kind("instance", found, self.instances.contains_key(&found))
     }
 
-    /// The concentrator whose UUID begins with `text`. A whole UUID need not be known.
+    /// The concentrator whose UUID begins with `text`. A whole UUID is also accepted if it is
+    /// unknown.
     ///
     /// # Errors
     /// [`FindError`].
@@ -51,15 +52,15 @@ impl View {
         self.of_kind("CNCI", found, known)
     }
 
-    /// The volume that is attached to some instance and whose name begins with `text`. A
-    /// whole UUID need not be known.
+    /// The attached volume whose name begins with `text`. A whole UUID is also accepted if it is
+    /// unknown.
     ///
     /// # Errors
     /// [`FindError`].
     pub fn find_volume(&self, text: &str) -> Result<Id, FindError> {
         let attached = self.instances.values().flat_map(|i| &i.stats.volumes);
         let attached: BTreeSet<&Id> = attached.collect();
-        // The name of a volume need not be a UUID; then only the whole name finds it.
+        // The name of a volume may be no UUID. Such a volume is found only by its whole name.
         if let Some(whole) = attached.iter().find(|volume| **volume == text) {
             return Ok((*whole).clone());
         }
@@ -80,7 +81,7 @@ impl View {
 }
 
 fn find(what: &'static str, text: &str, known: impl Iterator<Item = Uuid>) -> Result<Uuid, FindError> {
-    // Other forms that the parser accepts, as without hyphens, are no beginnings.
+    // The parser also accepts other forms, such as one without hyphens. They are not accepted here.
     if text.len() == 36
         && let Ok(whole) = Uuid::try_parse(text)
     {
@@ -102,7 +103,7 @@ fn find(what: &'static str, text: &str, known: impl Iterator<Item = Uuid>) -> Re
     }
 }
 
-/// Why a text names no entity.
+/// The reason why a text does not name one entity.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FindError {
@@ -132,11 +133,11 @@ pub enum FindError {
     /// It is the UUID of another kind of entity.
     #[error("{uuid} is the UUID of {is} (expected: {what})")]
     Other {
-        /// The kind of entity that was looked for.
+        /// The kind of entity that was expected.
         what: &'static str,
         /// The UUID.
         uuid: Uuid,
-        /// The kind that it is: `a node`, `an instance`.
+        /// The actual kind: `a node`, `an instance`.
         is: &'static str,
     },
     /// More than one UUID begins with it: give more of it.
@@ -160,7 +161,7 @@ pub enum FindError {
 }
 
 fn list(matches: &[Uuid]) -> String {
-    let named: Vec<_> = matches.iter().take(NAMED).map(Uuid::to_string).collect();
-    let more = if matches.len() > NAMED { ", …" } else { "" };
+    let named: Vec<_> = matches.iter().take(MAX_NAMED).map(Uuid::to_string).collect();
+    let more = if matches.len() > MAX_NAMED { ", …" } else { "" };
     named.join(", ") + more
 }

@@ -1,4 +1,4 @@
-//! A controller's knowledge of the cluster, as a value: frames in, changes out. No I/O, no
+//! A controller's view of the cluster, as a value: frames in, changes out. It has no I/O and no
 //! clock.
 //!
 //! ```text
@@ -10,21 +10,20 @@
 //!
 //! | frame | meaning |
 //! |---|---|
-//! | STATS | the node is connected, and has these instances and no others |
-//! | NodeDisconnected, or the end of the session | the node and its instances were last seen like this; their present state is unknown |
-//! | InstanceStopped | the instance has exited; the next STATS say whether the node keeps it |
+//! | STATS | the node is connected, and has exactly these instances |
+//! | NodeDisconnected, or the end of the session | the present state of the node and its instances is unknown; the view keeps their last state |
+//! | InstanceStopped | the instance has exited; the next STATS show whether the node keeps it |
 //! | InstanceDeleted | the instance is gone |
 //!
-//! All of it is bounded: failures, traces and disconnected nodes by the length of the history;
-//! nodes, instances, concentrators and their public addresses by a number; and all texts by a
-//! length.
+//! A view is bounded: failures, traces and disconnected nodes by the length of the history; nodes,
+//! instances, concentrators and their public addresses by a number; and all texts by a length.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `bounds` | how much of a frame is kept |
-//! | `ending` | [`Ending`]: how an instance ended |
+//! | `bounds` | the bounds for the parts of a frame |
+//! | `ending` | [`Ending`]: the end of an instance's run |
 //! | `entities` | [`Node`], [`Instance`], [`Cnci`], [`PublicIp`] |
-//! | `find` | looks up entities by name, or by the beginning of their UUID |
+//! | `find` | finds entities by name, or by the beginning of their UUID |
 
 mod bounds;
 mod ending;
@@ -52,15 +51,15 @@ use ssntp::payload::{
 use ssntp::proto::{Command, Event, Frame, FrameType, Status};
 
 /// The most concentrators, and the most public addresses of each.
-const MOST_CNCIS: usize = 65_536;
-const MOST_ADDRESSES: usize = 4096;
-/// The most nodes: more than a scheduler has sessions. STATS of further ones are ignored.
-const MOST_NODES: usize = 65_536;
-/// The most instances: a hundred on each of ten thousand nodes. Each takes six kilobytes at
-/// most, and half a kilobyte without labels and volumes.
-const MOST_INSTANCES: usize = 1 << 20;
+const MAX_CNCIS: usize = 65_536;
+const MAX_ADDRESSES: usize = 4096;
+/// The most nodes: more than a scheduler has sessions. STATS of further nodes are ignored.
+const MAX_NODES: usize = 65_536;
+/// The most instances: a hundred on each of ten thousand nodes. Each takes at most six kilobytes,
+/// and half a kilobyte without labels and volumes.
+const MAX_INSTANCES: usize = 1 << 20;
 
-/// A controller's knowledge of the cluster.
+/// A controller's view of the cluster.
 ///
 /// ```
 /// use std::time::UNIX_EPOCH;
@@ -86,16 +85,16 @@ const MOST_INSTANCES: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct View {
     online: bool,
-    /// Whether SnapshotComplete has come in this session.
-    told: bool,
+    /// True if SnapshotComplete has arrived in this session.
+    has_snapshot: bool,
     configuration: Option<Bytes>,
     history: usize,
     nodes: BTreeMap<Uuid, Node>,
-    /// The number of connected nodes that have not sent STATS since they connected. They are
-    /// counted here so that [`View::is_complete`] visits no node.
-    unheard: usize,
-    /// Disconnected nodes, the one that left first in front.
-    gone: VecDeque<Uuid>,
+    /// The number of connected nodes that have not sent STATS since they connected. With this
+    /// count [`View::is_complete`], which is called after each change, need not visit all nodes.
+    unreported: usize,
+    /// The disconnected nodes. The one that disconnected first is in front.
+    disconnected: VecDeque<Uuid>,
     instances: BTreeMap<Uuid, Instance>,
     cncis: BTreeMap<Uuid, Cnci>,
     failures: VecDeque<Failure>,
@@ -110,17 +109,16 @@ impl Default for View {
 }
 
 impl View {
-    /// An empty view. It remembers the latest `history` failures, traces and disconnected
-    /// nodes.
+    /// An empty view. It keeps the latest `history` failures, traces and disconnected nodes.
     pub fn new(history: usize) -> Self {
         Self {
             online: false,
-            told: false,
+            has_snapshot: false,
             configuration: None,
             history,
             nodes: BTreeMap::new(),
-            unheard: 0,
-            gone: VecDeque::new(),
+            unreported: 0,
+            disconnected: VecDeque::new(),
             instances: BTreeMap::new(),
             cncis: BTreeMap::new(),
             failures: VecDeque::new(),
@@ -128,25 +126,25 @@ impl View {
         }
     }
 
-    /// Whether a session with the scheduler is up.
+    /// True while there is a session with the scheduler.
     pub fn is_online(&self) -> bool {
         self.online
     }
 
-    /// The configuration of the cluster, as the scheduler has last sent it.
+    /// The configuration of the cluster that the scheduler has sent last.
     pub fn configuration(&self) -> Option<&Bytes> {
         self.configuration.as_ref()
     }
 
-    /// Whether the scheduler has said in this session that it has told all that it knows. An
-    /// instance that is not in the view then is not known to the scheduler either.
+    /// True if the scheduler has sent its whole snapshot in this session. An instance that is not
+    /// in the view then is unknown to the scheduler, too.
     pub fn is_told(&self) -> bool {
-        self.told
+        self.has_snapshot
     }
 
-    /// Whether all [is told](Self::is_told), and each connected node has sent STATS.
+    /// True if the scheduler has sent its whole snapshot, and each connected node has sent STATS.
     pub fn is_complete(&self) -> bool {
-        self.told && self.unheard == 0
+        self.has_snapshot && self.unreported == 0
     }
 
     /// Every node in the order of the UUIDs, including disconnected ones.
@@ -196,34 +194,30 @@ impl View {
         self.traces.iter()
     }
 
-    /// A session with the scheduler began, with this configuration in its CONNECTED: the
-    /// scheduler will tell of every node again.
+    /// Handles the beginning of a session, with the configuration in CONNECTED. A new snapshot
+    /// follows.
     pub fn connected(&mut self, configuration: Option<Bytes>) {
         self.online = true;
-        self.told = false;
+        self.has_snapshot = false;
         self.configuration = configuration;
     }
 
-    /// The session is lost: the present state of the nodes is unknown. Gives the changes: the
-    /// instances of nodes that the history has no room for are gone.
+    /// Handles the end of the session: the present state of all nodes is unknown. Returns the
+    /// changes: nodes for which the history has no room are forgotten with their instances.
     pub fn disconnected(&mut self, now: SystemTime) -> Vec<Change> {
         let mut changes = Vec::new();
         self.online = false;
-        self.told = false;
-        let connected: Vec<_> = self
-            .nodes
-            .values()
-            // Collected first, because `node_left` changes the map.
-            .filter(|n| n.connected)
-            .map(|n| n.uuid)
-            .collect();
+        self.has_snapshot = false;
+        // Collected first, because `node_left` changes the map.
+        let connected = self.nodes.values().filter(|node| node.connected);
+        let connected: Vec<_> = connected.map(|node| node.uuid).collect();
         for node in connected {
             self.node_left(node, now, &mut changes);
         }
         changes
     }
 
-    /// Takes in a frame, and gives the changes that it causes.
+    /// Handles a frame, and returns the changes that it causes.
     pub fn apply(&mut self, frame: &Frame, now: SystemTime) -> Vec<Change> {
         let mut changes = Vec::new();
         if let Err(error) = self.take(frame, now, &mut changes) {
@@ -237,13 +231,13 @@ impl View {
         let kind = frame.kind();
         match kind.frame_type {
             FrameType::COMMAND if kind == Command::STATS => self.stats(frame.payload()?, now, changes),
-            // The scheduler sends it back to tell that it has taken it up.
+            // The scheduler sends it to confirm a CONFIGURE of this controller.
             FrameType::COMMAND if kind == Command::CONFIGURE => {
                 let configuration = frame.payload_bytes().clone();
                 self.configuration = Some(configuration.clone());
                 changes.push(Change::Configured { configuration });
             }
-            // The frame does not name the node; its STATS do.
+            // The frame does not name the node.
             FrameType::STATUS if kind == Status::OFFLINE => changes.push(Change::NodeOffline),
             FrameType::EVENT => self.event(frame, now, changes)?,
             FrameType::ERROR => {
@@ -259,13 +253,12 @@ impl View {
     }
 
     fn event(&mut self, frame: &Frame, now: SystemTime, changes: &mut Vec<Change>) -> Result<(), Error> {
-        // Checked before it is parsed: an event is short, so a long one is not worth the
-        // memory.
+        // Checked before it is decoded, because decoding a long event would need much memory.
         bounds::check(frame)?;
         match Event(frame.kind().operand) {
             Event::SNAPSHOT_COMPLETE => {
                 let complete: SnapshotComplete = frame.payload()?;
-                self.told = true;
+                self.has_snapshot = true;
                 changes.push(Change::SnapshotComplete {
                     nodes: complete.nodes,
                     reporting: complete.reporting,
@@ -300,7 +293,7 @@ impl View {
                 if let Some(instance) = instance_uuid.uuid() {
                     let known = self.instances.get_mut(&instance);
                     let node = known.map(|known| {
-                        // The figures stay those of the last STATS: this event carries none.
+                        // The figures remain those of the last STATS, because this event has none.
                         known.ended(&end);
                         known.node
                     });
@@ -331,7 +324,7 @@ impl View {
         let Some(uuid) = event.node_uuid.uuid() else {
             return;
         };
-        let Some(node) = self.there(uuid, now) else {
+        let Some(node) = self.connected_node(uuid, now) else {
             return;
         };
         match &event.node_type {
@@ -356,22 +349,20 @@ impl View {
         });
     }
 
-    /// Marks the node as connected, and makes it if it is new; none if the view has no room for
-    /// another one.
-    fn there(&mut self, uuid: Uuid, now: SystemTime) -> Option<&mut Node> {
-        if self.nodes.len() >= MOST_NODES && !self.nodes.contains_key(&uuid) {
+    /// Marks a node as connected, and adds it if it is new; `None` if the view has no room for it.
+    fn connected_node(&mut self, uuid: Uuid, now: SystemTime) -> Option<&mut Node> {
+        if self.nodes.len() >= MAX_NODES && !self.nodes.contains_key(&uuid) {
             return None;
         }
         let node = self.nodes.entry(uuid).or_insert_with(|| Node::new(uuid, now));
         if !node.connected {
             node.connected = true;
-            // A new session of the node: what it sent before does not count as its present
-            // state.
-            node.heard = false;
+            // This is a new session of the node, so its last STATS are not its present state.
+            node.reported = false;
             node.since = now;
-            self.unheard += 1;
-            // It is back, so it must not be forgotten as one that left.
-            self.gone.retain(|gone| *gone != uuid);
+            self.unreported += 1;
+            // A connected node must not be forgotten with the disconnected ones.
+            self.disconnected.retain(|node| *node != uuid);
         }
         Some(node)
     }
@@ -380,19 +371,19 @@ impl View {
         let Some(node) = self.nodes.get_mut(&uuid) else {
             return;
         };
-        // A node of both types disconnects as each.
+        // NodeDisconnected arrives once for each type of the node.
         if !node.connected {
             return;
         }
         node.connected = false;
-        // A node that left without STATS no longer keeps the picture incomplete.
-        self.unheard -= usize::from(!node.heard);
-        node.heard = false;
+        // The view can be complete without the STATS of a disconnected node.
+        self.unreported -= usize::from(!node.reported);
+        node.reported = false;
         node.since = now;
-        self.gone.push_back(uuid);
+        self.disconnected.push_back(uuid);
         // Disconnected nodes are bounded, because an agent may connect under any number of UUIDs.
-        if self.gone.len() > self.history
-            && let Some(forgotten) = self.gone.pop_front()
+        if self.disconnected.len() > self.history
+            && let Some(forgotten) = self.disconnected.pop_front()
             && let Some(node) = self.nodes.remove(&forgotten)
         {
             for instance in node.instances {
@@ -406,13 +397,13 @@ impl View {
             return;
         };
         bounds::stats(&mut stats);
-        // The instances are kept apart, so they need not be kept twice.
+        // The instances have their own table, so `node.stats` does not keep them.
         let listed = std::mem::take(&mut stats.instances);
-        let Some(node) = self.there(uuid, now) else {
+        let Some(node) = self.connected_node(uuid, now) else {
             return;
         };
-        let first = !std::mem::replace(&mut node.heard, true);
-        // With STALE the scheduler repeats the last STATS, so these are not new.
+        let first = !std::mem::replace(&mut node.reported, true);
+        // STATS with the status STALE are a repetition of the last STATS.
         if stats.status != NodeStatus::Stale {
             node.seen = Some(now);
         }
@@ -425,13 +416,13 @@ impl View {
         }
         node.stats = stats;
         let before = std::mem::take(&mut node.instances);
-        self.unheard -= usize::from(first);
+        self.unreported -= usize::from(first);
 
         let mut after = BTreeSet::new();
         for stats in listed {
             // An instance without a UUID cannot be named in a command.
             if let Some(instance) = stats.instance_uuid.uuid()
-                && (self.instances.len() < MOST_INSTANCES || self.instances.contains_key(&instance))
+                && (self.instances.len() < MAX_INSTANCES || self.instances.contains_key(&instance))
                 // If STATS list an instance twice, the first entry counts.
                 && after.insert(instance)
             {
@@ -447,7 +438,7 @@ impl View {
         changes.push(Change::NodeStats { node: uuid, first });
     }
 
-    /// Takes in an instance that STATS list.
+    /// Handles an instance that STATS list.
     fn listed(
         &mut self,
         uuid: Uuid,
@@ -464,8 +455,7 @@ impl View {
             stats,
         };
         let known = match self.instances.entry(uuid) {
-            // An instance that moved here from another node is told as a new one, with its new
-            // node.
+            // An instance that has moved here from another node is a new one of this node.
             Entry::Occupied(known) if known.get().node == node => known.into_mut(),
             other => {
                 changes.push(Change::InstanceAdded {
@@ -475,8 +465,8 @@ impl View {
                 });
                 match other {
                     Entry::Occupied(mut known) => {
-                        // An instance is in the set of one node only, so that it is not gone
-                        // when the other node no longer lists it, or is forgotten.
+                        // An instance is in the set of only one node. Otherwise it would be
+                        // removed when the other node no longer lists it.
                         let before = known.insert(fresh).node;
                         if let Some(before) = self.nodes.get_mut(&before) {
                             before.instances.remove(&uuid);
@@ -508,7 +498,6 @@ impl View {
                 ending: fresh.ending(),
                 state: fresh.state,
             });
-            // `since` is the time of the present state, so only a change moves it.
             known.since = now;
         }
         known.stats = fresh.stats;
@@ -521,7 +510,7 @@ impl View {
         self.forget_cnci(instance, changes);
     }
 
-    /// Removes an instance; gives the node that had it.
+    /// Removes an instance, and returns the node that had it.
     fn forget(&mut self, instance: Uuid) -> Option<Uuid> {
         let node = self.instances.remove(&instance)?.node;
         if let Some(node) = self.nodes.get_mut(&node) {
@@ -552,7 +541,7 @@ impl View {
         bounds::assigned(&mut event);
         if let Some(uuid) = event.concentrator_uuid.uuid()
             && let Some(cnci) = self.cnci_mut(uuid)
-            && (cnci.public_ips.len() < MOST_ADDRESSES || cnci.public_ips.contains_key(&event.public_ip))
+            && (cnci.public_ips.len() < MAX_ADDRESSES || cnci.public_ips.contains_key(&event.public_ip))
         {
             let public_ip = PublicIp {
                 instance: event.instance_uuid.clone(),
@@ -570,7 +559,7 @@ impl View {
     fn public_ip_unassigned(&mut self, mut event: PublicIpUnassigned, changes: &mut Vec<Change>) {
         bounds::unassigned(&mut event);
         if let Some(uuid) = event.concentrator_uuid.uuid() {
-            // A concentrator that the view had no room for is told as well: the change is true.
+            // The change is reported even if the view has no room for the concentrator.
             if let Some(cnci) = self.cncis.get_mut(&uuid) {
                 cnci.public_ips.remove(&event.public_ip);
             }
@@ -582,15 +571,14 @@ impl View {
         }
     }
 
-    /// The concentrator; none if the view has no room for another one.
+    /// The concentrator, which is added if it is new; `None` if the view has no room for it.
     fn cnci_mut(&mut self, uuid: Uuid) -> Option<&mut Cnci> {
-        // Asked before `entry` borrows the map.
-        let room = self.cncis.len() < MOST_CNCIS;
-        match self.cncis.entry(uuid) {
-            Entry::Occupied(known) => Some(known.into_mut()),
-            Entry::Vacant(vacant) if room => Some(vacant.insert(Cnci::new(uuid))),
-            Entry::Vacant(_) => None,
-        }
+        let has_room = self.cncis.len() < MAX_CNCIS || self.cncis.contains_key(&uuid);
+        let new = || Cnci {
+            uuid,
+            ..Cnci::default()
+        };
+        has_room.then(|| self.cncis.entry(uuid).or_insert_with(new))
     }
 
     fn forget_cnci(&mut self, uuid: Uuid, changes: &mut Vec<Change>) {
@@ -600,13 +588,10 @@ impl View {
     }
 }
 
-/// Adds to a history of at most `limit`.
+/// Adds an item to a history of at most `limit` items. The limit may be 0.
 fn keep<T>(history: &mut VecDeque<T>, limit: usize, item: T) {
-    // `limit` may be 0: then the history stays empty.
-    while !history.is_empty() && history.len() >= limit {
+    history.push_back(item);
+    if history.len() > limit {
         history.pop_front();
-    }
-    if limit > 0 {
-        history.push_back(item);
     }
 }

@@ -51,7 +51,7 @@ fn stats(node: Uuid, instances: &[(Uuid, InstanceState)]) -> Stats {
 }
 
 #[test]
-fn stats_list_the_instances_of_a_node_and_no_others() {
+fn stats_replace_the_instances_of_a_node() {
     let mut view = View::default();
     let first = stats(NODE, &[(INSTANCE, InstanceState::Pending)]);
     assert_eq!(
@@ -71,7 +71,7 @@ fn stats_list_the_instances_of_a_node_and_no_others() {
 }
 
 #[test]
-fn an_instance_is_where_it_was_listed_last() {
+fn an_instance_belongs_to_the_node_that_listed_it_last() {
     let mut view = View::default();
     let here = |node| stats(node, &[(INSTANCE, InstanceState::Active)]);
     take(&mut view, &here(NODE));
@@ -104,7 +104,7 @@ fn an_instance_that_moved_belongs_to_its_new_node_alone() {
 }
 
 #[test]
-fn instances_that_are_forgotten_with_their_node_are_told_as_gone() {
+fn instances_that_are_forgotten_with_their_node_are_reported_as_gone() {
     let forgetful = || {
         let mut view = View::new(0);
         take(&mut view, &stats(NODE, &[(CNCI, InstanceState::Active)]));
@@ -194,11 +194,11 @@ fn a_node_of_both_types_is_one_node() {
     assert!(node.compute && node.network);
     take(&mut view, &disconnected(NODE));
     take(&mut view, &disconnected(NODE));
-    assert_eq!(view.gone.len(), 1);
+    assert_eq!(view.disconnected.len(), 1);
 }
 
 #[test]
-fn events_tell_before_stats_do() {
+fn events_change_the_view_before_stats() {
     let mut view = View::default();
     take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
     let instance_uuid = INSTANCE.into();
@@ -278,7 +278,7 @@ fn a_concentrator_has_addresses_until_its_instance_is_gone() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_and_changes_nothing() {
+fn unreadable_frames_are_reported_and_change_nothing() {
     let mut view = View::default();
     for payload in ["", "a: [", "node_uuid: []", "node_uuid: n\ninstances: 7"] {
         let frame = Frame::with_payload(Command::STATS, payload);
@@ -291,7 +291,7 @@ fn what_cannot_be_read_is_told_and_changes_nothing() {
 }
 
 #[test]
-fn every_payload_of_every_kind_is_taken_in_without_a_panic() {
+fn every_payload_of_every_kind_is_handled_without_a_panic() {
     let payloads: [&[u8]; 5] = [
         b"",
         b"\xff\xfe",
@@ -308,7 +308,7 @@ fn every_payload_of_every_kind_is_taken_in_without_a_panic() {
 }
 
 #[test]
-fn what_is_remembered_is_bounded() {
+fn the_history_is_bounded() {
     let mut view = View::new(3);
     for n in 0..10u128 {
         let failed = ssntp::payload::StopFailure {
@@ -341,7 +341,7 @@ fn what_is_remembered_is_bounded() {
 }
 
 #[test]
-fn the_beginning_of_a_uuid_names_what_it_names_alone() {
+fn a_unique_beginning_of_a_uuid_names_an_entity() {
     let mut view = View::default();
     let similar = Uuid::from_u128(INSTANCE.as_u128() + 1);
     take(
@@ -424,7 +424,7 @@ fn instances_are_found_by_name_first() {
 }
 
 #[test]
-fn what_an_agent_says_of_an_instance_is_bounded() {
+fn the_texts_of_an_instance_are_bounded() {
     let mut view = View::default();
     let mut told = stats(NODE, &[(INSTANCE, InstanceState::Exited)]);
     let instance = &mut told.instances[0];
@@ -481,7 +481,7 @@ fn a_stale_node_is_shown_as_it_was() {
 
 /// Whoever sends it, and whether or not the scheduler lets it through.
 #[test]
-fn what_is_kept_of_a_frame_is_bounded() {
+fn the_kept_parts_of_a_frame_are_bounded() {
     let mut view = View::new(4);
     let long = "x".repeat(1 << 19);
     let ids = |n: usize| vec![Id::from(long.as_str()); n];
@@ -523,13 +523,13 @@ fn what_is_kept_of_a_frame_is_bounded() {
 }
 
 #[test]
-fn nodes_that_nobody_has_seen_are_bounded() {
+fn unknown_nodes_are_bounded() {
     let mut view = View::new(4);
-    for node in 1..=MOST_NODES as u128 {
-        assert!(view.there(Uuid::from_u128(node), UNIX_EPOCH).is_some());
+    for node in 1..=MAX_NODES as u128 {
+        assert!(view.connected_node(Uuid::from_u128(node), UNIX_EPOCH).is_some());
     }
     assert!(take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)])).is_empty());
     assert!(take(&mut view, &connected(NODE)).is_empty());
-    assert_eq!((view.nodes().count(), view.instances().count()), (MOST_NODES, 0));
+    assert_eq!((view.nodes().count(), view.instances().count()), (MAX_NODES, 0));
     assert!(!take(&mut view, &stats(Uuid::from_u128(1), &[])).is_empty());
 }

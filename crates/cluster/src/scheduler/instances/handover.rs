@@ -97,7 +97,6 @@ impl Instances {
         known.take(MAX_INTENTS).collect()
     }
 
-    /// Records a changed intent for the other schedulers, if there are several.
     pub(super) fn record(&mut self, instance: Uuid, node: Option<Uuid>, state: StartState) {
         if let Some(new_intents) = &mut self.new_intents {
             new_intents.push(Intent {

@@ -157,7 +157,6 @@ pub(super) enum StartFailed {
     Foreign,
 }
 
-/// The table of instances.
 #[derive(Debug, Default)]
 pub(super) struct Instances {
     by_uuid: HashMap<Uuid, Entry>,
@@ -229,7 +228,6 @@ impl Instances {
         Some((reason, entry.node))
     }
 
-    /// True if as many STARTs are in flight as are allowed.
     pub(super) fn is_full(&self) -> bool {
         self.due.len() >= self.max_starting
     }
@@ -275,7 +273,6 @@ impl Instances {
         of_node.is_some_and(|of_node| of_node.foreign.contains(&instance))
     }
 
-    /// Enters an instance whose START waits for a node.
     pub(super) fn hold(&mut self, instance: Uuid) {
         let (node, state) = (None, State::Held);
         self.by_uuid.entry(instance).or_insert(Entry { node, state });
@@ -543,7 +540,6 @@ impl Instances {
         }
     }
 
-    /// The time of the first call of [`expire`](Self::expire) that has something to do.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let start = self.due.first().map(|(at, _)| *at);
         let away = self.away.front().map(|(at, _)| *at);
@@ -581,7 +577,6 @@ impl Instances {
         given_up
     }
 
-    /// Forgets the node that disconnected first, with its instances; false if no node is away.
     fn forget_longest_away(&mut self) -> bool {
         let Some((_, node)) = self.away.pop_front() else {
             return false;

@@ -121,7 +121,7 @@ fn a_start_that_was_given_up_is_deleted_when_it_turns_up_and_its_uuid_is_free_th
 }
 
 #[test]
-fn stats_that_cross_a_start_say_nothing_of_it() {
+fn stats_that_cross_a_start_do_not_answer_it() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
     assert!(stage.says(NODE, &[]).lost.is_empty());
@@ -131,7 +131,7 @@ fn stats_that_cross_a_start_say_nothing_of_it() {
 }
 
 #[test]
-fn a_node_that_left_has_a_moment_to_come_back_with_its_starts() {
+fn starts_of_a_node_that_is_away_wait_for_its_return() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
     stage.give(TWO, NODE);
@@ -152,7 +152,7 @@ fn a_node_that_left_has_a_moment_to_come_back_with_its_starts() {
 }
 
 #[test]
-fn instances_of_nodes_that_are_away_are_bounded_and_starts_are_answered_all_the_same() {
+fn instances_of_nodes_that_are_away_are_bounded_and_their_starts_are_answered() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
     stage.table.node_left(NODE, stage.now);
@@ -174,7 +174,7 @@ fn instances_of_nodes_that_are_away_are_bounded_and_starts_are_answered_all_the_
 }
 
 #[test]
-fn who_comes_and_goes_with_nothing_leaves_nothing() {
+fn nodes_without_instances_leave_no_state() {
     let mut stage = Stage::new();
     for node in 0..100 {
         let node = Uuid::from_u128(node);
@@ -185,7 +185,7 @@ fn who_comes_and_goes_with_nothing_leaves_nothing() {
 }
 
 #[test]
-fn what_another_node_lists_or_fails_is_not_its_own() {
+fn reports_of_another_node_do_not_change_an_instance() {
     let mut stage = Stage::new();
     stage.says(NODE, &[(ONE, Active)]);
     stage.give(TWO, NODE);
@@ -210,7 +210,7 @@ fn what_another_node_lists_or_fails_is_not_its_own() {
 }
 
 #[test]
-fn a_scheduler_that_was_started_anew_passes_on_how_a_start_ended() {
+fn a_restarted_scheduler_forwards_the_failure_of_an_unknown_start() {
     let mut stage = Stage::new();
     stage.says(NODE, &[(ONE, Pending), (TWO, Pending)]);
     stage.says(NODE, &[(ONE, Active), (TWO, Pending)]);

@@ -1,28 +1,28 @@
-//! Which node takes a START: a table of nodes and their free resources, without clock or I/O.
+//! Finds the node for a START: a table of nodes and their free resources, without clock or I/O.
 //!
 //! ```text
-//!                  slots: 0  1  2  3  4  5  6  7       a ring for each kind of node
+//!                  slots: 0  1  2  3  4  5  6  7       a ring for each type of node
 //!   room of ready nodes   ▪  ·  ·  ▪  ▪  ·  ·  ▪       the search begins after the
 //!                          ╲╱    ╲╱    ╲╱    ╲╱        slot that was used last, and
 //!   most room of two         ▪     ▪     ▪     ▪       wraps round
 //!                             ╲   ╱       ╲   ╱
 //!   most room of four           ▪           ▪          a subtree without enough room
-//!                                 ╲       ╱            is left out as a whole
+//!                                 ╲       ╱            is skipped as a whole
 //! ```
 //!
-//! Each kind of node (compute, network) has two such trees: nodes that take a START now, and
-//! nodes that only wait for their READY. So do the nodes of each host name, for STARTs that
-//! ask for one: names need not be unique, and many nodes may have the same. The time of a
-//! search, and of a change of a node, grows with the logarithm of the number of nodes; nodes
-//! that are full cost nothing. If some nodes have free memory and others free disk, but none
-//! has both, the search looks at all of them; `benches/placement.rs` measures that case, too.
+//! Each type of node (compute, network) has two such trees: one for nodes that accept a START now,
+//! and one for nodes that wait for their READY. Each host name has the same trees, for STARTs that
+//! require a host name: names need not be unique, and many nodes may have the same one. The time
+//! of a search, and of a change of a node, grows with the logarithm of the number of nodes, and
+//! full nodes cost nothing. If some nodes have free memory and others free disk, but none has
+//! both, the search visits all of them; `benches/placement.rs` also measures that case.
 //!
-//! A value that a node does not know (-1 in READY) is no reason to leave it out: its agent
-//! can still refuse with `full_cn`.
+//! If a node does not know a value (-1 in READY), the node is not excluded. Its agent can still
+//! refuse a START with `full_cn`.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `ring` | the trees, and what they hold of a node |
+//! | `ring` | the trees, and the state and room of a node in them |
 
 mod ring;
 
@@ -35,21 +35,21 @@ use self::ring::{Rings, Room, State};
 use ssntp::Role;
 use ssntp::payload::{Id, Ready, Start};
 
-/// The longest name that a system gives a host, in bytes.
+/// The length limit of a host name on Linux, in bytes.
 const MAX_HOSTNAME: usize = 255;
 
-/// How many STARTs a node gets for one READY.
+/// The number of STARTs that a node receives for one READY.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// One: the next START waits until the node has said what it has left.
+    /// One START. The next one waits until the node has reported its free resources in READY.
     #[default]
     Strict,
-    /// As many as fit into the memory and disk of its last READY, less what the STARTs since
-    /// have asked for. CPUs are shared and never used up.
+    /// All STARTs that fit into the memory and disk of the last READY, minus the needs of the
+    /// STARTs since. CPUs are shared and never used up.
     Opportunistic,
 }
 
-/// The resources and the node that a START asks for.
+/// The resources and the node that a START requires.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Memory in MB.
@@ -58,17 +58,17 @@ pub struct Needs {
     pub disk_mb: i64,
     /// CPUs.
     pub vcpus: i64,
-    /// The only node that may take it; empty for any node.
+    /// The only node that may accept the START; empty for any node.
     pub node_id: Id,
-    /// The host name of the only nodes that may take it, in upper or lower case; empty for
-    /// any.
+    /// The host name of the only nodes that may accept the START, in upper or lower case; empty
+    /// for any.
     pub hostname: String,
-    /// Whether it needs a network node rather than a compute node.
+    /// True if the START needs a network node, false if it needs a compute node.
     pub network_node: bool,
 }
 
 impl Needs {
-    /// What a START asks for.
+    /// The needs of a START.
     ///
     /// # Errors
     /// The path of a number below zero.
@@ -79,7 +79,7 @@ impl Needs {
             if volume.size < 0 {
                 return Err("start.storage.size");
             }
-            // The size comes from a START and may be any number.
+            // A controller chooses the size, so it may be any number.
             disk_mb = disk_mb.saturating_add(volume.size.saturating_mul(1024));
         }
         if wanted.mem_mb < 0 {
@@ -117,41 +117,41 @@ impl Needs {
 /// The result of a search for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// This node takes the START, and the allocation is taken from its room.
+    /// The START fits this node now, and the allocation is subtracted from the node's room.
     Placed(Allocation),
-    /// No node takes it for now. It fits this one, which only waits for its READY.
+    /// No node accepts the START now, but it fits this one, which waits for its READY.
     Wait(Uuid),
     /// No node has the room, the host name or the UUID.
     NoRoom,
-    /// No node of the kind is connected.
+    /// No node of the type is connected.
     NoNode,
 }
 
-/// Why a node gets no START, whatever its status is.
+/// The reason why a node receives no START, whatever its status is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Suspension {
-    /// It has sent no STATS for too long.
+    /// It is stale.
     Stale,
-    /// It was sent EVACUATE. It may have said READY before that reached it.
+    /// It was sent EVACUATE. A READY that it sent before it received EVACUATE may arrive later.
     Evacuating,
     /// It has just refused the START that is being placed.
     Refusing,
 }
 
-/// Memory and disk that were taken from a node, and are given back if the START fails.
+/// Memory and disk of a node for a START. They are released if the START fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// The node.
     pub node: Uuid,
-    /// The number of the READY that it was taken from. A later READY has counted the START.
+    /// The number of the node's READY at that time. A later READY already includes the START.
     report: u64,
     mem_mb: i64,
     disk_mb: i64,
 }
 
 impl Allocation {
-    /// The allocation of a START that an earlier scheduler placed. How much it took is unknown
-    /// here, so it counts as nothing until STATS list the instance.
+    /// The allocation of a START that an earlier scheduler placed. Its size is unknown, so it is
+    /// empty.
     pub fn earlier(node: Uuid) -> Self {
         Self {
             node,
@@ -162,12 +162,12 @@ impl Allocation {
     }
 }
 
-/// The nodes, and where the next search begins.
+/// The nodes, and the positions at which the next searches begin.
 #[derive(Debug, Default)]
 pub struct Placement {
     policy: Policy,
     slots: Vec<Option<Node>>,
-    /// Slots of nodes that have left, the lowest first, so that the trees stay small.
+    /// The free slots. The lowest is used first, so that the trees stay small.
     free: BinaryHeap<Reverse<usize>>,
     by_uuid: HashMap<Uuid, usize>,
     /// By host name in lower case.
@@ -181,22 +181,23 @@ struct Node {
     uuid: Uuid,
     roles: Role,
     hostname: String,
-    /// Its seat among the nodes of that name; 0 without a name.
+    /// The index in [`Host::seats`] of its host name; 0 without a name.
     seat: usize,
     state: State,
-    /// It takes no START for these reasons, whatever its state is.
+    /// The reasons why it receives no START, whatever its state is.
     suspended: BTreeSet<Suspension>,
-    /// Of its last READY, less the allocations since if the policy is opportunistic.
+    /// The room of its last READY, minus the allocations since if the policy is opportunistic.
     room: Room,
+    /// The number of its last READY.
     report: u64,
 }
 
 /// The nodes of one host name.
 #[derive(Debug, Default)]
 struct Host {
-    /// Their slots. The rings of the host know them by their seats.
+    /// The slots of the nodes. An index here is the slot of the node in `rings`.
     seats: Vec<Option<usize>>,
-    /// The seats of nodes that have left, the lowest first.
+    /// The free seats. The lowest is used first.
     free: BinaryHeap<Reverse<usize>>,
     rings: Rings,
 }
@@ -214,7 +215,7 @@ impl Host {
         seat
     }
 
-    /// Gives whether no node is left.
+    /// Removes a node; true if none remains.
     fn leave(&mut self, seat: usize) -> bool {
         self.rings.clear(seat);
         self.seats[seat] = None;
@@ -232,10 +233,10 @@ impl Placement {
         }
     }
 
-    /// A node has connected, with AGENT, NETAGENT or both among its roles. Until it says
-    /// READY, it waits for that.
+    /// Adds a node that has connected with the roles AGENT, NETAGENT or both. It waits for its
+    /// READY.
     pub fn connect(&mut self, uuid: Uuid, roles: Role) {
-        // The same UUID replaces the node: its old session is about to end.
+        // The same UUID replaces the node, because its old session is about to end.
         self.disconnect(uuid);
         let slot = match self.free.pop() {
             Some(Reverse(slot)) => slot,
@@ -250,8 +251,7 @@ impl Placement {
             roles,
             hostname: String::new(),
             seat: 0,
-            // Nothing is known of its room yet, so a START that finds no other node waits for
-            // its READY.
+            // Its room is unknown, so a START that fits no other node waits for its READY.
             state: State::Waiting,
             suspended: BTreeSet::new(),
             room: Room::UNKNOWN,
@@ -261,7 +261,7 @@ impl Placement {
         self.enter(slot);
     }
 
-    /// A node has left.
+    /// Removes a node that has disconnected.
     pub fn disconnect(&mut self, uuid: Uuid) {
         let Some(slot) = self.by_uuid.remove(&uuid) else {
             return;
@@ -277,11 +277,10 @@ impl Placement {
         self.free.push(Reverse(slot));
     }
 
-    /// A node gets no START before its next READY: it has disconnected and may be back in a
-    /// moment, or has less room than it said. False, and nothing changes, if the node takes
-    /// no START anyway.
+    /// Makes a node wait for its next READY: it has disconnected and may reconnect soon, or has
+    /// less room than in its last READY. False, and without a change, if the node is full, offline,
+    /// in maintenance or suspended.
     pub fn await_ready(&mut self, uuid: Uuid) -> bool {
-        // A node that is full, offline or in maintenance stays so: nobody waits for its READY.
         let is_open = self.find(uuid).is_some_and(|node| node.state() != State::Closed);
         if is_open {
             self.change(uuid, |node| node.state = State::Waiting);
@@ -289,10 +288,9 @@ impl Placement {
         is_open
     }
 
-    /// A node has said READY.
+    /// Handles READY of a node.
     pub fn ready(&mut self, uuid: Uuid, ready: &Ready) {
-        // A number for each READY, so that `take_back` recognises an allocation from an older
-        // one.
+        // By this number `take_back` recognises an allocation from before this READY.
         self.reports += 1;
         let report = self.reports;
         self.change(uuid, |node| {
@@ -303,37 +301,37 @@ impl Placement {
         self.hostname(uuid, &ready.hostname);
     }
 
-    /// A node has said FULL, OFFLINE or MAINTENANCE: it takes no START until it says READY.
+    /// Handles FULL, OFFLINE or MAINTENANCE of a node: it receives no START until its next READY.
     pub fn close(&mut self, uuid: Uuid) {
         self.change(uuid, |node| node.state = State::Closed);
     }
 
-    /// Leaves a node out for now. Its status is kept up to date meanwhile, and counts again
-    /// once [`resume`](Self::resume) was called for each reason.
+    /// Excludes a node from placement. Its state is kept up to date meanwhile, and applies again
+    /// after [`resume`](Self::resume) was called for each reason.
     pub fn suspend(&mut self, uuid: Uuid, why: Suspension) {
         self.change(uuid, |node| {
             node.suspended.insert(why);
         });
     }
 
-    /// A reason to leave a node out is over.
+    /// Ends a suspension of a node.
     pub fn resume(&mut self, uuid: Uuid, why: Suspension) {
         self.change(uuid, |node| {
             node.suspended.remove(&why);
         });
     }
 
-    /// A node has told its host name. One that is longer than a name can be is ignored.
+    /// Sets the host name of a node. A name of more than 255 bytes counts as none.
     pub fn hostname(&mut self, uuid: Uuid, hostname: &str) {
         let Some(slot) = self.by_uuid.get(&uuid).copied() else {
             return;
         };
         let hostname = match hostname.len() <= MAX_HOSTNAME {
-            // Host names are the same in either case.
+            // Host names are compared without regard to case.
             true => hostname.to_ascii_lowercase(),
             false => String::new(),
         };
-        // A READY mostly repeats the name, and the trees then need no change.
+        // A READY usually repeats the name, and then the trees need no change.
         let Some(node) = self.slots[slot].as_mut().filter(|node| node.hostname != hostname) else {
             return;
         };
@@ -346,14 +344,13 @@ impl Placement {
         self.enter(slot);
     }
 
-    /// Finds a node: the first that fits after the one that was used last. `except` is
-    /// neither chosen nor counted.
+    /// Finds the first node that fits, beginning after the node that was used last. `except`, the
+    /// sender of the START, is neither chosen nor counted.
     pub fn place(&mut self, needs: &Needs, except: Option<Uuid>) -> Verdict {
         let except = except.and_then(|uuid| self.by_uuid.get(&uuid)).copied();
         let role = needs.role();
         let of_kind = |slot: usize| self.node(slot).is_some_and(|node| node.roles.contains(role));
         let ring = self.rings.of(needs.network_node);
-        // The sender of the START does not count.
         if ring.connected == usize::from(except.is_some_and(of_kind)) {
             return Verdict::NoNode;
         }
@@ -375,39 +372,39 @@ impl Placement {
         waiting.map_or(Verdict::NoRoom, |node| Verdict::Wait(node.uuid))
     }
 
-    /// Takes an allocation from this node, if it takes a START now and this one fits.
+    /// Makes an allocation on this node, if it accepts a START now and this one fits.
     pub fn place_on(&mut self, uuid: Uuid, needs: &Needs) -> Option<Allocation> {
         let slot = *self.by_uuid.get(&uuid)?;
         let node = self.node(slot)?;
         (node.state() == State::Ready && node.suits(needs)).then(|| self.allocate(slot, needs))?
     }
 
-    /// A START that a node was given has failed, and took nothing of the node. Gives whether
-    /// the node has more room now.
+    /// Releases the allocation of a START that has failed. Returns true if the node has more room
+    /// now.
     pub fn take_back(&mut self, allocation: &Allocation) -> bool {
         let slot = self.by_uuid.get(&allocation.node).copied();
         let Some(node) = slot.and_then(|slot| self.node(slot)) else {
             return false;
         };
-        // A later READY has counted what is free, and a node that is closed stays closed.
+        // A later READY already includes the release, and a closed node remains closed.
         if node.report != allocation.report || node.state == State::Closed {
             return false;
         }
         self.change(allocation.node, |node| {
             node.state = State::Ready;
-            // With the strict policy the allocation is 0, and only the state goes back: the
-            // START had made the node wait for its next READY.
+            // With the strict policy the allocation is 0, and only the state is restored: the START
+            // had made the node wait for its next READY.
             node.room = node.room.plus(allocation.mem_mb, allocation.disk_mb);
         });
         true
     }
 
-    /// Whether a node takes a START now.
+    /// True if a node accepts a START now.
     pub fn is_ready(&self, uuid: Uuid) -> bool {
         self.find(uuid).is_some_and(|node| node.state() == State::Ready)
     }
 
-    /// Whether this node only waits for its READY, and a START would fit it.
+    /// True if this node waits for its READY and a START fits it.
     pub fn would_fit(&self, uuid: Uuid, needs: &Needs) -> bool {
         self.find(uuid)
             .is_some_and(|node| node.state() == State::Waiting && node.suits(needs))
@@ -418,7 +415,7 @@ impl Placement {
         self.by_uuid.len()
     }
 
-    /// Whether there is no node.
+    /// True if there is no node.
     pub fn is_empty(&self) -> bool {
         self.by_uuid.is_empty()
     }
@@ -431,7 +428,7 @@ impl Placement {
         self.node(*self.by_uuid.get(&uuid)?)
     }
 
-    /// The first node that fits among those with the host name that is asked for.
+    /// The slot of the first node that fits among those with the required host name.
     fn called(&self, needs: &Needs, state: State, except: Option<usize>) -> Option<usize> {
         let hostname = needs.hostname.to_ascii_lowercase();
         let host = self.by_hostname.get(&hostname)?;
@@ -444,9 +441,9 @@ impl Placement {
         *host.seats.get(seat)?
     }
 
-    /// Takes the allocation of a START from the node in `slot`.
+    /// Makes the allocation of a START on the node in `slot`.
     fn allocate(&mut self, slot: usize, needs: &Needs) -> Option<Allocation> {
-        // The next search begins after this node, so that STARTs spread over all nodes.
+        // The next search begins after this node, so that STARTs are distributed over all nodes.
         self.rings.of_mut(needs.network_node).last = slot;
         let policy = self.policy;
         let node = self.slots.get_mut(slot)?.as_mut()?;
@@ -460,7 +457,6 @@ impl Placement {
             disk_mb: 0,
         };
         match policy {
-            // It takes the next START after its next READY.
             Policy::Strict => node.state = State::Waiting,
             Policy::Opportunistic => {
                 (allocation.mem_mb, allocation.disk_mb) = (needs.mem_mb, needs.disk_mb);
@@ -481,7 +477,7 @@ impl Placement {
         self.enter(slot);
     }
 
-    /// Brings the trees up to date with the node in `slot`.
+    /// Updates the trees with the node in `slot`.
     fn enter(&mut self, slot: usize) {
         let Some(node) = self.slots.get(slot).and_then(Option::as_ref) else {
             return;
@@ -493,7 +489,7 @@ impl Placement {
     }
 
     fn leave_host(&mut self, hostname: &str, seat: usize) {
-        // A node without a name has no entry here, so nothing is removed for it.
+        // A node without a name has no entry here.
         let host = self.by_hostname.get_mut(hostname);
         if host.is_some_and(|host| host.leave(seat)) {
             self.by_hostname.remove(hostname);
@@ -509,7 +505,7 @@ impl Node {
         }
     }
 
-    /// Whether it is the node that is asked for, by UUID, host name, kind and room.
+    /// True if the node has the UUID, host name, type and room that a START requires.
     fn suits(&self, needs: &Needs) -> bool {
         let named = needs.node_id.is_empty() || needs.node_id == self.uuid;
         let called = needs.hostname.is_empty() || needs.hostname.eq_ignore_ascii_case(&self.hostname);

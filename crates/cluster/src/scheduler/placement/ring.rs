@@ -3,18 +3,18 @@
 use ssntp::Role;
 use ssntp::payload::Ready;
 
-/// Whether a node takes STARTs.
+/// The state of a node for placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It takes a START.
+    /// It accepts a START now.
     Ready,
-    /// It will say READY when it can take the next START.
+    /// It sends READY when it can accept the next START.
     Waiting,
-    /// It is full, offline or in maintenance.
+    /// It is full, offline, in maintenance or suspended.
     Closed,
 }
 
-/// A ring for each kind of node. A node of both kinds is in both rings.
+/// A ring for each type of node. A node with both types is in both rings.
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     compute: Ring,
@@ -46,19 +46,19 @@ impl Rings {
     pub(super) fn set(&mut self, roles: Role, at: usize, state: State, room: Room) {
         let room_as = |wanted| if state == wanted { room } else { Room::NONE };
         for ring in self.of_roles(roles) {
-            // A node is in one tree only; in the other one its slot holds nothing.
+            // A node is in only one of the trees; its slot in the other tree is empty.
             ring.ready.set(at, room_as(State::Ready));
             ring.waiting.set(at, room_as(State::Waiting));
         }
     }
 
-    /// Takes a node out of the trees.
+    /// Removes a node from the trees.
     pub(super) fn clear(&mut self, at: usize) {
         self.set(Role::AGENT | Role::NETAGENT, at, State::Closed, Room::NONE);
     }
 }
 
-/// Nodes of one kind.
+/// The nodes of one type.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
     /// The number of connected nodes.
@@ -82,7 +82,7 @@ impl Ring {
     }
 }
 
-/// Memory and disk in MB, and CPUs: of a node, or asked for.
+/// Memory and disk in MB, and CPUs, of a node or for a START.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) mem_mb: i64,
@@ -91,13 +91,13 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Holds nothing, not even a START that asks for nothing.
+    /// The room of an empty slot. Not even a START without needs fits into it.
     const NONE: Self = Self {
         mem_mb: -1,
         disk_mb: -1,
         vcpus: -1,
     };
-    /// Holds any START.
+    /// The room of a node before its first READY. Any START fits into it.
     pub(super) const UNKNOWN: Self = Self {
         mem_mb: i64::MAX,
         disk_mb: i64::MAX,
@@ -125,7 +125,7 @@ impl Room {
         }
     }
 
-    /// An unknown value stays unknown.
+    /// The sum. An unknown value remains unknown.
     pub(super) fn plus(self, mem_mb: i64, disk_mb: i64) -> Self {
         let add = |have: i64, more| if have == i64::MAX { have } else { have + more };
         Self {
@@ -154,7 +154,7 @@ impl Tree {
 
     fn set(&mut self, slot: usize, room: Room) {
         if slot >= self.leaves() {
-            // The tree need not grow for a slot that holds nothing.
+            // The tree need not grow for an empty slot.
             if room == Room::NONE {
                 return;
             }
@@ -188,8 +188,8 @@ impl Tree {
     /// The first slot that fits after `last`, wrapping round, except `except`.
     fn first_after(&self, last: usize, wanted: Room, except: Option<usize>) -> Option<usize> {
         let leaves = self.leaves();
-        // The slot that was used last may lie beyond the leaves of this tree, which grows with
-        // the nodes it holds.
+        // The slot that was used last may be beyond the leaves of this tree, which is only as large
+        // as its own nodes need.
         let start = (last + 1).min(leaves);
         self.first_within(start, leaves, wanted, except)
             .or_else(|| self.first_within(0, start, wanted, except))

@@ -105,7 +105,7 @@ fn memory_disk_and_cpus_have_to_suffice() {
 }
 
 #[test]
-fn what_a_node_does_not_know_is_no_reason_to_refuse_it() {
+fn a_node_with_unknown_values_is_not_excluded() {
     let mut placement = Placement::new(Policy::Opportunistic);
     placement.connect(uuid(1), Role::AGENT);
     placement.ready(uuid(1), &Ready::default());
@@ -124,7 +124,7 @@ fn full_offline_and_maintenance_nodes_are_never_picked() {
 }
 
 #[test]
-fn a_node_that_just_connected_is_waited_for() {
+fn a_start_waits_for_a_node_that_has_just_connected() {
     for policy in [Policy::Strict, Policy::Opportunistic] {
         let mut placement = Placement::new(policy);
         assert_eq!(placement.place(&needs(1), None), Verdict::NoNode);
@@ -134,7 +134,7 @@ fn a_node_that_just_connected_is_waited_for() {
 }
 
 #[test]
-fn network_nodes_take_what_asks_for_them_and_nothing_else() {
+fn network_nodes_accept_only_starts_that_need_them() {
     let mut placement = nodes(Policy::Opportunistic, &[8]);
     let network = Needs {
         network_node: true,
@@ -170,7 +170,7 @@ fn an_agent_of_both_kinds_is_one_node() {
 }
 
 #[test]
-fn a_uuid_or_a_name_leaves_no_choice() {
+fn a_uuid_or_a_name_selects_the_node() {
     let mut placement = nodes(Policy::Opportunistic, &[8, 8, 8]);
     placement.hostname(uuid(3), "other");
     let called = |hostname: &str| Needs {
@@ -201,7 +201,7 @@ fn a_uuid_or_a_name_leaves_no_choice() {
 }
 
 #[test]
-fn nodes_of_one_name_take_turns_and_are_forgotten_with_it() {
+fn nodes_of_one_name_take_turns_and_the_name_is_forgotten_with_the_last() {
     let mut placement = nodes(Policy::Strict, &[8, 1, 8, 8]);
     placement.hostname(uuid(3), "other");
     let called = Needs {
@@ -231,7 +231,7 @@ fn the_sender_itself_is_never_picked() {
 }
 
 #[test]
-fn a_start_that_failed_is_taken_back_until_the_next_ready() {
+fn a_failed_start_is_released_until_the_next_ready() {
     for policy in [Policy::Strict, Policy::Opportunistic] {
         let mut placement = nodes(policy, &[8]);
         let Verdict::Placed(allocation) = placement.place(&needs(8), None) else {
@@ -369,7 +369,7 @@ proptest! {
 }
 
 #[test]
-fn a_node_that_is_left_out_for_two_reasons_stays_out_until_both_are_over() {
+fn a_node_with_two_suspensions_is_excluded_until_both_end() {
     let mut placement = Placement::new(Policy::Opportunistic);
     let node = Uuid::from_u128(1);
     placement.connect(node, Role::AGENT);

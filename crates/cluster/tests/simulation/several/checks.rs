@@ -1,4 +1,4 @@
-//! What has to hold: whenever nobody can move, once quiet, and at the end.
+//! The invariants: whenever no machine can move, once quiet, and at the end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::client::{Client, Stage};
 use super::log::{client_uuid, server_uuid};
 use super::world::World;
 
-/// How long a frame may take once quiet, beside what the streams delay it: some turns of others.
+/// The longest time of a frame once quiet, in addition to the delay of the streams: some turns of others.
 const PROGRESS: Duration = Duration::from_millis(300);
 
 impl World {
@@ -27,7 +27,7 @@ impl World {
         }
     }
 
-    /// Nobody can move.
+    /// No machine can move.
     pub(super) fn check_books(&self) -> Result<(), String> {
         for server in self.servers.iter().flatten() {
             if let Some(fault) = server.runner.flow().fault() {
@@ -42,7 +42,7 @@ impl World {
         }
         // To a server, to another one, and to a client.
         let most = PROGRESS + 4 * self.delay;
-        // There and back. Whoever is stuck answers nothing, and whoever sends to it waits.
+        // There and back. A client that is stuck does not answer, and a client that sends to it waits.
         let last = self.now - 2 * most;
         let stuck = 2 * usize::from(self.clients[0].is_stuck);
         for client in self.clients.iter().skip(stuck).filter(|_| !self.is_ending) {

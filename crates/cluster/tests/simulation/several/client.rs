@@ -26,7 +26,7 @@ use ssntp::transport::{Limits, PeerAddress};
 use ssntp_test_support::random::Random;
 
 pub(super) const MAX_PAYLOAD: u32 = 1 << 20;
-/// How long a handshake may take, a write, and the queue of a client that is closed.
+/// The time limits of a handshake, of a write, and of sending the queue of a client that is closed.
 const HANDSHAKE: Duration = Duration::from_secs(2);
 const WRITE: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_secs(1);
@@ -34,20 +34,20 @@ const GRACE: Duration = Duration::from_secs(1);
 const GAP: Duration = Duration::from_secs(9);
 /// A session that is replaced stays for so long until its questions are answered.
 const ANSWERS: Duration = Duration::from_secs(5);
-/// How many questions may wait for answers.
+/// The most questions that wait for answers.
 const QUESTIONS: usize = 8;
-/// What a client sends while its session is replaced, if it has nothing else to send.
+/// The frame of a client while its session is replaced, if it has no other frame.
 const IN_A_GAP: usize = 6;
 /// More attempts than these in a second are no back-off.
 const ATTEMPTS: usize = 60;
 
-/// Where a client is.
+/// The state of a client.
 pub(super) enum Stage {
     /// It is started then.
     Away(Instant),
     /// Its core is stepped.
     Runs,
-    /// The world says what comes of an attempt.
+    /// The world sets the result of an attempt.
     Dials(Trial),
     Fails(Instant),
     Shakes(Box<Shaking>),
@@ -66,33 +66,33 @@ pub(super) struct Shaking {
     until: Instant,
 }
 
-/// What a client has to do with until it is started again.
+/// The parts of a client until it is started again.
 struct Running {
     core: ClientCore,
     handle: ClientHandle,
     events: Receiver<ClientEvent>,
     session: Option<Session>,
-    /// Until when its core waits, if nothing happens.
+    /// The time until which its core waits without an event.
     sleeps: Option<Option<Instant>>,
-    /// How many frames it has taken from its application.
+    /// The number of frames that it has taken from its application.
     accepted: u64,
-    /// Its application was told that a session stands, and not yet that it is over.
+    /// Its application knows that a session has begun, and not yet that it has ended.
     is_told: bool,
-    /// Since when the session that stands takes nothing more, because another is to replace it.
+    /// The time since when the present session takes no frames, because another will replace it.
     parts: Option<Instant>,
-    /// What was lost before this session, and whether its core has cut it off.
+    /// The number of frames lost before this session, and true if its core has cut it off.
     lost: u64,
     is_cut_off: bool,
     /// It is between two sessions of which one replaces the other, since then.
     gap: Option<Instant>,
-    /// Which server it has dialled last, and whether it showed its newest certificate there.
+    /// The server that it has dialled last, and true if it showed its newest certificate there.
     server: usize,
     shows_newest: bool,
     /// Why its last session was replaced, until it dials again.
     replaces: Option<DisconnectReason>,
-    /// When it has dialled, within the last second.
+    /// The times of its dials within the last second.
     dialled: VecDeque<Instant>,
-    /// Its questions: whom, which, since when, and where the answer arrives.
+    /// Its questions: the receiver, the number, the time, and the channel of the answer.
     asked: Vec<(usize, u64, Instant, Answer)>,
 }
 
@@ -101,21 +101,21 @@ type Answer = Receiver<Result<Frame, RequestError>>;
 pub(super) struct Client {
     pub(super) at: usize,
     pub(super) role: Role,
-    /// Its application takes nothing after CONNECTED, until the session is over.
+    /// Its application takes no frame after CONNECTED, until the session is over.
     pub(super) is_stuck: bool,
     pub(super) stage: Stage,
     running: Option<Running>,
     /// Counts its sessions. Each is an origin of its own.
     tries: u32,
     number: u64,
-    /// What it sends before the world is quiet: frames, each after such a pause.
+    /// Its frames before the world is quiet, each with the pause before it.
     left: usize,
     pause: Duration,
     next: Option<Instant>,
     asks: bool,
     /// Which of its certificates is the newest.
     renewals: usize,
-    /// How many questions were answered, and sessions replaced in order.
+    /// The number of questions that were answered, and of sessions that were replaced in order.
     pub(super) answered: u64,
     pub(super) replaced: [u64; 2],
 }
@@ -193,7 +193,7 @@ impl Client {
         self.running.as_ref().is_some_and(|it| it.handle.is_connected())
     }
 
-    /// Whether its session is being replaced by another one, in order.
+    /// True if its session is being replaced by another one, in order.
     fn is_replaced(&self) -> bool {
         let running = self.running.as_ref();
         running.is_some_and(|it| it.parts.is_some() || it.gap.is_some())
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// Its host is gone, and nobody is told. It is started again then.
+    /// Its host is gone, and no peer notices. It is started again then.
     pub(super) fn vanish(&mut self, until: Instant) {
         if let Some(stream) = self.stream() {
             stream.stall(true);
@@ -236,7 +236,7 @@ impl Client {
         }
     }
 
-    /// What comes of its attempt: no server is there, or one that answers by this stream.
+    /// The result of its attempt: no server, or one that answers by this stream.
     pub(super) fn fails(&mut self, until: Instant) {
         self.stage = Stage::Fails(until);
     }
@@ -320,14 +320,14 @@ impl Client {
         log.lock().unwrap().faults.push(fault);
     }
 
-    /// Whom it has asked between these times, and still waits for.
+    /// The receivers of its questions between these times that are not answered.
     pub(super) fn waits_for(&self, first: Instant, last: Instant) -> impl Iterator<Item = usize> {
         let asked = self.running.iter().flat_map(|running| &running.asked);
         let late = asked.filter(move |(_, _, since, _)| (first..=last).contains(since));
         late.map(|(whom, ..)| *whom)
     }
 
-    /// Once quiet, the session shows what its client was renewed with last.
+    /// Once quiet, the session has the client's last renewed certificate.
     pub(super) fn check_renewed(&self) -> Result<(), String> {
         let newest = made(|made| made.client(self.at, self.renewals)).0;
         match &self.running {
@@ -341,7 +341,7 @@ impl Client {
         }
     }
 
-    /// It is gone, and nothing of it is left to be looked at.
+    /// It is gone with all of its state.
     pub(super) fn away(&mut self, until: Instant) {
         self.running = None;
         self.stage = Stage::Away(until);
@@ -383,7 +383,7 @@ impl Client {
             wall,
             share: random.below(1000) as f64 / 1000.0,
         };
-        // Nobody else does once the server has ended.
+        // No other machine does once the server has ended.
         let mut wake = self.stream().and_then(|stream| stream.advance(now));
         if let Stage::Shakes(shaking) = &mut self.stage {
             let Some(result) = shaking.step(now) else {
@@ -447,7 +447,7 @@ impl Client {
         Step::Moved
     }
 
-    /// Does what its core says.
+    /// Carries out the actions of its core.
     fn run(&mut self, servers: usize, at: At, log: &SharedLog) -> Step {
         let Some(running) = &mut self.running else {
             return Step::Over;
@@ -564,7 +564,7 @@ impl Client {
         Step::Moved
     }
 
-    /// Its application takes what has come.
+    /// Its application takes the received events.
     fn take(&mut self, now: Instant, random: &mut Random, log: &SharedLog) {
         let (name, at) = (self.name(), u32::try_from(self.at).unwrap());
         let Some(running) = &mut self.running else { return };
@@ -636,7 +636,7 @@ impl Client {
 }
 
 impl Shaking {
-    /// What came of it, once something has.
+    /// Its result, once it has one.
     fn step(&mut self, now: Instant) -> Option<Result<Standing, DialFault>> {
         if let Ok(taken) = self.stream.send(&self.output) {
             drop(self.output.split_to(taken));

@@ -1,4 +1,4 @@
-//! What happens in a world at a drawn time: faults, answers of the engine, and the end.
+//! The events of a world at a drawn time: faults, answers of the engine, and the end.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use ssntp::server::SessionInfo;
 use ssntp_engine::{Answer, EngineError, Request};
 use ssntp_transport::dispatch::DispatchEvent;
 
-/// How long after the engine has forgotten something two may lead: until both have read.
+/// The time after a loss in the engine in which two may lead: until both have read.
 const BLURRED: Duration = Duration::from_secs(8);
 
 #[derive(Clone, Debug)]
@@ -26,15 +26,15 @@ pub(super) enum Event {
     Restart(usize),
     /// All links between two servers end.
     Cut(usize, usize),
-    /// Nothing gets from one to the other for a while, in links that stand or new ones.
+    /// No byte gets from one to the other for a while, in present or new links.
     Part(usize, usize, Duration),
     Heal(usize, usize),
-    /// A client is started anew; its server was told, or not.
+    /// A client is restarted. Its server has noticed the end, or not.
     Move(usize, bool),
     Renew(usize),
     /// A server asks its clients to leave.
     Drain(usize),
-    /// What the leader has sent to another server is stuck on its way, and meanwhile the leader
+    /// The frames of the leader to another server are stuck on their way, and meanwhile the leader
     /// is paused, or crashes.
     Strand,
     Jump(usize, i64),
@@ -87,7 +87,7 @@ impl World {
         }
     }
 
-    /// Does what the agenda has for this time.
+    /// Carries out the events of the agenda for this time.
     pub(super) fn take_due(&mut self) -> Result<(), String> {
         while let Some(((at, _), _)) = self.agenda.first_key_value()
             && *at <= self.now
@@ -239,7 +239,7 @@ impl World {
             Event::Check => {
                 let since = self.log.lock().unwrap().changed;
                 let settled = since.is_none_or(|at| self.now > at + Duration::from_secs(2));
-                // Who is stuck is ended and comes back: that is seen to its end.
+                // A client that is stuck is ended and reconnects. The world waits for that.
                 if !settled && self.now < self.quiet_at + Duration::from_secs(20) {
                     self.after(Duration::from_millis(500), Event::Check);
                     return Ok(());
@@ -269,7 +269,7 @@ impl World {
             .filter(|at| self.clients[*at].is_open() && !self.clients[*at].is_stuck)
             .collect();
         for from in reads.clone() {
-            // Whoever sends to one that is stuck waits with it.
+            // A client that sends to one that is stuck waits with it.
             if from == 1 && self.clients[0].is_stuck {
                 continue;
             }

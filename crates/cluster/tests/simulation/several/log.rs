@@ -32,17 +32,17 @@ fn origin(base: u32, (at, start): Start) -> u32 {
     base + u32::try_from(at).unwrap() * 1000 + u32::try_from(start).unwrap()
 }
 
-/// What all have seen together.
+/// The events that all have seen together.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) faults: Vec<String>,
-    /// Who has acted under which token.
+    /// By token, the server that has acted under it.
     holders: HashMap<u64, Start>,
-    /// The rows that the application of each server was told of: the server and the number.
+    /// The rows that the application of each server knows: the server and the number.
     pub(super) rows: HashMap<Start, BTreeMap<(Uuid, Uuid), u64>>,
     /// The number of the last frame of each origin at each receiver's session.
     last: HashMap<(String, u32), u64>,
-    /// The highest token of what each receiver has taken.
+    /// The highest token in the frames that each receiver has taken.
     tokens: HashMap<String, u64>,
     /// When probes were sent that have not arrived: sender, receiver, number.
     pub(super) probes: BTreeMap<(u32, u32, u64), Instant>,
@@ -108,7 +108,7 @@ pub(super) struct Application {
     pub(super) shared: Arc<Mutex<Acting>>,
 }
 
-/// What the world tells the application, and what it counts.
+/// The inputs of the application from the world, and its counts.
 #[derive(Debug, Default)]
 pub(super) struct Acting {
     /// The leader, as this server's machine sees it.
@@ -116,7 +116,7 @@ pub(super) struct Acting {
     number: u64,
 }
 
-/// What goes to whom it names, over links or not; and STATS to controllers.
+/// The rules: frames go to the client that they name, over links or not; STATS to controllers.
 pub(super) fn rules() -> Rules {
     Rules::new()
         .multicast(Command::STATS, Role::CONTROLLER)
@@ -138,7 +138,7 @@ impl Application {
     }
 }
 
-/// What a leader does now and then: it tells the other servers, and sends to every client.
+/// The actions of a leader at random times: it sends to the other servers, and to every client.
 pub(super) fn act(cx: &mut Context<'_>, start: Start, token: u64, shared: &Mutex<Acting>, log: &SharedLog) {
     log.lock().unwrap().acts(start, token);
     cx.lead(Some(token));

@@ -6,7 +6,7 @@
 //!                                                              └──────▶ lost ─▶ MemoryEngine
 //! ```
 //!
-//! What serves for real is real: cores with their links, runners, entries, readers, writers,
+//! The serving code is real: cores with their links, runners, entries, readers, writers,
 //! the machines that dial, those that ask the engine, and whole clients: what their supervisor
 //! decides, their uplink with its gap, and their requests. The clock of each server runs at a
 //! speed of its own. Streams delay what is sent. TLS is not there.
@@ -17,7 +17,7 @@
 //! stands; the time of day jumps; the engine is away, or has forgotten its last second. Once all faults are over and all time limits have passed, the
 //! world is *quiet*.
 //!
-//! | invariant | says |
+//! | invariant | meaning |
 //! |---|---|
 //! | one leader | one process acts under a token, and never do two act at once, unless the engine has forgotten |
 //! | tokens | what applications and clients take never has a lower token than what they took before |

@@ -19,11 +19,11 @@ use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::events::{self, Watch};
 use ssntp_transport::dispatch::{Core as _, DispatchEvent, EVENTS, Queue, Runner, Settings};
 
-/// What becomes of an attempt to dial.
+/// The result of an attempt to dial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialling {
     Idle,
-    /// Nobody answers, which it finds out then.
+    /// No server answers, and the dialler notices it then.
     Fails(Instant),
     /// By this connection.
     Runs(usize),
@@ -40,7 +40,7 @@ pub(super) struct Server {
     pub(super) machine: Machine,
     pub(super) waits_for: Option<u64>,
     pub(super) shared: Arc<Mutex<Acting>>,
-    /// How fast its clock runs, in thousandths, and how far its time of day is off.
+    /// The speed of its clock, in thousandths, and the error of its time of day.
     rate: u32,
     pub(super) wall: SystemTime,
     begin: Instant,
@@ -109,7 +109,7 @@ impl Server {
         local(self.begin, self.rate, now)
     }
 
-    /// When its clock will show that.
+    /// The time at which its clock will show that.
     pub(super) fn when(&self, clock: Instant) -> Instant {
         let since = clock.saturating_duration_since(self.begin);
         self.begin + since * 1000 / self.rate + Duration::from_micros(1)
@@ -150,7 +150,7 @@ impl Server {
         let _ = self.events.try_send(DispatchEvent::Call(Box::new(call)));
     }
 
-    /// What a leader does, if this server leads; and nobody sends as the leader otherwise.
+    /// The actions of a leader, if this server leads. No other server may send as the leader.
     pub(super) fn act(&mut self, now: Instant, log: &SharedLog) {
         let clock = self.clock(now);
         let view = self.machine.view();
@@ -160,7 +160,7 @@ impl Server {
         let (start, shared, log) = (self.start, Arc::clone(&self.shared), Arc::clone(log));
         self.call(move |cx| {
             cx.see_token(seen);
-            // What was seen over a link since the machine was asked counts as well.
+            // A token that was seen over a link since the last step counts as well.
             match token.filter(|token| *token >= cx.token()) {
                 Some(token) => act(cx, start, token, &shared, &log),
                 None => cx.lead(None),
@@ -180,7 +180,7 @@ impl Server {
         all
     }
 
-    /// How many servers it is linked with, and the highest token that it has seen.
+    /// The number of linked servers, and the highest token that it has seen.
     pub(super) fn links(&mut self, now: Instant) -> (usize, u64) {
         let clock = self.clock(now);
         let mut seen = (0, 0);

@@ -1,4 +1,4 @@
-//! The reader and the writer of a client's session: what its link does, suspended where that
+//! The reader and the writer of a client's session: the steps of its link, suspended where that
 //! blocks.
 
 use std::io;
@@ -43,7 +43,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// What is in `inbox` came with CONNECTED.
+    /// The bytes in `inbox` arrived with CONNECTED.
     pub(super) fn new(
         stream: Stream,
         inbox: BytesMut,

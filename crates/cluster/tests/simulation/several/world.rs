@@ -1,4 +1,4 @@
-//! One world: what is drawn from the seed, the loop that steps whoever can move, and the faults.
+//! One world: the draws from the seed, the loop that steps the machines that can move, and the faults.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -26,14 +26,14 @@ use ssntp_transport::{Budget, BufferPool, Limits, PeerAddress};
 const MOST_ROUNDS: u64 = 200_000;
 /// Whatever is due in the same of these is done in one round.
 const GRAIN: Duration = Duration::from_millis(4);
-/// How long a dialler waits for a server that cannot be reached.
+/// The time limit of a dialler for a server that cannot be reached.
 const UNREACHABLE: Duration = Duration::from_secs(5);
-/// What one write takes.
+/// The most bytes of one write.
 pub(super) const PIECES: &[usize] = &[1000, 100_000];
 /// The room of a client's connection, and of a link.
 const ROOMS: [usize; 2] = [64 << 10, 4 << 20];
 
-/// What takes time to make, and is the same in every world.
+/// The parts that all worlds share, because they take time to make.
 pub(super) struct Made {
     identity: Identity,
     trust: Trust,
@@ -60,7 +60,7 @@ impl Made {
         }
     }
 
-    /// What a client shows that was renewed so often, and whom it trusts.
+    /// The identity of a client after this number of renewals, and its trust.
     pub(super) fn client(&mut self, at: usize, renewals: usize) -> (Identity, Trust) {
         let made = self.clients.entry((at, renewals % 2));
         let request = CertificateRequest::new(Role::AGENT | Role::CONTROLLER).uuid(client_uuid(at));
@@ -119,12 +119,12 @@ pub(in super::super) struct World {
     pub(super) random: Random,
     pub(super) trace: bool,
     pub(super) begin: Instant,
-    /// When it began, by the time of day: a day into each certificate.
+    /// The time of day at which it began: a day into each certificate.
     wall: SystemTime,
     pub(super) now: Instant,
     pub(super) agenda: BTreeMap<(Instant, u64), Event>,
     pub(super) made: u64,
-    /// None while it is down.
+    /// `None` while it is down.
     pub(super) servers: Vec<Option<Server>>,
     pub(super) starts: Vec<u64>,
     pub(super) rates: Vec<u32>,
@@ -251,7 +251,7 @@ impl World {
         }
     }
 
-    /// Lets the world run to its end. Returns how many rounds it took.
+    /// Lets the world run to its end. Returns the number of rounds.
     pub(in super::super) fn run(&mut self) -> Result<(u64, u64), String> {
         self.say(|| {
             format!(
@@ -293,7 +293,7 @@ impl World {
         Ok((self.rounds, log.arrived))
     }
 
-    /// How many leaders there were, sessions that were replaced after a renewal and because a
+    /// The numbers of leaders, of sessions that were replaced after a renewal and because a
     /// server drained, and questions that were answered.
     pub(in super::super) fn happened(&self) -> [u64; 4] {
         let terms = self.log.lock().unwrap().terms.len() as u64;
@@ -324,7 +324,7 @@ impl World {
         let mut note = |step: Step, now: Instant| match step {
             Step::Moved => moved = true,
             Step::Waits(Some(at)) if at > now => wake = [wake, Some(at)].into_iter().flatten().min(),
-            // What is due when the time grows.
+            // The events that are due when the time grows.
             Step::Waits(Some(_)) => wake = Some(now),
             _ => {}
         };
@@ -555,7 +555,7 @@ impl World {
             let Some(server) = server else {
                 // It has crashed.
                 connection.ends[side] = None;
-                // What its system has taken may still arrive.
+                // Bytes that its system has taken may still arrive.
                 connection.streams[side].cut(self.random.chance(70));
                 moved = true;
                 continue;
@@ -657,7 +657,7 @@ impl World {
         }
     }
 
-    /// How long a message to or from the engine takes; none if it is lost.
+    /// The time of a message to or from the engine; `None` if it is lost.
     pub(super) fn way(&mut self) -> Option<Duration> {
         let is_calm = self.now + Duration::from_secs(15) > self.quiet_at;
         let most = if is_calm { 30 } else { self.engine_delay };

@@ -15,20 +15,20 @@ const NODE: Uuid = Uuid::from_u128(0x5be1c0de_7d1a_4b52_8a55_90d2c3b4a501);
 const INSTANCE: Uuid = Uuid::from_u128(0x0f7a5a1e_3c55_4a0b_9d3c_6f1f2f9a1001);
 const VOLUME: Uuid = Uuid::from_u128(0x7c9e6679_7425_40de_944b_e07fc1f90ae7);
 
-/// What a test is told in turn.
-struct Told {
+/// A controller without a client: the test feeds it with frames.
+struct Rig {
     shared: Shared,
 }
 
-impl Told {
+impl Rig {
     /// A node with an instance in a state.
     fn with(state: InstanceState) -> Self {
-        let told = Self {
+        let rig = Self {
             shared: Shared::new(View::default()),
         };
-        told.shared.online("scheduler".into(), None);
-        told.stats(NodeStatus::Ready, &[(INSTANCE, state)]);
-        told
+        rig.shared.online("scheduler".into(), None);
+        rig.stats(NodeStatus::Ready, &[(INSTANCE, state)]);
+        rig
     }
 
     fn frame(&self, payload: &impl Payload) {
@@ -127,14 +127,14 @@ fn delete() -> Delete {
 
 #[test]
 fn a_start_is_done_when_stats_show_it_active() {
-    let told = Told::with(InstanceState::Active);
+    let rig = Rig::with(InstanceState::Active);
     let other = Start {
         instance_uuid: VOLUME,
         ..Start::default()
     };
-    let order = told.order(&other);
-    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
-    told.stats(
+    let order = rig.order(&other);
+    rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
+    rig.stats(
         NodeStatus::Ready,
         &[
             (INSTANCE, InstanceState::Active),
@@ -142,7 +142,7 @@ fn a_start_is_done_when_stats_show_it_active() {
         ],
     );
     open(&order);
-    told.stats(
+    rig.stats(
         NodeStatus::Ready,
         &[(INSTANCE, InstanceState::Active), (VOLUME, InstanceState::Active)],
     );
@@ -151,13 +151,13 @@ fn a_start_is_done_when_stats_show_it_active() {
 
 #[test]
 fn a_start_whose_program_has_ended_was_started() {
-    let told = Told::with(InstanceState::Active);
+    let rig = Rig::with(InstanceState::Active);
     let quick = Start {
         instance_uuid: VOLUME,
         ..Start::default()
     };
-    let order = told.order(&quick);
-    told.stats(NodeStatus::Ready, &[(VOLUME, InstanceState::Exited)]);
+    let order = rig.order(&quick);
+    rig.stats(NodeStatus::Ready, &[(VOLUME, InstanceState::Exited)]);
     assert_eq!(
         shown(&order),
         format!("instance {VOLUME} was started and has ended")
@@ -166,16 +166,16 @@ fn a_start_whose_program_has_ended_was_started() {
 
 #[test]
 fn a_start_that_is_no_longer_listed_was_not_shown_to_run() {
-    let told = Told::with(InstanceState::Active);
+    let rig = Rig::with(InstanceState::Active);
     let other = Start {
         instance_uuid: VOLUME,
         ..Start::default()
     };
-    let order = told.order(&other);
-    told.stats(NodeStatus::Ready, &[(VOLUME, InstanceState::Pending)]);
-    told.stats(NodeStatus::Ready, &[]);
+    let order = rig.order(&other);
+    rig.stats(NodeStatus::Ready, &[(VOLUME, InstanceState::Pending)]);
+    rig.stats(NodeStatus::Ready, &[]);
     open(&order);
-    told.frame(&StartFailure {
+    rig.frame(&StartFailure {
         instance_uuid: VOLUME.into(),
         reason: StartFailureReason::LaunchFailure,
         ..StartFailure::default()
@@ -184,13 +184,13 @@ fn a_start_that_is_no_longer_listed_was_not_shown_to_run() {
 }
 
 #[test]
-fn a_failure_says_in_full_why_where_that_is_told() {
-    let told = Told::with(InstanceState::Pending);
-    let order = told.order(&Start {
+fn a_failure_has_the_detail_of_its_frame() {
+    let rig = Rig::with(InstanceState::Pending);
+    let order = rig.order(&Start {
         instance_uuid: INSTANCE,
         ..Start::default()
     });
-    told.frame(&StartFailure {
+    rig.frame(&StartFailure {
         instance_uuid: INSTANCE.into(),
         reason: StartFailureReason::LaunchFailure,
         detail: "/opt/tool: Permission denied".into(),
@@ -201,24 +201,24 @@ fn a_failure_says_in_full_why_where_that_is_told() {
 }
 
 #[test]
-fn a_start_of_a_former_session_that_nothing_shows_is_lost() {
-    let told = Told::with(InstanceState::Active);
+fn a_start_of_a_former_session_that_no_node_shows_is_lost() {
+    let rig = Rig::with(InstanceState::Active);
     let other = |instance_uuid| Start {
         instance_uuid,
         ..Start::default()
     };
-    let (lost, pending) = (told.order(&other(VOLUME)), told.order(&other(NODE)));
+    let (lost, pending) = (rig.order(&other(VOLUME)), rig.order(&other(NODE)));
     let look = || {
-        let mut state = told.shared.lock();
-        let at = state.look_at?;
-        state.look_for_starts(at);
+        let mut state = rig.shared.lock();
+        let at = state.check_at?;
+        state.settle_lost_starts(at);
         Some(())
     };
     assert_eq!(look(), None, "its own session stands");
-    told.shared.offline("lost".into(), UNIX_EPOCH);
-    told.shared.online("scheduler".into(), None);
-    told.stats(NodeStatus::Ready, &[(NODE, InstanceState::Pending)]);
-    let of_this = told.order(&other(Uuid::nil()));
+    rig.shared.offline("lost".into(), UNIX_EPOCH);
+    rig.shared.online("scheduler".into(), None);
+    rig.stats(NodeStatus::Ready, &[(NODE, InstanceState::Pending)]);
+    let of_this = rig.order(&other(Uuid::nil()));
     look().expect("it looks");
     assert!(matches!(
         lost.try_recv().unwrap(),
@@ -226,7 +226,7 @@ fn a_start_of_a_former_session_that_nothing_shows_is_lost() {
     ));
     open(&pending);
     open(&of_this);
-    told.stats(NodeStatus::Ready, &[]);
+    rig.stats(NodeStatus::Ready, &[]);
     look().expect("it looks again while one waits");
     assert!(matches!(pending.try_recv().unwrap(), Err(OrderError::Lost(_))));
     assert_eq!(look(), None);
@@ -234,37 +234,37 @@ fn a_start_of_a_former_session_that_nothing_shows_is_lost() {
 }
 
 #[test]
-fn a_scheduler_that_is_started_again_and_again_does_not_put_off_that_a_start_is_lost() {
-    let told = Told::with(InstanceState::Active);
-    let lost = told.order(&Start {
+fn repeated_restarts_of_the_scheduler_do_not_delay_a_lost_start() {
+    let rig = Rig::with(InstanceState::Active);
+    let lost = rig.order(&Start {
         instance_uuid: VOLUME,
         ..Start::default()
     });
     let again = || {
-        told.shared.offline("lost".into(), UNIX_EPOCH);
-        told.shared.online("scheduler".into(), None);
-        told.shared.lock().look_at
+        rig.shared.offline("lost".into(), UNIX_EPOCH);
+        rig.shared.online("scheduler".into(), None);
+        rig.shared.lock().check_at
     };
     let at = again().expect("it will look");
     assert_eq!(again(), Some(at));
-    told.shared.offline("lost".into(), UNIX_EPOCH);
-    let look = |at| told.shared.lock().look_for_starts(at);
+    rig.shared.offline("lost".into(), UNIX_EPOCH);
+    let look = |at| rig.shared.lock().settle_lost_starts(at);
     look(at);
     open(&lost);
-    told.shared.online("scheduler".into(), None);
-    let at = told.shared.lock().look_at.expect("it looks again");
+    rig.shared.online("scheduler".into(), None);
+    let at = rig.shared.lock().check_at.expect("it looks again");
     look(at);
     assert!(matches!(lost.try_recv().unwrap(), Err(OrderError::Lost(_))));
-    assert_eq!(told.shared.lock().look_at, None);
+    assert_eq!(rig.shared.lock().check_at, None);
 }
 
 #[test]
-fn a_configuration_is_taken_up_when_it_comes_back_or_the_next_session_has_it() {
-    let told = Told::with(InstanceState::Active);
-    let watch = || told.shared.watch(configured("configure: {}")).unwrap().1;
+fn a_configuration_is_adopted_when_it_returns_or_the_next_session_has_it() {
+    let rig = Rig::with(InstanceState::Active);
+    let watch = || rig.shared.watch(configured("configure: {}")).unwrap().1;
     let comes = |yaml: &'static str| {
         let frame = Frame::with_payload(Command::CONFIGURE, yaml);
-        told.shared.frame(&frame, UNIX_EPOCH);
+        rig.shared.frame(&frame, UNIX_EPOCH);
     };
     let order = watch();
     comes("configure: {storage: {}}");
@@ -272,19 +272,19 @@ fn a_configuration_is_taken_up_when_it_comes_back_or_the_next_session_has_it() {
     comes("configure: {}");
     assert_eq!(shown(&order), "the cluster has the configuration");
     let order = watch();
-    told.shared.online("scheduler".into(), Some("other: {}".into()));
+    rig.shared.online("scheduler".into(), Some("other: {}".into()));
     open(&order);
-    told.shared
+    rig.shared
         .online("scheduler".into(), Some("configure: {}".into()));
     assert_eq!(shown(&order), "the cluster has the configuration");
 }
 
 #[test]
-fn a_refused_configuration_fails_the_order_that_asked_for_it_and_no_other() {
-    let told = Told::with(InstanceState::Active);
-    let watch = |yaml| told.shared.watch(configured(yaml)).unwrap().1;
+fn a_refused_configuration_fails_only_its_own_order() {
+    let rig = Rig::with(InstanceState::Active);
+    let watch = |yaml| rig.shared.watch(configured(yaml)).unwrap().1;
     let refuse = |refused: &'static str| {
-        told.frame(&InvalidConfiguration {
+        rig.frame(&InvalidConfiguration {
             refused: refused.into(),
         });
     };
@@ -303,17 +303,17 @@ fn a_refused_configuration_fails_the_order_that_asked_for_it_and_no_other() {
 
 #[test]
 fn every_failure_settles_its_command_with_the_reason_in_words() {
-    let told = Told::with(InstanceState::Active);
+    let rig = Rig::with(InstanceState::Active);
     let (node_uuid, instance_uuid) = (Id::from(NODE), Id::from(INSTANCE));
 
-    let order = told.order(&start());
-    told.frame(&StartFailure {
+    let order = rig.order(&start());
+    rig.frame(&StartFailure {
         instance_uuid: VOLUME.into(),
         reason: StartFailureReason::FullCloud,
         ..StartFailure::default()
     });
     open(&order);
-    told.frame(&StartFailure {
+    rig.frame(&StartFailure {
         instance_uuid: instance_uuid.clone(),
         reason: StartFailureReason::FullCloud,
         ..StartFailure::default()
@@ -323,8 +323,8 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         format!("instance {INSTANCE} was not started: no node has enough room (full_cloud)")
     );
 
-    let order = told.order(&stop());
-    told.frame(&StopFailure {
+    let order = rig.order(&stop());
+    rig.frame(&StopFailure {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
         reason: StopFailureReason::AlreadyStopped,
@@ -332,8 +332,8 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     });
     assert!(failed(&order).ends_with("was not stopped: it has stopped already (already_stopped)"));
 
-    let order = told.order(&restart());
-    told.frame(&RestartFailure {
+    let order = rig.order(&restart());
+    rig.frame(&RestartFailure {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
         reason: RestartFailureReason::AlreadyRunning,
@@ -341,8 +341,8 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     });
     assert!(failed(&order).ends_with("was not restarted: it runs already (already_running)"));
 
-    let order = told.order(&delete());
-    told.frame(&DeleteFailure {
+    let order = rig.order(&delete());
+    rig.frame(&DeleteFailure {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
         reason: "quota".into(),
@@ -351,14 +351,14 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     assert!(failed(&order).ends_with("was not deleted: the reason is not one of the protocol's (quota)"));
 
     // What is not there is gone, as it was to be, if the node itself can say so.
-    let order = told.order(&delete());
+    let order = rig.order(&delete());
     let gone = DeleteFailure {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
         reason: DeleteFailureReason::NoInstance,
         ..DeleteFailure::default()
     };
-    told.frame(&gone);
+    rig.frame(&gone);
     assert_eq!(
         order.try_recv().unwrap().unwrap(),
         Shown::Gone {
@@ -366,8 +366,8 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
             ending: None
         }
     );
-    let order = told.order(&delete());
-    told.frame(&DeleteFailure {
+    let order = rig.order(&delete());
+    rig.frame(&DeleteFailure {
         node_uuid: VOLUME.into(),
         ..gone
     });
@@ -378,7 +378,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         volume_uuid: VOLUME.into(),
         workload_agent_uuid: node_uuid.clone(),
     };
-    let order = told.order(&attach);
+    let order = rig.order(&attach);
     let other_volume = AttachVolumeFailure {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
@@ -386,9 +386,9 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         reason: AttachVolumeFailureReason::AttachFailure,
         ..AttachVolumeFailure::default()
     };
-    told.frame(&other_volume);
+    rig.frame(&other_volume);
     open(&order);
-    told.frame(&AttachVolumeFailure {
+    rig.frame(&AttachVolumeFailure {
         volume_uuid: VOLUME.into(),
         ..other_volume
     });
@@ -400,8 +400,8 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         public_ip: "198.51.100.20".into(),
         ..AssignPublicIp::default()
     };
-    let order = told.order(&assign);
-    told.frame(&AssignPublicIpFailure::of(
+    let order = rig.order(&assign);
+    rig.frame(&AssignPublicIpFailure::of(
         CommandSubject::of(&Frame::of(&assign)),
         PublicIpFailureReason::NoInstance,
     ));
@@ -443,16 +443,16 @@ fn every_reason_has_words() {
 
 #[test]
 fn a_stop_is_done_by_stats_or_either_event() {
-    type Show = fn(&Told);
+    type Show = fn(&Rig);
     let shows: [(Show, &str); 4] = [
         (
-            |told| told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]),
+            |rig| rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]),
             "has stopped",
         ),
-        (|told| told.stats(NodeStatus::Ready, &[]), "is gone"),
+        (|rig| rig.stats(NodeStatus::Ready, &[]), "is gone"),
         (
-            |told| {
-                told.frame(&InstanceStopped {
+            |rig| {
+                rig.frame(&InstanceStopped {
                     instance_uuid: INSTANCE.into(),
                     ..Default::default()
                 })
@@ -460,8 +460,8 @@ fn a_stop_is_done_by_stats_or_either_event() {
             "has stopped",
         ),
         (
-            |told| {
-                told.frame(&InstanceDeleted {
+            |rig| {
+                rig.frame(&InstanceDeleted {
                     instance_uuid: INSTANCE.into(),
                     ..Default::default()
                 })
@@ -470,77 +470,77 @@ fn a_stop_is_done_by_stats_or_either_event() {
         ),
     ];
     for (show, text) in shows {
-        let told = Told::with(InstanceState::Active);
-        let order = told.order(&stop());
-        told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Stopping)]);
-        told.frame(&InstanceDeleted {
+        let rig = Rig::with(InstanceState::Active);
+        let order = rig.order(&stop());
+        rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Stopping)]);
+        rig.frame(&InstanceDeleted {
             instance_uuid: VOLUME.into(),
             ..Default::default()
         });
         open(&order);
-        show(&told);
+        show(&rig);
         assert!(shown(&order).ends_with(text));
     }
 }
 
 #[test]
 fn a_restart_is_done_when_it_is_active_again() {
-    let told = Told::with(InstanceState::Exited);
-    let order = told.order(&restart());
-    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
-    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Pending)]);
+    let rig = Rig::with(InstanceState::Exited);
+    let order = rig.order(&restart());
+    rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
+    rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Pending)]);
     open(&order);
-    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
+    rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
     assert!(shown(&order).contains("runs on node"));
 }
 
 #[test]
 fn a_restart_that_ended_at_once_is_done_and_an_end_before_it_is_not() {
-    let told = Told::with(InstanceState::Active);
-    let order = told.order(&restart());
-    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
+    let rig = Rig::with(InstanceState::Active);
+    let order = rig.order(&restart());
+    rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
     open(&order);
-    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Pending)]);
-    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
+    rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Pending)]);
+    rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
     assert!(shown(&order).ends_with("was started and has ended"));
 }
 
 #[test]
 fn an_instance_that_is_deleted_is_neither_running_nor_there() {
     for command in ["STOP", "DELETE"] {
-        let told = Told::with(InstanceState::Active);
+        let rig = Rig::with(InstanceState::Active);
         let order = match command {
-            "STOP" => told.order(&stop()),
-            _ => told.order(&delete()),
+            "STOP" => rig.order(&stop()),
+            _ => rig.order(&delete()),
         };
-        told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Deleted)]);
+        rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Deleted)]);
         assert!(shown(&order).ends_with("is gone"), "{command}");
     }
 }
 
 #[test]
-fn a_delete_is_done_when_it_is_gone_and_not_when_it_has_stopped() {
-    let told = Told::with(InstanceState::Active);
-    let order = told.order(&delete());
-    told.frame(&InstanceStopped {
+fn a_delete_is_done_when_the_instance_is_gone_and_not_when_it_has_stopped() {
+    let rig = Rig::with(InstanceState::Active);
+    let order = rig.order(&delete());
+    rig.frame(&InstanceStopped {
         instance_uuid: INSTANCE.into(),
         ..Default::default()
     });
-    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
+    rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
     open(&order);
-    told.frame(&InstanceDeleted {
+    rig.frame(&InstanceDeleted {
         instance_uuid: INSTANCE.into(),
         ..Default::default()
     });
     assert!(shown(&order).ends_with("is gone"));
 
     // Taken off its node alone, it is answered by InstanceStopped.
-    let told = Told::with(InstanceState::Active);
-    let order = told.order(&Delete {
+    let rig = Rig::with(InstanceState::Active);
+    let order = rig.order(&Delete {
         stop: true,
         ..delete()
     });
-    told.frame(&InstanceStopped {
+    rig.frame(&InstanceStopped {
         instance_uuid: INSTANCE.into(),
         ..Default::default()
     });
@@ -549,85 +549,85 @@ fn a_delete_is_done_when_it_is_gone_and_not_when_it_has_stopped() {
 
 #[test]
 fn a_delete_on_a_second_node_is_done_when_that_node_no_longer_lists_it() {
-    let told = Told::with(InstanceState::Active);
+    let rig = Rig::with(InstanceState::Active);
     let second = Uuid::from_u128(9);
     let stats = |foreign: &[Uuid]| {
-        told.frame(&Stats {
+        rig.frame(&Stats {
             node_uuid: second.into(),
             foreign: foreign.iter().map(|id| (*id).into()).collect(),
             ..Stats::default()
         });
     };
     stats(&[INSTANCE]);
-    let order = told.order(&Delete {
+    let order = rig.order(&Delete {
         workload_agent_uuid: second.into(),
         ..delete()
     });
-    let own = told.order(&delete());
+    let own = rig.order(&delete());
     stats(&[VOLUME, INSTANCE]);
-    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
+    rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
     open(&order);
     stats(&[VOLUME]);
     assert!(shown(&order).ends_with("is gone"));
     open(&own);
-    told.shared
+    rig.shared
         .look(|view| assert_eq!(view.instance(INSTANCE).unwrap().node, NODE));
 }
 
 #[test]
 fn volumes_are_attached_and_detached_when_stats_say_so() {
-    let told = Told::with(InstanceState::Active);
+    let rig = Rig::with(InstanceState::Active);
     let attach = AttachVolume {
         instance_uuid: INSTANCE.into(),
         volume_uuid: VOLUME.to_string().to_uppercase().into(),
         workload_agent_uuid: NODE.into(),
     };
-    let order = told.order(&attach);
-    told.volumes(&[NODE]);
+    let order = rig.order(&attach);
+    rig.volumes(&[NODE]);
     open(&order);
-    told.volumes(&[NODE, VOLUME]);
+    rig.volumes(&[NODE, VOLUME]);
     assert!(shown(&order).contains("is attached to"));
     let detach = DetachVolume {
         instance_uuid: INSTANCE.into(),
         volume_uuid: VOLUME.into(),
         workload_agent_uuid: NODE.into(),
     };
-    let order = told.order(&detach);
-    told.volumes(&[VOLUME]);
+    let order = rig.order(&detach);
+    rig.volumes(&[VOLUME]);
     open(&order);
-    told.volumes(&[]);
+    rig.volumes(&[]);
     assert!(shown(&order).contains("is detached from"));
 }
 
 #[test]
-fn an_evacuation_is_done_when_nothing_runs_any_more() {
-    let told = Told::with(InstanceState::Active);
+fn an_evacuation_is_done_when_no_instance_runs() {
+    let rig = Rig::with(InstanceState::Active);
     let evacuate = |next_state| Evacuate {
         workload_agent_uuid: NODE.into(),
         next_state,
         ..Evacuate::default()
     };
-    let order = told.order(&evacuate(NextState::Maintenance));
-    told.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Stopping)]);
-    told.stats(NodeStatus::Ready, &[]);
+    let order = rig.order(&evacuate(NextState::Maintenance));
+    rig.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Stopping)]);
+    rig.stats(NodeStatus::Ready, &[]);
     open(&order);
-    told.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Exited)]);
+    rig.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Exited)]);
     assert!(shown(&order).ends_with("is empty, and in maintenance"));
 
     // What cannot be ended does not keep it waiting.
-    let order = told.order(&evacuate(NextState::Maintenance));
-    told.stats(
+    let order = rig.order(&evacuate(NextState::Maintenance));
+    rig.stats(
         NodeStatus::Maintenance,
         &[(INSTANCE, InstanceState::Hung), (VOLUME, InstanceState::Stopping)],
     );
     open(&order);
-    told.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Hung)]);
+    rig.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Hung)]);
     assert!(shown(&order).ends_with("in maintenance, but 1 instances cannot be ended"));
 
     // It leaves only where it was to.
-    let stays = told.order(&evacuate(NextState::Maintenance));
-    let leaves = told.order(&evacuate(NextState::Reboot));
-    told.frame(&NodeDisconnected {
+    let stays = rig.order(&evacuate(NextState::Maintenance));
+    let leaves = rig.order(&evacuate(NextState::Reboot));
+    rig.frame(&NodeDisconnected {
         node_uuid: NODE.into(),
         ..NodeDisconnected::default()
     });
@@ -637,21 +637,21 @@ fn an_evacuation_is_done_when_nothing_runs_any_more() {
 
 #[test]
 fn a_restore_is_done_when_the_node_takes_commands() {
-    let told = Told::with(InstanceState::Exited);
+    let rig = Rig::with(InstanceState::Exited);
     let restore = Restore {
         workload_agent_uuid: NODE.into(),
     };
-    let order = told.order(&restore);
-    told.stats(NodeStatus::Maintenance, &[]);
-    told.stats(NodeStatus::Offline, &[]);
+    let order = rig.order(&restore);
+    rig.stats(NodeStatus::Maintenance, &[]);
+    rig.stats(NodeStatus::Offline, &[]);
     open(&order);
-    told.stats(NodeStatus::Full, &[]);
+    rig.stats(NodeStatus::Full, &[]);
     assert!(shown(&order).ends_with("is back in service"));
 }
 
 #[test]
 fn public_addresses_are_confirmed_by_their_events() {
-    let told = Told::with(InstanceState::Active);
+    let rig = Rig::with(InstanceState::Active);
     let public_ip = "198.51.100.20".to_owned();
     let assign = AssignPublicIp {
         concentrator_uuid: NODE.into(),
@@ -659,16 +659,16 @@ fn public_addresses_are_confirmed_by_their_events() {
         public_ip: public_ip.clone(),
         ..AssignPublicIp::default()
     };
-    let order = told.order(&assign);
+    let order = rig.order(&assign);
     let assigned = PublicIpAssigned {
         concentrator_uuid: NODE.into(),
         instance_uuid: INSTANCE.into(),
         public_ip: "198.51.100.21".into(),
         ..PublicIpAssigned::default()
     };
-    told.frame(&assigned);
+    rig.frame(&assigned);
     open(&order);
-    told.frame(&PublicIpAssigned {
+    rig.frame(&PublicIpAssigned {
         public_ip: public_ip.clone(),
         ..assigned
     });
@@ -679,8 +679,8 @@ fn public_addresses_are_confirmed_by_their_events() {
         public_ip: public_ip.clone(),
         ..ReleasePublicIp::default()
     };
-    let order = told.order(&release);
-    told.frame(&PublicIpUnassigned {
+    let order = rig.order(&release);
+    rig.frame(&PublicIpUnassigned {
         concentrator_uuid: NODE.into(),
         instance_uuid: INSTANCE.into(),
         public_ip,
