@@ -1,4 +1,4 @@
-//! A snapshot of the figures of an agent, for metrics and pages.
+//! Snapshots of the figures of an agent, for metrics and pages.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use ssntp::client::ClientFigures;
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct AgentFigures {
-    /// Its connection.
+    /// The figures of the client.
     #[serde(skip)]
     pub client: ClientFigures,
     /// The node's status that was announced last: `READY`, `FULL`, `OFFLINE` or
@@ -23,19 +23,19 @@ pub struct AgentFigures {
     pub limits: AgentLimits,
     /// Each crew of workers, by its name: `work`, `launch`, `remove`, `measure`.
     pub crews: Vec<CrewFigures>,
-    /// STATS that were handed to the client.
+    /// The number of STATS that were handed to the client.
     pub reports: u64,
-    /// Instances that were started by START.
+    /// The number of instances that were started by START.
     pub starts: u64,
-    /// STARTs that were answered with a failure, by the reason.
+    /// The number of STARTs that were answered with a failure, by the reason.
     pub failures: BTreeMap<&'static str, u64>,
-    /// Instances that were started again by their restart policy.
+    /// The number of restarts by the restart policy of an instance.
     pub restarts: u64,
-    /// Frames that wait for a session, or for room in the client's queue.
+    /// The number of frames that wait for a session, or for room in the client's queue.
     pub frames_held: usize,
-    /// Tunnels of tenants' networks.
+    /// The number of tunnels of tenants' networks.
     pub tunnels: usize,
-    /// The keys of those that carry nothing.
+    /// The keys of the tunnels that are down.
     pub tunnels_down: Vec<u32>,
 }
 
@@ -51,14 +51,14 @@ pub struct AgentLimits {
 #[derive(Clone, Copy, Debug, Serialize)]
 #[non_exhaustive]
 pub struct CrewFigures {
-    /// Its name.
+    /// The name of the crew.
     pub name: &'static str,
-    /// Its threads.
+    /// The number of threads.
     pub threads: usize,
-    /// The most threads that it may have.
+    /// The most threads of the crew.
     pub max_threads: usize,
-    /// Jobs under way.
+    /// The number of jobs under way.
     pub busy: usize,
-    /// Instances whose next job waits for a thread of this crew.
+    /// The number of instances whose next job waits for a thread of this crew.
     pub waiting: usize,
 }

@@ -1,7 +1,7 @@
 //! The limits that a node sets for its instances. Controllers can't change them.
 //!
 //! ```yaml
-//! users: [1879048192-1879113727, nobody]   # a UID of its own for each; the user nobody if CONFIGURE says so
+//! users: [1879048192-1879113727, nobody]   # each instance has a UID of its own, or CONFIGURE names nobody
 //! drivers: [process]
 //! directories: [/srv/jobs]
 //! images: [debian-12]
@@ -13,8 +13,8 @@
 //! retention_count: 256
 //! ```
 //!
-//! CONFIGURE and START choose within the policy; a START that asks for more is refused.
-//! The text of a refusal ends with the key that caused it, as `(policy: users)`.
+//! CONFIGURE and START choose within the policy; a START that exceeds it is refused. The text of a
+//! refusal ends with the key of the policy, for example `(policy: users)`.
 
 use std::fmt;
 use std::fs::File;
@@ -30,19 +30,19 @@ use serde::de::{self, Deserializer};
 use super::driver::{LaunchError, LaunchFault, User};
 use ssntp::payload::{Start, yaml};
 
-/// The default UIDs of instances: 65,536 that neither systemd's list of assignments nor
+/// The default UIDs of instances: 65,536 UIDs that neither systemd's list of assignments nor
 /// distributions use.
 const OWN: RangeInclusive<u32> = 1_879_048_192..=1_879_113_727;
 /// `(uid_t) -1` stands for no user in system calls.
 const NO_UID: u32 = u32::MAX;
-/// The most processes and threads of an instance. A shell's fork bomb is over
-/// at once, and QEMU with its threads for disks needs about a hundred.
+/// The default of `pids`. It stops a fork bomb at once, and QEMU with its threads for disks needs
+/// about a hundred.
 const PIDS: u32 = 1024;
-/// The most that an instance's directory may hold, in MB.
+/// The default of `disk_mb`.
 const DISK_MB: u32 = 10 * 1024;
 
-/// The limits that a node sets for its instances. It is read from a file, or made from
-/// the default by setting fields.
+/// The limits that a node sets for its instances. A policy is read from a file, or made from the
+/// default by setting fields.
 ///
 /// ```
 /// use ssntp_cluster::agent::Policy;
@@ -56,40 +56,36 @@ const DISK_MB: u32 = 10 * 1024;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Policy {
-    /// The users that instances may run as. They run as the first one, unless CONFIGURE's
-    /// `child_user` names another one of the list. Default: if the agent is root, a UID of
-    /// its own for each instance, out of 1879048192-1879113727; else the agent's own user,
-    /// because only root can become another one.
+    /// The users as which instances may run. They run as the first one, unless CONFIGURE's
+    /// `child_user` names another one of the list. Default: if the agent is root, a UID of its own
+    /// for each instance, out of 1879048192-1879113727; otherwise the agent's own user, because only
+    /// root can become another user.
     pub users: Vec<RunAs>,
-    /// The drivers that STARTs may use. Default: all that the agent has.
+    /// The drivers that STARTs may use. Default: all drivers of the agent.
     pub drivers: Option<Vec<String>>,
-    /// The directories that processes may be started in, or in what is below
-    /// them, besides their own. Default: any that their user may enter.
+    /// The directories in which, or below which, processes may be started, besides their own
+    /// directories. Default: any directory that the user may enter.
     pub directories: Option<Vec<PathBuf>>,
-    /// The images that machines may boot from, by name. Default: all that the
-    /// agent has.
+    /// The names of the images from which machines may boot. Default: all images of the agent.
     pub images: Option<Vec<String>>,
-    /// The most memory of an instance, in MB, and the memory of an instance that asks for
-    /// none. Default: no limit.
+    /// The most memory of an instance, in MB, and the memory of an instance whose START names no
+    /// amount. Default: no limit.
     pub mem_mb: Option<u32>,
-    /// The most processes and threads of an instance. It is enforced by control groups, and
-    /// without them only for an instance with a UID of its own.
-    /// Default: 1024.
+    /// The most processes and threads of an instance. The limit is enforced by control groups, and
+    /// without them only for an instance with a UID of its own. Default: 1024.
     pub pids: u32,
-    /// The most that an instance may keep in its own directory, in MB; also the
-    /// most of the disks that a START asks for together. The directory is
-    /// measured for each STATS: an instance that has more is killed. `None`, which
-    /// a file calls 0, is no limit. Default: 10240.
+    /// The most that an instance may keep in its own directory, in MB; also the most for all disks
+    /// of a START together. The directory is measured at each interval, and an instance with more is
+    /// killed. `None`, which is 0 in a file, stands for no limit. Default: 10240.
     #[serde(deserialize_with = "limit")]
     pub disk_mb: Option<u32>,
-    /// Whether a machine may be emulated where the processor can't run it by
-    /// itself (KVM), which is many times slower. Default: no.
+    /// True if a machine may be emulated without KVM, which is many times slower. Default: false.
     pub emulation: bool,
-    /// For how many seconds an instance that has ended is kept before it is
-    /// deleted; persistent ones are kept. Default: 86400, a day.
+    /// The time in seconds for which an ended instance that is not persistent is kept. Default:
+    /// 86400, a day.
     pub retention_s: u32,
-    /// How many such instances are kept, the latest. They don't count as
-    /// instances of the node. Default: 256.
+    /// The most such instances, of which the latest are kept. They do not count for the limit of
+    /// instances. Default: 256.
     pub retention_count: u32,
 }
 
@@ -114,10 +110,10 @@ fn limit<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u32>, D::Error> {
     Ok(Some(u32::deserialize(value)?).filter(|limit| *limit > 0))
 }
 
-/// A user that instances may run as.
+/// A user as which instances may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunAs {
-    /// Each has a UID of its own, and the group of the same number.
+    /// Each instance has a UID of its own, and the group of the same number.
     Own(RangeInclusive<u32>),
     /// The agent's own user, which may be root.
     Agent,
@@ -135,7 +131,7 @@ impl FromStr for RunAs {
             Some(low..=high)
         });
         match (range, text) {
-            // Root can't be in a range: it has to be named.
+            // Root can't be in a range, so that instances run as root only if root is named.
             (Some(range), _) if range.is_empty() || range.contains(&0) || range.contains(&NO_UID) => {
                 Err(format!("{text:?} is not a range of UIDs"))
             }
@@ -161,30 +157,28 @@ pub enum PolicyError {
     /// The file can't be read.
     #[error("{}: {_1}", _0.display())]
     Io(PathBuf, #[source] io::Error),
-    /// The file is not a policy; the error says where and why.
+    /// The file is not a policy; the error has the position and the reason.
     #[error("{}: {_1}", _0.display())]
     Document(PathBuf, #[source] yaml::Error),
 }
 
 impl Policy {
-    /// Reads a policy from a YAML file. A key that is missing has its default;
-    /// one that is not known is an error, since it may have been meant to forbid
-    /// something.
+    /// Reads a policy from a YAML file. A missing key has its default. An unknown key is an error,
+    /// because its author may have intended a limit.
     ///
     /// # Errors
-    /// [`PolicyError`], with line and column where the document is to blame.
+    /// [`PolicyError`], with line and column if the document is invalid.
     pub fn read(path: &Path) -> Result<Self, PolicyError> {
         let io = |e| PolicyError::Io(path.to_owned(), e);
         let mut bytes = Vec::new();
-        // One byte more, so that a longer one is refused, and not cut.
+        // One byte more is read, so that a longer document is refused instead of cut.
         let most = yaml::MAX_DOCUMENT_LEN as u64 + 1;
         let file = File::open(path).map_err(io)?;
         file.take(most).read_to_end(&mut bytes).map_err(io)?;
         yaml::decode(&bytes).map_err(|e| PolicyError::Document(path.to_owned(), e))
     }
 
-    /// Whether an instance may be what a START says, as far as that can be told
-    /// without asking the system.
+    /// Checks a START against the policy, as far as that needs no system calls.
     pub(crate) fn check(&self, driver: &str, start: &Start) -> Result<(), LaunchError> {
         let refuse = |fault, why: String| Err(LaunchError::new(fault, why));
         let is_listed = |list: &Option<Vec<String>>, name: &str| {
@@ -197,7 +191,7 @@ impl Policy {
         }
         let dir = Path::new(&start.dir);
         if let Some(directories) = &self.directories
-            // A relative directory lies below the instance's own, which it may always use.
+            // A relative directory is below the instance's own directory, which is always allowed.
             && dir.is_absolute()
         {
             // `starts_with` compares names only, so `..` could leave the allowed directory.
@@ -220,7 +214,7 @@ impl Policy {
             let why = format!("it asks for {asked} MB of memory, and may have {most} (policy: mem_mb)");
             return refuse(LaunchFault::Full, why);
         }
-        // Volumes that exist already take no new space.
+        // Volumes that exist already need no new space.
         let disks = start
             .storage
             .iter()
@@ -235,26 +229,26 @@ impl Policy {
         Ok(())
     }
 
-    /// The memory of an instance that asks for so much, in MB; 0 is no limit.
+    /// The memory of an instance whose START asks for this amount, in MB; 0 stands for no limit.
     pub(crate) fn mem_mb(&self, asked: i64) -> i64 {
         match self.mem_mb.map(i64::from) {
-            // 0 would mean no limit, which the policy does not allow.
+            // 0 asks for no limit, which the policy does not allow.
             Some(most) if asked == 0 => most,
             Some(most) => asked.min(most),
             None => asked,
         }
     }
 
-    /// The user of an instance; `None` for the agent's own user. `own` finds a UID that no
-    /// other instance has. Looking up a user in the system's database can block.
+    /// The user of an instance; `None` for the agent's own user. `own` finds a UID that no other
+    /// instance has. This looks up users in the system's database, which can block.
     pub(crate) fn user(
         &self,
         child_user: &str,
         own: impl FnOnce(&RangeInclusive<u32>) -> io::Result<u32>,
     ) -> Result<Option<User>, LaunchError> {
         let agent = rustix::process::geteuid();
-        // An empty list has a default that depends on the agent's user: never root for
-        // instances of an agent that is root.
+        // The default for an empty list depends on the agent's user. Instances of an agent that is
+        // root never run as root by default.
         let first = match self.users.first() {
             Some(first) => first,
             None if agent.is_root() => &RunAs::Own(OWN),
@@ -264,7 +258,7 @@ impl Policy {
             LaunchError::launch(format!("only root can run instances as {who} (policy: users)"))
         };
         let user = match first {
-            // CONFIGURE's choice counts before the first user of the list, but only within the
+            // A user that CONFIGURE names wins over the first user of the list, and has to be in the
             // list.
             _ if !child_user.is_empty() => {
                 let user = find_user(child_user)?;
@@ -294,26 +288,25 @@ impl Policy {
         }
     }
 
-    /// The first directory on the way to `root` that users of instances can't pass; `None`
-    /// if all of them can be passed, or if instances run as the agent's user unless CONFIGURE
-    /// says otherwise.
+    /// The first directory on the way to `root` that users of instances can't pass. `None` if there
+    /// is none, or if instances run as the agent's user by default.
     pub(crate) fn closed<'a>(&self, root: &'a Path) -> Option<&'a Path> {
         let others = rustix::process::geteuid().is_root() && self.users.first() != Some(&RunAs::Agent);
         let is_closed = |dir: &&Path| dir.metadata().is_ok_and(|found| found.mode() & 0o1 == 0);
         root.ancestors().filter(|_| others).find(is_closed)
     }
 
-    /// Whether CONFIGURE may choose that user.
+    /// True if CONFIGURE may choose this user.
     fn allows(&self, user: User, agent: u32) -> bool {
         let is_it = |run_as: &RunAs| match run_as {
-            // A UID out of the range may be another instance's.
+            // A UID of the range may belong to another instance.
             RunAs::Own(_) => false,
             RunAs::Agent => user.uid == agent,
             RunAs::User(name) => find_user(name).is_ok_and(|named| named.uid == user.uid),
         };
         match self.users.is_empty() {
-            // The default list: UIDs of their own for root, which CONFIGURE cannot choose, else
-            // the agent's user.
+            // CONFIGURE cannot choose one of the default UIDs of an agent that is root. Otherwise the
+            // default is the agent's user.
             true => agent != 0 && user.uid == agent,
             false => self.users.iter().any(is_it),
         }
@@ -324,7 +317,7 @@ impl Policy {
 fn find_user(name: &str) -> Result<User, LaunchError> {
     use nix::unistd;
 
-    // A name wins over a number, because a user may be called `1000`.
+    // A name wins over a number, because a user may have the name `1000`.
     let by_name = unistd::User::from_name(name);
     let found = match name.parse() {
         Ok(uid) if matches!(by_name, Ok(None)) => unistd::User::from_uid(unistd::Uid::from_raw(uid)),

@@ -27,33 +27,32 @@ use ssntp::proto::Command;
 
 /// The default for the most instances of a node.
 pub const DEFAULT_MAX_INSTANCES: usize = 4096;
-/// The descriptors that an agent keeps for itself: files, its session, streams of logs, and
-/// launches under way. Each instance that runs takes one, the connection to its supervisor.
+/// The descriptors that an agent keeps for itself: files, the session, streams of logs, and launches
+/// under way. Each instance that runs needs one for the connection to its supervisor.
 const RESERVED_DESCRIPTORS: u64 = 256;
-/// Outcomes and ends on their way to the agent's thread. When full, workers
-/// wait; the agent's thread never waits for them.
+/// The capacity of the channel for outcomes of jobs and ends of instances. If it is full, workers
+/// wait; the agent's thread never waits for workers.
 const INPUTS: usize = 256;
-/// Next states that the agent's owner has not taken yet. When full, they are
-/// logged and dropped.
+/// The capacity of the channel for next states of the machine. If the agent's owner has not received
+/// them and the channel is full, further ones are logged and dropped.
 const EVACUATIONS: usize = 4;
+
 /// The settings of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
     client: ClientConfig,
     volumes: Option<PathBuf>,
     network: Option<NetworkConfig>,
-    /// Its node and its role are those of the client, once that has started.
+    /// The node and the role are set when the client has started.
     settings: Settings,
 }
 
 impl AgentConfig {
-    /// An agent that connects as this client. Without
-    /// [`state`](Self::state) and a [`driver`](Self::driver) it reports what
-    /// the machine has, and refuses to start anything.
+    /// An agent that connects as this client. Without [`state`](Self::state) and a
+    /// [`driver`](Self::driver) it only reports the machine, and refuses STARTs.
     ///
-    /// An agent is known by its client's UUID, so that has to be one that
-    /// survives: of the certificate, given, or
-    /// [`Persistent`](ssntp::client::UuidSource::Persistent).
+    /// The client's UUID identifies the node, so it has to be the same after a restart: that of the
+    /// certificate, a given one, or [`Persistent`](ssntp::client::UuidSource::Persistent).
     pub fn new(client: ClientConfig) -> Self {
         Self {
             client,
@@ -76,15 +75,15 @@ impl AgentConfig {
         }
     }
 
-    /// The state directory, which holds its instances. Default: none.
+    /// The state directory, which contains the instances. Default: none.
     #[must_use]
     pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
         self.settings.state = Some(directory.into());
         self
     }
 
-    /// The directory of volumes: each is a directory in it, named by its
-    /// UUID. Default: none, and this node has no volumes.
+    /// The directory of volumes. Each volume is a directory in it, named by the volume's UUID.
+    /// Default: none, and this node has no volumes.
     #[must_use]
     pub fn volumes(mut self, directory: impl Into<PathBuf>) -> Self {
         self.volumes = Some(directory.into());
@@ -98,7 +97,7 @@ impl AgentConfig {
         self
     }
 
-    /// Adds a driver; the first that takes an instance runs it. Default: none.
+    /// Adds a driver. The first driver that accepts a START runs the instance. Default: none.
     #[must_use]
     pub fn driver(mut self, driver: impl Driver + 'static) -> Self {
         self.settings.drivers.push(Arc::new(driver));
@@ -113,31 +112,29 @@ impl AgentConfig {
         self
     }
 
-    /// The memory to give to instances, in MB. Default: what the machine has
-    /// free.
+    /// The memory for instances, in MB. Default: the free memory of the machine.
     #[must_use]
     pub fn mem_mb(mut self, mb: u32) -> Self {
         self.settings.mem_mb = Some(mb.into());
         self
     }
 
-    /// The disk to give to instances, in MB. Default: what is free where the
-    /// state directory lies.
+    /// The disk for instances, in MB. Default: the free space on the file system of the state
+    /// directory.
     #[must_use]
     pub fn disk_mb(mut self, mb: u32) -> Self {
         self.settings.disk_mb = Some(mb.into());
         self
     }
 
-    /// How many instances it holds, stopped ones included. Default:
-    /// [`DEFAULT_MAX_INSTANCES`].
+    /// The most instances, stopped ones included. Default: [`DEFAULT_MAX_INSTANCES`].
     #[must_use]
     pub fn max_instances(mut self, instances: usize) -> Self {
         self.settings.max_instances = instances;
         self
     }
 
-    /// How often STATS are sent. They are also sent soon after an instance changed.
+    /// The interval between STATS. They are also sent soon after an instance changed.
     /// Default: 30 s.
     #[must_use]
     pub fn interval(mut self, interval: Duration) -> Self {
@@ -145,8 +142,7 @@ impl AgentConfig {
         self
     }
 
-    /// How long an instance may take to end before it is killed. Default:
-    /// 10 s.
+    /// The grace period, after which an instance that was asked to end is killed. Default: 10 s.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.settings.grace = grace;
@@ -162,11 +158,12 @@ pub enum AgentError {
     /// uses it, or the system refuses.
     #[error("{}: {_1}", _0.display())]
     State(PathBuf, #[source] io::Error),
-    /// Tenants' networks are not possible here: an interface, a program or a right is missing.
+    /// Tenants' networks are not possible on this node: an interface, a program or a right is
+    /// missing.
     #[error("{0}")]
     Network(String),
-    /// The users of instances can't pass this directory on the way to their own, so that
-    /// nothing could be started.
+    /// The users of instances can't pass this directory on the way to their own directories, so no
+    /// instance could be started.
     #[error(
         "{}: users of instances can't pass it to their own directories: open it with chmod o+x, or use \
          another --state, or run instances as the agent's user (policy: users)",
@@ -187,10 +184,9 @@ pub enum AgentError {
 /// A running agent.
 ///
 /// # Threads
-/// It owns its thread, the workers, and its client's threads. `Send` and
-/// `Sync`. [`stop`](Self::stop), or dropping it, ends all of them within two
-/// seconds. Instances keep running; the next agent with the same state
-/// directory finds them.
+/// An agent owns its thread, the workers, and its client's threads. It is `Send` and `Sync`.
+/// [`stop`](Self::stop), or dropping it, ends all threads within two seconds, and logs the number
+/// of instances that keep running. The next agent with the same state directory finds them.
 #[derive(Debug)]
 pub struct Agent {
     inner: ClientLoop<Order>,
@@ -205,11 +201,11 @@ enum Order {
 }
 
 impl Agent {
-    /// Opens the state directory, finds the instances that a former agent
-    /// left, and connects in the background.
+    /// Opens the state directory, finds the instances that a former agent left, and connects in the
+    /// background.
     ///
     /// # Errors
-    /// [`AgentError`]; nothing runs then.
+    /// [`AgentError`]; no thread runs then.
     pub fn start(config: AgentConfig) -> Result<Self, AgentError> {
         let (mut settings, volumes) = (config.settings, config.volumes.as_deref());
         let store = settings.state.as_deref().map(|root| open(root, volumes));
@@ -218,8 +214,7 @@ impl Agent {
             && !settings.drivers.is_empty()
             && let Some(closed) = settings.policy.closed(store.root())
         {
-            // Otherwise each START would fail, and the reason would be found only in its
-            // failure.
+            // Each START would fail for this reason, so the agent does not start.
             return Err(AgentError::Closed(closed.to_owned()));
         }
         let network = config.network.map(Networks::open).transpose();
@@ -243,7 +238,7 @@ impl Agent {
         settings.node = client.uuid();
         settings.role = client.role();
         settings.has_volumes = store.is_some() && volumes.is_some();
-        // The directory without links, as instances get it.
+        // Instances get the path of the directory without links.
         settings.state = store.as_ref().map(|store| store.root().to_owned());
         let disk = store
             .as_ref()
@@ -253,8 +248,7 @@ impl Agent {
             let (node, stored) = store
                 .load()
                 .map_err(|e| AgentError::State(store.root().to_owned(), e))?;
-            // Before the loop takes its first frame, so that a START of an instance that is
-            // here is refused.
+            // This precedes the first frame, so that a START of an instance of this node is refused.
             control.adopt(node, stored);
             control.sweep();
             control.restore_networks();
@@ -279,30 +273,29 @@ impl Agent {
         self.inner.client.uuid()
     }
 
-    /// Its client: counters, the server of the session, how long the certificate
-    /// is valid.
+    /// The client: its counters, the server of the session, the validity of the certificate.
     pub fn client(&self) -> ClientHandle {
         self.inner.client.clone()
     }
 
-    /// Replaces identity and trust, as [`ClientHandle::renew`] does. Instances are
-    /// not disturbed; their streams end where the session is replaced.
+    /// Replaces identity and trust, as [`ClientHandle::renew`] does. Instances go on; streams end if
+    /// the session is replaced.
     ///
     /// # Errors
-    /// As there; nothing has changed then.
+    /// Those of [`ClientHandle::renew`]; identity and trust are unchanged then.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
         self.inner.client.renew(identity, trust)
     }
 
-    /// Takes the node out of service (OFFLINE), or back into it. Does not
-    /// wait.
+    /// Takes the node out of service (OFFLINE), or back into service. Does not wait. If 16 requests
+    /// wait already, the request is dropped and logged.
     pub fn toggle_offline(&self) {
         if !self.inner.request(Order::ToggleOffline) {
-            warn!("{}: too many orders wait", self.uuid());
+            warn!("{}: OFFLINE is not changed: too many requests wait", self.uuid());
         }
     }
 
-    /// The agent's figures at one moment; `None` if it has ended, or does not answer in 5 s.
+    /// The agent's figures at one moment; `None` if the agent has ended, or does not answer in 5 s.
     pub fn figures(&self) -> Option<AgentFigures> {
         self.inner.ask(Order::Figures)
     }
@@ -313,18 +306,17 @@ impl Agent {
         &self.inner.ended
     }
 
-    /// Gives what an EVACUATE wants to come next, once the node has been
-    /// evacuated and MAINTENANCE was sent: `shutdown`, `update`, `reboot`, or a
-    /// word that isn't known here. Nothing is received for `maintenance`. The
-    /// agent itself does none of it.
+    /// Receives the next state of the machine from EVACUATE, once the node is evacuated and
+    /// MAINTENANCE was sent: `shutdown`, `update`, `reboot`, or an unknown word. For `maintenance` no
+    /// message is sent. The agent does not change the state of the machine.
     ///
-    /// Each is given once, also if the agent is restarted. Four are kept until they are
-    /// received; further ones are only logged.
+    /// Each next state is sent once, also if the agent is restarted. Four are kept until they are
+    /// received; further ones are logged and dropped.
     pub fn evacuated(&self) -> &Receiver<NextState> {
         &self.evacuated
     }
 
-    /// Ends it and waits for its threads. Instances keep running.
+    /// Ends the agent and waits for its threads. Instances keep running.
     pub fn stop(self) {
         drop(self);
     }
@@ -337,15 +329,15 @@ fn open(root: &Path, volumes: Option<&Path>) -> Result<Store, AgentError> {
         make_dirs(volumes, PASSABLE).map_err(at_volumes)?;
     }
     let store = Store::open(root, volumes).map_err(at_root)?;
-    // Only a warning: instances that run still have to be reported and ended.
+    // The agent starts nevertheless, because it has to report and end the instances that run.
     if let Err(e) = store.check_writable() {
-        warn!("{}: {e}: nothing can be started", root.display());
+        warn!("{}: {e}: no instance can be started", root.display());
     }
     Ok(store)
 }
 
-/// The fields are dropped in this order: the workers end before `control` drops the drivers
-/// that they use.
+/// The fields are dropped in this order: the workers end before `control` drops the drivers, which
+/// the workers use.
 struct Runner {
     workers: Workers,
     streams: Streams,
@@ -407,7 +399,7 @@ impl Service for Runner {
 impl Runner {
     fn act(&mut self, uplink: &mut Uplink) {
         loop {
-            // Again and again, because a frame that cannot be sent is an input, and may cause
+            // This is repeated, because a frame that cannot be sent is an input and may cause further
             // actions.
             let actions = self.control.take_actions();
             if actions.is_empty() {
@@ -441,7 +433,7 @@ impl Runner {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "here the state machine gets its clock")]
+#[expect(clippy::disallowed_methods, reason = "the clock of the state machine")]
 fn now() -> Instant {
     Instant::now()
 }

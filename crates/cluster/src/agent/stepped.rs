@@ -1,4 +1,4 @@
-//! An agent that runs on its caller's thread, for programs that hold thousands of them.
+//! An agent that runs on its caller's thread, for programs with thousands of agents.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use super::policy::Policy;
 use super::store;
 use crate::machine::Facts;
 
-/// The state directory that instances believe to be in. It is never touched.
+/// The path of the state directory in the paths of instances. No file of it is ever used.
 const NOWHERE: &str = "/nowhere";
 
 /// The settings of a [`SteppedAgent`].
@@ -29,11 +29,11 @@ pub struct SteppedConfig {
     pub facts: Facts,
     /// The most instances of the node.
     pub max_instances: usize,
-    /// How often STATS are sent.
+    /// The interval between STATS.
     pub interval: Duration,
 }
 
-/// One thing that happens to a [`SteppedAgent`].
+/// An input of a [`SteppedAgent`].
 #[derive(Debug)]
 pub enum Step {
     /// A session was established; the payload of CONNECTED.
@@ -48,11 +48,11 @@ pub enum Step {
     Tick,
 }
 
-/// An agent without threads, sockets or files: the state machine of
-/// [`Agent`](super::Agent), which the caller steps.
+/// An agent without threads, sockets or files: the state machine of [`Agent`](super::Agent), which
+/// the caller steps.
 ///
-/// Its jobs are done inside [`step`](Self::step), so its driver must not block. Nothing
-/// is written to disk, and its instances have no volumes and no logs.
+/// Jobs are done inside [`step`](Self::step), so the driver must not block. No file is written, and
+/// instances have no volumes and no logs.
 #[derive(Debug)]
 pub struct SteppedAgent {
     control: Control,
@@ -75,7 +75,7 @@ impl SteppedAgent {
             policy: Arc::default(),
             state: Some(NOWHERE.into()),
             has_volumes: false,
-            // Given, so that capacity does not depend on the machine that simulates.
+            // These are set, so that the capacity does not depend on the machine that simulates.
             mem_mb: Some(facts.mem_total_mb),
             disk_mb: Some(facts.disk_total_mb),
             max_instances: config.max_instances,
@@ -90,12 +90,12 @@ impl SteppedAgent {
         }
     }
 
-    /// When [`Step::Tick`] is due.
+    /// The time at which [`Step::Tick`] is due.
     pub fn deadline(&self) -> Instant {
         self.control.next_deadline()
     }
 
-    /// Handles a step and everything that follows from it; returns the frames to send.
+    /// Handles a step and does the jobs that follow from it. Returns the frames to send.
     pub fn step(&mut self, now: Instant, step: Step) -> Vec<Frame> {
         let mut frames = Vec::new();
         let mut inputs = vec![match step {
@@ -116,7 +116,7 @@ impl SteppedAgent {
                     Action::Send(frame) => frames.push(frame),
                     Action::Job(job) => inputs.extend(self.work(job).map(Input::Done)),
                     Action::Stream(StreamOrder::Open { open, .. }) => {
-                        // Refused, so that the controller does not wait for output.
+                        // The stream is refused, so that the controller does not wait for output.
                         let text = "this node keeps no logs";
                         let ended = StreamEnded::new(open.stream, StreamEndReason::NOT_SUPPORTED, text);
                         frames.push(ended.frame());
@@ -155,8 +155,7 @@ impl SteppedAgent {
                 })
             }
             Job::Terminate(driver, running) | Job::Kill(driver, running) => {
-                // A driver that fails here does not tell an end, and the state machine
-                // asks again.
+                // If the driver fails, it reports no end, and the state machine kills again.
                 let _ = driver.kill(&running);
                 let instance = running.place.instance();
                 Some(Done::Signalled { instance })

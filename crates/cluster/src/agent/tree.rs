@@ -1,15 +1,15 @@
-//! Directories that instances write to: they are given to a user, measured and removed,
-//! and no link in them can lead the agent elsewhere.
+//! Directories in which instances write: giving them to a user, measuring and removing them, so that
+//! no link in them can lead the agent elsewhere.
 //!
-//! All functions go from descriptor to descriptor, never through a link, and never into
-//! a file system that is mounted there. Removing a deep tree needs neither stack nor
-//! descriptors, because its directories are moved up first,
+//! All functions go from descriptor to descriptor. They follow no links, and do not enter file
+//! systems that are mounted in the tree. Removing a deep tree needs neither stack nor descriptors,
+//! because directories are moved up first:
 //!
 //! ```text
 //!  root/a/b/c/…  ─ a's files removed, b moved to root ─▶  root/1/c/…  root/a (empty, removed)
 //! ```
 //!
-//! and measuring has a bound on the depth and the number of files.
+//! Measuring has a limit for the depth and for the number of files.
 
 use std::ffi::CStr;
 use std::fs::{Permissions, set_permissions};
@@ -27,18 +27,18 @@ use rustix::path::Arg;
 
 use super::driver::User;
 
-/// The most files that a measurement counts, and the most levels that it descends, each of
-/// which costs a descriptor. Beyond that the space counts as unknown, so that a measurement
+/// The most files that a measurement counts. Beyond that the space is unknown, so that a measurement
 /// ends in time.
 const MAX_FILES: usize = 200_000;
+/// The most levels that a measurement descends, because each level needs a descriptor.
 const MAX_DEPTH: usize = 64;
 
-/// Removes a directory with its content, or a file in its place. A directory that does
-/// not exist counts as removed.
+/// Removes a directory with its content. A file or a link at the path is removed as well. A
+/// directory that does not exist counts as removed.
 ///
 /// # Errors
-/// The error of the last file or directory that could not be removed. All others are
-/// removed or were moved up.
+/// The error of the last file or directory that could not be removed. All others are removed or
+/// were moved up.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     let removed = match open_dir(CWD, path) {
         Ok(root) => {
@@ -55,9 +55,9 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes all that is in a directory.
+/// Removes the content of a directory.
 fn empty(root: &OwnedFd) -> Result<(), Errno> {
-    // The number of the next name for a directory that is moved up.
+    // The next name, as a number, for a directory that is moved up.
     let mut names = 0u64;
     loop {
         let (mut failed, mut progress) = (None, false);
@@ -77,8 +77,8 @@ fn empty(root: &OwnedFd) -> Result<(), Errno> {
                 Err(e) => failed = Some(e),
             }
         }
-        // Directories that were moved up are found in the next round, so it goes on as long
-        // as a round removes something.
+        // The next round finds the directories that were moved up, so rounds follow as long as one
+        // removes anything.
         match (progress, failed) {
             (true, _) => {}
             (false, Some(e)) => return Err(e),
@@ -87,7 +87,7 @@ fn empty(root: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// Removes a directory in `root`, once the directories in it are in `root`.
+/// Removes a directory in `root`, after moving the directories in it to `root`.
 fn flatten(root: &OwnedFd, name: &CStr, names: &mut u64, progress: &mut bool) -> Result<(), Errno> {
     let dir = open_dir(root, name)?;
     let mut failed = None;
@@ -119,10 +119,9 @@ fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, names: &mut u64) -> Resul
     let mut granted = false;
     loop {
         match renameat(dir, name, root, format!("{names:x}")) {
-            // That name is taken.
+            // The name is taken.
             Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => *names += 1,
-            // Moving a directory changes its `..`, so its owner needs to be able to
-            // write to it.
+            // Moving a directory changes its `..`, so its owner needs the right to write in it.
             Err(Errno::ACCESS) if !granted => {
                 grant(dir, name)?;
                 granted = true;
@@ -132,17 +131,16 @@ fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, names: &mut u64) -> Resul
     }
 }
 
-/// The rights of a user in a directory of the agent's.
+/// The rights of an instance's user in a directory of the agent.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Access {
-    /// It may reach an entry whose name it knows.
+    /// The user may open an entry by its name.
     Pass,
-    /// It may list the entries as well.
+    /// The user may list the entries as well.
     List,
 }
 
-/// Lets one user into a directory of the agent's; without a user only the agent can enter
-/// it.
+/// Opens a directory of the agent to one user. Without a user only the agent can enter it.
 pub(super) fn share(dir: &Path, user: Option<User>, access: Access) -> io::Result<()> {
     let mode = match (user, access) {
         (None, _) => 0o700,
@@ -150,33 +148,32 @@ pub(super) fn share(dir: &Path, user: Option<User>, access: Access) -> io::Resul
         (Some(_), Access::List) => 0o750,
     };
     if let Some(user) = user {
-        // Others lose their access before the group changes.
+        // All other users lose their access before the group changes.
         set_permissions(dir, Permissions::from_mode(0o700))?;
         chown(dir, None, Some(user.gid))?;
     }
     set_permissions(dir, Permissions::from_mode(mode))
 }
 
-/// Gives a directory with its content to a user and closes it to others, unless it is that
-/// user's already. A file with a second name keeps its owner, because the other name may
-/// be outside of the directory.
+/// Gives a directory with its content to a user and closes it to others, unless the user owns it
+/// already. A file with several names keeps its owner, because another name may be outside of the
+/// directory.
 ///
 /// # Errors
-/// An error of the system, or a directory that is too deep. Files that were given by then
-/// stay given, and another call goes on from there.
+/// An error of the system, or a directory that is too deep. Files that the user has got by then are
+/// not taken back, and another call continues.
 pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     let (uid, gid) = (Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)));
     let root = open(CWD, path)?;
-    // The owner of the directory itself is changed last, so it is the mark of completion.
+    // The owner of the directory itself is changed last, so it shows that all files were given.
     if fstat(&root)?.st_uid == user.uid {
         return Ok(());
     }
-    // Closed to others before its files change hands.
+    // The directory is closed to others before its files get another owner.
     fchmod(&root, Mode::RWXU)?;
     let mut dirs = vec![Dir::new(root)?];
     while let Some(dir) = dirs.last_mut() {
         let Some(entry) = dir.next() else {
-            // The directory itself comes last: its owner says that all of it was given.
             fchown(dir.fd()?, uid, gid)?;
             dirs.pop();
             continue;
@@ -195,7 +192,7 @@ pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
                 let inner = match open(fd, name) {
-                    // Something is mounted there, or it is gone.
+                    // A file system is mounted there, or the directory is gone.
                     Err(Errno::XDEV | Errno::NOENT) => continue,
                     inner => inner?,
                 };
@@ -206,7 +203,7 @@ pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
                 }
                 dirs.push(Dir::new(inner)?);
             }
-            // A hard link could be to a file of the node outside of this directory.
+            // A hard link could refer to a file of the node outside of this directory.
             FileType::RegularFile | FileType::Symlink if stat.st_nlink == 1 => {
                 chownat(&found, "", uid, gid, AtFlags::EMPTY_PATH)?;
             }
@@ -216,11 +213,11 @@ pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     Ok(())
 }
 
-/// The space that a directory takes with all that is in it, in bytes; `None`
-/// where there is too much to count.
+/// The space of a directory with its content, in bytes; `None` if it has too many files or is too
+/// deep to be measured.
 ///
 /// # Errors
-/// The system cannot tell for now: it has no descriptor or no memory left, or the disk fails.
+/// The directory can't be measured for now: no descriptor or no memory is left, or the disk fails.
 pub(super) fn disk_usage(path: &Path) -> io::Result<Option<u64>> {
     let mut blocks = 0u64;
     let mut files = 0;
@@ -253,14 +250,14 @@ pub(super) fn disk_usage(path: &Path) -> io::Result<Option<u64>> {
             Ok(_) if dirs.len() == MAX_DEPTH => return Ok(None),
             Ok(inner) => dirs.push(inner),
             Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::IO)) => return Err(e.into()),
-            // It is gone, or a mount, or closed to the agent.
+            // The directory is gone, or a file system is mounted there, or the agent may not enter.
             Err(_) => {}
         }
     }
     Ok(Some(blocks * 512))
 }
 
-/// Opens a directory that is to be emptied.
+/// Opens a directory to remove its content.
 fn open_dir(at: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
     let dir = match open(at.as_fd(), name) {
         Err(Errno::ACCESS) => {
@@ -271,29 +268,29 @@ fn open_dir(at: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
     };
     let mode = Mode::from_raw_mode(fstat(&dir)?.st_mode);
     if !mode.contains(Mode::RWXU) {
-        // If it isn't ours, removing fails and says so.
+        // If the agent does not own the directory, this fails, and removing reports the error.
         let _ = fchmod(&dir, Mode::RWXU);
     }
     Ok(dir)
 }
 
-/// Opens a directory: no link, and nothing that is mounted there.
+/// Opens a directory. A link, and a file system that is mounted there, are refused.
 fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = if at.as_fd().as_raw_fd() == CWD.as_raw_fd() {
-        // Only the agent can write on the way to it, so mounts there are deliberate.
+        // Only the agent can write in the parent directories, so mounts in the path are deliberate.
         ResolveFlags::empty()
     } else {
         ResolveFlags::NO_XDEV
     };
     match openat2(at.as_fd(), name, flags, Mode::empty(), resolve) {
-        // Before Linux 5.6, or in a container that doesn't know it.
+        // The system call is missing before Linux 5.6, and some containers refuse it.
         Err(Errno::NOSYS | Errno::PERM) => openat(at, name, flags, Mode::empty()),
         other => other,
     }
 }
 
-/// Lets its owner do anything with a directory.
+/// Gives the owner of a directory all rights in it.
 fn grant(at: impl AsFd, name: impl Arg + Copy) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = openat(at, name, flags, Mode::empty())?;
@@ -326,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_tree_of_any_depth_is_removed() {
-        // In memory, where there is such a place: a disk takes its time.
+        // In memory if possible, because a disk is slow.
         let dir = tempfile::tempdir_in("/dev/shm")
             .or_else(|_| tempfile::tempdir())
             .unwrap();
@@ -359,7 +356,7 @@ mod tests {
         assert!(!root.exists());
     }
 
-    /// As root alone.
+    /// This needs root.
     #[test]
     fn a_directory_is_given_whole_and_nothing_outside_of_it() {
         use std::os::unix::fs::MetadataExt;
@@ -416,7 +413,7 @@ mod tests {
         symlink(&other, dir.path().join("link")).unwrap();
         assert!(disk_usage(&root).unwrap().unwrap() < 1 << 20);
         assert!(disk_usage(&other).unwrap().unwrap() >= 1 << 20);
-        // That it cannot be looked at says nothing of its size.
+        // A directory that cannot be opened has an unknown size.
         assert!(disk_usage(&root.join("nothing")).is_err());
         remove(&root).unwrap();
         remove(&dir.path().join("link")).unwrap();

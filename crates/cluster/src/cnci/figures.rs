@@ -8,12 +8,12 @@ use ssntp::client::ClientFigures;
 pub struct CnciFigures {
     /// The figures of its client.
     pub client: ClientFigures,
-    /// Tunnels to nodes.
+    /// The number of tunnels to nodes.
     pub tunnels: usize,
-    /// The tenant's other concentrators.
+    /// The number of the tenant's other concentrators.
     pub peers: usize,
-    /// Public addresses that are assigned.
+    /// The number of public addresses that are assigned.
     pub public_ips: usize,
-    /// Answers that wait for a session, or for room in its queue.
+    /// The number of answers that wait for a session, or for room in the client's queue.
     pub frames_held: usize,
 }

@@ -1,7 +1,7 @@
-//! The addresses of machines: dnsmasq, a child process of the concentrator.
+//! The addresses of machines, by dnsmasq, which is a child process of the concentrator.
 //!
-//! Each address of a subnet has one MAC address, which is made of it. So the leases are fixed, no
-//! file keeps them, and a dnsmasq that is started again goes on with the same ones.
+//! The MAC address of each address in a subnet is computed from it. So the leases are fixed, no file
+//! stores them, and a dnsmasq that is started again has the same leases.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,27 +18,27 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::network::links::tunnel_name;
 use crate::network::{Namespace, TunnelConfig, gateway, mac_of};
 
-/// The words that dnsmasq is started with. They tell it from one that somebody else runs.
+/// The command line of dnsmasq. A dnsmasq that is not the concentrator's has another one.
 const COMMAND: [&str; 3] = ["dnsmasq", "--keep-in-foreground", "--conf-file=-"];
-/// How long a killed process may take to end. Without a limit, one that hangs in the kernel
-/// would keep the concentrator from its frames.
+/// The time limit for the end of a killed process. Without a limit, a process that hangs in the
+/// kernel would block the concentrator.
 const END: Timespec = Timespec {
     tv_sec: 5,
     tv_nsec: 0,
 };
 
-/// Gives machines their addresses. Dropping it ends dnsmasq.
+/// The DHCP server for machines. Dropping it ends dnsmasq.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     config: String,
     server: Option<Child>,
-    /// Why there is none. It is logged once.
+    /// The reason why dnsmasq does not run; empty if there is none. Each reason is logged once.
     trouble: String,
 }
 
 impl Leases {
-    /// Serves these subnets, and no others. Starts dnsmasq again if it has ended. Processes need
-    /// no leases, so a failure is only logged.
+    /// Serves these subnets, and no others. Starts dnsmasq again if it has ended. A failure is only
+    /// logged, because processes need no leases.
     pub(super) fn serve(&mut self, subnets: &BTreeMap<u32, Ipv4Net>, tunnels: &TunnelConfig) {
         let config = config(subnets, tunnels);
         let runs = |server: &mut Child| matches!(server.try_wait(), Ok(None));
@@ -80,7 +80,7 @@ impl Drop for Leases {
     }
 }
 
-/// The settings of dnsmasq; none without a subnet.
+/// The settings of dnsmasq; empty without a subnet.
 fn config(subnets: &BTreeMap<u32, Ipv4Net>, tunnels: &TunnelConfig) -> String {
     let mut config = String::new();
     for (key, subnet) in subnets {
@@ -113,7 +113,7 @@ fn config(subnets: &BTreeMap<u32, Ipv4Net>, tunnels: &TunnelConfig) -> String {
 }
 
 fn start(config: &str) -> io::Result<Child> {
-    // A file in memory, because a pipe has less room than 4,000 addresses take.
+    // A file in memory, because a pipe has too little room for the settings of 4,000 addresses.
     let mut file = File::from(memfd_create("dnsmasq", MemfdFlags::CLOEXEC)?);
     file.write_all(config.as_bytes())?;
     file.rewind()?;
@@ -127,8 +127,8 @@ fn own_words() -> Vec<u8> {
     COMMAND.map(|word| format!("{word}\0")).concat().into()
 }
 
-/// Ends the dnsmasq that a concentrator has left in this network namespace because it was killed.
-/// The process would go on with its former settings, and keep the port.
+/// Kills the dnsmasq of a former concentrator in this network namespace that was killed itself. The
+/// dnsmasq would go on with the former settings, and occupy the port.
 fn end_former() {
     let own = own_words();
     let is_former = |pid: &i32| {
@@ -139,7 +139,8 @@ fn end_former() {
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     for pid in pids.filter(is_former) {
         let former = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-        // Looked at again, because the number may be another process's since.
+        // The check is repeated, because another process may have got the number before the
+        // descriptor was open.
         if let Some(Ok(former)) = former
             && is_former(&pid)
             && pidfd_send_signal(&former, Signal::KILL).is_ok()

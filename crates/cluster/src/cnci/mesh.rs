@@ -1,8 +1,8 @@
 //! The tunnel between the concentrators of a tenant that has several.
 //!
-//! All of them are in one VXLAN, which the number of the tunnel in RefreshCNCI names. Nothing is
-//! flooded and nothing is learned: each concentrator has a MAC address made of its address in the
-//! tunnel, and a route to the subnet of each other one.
+//! All concentrators are in one VXLAN, whose number is that of the tunnel in RefreshCNCI. The tunnel
+//! neither floods packets nor learns addresses: the MAC address of each concentrator is made of its
+//! address in the tunnel, and each concentrator has a route to the subnets of the others.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -63,7 +63,8 @@ impl Mesh {
         }
     }
 
-    /// Checks that it takes nothing from the concentrator's own subnets.
+    /// Checks that neither the number of the tunnel nor the subnets of the peers conflict with the
+    /// concentrator's own subnets.
     pub(super) fn check(&self, own: &BTreeMap<u32, Ipv4Net>) -> Result<(), String> {
         if let Some(subnet) = own.get(&self.id) {
             return Err(format!(
@@ -77,26 +78,26 @@ impl Mesh {
         };
         match self.peers.iter().find(is_own) {
             Some(peer) => Err(format!(
-                "{}, of the peer {}, is this concentrator's own",
+                "the subnet {} of the peer {} overlaps a subnet of this concentrator",
                 peer.subnet, peer.address
             )),
             None => Ok(()),
         }
     }
 
-    /// The addresses of the others in the cluster's network.
+    /// The addresses of the peers in the cluster's network.
     pub(super) fn addresses(&self) -> impl Iterator<Item = Ipv4Addr> {
         self.peers.iter().map(|peer| peer.address)
     }
 
-    /// Whether this route leads to one of the others.
+    /// True if this route leads to a peer.
     pub(super) fn has(&self, route: &Route) -> bool {
         let is_its =
             |peer: &Peer| route.dst.parse() == Ok(peer.subnet) && route.gateway == Some(peer.in_tunnel);
         route.dev == tunnel_name(self.id) && self.peers.iter().any(is_its)
     }
 
-    /// The way to each of the others: commands of `ip` and of `bridge`.
+    /// Writes the commands of `ip` and of `bridge` that make the routes to the peers.
     pub(super) fn write(&self, ip: &mut String, bridge: &mut String) {
         let device = tunnel_name(self.id);
         for Peer {

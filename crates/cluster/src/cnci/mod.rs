@@ -1,8 +1,7 @@
-//! The agent inside a concentrator instance (CNCI): keeps the tables of its
-//! tenant's network.
+//! The agent inside a concentrator instance (CNCI), which keeps the tables of its tenant's network.
 //!
 //! ```text
-//!              TenantAdded, TenantRemoved (from agents)      ┌ tunnels, one a node and subnet
+//!              TenantAdded, TenantRemoved (from agents)      ┌ tunnels, one for a node and subnet
 //!  scheduler ─ RefreshCNCI ─────────────────────────▶ tables ┤ peers, the tenant's other CNCIs
 //!              AssignPublicIP, ReleasePublicIP               └ public IP addresses
 //!                                                       │ each change
@@ -10,9 +9,8 @@
 //!              or the failure                           └──▶ state directory
 //! ```
 //!
-//! A [`DataPlane`] moves the packets. [`TablesOnly`], the default, moves none; [`Routing`]
-//! makes tunnels and routes between the nodes of the tenant ([`network`](crate::network) has
-//! the picture).
+//! A [`DataPlane`] moves the packets. [`TablesOnly`], the default, moves none. [`Routing`] makes
+//! tunnels and routes between the nodes of the tenant ([`network`](crate::network) has a picture).
 //!
 //! ```no_run
 //! use ssntp::client::ClientConfig;
@@ -32,15 +30,15 @@
 //!
 //! # What the protocol leaves open
 //! * **ConcentratorInstanceAdded** is sent at the beginning of each session.
-//! * **Tunnels** are identified by node and subnet: an added one replaces the one that was
-//!   there, and the removal of an unknown one changes nothing.
+//! * **Tunnels** are identified by node and subnet. A new tunnel replaces a former one of the same
+//!   node and subnet. The removal of an unknown tunnel changes nothing.
 //! * **RefreshCNCI** replaces the list of peers.
-//! * **AssignPublicIP** needs an instance and an address; a private address and a MAC address
-//!   must be valid if they are given. An address that was assigned to the instance before is
-//!   confirmed again. The reasons of its failure are `no_instance` if it is for another
-//!   concentrator; `invalid_data` if it is for another tenant, or a field is invalid;
-//!   `assign_failure` if the address belongs to another instance, the private address has
-//!   another public one, the data plane refuses, or the tables cannot be saved.
+//! * **AssignPublicIP** needs an instance and an address. A private address and a MAC address must be
+//!   valid if they are given. An address that was assigned to the instance before is confirmed
+//!   again. The failure is `no_instance` if the frame is for another concentrator; `invalid_data` if
+//!   it is for another tenant, or a field is invalid; `assign_failure` if the address belongs to
+//!   another instance, the private address has another public address, the data plane refuses, or
+//!   the tables cannot be saved.
 //! * **ReleasePublicIP** fails with `no_instance` if the instance has no address here, and
 //!   with `release_failure` if it has another one, the data plane refuses, or the tables
 //!   cannot be saved.
@@ -52,7 +50,7 @@
 //! | `routing` | [`Routing`] |
 //! | `mesh` | the tunnel between the concentrators of a tenant |
 //! | `leases` | the addresses of machines: dnsmasq |
-//! | `concentrator/` | what each frame changes in the tables: no I/O of its own |
+//! | `concentrator/` | the change of the tables by each frame, without I/O |
 //! | `runner` | [`Cnci`]: the running concentrator |
 //! | `figures` | [`CnciFigures`]: a snapshot for metrics |
 

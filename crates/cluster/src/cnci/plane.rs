@@ -4,39 +4,39 @@ use std::fmt;
 
 use super::tables::Tables;
 
-/// Makes the system's network as the tables say.
+/// Configures the system's network by the tables.
 ///
-/// Each call comes from the concentrator's own thread and may take a moment; no frame is
-/// handled meanwhile.
+/// The concentrator's own thread makes each call, and handles no frames meanwhile.
 pub trait DataPlane: Send + fmt::Debug {
-    /// Its name for people; it is kept with the tables.
+    /// The name for people. It is saved with the tables.
     fn name(&self) -> &'static str;
 
-    /// Looks for what makes no sense in these tables, and did not in those that were applied
-    /// last. Changes nothing.
+    /// Checks tables for entries that are invalid and that were not in the tables that were applied
+    /// last. The network is not changed.
     ///
     /// # Errors
-    /// The reason. A frame that asks for these tables changes nothing then; a public address is
+    /// The reason why an entry is invalid. The tables are not changed then; a public address is
     /// refused with `assign_failure`.
     fn check(&self, _: &Tables) -> Result<(), String> {
         Ok(())
     }
 
-    /// Makes all that the tables say, and nothing else. What is there and right stays as it is.
-    /// Called with each change, at the start, at the beginning of each session, and every 30 s,
-    /// since somebody else may have changed the system's network.
+    /// Makes the tunnels, routes and addresses of the tables, and removes all others. Those that are
+    /// right are not touched. Called with each change, at the start, at the beginning of each
+    /// session, and every 30 s, because another program may have changed the system's network.
     ///
-    /// Gives what was left out because it makes no sense, unless that was left out the last
-    /// time as well.
+    /// Returns the entries that were left out because they are invalid, unless they were left out the
+    /// last time as well.
     ///
     /// # Errors
-    /// What could not be made; the rest was. At the start the concentrator ends.
+    /// A part of the network could not be made; all other parts were. At the start, the concentrator
+    /// ends.
     fn apply(&mut self, _: &Tables) -> Result<Vec<String>, String> {
         Ok(Vec::new())
     }
 }
 
-/// Moves no packets: only the tables are kept.
+/// A data plane that moves no packets. Only the tables are kept.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TablesOnly;
 

@@ -2,7 +2,7 @@
 //! concentrators, routing between instances, public addresses, leases of machines.
 //!
 //! ```text
-//!  tables ── read ──▶ what is wanted ── difference ──▶ the kernel of this namespace
+//!  tables ── read ──▶ Wanted ── difference ──▶ the kernel of this namespace
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,31 +21,31 @@ use crate::network::links::{self, GROUP, Link, Route, TUNNEL, Underlay, delete, 
 use crate::network::tools::elements;
 use crate::network::{MAX_KEY, TunnelConfig, gateway, ipv4, mac_of, subnet, tools};
 
-/// The entry of a tunnel's table that gets broadcasts: one for each node.
+/// The MAC address of the entries in a tunnel's table that receive broadcasts, one for each node.
 const ALL: &str = "00:00:00:00:00:00";
 
-/// Routes between the nodes of a tenant, in the network namespace of this process, which
-/// must belong to the concentrator alone.
+/// A data plane that routes between the nodes of a tenant. It uses the network namespace of this
+/// process, which must not have other users.
 #[derive(Debug)]
 pub struct Routing {
     underlay: Underlay,
     config: TunnelConfig,
-    /// What was left out the last time.
+    /// The entries that were left out the last time, with the reasons.
     left_out: Vec<String>,
     leases: Leases,
 }
 
-/// What the kernel is to have, as the tables say.
+/// The tunnels, routes and addresses that the kernel should have, by the tables.
 #[derive(Debug, Default)]
 struct Wanted {
     /// The subnet of each key.
     subnets: BTreeMap<u32, Ipv4Net>,
     /// The nodes of each key.
     nodes: BTreeSet<(u32, Ipv4Addr)>,
-    /// The private address of each public one.
+    /// The private address of each public address.
     public: BTreeMap<Ipv4Addr, Ipv4Addr>,
     peers: Option<Mesh>,
-    /// What was left out, and why.
+    /// The entries of the tables that are left out, with the reasons.
     left_out: Vec<String>,
 }
 
@@ -118,10 +118,10 @@ impl Wanted {
 }
 
 impl Routing {
-    /// Looks for the interface with the concentrator's address.
+    /// Finds the interface with the concentrator's address.
     ///
     /// # Errors
-    /// There is none, or `ip` is missing.
+    /// No interface has this address, or the program `ip` is missing.
     pub fn open(ip: IpAddr, config: TunnelConfig) -> Result<Self, String> {
         Ok(Self {
             underlay: Underlay::find(&ip.to_string())?,
@@ -131,11 +131,11 @@ impl Routing {
         })
     }
 
-    /// Makes the kernel have what is wanted, and nothing else. Tunnels and addresses that are
-    /// there and right are not touched, so packets of others go on.
+    /// Makes the tunnels, routes and addresses that are wanted, and removes all others. Those that
+    /// are right are not touched, so their packets are not interrupted.
     fn settle(&mut self, wanted: &Wanted) -> Result<(), String> {
         let Wanted { subnets, peers, .. } = wanted;
-        // The filter comes before tunnels and forwarding, so that no packet passes without it.
+        // The filter comes before tunnels and forwarding, so that no packet passes unfiltered.
         tools::nft(&self.table(wanted)).map_err(|why| format!("nft, which needs CAP_NET_ADMIN: {why}"))?;
         set("ipv4/ip_forward", "1")?;
         set("ipv4/conf/all/send_redirects", "0")?;
@@ -146,7 +146,7 @@ impl Routing {
             .map(|(key, subnet)| (*key, own(subnet), "learning"));
         let mesh = peers.iter().map(|mesh| (mesh.id, mesh.own.into(), "nolearning"));
         let tunnels: Vec<(u32, Ipv4Net, _)> = tunnels.chain(mesh).collect();
-        // Others reach a tunnel by a MAC address that is made of its own address.
+        // Peers and instances compute the MAC address of a tunnel from its IP address.
         let is_right = |link: &Link| {
             let is_it = |(key, own, _): &(u32, Ipv4Net, _)| {
                 link.is_tunnel(*key, local, *port) && link.address == mac_of(own.addr())
@@ -183,11 +183,11 @@ impl Routing {
         for public in there.difference(&public) {
             let _ = writeln!(batch, "addr del {public}/32 dev {device}");
         }
-        // A tunnel that cannot be made does not keep the others from being made.
+        // An error for one tunnel does not affect the others.
         let mut made = tools::anyway("ip", &batch);
         for name in subnets.keys().map(|key| tunnel_name(*key)) {
-            // It answers ARP for all addresses of its subnet but its own, and sends a packet back
-            // out where it came from, without telling the sender of a shorter way.
+            // The tunnel answers ARP for all addresses of its subnet except its own, and forwards
+            // packets through the link on which they arrived, without ICMP redirects.
             made = made.and(set(&format!("ipv4/conf/{name}/proxy_arp_pvlan"), "1"));
             made = made.and(set(&format!("ipv4/conf/{name}/send_redirects"), "0"));
             // The default delays the first packet to each instance by up to 0.8 s.
@@ -213,13 +213,13 @@ impl Routing {
         made
     }
 
-    /// The whole filter and the address maps, which nft replaces in one step. Counters stay.
+    /// The whole filter and the address maps, which nft replaces in one step. Counters are kept.
     fn table(&self, wanted: &Wanted) -> String {
-        // Sets are named twice, because nft fails to flush one that does not exist.
-        // Packets of the tunnels are not tracked: they are neither translated nor judged by
-        // their connection, so tracking would only cost. An instance may not send such packets
-        // itself, nor reach the nodes: it could reach into the tunnels of others. Instances
-        // without a public address leave with the address of the concentrator.
+        // Sets are declared twice, because nft fails to flush a set that does not exist.
+        // Packets of the tunnels are not tracked, because no rule needs their connection, and tracking
+        // is slow. An instance may neither send such packets nor reach the nodes, because it could
+        // send packets into the tunnels of others. The source address of instances without a public
+        // address is replaced by that of the concentrator.
         let nodes = wanted.nodes.iter().map(|(_, node)| *node);
         let nodes = nodes.chain(wanted.peers.iter().flat_map(Mesh::addresses));
         let nodes: BTreeSet<_> = nodes.map(|ip| ip.to_string()).collect();
@@ -290,7 +290,7 @@ table ip ssntp {{
         )
     }
 
-    /// What is left out now and was not the last time.
+    /// The entries that are left out now and were not left out the last time.
     fn newly_left_out(&self, wanted: &Wanted) -> Vec<String> {
         let all = wanted.left_out.iter();
         all.filter(|it| !self.left_out.contains(it)).cloned().collect()
@@ -303,8 +303,8 @@ table ip ssntp {{
         let addresses = links
             .filter(|link| link.ifname == *device)
             .flat_map(|link| link.addr_info);
-        // They are added with this prefix; the address of the interface itself has the prefix of
-        // its network.
+        // Public addresses are added with the prefix 32; the address of the interface itself has the
+        // prefix of its network.
         let public = addresses.filter(|address| address.prefixlen == 32 && address.local != *ip);
         Ok(public.map(|address| address.local).collect())
     }

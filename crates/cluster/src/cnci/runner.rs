@@ -1,4 +1,4 @@
-//! The concentrator as a service of the client loop: it sends what the tables answer.
+//! The concentrator as a service of the client loop, which sends its answers.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -23,14 +23,13 @@ use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::Frame;
 
-/// The most answers that wait for a session. Beyond that the oldest are dropped: the
-/// scheduler that asked for them has not been connected for long, and will ask again.
+/// The most answers that wait for a session. Beyond that the oldest are dropped. Their controllers
+/// get no answer, and can send the command again.
 const MAX_HELD: usize = 1024;
-/// The pause before answers are sent again that the client had no room for.
+/// The pause before answers are sent again for which the client had no room.
 const RETRY: Duration = Duration::from_millis(200);
-
-/// How often the data plane is looked at.
-const LOOK: Duration = Duration::from_secs(30);
+/// The interval at which the tables are applied to the data plane again.
+const REPAIR: Duration = Duration::from_secs(30);
 
 /// The settings of a concentrator.
 #[derive(Debug)]
@@ -43,7 +42,7 @@ pub struct CnciConfig {
 }
 
 impl CnciConfig {
-    /// A concentrator of a tenant at this address. Its client's UUID is that of its instance.
+    /// A concentrator of a tenant at this address. The client's UUID is the UUID of the instance.
     pub fn new(client: ClientConfig, tenant: Uuid, ip: IpAddr) -> Self {
         Self {
             client,
@@ -70,7 +69,7 @@ impl CnciConfig {
     }
 }
 
-/// Why a concentrator does not run.
+/// A concentrator could not be started, or its client ended for good.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CnciError {
@@ -88,7 +87,7 @@ pub enum CnciError {
     /// The client cannot start, or ended for good.
     #[error("{0}")]
     Client(#[from] ClientError),
-    /// The client has not the role of a concentrator.
+    /// The client does not have the role of a concentrator.
     #[error("{0} is not the role of a concentrator")]
     Role(Role),
     /// A thread cannot be started.
@@ -99,8 +98,8 @@ pub enum CnciError {
 /// A running concentrator.
 ///
 /// # Threads
-/// It owns its thread and its client's. `Send` and `Sync`. Dropping it, or
-/// [`stop`](Self::stop), ends them.
+/// A concentrator owns its thread and the threads of its client. It is `Send` and `Sync`. Dropping
+/// it, or [`stop`](Self::stop), ends the threads.
 #[derive(Debug)]
 pub struct Cnci {
     /// The only request is that for figures.
@@ -108,13 +107,12 @@ pub struct Cnci {
 }
 
 impl Cnci {
-    /// Reads the tables that a former run left, and connects in the
-    /// background.
+    /// Reads the tables of a former run, and connects in the background.
     ///
     /// # Errors
-    /// [`CnciError`]; nothing runs then.
+    /// [`CnciError`]; no thread runs then.
     pub fn start(config: CnciConfig) -> Result<Self, CnciError> {
-        // Before the tables are read, so that no other concentrator changes them.
+        // The lock precedes the reading, so that no other concentrator changes the tables.
         let lock = config.state.as_deref().map(lock).transpose()?;
         let client = Client::start(config.client)?;
         if !client.role().contains(Role::CNCIAGENT) {
@@ -152,7 +150,7 @@ impl Cnci {
             concentrator,
             held: VecDeque::new(),
             retry_at: None,
-            look_at: now() + LOOK,
+            repair_at: now() + REPAIR,
             _lock: lock,
         };
         let inner = ClientLoop::<_>::start("ssntp-cnci", client, runner, never());
@@ -161,12 +159,12 @@ impl Cnci {
         })
     }
 
-    /// Its UUID.
+    /// The UUID of the concentrator.
     pub fn uuid(&self) -> Uuid {
         self.inner.client.uuid()
     }
 
-    /// Its client: counters, the server of the session, the validity of the certificate.
+    /// The client: its counters, the server of the session, the validity of the certificate.
     pub fn client(&self) -> ClientHandle {
         self.inner.client.clone()
     }
@@ -174,19 +172,19 @@ impl Cnci {
     /// Replaces identity and trust, as [`ClientHandle::renew`] does. The tables stay.
     ///
     /// # Errors
-    /// Those of [`ClientHandle::renew`]; nothing has changed then.
+    /// Those of [`ClientHandle::renew`]; identity and trust are unchanged then.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
         self.inner.client.renew(identity, trust)
     }
 
-    /// A snapshot of the concentrator's figures; none if it has ended, or if its data plane
-    /// is so busy that it does not answer in 5 s.
+    /// A snapshot of the concentrator's figures. `None` if the concentrator has ended, or if its data
+    /// plane is busy for more than 5 s.
     pub fn figures(&self) -> Option<CnciFigures> {
         self.inner.ask(|reply| reply)
     }
 
-    /// Gives the reason when the client has ended for good, and the concentrator with it;
-    /// disconnected afterwards. For `select!`.
+    /// Receives the reason when the client, and the concentrator with it, has ended for good. The
+    /// channel is disconnected afterwards. It is for `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
         &self.inner.ended
     }
@@ -219,12 +217,13 @@ fn mac(ip: IpAddr) -> String {
 
 struct Runner {
     concentrator: Concentrator,
-    /// Answers for which there was no session, or no room.
+    /// Answers that wait for a session, or for room in the client's queue.
     held: VecDeque<Frame>,
-    /// When they are sent again; none without a session, whose beginning sends them.
+    /// The time at which held answers are sent again. `None` without a session: its beginning sends
+    /// them.
     retry_at: Option<Instant>,
-    /// When the data plane is looked at again.
-    look_at: Instant,
+    /// The time at which the tables are applied again.
+    repair_at: Instant,
     _lock: Option<File>,
 }
 
@@ -235,12 +234,12 @@ impl Service for Runner {
     fn handle(&mut self, uplink: &mut Uplink, event: Event<Sender<CnciFigures>, Infallible>) {
         match event {
             Event::Begun => {}
-            Event::Due if now() < self.look_at => {}
-            Event::Due => self.look(),
+            Event::Due if now() < self.repair_at => {}
+            Event::Due => self.repair(),
             Event::Connected => {
-                self.look();
-                // The scheduler hears first which concentrator speaks.
-                // In reverse, because each one goes to the front.
+                self.repair();
+                // ConcentratorInstanceAdded has to be the first frame of a session. The order is
+                // reversed, because each frame is added at the front.
                 for frame in self.concentrator.announcement().into_iter().rev() {
                     self.held.push_front(frame);
                 }
@@ -263,15 +262,15 @@ impl Service for Runner {
     fn deadline(&self) -> Option<Instant> {
         Some(
             self.retry_at
-                .map_or(self.look_at, |retry| retry.min(self.look_at)),
+                .map_or(self.repair_at, |retry| retry.min(self.repair_at)),
         )
     }
 }
 
 impl Runner {
-    fn look(&mut self) {
-        self.concentrator.look();
-        self.look_at = now() + LOOK;
+    fn repair(&mut self) {
+        self.concentrator.apply();
+        self.repair_at = now() + REPAIR;
     }
 
     fn figures(&self, uplink: &Uplink) -> CnciFigures {

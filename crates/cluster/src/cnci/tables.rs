@@ -11,15 +11,15 @@ use ssntp::payload::{CnciPeer, Id};
 
 const FILE: &str = "cnci.yaml";
 
-/// The tables of a concentrator, as they are kept in its state directory.
+/// The tables of a concentrator, as in its state directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tables {
     /// The concentrator.
     pub concentrator_uuid: Id,
-    /// The tenant that it serves.
+    /// The tenant of the concentrator.
     pub tenant_uuid: Id,
-    /// Its address in the cluster's network.
+    /// The concentrator's address in the cluster's network.
     pub ip: String,
     /// The name of the data plane.
     pub data_plane: String,
@@ -37,11 +37,11 @@ pub struct Tables {
 pub struct Tunnel {
     /// The node.
     pub agent_uuid: Id,
-    /// The address of its end of the tunnel.
+    /// The address of the node's end of the tunnel.
     pub agent_ip: String,
-    /// The subnet that goes through it.
+    /// The subnet whose packets use the tunnel.
     pub subnet: String,
-    /// The tunnel's key.
+    /// The key of the tunnel.
     pub key: u32,
 }
 
@@ -55,13 +55,13 @@ pub struct PublicIp {
     pub instance_uuid: Id,
     /// The instance's address inside its subnet; may be empty.
     pub private_ip: String,
-    /// The MAC address of its interface; may be empty.
+    /// The MAC address of the instance's interface; may be empty.
     pub vnic_mac: String,
 }
 
 impl Tables {
-    /// Reads the tables that a concentrator keeps in a state directory; `None` if there are
-    /// none yet. The concentrator may run meanwhile.
+    /// Reads the tables of a concentrator in a state directory; `None` if there are none yet. The
+    /// concentrator may run.
     ///
     /// # Errors
     /// The file cannot be read, or is damaged.
@@ -77,14 +77,14 @@ impl Tables {
 
     pub(super) fn insert_tunnel(&mut self, tunnel: Tunnel) {
         let key = |t: &Tunnel| (t.agent_uuid.clone(), t.subnet.clone());
-        // The list is kept in this order, also in the file.
+        // The list is sorted by this key, also in the file.
         match self.tunnels.binary_search_by_key(&key(&tunnel), key) {
             Ok(at) => self.tunnels[at] = tunnel,
             Err(at) => self.tunnels.insert(at, tunnel),
         }
     }
 
-    /// True if it was there.
+    /// Removes a tunnel. Returns true if it was in the tables.
     pub(super) fn remove_tunnel(&mut self, agent: &Id, subnet: &str) -> bool {
         let before = self.tunnels.len();
         self.tunnels
@@ -114,8 +114,8 @@ impl Tables {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{}: {why}", path.display())]
 pub struct TablesError {
-    /// Their file.
+    /// The file of the tables.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The reason.
     pub why: String,
 }

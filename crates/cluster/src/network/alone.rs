@@ -4,9 +4,9 @@ use nix::sched::{CloneFlags, unshare};
 
 use super::tools;
 
-/// Does something in a network namespace of its own, which ends with it. The bridge `u0` there,
-/// with the address 10.0.0.1, is the underlay. Without the right or the tools it says so and
-/// does nothing.
+/// Runs a function in a new network namespace, which is removed afterwards. The underlay there is the
+/// bridge `u0` with the address 10.0.0.1. Without the right to make namespaces, or without the
+/// tools, the function is skipped.
 pub(crate) fn alone(act: impl FnOnce() + Send + 'static) {
     let made = move || {
         if let Err(e) = unshare(CloneFlags::CLONE_NEWNET) {

@@ -1,4 +1,4 @@
-//! The network that a START asks for, read and checked.
+//! The network that a START asks for.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,7 +9,8 @@ use crate::subnet::is_mac;
 
 /// The largest key: a VXLAN network identifier has 24 bits.
 pub const MAX_KEY: u32 = (1 << 24) - 1;
-/// The sizes of subnets: a gateway and a few instances at least, and 4094 at most.
+/// The prefix lengths of subnets. The smallest subnet has a gateway and 5 instances, the largest
+/// 4094 addresses.
 const PREFIXES: std::ops::RangeInclusive<u8> = 20..=29;
 
 /// The network of an instance.
@@ -25,19 +26,19 @@ pub(crate) enum Attachment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) ip: Ipv4Addr,
-    /// Its subnet.
+    /// The subnet of the address.
     pub(crate) subnet: Ipv4Net,
     pub(crate) mac: String,
 }
 
-/// An instance in a tenant's subnet.
+/// The interface of an instance in a tenant's subnet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TenantPort {
     pub(crate) interface: Interface,
     pub(crate) net: TenantNet,
 }
 
-/// A subnet of a tenant, and the way to it.
+/// A subnet of a tenant, and its tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TenantNet {
     pub(crate) tenant: Id,
@@ -48,8 +49,8 @@ pub(crate) struct TenantNet {
 }
 
 impl Attachment {
-    /// What a START asks for; `None` if it names no subnet, and the instance uses the host's
-    /// network. The error is the reason of a `network_failure`.
+    /// The network that a START asks for; `None` if it names no subnet, and the instance uses the
+    /// host's network. The error is the reason of a `network_failure`.
     pub(crate) fn of(start: &Start) -> Result<Option<Self>, String> {
         let networking = &start.networking;
         if networking.subnet.is_empty() {
@@ -57,7 +58,7 @@ impl Attachment {
         }
         if start.requirements.network_node && networking.concentrator_ip.is_empty() {
             let subnet = networking.subnet.parse::<Ipv4Net>();
-            let subnet = subnet.map_err(|_| format!("{:?} is no IPv4 subnet", networking.subnet))?;
+            let subnet = subnet.map_err(|_| format!("{:?} is not an IPv4 subnet", networking.subnet))?;
             return Interface::of(networking, subnet.trunc())
                 .map(|interface| Some(Self::Underlay(interface)));
         }
@@ -80,42 +81,43 @@ impl Interface {
         let ip = ipv4("private_ip", &networking.private_ip)?;
         if !subnet.contains(&ip) || ip == subnet.network() || ip == subnet.broadcast() {
             return Err(format!(
-                "private_ip {ip} is no address of an instance in {subnet}"
+                "private_ip {ip} is not an address for an instance in {subnet}"
             ));
         }
         let mac = match networking.vnic_mac.to_ascii_lowercase() {
             mac if mac.is_empty() => mac_of(ip),
             mac if is_mac(&mac) && is_unicast(&mac) => mac,
-            mac => return Err(format!("vnic_mac {mac:?} is no address of an interface")),
+            mac => return Err(format!("vnic_mac {mac:?} is not the MAC address of an interface")),
         };
         Ok(Self { ip, subnet, mac })
     }
 }
 
-/// The first address of a subnet is its gateway, the concentrator.
+/// The gateway of a subnet, which is its first address and belongs to the concentrator.
 pub(crate) fn gateway(subnet: Ipv4Net) -> Ipv4Addr {
     Ipv4Addr::from_bits(subnet.network().to_bits() + 1)
 }
 
-/// The MAC address of an interface whose START gives none. Made from the IP address, so a
-/// concentrator knows it without being told.
+/// The MAC address of an interface whose START names none. It is made of the IP address, so the
+/// concentrator can compute it.
 pub(crate) fn mac_of(ip: Ipv4Addr) -> String {
     let [a, b, c, d] = ip.octets();
     format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
 }
 
-/// Whether a MAC address may be an interface's own: no group bit, not all zero.
+/// True if an interface can have this MAC address: the group bit is not set, and it is not all
+/// zeros.
 fn is_unicast(mac: &str) -> bool {
     let first = u8::from_str_radix(mac.get(..2).unwrap_or_default(), 16);
     first.is_ok_and(|first| first & 1 == 0) && mac != "00:00:00:00:00:00"
 }
 
-/// A tenant's subnet.
+/// Reads a tenant's subnet.
 pub(crate) fn subnet(text: &str) -> Result<Ipv4Net, String> {
     let net: Ipv4Net = match text.parse::<ipnet::IpNet>() {
         Ok(ipnet::IpNet::V4(net)) => net.trunc(),
         Ok(ipnet::IpNet::V6(_)) => return Err(format!("{text}: tenants' networks have no IPv6 yet")),
-        Err(_) => return Err(format!("{text:?} is no subnet")),
+        Err(_) => return Err(format!("{text:?} is not a subnet")),
     };
     match PREFIXES.contains(&net.prefix_len())
         && !net.network().is_loopback()
@@ -123,7 +125,7 @@ pub(crate) fn subnet(text: &str) -> Result<Ipv4Net, String> {
     {
         true => Ok(net),
         false => Err(format!(
-            "{net}: a tenant's subnet has a prefix of {} to {} bits, and ordinary addresses",
+            "{net}: a tenant's subnet needs a prefix of {} to {} bits and unicast addresses",
             PREFIXES.start(),
             PREFIXES.end()
         )),
@@ -133,16 +135,16 @@ pub(crate) fn subnet(text: &str) -> Result<Ipv4Net, String> {
 fn key(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(key @ 1..=MAX_KEY) => Ok(key),
-        _ => Err(format!("subnet_key {text:?} is no number from 1 to {MAX_KEY}")),
+        _ => Err(format!("subnet_key {text:?} is not a number from 1 to {MAX_KEY}")),
     }
 }
 
-/// The IPv4 address that a field of this name has.
-pub(crate) fn ipv4(what: &str, text: &str) -> Result<Ipv4Addr, String> {
+/// Reads the IPv4 address in the field of this name.
+pub(crate) fn ipv4(field: &str, text: &str) -> Result<Ipv4Addr, String> {
     match text.parse() {
         Ok(IpAddr::V4(ip)) => Ok(ip),
-        Ok(IpAddr::V6(_)) => Err(format!("{what} {text}: tenants' networks have no IPv6 yet")),
-        Err(_) => Err(format!("{what} {text:?} is no IPv4 address")),
+        Ok(IpAddr::V6(_)) => Err(format!("{field} {text}: tenants' networks have no IPv6 yet")),
+        Err(_) => Err(format!("{field} {text:?} is not an IPv4 address")),
     }
 }
 
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn an_error_names_the_invalid_field() {
         type Row = (fn(&mut Networking), &'static str);
         let rows: [Row; 13] = [
             (|n| n.subnet_key = String::new(), "subnet_key"),

@@ -1,19 +1,19 @@
-//! The settings of the networks of a node, and those that its concentrators have as well.
+//! The settings of the networks of a node, and the settings that concentrators share.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use uuid::Uuid;
 
-/// The default of [`TunnelConfig::mtu`]: VXLAN takes 50 bytes of the usual 1500.
+/// The default of [`TunnelConfig::mtu`]: VXLAN needs 50 bytes of the usual 1500.
 pub const DEFAULT_MTU: u16 = 1450;
 /// The default of [`TunnelConfig::port`], the registered port of VXLAN.
 pub const DEFAULT_PORT: u16 = 4789;
 
-/// What agents and concentrators of one cluster agree on.
+/// The settings that are the same for all agents and concentrators of a cluster.
 #[derive(Clone, Debug)]
 pub struct TunnelConfig {
-    /// The largest packet of an instance. Default: [`DEFAULT_MTU`].
+    /// The largest packet of an instance, in bytes. Default: [`DEFAULT_MTU`].
     pub mtu: u16,
     /// The UDP port of the tunnels, the same in the whole cluster. Default: [`DEFAULT_PORT`].
     pub port: u16,
@@ -34,24 +34,25 @@ impl Default for TunnelConfig {
 /// The settings of the networks of a node.
 #[derive(Clone, Debug, Default)]
 pub struct NetworkConfig {
-    /// Tunnels begin at this address of the node, or at the first IPv4 address of the interface
-    /// of this name. Default: empty, which stands for the interface of the default route.
+    /// The address at which tunnels begin, or the name of the interface at whose first IPv4 address
+    /// they begin. Default: empty, which stands for the interface of the default route.
     pub underlay: String,
     /// The settings of tunnels.
     pub tunnels: TunnelConfig,
-    /// The environment of concentrators that this node runs. Default: nothing.
+    /// The environment of the concentrators on this node. Default: empty.
     pub concentrator_env: Vec<(String, String)>,
-    /// Variables that name files: each concentrator gets a copy of these files in one, which its
-    /// user alone can read, and the variable names the copy. A copy is replaced when its files
-    /// have changed. Default: none.
+    /// Environment variables for files. For each variable, a concentrator gets one file with the
+    /// content of all files of the list, and the variable has the path of this copy. Only the user of
+    /// the concentrator can read the copy. It is replaced when one of the files has changed.
+    /// Default: none.
     pub concentrator_files: Vec<(String, Vec<PathBuf>)>,
-    /// The same with a file for each concentrator: the one in this directory that is called
-    /// UUID.pem. Default: none.
+    /// An environment variable for the certificate of a concentrator, which is the file UUID.pem in
+    /// this directory. Default: none.
     pub concentrator_certs: Option<(String, PathBuf)>,
 }
 
 impl NetworkConfig {
-    /// The files that a concentrator gets: the variable, and what its copy is made of.
+    /// The files that a concentrator gets: the variable, and the files whose content is copied.
     pub(super) fn files_of(&self, concentrator: Uuid) -> impl Iterator<Item = (String, Vec<PathBuf>)> {
         let own = move |(name, directory): &(String, PathBuf)| {
             let file = directory.join(format!("{concentrator}.pem"));

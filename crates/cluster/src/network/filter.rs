@@ -1,4 +1,4 @@
-//! The filters of a node: what its ports and its tunnels let through.
+//! The filters of a node, for its ports and its tunnels.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -12,15 +12,15 @@ use super::tools::{self, elements};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Filter {
     pub(super) rules: usize,
-    /// The elements of all sets but that of drops.
+    /// The number of elements in all sets except `drops`.
     pub(super) elements: usize,
-    /// The packets that were dropped, by port.
+    /// The number of packets that were dropped, by port.
     pub(super) drops: BTreeMap<String, u64>,
 }
 
 impl Filter {
     /// # Errors
-    /// A table is not there, or the kernel does not say.
+    /// A table is missing, or `nft` fails.
     pub(super) fn read() -> Result<Self, String> {
         let mut filter = Self::default();
         for family in ["bridge", "ip"] {
@@ -42,17 +42,18 @@ impl Filter {
     }
 }
 
-/// The way that packets of a subnet come to this node, as an element of its filter.
-pub(super) fn way(net: &TenantNet) -> String {
+/// The tunnel of a subnet, as an element of the filter's set of concentrators.
+pub(super) fn tunnel(net: &TenantNet) -> String {
     format!("{} . {}", net.concentrator, net.key)
 }
 
-/// The whole filter. nft replaces a table in one step, so no packet finds it half made.
+/// The whole filter. nft replaces the tables in one step, so no packet meets an incomplete filter.
 pub(super) fn table(made: &Made, local: Ipv4Addr, udp: u16) -> String {
     let own = elements(made.elements());
-    let concentrators = elements(made.nets.values().map(|net| way(&net.net)));
-    // A sender's addresses in ARP have to be its own as well: what it says there is believed by
-    // others. Only a machine's port has 0.0.0.0, to ask for an address and whether it is free.
+    let concentrators = elements(made.nets.values().map(|net| tunnel(&net.net)));
+    // The sender's addresses in ARP have to be its own as well, because receivers store them. Only
+    // the ports of machines may send with 0.0.0.0: to request an address, and to check that it is
+    // free.
     format!(
         r#"
 add table ip ssntp

@@ -1,4 +1,4 @@
-//! Links of the kernel: what `ip` tells of them, and how many are deleted at once.
+//! The links of the kernel: reading them with `ip`, and deleting many of them at once.
 
 use std::fmt::Write;
 use std::net::Ipv4Addr;
@@ -12,17 +12,17 @@ use uuid::Uuid;
 use super::tools;
 use crate::summed::fnv1a;
 
-/// The group of all links that are made here. It and the prefixes of their names tell them
-/// from the host's own.
+/// The group of all links of the agent. The group and the prefix of the name distinguish them from
+/// the host's own links.
 pub(crate) const GROUP: u32 = 21_331;
-/// The group of links that are being deleted: one command deletes a group, and the kernel
-/// waits once for all of it instead of once for each link.
+/// The group of links that are being deleted. One command deletes a whole group, and the kernel waits
+/// once for the group instead of once for each link.
 const DOOMED: u32 = 21_332;
 const BRIDGE: &str = "ssb";
 pub(crate) const TUNNEL: &str = "ssx";
 pub(super) const PORT: &str = "ssp";
-/// The port of a concentrator on an underlay that is a bridge. The filters of instances are not
-/// for it.
+/// The port of a concentrator on an underlay that is a bridge. The filters of instances do not apply
+/// to it, so its prefix differs.
 const CONCENTRATOR: &str = "ssc";
 
 /// The interface that tunnels use.
@@ -36,24 +36,23 @@ pub(crate) struct Underlay {
     pub(crate) gateway: Option<Ipv4Addr>,
 }
 
-/// A link as `ip -j -d link show` or `ip -j -d addr show` tells it. A field that is missing is
-/// empty.
+/// A link in the output of `ip -j -d link show` or `ip -j -d addr show`. A missing field is empty.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Link {
-    /// Empty for a link that is not of the group that was asked for.
+    /// The name. It is empty for a link of another group than the requested one.
     pub(crate) ifname: String,
-    /// Its MAC address.
+    /// The MAC address.
     pub(crate) address: String,
     pub(crate) operstate: String,
     pub(crate) flags: Vec<String>,
-    /// The bridge that it is a port of.
+    /// The bridge of which the link is a port.
     pub(crate) master: String,
-    /// The attributes that only links of this kind have.
+    /// The attributes of links of this kind.
     pub(crate) linkinfo: Value,
-    /// Only if statistics were asked for.
+    /// The statistics, if they were requested.
     pub(crate) stats64: Value,
-    /// Only if addresses were asked for.
+    /// The IP addresses, if they were requested.
     pub(crate) addr_info: Vec<Address>,
 }
 
@@ -73,7 +72,8 @@ pub(crate) struct Route {
 }
 
 impl Underlay {
-    /// The interface with this name or address; without one, that of the default route.
+    /// Finds the interface with this name or address. An empty name stands for the interface of the
+    /// default route.
     pub(crate) fn find(named: &str) -> Result<Self, String> {
         let routes: Vec<Route> = tools::json("ip", &["-4", "route", "show", "default"])?;
         let named = match named {
@@ -108,7 +108,7 @@ impl Link {
         self.flags.iter().any(|flag| flag == "UP")
     }
 
-    /// Whether it is the tunnel of this key that begins at this address.
+    /// True if the link is the tunnel with this key, local address and UDP port.
     pub(crate) fn is_tunnel(&self, key: u32, local: Ipv4Addr, port: u16) -> bool {
         let data = &self.linkinfo["info_data"];
         self.ifname == tunnel_name(key)
@@ -118,7 +118,7 @@ impl Link {
     }
 }
 
-/// The links that an agent made in this namespace.
+/// The links that an agent or a concentrator has made in this namespace.
 pub(crate) fn links() -> Result<Vec<Link>, String> {
     let links: Vec<Link> = tools::json("ip", &["-d", "-s", "link", "show", "group", &GROUP.to_string()])?;
     let is_ours = |link: &Link| {
@@ -129,9 +129,9 @@ pub(crate) fn links() -> Result<Vec<Link>, String> {
     Ok(links.into_iter().filter(is_ours).collect())
 }
 
-/// Deletes links, in as few steps as possible.
+/// Deletes links, with as few commands as possible.
 pub(crate) fn delete(names: &[String]) {
-    // The kernel may take 20 ms for each bridge, and a step has a time limit.
+    // The kernel may need 20 ms for each bridge, and a command has a time limit.
     for names in names.chunks(500) {
         let mut batch = String::new();
         for name in names {
@@ -160,7 +160,7 @@ pub(super) fn concentrator_name(concentrator: Uuid) -> String {
     named(CONCENTRATOR, concentrator)
 }
 
-/// The name of an interface has at most 15 bytes, so this is a hash of the UUID.
+/// The name of a link of an instance. A name has at most 15 bytes, so it has a hash of the UUID.
 fn named(prefix: &str, instance: Uuid) -> String {
     format!("{prefix}{:012x}", fnv1a(instance.as_bytes()) & 0xffff_ffff_ffff)
 }

@@ -1,4 +1,4 @@
-//! What the instances of a node need of the kernel: bridges, tunnels and ports.
+//! The bridges, tunnels and ports that the instances of a node need.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -9,16 +9,16 @@ use uuid::Uuid;
 use super::attachment::{Interface, TenantNet, TenantPort};
 use super::links::{Link, bridge_name, concentrator_name, port_name, tunnel_name};
 
-/// The subnets, ports and concentrators that need something of the kernel.
+/// The subnets, ports and concentrators of the instances.
 #[derive(Debug, Default)]
 pub(super) struct Made {
     /// The subnets with instances, by the key of their tunnel.
     pub(super) nets: BTreeMap<u32, Net>,
-    /// The namespaces of concentrators. An interface there that is a part of the underlay keeps
-    /// its address taken for seconds after the end of its last process, so it is deleted
-    /// before.
+    /// The namespaces of concentrators. A macvlan interface would occupy its address for seconds
+    /// after the end of the last process, so the agent keeps the namespace open and deletes the
+    /// interface itself.
     pub(super) concentrators: BTreeMap<Uuid, File>,
-    /// How many rules the filter has; 0 before it is there.
+    /// The number of rules of the filter; 0 before the filter exists.
     pub(super) rules: usize,
 }
 
@@ -36,16 +36,16 @@ pub(super) struct Port {
     pub(super) end: End,
 }
 
-/// The instance's end of a port.
+/// The peer of a port, on the side of the instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// `eth0` in the network namespace of this process.
     Process(Namespace),
-    /// A tap that the QEMU of this user opens.
+    /// A tap, which QEMU opens as the user with this UID.
     Machine(u32),
 }
 
-/// A link that is needed.
+/// A link that instances need.
 #[derive(Debug)]
 pub(super) enum Part<'a> {
     Bridge,
@@ -56,7 +56,7 @@ pub(super) enum Part<'a> {
 }
 
 /// The network namespace of a process. It is not kept open, because it has to end with its last
-/// process; the inode tells whether the process with that number is still the same.
+/// process. The inode shows whether the process with this number still has the same namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Namespace {
     pub(super) pid: i32,
@@ -71,7 +71,7 @@ impl Namespace {
         Ok(Self { pid, inode })
     }
 
-    /// Whether this thread, and so the agent, has it, too.
+    /// True if it is the namespace of this thread.
     pub(crate) fn is_own(&self) -> bool {
         fs::metadata("/proc/thread-self/ns/net").is_ok_and(|own| own.ino() == self.inode)
     }
@@ -87,7 +87,7 @@ fn path_of(pid: i32) -> String {
 }
 
 impl Port {
-    /// Whether its process is gone. The port is gone with it, and the rest follows.
+    /// True if the process is gone. The kernel has removed the port with its namespace then.
     fn has_ended(&self) -> bool {
         match &self.end {
             End::Process(namespace) => Namespace::of(namespace.pid).as_ref() != Ok(namespace),
@@ -95,8 +95,8 @@ impl Port {
         }
     }
 
-    /// The elements of the filter's set for this port: the port with each pair of addresses that
-    /// may send. 0.0.0.0 is among those of a machine, which asks for its address without one.
+    /// The elements of this port in the filter's set: the port with each pair of addresses with
+    /// which it may send. A machine may also send with 0.0.0.0, to request its address.
     pub(super) fn elements(&self, instance: Uuid) -> Vec<String> {
         let Interface { mac, ip, .. } = &self.interface;
         let element = |ip: String| format!("\"{}\" . {mac} . {ip}", port_name(instance));
@@ -108,7 +108,10 @@ impl Port {
 }
 
 impl Made {
-    /// Adds an instance; true if it is the first of its subnet.
+    /// Adds an instance. Returns true if it is the first instance of its subnet.
+    ///
+    /// # Errors
+    /// The key belongs to another subnet, or the address to another instance.
     pub(super) fn add(&mut self, instance: Uuid, port: &TenantPort, end: End) -> Result<bool, String> {
         let TenantPort { interface, net } = port;
         let is_new = !self.nets.contains_key(&net.key);
@@ -133,7 +136,8 @@ impl Made {
         Ok(is_new)
     }
 
-    /// Removes an instance: its subnet and port, and whether it was the last of the subnet.
+    /// Removes an instance. Returns its subnet and its port, and true if it was the last instance of
+    /// the subnet.
     pub(super) fn take(&mut self, instance: Uuid) -> Option<(TenantNet, Port, bool)> {
         let mut nets = self.nets.values_mut();
         let (port, there) = nets.find_map(|net| Some((net.ports.remove(&instance)?, net)))?;
@@ -150,7 +154,7 @@ impl Made {
         ports.flat_map(|(instance, port)| port.elements(*instance))
     }
 
-    /// All links that are needed, by their names. That of a process goes with it.
+    /// All links that are needed, by their names, without the ports of processes that have ended.
     pub(super) fn parts(&self) -> BTreeMap<String, Part<'_>> {
         let concentrators = self.concentrators.keys();
         let concentrators = concentrators.map(|it| (concentrator_name(*it), Part::Concentrator));
@@ -166,8 +170,8 @@ impl Made {
 }
 
 impl Part<'_> {
-    /// Whether it can be made while its instance runs. A machine holds on to a tap that was deleted,
-    /// and gets a new one when it is started again, as a concentrator gets its port.
+    /// True if the link can be made while its instance runs. A machine does not open a new tap in
+    /// place of a deleted one, and a concentrator gets its port only at its launch.
     pub(super) fn can_be_made(&self) -> bool {
         match self {
             Part::Bridge | Part::Tunnel(_) => true,
@@ -176,7 +180,7 @@ impl Part<'_> {
         }
     }
 
-    /// Whether a link of this name can carry packets.
+    /// True if the link can carry packets: it is up, and a port of the right bridge.
     pub(super) fn is_sound(&self, link: &Link) -> bool {
         let is_on = |net: &TenantNet| link.master == bridge_name(net.key);
         link.is_up()

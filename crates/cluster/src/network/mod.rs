@@ -15,33 +15,33 @@
 //!  └──────────────────────────────┘            └──────────────────────────────────┘
 //! ```
 //!
-//! There is one tunnel from a node to the concentrator for each subnet of a tenant, and none
-//! between nodes. Ports are isolated from each other, so every packet between two instances
-//! passes through the concentrator, on one node as well. Nothing is flooded, and nothing is
-//! learned from a tunnel.
+//! A node has one tunnel to the concentrator for each subnet of a tenant, and no tunnels to other
+//! nodes. Ports are isolated from each other, so every packet between two instances passes through
+//! the concentrator, even if both are on one node. The bridges of a node do not flood packets, and
+//! learn no addresses from a tunnel.
 //!
-//! A process instance has a network namespace that lives exactly as long as its supervisor.
-//! Its interface goes with the namespace, whatever happens to the agent; the agent removes
-//! the bridge, the tunnel and the filter's entry. An agent that starts makes the difference
-//! between what its instances need and what the kernel has.
+//! The network namespace of a process instance exists as long as its supervisor. The interface is
+//! removed with the namespace, even if the agent is gone. The agent removes the bridge, the tunnel
+//! and the filter's entry. When an agent starts, it adds and removes links until the kernel has those
+//! that the instances need.
 //!
 //! | isolated from | by |
 //! |---|---|
-//! | other tenants | a bridge and a tunnel with a key of their own |
-//! | neighbours on the node | isolated ports |
-//! | the host | no packet of an instance is delivered to the host's own addresses |
-//! | another instance's identity | a filter for MAC and IP address on each port |
+//! | other tenants | a bridge and a tunnel with a key of its own for each subnet |
+//! | instances on the same node | isolated ports |
+//! | the host | packets of instances to the host's own addresses are dropped |
+//! | the addresses of other instances | a filter for MAC and IP address on each port |
 //!
-//! Packets are not encrypted: the underlay is trusted.
+//! Packets are not encrypted, because the underlay is trusted.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `attachment` | what a START asks for |
+//! | `attachment` | the network that a START asks for |
 //! | `config` | [`NetworkConfig`], [`TunnelConfig`] |
-//! | `made` | what the instances of the node need of the kernel |
-//! | `filter` | what ports and tunnels let through |
-//! | `links` | links of the kernel |
-//! | `node` | makes what is needed, and makes again what is missing |
+//! | `made` | the links that the instances of the node need |
+//! | `filter` | the filters of ports and tunnels |
+//! | `links` | the links that the kernel has |
+//! | `node` | makes the links and filters that are needed, and repairs them |
 //! | `wire` | [`Wire`]: the network of an instance that is being launched |
 //! | `tools` | `ip` and `nft` as child processes |
 

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::attachment::{Attachment, Interface, TenantNet, TenantPort, gateway};
 use super::config::{NetworkConfig, TunnelConfig};
-use super::filter::{Filter, table, way};
+use super::filter::{Filter, table, tunnel};
 use super::links::{
     GROUP, Link, Underlay, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
 };
@@ -22,18 +22,18 @@ use super::made::{End, Made, Namespace, Net, Part, Port};
 use super::tools;
 use super::wire::renew;
 
-/// Whether packets that cross a bridge pass the filters for IP too, in this namespace.
+/// The setting by which packets that cross a bridge pass the IP filters of this namespace as well.
 const BRIDGED: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
-/// Whether a setting of the kernel is on; one that is not there is off.
+/// True if a setting of the kernel is on. A setting that does not exist is off.
 fn is_on(setting: std::io::Result<Vec<u8>>) -> bool {
     setting.is_ok_and(|value| value.starts_with(b"1"))
 }
 
-/// What the kernel had when it was looked at.
+/// The state of the kernel before a repair.
 #[derive(Default)]
-struct Looked {
-    /// The drops of each port.
+struct Inspection {
+    /// The number of dropped packets of each port.
     drops: BTreeMap<String, u64>,
     links: Vec<Link>,
     /// The names of the links that were wrong or missing.
@@ -43,7 +43,7 @@ struct Looked {
 /// The networks of the tenants of a node.
 ///
 /// # Threads
-/// `Send` and `Sync`. Calls run `ip` and `nft` and wait for them, one call after the other.
+/// `Send` and `Sync`. Each call runs `ip` and `nft` and waits for them; other calls wait meanwhile.
 #[derive(Debug)]
 pub(crate) struct Networks {
     underlay: Underlay,
@@ -52,10 +52,10 @@ pub(crate) struct Networks {
 }
 
 impl Networks {
-    /// Looks for the underlay, and makes sure that this process may change networks.
+    /// Finds the underlay, and checks that this process may change networks.
     ///
     /// # Errors
-    /// What is missing: the interface, a program, or a right.
+    /// The interface, a program, or a right is missing.
     pub(crate) fn open(config: NetworkConfig) -> Result<Self, String> {
         let network = Self {
             underlay: Underlay::find(&config.underlay)?,
@@ -64,11 +64,11 @@ impl Networks {
         };
         let may = tools::nft_check(&network.table(&Made::default()));
         may.map_err(|why| format!("tenants' networks need CAP_NET_ADMIN, ip and nft: {why}"))?;
-        // Only a kernel that has this filter has the setting, one in each namespace.
+        // Each namespace has this setting, if the kernel has this filter.
         if is_on(fs::read(BRIDGED)) {
             warn!(
-                "tenants' networks: the IP filters of this host get the packets of its bridges as \
-                 well, which is slow, and may drop them: {BRIDGED} is 1"
+                "tenants' networks: packets on the bridges also pass the IP filters of this host, \
+                 which is slow and may drop them: set {BRIDGED} to 0"
             );
         }
         info!(
@@ -87,7 +87,7 @@ impl Networks {
         &self.config
     }
 
-    /// What a START asks for; `None` if that is the host's network. Looks at the START alone.
+    /// The network that a START asks for; `None` for the host's network. Does no I/O.
     ///
     /// # Errors
     /// The reason of a `network_failure`.
@@ -124,7 +124,8 @@ impl Networks {
         wired
     }
 
-    /// The filter comes first: it drops everything of a port that it does not know.
+    /// Makes the links of an instance. The filter is changed first, because it drops all packets of
+    /// an unknown port.
     fn wire(&self, instance: Uuid, port: &Port, net: &TenantNet, is_new: bool) -> Result<(), String> {
         tools::nft(&elements("add", instance, port, is_new.then_some(net)))?;
         let mut batch = String::new();
@@ -137,7 +138,7 @@ impl Networks {
         configure(port, net)
     }
 
-    /// Gives a concentrator its interface: it is a neighbour of the node on its underlay.
+    /// Gives a concentrator its interface on the underlay, beside that of the node.
     ///
     /// # Errors
     /// The reason of a `network_failure`.
@@ -165,12 +166,12 @@ impl Networks {
         configured
     }
 
-    /// Takes an instance's interface away. An instance that has none is no error.
+    /// Removes the interface of an instance, if it has one.
     pub(crate) fn detach(&self, instance: Uuid) {
         self.remove(&mut self.made(), instance);
     }
 
-    /// Deletes what only this instance needs. Its own end of the link is gone with its namespace.
+    /// Deletes the links that only this instance needs.
     fn remove(&self, made: &mut Made, instance: Uuid) {
         if let Some(namespace) = made.concentrators.remove(&instance)
             && let Err(why) = tools::ip_within(&namespace, "link del eth0\n")
@@ -184,17 +185,18 @@ impl Networks {
             }
             let commands = elements("delete", instance, &port, is_last.then_some(&net));
             if let Err(why) = tools::nft(&commands) {
-                warn!("instance {instance}: its port cannot be taken out of the filter: {why}");
+                warn!("instance {instance}: its port cannot be removed from the filter: {why}");
             }
         }
         delete(&doomed);
     }
 
-    /// Makes the kernel have what these instances need, and nothing else. What is there and
-    /// right is not touched, so connections go on. Each instance comes with its process.
+    /// Makes the links and filters that these instances need, and deletes all others. Links that are
+    /// right are not touched, so connections go on. Each instance comes with the number of its
+    /// process.
     ///
     /// # Errors
-    /// What could not be made.
+    /// The links can't be read, or the filters can't be made.
     pub(crate) fn restore(&self, instances: &[(Uuid, Attachment, i32)]) -> Result<(), String> {
         let mut made = self.made();
         *made = Made::default();
@@ -204,24 +206,24 @@ impl Networks {
                 warn!("instance {instance}: {why}");
             }
         }
-        // Replaced even if it is there, because another version may have made it.
+        // The filter is replaced even if it exists, because another version may have made it.
         tools::nft(&self.table(&made))?;
         made.rules = Filter::read()?.rules;
         self.settle(&made, &links);
         Ok(())
     }
 
-    /// Each tunnel: whether it can carry packets, and what it and its ports have counted. What
-    /// somebody has deleted or changed is made again, and its tunnel counts as down this time. All
-    /// are down if the kernel does not say, or the underlay is down or gone.
+    /// The state and the counters of each tunnel. Links and filters that were deleted or changed are
+    /// made again, and their tunnel counts as down this time. All tunnels are down if the kernel
+    /// can't be read, or if the underlay is down or gone.
     pub(crate) fn tunnels(&self) -> Vec<TunnelStats> {
         let mut made = self.made();
-        let mut looked = Looked::default();
-        let whole = self.look(&mut made, &mut looked);
-        if let Err(why) = &whole {
+        let mut inspection = Inspection::default();
+        let inspected = self.inspect(&mut made, &mut inspection);
+        if let Err(why) = &inspected {
             warn!("tenants' networks: {why}");
         }
-        let Looked { drops, links, broken } = looked;
+        let Inspection { drops, links, broken } = inspection;
         let of_net = |(key, net): (&u32, &Net)| {
             let tunnel = tunnel_name(*key);
             let stats = links.iter().find(|link| link.ifname == tunnel);
@@ -235,7 +237,7 @@ impl Networks {
             TunnelStats {
                 key: *key,
                 drops: ports.iter().filter_map(|port| drops.get(port)).sum(),
-                up: whole.is_ok()
+                up: inspected.is_ok()
                     && !broken.contains(&bridge_name(*key))
                     && !parts.any(|it| broken.contains(it)),
                 rx_bytes: bytes("rx"),
@@ -245,15 +247,16 @@ impl Networks {
         made.nets.iter().map(of_net).collect()
     }
 
-    /// What the kernel has. What is wrong or missing is made again.
-    fn look(&self, made: &mut Made, looked: &mut Looked) -> Result<(), String> {
-        looked.drops = self.keep_filter(made)?;
-        looked.links = links()?;
-        looked.broken = self.settle(made, &looked.links);
+    /// Reads the state of the kernel, and makes again the filters and links that are wrong or
+    /// missing. After an error, `found` has the part that was read.
+    fn inspect(&self, made: &mut Made, found: &mut Inspection) -> Result<(), String> {
+        found.drops = self.keep_filter(made)?;
+        found.links = links()?;
+        found.broken = self.settle(made, &found.links);
         self.check_underlay()
     }
 
-    /// Whether tunnels can begin at the underlay.
+    /// Checks that the underlay exists and is up.
     fn check_underlay(&self) -> Result<(), String> {
         let device = &self.underlay.device;
         let links: Vec<Link> = tools::json("ip", &["link", "show", "dev", device])
@@ -265,21 +268,21 @@ impl Networks {
         }
     }
 
-    /// Brings the copies of certificates that concentrators of this node have up to date.
+    /// Replaces the copies of the files of concentrators on this node, if the files have changed.
     pub(crate) fn renew_concentrators(&self, place: impl Fn(Uuid) -> PathBuf) {
         for concentrator in self.made().concentrators.keys() {
             renew(&self.config, *concentrator, &place(*concentrator));
         }
     }
 
-    /// Makes the filter again if somebody has changed it, as a reload of the host's own rules
-    /// does. Gives the drops of each port.
+    /// Makes the filter again if it was changed, as by a reload of the host's own rules. Returns the
+    /// number of dropped packets of each port.
     fn keep_filter(&self, made: &mut Made) -> Result<BTreeMap<String, u64>, String> {
         let elements = made.elements().count() + made.nets.len();
         match Filter::read() {
             Ok(filter) if (filter.rules, filter.elements) == (made.rules, elements) => Ok(filter.drops),
             _ => {
-                warn!("tenants' networks: the filters were changed, and are made again");
+                warn!("tenants' networks: another program has changed the filters; they are made again");
                 tools::nft(&self.table(made))?;
                 made.rules = Filter::read()?.rules;
                 Ok(BTreeMap::new())
@@ -287,8 +290,8 @@ impl Networks {
         }
     }
 
-    /// Deletes those links that are not needed or wrong, and makes what is missing. Gives the names
-    /// of those that were missing or wrong.
+    /// Deletes links that are not needed or that are wrong, and makes missing links. Returns the
+    /// names of the links that were missing or wrong.
     fn settle(&self, made: &Made, links: &[Link]) -> BTreeSet<String> {
         let mut parts = made.parts();
         let (mut wrong, mut there) = (Vec::new(), BTreeSet::new());
@@ -315,9 +318,9 @@ impl Networks {
         }
         let broken: BTreeSet<_> = parts.into_keys().collect();
         if !broken.is_empty() {
-            info!("tenants' networks: missing or wrong, and made again: {broken:?}");
+            info!("tenants' networks: links that are missing or wrong are made again: {broken:?}");
         }
-        // A process that ends meanwhile does not keep the others from getting their ports.
+        // An error for one link, as that of a process that ends just now, does not affect the others.
         let batched = tools::anyway("ip", &batch);
         let mut configured = new.into_iter().map(|(port, net)| configure(port, net));
         if let Err(why) = batched.and(configured.try_for_each(|configured| configured)) {
@@ -326,7 +329,7 @@ impl Networks {
         broken
     }
 
-    /// Whether a tunnel leads to the concentrator of a subnet.
+    /// True if a tunnel leads to the concentrator of a subnet.
     fn leads_to(&self, net: &TenantNet, link: &Link) -> bool {
         link.is_tunnel(net.key, self.underlay.ip, self.config.tunnels.port)
             && link.linkinfo["info_data"]["remote"] == net.concentrator.to_string()
@@ -340,13 +343,13 @@ impl Networks {
         table(made, self.underlay.ip, self.config.tunnels.port)
     }
 
-    /// Makes a link, unless it is there, and sets it up.
+    /// Writes the commands of `ip` that make a link, unless it exists, and configure it.
     fn write(&self, batch: &mut String, name: &str, part: &Part<'_>, is_there: bool) {
         let (TunnelConfig { mtu, port: udp, .. }, local) = (&self.config.tunnels, self.underlay.ip);
         let add = |kind: String| format!("link add name {name} mtu {mtu} group {GROUP} type {kind}");
         let added = match part {
             Part::Bridge | Part::Concentrator => add("bridge mcast_snooping 0".into()),
-            // Nothing is learned from the tunnel: there is one way out of it, to the concentrator.
+            // The tunnel learns no addresses, because it has only one peer, the concentrator.
             Part::Tunnel(net) => add(format!(
                 "vxlan id {} local {local} remote {} dstport {udp} nolearning",
                 net.key, net.concentrator
@@ -368,8 +371,8 @@ impl Networks {
         if let Part::Tunnel(net) | Part::Port(net, _) = part {
             let _ = writeln!(batch, "link set {name} master {}", bridge_name(net.key));
         }
-        // A port is isolated: it reaches the tunnel and no other port, so instances of one node
-        // meet at the concentrator as well.
+        // A port is isolated: it reaches the tunnel but no other port. So packets between instances
+        // of one node pass through the concentrator as well.
         if let Part::Port(..) = part {
             let _ = writeln!(batch, "link set {name} type bridge_slave isolated on");
         }
@@ -377,13 +380,13 @@ impl Networks {
     }
 }
 
-/// Takes an instance of a former agent over.
+/// Adds an instance that a former agent has launched.
 fn adopt(made: &mut Made, links: &[Link], instance: Uuid, to: &Attachment, pid: i32) -> Result<(), String> {
     let namespace = Namespace::of(pid)?;
     let end = match namespace.is_own() {
         false => End::Process(namespace),
-        // A machine. It, or a process that was started before the node had networks, does not get
-        // an address that it has no port for.
+        // The process is in the host's namespace. A port shows that it is a machine. A process
+        // without a port was started before the node had networks, and gets no address.
         true if links.iter().any(|link| link.ifname == port_name(instance)) => End::Machine(0),
         true => return Err("it has no interface of its own until it is started again".into()),
     };
@@ -397,18 +400,18 @@ fn adopt(made: &mut Made, links: &[Link], instance: Uuid, to: &Attachment, pid: 
     Ok(())
 }
 
-/// Changes the elements that the filter has because of an instance, and of its subnet if it is
-/// the only one there.
-fn elements(how: &str, instance: Uuid, port: &Port, net: Option<&TenantNet>) -> String {
+/// The commands of `nft` that add or delete the elements of an instance in the filter. `net` is
+/// given for the first and the last instance of a subnet, which changes the tunnel as well.
+fn elements(verb: &str, instance: Uuid, port: &Port, net: Option<&TenantNet>) -> String {
     let own = port.elements(instance).join(", ");
-    let way = net.map(|net| format!("{how} element ip ssntp concentrators {{ {} }}\n", way(net)));
+    let tunnel = net.map(|net| format!("{verb} element ip ssntp concentrators {{ {} }}\n", tunnel(net)));
     format!(
-        "{how} element bridge ssntp own {{ {own} }}\n{}",
-        way.unwrap_or_default()
+        "{verb} element bridge ssntp own {{ {own} }}\n{}",
+        tunnel.unwrap_or_default()
     )
 }
 
-/// Sets the address of a process. A machine asks its concentrator.
+/// Sets the address of a process. A machine gets its address by DHCP.
 fn configure(port: &Port, net: &TenantNet) -> Result<(), String> {
     match &port.end {
         End::Process(namespace) => {

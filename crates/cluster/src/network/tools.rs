@@ -11,21 +11,21 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 
-/// How long one call may take. A batch for a thousand tenants takes some three seconds here.
+/// The time limit for one call. A batch for a thousand tenants needs some three seconds.
 const LIMIT: Timespec = Timespec {
     tv_sec: 30,
     tv_nsec: 0,
 };
-/// The most that is read of what a tool prints.
+/// The most bytes that are read of a tool's output.
 const MOST: u64 = 64 << 20;
 
-/// Runs lines of `ip` as one batch, which ends at the first line that fails. An empty batch
-/// does nothing.
+/// Runs commands of `ip` as one batch, which ends at the first command that fails. An empty batch is
+/// not run.
 pub(crate) fn ip(batch: &str) -> Result<(), String> {
     batch_of(&mut Command::new("ip"), batch)
 }
 
-/// Runs a batch in the network namespace that this file is.
+/// Runs a batch of `ip` in the network namespace of this file.
 pub(crate) fn ip_within(namespace: &File, batch: &str) -> Result<(), String> {
     let (own, fd) = (std::process::id(), namespace.as_raw_fd());
     let mut command = Command::new("nsenter");
@@ -33,7 +33,7 @@ pub(crate) fn ip_within(namespace: &File, batch: &str) -> Result<(), String> {
     batch_of(&mut command, batch)
 }
 
-/// The elements of a set or a map, as its definition has them.
+/// The elements of a set or a map, in the syntax of its definition.
 pub(crate) fn elements(all: impl Iterator<Item = String>) -> String {
     let all: Vec<_> = all.collect();
     match all.is_empty() {
@@ -46,7 +46,7 @@ pub(crate) fn elements(all: impl Iterator<Item = String>) -> String {
 pub(crate) fn json<T: for<'de> Deserialize<'de>>(tool: &str, arguments: &[&str]) -> Result<T, String> {
     let mut command = Command::new(tool);
     let printed = run(command.arg("-j").args(arguments), "")?;
-    // An empty list is printed as nothing at all by some versions.
+    // Some versions print no output for an empty list.
     let text = match printed.trim_ascii() {
         b"" => b"[]",
         text => text,
@@ -54,18 +54,18 @@ pub(crate) fn json<T: for<'de> Deserialize<'de>>(tool: &str, arguments: &[&str])
     serde_json::from_slice(text).map_err(|e| format!("{tool} {}: {e}", arguments.join(" ")))
 }
 
-/// Carries out commands of nft as one transaction: all of them, or none.
+/// Carries out commands of nft as one transaction. If one fails, the kernel is unchanged.
 pub(crate) fn nft(commands: &str) -> Result<(), String> {
     run(Command::new("nft").args(["-f", "-"]), commands).map(drop)
 }
 
-/// Whether nft and the kernel would take these commands; nothing is changed.
+/// Checks that nft and the kernel accept these commands, without carrying them out.
 pub(crate) fn nft_check(commands: &str) -> Result<(), String> {
     run(Command::new("nft").args(["-c", "-f", "-"]), commands).map(drop)
 }
 
-/// Runs lines of `ip` or `bridge` as [`ip`] does, but goes on after a line that fails. Devices that
-/// are gone are no error.
+/// Runs commands of `ip` or `bridge` as one batch, which goes on after a command that fails. Errors
+/// about missing devices are ignored.
 pub(crate) fn anyway(tool: &str, batch: &str) -> Result<(), String> {
     const ABSENCE: [&str; 3] = ["Cannot find device", "No such device", "Command failed"];
     let is_about_absence = |line: &str| ABSENCE.iter().any(|known| line.contains(known));
@@ -82,14 +82,14 @@ fn batch_of(command: &mut Command, batch: &str) -> Result<(), String> {
     }
 }
 
-/// Runs a tool to its end. Gives what it prints; after a failure, what it says about it.
+/// Runs a tool to its end, and returns its output. The error is the tool's error output in one line.
 fn run(command: &mut Command, input: &str) -> Result<Vec<u8>, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let failed = |e: io::Error| format!("{name}: {e}");
-    // The tools need nothing else of this program's environment, which has settings of its
-    // allocator.
+    // The tools need only the path. Other variables, such as settings of the allocator, are meant for
+    // this program.
     let path = std::env::var_os("PATH").map(|path| ("PATH", path));
-    // Files in memory take everything at once, so no pipe can fill up.
+    // Files in memory accept all output at once, while a pipe could fill up and block the tool.
     let file = || memfd_create("tool", MemfdFlags::CLOEXEC).map(File::from);
     let file = || file().map_err(|e| failed(e.into()));
     let (mut stdin, mut stdout, mut stderr) = (file()?, file()?, file()?);
@@ -111,16 +111,15 @@ fn run(command: &mut Command, input: &str) -> Result<Vec<u8>, String> {
     if status.success() {
         return read(&mut stdout).map_err(failed);
     }
-    let said = read(&mut stderr).map_err(failed)?;
-    let said = String::from_utf8_lossy(&said);
-    match said.trim() {
+    let errors = read(&mut stderr).map_err(failed)?;
+    let errors = String::from_utf8_lossy(&errors);
+    match errors.trim() {
         "" => Err(format!("{name}: {status}")),
-        // Errors are shown in one line.
-        said => Err(said.lines().collect::<Vec<_>>().join("; ")),
+        errors => Err(errors.lines().collect::<Vec<_>>().join("; ")),
     }
 }
 
-/// Waits for the end of a tool. One that does not end in time is killed.
+/// Waits for the end of a tool, and kills it at the time limit.
 fn ended(child: &mut Child) -> io::Result<ExitStatus> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
     let waited = process.and_then(|process| {
@@ -136,7 +135,7 @@ fn ended(child: &mut Child) -> io::Result<ExitStatus> {
     Err(io::Error::new(io::ErrorKind::TimedOut, "it does not end"))
 }
 
-/// Reads what a tool has written.
+/// Reads the output of a tool.
 fn read(file: &mut File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.rewind()?;
@@ -149,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tool_gets_nothing_of_the_environment_but_the_path() {
+    fn a_tool_gets_only_the_path_of_the_environment() {
         let printed = run(Command::new("env").env("MALLOC_TRIM_THRESHOLD_", "131072"), "").unwrap();
         let printed = String::from_utf8(printed).unwrap();
         assert!(

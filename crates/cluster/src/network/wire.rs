@@ -19,10 +19,10 @@ use super::made::{End, Namespace};
 use super::node::Networks;
 use crate::agent::driver::{InstanceDir, LaunchError, LaunchFault, User, give};
 
-/// The name of the instance's own `/etc/resolv.conf`, in its directory.
+/// The name of the file in the instance's directory that the instance sees as `/etc/resolv.conf`.
 pub(crate) const RESOLVER: &str = "resolv.conf";
 
-/// Gives an instance that is being launched its network. The driver makes the network
+/// Connects an instance that is being launched to its network. The driver makes the network
 /// namespace.
 #[derive(Debug)]
 pub struct Wire {
@@ -38,7 +38,7 @@ pub struct Tap {
     pub interface: String,
     /// The MAC address of the interface in the machine.
     pub mac: String,
-    /// The largest packet.
+    /// The largest packet, in bytes.
     pub mtu: u16,
 }
 
@@ -51,8 +51,8 @@ impl Wire {
         }
     }
 
-    /// Makes the interface `eth0` in the network namespace of a process. What is made goes when
-    /// the instance ends.
+    /// Makes the interface `eth0` in the network namespace of a process. It is removed when the
+    /// instance ends.
     ///
     /// # Errors
     /// The fault is [`LaunchFault::Network`].
@@ -66,8 +66,8 @@ impl Wire {
         made.map_err(failed)
     }
 
-    /// Makes a tap that a machine's user can open, in this process's own network namespace. It
-    /// stays until the agent hears that the instance has ended.
+    /// Makes a tap in the agent's own network namespace, which the machine's user can open. It is
+    /// removed when the agent has noticed the end of the instance.
     ///
     /// # Errors
     /// The fault is [`LaunchFault::Network`].
@@ -92,14 +92,14 @@ impl Wire {
         })
     }
 
-    /// Whether the instance may administer the network of its namespace: a concentrator does.
+    /// True for a concentrator, which may administer the network of its namespace.
     pub fn is_concentrator(&self) -> bool {
         matches!(self.to, Attachment::Underlay(_))
     }
 
-    /// Prepares the directory of the instance: the list of its name servers, or the files of a
-    /// concentrator, for its user alone. Gives the variables that a concentrator gets from its
-    /// node.
+    /// Writes files into the directory of the instance: the list of name servers, or the files of a
+    /// concentrator, which only its user can read. Returns the environment variables that a
+    /// concentrator gets from its node.
     ///
     /// # Errors
     /// A file cannot be read or written.
@@ -141,29 +141,29 @@ fn failed(why: String) -> LaunchError {
     LaunchError::new(LaunchFault::Network, why)
 }
 
-/// Brings the files of a concentrator that runs up to date, in its directory; it reads them
-/// again by itself.
+/// Replaces the files of a concentrator that runs, if the originals have changed. The concentrator
+/// notices the change and reads them again.
 pub(super) fn renew(config: &NetworkConfig, concentrator: Uuid, directory: &Path) {
     for (name, from) in config.files_of(concentrator) {
         if let Err(e) = copy(&name, &from, directory) {
-            // A certificate that is not there yet is no reason to fill the log.
+            // This is logged at debug only, because the certificate may be missing for a long time.
             debug!("concentrator {concentrator}: {name}: {e}");
         }
     }
 }
 
-/// Makes the copy of these files that a variable names, unless it is there. A copy has the owner of
-/// the former one.
+/// Makes a file with the content of these files, unless it exists, and returns its path. A new copy
+/// has the owner of the former one.
 fn copy(name: &str, from: &[PathBuf], directory: &Path) -> io::Result<PathBuf> {
     let to = directory.join(name.to_ascii_lowercase());
     let content = joined(from)?;
     match fs::read(&to) {
-        Ok(there) if there == content => Ok(to),
+        Ok(present) if present == content => Ok(to),
         _ => replace(&to, &content).map(|()| to),
     }
 }
 
-/// The content of all these files.
+/// The content of all these files, each with a line break at its end.
 fn joined(files: &[PathBuf]) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     for file in files {

@@ -2,27 +2,26 @@
 //!
 //! ```text
 //! STATE/                        locked: one agent at a time
-//!   node.yaml                   whether the node is in maintenance, and what is next
+//!   node.yaml                   the record of the node: maintenance, next state, OFFLINE
 //!   instances/UUID/
 //!     instance.yaml             the record: phase, process, exit code
 //!     start.yaml                a checksum, and the START as it was received
 //!     restart.yaml              the changes of a RESTART, if there was one
-//!     …                         the driver's, see `driver::InstanceDir`
+//!     …                         files of the driver, see `driver::InstanceDir`
 //!   new/                        instances that are being made
 //!   removed/                    directories of deleted instances, until they are removed
 //!   set-aside/                  copies of unreadable files; the log has the reasons
 //! ```
 //!
-//! Only the agent can read it. The user of an instance can pass the directories above its
-//! own, and no other user can enter that. The owner of `work` is the instance's user. If
-//! instances have UIDs of their own, no two have the same.
+//! Only the agent can read the state. The user of an instance can pass the directories above the
+//! instance's directory, and no other user can enter that directory. The instance's user owns `work`.
+//! If instances have UIDs of their own, each UID belongs to one instance.
 //!
-//! A file is written beside its place, synced, and renamed over it, so that
-//! after a crash the old or the new one is there. An instance's directory is made
-//! in `new`, and renamed once all of it is on the disk: after a crash the whole
-//! instance is there, or nothing of it. Each file has a checksum of the rest: one
-//! that is torn all the same, or was changed by hand, is recognised and set aside,
-//! never obeyed.
+//! A file is written under another name, synced, and renamed, so that after a crash the old or the
+//! new file is there. An instance's directory is made in `new`, and renamed once it is on the disk
+//! with its content, so that after a crash the whole instance is there or does not exist. Each file
+//! has a checksum of its content: a damaged file, or one that was changed by hand, is recognised,
+//! set aside and not used.
 //!
 //! | file | holds |
 //! |---|---|
@@ -65,7 +64,7 @@ const REMOVED: &str = "removed";
 const PRIVATE: u32 = 0o700;
 /// The mode of a directory that others may pass but not list.
 pub(crate) const PASSABLE: u32 = 0o711;
-/// How many copies of the same broken file are kept.
+/// The most numbered copies of one broken file.
 const SET_ASIDE_COPIES: u32 = 100;
 
 /// The state directory of one agent. Any thread may call it, but two calls for the same
@@ -74,24 +73,24 @@ const SET_ASIDE_COPIES: u32 = 100;
 pub(crate) struct Store {
     root: PathBuf,
     volumes: Option<PathBuf>,
-    /// The owners of instances' directories, other than the agent's user; as
-    /// many as there are instances.
+    /// The UID of each instance that does not run as the agent's user.
     uids: Mutex<HashMap<Uuid, u32>>,
-    /// The lock ends when this is closed.
+    /// The directory. The lock ends when it is closed.
     _lock: File,
 }
 
 impl Store {
-    /// Opens the directory, which is made where there is none, and locks it.
-    /// Volumes lie in `volumes`, if this node has any.
+    /// Opens the directory, after making it if it does not exist, and locks it. `volumes` is the
+    /// directory of volumes, if this node has any.
     pub(crate) fn open(root: &Path, volumes: Option<&Path>) -> io::Result<Self> {
         make_dirs(root, PASSABLE)?;
-        // Instances get these paths, and their working directory is another one.
+        // Instances get these paths and have other working directories, so the paths are absolute.
         let root = fs::canonicalize(root)?;
         let volumes = volumes.map(fs::canonicalize).transpose()?;
         let lock = File::open(&root)?;
         ssntp_transport::lock(&lock, "another agent")?;
-        // It is needed to delete instances, and on a full disk it could not be made.
+        // This directory is made now, because on a full disk it could not be made, and instances
+        // could not be deleted.
         if let Err(e) = make_dirs(&root.join(REMOVED), PRIVATE) {
             warn!("{}: {e}", root.display());
         }
@@ -103,7 +102,7 @@ impl Store {
         })
     }
 
-    /// The directory itself.
+    /// The path of the state directory.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -121,8 +120,8 @@ impl Store {
         place(&self.root, instance)
     }
 
-    /// Makes the directory of a new instance, with its START as it was received.
-    /// After a power cut all of it is there, or nothing.
+    /// Makes the directory of a new instance, with its START as it was received. After a power cut
+    /// the directory is complete or does not exist.
     pub(crate) fn create(&self, instance: Uuid, start: &[u8], record: &Record) -> io::Result<()> {
         let place = self.place(instance);
         // A former instance of that name may have left files that were not removed.
@@ -134,7 +133,7 @@ impl Store {
             tree::remove(new.dir())?;
             make_dirs(&new.work(), PRIVATE)?;
             make_dirs(&new.volumes(), PRIVATE)?;
-            // The checksum comes first: after the last document it would be a part of it.
+            // The checksum comes first, because after the last document it would belong to that.
             let mut options = File::options();
             let options = options.write(true).create_new(true).mode(0o600);
             let mut file = options.open(new.dir().join(START))?;
@@ -146,14 +145,14 @@ impl Store {
             fs::rename(new.dir(), place.dir())
         };
         make().inspect_err(|_| {
-            // The first error is the one to report. The next agent removes the rest.
+            // The first error is reported. The next agent removes the remaining files.
             let _ = tree::remove(new.dir());
         })?;
-        // The rename is on the disk only after this.
+        // Only this writes the rename to the disk.
         sync_dir(&instances)
     }
 
-    /// Writes down what a RESTART said anew. The START stays as it was received.
+    /// Writes the changes of a RESTART. The START is kept as it was received.
     pub(crate) fn save_restart(&self, instance: Uuid, restart: &Restart) -> io::Result<()> {
         write_summed(&self.place(instance).dir().join(RESTART), restart)
     }
@@ -168,42 +167,39 @@ impl Store {
         write_summed(&self.root.join(NODE), node)
     }
 
-    /// Forgets an instance and removes all its files, those of its volumes
-    /// excepted that are not `ephemeral`.
+    /// Removes an instance with its files and its `ephemeral` volumes.
     ///
-    /// After an error it is still here as a whole. Files that can't be
-    /// removed are no error: it is no instance any more, and the next agent
-    /// tries again.
+    /// # Errors
+    /// The directory could not be moved away: the instance is unchanged. Files that can't be removed
+    /// afterwards are no error, and the next agent tries to remove them again.
     pub(crate) fn remove(&self, instance: Uuid, ephemeral: &[Uuid]) -> io::Result<()> {
         let place = self.place(instance);
         for volume in volumes_at(&place.volumes()) {
-            // Before the UID of the instance is free again.
+            // This precedes the release of the instance's UID, which may own the volume.
             self.take_back(&place, volume);
             if ephemeral.contains(&volume) {
                 self.remove_volume(instance, volume);
             }
         }
         let dir = place.dir().to_owned();
-        // A rename is atomic and needs no space on a full disk.
-        // A new name for each, because an instance with the same UUID may have been removed
-        // before.
+        // A rename is atomic and needs no space on a full disk. The name is new each time, because an
+        // instance with the same UUID may have been removed before.
         let aside = self.root.join(REMOVED).join(Uuid::new_v4().to_string());
         let gone = match fs::rename(&dir, &aside) {
             Ok(()) => aside,
-            // `NotFound` may also mean that `removed` is missing, so the directory itself is
-            // looked for.
+            // `NotFound` can also mean that `removed` is missing, so the directory itself is checked.
             Err(e) if e.kind() == io::ErrorKind::NotFound && !dir.exists() => {
                 self.uids().remove(&instance);
                 return Ok(());
             }
             Err(_) => {
-                // A directory without a record is no instance for the next agent.
+                // Without a record the next agent removes the directory.
                 found(fs::remove_file(dir.join(RECORD)))?;
                 dir
             }
         };
         if let Err(e) = tree::remove(&gone) {
-            warn!("{}: some of it can't be removed: {e}", gone.display());
+            warn!("{}: some of its files can't be removed: {e}", gone.display());
         }
         self.uids().remove(&instance);
         Ok(())
@@ -219,14 +215,14 @@ impl Store {
         }
     }
 
-    /// Reads everything. Unreadable files are set aside, and the log says why.
+    /// Reads all records. Unreadable files are set aside, and the reason is logged.
     pub(crate) fn load(&self) -> io::Result<(NodeRecord, Vec<Stored>)> {
         self.remove_the_rest();
         let node = match read_summed(&self.root.join(NODE)) {
             Ok(node) => node.unwrap_or_default(),
             Err(why) => {
                 self.set_aside(&self.root.join(NODE), &why);
-                // It may have been evacuated for a reason, so it takes no STARTs.
+                // The node may have been in maintenance, so it takes no STARTs until Restore.
                 NodeRecord {
                     maintenance: true,
                     ..NodeRecord::default()
@@ -250,7 +246,7 @@ impl Store {
                 ),
             }
         }
-        // Directories are listed in any order; logs and tests want a fixed one.
+        // The system lists directories in any order. Logs and tests need a fixed order.
         stored.sort_by_key(|stored| stored.instance);
         Ok((node, stored))
     }
@@ -258,14 +254,15 @@ impl Store {
     fn load_instance(&self, instance: Uuid) -> Option<Stored> {
         let place = self.place(instance);
         let (record_path, start_path) = (place.dir().join(RECORD), place.dir().join(START));
-        // Before anything can fail: a UID in use must not be given to another instance.
+        // This precedes all steps that can fail, because a UID in use must not be given to another
+        // instance.
         if let Some(uid) = owner_of(&place) {
             self.uids().insert(instance, uid);
         }
         let record: Option<Record> = match read_summed(&record_path) {
             Ok(Some(record)) => Some(record),
             Ok(None) => {
-                // It was being made or removed when the agent ended.
+                // The agent ended while it removed the instance.
                 warn!("instance {instance}: it has no record, and is removed");
                 if let Err(e) = self.remove(instance, &[]) {
                     warn!("instance {instance}: {e}");
@@ -307,21 +304,20 @@ impl Store {
         })
     }
 
-    /// Keeps a copy of a broken file under a name that tells where it was.
-    /// The file itself stays until it is written anew: an instance without a
-    /// record is taken for one that never was.
+    /// Copies a broken file into `set-aside`, under a name made of its path. The file itself stays
+    /// until it is replaced, because an instance without a record would be removed.
     fn set_aside(&self, path: &Path, why: &str) {
         let copied = || -> io::Result<PathBuf> {
             let dir = self.root.join(SET_ASIDE);
-            // Broken files may hold what only the agent may read.
+            // Broken files may contain secrets that only the agent may read.
             make_dirs(&dir, PRIVATE)?;
             let relative = path.strip_prefix(&self.root).unwrap_or(path);
             let name = relative.to_string_lossy().replace('/', "_");
             let to = (0..SET_ASIDE_COPIES)
                 .map(|n| dir.join(format!("{name}.{n}")))
                 .find(|to| !to.exists())
-                // With too many copies, the one without a number is overwritten, so that they
-                // cannot fill the disk.
+                // Beyond this number the copy without a number is overwritten, so that copies cannot
+                // fill the disk.
                 .unwrap_or_else(|| dir.join(&name));
             fs::copy(path, &to)?;
             Ok(to)
@@ -338,13 +334,13 @@ impl Store {
         Some(Volume { uuid, path })
     }
 
-    /// Writes down that a volume is attached: a link to it is the record.
+    /// Records that a volume is attached, by a link to the volume.
     pub(crate) fn link(&self, place: &InstanceDir, volume: &Volume) -> io::Result<()> {
         symlink(&volume.path, place.volumes().join(volume.uuid.to_string()))?;
         sync_dir(&place.volumes())
     }
 
-    /// Lets an instance's user write in a volume, also in one that another user made.
+    /// Gives a volume to an instance's user, also if another user has written it.
     pub(crate) fn lend(&self, place: &InstanceDir, volume: &Volume) -> io::Result<()> {
         match user_of(place) {
             Some(user) => tree::give(&fs::canonicalize(&volume.path)?, user),
@@ -352,8 +348,8 @@ impl Store {
         }
     }
 
-    /// Closes a volume to the user of an instance, because its UID may later be another
-    /// instance's. Files in it keep their owner until it is lent again.
+    /// Closes a volume to the user of an instance, because another instance may get the same UID
+    /// later. Files in the volume keep their owner until the volume is lent again.
     fn take_back(&self, place: &InstanceDir, volume: Uuid) {
         let (Some(uid), Some(volume)) = (owner_of(place), self.volume(volume)) else {
             return;
@@ -366,8 +362,8 @@ impl Store {
         }
     }
 
-    /// Removes a volume that is deleted with an instance, unless another instance has it.
-    /// Volumes are removed first: after a crash the next DELETE finds their links.
+    /// Removes a volume that is deleted with an instance, unless another instance has it. Volumes are
+    /// removed before the instance, so that after a crash the next DELETE finds their links.
     fn remove_volume(&self, instance: Uuid, uuid: Uuid) {
         let Some(volume) = self.volume(uuid) else { return };
         let others = fs::read_dir(instances(&self.root))
@@ -379,19 +375,17 @@ impl Store {
                 && fs::symlink_metadata(other.path().join("volumes").join(uuid.to_string())).is_ok()
         };
         if others.into_iter().any(has_it) {
-            return warn!("volume {uuid} of instance {instance} is not removed: another one has it");
+            return warn!("volume {uuid} of instance {instance} is not removed: another instance has it");
         }
         if let Err(e) = tree::remove(&volume.path) {
             warn!(
-                "{}: it goes with instance {instance}, and can't be removed: {e}",
+                "{}: this volume of the removed instance {instance} can't be removed: {e}",
                 volume.path.display()
             );
         }
     }
 
-    /// A UID of the range that is no other instance's. An instance keeps its
-    /// own as long as it is here; after that it is long until it is used again,
-    /// for which one comes first depends on the instance.
+    /// A UID of the range that no other instance has. An instance keeps its UID until it is removed.
     pub(crate) fn own_uid(&self, instance: Uuid, range: &RangeInclusive<u32>) -> io::Result<u32> {
         let mut uids = self.uids();
         if let Some(uid) = uids.get(&instance).filter(|uid| range.contains(uid)) {
@@ -399,7 +393,6 @@ impl Store {
         }
         let first = u64::from(*range.start());
         let length = u64::from(*range.end()) - first + 1;
-        // At most one for each instance, so the search is short.
         let taken: BTreeSet<u64> = uids.values().map(|uid| u64::from(*uid)).collect();
         // The search begins at a place that depends on the instance, so that a UID is not used
         // again soon after its instance was deleted.
@@ -409,12 +402,12 @@ impl Store {
             .map(|n| first + (begin % length + n) % length)
             .filter(|uid| !taken.contains(uid));
         let uid = candidates.next().and_then(|uid| u32::try_from(uid).ok());
-        let uid = uid.ok_or_else(|| io::Error::other("all of its range are taken"))?;
+        let uid = uid.ok_or_else(|| io::Error::other("all UIDs of the range are taken"))?;
         uids.insert(instance, uid);
         Ok(uid)
     }
 
-    /// Lets the user of an instance into its directories, and gives it `work` and its volumes.
+    /// Opens the directories of an instance to its user, and gives the user `work` and the volumes.
     /// No other user can enter them.
     pub(crate) fn enclose(&self, place: &InstanceDir, user: Option<User>) -> io::Result<()> {
         tree::share(place.dir(), user, Access::Pass)?;
@@ -433,7 +426,7 @@ impl Store {
         self.uids.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes down that a volume is no longer attached.
+    /// Records that a volume is no longer attached.
     pub(crate) fn unlink(&self, place: &InstanceDir, volume: Uuid) -> io::Result<()> {
         self.take_back(place, volume);
         found(fs::remove_file(place.volumes().join(volume.to_string())))?;
@@ -451,7 +444,7 @@ pub(crate) fn instances(root: &Path) -> PathBuf {
     root.join(INSTANCES)
 }
 
-/// Makes a directory, and those on the way to it. An error names a file that is in the way.
+/// Makes a directory with its parents. If a file is in the way, the error names it.
 pub(crate) fn make_dirs(path: &Path, mode: u32) -> io::Result<()> {
     let made = DirBuilder::new().recursive(true).mode(mode).create(path);
     made.map_err(|e| match path.ancestors().find(|at| at.is_file()) {
@@ -460,7 +453,7 @@ pub(crate) fn make_dirs(path: &Path, mode: u32) -> io::Result<()> {
     })
 }
 
-/// The user of an instance; `None` for the agent's own.
+/// The user of an instance; `None` for the agent's own user.
 fn user_of(place: &InstanceDir) -> Option<User> {
     let metadata = fs::symlink_metadata(place.work()).ok()?;
     let is_other = metadata.uid() != rustix::process::geteuid().as_raw();
@@ -475,7 +468,7 @@ fn owner_of(place: &InstanceDir) -> Option<u32> {
     user_of(place).map(|user| user.uid)
 }
 
-/// A file that does not exist counts as removed.
+/// The result of removing a file. A file that does not exist counts as removed.
 fn found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),

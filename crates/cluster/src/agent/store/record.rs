@@ -14,76 +14,76 @@ use ssntp::payload::{NextState, StartPayload};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Record {
-    /// The driver that runs it.
+    /// The name of the driver.
     pub(crate) driver: String,
     pub(crate) phase: RecordPhase,
     pub(crate) pid: i32,
     pub(crate) start_time: u64,
     pub(crate) boot_id: String,
-    /// Whether its run is, or was, the first.
+    /// True if the last run was the first.
     pub(crate) first_run: bool,
-    /// The exit code of its last run; -1 unknown.
+    /// The exit code of the last run; -1 unknown.
     pub(crate) exit_code: i32,
-    /// The signal that ended it; 0 none.
+    /// The signal that ended the last run; 0 none.
     pub(crate) exit_signal: i32,
     pub(crate) out_of_memory: bool,
-    /// When that run began and ended, in milliseconds since 1970; 0 unknown.
+    /// The begin and the end of the last run, in milliseconds since 1970; 0 unknown.
     pub(crate) started: u64,
     pub(crate) ended: u64,
-    /// Why its node ended it, or could not start it again: a line for people.
+    /// The reason why the node killed the instance, or could not start it again: a line for people.
     pub(crate) detail: String,
-    /// How often its node has started it again by itself, in all and since it last
-    /// ran for long.
+    /// The number of restarts by the restart policy, in all and since the last long run.
     pub(crate) restarts: u32,
     pub(crate) restarts_in_row: u32,
-    /// It has ended, and its restart policy is to start it again.
+    /// The instance has ended, and its restart policy is about to start it again.
     pub(crate) restart_due: bool,
-    /// The step that a command asked for after the end of the instance.
+    /// The step that follows the end of the instance.
     pub(crate) after: RecordAfter,
-    /// When it was written: the boot, and the seconds since then. The time of day may jump.
+    /// The time of writing: the boot, and the seconds since then. The time of day is not used,
+    /// because it may jump.
     pub(crate) written_boot: String,
     pub(crate) written_uptime: u64,
 }
 
-/// How far an instance had come.
+/// The phase of an instance at the time of writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RecordPhase {
-    /// It was being launched, and did not run yet.
+    /// The instance was being launched for the first time, and did not run yet.
     #[default]
     Starting,
-    /// It ran.
+    /// The instance ran.
     Running,
-    /// It had stopped.
+    /// The instance had stopped.
     Stopped,
 }
 
-/// The step that follows the end of an instance, as a command asks for it.
+/// The step that follows the end of an instance, by a command or by retention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RecordAfter {
-    /// Nothing was asked.
+    /// No command asked for the end.
     #[default]
     Nothing,
-    /// Stop and keep.
+    /// Keep the instance.
     Keep,
-    /// Stop, keep, and say InstanceStopped.
+    /// Keep the instance, and send InstanceStopped.
     Evacuate,
-    /// Remove, and say InstanceDeleted.
+    /// Remove the instance, and send InstanceDeleted.
     Delete,
-    /// Remove, and say InstanceStopped.
+    /// Remove the instance, and send InstanceStopped.
     Release,
-    /// Remove, since it was kept long enough, and say InstanceDeleted.
+    /// Remove the instance because its retention is over, and send InstanceDeleted.
     Retire,
 }
 
 impl Record {
-    /// Whether it is the record of the run that a START made, while that runs.
+    /// True for an instance that runs for the first time, after its START.
     pub(crate) fn is_first_run(&self) -> bool {
         self.first_run && self.phase == RecordPhase::Running
     }
 
-    /// The same record, as it is written down now.
+    /// The same record, with the present time as the time of writing.
     pub(super) fn written(&self) -> Self {
         Self {
             written_boot: boot_id(),
@@ -92,8 +92,8 @@ impl Record {
         }
     }
 
-    /// How long ago it was written. If the machine was booted since, this is the time since
-    /// then, and the true age is longer.
+    /// The time since the record was written. After a reboot it is the time since the boot, which is
+    /// less than the true age.
     pub(super) fn age(&self) -> Duration {
         let since = match self.written_boot == boot_id() {
             true => self.written_uptime,
@@ -102,7 +102,7 @@ impl Record {
         Duration::from_secs(uptime().saturating_sub(since))
     }
 
-    /// The run that was under way when it was written.
+    /// The run that was under way when the record was written.
     pub(crate) fn handle(&self) -> Option<RunId> {
         (self.phase == RecordPhase::Running).then(|| RunId {
             pid: self.pid,
@@ -126,12 +126,12 @@ impl Record {
             started,
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
-            // The end of the run before, and the command that asked for it, count no more.
+            // The end of the run before, and the command that asked for it, are dropped.
             ..Self::default()
         }
     }
 
-    /// The same instance, stopped.
+    /// The record of the same instance after the end of its run.
     pub(crate) fn stopped(&self, exit: Exit) -> Self {
         Self {
             driver: self.driver.clone(),
@@ -145,22 +145,21 @@ impl Record {
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
             after: self.after,
-            // The process has ended, so its number is not kept: it may become that of another
-            // one.
+            // The number of the process is dropped, because another process may get it.
             ..Self::default()
         }
     }
 }
 
-/// The seconds since the machine was booted, with those that it slept.
+/// The seconds since the boot, with the time in which the machine slept.
 fn uptime() -> u64 {
-    // An `Instant` could not be compared with that of a former agent.
+    // An `Instant` is not comparable with that of a former agent.
     let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
     let seconds = text.split('.').next().and_then(|seconds| seconds.parse().ok());
     seconds.unwrap_or(0)
 }
 
-/// A time as a record has it.
+/// A time in milliseconds since 1970, as in a record.
 pub(crate) fn millis(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -170,11 +169,11 @@ pub(crate) fn millis(at: SystemTime) -> u64 {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeRecord {
-    /// It is being evacuated, or was.
+    /// The node is being evacuated, or is in maintenance.
     pub(crate) maintenance: bool,
     /// The next state of the machine, once the node is evacuated.
     pub(crate) next_state: NextState,
-    /// It was taken out of service on the node itself.
+    /// The agent's owner has taken the node out of service.
     pub(crate) offline: bool,
 }
 
@@ -182,13 +181,14 @@ pub(crate) struct NodeRecord {
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) instance: Uuid,
-    /// `None` if it can't be read; a copy was set aside.
+    /// `None` if the record can't be read; a copy was set aside.
     pub(crate) record: Option<Record>,
-    /// `None` if it can't be read; a copy was set aside.
+    /// `None` if the START can't be read; a copy was set aside.
     pub(crate) start: Option<Box<StartPayload>>,
+    /// The attached volumes.
     pub(crate) volumes: BTreeSet<Uuid>,
-    /// Its last run was in another boot.
+    /// True if the last run began in another boot.
     pub(crate) rebooted: bool,
-    /// How old its record is.
+    /// The age of the record.
     pub(crate) age: Duration,
 }

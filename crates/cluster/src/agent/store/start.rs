@@ -1,4 +1,4 @@
-//! The START of an instance, with what a RESTART changed.
+//! The START of an instance, with the changes of a RESTART.
 
 use std::fs;
 use std::path::Path;
@@ -8,13 +8,12 @@ use uuid::Uuid;
 use crate::summed::{fnv1a, sum_line};
 use ssntp::payload::{Networking, Payload, Restart, Start, StartPayload};
 
-/// Names the volumes that are made with an instance, and go with it: those that
-/// its START does not name. Each has the same name whenever it is asked for, and no
-/// other instance's.
+/// Names the volumes that are made and deleted with an instance, which its START does not name. The
+/// name depends only on the instance and the position of the volume.
 pub(crate) fn name_own_volumes(start: &mut Start) {
     for (n, storage) in start.storage.iter_mut().enumerate() {
         if storage.id.is_empty() && !storage.boot {
-            // Two hashes of the instance and the index make a UUID that is always the same.
+            // Two hashes of the instance's UUID and the position are the halves of the name.
             let half = |salt| fnv1a(format!("{}/{n}/{salt}", start.instance_uuid).as_bytes());
             storage.id = Uuid::from_u64_pair(half("a"), half("b")).into();
             storage.local = true;
@@ -23,13 +22,13 @@ pub(crate) fn name_own_volumes(start: &mut Start) {
     }
 }
 
-/// The START of an instance with what a RESTART says anew.
+/// The START of an instance with the changes of a RESTART.
 pub(crate) fn restarted(start: &Start, restart: Restart) -> Start {
     let mut start = start.clone();
-    let (needs, said) = (&mut start.requirements, &restart.requirements);
-    for (need, said) in [(&mut needs.mem_mb, said.mem_mb), (&mut needs.vcpus, said.vcpus)] {
-        if said != 0 {
-            *need = said;
+    let (needs, new) = (&mut start.requirements, &restart.requirements);
+    for (need, new) in [(&mut needs.mem_mb, new.mem_mb), (&mut needs.vcpus, new.vcpus)] {
+        if new != 0 {
+            *need = new;
         }
     }
     if restart.persistence.as_str() != "" {
@@ -44,8 +43,7 @@ pub(crate) fn restarted(start: &Start, restart: Restart) -> Start {
     start
 }
 
-/// A RESTART that makes the one START of the other: what has to be written down
-/// beside the first. `None` if they are equal.
+/// The RESTART that turns the START `before` into `after`; `None` if they are equal.
 pub(crate) fn changes(before: &Start, after: &Start) -> Option<Restart> {
     (before != after).then(|| Restart {
         instance_uuid: after.instance_uuid.into(),
@@ -62,7 +60,7 @@ pub(super) fn read_start(path: &Path) -> Result<StartPayload, String> {
     let end = bytes.iter().position(|byte| *byte == b'\n');
     let (sum, start) = bytes.split_at(end.map_or(0, |at| at + 1));
     if sum != sum_line(start).as_bytes() {
-        return Err("its checksum is wrong: it is incomplete, or was changed".into());
+        return Err("its checksum is wrong: the file is incomplete, or was changed".into());
     }
     StartPayload::decode(start).map_err(|e| e.to_string())
 }

@@ -1,15 +1,15 @@
-//! The thread that reads the logs of instances for all streams: a piece of each in turn,
-//! as far as each has credit.
+//! The thread that reads the logs of instances for all streams. It reads a piece for each stream in
+//! turn, as far as the stream has credit.
 //!
 //! ```text
 //!  agent thread ── Open, Credit, Close, Ended ─▶ table ─▶ ssntp-streams ── frames ─▶ client
-//!                                             one entry      │
-//!                                             a stream       └ stdout.log.1, stdout.log, …
+//!                                             one entry for  │
+//!                                             each stream    └ stdout.log.1, stdout.log, …
 //! ```
 //!
-//! The agent's thread changes the table under its lock and never waits, because no file is
-//! read under the lock. There is no queue, so only the number of streams ([`MOST`]) needs
-//! a bound.
+//! The agent's thread changes the table under its lock, for which it never waits long, because no
+//! file is read under the lock. There is no queue, so only the number of streams ([`MOST`]) has a
+//! limit.
 //!
 //! | file | holds |
 //! |---|---|
@@ -34,14 +34,15 @@ use ssntp::client::{ClientHandle, SendFault};
 use ssntp::proto::{Frame, OpenStream, StreamEndReason, StreamEnded, stream_opened};
 use ssntp_transport::threads;
 
-/// The most streams: what a scheduler opens to one node.
+/// The most streams. It is the number that a scheduler opens to one node.
 const MOST: usize = 64;
-/// The pause between two looks at logs that are followed.
+/// The pause before a log is read again from which no more output could be read.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long the thread may take to end: a disk may not answer.
+/// The time for which the agent waits for the end of the thread, which may wait for a disk that
+/// does not answer.
 const LAST_READ: Duration = Duration::from_millis(500);
 
-/// The thread, and the streams that were opened.
+/// The handle of the thread, and the table of streams.
 #[derive(Debug)]
 pub(crate) struct Streams {
     shared: Arc<Table>,
@@ -53,35 +54,36 @@ pub(crate) struct Streams {
 
 #[derive(Debug, Default)]
 struct Table {
-    asked: Mutex<Asked>,
-    news: Condvar,
+    requests: Mutex<Requests>,
+    /// Notified when the requests change.
+    changes: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Asked {
+struct Requests {
     streams: BTreeMap<Uuid, Wanted>,
-    /// Something in here has changed since the thread has looked.
+    /// True if the table has changed since the thread has copied it.
     changed: bool,
     stop: bool,
 }
 
-/// A stream as it was asked for.
+/// A stream as its controller has requested it.
 #[derive(Clone, Debug)]
 struct Wanted {
     open: OpenStream,
     dir: PathBuf,
     credit: u32,
-    /// Nothing more will be written.
+    /// True if the instance has ended and writes no more output.
     over: bool,
 }
 
-impl Asked {
-    /// Adds a stream. Gives the end of one that there is no room for.
+impl Requests {
+    /// Adds a stream. If there is no room for it, the stream's end is returned.
     fn open(&mut self, wanted: Wanted) -> Option<StreamEnded> {
         let stream = wanted.open.stream;
         if self.streams.contains_key(&stream) {
-            // No answer names one of two streams with the same UUID, so a refusal would end the
-            // first one. The scheduler refuses the second one before it comes here.
+            // Answers name a stream by its UUID, so a refusal would end the first stream. The
+            // scheduler refuses the second one before it arrives here.
             debug!("stream {stream} is open already; it is not opened again");
             return None;
         }
@@ -95,7 +97,7 @@ impl Asked {
 }
 
 impl Streams {
-    /// Starts the thread, which sends with that client.
+    /// Starts the thread. It sends frames with this client.
     pub(crate) fn start(client: ClientHandle) -> io::Result<Self> {
         let shared = Arc::new(Table::default());
         let (alive, ended) = bounded(0);
@@ -114,7 +116,7 @@ impl Streams {
 
     /// Carries out an order. Does not wait.
     pub(crate) fn take(&self, order: StreamOrder) {
-        let mut asked = self.shared.lock();
+        let mut requests = self.shared.lock();
         match order {
             StreamOrder::Open { open, place, runs } => {
                 let wanted = Wanted {
@@ -123,39 +125,41 @@ impl Streams {
                     credit: open.credit,
                     over: !runs,
                 };
-                if let Some(ended) = asked.open(wanted) {
-                    // If there is no room for this frame, the controller's limit ends it.
+                if let Some(ended) = requests.open(wanted) {
+                    // If the client has no room for this frame, the controller's time limit ends the
+                    // stream.
                     let _ = self.client.try_send(ended.frame());
                     return;
                 }
             }
             StreamOrder::Credit(credit) => {
-                if let Some(wanted) = asked.streams.get_mut(&credit.stream) {
+                if let Some(wanted) = requests.streams.get_mut(&credit.stream) {
                     wanted.credit = wanted.credit.saturating_add(credit.bytes);
                 }
             }
-            StreamOrder::Close(stream) => drop(asked.streams.remove(&stream)),
-            StreamOrder::CloseAll => asked.streams.clear(),
+            StreamOrder::Close(stream) => drop(requests.streams.remove(&stream)),
+            StreamOrder::CloseAll => requests.streams.clear(),
             StreamOrder::Ended(instance) => {
                 let of_it = |wanted: &&mut Wanted| wanted.open.instance == instance;
-                for wanted in asked.streams.values_mut().filter(of_it) {
+                for wanted in requests.streams.values_mut().filter(of_it) {
                     wanted.over = true;
                 }
             }
         }
-        // Set under the lock, so the thread cannot miss it between its look and its sleep.
-        asked.changed = true;
-        drop(asked);
-        self.shared.news.notify_one();
+        // The flag is set under the lock, so the thread cannot miss it between its check and its
+        // sleep.
+        requests.changed = true;
+        drop(requests);
+        self.shared.changes.notify_one();
     }
 }
 
 impl Drop for Streams {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
-        self.shared.news.notify_one();
+        self.shared.changes.notify_one();
         if self.ended.recv_timeout(LAST_READ) == Err(RecvTimeoutError::Timeout) {
-            warn!("the thread that reads logs has not ended in time; the agent ends without it");
+            warn!("the thread that reads logs has not ended within {LAST_READ:?}; the agent ends without it");
             return;
         }
         if let Some(thread) = self.thread.take() {
@@ -164,55 +168,58 @@ impl Drop for Streams {
     }
 }
 
-/// When the thread looks at a stream again.
+/// The time at which the thread serves a stream again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Outlook {
-    /// Not before more is asked for: its credit is used up.
-    Waits,
-    /// There may be more in a while.
-    LookAgain,
-    /// There may be more at once.
-    GoesOn,
+enum NextTurn {
+    /// After a change of the table: the stream has no credit, or has ended.
+    OnChange,
+    /// After [`LOOK`].
+    Later,
+    /// At once.
+    Now,
 }
 
 impl Table {
-    fn lock(&self) -> MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn run(&self, client: &ClientHandle) {
         let mut readers: BTreeMap<Uuid, Served> = BTreeMap::new();
-        let mut outlook = Outlook::Waits;
-        while let Some(wanted) = self.next(outlook) {
-            // Closes the files of streams that are over.
+        let mut turn = NextTurn::OnChange;
+        while let Some(wanted) = self.next(turn) {
+            // This closes the files of streams that have ended.
             readers.retain(|stream, _| wanted.contains_key(stream));
-            outlook = Outlook::Waits;
+            turn = NextTurn::OnChange;
             for (stream, wanted) in wanted {
                 let served = readers.entry(stream).or_insert_with(|| Served::new(&wanted));
-                outlook = outlook.max(self.serve(client, stream, &wanted, served));
+                turn = turn.max(self.serve(client, stream, &wanted, served));
             }
         }
     }
 
-    /// The streams, once it is time to look; `None` at the end.
-    fn next(&self, outlook: Outlook) -> Option<BTreeMap<Uuid, Wanted>> {
-        let mut asked = self.lock();
-        while !asked.changed && !asked.stop && outlook != Outlook::GoesOn {
-            if outlook == Outlook::Waits {
-                asked = self.news.wait(asked).unwrap_or_else(PoisonError::into_inner);
+    /// Waits until the next turn, and copies the table; `None` when the agent ends.
+    fn next(&self, turn: NextTurn) -> Option<BTreeMap<Uuid, Wanted>> {
+        let mut requests = self.lock();
+        while !requests.changed && !requests.stop && turn != NextTurn::Now {
+            if turn == NextTurn::OnChange {
+                requests = self
+                    .changes
+                    .wait(requests)
+                    .unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let waited = self.news.wait_timeout(asked, LOOK);
-            asked = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.changes.wait_timeout(requests, LOOK);
+            requests = waited.unwrap_or_else(PoisonError::into_inner).0;
             break;
         }
-        // The streams are copied, so that files are read without the lock.
-        asked.changed = false;
-        (!asked.stop).then(|| asked.streams.clone())
+        // The table is copied, so that files are read without the lock.
+        requests.changed = false;
+        (!requests.stop).then(|| requests.streams.clone())
     }
 
     /// Sends the next piece of a stream, or its end.
-    fn serve(&self, client: &ClientHandle, stream: Uuid, wanted: &Wanted, served: &mut Served) -> Outlook {
+    fn serve(&self, client: &ClientHandle, stream: Uuid, wanted: &Wanted, served: &mut Served) -> NextTurn {
         let outgoing = match served.unsent.take() {
             Some(outgoing) => outgoing,
             None => match served.reader.read(wanted) {
@@ -221,9 +228,9 @@ impl Table {
                     frame: data.frame(),
                     is_last: false,
                 },
-                Ok(Piece::Sought) => return Outlook::GoesOn,
-                Ok(Piece::NotYet) => return Outlook::LookAgain,
-                Ok(Piece::NoCredit) => return Outlook::Waits,
+                Ok(Piece::Searching) => return NextTurn::Now,
+                Ok(Piece::NotYet) => return NextTurn::Later,
+                Ok(Piece::NoCredit) => return NextTurn::OnChange,
                 Ok(Piece::End) => Outgoing::last(StreamEnded::new(stream, StreamEndReason::DONE, "")),
                 Err(e) => {
                     debug!("instance {}: its log: {e}", wanted.open.instance);
@@ -240,30 +247,31 @@ impl Table {
                 // The bytes were read from the log already, so the frame is kept until there is
                 // room.
                 served.unsent = Some(Outgoing { frame, cost, is_last });
-                return Outlook::LookAgain;
+                return NextTurn::Later;
             }
-            // The session is over, and its streams with it.
+            // The session has ended, and so have its streams.
             Err(_) => {
                 self.lock().streams.remove(&stream);
-                return Outlook::Waits;
+                return NextTurn::OnChange;
             }
         }
-        let mut asked = self.lock();
+        let mut requests = self.lock();
         if is_last {
-            asked.streams.remove(&stream);
-        } else if let Some(wanted) = asked.streams.get_mut(&stream) {
-            // Taken from the table and not from the copy, because credit may have come
-            // meanwhile.
+            requests.streams.remove(&stream);
+        } else if let Some(wanted) = requests.streams.get_mut(&stream) {
+            // The credit of the table is reduced and not that of the copy, because further credit
+            // may have been added to the table.
             wanted.credit = wanted.credit.saturating_sub(cost);
         }
-        Outlook::GoesOn
+        NextTurn::Now
     }
 }
 
-/// How far a stream has come.
+/// A stream that the thread serves.
 #[derive(Debug)]
 struct Served {
     reader: Reader,
+    /// A frame for which the client had no room.
     unsent: Option<Outgoing>,
 }
 
@@ -281,11 +289,11 @@ impl Served {
     }
 }
 
-/// A frame that is to be sent.
+/// A frame of a stream.
 #[derive(Debug)]
 struct Outgoing {
     frame: Frame,
-    /// How much of the stream's credit it uses.
+    /// The credit that the frame uses.
     cost: u32,
     is_last: bool,
 }
@@ -307,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_is_open_is_not_ended_by_another_of_its_uuid() {
-        let mut asked = Asked::default();
+        let mut requests = Requests::default();
         let wanted = |stream, credit| Wanted {
             open: OpenStream {
                 stream: Uuid::from_u128(stream),
@@ -322,12 +330,12 @@ mod tests {
             over: false,
         };
         for stream in 1..=MOST as u128 {
-            assert!(asked.open(wanted(stream, 7)).is_none());
+            assert!(requests.open(wanted(stream, 7)).is_none());
         }
-        assert!(asked.open(wanted(1, 8)).is_none());
-        assert_eq!(asked.streams[&Uuid::from_u128(1)].credit, 7);
-        let refused = asked.open(wanted(MOST as u128 + 1, 7)).unwrap();
+        assert!(requests.open(wanted(1, 8)).is_none());
+        assert_eq!(requests.streams[&Uuid::from_u128(1)].credit, 7);
+        let refused = requests.open(wanted(MOST as u128 + 1, 7)).unwrap();
         assert_eq!(refused.reason, StreamEndReason::TOO_MANY);
-        assert_eq!(asked.streams.len(), MOST);
+        assert_eq!(requests.streams.len(), MOST);
     }
 }

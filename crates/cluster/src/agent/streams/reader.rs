@@ -1,9 +1,9 @@
 //! The next piece of a stream, from the files of an instance's log.
 //!
-//! Files are those that the instance's supervisor writes and begins anew
-//! (`driver/supervisor/logs.rs`). They are opened in the instance's directory, never
-//! through a link and without waiting, and only regular files are read. A file that was
-//! opened is read to its end, also when it gets another name.
+//! The instance's supervisor writes the files, and begins new ones when they are full
+//! (`driver/supervisor/logs.rs`). They are opened in the instance's directory without waiting. Only
+//! regular files are read, and links are refused. A file that was opened is read to its end, even if
+//! it is renamed meanwhile.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,42 +18,43 @@ use rustix::io::Errno;
 use super::Wanted;
 use ssntp::proto::{Outputs, StreamData};
 
-/// How many bytes are searched for the beginning of the last lines at a time.
+/// The number of bytes that are searched at a time for the beginning of the last lines.
 const BLOCK: usize = 256 * 1024;
-/// How often a log may be begun anew while it is being opened.
+/// The number of tries to open the files of a log between two renames by the supervisor.
 const TRIES: usize = 8;
 
 /// The next piece of a stream.
 #[derive(Debug)]
 pub(super) enum Piece {
     Data(StreamData),
-    /// Nothing was found yet, and there is more to search.
-    Sought,
-    /// The instance has written nothing more so far.
+    /// The search for the beginning of the last lines is not complete.
+    Searching,
+    /// All output so far was read, and the instance may write more.
     NotYet,
     NoCredit,
     End,
 }
 
-/// The logs of an instance, as far as they were read.
+/// The position of a stream in the logs of an instance.
 #[derive(Debug)]
 pub(super) struct Reader {
     logs: Vec<Log>,
-    /// `None` until the directory exists: an instance that is being launched has none yet.
+    /// `None` until the directory exists: the directory of an instance is made during the launch.
     dir: Option<OwnedFd>,
 }
 
 impl Reader {
     pub(super) fn new(outputs: Outputs) -> Self {
         let all = [(Outputs::STDOUT, "stdout.log"), (Outputs::STDERR, "stderr.log")];
-        let asked = all.into_iter().filter(|(output, _)| outputs.contains(*output));
+        let wanted = all.into_iter().filter(|(output, _)| outputs.contains(*output));
         Self {
-            logs: asked.map(|(output, name)| Log::new(output, name)).collect(),
+            logs: wanted.map(|(output, name)| Log::new(output, name)).collect(),
             dir: None,
         }
     }
 
-    /// The next piece of the stream. The outputs take turns: the one that was read goes last.
+    /// The next piece of the stream. The outputs take turns: after a read the output becomes the
+    /// last in order.
     pub(super) fn read(&mut self, wanted: &Wanted) -> io::Result<Piece> {
         let room = StreamData::room(wanted.credit);
         if self.dir.is_none() {
@@ -83,12 +84,12 @@ impl Reader {
     }
 }
 
-/// One output of an instance, as far as it was read.
+/// The position of a stream in one output of an instance.
 #[derive(Debug)]
 struct Log {
     output: Outputs,
     name: &'static str,
-    /// The files that are still to be read, the oldest first; the last one may grow.
+    /// The files that were not read to their end yet, the oldest first. The last one may grow.
     parts: VecDeque<Part>,
     stage: Stage,
 }
@@ -96,11 +97,13 @@ struct Log {
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Unopened,
-    /// The search for the beginning of the last lines, which goes backwards: the part, the
-    /// offset before which the next block ends, and how many line ends are still to be found.
+    /// The search for the beginning of the last lines, which goes backwards.
     Seeking {
+        /// The part to search.
         part: usize,
+        /// The offset at which the next block ends.
         before: u64,
+        /// The number of line ends that have to be found.
         ends: u32,
     },
     Reading,
@@ -112,7 +115,7 @@ struct Part {
     at: u64,
     /// The length of the file when it was opened.
     length: u64,
-    /// Whether output before the next byte may have been lost.
+    /// True if output before the next byte may have been lost.
     missing: bool,
 }
 
@@ -140,19 +143,18 @@ impl Log {
                 }
                 Stage::Seeking { part, before, ends } => {
                     self.stage = self.seek(part, before, ends)?;
-                    // One block at a time, so that a long search does not hold up other
-                    // streams.
-                    return Ok(Piece::Sought);
+                    // One block at a time, so that a long search does not delay other streams.
+                    return Ok(Piece::Searching);
                 }
                 Stage::Reading => break,
             }
         }
-        // Only now: the search needs no credit, since it sends nothing.
+        // The credit is checked only now, because the search sends no data and needs no credit.
         if room == 0 {
             return Ok(Piece::NoCredit);
         }
-        // A part that was read to its end is followed by the next one. The last one is kept
-        // open, because it may grow.
+        // A part that was read to its end is followed by the next part. The last part is kept open,
+        // because it may grow.
         while let Some(part) = self.parts.front_mut() {
             let bytes = part.read(room, open.follow)?;
             if !bytes.is_empty() {
@@ -171,7 +173,7 @@ impl Log {
         if !open.follow {
             return Ok(Piece::End);
         }
-        self.go_on(dir, wanted.over)
+        self.follow(dir, wanted.over)
     }
 
     /// The stage that finds the beginning of the wanted lines.
@@ -197,16 +199,16 @@ impl Log {
         Stage::Reading
     }
 
-    /// Searches one block. A line end that is the very last byte of the log ends the last line
-    /// and begins no other, so it does not count.
+    /// Searches one block. A line end that is the last byte of the log does not count, because no
+    /// line begins after it.
     fn seek(&mut self, number: usize, before: u64, mut ends: u32) -> io::Result<Stage> {
         let Some(part) = self.parts.get(number) else {
             return Ok(Stage::Reading);
         };
         let later = self.parts.iter().skip(number + 1);
-        // Parts after this one may be empty; then its last byte is the end of the log.
+        // If all later parts are empty, the end of this part is the end of the log.
         let is_end = before == part.length && later.map(|part| part.length).sum::<u64>() == 0;
-        // A log may be longer than the memory that a stream may take, so it is read by blocks.
+        // A log may be longer than the memory that a stream may use, so it is searched in blocks.
         let begin = before.saturating_sub(BLOCK as u64);
         let mut block = vec![0; usize::try_from(before - begin).unwrap_or(BLOCK)];
         let length = read_at(&part.file, &mut block, begin)?;
@@ -221,7 +223,7 @@ impl Log {
             }
         }
         Ok(match (begin, number.checked_sub(1)) {
-            // There are fewer lines than were asked for: all of them are sent.
+            // The log has fewer lines than requested, so all of them are sent.
             (0, None) => self.begin_at(0, 0),
             (0, Some(number)) => Stage::Seeking {
                 part: number,
@@ -236,25 +238,25 @@ impl Log {
         })
     }
 
-    /// Finds out whether more will come, once all was read.
-    fn go_on(&mut self, dir: &OwnedFd, over: bool) -> io::Result<Piece> {
+    /// Finds the next file of the log, after all output so far was read.
+    fn follow(&mut self, dir: &OwnedFd, over: bool) -> io::Result<Piece> {
         let Some(part) = self.parts.front_mut() else {
             return Ok(Piece::End);
         };
         let length = part.file.metadata()?.len();
-        // A file only grows, so a shorter one was truncated.
         if length < part.at {
-            // It could not be renamed, and was begun anew as it is.
+            // Files only grow, unless the supervisor cannot rename a full one: then it truncates
+            // the file and begins anew.
             (part.at, part.missing) = (0, true);
-            return Ok(Piece::Sought);
+            return Ok(Piece::Searching);
         }
         match successor(dir, self.name, &part.file)? {
-            // The file before is complete now, and its last bytes are read first.
+            // The present file is complete now. Its last bytes are read before the next file.
             Some(next) => self.parts.push_back(next),
             None if over => return Ok(Piece::End),
             None => return Ok(Piece::NotYet),
         }
-        Ok(Piece::Sought)
+        Ok(Piece::Searching)
     }
 }
 
@@ -269,11 +271,11 @@ impl Part {
         })
     }
 
-    /// The next bytes; none at the end of the file. Without `beyond`, that is its end when it
-    /// was opened.
+    /// The next bytes; none at the end of the file. Unless `beyond` is set, bytes that were written
+    /// after the file was opened are not read.
     fn read(&mut self, room: usize, beyond: bool) -> io::Result<Bytes> {
-        // A stream that does not follow ends with what was there at its beginning; otherwise an
-        // instance that writes fast enough would keep it open for ever.
+        // A stream that does not follow contains only the output before its beginning. Otherwise an
+        // instance that writes fast enough would keep the stream open for ever.
         let length = match beyond {
             true => self.file.metadata()?.len(),
             false => self.length,
@@ -287,12 +289,12 @@ impl Part {
     }
 }
 
-/// A log's files, the oldest first, which follow each other.
+/// The files of a log, the oldest first. No output is missing between them.
 fn parts(dir: &OwnedFd, name: &'static str) -> io::Result<VecDeque<Part>> {
     let mut files = VecDeque::new();
     for _ in 0..TRIES {
-        // The supervisor may rename the log between the two; then the name means another file
-        // afterwards, and both are opened again.
+        // The supervisor may rename the log in between. The name then refers to another file
+        // afterwards, and both files are opened again.
         let latest = open(dir, name)?;
         let before = open(dir, &before(name))?;
         let still = open(dir, name)?;
@@ -306,8 +308,7 @@ fn parts(dir: &OwnedFd, name: &'static str) -> io::Result<VecDeque<Part>> {
             break;
         }
     }
-    // After the last try the log may have been renamed in between, and both names led to the
-    // same file.
+    // If the log was renamed during the last try as well, both names led to the same file.
     if let [before, latest] = files.make_contiguous()
         && is_same(before, latest)?
     {
@@ -316,13 +317,11 @@ fn parts(dir: &OwnedFd, name: &'static str) -> io::Result<VecDeque<Part>> {
     files.into_iter().map(Part::new).collect()
 }
 
-/// The file that follows `ours`, which is not written any more; none while `ours` is the latest
-/// one.
+/// The file that follows `ours`; `None` if `ours` is the latest file.
 fn successor(dir: &OwnedFd, name: &'static str, ours: &File) -> io::Result<Option<Part>> {
     for _ in 0..TRIES {
         let Some(latest) = open(dir, name)? else {
-            // The supervisor has renamed the log and not made the new one yet: that is looked
-            // at again.
+            // The supervisor has renamed the log and has not made the new file yet.
             return Ok(None);
         };
         if is_same(&latest, ours)? {
@@ -334,9 +333,9 @@ fn successor(dir: &OwnedFd, name: &'static str, ours: &File) -> io::Result<Optio
             _ => continue,
         }
         let (next, missing) = match before {
-            // Ours is the file before the latest, so nothing lies between them.
+            // Ours is the file before the latest, so no output is missing.
             Some(before) if is_same(&before, ours)? => (latest, false),
-            // The log was begun anew more than once: files between ours and this one are gone.
+            // The log was renamed more than once, so files after ours are gone.
             Some(before) => (before, true),
             None => (latest, true),
         };
@@ -352,15 +351,15 @@ fn before(name: &str) -> String {
     format!("{name}.1")
 }
 
-/// Opens a log: never through a link, never waiting for the writer of a FIFO,
-/// and nothing but a file.
+/// Opens a log. It has to be a regular file: links are refused, and opening a FIFO does not wait
+/// for a writer.
 fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let Some(file) = found(openat(dir, name, flags, Mode::empty()))?.map(File::from) else {
         return Ok(None);
     };
-    // Checked after opening, on the descriptor: the name could be replaced between a check and
-    // the opening.
+    // The check follows the opening and uses the descriptor, because the file could be replaced
+    // between a check of the name and the opening.
     match file.metadata()?.is_file() {
         true => Ok(Some(file)),
         false => Err(io::Error::new(
@@ -448,8 +447,7 @@ mod tests {
             self.append(text);
         }
 
-        /// All that there is, with `?` before what may miss something; and whether
-        /// it is the end.
+        /// All output so far, with `?` where output may be missing, and true at the end of the stream.
         fn read(&mut self) -> (String, bool) {
             let mut found = String::new();
             loop {
@@ -458,7 +456,7 @@ mod tests {
                         found.push_str(if data.missing { "?" } else { "" });
                         found.push_str(str::from_utf8(&data.data).unwrap());
                     }
-                    Piece::Sought => {}
+                    Piece::Searching => {}
                     Piece::NotYet => return (found, false),
                     Piece::NoCredit => panic!("there is credit"),
                     Piece::End => return (found, true),
@@ -506,7 +504,7 @@ mod tests {
         stage.append("b");
         stage.begin_anew("c");
         assert_eq!(stage.read().0, "bc");
-        // What is being read is read to its end, though its name is gone.
+        // An open file is read to its end, although its name is gone.
         stage.append("d");
         stage.begin_anew("e");
         stage.begin_anew("f");

@@ -1,4 +1,4 @@
-//! The jobs of the agent that can block, as the threads of the [`Pool`] do them.
+//! The jobs of the agent that can block. The threads of the [`Pool`] do them.
 
 use std::io;
 use std::sync::Arc;
@@ -27,17 +27,17 @@ impl Pool {
             Job::Save { instance, record } => {
                 let saved = self.store().and_then(|store| store.save(instance, &record));
                 if let Err(e) = saved {
-                    warn!("instance {instance}: its state can't be saved: {e}");
+                    warn!("instance {instance}: its record can't be saved: {e}");
                 }
             }
             Job::SaveNode(node, then) => {
                 match (self.store().and_then(|store| store.save_node(&node)), then) {
                     (Ok(()), Some(next)) => self.done(Done::Evacuated(next)),
                     (Ok(()), None) => {}
-                    (Err(e), None) => warn!("the node's state can't be saved: {e}"),
+                    (Err(e), None) => warn!("the node's record can't be saved: {e}"),
                     (Err(e), Some(next)) => {
                         warn!(
-                            "the node's state can't be saved, so the agent does not ask its owner for {next}: {e}"
+                            "the node's record can't be saved, so the next state, {next}, is not reported: {e}"
                         );
                     }
                 }
@@ -89,8 +89,8 @@ impl Pool {
                 for ((driver, subject), (_, usage)) in all.zip(&usages) {
                     self.limit_disk(&**driver, subject, usage);
                 }
-                // Without a state directory there are no instances, and any file system will
-                // do.
+                // Without a state directory there are no instances, and the root file system is
+                // measured.
                 let disk = self.store.as_ref().map_or("/".as_ref(), |store| store.root());
                 let facts = machine::read(disk);
                 self.done(Done::Measured {
@@ -106,7 +106,7 @@ impl Pool {
         let instance = job.instance;
         {
             let mut queues = self.queues();
-            // The agent may have ended since the job was taken from the queue.
+            // The agent may have begun to end since the job was taken from the queue.
             if queues.stop {
                 job.cancel.cancel();
             }
@@ -123,11 +123,11 @@ impl Pool {
                 place: store.place(instance),
                 handle: handle.clone(),
             }),
-            // A START that failed leaves nothing behind. An instance that was there before
-            // keeps its files.
+            // The files of a START that failed are removed. An instance that has run before keeps its
+            // files.
             (Err(_), Some(store)) if matches!(job.origin, Origin::Start(_)) => {
                 if let Err(e) = store.remove(instance, &made) {
-                    warn!("instance {instance}: what is left of it can't be removed: {e}");
+                    warn!("instance {instance}: its launch failed, and its files can't be removed: {e}");
                 }
                 None
             }
@@ -144,12 +144,12 @@ impl Pool {
     /// milliseconds since 1970. Adds to `made` the volumes that it has made and that are deleted
     /// with the instance, even if it returns an error.
     fn try_launch(&self, job: &LaunchJob, made: &mut Vec<Uuid>) -> Result<(RunId, u64), LaunchError> {
-        let unsaved = |e: io::Error| LaunchError::io("its state cannot be saved", &e);
+        let unsaved = |e: io::Error| LaunchError::io("its record cannot be saved", &e);
         let store = self.store().map_err(unsaved)?;
         let place = store.place(job.instance);
         match &job.origin {
             Origin::Start(received) => store.create(job.instance, received, &job.record),
-            Origin::Again(Some(news)) => store.save_restart(job.instance, news),
+            Origin::Again(Some(changes)) => store.save_restart(job.instance, changes),
             Origin::Again(None) => Ok(()),
         }
         .map_err(unsaved)?;
@@ -159,7 +159,7 @@ impl Pool {
             .enclose(&place, user)
             .map_err(|e| LaunchError::io(place.dir().display(), &e))?;
         if matches!(job.origin, Origin::Again(_)) {
-            // An instance that was killed for its size must not be started again with the same
+            // An instance that was killed because of `disk_mb` must not be started again with the same
             // files.
             let measured = self.too_large(&place, Some(0));
             if let Some(why) = measured.map_err(|e| LaunchError::io(place.work().display(), &e))? {
@@ -168,8 +168,8 @@ impl Pool {
         }
         let ephemeral = ephemeral(&job.payload.start);
         for (volume, make) in &job.volumes {
-            // Only a volume that this launch makes may be deleted if it fails: one that exists
-            // holds data.
+            // Only a volume that this launch makes may be deleted if the launch fails, because a
+            // volume that exists has data.
             if *make
                 && store.volume(*volume).is_some_and(|volume| !volume.path.exists())
                 && ephemeral.contains(volume)
@@ -232,7 +232,7 @@ impl Pool {
     ) -> Result<(), VolumeError> {
         let failed = |why: String| VolumeError::new(VolumeFault::Failed, why);
         let state =
-            |e: io::Error| VolumeError::new(VolumeFault::State, format!("its state can't be saved: {e}"));
+            |e: io::Error| VolumeError::new(VolumeFault::State, format!("its record can't be saved: {e}"));
         let store = self.store().map_err(state)?;
         let place = store.place(instance);
         let volume = store
@@ -245,7 +245,7 @@ impl Pool {
             store.link(&place, &volume).map_err(state)?;
             let lent = store.lend(&place, &volume);
             let lent = lent.map_err(|e| failed(format!("{}: {e}", volume.path.display())));
-            // The link is removed again on failure, or the volume would count as attached.
+            // On failure the link is removed again, because the volume would count as attached.
             let attached = lent.and_then(|()| driver.attach(&place, handle, &volume));
             attached.inspect_err(|_| {
                 if let Err(e) = store.unlink(&place, op.volume) {
@@ -253,7 +253,8 @@ impl Pool {
                 }
             })
         } else {
-            // The instance must let go of it first: without the link, another one could get it.
+            // The instance releases the volume first. Without the link, another instance could get
+            // the volume meanwhile.
             driver.detach(&place, handle, &volume)?;
             store.unlink(&place, op.volume).map_err(state)
         }
@@ -264,15 +265,15 @@ impl Pool {
         let (Some(most), Some(handle)) = (self.policy.disk_mb, &subject.handle) else {
             return;
         };
-        // The usage counts all its directories; only `work` counts for the limit, and what was
-        // removed.
+        // The usage contains all directories of the instance. If it is within the limit, so is
+        // `work`, which alone counts for the limit, with the removed files.
         if (0..=i64::from(most)).contains(&usage.disk_mb) {
             return;
         }
         let why = match self.too_large(&subject.place, usage.removed) {
             Ok(Some(why)) => why,
             Ok(None) => return,
-            // Nothing is known of its size, so it is looked at again at the next measurement.
+            // The size is unknown, and the next measurement tries again.
             Err(e) => {
                 return warn!(
                     "instance {}: its disk cannot be measured: {e}",
@@ -286,17 +287,17 @@ impl Pool {
         };
         let instance = subject.place.instance();
         warn!("instance {instance}: {why}: it is killed");
-        // This is told before the kill, because it explains the end.
+        // The reason is reported before the kill, because it explains the end.
         self.done(Done::Condemned { instance, why });
         warn_of(&running, "killed", driver.kill(&running));
     }
 
-    /// Why what an instance writes counts as too large: its directory, and the files that it has
-    /// removed and still uses. More than can be counted is too large, or an instance could avoid
-    /// the limit.
+    /// The reason why the files of an instance are too large, if they are: those in its directory,
+    /// and those that it has removed and still uses. Files that are too many to count are too large,
+    /// because an instance could otherwise avoid the limit.
     ///
     /// # Errors
-    /// The system can't tell for now.
+    /// The files can't be measured for now.
     fn too_large(&self, place: &InstanceDir, removed: Option<u64>) -> io::Result<Option<String>> {
         let Some(most) = self.policy.disk_mb else {
             return Ok(None);
@@ -330,8 +331,7 @@ impl Pool {
     }
 
     fn done(&self, done: Done) {
-        // If the agent has ended, nobody receives this. The next agent reads the state from
-        // the disk.
+        // This fails only if the agent has ended. The next agent reads the state from the disk.
         let _ = self.inputs.send(Input::Done(done));
     }
 }
@@ -344,13 +344,13 @@ pub(in crate::agent) fn measure(
     ids.zip(driver.measure(subjects)).collect()
 }
 
-#[expect(clippy::disallowed_methods, reason = "when an instance was started")]
+#[expect(clippy::disallowed_methods, reason = "the start time of an instance")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-fn warn_of(running: &Running, what: &str, result: io::Result<()>) {
+fn warn_of(running: &Running, action: &str, result: io::Result<()>) {
     if let Err(e) = result {
-        warn!("instance {} can't be {what}: {e}", running.place.instance());
+        warn!("instance {} can't be {action}: {e}", running.place.instance());
     }
 }

@@ -1,34 +1,32 @@
-//! The threads that do jobs which can block: launching, stopping, writing to disk,
-//! measuring.
+//! The threads for jobs that can block: launching, stopping, writing to disk, measuring.
 //!
 //! ```text
-//!                                              ┌▶ crew prompt ──┐
-//!  agent thread ── Job ─▶ one queue an instance ┼▶ crew launch ──┼─ Done ─▶ agent thread
+//!                          one queue for       ┌▶ crew prompt ──┐
+//!  agent thread ── Job ─▶ each instance ───────┼▶ crew launch ──┼─ Done ─▶ agent thread
 //!                                              ├▶ crew remove ──┤
 //!                                              └▶ crew measure ─┘
 //! ```
 //!
-//! The agent's thread never waits for a worker. Jobs of one instance are done
-//! in their order, by one worker at a time; those of several side by side.
+//! The agent's thread never waits for a worker. The jobs of one instance are done in their order, by
+//! one worker at a time. Jobs of several instances are done at the same time.
 //!
-//! No instance waits for the slow disk of another one. Each kind of job has a crew of its
-//! own, so the job that ends an instance never waits for an image to be copied. Within a
-//! crew, a job that has taken [`SLOW`] gives up its place, and a further thread begins the
-//! next one.
+//! No instance waits for the slow disk of another instance. Each kind of job has a crew of its own,
+//! so the job that ends an instance never waits until an image is copied. Within a crew, a job that
+//! has taken [`SLOW`] gives up its place, and a further thread begins the next job.
 //!
-//! | crew | its jobs | places | threads at most | when all of them are at slow jobs |
+//! | crew | jobs | places | most threads | if all threads are at slow jobs |
 //! |---|---|---|---|---|
-//! | prompt | ask, kill, watch, write records | 4 | 16 | the others wait |
+//! | prompt | ask to end, kill, watch, write records | 4 | 16 | further jobs wait |
 //! | launch | launch, copy images, make and attach volumes | 4 | 64 | STARTs are `pending`, until their limit |
-//! | remove | delete directories and volumes | 2 | 16 | the others wait, `stopping` |
-//! | measure | measure the node | 1 | 1 | STATS go out with the last figures |
+//! | remove | delete directories and volumes | 2 | 16 | further instances wait as `stopping` |
+//! | measure | measure the node and its tunnels | 1 | 1 | STATS are sent with the last figures |
 //!
-//! The queues have no bound of their own: the state machine gives a job only when an
-//! instance changes, and it bounds the number of instances.
+//! The queues have no limit of their own: the state machine gives a job only if an instance changes,
+//! and it limits the number of instances.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `jobs` | the jobs themselves |
+//! | `jobs` | the work of each job |
 
 mod jobs;
 #[cfg(test)]
@@ -52,12 +50,12 @@ use super::policy::Policy;
 use super::store::Store;
 use ssntp_transport::threads;
 
-/// How long a job may take before it counts as slow, and holds no place any more.
-/// Launching a process takes some 20 ms; only images and disks take longer.
+/// The time after which a job counts as slow and gives up its place. Launching a process takes some
+/// 20 ms; only images and disks take longer.
 const SLOW: Duration = Duration::from_secs(1);
-/// How long the workers may take for the remaining jobs when the agent ends. With the time for
-/// the last frames (300 ms) and for the last read of a log (500 ms), it makes the two seconds
-/// that [`Agent`](super::Agent) promises.
+/// The time limit for the remaining jobs when the agent ends. Together with the limits for the last
+/// frames (300 ms) and the last read of a log (500 ms), these are the two seconds that
+/// [`Agent`](super::Agent) promises.
 const LAST_JOBS: Duration = Duration::from_millis(1200);
 
 /// The queue of a job. Jobs with the same key are done one after the other.
@@ -77,7 +75,7 @@ impl Key {
     }
 }
 
-/// The threads that do a job: the module has a table of them.
+/// The threads that do a job. The module has a table of the crews.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Crew {
     Prompt,
@@ -103,8 +101,8 @@ impl Crew {
         }
     }
 
-    /// Its name, how many jobs are begun side by side (slow ones apart), and how many
-    /// threads it has at most.
+    /// The name of the crew, the number of jobs that it does at the same time (apart from slow ones),
+    /// and the most threads.
     fn limits(self) -> (&'static str, usize, usize) {
         match self {
             Self::Prompt => ("work", 4, 16),
@@ -136,8 +134,8 @@ pub(crate) struct Workers {
 
 struct Pool {
     queues: Mutex<Queues>,
-    /// One for each crew: notified when it has a job, and when the workers are to end.
-    news: [Condvar; Crew::ALL.len()],
+    /// One for each crew: notified when the crew gets a job, and when the workers have to end.
+    wakers: [Condvar; Crew::ALL.len()],
     store: Option<Arc<Store>>,
     policy: Arc<Policy>,
     inputs: Sender<Input>,
@@ -149,10 +147,11 @@ struct Queues {
     /// The jobs that wait. A key has a queue, perhaps an empty one, as long as it is `ready` or a
     /// worker does a job of it.
     jobs: HashMap<Key, VecDeque<Job>>,
-    crews: [Hands; Crew::ALL.len()],
-    /// Launches that are under way, so that they can be cancelled when the agent ends.
+    crews: [CrewState; Crew::ALL.len()],
+    /// The launches under way, which are cancelled when the agent ends.
     launches: HashMap<Uuid, Cancel>,
-    /// Each worker has a clone; `None` once no more workers are to be started.
+    /// Each worker has a clone, so `Workers::ended` is disconnected when all have ended. `None` once
+    /// the agent ends and no more workers are started.
     alive: Option<Sender<()>>,
     threads: Vec<JoinHandle<()>>,
     stop: bool,
@@ -160,18 +159,17 @@ struct Queues {
 
 /// The jobs and threads of a crew.
 #[derive(Default)]
-struct Hands {
-    /// Keys whose next job is this crew's and that have no worker, longest
-    /// waiting first.
+struct CrewState {
+    /// The keys whose next job waits for this crew, the longest waiting first.
     ready: VecDeque<Key>,
-    /// When each job under way was begun.
+    /// The jobs under way, each with the time at which it began.
     begun: HashMap<Key, Instant>,
     threads: usize,
     idle: usize,
 }
 
 impl Queues {
-    /// Hands an instance's next job to its crew.
+    /// Makes the next job of a key ready for its crew, which is returned.
     fn pass_on(&mut self, key: Key) -> Option<Crew> {
         let Some(job) = self.jobs.get(&key).and_then(VecDeque::front) else {
             self.jobs.remove(&key);
@@ -198,17 +196,18 @@ impl Workers {
         };
         let shared = Arc::new(Pool {
             queues: Mutex::new(queues),
-            news: Default::default(),
+            wakers: Default::default(),
             store,
             policy,
             inputs,
-            // After the agent has ended, the next one finds out from the supervisor.
+            // An end after that of the agent is lost here; the next agent finds it in the state file
+            // of the supervisor.
             sink: Arc::new(move |ended| drop(ends.send(Input::Ended(ended)))),
         });
         let workers = Self { shared, ended };
         for crew in Crew::ALL {
             let mut queues = workers.shared.queues();
-            workers.shared.hire(&mut queues, crew)?;
+            workers.shared.start_thread(&mut queues, crew)?;
         }
         Ok(workers)
     }
@@ -219,22 +218,22 @@ impl Workers {
         let mut queues = self.shared.queues();
         let is_first = !queues.jobs.contains_key(&key);
         queues.jobs.entry(key).or_default().push_back(job);
-        // With jobs before it, the worker that does them passes the queue on.
+        // If jobs of the key are before it, their worker passes the queue on.
         if is_first && let Some(crew) = queues.pass_on(key) {
-            self.shared.news[crew as usize].notify_one();
+            self.shared.wakers[crew as usize].notify_one();
         }
     }
 
     pub(crate) fn figures(&self) -> Vec<CrewFigures> {
         let queues = self.shared.queues();
         let of = |crew: Crew| {
-            let hands = &queues.crews[crew as usize];
+            let state = &queues.crews[crew as usize];
             CrewFigures {
                 name: crew.name(),
-                threads: hands.threads,
+                threads: state.threads,
                 max_threads: crew.most_threads(),
-                busy: hands.begun.len(),
-                waiting: hands.ready.len(),
+                busy: state.begun.len(),
+                waiting: state.ready.len(),
             }
         };
         Crew::ALL.map(of).into()
@@ -253,21 +252,22 @@ impl Drop for Workers {
             for jobs in queues.jobs.values_mut() {
                 jobs.retain(|job| !matches!(job, Job::Launch(_) | Job::Measure(..) | Job::Watch(..)));
             }
-            // With some jobs removed, the next one of a key may be another crew's.
+            // Jobs were removed, so the next job of a key may belong to another crew.
             let waiting: Vec<_> = queues
                 .crews
                 .iter_mut()
-                .flat_map(|hands| hands.ready.drain(..))
+                .flat_map(|crew| crew.ready.drain(..))
                 .collect();
             for key in waiting {
                 queues.pass_on(key);
             }
         }
-        self.shared.news.iter().for_each(Condvar::notify_all);
-        // `join` has no time limit, so the channel tells first that all threads have ended.
+        self.shared.wakers.iter().for_each(Condvar::notify_all);
+        // `join` has no time limit, so it is called only after the channel has shown that all threads
+        // have ended.
         if self.ended.recv_timeout(LAST_JOBS) == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
-            // A file system that doesn't answer: the thread can't be woken.
-            warn!("a worker has not ended in time; the agent ends without it");
+            // The thread waits for a file system that does not answer, and can't be woken.
+            warn!("a worker has not ended within {LAST_JOBS:?}; the agent ends without it");
             return;
         }
         let threads = std::mem::take(&mut self.shared.queues().threads);
@@ -283,7 +283,7 @@ impl Pool {
     }
 
     /// Starts another thread for a crew.
-    fn hire(self: &Arc<Self>, queues: &mut Queues, crew: Crew) -> io::Result<()> {
+    fn start_thread(self: &Arc<Self>, queues: &mut Queues, crew: Crew) -> io::Result<()> {
         let Some(alive) = queues.alive.clone() else {
             return Ok(());
         };
@@ -293,7 +293,7 @@ impl Pool {
             shared.work(crew);
         })?;
         queues.crews[crew as usize].threads += 1;
-        // Threads come and go with the load, so the handles of ended ones would pile up.
+        // Threads start and end with the load, so the handles of ended threads would pile up.
         queues.threads.retain(|worker| !worker.is_finished());
         queues.threads.push(worker);
         Ok(())
@@ -304,37 +304,37 @@ impl Pool {
             self.run(job);
             let mut queues = self.queues();
             queues.crews[crew as usize].begun.remove(&key);
-            // A job for the same crew is taken by this thread itself, in its next round.
+            // A job for the same crew is done by this thread, in its next round.
             if let Some(other) = queues.pass_on(key)
                 && other != crew
             {
-                self.news[other as usize].notify_one();
+                self.wakers[other as usize].notify_one();
             }
         }
         let mut queues = self.queues();
         queues.crews[crew as usize].threads -= 1;
         if queues.stop {
-            // No later job wakes the other threads, so they have to look whether it is over.
-            self.news.iter().for_each(Condvar::notify_all);
+            // No later job wakes the other threads, so they are woken to check for the end.
+            self.wakers.iter().for_each(Condvar::notify_all);
         }
     }
 
-    /// The next job of a crew; `None` once its thread is not needed any more.
+    /// The next job of a crew; `None` if the thread is not needed any more.
     fn next(self: &Arc<Self>, crew: Crew) -> Option<(Key, Job)> {
-        let news = &self.news[crew as usize];
+        let waker = &self.wakers[crew as usize];
         let mut queues = self.queues();
         loop {
-            let hands = &mut queues.crews[crew as usize];
+            let state = &mut queues.crews[crew as usize];
             let now = now();
-            // Slow jobs hold no place, so the number of threads may exceed that of places.
+            // Slow jobs hold no place, so a crew may have more threads than places.
             let quick = |begun: &&Instant| now.saturating_duration_since(**begun) < SLOW;
-            let has_place = hands.begun.values().filter(quick).count() < crew.places();
-            if has_place && let Some(key) = hands.ready.pop_front() {
-                hands.begun.insert(key, now);
+            let has_place = state.begun.values().filter(quick).count() < crew.places();
+            if has_place && let Some(key) = state.ready.pop_front() {
+                state.begun.insert(key, now);
                 // This thread is busy from now on, so another one has to wait for the next job.
-                let needs_another = hands.idle == 0 && hands.threads < crew.most_threads();
-                if needs_another && let Err(e) = self.hire(&mut queues, crew) {
-                    // The threads of the crew do the job later.
+                let needs_another = state.idle == 0 && state.threads < crew.most_threads();
+                if needs_another && let Err(e) = self.start_thread(&mut queues, crew) {
+                    // The job waits for the threads that the crew has.
                     warn!("cannot start another thread to {}: {e}", crew.name());
                 }
                 let job = queues.jobs.get_mut(&key).and_then(VecDeque::pop_front);
@@ -345,33 +345,34 @@ impl Pool {
                 queues.crews[crew as usize].begun.remove(&key);
                 continue;
             }
-            // A job under way may never end, so only waiting jobs keep a thread.
+            // A thread stays for jobs that wait. A job under way does not keep the others, because it
+            // may never end.
             let is_over = queues.stop && queues.jobs.values().all(VecDeque::is_empty);
-            let hands = &mut queues.crews[crew as usize];
-            // More idle threads than places would have nothing to do.
-            if is_over || hands.idle >= crew.places() {
+            let state = &mut queues.crews[crew as usize];
+            // A crew needs no more idle threads than places.
+            if is_over || state.idle >= crew.places() {
                 return None;
             }
-            hands.idle += 1;
+            state.idle += 1;
             // Sleep until a job under way becomes slow and gives up its place.
-            let begun = hands.begun.values().filter(quick).min();
-            let first = match hands.ready.is_empty() {
+            let begun = state.begun.values().filter(quick).min();
+            let first = match state.ready.is_empty() {
                 true => None,
                 false => begun.map(|begun| (*begun + SLOW).saturating_duration_since(now)),
             };
             queues = match first {
                 Some(wait) => {
-                    let waited = news.wait_timeout(queues, wait);
+                    let waited = waker.wait_timeout(queues, wait);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
-                None => news.wait(queues).unwrap_or_else(PoisonError::into_inner),
+                None => waker.wait(queues).unwrap_or_else(PoisonError::into_inner),
             };
             queues.crews[crew as usize].idle -= 1;
         }
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "how long a job has taken")]
+#[expect(clippy::disallowed_methods, reason = "the duration of jobs")]
 fn now() -> Instant {
     Instant::now()
 }

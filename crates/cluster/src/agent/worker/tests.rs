@@ -1,4 +1,4 @@
-//! What is made of an instance whose disk cannot be measured.
+//! An instance whose disk cannot be measured.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use crate::agent::driver::{Confinement, InstanceDir, Measurable, ProcessDriver, 
 
 const PLACE: &str = "SSNTP_TEST_PLACE";
 
-/// Run again by the next test, in a process of its own.
+/// The next test runs this one again, in a process of its own.
 #[test]
 fn a_measurement_without_descriptors() {
     let Some(place) = std::env::var_os(PLACE) else {
@@ -38,7 +38,7 @@ fn a_measurement_without_descriptors() {
         mem_mb: 0,
     };
     workers.give(Job::Measure(None, vec![(Arc::new(driver), vec![subject])]));
-    // That it is to be killed would be told first.
+    // If the instance were to be killed, `Done::Condemned` would come first.
     match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
         Input::Done(super::super::control::Done::Measured { usages, .. }) => {
             assert_eq!(usages[0].1.disk_mb, -1);

@@ -1,4 +1,4 @@
-//! The changes that each frame makes in the tables, and its answer.
+//! The changes that each frame makes in the tables, and the answer to it.
 //!
 //! ```text
 //!            ┌ TenantAdded, TenantRemoved, RefreshCNCI ─▶ carried out, without an answer
@@ -33,7 +33,7 @@ use ssntp_transport::excerpt;
 /// Saves the tables.
 pub(super) type Keep = Box<dyn FnMut(&Tables) -> io::Result<()> + Send>;
 
-/// The answer to a frame, if it has one; or why the frame is refused.
+/// The answer to a frame, if it has one; the error is the reason to refuse the frame.
 type Answer = Result<Option<Frame>, Refused>;
 
 /// A concentrator without I/O: frames in, frames out.
@@ -49,8 +49,10 @@ pub(super) struct Concentrator {
 }
 
 impl Concentrator {
-    /// Begins with the tables of a former run. They are saved at once, to find out now whether
-    /// that is possible.
+    /// Begins with the tables of a former run.
+    ///
+    /// # Errors
+    /// The tables can't be saved, or the data plane can't be made.
     pub(super) fn new(
         uuid: Uuid,
         tenant: Uuid,
@@ -64,10 +66,10 @@ impl Concentrator {
         tables.tenant_uuid = tenant.into();
         tables.ip = ip.to_string();
         tables.data_plane = plane.name().to_owned();
+        // The tables are saved first, so that the data plane is unchanged if the disk can't be used.
         keep(&tables)?;
-        // After the tables were saved: with a disk that cannot be used nothing is changed.
-        for what in plane.apply(&tables).map_err(io::Error::other)? {
-            warn!("{uuid}: left out: {what}");
+        for skipped in plane.apply(&tables).map_err(io::Error::other)? {
+            warn!("{uuid}: left out: {skipped}");
         }
         info!("{uuid}: data plane: {}", plane.name());
         Ok(Self {
@@ -81,14 +83,13 @@ impl Concentrator {
         })
     }
 
-    /// Its tables.
     pub(super) fn tables(&self) -> &Tables {
         &self.tables
     }
 
-    /// The first frames of a new session: which concentrator this is, and the addresses that
-    /// it has assigned. The scheduler may have restarted, and has to know them for controllers
-    /// that connect later.
+    /// The first frames of a new session: ConcentratorInstanceAdded, and the addresses that are
+    /// assigned. The scheduler may have restarted, and needs them for controllers that connect
+    /// later.
     pub(super) fn announcement(&self) -> Vec<Frame> {
         let added = Frame::of(&ConcentratorInstanceAdded {
             instance_uuid: self.uuid.into(),
@@ -107,7 +108,7 @@ impl Concentrator {
         std::iter::once(added).chain(assigned).collect()
     }
 
-    /// Handles a frame; gives the answer, if it has one.
+    /// Handles a frame. Returns the answer, if there is one.
     pub(super) fn frame(&mut self, frame: &Frame) -> Option<Frame> {
         let kind = frame.kind();
         let answer = if kind == Event::TENANT_ADDED {
@@ -133,8 +134,8 @@ impl Concentrator {
         })
     }
 
-    /// Logs why a frame was refused, unless there were too many lines of this kind: otherwise
-    /// a sender could fill the log.
+    /// Logs a problem with a frame. The number of lines of each kind is limited, because a sender
+    /// could otherwise fill the log.
     fn complain(&mut self, kind: &'static str, what: impl fmt::Display) {
         if let Some(more) = self.log.admit((), kind, now()) {
             warn!("{}: {}{more}", self.uuid, excerpt(what));
@@ -145,13 +146,13 @@ impl Concentrator {
         take(self, frame.payload()?)
     }
 
-    /// Checks that a frame is about this concentrator and its tenant.
+    /// Checks that a frame is for this concentrator and its tenant.
     fn check_ours(&self, concentrator: &Id, tenant: &Id) -> Result<(), String> {
         if *concentrator != self.uuid {
             return Err(format!("it is for the concentrator {concentrator}"));
         }
         if !tenant.is_empty() && *tenant != self.tenant {
-            return Err(format!("it is about another tenant, {tenant}"));
+            return Err(format!("it is for another tenant, {tenant}"));
         }
         Ok(())
     }
@@ -177,10 +178,10 @@ impl Concentrator {
             subnet,
             key: added.subnet_key,
         };
-        // Agents report their tenants again in each session. The tables have this tunnel, but
+        // Agents report their tenants again in each session. The tables have this tunnel already, but
         // the data plane may have failed to make it.
         if self.tables.tunnels.contains(&tunnel) {
-            self.look();
+            self.apply();
             return Ok(None);
         }
         let (node, subnet) = (tunnel.agent_uuid.to_string(), tunnel.subnet.clone());
@@ -210,7 +211,7 @@ impl Concentrator {
     fn refresh(&mut self, refresh: RefreshCnci) -> Answer {
         self.check_ours(&refresh.cnci_uuid, &Id::default())?;
         let peers = refresh.cncis;
-        // All are checked before anything changes.
+        // All peers are checked before the tables change.
         for peer in &peers {
             for ip in [&peer.physical_ip, &peer.tunnel_ip] {
                 if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
@@ -219,7 +220,7 @@ impl Concentrator {
             }
             subnet(&peer.subnet)?;
         }
-        // The same list again must not disturb the tunnels.
+        // A list that is received again changes no tunnels.
         if peers != self.tables.peers {
             if let Some(more) = self.log.admit((), "peers", now()) {
                 info!("{}: {} peers{more}", self.uuid, peers.len());
@@ -232,21 +233,24 @@ impl Concentrator {
         Ok(None)
     }
 
-    /// Makes the data plane as the tables say, even if somebody else has changed it.
-    pub(super) fn look(&mut self) {
+    /// Applies the tables to the data plane, which another program may have changed.
+    pub(super) fn apply(&mut self) {
         match self.plane.apply(&self.tables) {
             Ok(left_out) => left_out
                 .iter()
-                .for_each(|what| self.complain("left out", format_args!("left out: {what}"))),
+                .for_each(|skipped| self.complain("left out", format_args!("left out: {skipped}"))),
             Err(why) => self.complain("data plane", format_args!("the data plane: {why}")),
         }
     }
 
-    /// Takes what an event has made of the tables, unless it makes no sense. Events have no answer,
-    /// so faults are only logged.
+    /// Replaces the tables after an event, unless the data plane refuses the new ones; returns true
+    /// if they were replaced. Events have no answer, so faults are only logged.
     fn take(&mut self, next: Tables) -> bool {
         if let Err(why) = self.plane.check(&next) {
-            self.complain("no sense", format_args!("nothing is changed: {why}"));
+            self.complain(
+                "refused tables",
+                format_args!("the tables are not changed: {why}"),
+            );
             return false;
         }
         self.tables = next;
@@ -254,8 +258,9 @@ impl Concentrator {
         true
     }
 
+    /// Applies the tables, and saves them.
     fn settle(&mut self) {
-        self.look();
+        self.apply();
         if let Err(e) = (self.keep)(&self.tables) {
             self.complain("tables", format_args!("the tables can't be saved: {e}"));
         }

@@ -1,5 +1,5 @@
-//! AssignPublicIP and ReleasePublicIP: each is confirmed, or answered with its failure. If
-//! the data plane or the disk refuses, tables, data plane and disk stay as they were.
+//! AssignPublicIP and ReleasePublicIP. Each is confirmed, or answered with its failure. After a
+//! failure the tables, the data plane and the disk are unchanged.
 
 use std::net::IpAddr;
 
@@ -37,7 +37,7 @@ impl Concentrator {
             private_ip: private_ip.clone(),
             vnic_mac,
         };
-        // A controller that did not get the answer asks again, and gets it.
+        // If the address is assigned already, the controller has lost the answer and gets it again.
         if self.tables.public_ip(address) != Some(&ip) {
             self.assign_new(address, ip).map_err(|why| {
                 Refused::new("assign_failure", format!("{public_ip} is not assigned: {why}"))
@@ -60,7 +60,7 @@ impl Concentrator {
         if let Some(owner) = owner.filter(|owner| **owner != ip.instance_uuid) {
             return Err(format!("instance {owner} has it"));
         }
-        // A private address can be translated to one public address only.
+        // A private address can only be translated to one public address.
         let is_other =
             |other: &&PublicIp| other.public_ip != ip.public_ip && other.private_ip == ip.private_ip;
         let mut others = self.tables.public_ips.iter().filter(is_other);
@@ -111,19 +111,19 @@ impl Concentrator {
         })))
     }
 
-    /// Makes the data plane as these tables say, and saves them. If one of both is not possible,
-    /// all is as it was.
+    /// Applies these tables to the data plane, and saves them. If one of these steps fails, the former
+    /// tables are applied again.
     fn commit(&mut self, next: Tables) -> Result<(), String> {
         let saved = |()| (self.keep)(&next).map_err(|e| format!("the tables can't be saved: {e}"));
         let made = self.plane.apply(&next).map(drop).and_then(saved);
         match &made {
             Ok(()) => self.tables = next,
-            Err(_) => self.look(),
+            Err(_) => self.apply(),
         }
         made
     }
 
-    /// Checks the fields that both commands have; gives the address.
+    /// Checks the fields that both commands have, and returns the public address.
     fn check(&self, concentrator: &Id, tenant: &Id, instance: &Id, address: &str) -> Result<IpAddr, Refused> {
         if *concentrator != self.uuid {
             return Err(Refused::new(

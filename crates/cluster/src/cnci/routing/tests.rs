@@ -241,7 +241,7 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
             (&[peer(2, "172.16.1.0/24")], "lacks this concentrator"),
             (
                 &[own.clone(), peer(2, "172.16.0.0/25")],
-                "is this concentrator's own",
+                "overlaps a subnet of this concentrator",
             ),
             (
                 &[

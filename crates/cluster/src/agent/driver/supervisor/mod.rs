@@ -358,7 +358,7 @@ impl Supervisors {
         if let Some(network) = network {
             network.connect(handle.pid)?;
         }
-        commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
+        commit(&handle).map_err(|e| LaunchError::io("its record cannot be saved", &e))?;
         // The handle is on disk, so the program may run.
         stream.write_all(b"go\n").map_err(failed)?;
         // A run that has ended already has run before.
