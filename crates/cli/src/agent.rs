@@ -75,10 +75,10 @@ pub(crate) struct Args {
     /// The most instances, including stopped ones
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES as u32, value_parser = value_parser!(u32))]
     max_instances: u32,
-    /// How often the agent sends STATS
+    /// The time between two STATS of the agent
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     interval: Seconds,
-    /// How long an instance may take to stop before it is killed
+    /// The time after which an instance that does not stop is killed
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     grace: Seconds,
     /// The largest size of each log of an instance; applies from the next run of the
@@ -89,7 +89,7 @@ pub(crate) struct Args {
     /// its argument is shutdown, update or reboot
     #[arg(long, value_name = "PROGRAM")]
     after_evacuation: Option<PathBuf>,
-    /// How the memory and CPUs of instances are limited
+    /// The means by which the memory and CPUs of instances are limited
     #[arg(long, value_parser = one_of(CONFINEMENTS), default_value = "auto")]
     confinement: Confinement,
     #[command(flatten)]
@@ -136,8 +136,8 @@ struct PolicyArgs {
     /// Without KVM, emulate virtual machines instead of refusing them
     #[arg(long)]
     emulation: bool,
-    /// How long an instance that has ended is kept before it is deleted;
-    /// persistent instances are not deleted [default: 86400]
+    /// The time for which an ended instance is kept before it is deleted; persistent
+    /// instances are not deleted [default: 86400]
     #[arg(long, value_name = "SECONDS")]
     retention: Option<u32>,
     /// The most ended instances that are kept; the oldest are deleted first

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use ssntp::pki::{Identity, Trust};
+use ssntp::transport::Address;
 use ssntp_cluster::agent::Agent;
 
 use crate::credentials::Lifetime;
@@ -16,13 +17,6 @@ pub(crate) struct AdminArgs {}
 #[derive(Debug)]
 pub(crate) struct Figures;
 
-#[derive(Debug)]
-pub(crate) struct About {
-    pub(crate) daemon: &'static str,
-    pub(crate) listening: Vec<String>,
-    pub(crate) notes: Notes,
-}
-
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {}
 
@@ -34,7 +28,14 @@ pub(crate) fn of_agent(_: &Arc<Agent>) -> Figures {
 }
 
 impl AdminArgs {
-    pub(crate) fn start(&self, _: About, _: Option<(Identity, Trust)>, _: Figures) -> Result<Pages, Failure> {
+    pub(crate) fn start(
+        &self,
+        _: &'static str,
+        _: &[Address],
+        _: Notes,
+        _: Option<(Identity, Trust)>,
+        _: Figures,
+    ) -> Result<Pages, Failure> {
         Ok(Pages {})
     }
 }

@@ -78,16 +78,6 @@ pub(crate) fn with_port(text: &str) -> Result<Address, String> {
 /// Makes a snapshot of a daemon. Called on the threads that serve the pages.
 pub(crate) type Figures = Box<dyn Fn() -> Result<Snapshot, String> + Send + Sync>;
 
-/// The facts about a daemon that the pages show in addition to its figures.
-#[derive(Debug)]
-pub(crate) struct About {
-    /// The subcommand.
-    pub(crate) daemon: &'static str,
-    /// The addresses at which it listens.
-    pub(crate) listening: Vec<String>,
-    pub(crate) notes: Notes,
-}
-
 /// The pages of a daemon, if it has any.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
@@ -97,10 +87,13 @@ pub(crate) struct Pages {
 }
 
 impl AdminArgs {
-    /// Starts the pages. `credentials` are for addresses that other hosts can reach.
+    /// Starts the pages of the daemon `name`, if `--admin` is given. `credentials` are for addresses
+    /// that other hosts can reach.
     pub(crate) fn start(
         &self,
-        about: About,
+        name: &'static str,
+        listening: &[Address],
+        notes: Notes,
         credentials: Option<(Identity, Trust)>,
         figures: Figures,
     ) -> Result<Pages, Failure> {
@@ -121,15 +114,16 @@ impl AdminArgs {
             config = config.tls(identity, own.unwrap_or(trust));
         }
         let began = now();
+        let listening: Vec<_> = listening.iter().map(Address::to_string).collect();
         let source = move || {
             let mut snapshot = figures()?;
-            snapshot.show("daemon", about.daemon);
+            snapshot.show("daemon", name);
             snapshot.show("version", env!("CARGO_PKG_VERSION"));
             snapshot.show("pid", std::process::id());
             snapshot.show("uptime_seconds", began.elapsed().as_secs());
-            snapshot.show("listening", &about.listening);
+            snapshot.show("listening", &listening);
             snapshot.show("features", features());
-            about.notes.add_to(&mut snapshot);
+            notes.add_to(&mut snapshot);
             Ok(snapshot)
         };
         let admin = Admin::start(config, source).map_err(|e| Failure::new(format!("--admin: {e}")))?;

@@ -34,7 +34,7 @@ use ssntp::transport::Address;
 use uuid::Uuid;
 
 pub(crate) use self::arm::{Arm, Arms, Next, on};
-use crate::admin::{About, AdminArgs, Figures, Notes, Pages};
+use crate::admin::{AdminArgs, Figures, Notes, Pages};
 use crate::clock::wall_clock;
 use crate::credentials::{Expiry, FilesRead, Lifetime};
 use crate::failure::Failure;
@@ -185,17 +185,13 @@ impl Daemon {
         reload: impl FnMut(Option<A>) -> Result<FilesRead, Failure>,
         arms: Arms<'_>,
     ) -> Result<(), Failure> {
-        let about = About {
-            daemon: presence.name,
-            listening: presence.addresses.iter().map(Address::to_string).collect(),
-            notes: self.notes.clone(),
-        };
         self.reloaded = presence.reloaded;
-        let credentials = read.credentials.clone();
+        let (name, addresses) = (presence.name, presence.addresses);
+        let (notes, credentials) = (self.notes.clone(), read.credentials.clone());
         // The pages answer before the first line is printed, because a program that has read the
         // line may request them at once. The service manager comes last: it then starts the units
         // that depend on this daemon.
-        self.pages = presence.admin.start(about, credentials, presence.figures)?;
+        self.pages = (presence.admin).start(name, addresses, notes, credentials, presence.figures)?;
         for (text, value) in presence.lines {
             print_either(presence.json, value, text)?;
         }

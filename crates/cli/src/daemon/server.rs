@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::value_parser;
 use serde_json::{Value, json};
-use ssntp::payload::{Configure, Payload};
+use ssntp::payload::Configure;
 use ssntp::server::{AdmissionPolicy, ServerConfig, ServerHandle};
 use ssntp::transport::Address;
 use uuid::Uuid;
@@ -84,6 +84,7 @@ pub(crate) fn load_configuration(path: &Path) -> Result<Vec<u8>, Failure> {
 }
 
 pub(crate) fn check_configuration(payload: &[u8]) -> Result<(), String> {
-    let configure = Configure::decode(payload).map_err(|e| e.to_string())?;
-    configure.validate().map_err(|e| e.to_string())
+    Configure::decode_valid(payload)
+        .map(drop)
+        .map_err(|e| e.to_string())
 }

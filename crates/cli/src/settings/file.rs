@@ -10,8 +10,7 @@ use crate::input;
 
 use super::{MOST_PROBLEMS, Position, Problem};
 
-/// How long a file may be, in bytes: ten times as long as a file that sets and explains
-/// every key.
+/// The longest file, in bytes: ten times as long as a file that sets and explains every key.
 const MAX_LEN: u64 = 128 << 10;
 
 /// A key with its values, and the position of the key.

@@ -1,4 +1,4 @@
-//! How a run ends, with every process of it.
+//! The end of a run, with all its processes.
 
 use super::*;
 
@@ -145,8 +145,8 @@ fn a_run_ends_once_its_directory_was_removed() {
     stage.handle = None;
 }
 
-/// What an instance with the agent's own user can do: kill its supervisor, and
-/// leave something else where the agent looks for the end.
+/// An instance with the agent's own user kills its supervisor, and leaves another file where the agent
+/// reads the end.
 fn ends_by_killing_its_supervisor(leave: &str) {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     // Also for a version of which the file is elsewhere. The supervisor says that the program

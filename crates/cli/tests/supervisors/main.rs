@@ -101,7 +101,7 @@ impl Stage {
     }
 
     fn launch(&mut self, script: &str) -> Running {
-        // What spins ends by itself where nobody is left to end it.
+        // A program that spins ends by itself if no supervisor is left to end it.
         let script = format!("ulimit -t 60; {script}");
         let handle = self.try_launch(&["sh", "-c", &script], &mut |_| Ok(())).unwrap();
         self.handle = Some(handle);
@@ -184,7 +184,7 @@ fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Whether it still runs: neither gone nor waiting to be noticed.
+/// True if the process still runs, and is not a zombie.
 fn runs(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ")
@@ -262,7 +262,7 @@ fn a_supervisor_whose_agent_died_before_go_runs_nothing() {
     assert_eq!(stage.driver.find(&running), Found::Ended(Exit::default()));
 }
 
-/// What could not be executed is told as what it is, and its path with it.
+/// A program that cannot be executed is reported with its path and the reason.
 #[test]
 fn what_cannot_be_executed_says_why() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
@@ -438,7 +438,7 @@ fn the_next_agent_finds_what_runs_and_how_it_ended() {
         panic!()
     };
     assert!(exit.code == Some(8) && exit.ended.is_some(), "{exit:?}");
-    // Who watches it only now hears the same.
+    // A supervisor's watcher that starts only now receives the same end.
     stage.driver.watch(&running, &stage.sink);
     assert_eq!(stage.end().exit, exit);
 
@@ -472,7 +472,7 @@ fn ends_are_told_at_once_whoever_launched_them() {
     }
 }
 
-/// What an agent of another version could say.
+/// Lines that an agent of another version could send.
 #[test]
 fn a_supervisor_passes_over_what_it_does_not_know() {
     use std::io::{BufRead, BufReader, Read, Write};
@@ -497,7 +497,7 @@ fn a_supervisor_passes_over_what_it_does_not_know() {
             "{text:?}"
         );
     }
-    // Who never ends its line, and who says nothing at all, are let go.
+    // Connections that never end their line, or send no bytes, are closed.
     assert_eq!(say(&mut agent, &"x".repeat(64)), "");
     let mut silent: Vec<_> = (0..5).map(|_| connect()).collect();
     assert_eq!(silent[0].read(&mut [0]).unwrap(), 0);
@@ -552,8 +552,7 @@ fn what_is_sent_to_the_agents_group_or_session_is_not_for_instances() {
     let group = |pid| getpgid(Pid::from_raw(pid)).unwrap().as_raw_nonzero().get();
     assert_eq!((session(supervisor), group(supervisor)), (supervisor, supervisor));
     assert_eq!((session(program), group(program)), (supervisor, program));
-    // Whoever ends all but the agent itself, as a unit by default does, ends
-    // its instances.
+    // A unit that ends all processes of the agent, as by default, would end the instances as well.
     let unit = fs::read_to_string(
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
             .join("packaging/systemd/ssntp-agent.service"),
@@ -658,7 +657,7 @@ fn usage_is_that_of_the_whole_run() {
     assert!((3..6).contains(&usage.disk_mb), "{usage:?}");
 }
 
-/// Where one can be made: by root, or by a user that has its part of them.
+/// Control groups can be made by root, or by a user with a delegated group.
 #[test]
 fn a_control_group_holds_memory_and_cpus_and_tells_what_was_killed() {
     let mut stage = Stage::new(Confinement::Auto);

@@ -1,4 +1,4 @@
-//! What a program sees of the node's files.
+//! The node's files that a program can see.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -32,7 +32,7 @@ fn stage() -> Option<Stage> {
     Some(stage)
 }
 
-/// Whether the program had a mount namespace, as its first line says.
+/// True if the program had a mount namespace, as its first line shows.
 fn is_isolated(stage: &Stage) -> bool {
     let own = fs::read_link("/proc/self/ns/mnt").unwrap();
     let is = stage.read("stdout.log").lines().next() != own.to_str();

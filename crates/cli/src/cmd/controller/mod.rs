@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// The directory of the database, which is created if it does not exist
     #[arg(long, value_name = "DIR", global = true)]
     store: Option<PathBuf>,
-    /// How long a row of the history is kept
+    /// The days for which a row of the history is kept
     #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = value_parser!(u32).range(1..=3650))]
     history_days: u32,
     /// The largest size of the database; beyond it, the oldest rows of the history are deleted

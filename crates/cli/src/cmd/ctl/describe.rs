@@ -1,5 +1,6 @@
 //! `ssntp ctl describe`: everything that is known about one instance or node.
 
+use serde_json::Value;
 use ssntp_cluster::controller::{FindError, Instance, Node, View};
 
 use super::options::Options;
@@ -20,42 +21,32 @@ pub(super) struct Args {
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let session = Session::open_complete(options, stop)?;
-    let found: Result<_, Failure> = session.controller.look(|view| {
-        Ok(match find(view, &args.what)? {
-            Found::Instance(found) => (json::instance(view, found), instance(view, found)),
-            Found::Node(found) => (json::node(found), node(view, found)),
-        })
-    });
-    let (value, text) = found?;
+    let (value, text) = session.controller.look(|view| described(view, &args.what))?;
     print_either(options.json, value, text.trim_end())
 }
 
-enum Found<'a> {
-    Instance(&'a Instance),
-    Node(&'a Node),
-}
-
-fn find<'a>(view: &'a View, text: &str) -> Result<Found<'a>, Failure> {
-    let (instance, node) = (view.find_instance(text), view.find_node(text));
+/// The instance or the node with this name or beginning of a UUID, as JSON and as text.
+fn described(view: &View, what: &str) -> Result<(Value, String), Failure> {
+    let (found_instance, found_node) = (view.find_instance(what), view.find_node(what));
     let known = |found: &Result<_, FindError>| found.as_ref().ok().copied();
-    let an_instance = known(&instance).and_then(|uuid| view.instance(uuid));
-    let a_node = known(&node).and_then(|uuid| view.node(uuid));
-    match (an_instance, a_node) {
-        (Some(instance), None) => Ok(Found::Instance(instance)),
-        (None, Some(node)) => Ok(Found::Node(node)),
-        (Some(instance), Some(node)) => Err(Failure::new(format!(
-            "{text} is the beginning of instance {} and of node {}",
+    let of_instance = known(&found_instance).and_then(|uuid| view.instance(uuid));
+    let of_node = known(&found_node).and_then(|uuid| view.node(uuid));
+    Err(match (of_instance, of_node) {
+        (Some(found), None) => return Ok((json::instance(view, found), instance(view, found))),
+        (None, Some(found)) => return Ok((json::node(found), node(view, found))),
+        (Some(instance), Some(node)) => Failure::new(format!(
+            "{what} is the beginning of instance {} and of node {}",
             instance.uuid, node.uuid
-        ))),
+        )),
         (None, None) => {
             let several = |e: &FindError| matches!(e, FindError::Several { .. } | FindError::SameName { .. });
-            let errors = [instance.err(), node.err()];
-            Err(match errors.into_iter().flatten().find(several) {
+            let errors = [found_instance.err(), found_node.err()];
+            match errors.into_iter().flatten().find(several) {
                 Some(several) => Failure::new(several),
-                None => Failure::new(format!("no instance and no node is known as {text:?}")),
-            })
+                None => Failure::new(format!("no instance and no node is known as {what:?}")),
+            }
         }
-    }
+    })
 }
 
 fn instance(view: &View, instance: &Instance) -> String {

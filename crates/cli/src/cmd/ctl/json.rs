@@ -44,7 +44,7 @@ pub(super) fn instance(view: &View, instance: &Instance) -> Value {
     })
 }
 
-/// How an instance ended.
+/// The end of an instance.
 pub(super) fn end(ending: &Ending) -> Value {
     json!({
         "exit_code": ending.code, "signal": ending.signal, "signal_name": ending.signal_name(),

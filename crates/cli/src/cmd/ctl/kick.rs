@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use ssntp::payload::{Id, Kick, Kicked, OperatorRefusal, Unban, Unbanned};
 use uuid::Uuid;
 
-use super::json::known;
+use super::json::known as or_null;
 use super::options::Options;
 use super::sessions::{Operator, new_id};
 use super::{json as shapes, tables};
@@ -66,7 +66,12 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         seconds => format!(", banned for {}", tables::span(seconds)),
     };
     let text = format_args!("{}: {sessions}{banned}", args.named.client);
-    print_either(options.json, kicked_json(&kicked), text)?;
+    let uuids: Vec<_> = kicked.uuids.iter().map(Id::as_str).collect();
+    let value = json!({
+        "ended": kicked.count, "uuids": uuids, "uuid": kicked.uuid.as_str(),
+        "ban_s": kicked.ban_s, "detail": or_null(&kicked.detail),
+    });
+    print_either(options.json, value, text)?;
     if !options.json && !kicked.detail.is_empty() {
         note(format_args!("ssntp: {}", kicked.detail));
     }
@@ -135,12 +140,4 @@ pub(super) fn check(reason: &OperatorRefusal, detail: &str) -> Result<(), Failur
         reason if detail.is_empty() => Err(Failure::new(reason)),
         _ => Err(Failure::new(detail)),
     }
-}
-
-fn kicked_json(kicked: &Kicked) -> Value {
-    let uuids: Vec<_> = kicked.uuids.iter().map(Id::as_str).collect();
-    json!({
-        "ended": kicked.count, "uuids": uuids, "uuid": kicked.uuid.as_str(),
-        "ban_s": kicked.ban_s, "detail": known(&kicked.detail),
-    })
 }

@@ -152,13 +152,12 @@ impl Printer {
             Form::Lines(held, gap) => {
                 *gap |= missing;
                 let mut lines = Output::new();
-                let mut rest = bytes;
-                while let Some((line, more)) = first_line(rest) {
-                    held.extend(line);
-                    rest = more;
-                    lines.json(line_of(self.json, output, held, false, gap))?;
+                for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+                    held.extend(piece);
+                    if held.pop_if(|last| *last == b'\n').is_some() {
+                        lines.json(line_of(self.json, output, held, false, gap))?;
+                    }
                 }
-                held.extend(rest);
                 if held.len() > LONGEST_LINE {
                     lines.json(line_of(self.json, output, held, true, gap))?;
                 }
@@ -194,13 +193,6 @@ fn write(output: Outputs, bytes: &[u8]) -> Result<(), Failure> {
     let mut stdout = Output::new();
     stdout.bytes(bytes)?;
     stdout.flush()
-}
-
-/// The first line without its end, and the bytes after it; `None` if there is no whole line.
-fn first_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let end = bytes.iter().position(|byte| *byte == b'\n')?;
-    let (line, rest) = bytes.split_at(end);
-    Some((line, rest.get(1..).unwrap_or_default()))
 }
 
 /// Takes the held bytes, and makes their JSON object.

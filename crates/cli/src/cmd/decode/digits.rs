@@ -1,16 +1,16 @@
-//! The bytes that hexadecimal digits stand for.
+//! Reads hexadecimal digits as bytes.
 
 use std::io::{self, BufRead, Read};
 use std::iter::Peekable;
 
-/// The most blanks between two digits: an endless input of blanks has to end somewhere.
+/// The most blanks between two digits, so that an endless input of blanks ends in an error.
 const MAX_BLANKS: usize = 1 << 20;
 
-/// Reads digits as bytes. Blanks may stand anywhere, 0x at the beginning of a word.
+/// Reads digits as bytes. Blanks are allowed anywhere, and 0x at the beginning of a word.
 pub(super) struct Digits<R: Read> {
     text: Peekable<io::Bytes<R>>,
-    /// How many characters were taken.
-    taken: usize,
+    /// The number of characters that were read.
+    read: usize,
     /// The first half of a byte.
     half: Option<u8>,
     at_begin: bool,
@@ -20,7 +20,7 @@ impl<R: BufRead> Digits<R> {
     pub(super) fn new(text: R) -> Self {
         Self {
             text: text.bytes().peekable(),
-            taken: 0,
+            read: 0,
             half: None,
             at_begin: true,
         }
@@ -29,7 +29,7 @@ impl<R: BufRead> Digits<R> {
     fn next_byte(&mut self) -> io::Result<Option<u8>> {
         let mut blanks = 0;
         while let Some(c) = self.text.next().transpose()? {
-            self.taken += 1;
+            self.read += 1;
             if c.is_ascii_whitespace() {
                 self.at_begin = true;
                 blanks += 1;
@@ -39,17 +39,16 @@ impl<R: BufRead> Digits<R> {
                 continue;
             }
             let is_x = |next: &io::Result<u8>| matches!(next, Ok(b'x' | b'X'));
-            // Only at the beginning of a word, because 0x inside one is a byte 0 and a wrong
-            // character.
+            // Only at the beginning of a word: inside a word, 0 is a digit and x is an error.
             if std::mem::take(&mut self.at_begin) && c == b'0' && self.text.next_if(is_x).is_some() {
-                self.taken += 1;
+                self.read += 1;
                 continue;
             }
             let digit = char::from(c)
                 .to_digit(16)
                 .and_then(|digit| u8::try_from(digit).ok());
             let Some(digit) = digit else {
-                let what = format!("{:?} is no hexadecimal digit", char::from(c));
+                let what = format!("{:?} is not a hexadecimal digit", char::from(c));
                 return Err(self.invalid(&what));
             };
             blanks = 0;
@@ -65,15 +64,15 @@ impl<R: BufRead> Digits<R> {
     }
 
     fn invalid(&self, what: &str) -> io::Error {
-        // `taken` counts the wrong character as well.
-        let at = self.taken.saturating_sub(1);
+        // `read` counts the wrong character as well.
+        let at = self.read.saturating_sub(1);
         let text = format!("offset {at:#x} of the digits: {what}");
         io::Error::new(io::ErrorKind::InvalidData, text)
     }
 }
 
 impl<R: BufRead> Read for Digits<R> {
-    /// One byte at a time, so that everything before an error is read.
+    /// Reads one byte at a time, so that all bytes before an error are read.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let Some(slot) = into.first_mut() else {
             return Ok(0);

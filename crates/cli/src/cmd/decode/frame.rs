@@ -1,4 +1,4 @@
-//! A frame as far as it can be read, and how it is shown.
+//! The readable part of a frame, in text and JSON.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use ssntp::proto::FrameKind;
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// A frame as far as it can be read.
+/// The readable part of a frame.
 #[derive(Default)]
 pub(super) struct Frame {
     pub(super) at: usize,
@@ -24,7 +24,7 @@ pub(super) struct Field {
     pub(super) at: usize,
     pub(super) len: usize,
     pub(super) value: Value,
-    /// The value for people, if it differs.
+    /// The value for people, if it differs from `value`.
     pub(super) text: Option<String>,
 }
 

@@ -5,18 +5,17 @@
 //!                                                        └ Walk: one frame, field by field
 //! ```
 //!
-//! The input is walked field by field rather than through the codec, so that a frame
-//! that the codec refuses is still shown up to the byte where it goes wrong. A fault
-//! inside a frame's own length does not keep the next frame from being read; a fault
-//! of the length does.
+//! The input is read field by field and not by the codec, so that a frame that the codec refuses is
+//! still shown up to the wrong byte. After a fault in a frame of known length, the next frame is
+//! read; after a fault of the length, no further frame can be read.
 //!
-//! The input may be endless: one frame of it is in memory at a time.
+//! The input may be endless: one frame is in memory at a time.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `digits` | the bytes that hexadecimal digits stand for |
-//! | `frame` | a frame as far as it can be read, in text and JSON |
-//! | `walk` | the fields of one frame, and what is wrong with them |
+//! | `digits` | reads hexadecimal digits as bytes |
+//! | `frame` | the readable part of a frame, in text and JSON |
+//! | `walk` | the fields of one frame, and their faults |
 
 mod digits;
 mod frame;
@@ -35,16 +34,16 @@ use self::walk::Walk;
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// After this many problems the input does not hold frames, for example because a device was
-/// named by mistake. Their texts are all kept until the end.
+/// The most problems. An input with more does not hold frames, for example because a device was named
+/// by mistake. The texts of all problems are kept until the end.
 const MAX_PROBLEMS: usize = 1000;
 
-/// Name every field of frames
+/// Print every field of frames
 ///
 /// The input holds frames one after the other: as raw bytes or, if it begins with a
 /// hexadecimal digit or a blank, as digits (0x is skipped). One frame is in memory at a
-/// time. Offsets count the frames' bytes. The exit code is 1 if a frame is wrong;
-/// after 1000 problems, nothing more is read.
+/// time. Offsets count the frames' bytes. The exit code is 1 if a frame is wrong; after
+/// 1000 problems, no further frame is read.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print one JSON object per frame and line
@@ -84,26 +83,26 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         }
         problems.extend(frame.problems);
         if is_stdin {
-            // The next frame may take long to come, and a signal ends the program at once.
+            // The next frame may come much later, and a signal ends the program at once.
             output.flush()?;
         }
     }
-    // The frames come before the error line, also if both go to one terminal.
+    // The frames are printed before the error line, even if both go to one terminal.
     output.flush()?;
     let more = problems.len().saturating_sub(1);
     match problems.first() {
-        None if count == 0 => Err(fail(&"no frame in it")),
+        None if count == 0 => Err(fail(&"it holds no frame")),
         None => Ok(()),
         Some(only) if more == 0 => Err(fail(only)),
         Some(first) if problems.len() < MAX_PROBLEMS => Err(fail(&format_args!("{first} (and {more} more)"))),
         Some(first) => Err(fail(&format_args!(
-            "{first} (and {more} more; nothing is read from offset {:#x} on)",
+            "{first} (and {more} more; reading has stopped at offset {:#x})",
             frames.at
         ))),
     }
 }
 
-/// The frames of an input, up to the one behind which nothing can be read.
+/// The frames of an input, up to a frame whose end is unknown.
 struct Frames {
     source: Box<dyn BufRead>,
     at: usize,
@@ -112,12 +111,12 @@ struct Frames {
 }
 
 impl Frames {
-    /// Raw frames begin with 0x00 or 0x80 and so are never taken for digits.
+    /// Recognizes digits by the first byte: raw frames begin with 0x00 or 0x80.
     fn of(mut source: Box<dyn BufRead>) -> io::Result<Self> {
         let begin = source.fill_buf()?.first();
         let is_text = begin.is_some_and(|c| c.is_ascii_hexdigit() || c.is_ascii_whitespace());
-        // `Digits` gives one byte for each read. The buffer around it serves only to tell the end
-        // of the input from another frame, which `next` has to know before it walks.
+        // `Digits` returns one byte for each read. The buffer around it only shows whether the input has
+        // ended, which `next` must know before it reads a frame.
         Ok(Self {
             source: match is_text {
                 true => Box::new(BufReader::new(Digits::new(source))),
@@ -129,7 +128,7 @@ impl Frames {
         })
     }
 
-    /// The next frame; an error of the input comes after what was read of its frame.
+    /// The next frame. An error of the input is returned after the part of the frame that was read.
     fn next(&mut self) -> io::Result<Option<Frame>> {
         if let Some(error) = self.failed.take() {
             return Err(error);

@@ -125,7 +125,7 @@ fn frames_of_streams_are_read_byte_by_byte() {
 }
 
 #[test]
-fn each_fault_is_told_with_its_offset() {
+fn each_fault_is_reported_with_its_offset() {
     let full = Wire::new(Status::FULL).encode();
     for (input, expected) in [
         (
@@ -166,7 +166,7 @@ fn each_fault_is_told_with_its_offset() {
     assert_eq!(
         problems(&connect),
         [
-            "offset 0x4: bits 0x40 are no role",
+            "offset 0x4: bits 0x40 are not a role",
             "offset 0x8: the source is nil",
             "offset 0x18: the destination is not nil",
         ]
@@ -186,7 +186,7 @@ fn a_bad_trace_block_or_operand_does_not_hide_the_next_frame() {
 }
 
 #[test]
-fn hexadecimal_digits_are_told_from_raw_bytes() {
+fn hexadecimal_digits_are_distinguished_from_raw_bytes() {
     let bytes = |text: &str| {
         let mut bytes = Vec::new();
         let end = Digits::new(text.as_bytes()).read_to_end(&mut bytes);
@@ -196,7 +196,7 @@ fn hexadecimal_digits_are_told_from_raw_bytes() {
     assert_eq!(bytes("0x0001 0XfF 0xA 0xb"), Ok(vec![0, 1, 0xff, 0xab]));
     assert_eq!(bytes("0 0 0 1 1 0"), Ok(vec![0, 1, 0x10]));
     assert_eq!(bytes(""), Ok(vec![]));
-    let bad = "offset 0x4 of the digits: 'g' is no hexadecimal digit";
+    let bad = "offset 0x4 of the digits: 'g' is not a hexadecimal digit";
     assert_eq!(bytes("00 0g"), Err(bad.to_owned()));
     assert!(bytes("0x0x").unwrap_err().contains("0x3 of the digits: 'x'"));
     for odd in ["000", "0", "0xfff", "1 "] {
@@ -236,7 +236,7 @@ fn an_endless_input_is_read_frame_by_frame() {
 }
 
 #[test]
-fn what_is_announced_is_read_to_its_limit_only() {
+fn an_announced_length_above_the_limit_is_not_read() {
     let limit = u32::try_from(MAX_PAYLOAD).unwrap();
     let read = std::rc::Rc::default();
     let endless = Endless(&[0; 8192], std::rc::Rc::clone(&read));
@@ -261,7 +261,7 @@ fn endless_blanks_end_in_an_error() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_walked_to_an_end(
+    fn any_bytes_are_read_to_an_end(
         input in proptest::collection::vec(any::<u8>(), 0..300),
         flags in any::<[bool; 3]>(),
     ) {
@@ -288,7 +288,7 @@ proptest! {
     }
 
     #[test]
-    fn changed_frames_are_walked_too(at in 0usize..200, to in any::<u8>(), cut in 0usize..200) {
+    fn changed_frames_are_read_to_an_end(at in 0usize..200, to in any::<u8>(), cut in 0usize..200) {
         let mut input = traced().encode().to_vec();
         if let Some(byte) = input.get_mut(at) {
             *byte = to;

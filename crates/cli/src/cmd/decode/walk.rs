@@ -1,4 +1,4 @@
-//! The fields of one frame, one after the other.
+//! Reads the fields of one frame, one after the other.
 
 use std::io::{self, BufRead, Read};
 
@@ -14,29 +14,29 @@ use uuid::Uuid;
 use super::frame::{Field, Frame, Problem};
 use crate::output::printable;
 
-/// The longest payload that is read: four times what peers take by default.
+/// The longest payload that is read, in bytes: four times what peers accept by default.
 pub(super) const MAX_PAYLOAD: usize = 64 << 20;
 /// The only version of the trace block.
 const TRACE_VERSION: u8 = 1;
 
-/// Walks one frame. The calls that take bytes note a problem and answer `None` if the
-/// bytes are not there.
+/// Reads one frame. The methods that read a field note a problem and return `None` if bytes are
+/// missing.
 pub(super) struct Walk<'a> {
     source: &'a mut dyn BufRead,
     at: usize,
-    /// The offset behind the last byte that was read.
+    /// The offset after the last byte that was read.
     seen: usize,
-    /// The offset behind the last byte that may be taken, and the part that ends there.
+    /// The offset after the last byte of the part that is read, and the name of the part.
     end: usize,
     within: &'static str,
     frame: Frame,
     failed: Option<io::Error>,
 }
 
-/// A frame that was walked.
+/// The result of reading a frame.
 pub(super) struct Walked {
     pub(super) frame: Frame,
-    /// Whether it is unknown where the next frame begins.
+    /// True if it is unknown where the next frame begins.
     pub(super) lost: bool,
     pub(super) failed: Option<io::Error>,
 }
@@ -45,8 +45,8 @@ impl<'a> Walk<'a> {
     pub(super) fn frame_at(at: usize, source: &'a mut dyn BufRead) -> Walked {
         let mut walk = Self::new(source, at);
         let lost = walk.frame().is_none();
-        // All bytes that were read count, also those behind a fault: the offsets of the next frames
-        // begin there.
+        // All bytes that were read count, including those after a fault, because the next frame begins
+        // after them.
         walk.frame.len = walk.seen - at;
         Walked {
             frame: walk.frame,
@@ -60,7 +60,7 @@ impl<'a> Walk<'a> {
             source,
             at,
             seen: at,
-            // The input may be a pipe, so its end is not known; only parts of a frame have an end.
+            // The input may be a pipe, so its end is not known. Only a part of a frame has an end.
             end: usize::MAX,
             within: "the input",
             frame: Frame {
@@ -88,7 +88,7 @@ impl<'a> Walk<'a> {
         let kind = FrameKind::new(frame_type, operand);
         self.text(format!("{operand:#x} {kind}"));
         self.frame.kind = Some(kind);
-        // Another version may have other lengths at other places.
+        // Another version may have its lengths at other offsets.
         if version != MAJOR {
             return None;
         }
@@ -101,13 +101,12 @@ impl<'a> Walk<'a> {
         if kind.is_handshake() {
             self.handshake(kind)?;
         } else {
-            // The length of the payload stands before the trace block, and the payload behind it.
+            // The length of the payload comes before the trace block, and the payload after it.
             let announced = self.number("payload length")?;
             if flag {
                 self.trace()?;
             }
-            // A wrong length is reported at the place of the length field, which follows four
-            // single bytes.
+            // A wrong length is reported at the offset of the length field, which follows four bytes.
             self.payload(start + 4, announced)?;
         }
         Some(())
@@ -119,7 +118,7 @@ impl<'a> Walk<'a> {
         if role.is_empty() {
             self.problem(at, "no role is advertised".to_owned());
         } else if role.unknown_bits() != 0 {
-            self.problem(at, format!("bits {:#x} are no role", role.unknown_bits()));
+            self.problem(at, format!("bits {:#x} are not a role", role.unknown_bits()));
         }
         if kind == Status::CONNECTED {
             self.uuid("server")?;
@@ -139,8 +138,8 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    /// The trace block. After a fault inside it, the rest of the frame is still read; after a
-    /// wrong length, nothing more.
+    /// The trace block. After a fault inside it, the rest of the frame is read; after a wrong length, the
+    /// rest cannot be read.
     fn trace(&mut self) -> Option<()> {
         let at = self.at;
         let announced = self.number("trace length")?;
@@ -149,11 +148,11 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    /// The bytes of a part whose length stood at `length_at`. Both faults here are faults of that
-    /// length, so it is unknown where the next frame begins.
+    /// The bytes of a part with its length at `length_at`. Both faults here are faults of that length, so
+    /// it is unknown where the next frame begins.
     fn announced(&mut self, length_at: usize, part: &str, announced: u32, most: usize) -> Option<Vec<u8>> {
         let len = usize::try_from(announced).unwrap_or(usize::MAX);
-        // Compared before anything is read: the field can announce 4 GiB.
+        // Compared before the part is read, because the field can announce 4 GiB.
         if len > most {
             return self.fail(
                 length_at,
@@ -169,21 +168,20 @@ impl<'a> Walk<'a> {
         Some(bytes)
     }
 
-    /// Walks bytes that were read already. Problems inside them are noted, and do not
-    /// hide what follows.
+    /// Reads the fields of a part whose bytes were read already. After problems inside the part, reading
+    /// continues at its end.
     fn inside(
         &mut self,
         mut bytes: &[u8],
         within: &'static str,
         walk: impl FnOnce(&mut Walk<'_>) -> Option<()>,
     ) {
-        // The walk of the part cannot move the walk of the frame: whatever it finds, the frame goes
-        // on at the end of the part.
+        // The frame continues at the end of the part, regardless of the fields that were found.
         let end = self.at + bytes.len();
         let mut inside = Walk::new(&mut bytes, self.at);
         (inside.end, inside.within) = (end, within);
-        // Both walks note fields and problems in the same frame. What the inner walk counts as read
-        // was counted here when the part was read.
+        // Both walks note fields and problems in the same frame. The bytes were counted as read when the
+        // part was read.
         std::mem::swap(&mut inside.frame, &mut self.frame);
         let _ = walk(&mut inside);
         self.frame = inside.frame;
@@ -229,7 +227,7 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    /// The payload, whose length stood at `length_at`.
+    /// The payload, with its length at `length_at`.
     fn payload(&mut self, length_at: usize, announced: u32) -> Option<()> {
         if announced == 0 {
             return Some(());
@@ -296,7 +294,7 @@ impl<'a> Walk<'a> {
         self.take("reserved", 2).map(drop)
     }
 
-    /// The bytes up to the end of the part, which may be text.
+    /// The bytes up to the end of the part, as text if they are UTF-8.
     fn content(&mut self, name: &str) -> Option<()> {
         let (at, len) = (self.at, self.end - self.at);
         match String::from_utf8(self.take(name, len)?) {
@@ -310,15 +308,15 @@ impl<'a> Walk<'a> {
                 let bytes = error.as_bytes().iter();
                 let hex: String = bytes.map(|byte| format!("{byte:02x}")).collect();
                 self.field(name, at, json!(hex));
-                self.text(format!("{len} bytes, no text from byte {valid} on\n{hex}"));
+                self.text(format!("{len} bytes, not UTF-8 from byte {valid} on\n{hex}"));
             }
         }
         Some(())
     }
 
-    /// Takes bytes for a field that is then noted by the caller.
+    /// Reads the bytes of a field, which the caller then notes.
     fn take(&mut self, name: &str, len: usize) -> Option<Vec<u8>> {
-        // Bytes behind the end of the part belong to the next part, which must still find them.
+        // Bytes after the end of the part belong to the next part.
         let bytes = self.read(len.min(self.end - self.at));
         if bytes.len() < len {
             let (within, there) = (self.within, bytes.len());
@@ -329,8 +327,8 @@ impl<'a> Walk<'a> {
         Some(bytes)
     }
 
-    /// Reads this many bytes, or fewer if the input ends. The memory grows with the bytes that
-    /// arrive, so a length that is only announced costs none.
+    /// Reads this number of bytes, or fewer if the input ends. The memory grows with the bytes that
+    /// arrive, so a length that is only announced costs no memory.
     fn read(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Err(error) = (&mut *self.source).take(len as u64).read_to_end(&mut bytes) {
@@ -340,7 +338,7 @@ impl<'a> Walk<'a> {
         bytes
     }
 
-    /// Takes a field of a fixed length, and notes what `read` makes of its bytes.
+    /// Reads a field of a fixed length, and notes the value that `read` makes from its bytes.
     fn fixed<const N: usize, T: Serialize>(
         &mut self,
         name: &str,
@@ -392,14 +390,14 @@ impl<'a> Walk<'a> {
         });
     }
 
-    /// Sets the text that people see for the field that was noted last.
+    /// Sets the text for people of the field that was noted last.
     fn text(&mut self, text: String) {
         if let Some(last) = self.frame.fields.last_mut() {
             last.text = Some(text);
         }
     }
 
-    /// Notes a problem behind which the part, or the frame, cannot be read.
+    /// Notes a problem after which the part, or the frame, cannot be read.
     fn fail<T>(&mut self, at: usize, what: String) -> Option<T> {
         self.problem(at, what);
         None

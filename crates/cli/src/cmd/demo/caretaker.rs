@@ -1,17 +1,16 @@
-//! The directory of a demo, and `ssntp caretaker`: the process that removes what is
-//! left in it once the demo has ended.
+//! The directory of a demo, and `ssntp caretaker`: the process that removes the directory and kills
+//! the remaining processes once the demo has ended.
 //!
 //! ```text
-//!  demo ──── pipe ────▶ caretaker      the demo ends in any way: the pipe does, too
+//!  demo ──── pipe ────▶ caretaker      the pipe ends when the demo ends in any way
 //!   │                       │
 //!   └ scheduler, agents ◀───┤ SIGKILL
 //!       └ workloads ◀───────┤ SIGKILL
 //!   directory ◀─────────────┘ removed
 //! ```
 //!
-//! A demo that ends in order has ended all its processes by then. One that is killed
-//! by SIGKILL cannot, and neither its children nor their workloads, which outlive
-//! agents on purpose, would end by themselves.
+//! A demo that ends in order ends all its processes first. A demo that is killed by SIGKILL cannot,
+//! and neither its children nor their workloads, which outlive agents on purpose, would end.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
@@ -30,19 +29,18 @@ use super::processes::{end_of, pause, program};
 use crate::clock::now;
 use crate::failure::Failure;
 
-/// How long killed processes may take to be gone. The demo waits twice as long for
-/// the caretaker.
+/// The time limit for the end of killed processes. The demo waits twice as long for the caretaker.
 const END: Duration = Duration::from_secs(5);
 
-/// Wait for the end of a demo, and remove what is left of it
+/// Wait for the end of a demo, and remove its directory and its remaining processes
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The demo's directory
     directory: PathBuf,
 }
 
-/// A directory for one demo, and the process that removes it. Dropping this waits
-/// until both are gone.
+/// The directory of one demo, and the process that removes it. Dropping this blocks until the process
+/// has ended.
 pub(super) struct Caretaker {
     directory: PathBuf,
     child: Child,
@@ -53,10 +51,10 @@ impl Caretaker {
         let path = std::env::temp_dir().join(format!("ssntp-demo-{}", Uuid::new_v4()));
         let made = DirBuilder::new().mode(0o700).create(&path);
         made.map_err(|e| Failure::at(&path, e))?;
-        // The name without symbolic links, by which the system says where a process runs.
+        // The name without symbolic links, which /proc shows as the directory of a process.
         let directory = path.canonicalize().unwrap_or(path);
-        // In a group of its own, so that no Ctrl-C ends it, and in another directory,
-        // so that it does not find itself.
+        // In a new process group, so that Ctrl-C does not end it, and in another directory, so that it
+        // does not find itself.
         let child = Command::new(program()?)
             .arg("caretaker")
             .arg(&directory)
@@ -81,11 +79,11 @@ impl Caretaker {
         &self.directory
     }
 
-    /// Waits until everything is removed. Fails if processes had to be killed first.
+    /// Blocks until the directory is removed. Fails if processes had to be killed first.
     pub(super) fn end(mut self) -> Result<(), Failure> {
         match self.wait() {
             true => Ok(()),
-            false => Err(Failure::new("processes were left, and had to be killed")),
+            false => Err(Failure::new("some processes had not ended, and were killed")),
         }
     }
 
@@ -102,11 +100,10 @@ impl Drop for Caretaker {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    // The demo writes nothing: the pipe ends when the demo does.
+    // The demo writes nothing into the pipe, which ends with the demo.
     let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
     let directory = &args.directory;
-    // Looked for again after each round, because a process may start another one before it is
-    // killed.
+    // Repeated after each round, because a process may start another process before it is killed.
     let mut left = left_in(directory);
     let were_left = !left.is_empty();
     let deadline = now() + END;
@@ -124,11 +121,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// The processes of the demo in a directory: this program running there, and all
-/// that run in the directory of an instance or were given it by the agent.
+/// The processes of the demo in a directory: this program running there, and all processes that run in
+/// the directory of an instance, or have it in their environment.
 fn left_in(directory: &Path) -> Vec<Pid> {
     let file = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
-    // The same file, even if another one has its name by now.
+    // The file of this process, even if its name belongs to another file by now.
     let own = file(Path::new("/proc/self/exe"));
     let is_instance = |path: &Path| {
         let below = path.strip_prefix(directory);

@@ -11,20 +11,19 @@
 //!                └─ its page, for a browser
 //! ```
 //!
-//! Each step is a command that a user could give: `ssntp ctl` gives it, and its exit code and
-//! the controller of this process show that it was done. A step is printed once that is seen; a
-//! step that is not seen fails the demo. Whatever happens, the processes are ended and the
-//! directory for all their files is removed: if the demo itself is killed, by a
-//! process that waits for its end.
+//! Each step is a command that a user could type. `ssntp ctl` runs it, and the exit code and the
+//! controller of this process show that it was done. A step is printed once that is seen; a step
+//! that is not seen in time fails the demo. In every case the processes are ended and the directory
+//! with all files is removed: by another process if the demo itself is killed.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `steps` | the table of steps: what is done, and what has to be seen |
-//! | `networks` | two networks of tenants, where the system allows them |
+//! | `steps` | the table of steps: commands, and their expected results |
+//! | `networks` | two networks of tenants, if the system allows them |
 //! | `several` | several servers, and the loss of one of them |
-//! | `watch` | the waits until it is seen |
-//! | `processes` | the child processes, of which ctl is one |
-//! | `caretaker` | the directory, and the process that removes what is left in it |
+//! | `watch` | the waits for results |
+//! | `processes` | the child processes, including ctl |
+//! | `caretaker` | the directory, and the process that removes it |
 //! | `screen` | the live table, or plain lines |
 
 pub(crate) mod caretaker;
@@ -50,37 +49,39 @@ use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
-/// Bring up a whole cluster on this machine, and show what it does
+/// Start a whole cluster on this machine, and show what it does
 ///
 /// Starts a scheduler, agents, a network agent and a controller with throw-away
-/// certificates, and prints the address of the controller's page. Starts workloads, which are real processes, and a concentrator;
-/// stops, restarts, evacuates and restores; lets one START and one process fail, and
-/// shows how the node starts the process again; shows the trace of a START; as root,
-/// shows networks of tenants, which leave the host's alone; and deletes everything. The exit code is 0 if every step was seen to happen. The demo
-/// needs no files and leaves none behind.
+/// certificates, and prints the address of the controller's page. Starts workloads, which
+/// are real processes, and a concentrator; stops, restarts, evacuates and restores; makes
+/// one START and one process fail, and shows how the node restarts the process; shows the
+/// trace of a START; as root, shows networks of tenants, without a change of the host's
+/// networks; and deletes all instances. The exit code is 0 if every step was seen to
+/// happen. The demo needs no files and leaves no files.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How many agents to start
+    /// The number of agents to start
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u16).range(1..=256))]
     agents: u16,
-    /// Show several schedulers instead, which share an etcd of their own; the leader is killed,
-    /// and the next START is done. If there is no etcd on the PATH, several routers are shown
+    /// Show several schedulers instead, which share an etcd that the demo starts; the leader is
+    /// killed, and the next START is done. If there is no etcd on the PATH, several routers are
+    /// shown
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(3..=9), conflicts_with_all = ["seconds", "hold"])]
     servers: Option<u16>,
-    /// Show the table until so much time has passed, before everything is
-    /// deleted [default: as long as the steps take]
+    /// Show the table for this time in total, before all instances are deleted
+    /// [default: as long as the steps take]
     #[arg(long, value_name = "SECONDS", conflicts_with = "hold")]
     seconds: Option<Seconds>,
-    /// Leave it running until Ctrl-C, and print commands to try meanwhile
+    /// Leave the cluster running until Ctrl-C, and print commands to try meanwhile
     #[arg(long)]
     hold: bool,
 }
 
-/// How long the table shows what a step has changed.
+/// The longest time for which the table shows the result of a step.
 const PACE: Duration = Duration::from_secs(1);
 
 impl Args {
-    /// How long the table stands still after each step. All these pauses together take no longer
+    /// The pause after each step, in which the table shows its result. All pauses together take no longer
     /// than --seconds. Zero if there is no table.
     fn pace(&self, screen: &Screen) -> Duration {
         let steps = u32::try_from(STEPS.len()).unwrap_or(u32::MAX);
@@ -116,10 +117,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             seen
         }),
     };
-    // Before errors are printed, which the table would hide, and before the logs go.
+    // This comes before errors are printed, which the table would hide, and before the logs are
+    // removed.
     let erased = screen.end();
     if let Err(Failure::Failed(_)) = seen {
-        processes.tell_logs();
+        processes.print_logs();
     }
     let ended = processes.end();
     let removed = caretaker.end();

@@ -1,4 +1,4 @@
-//! The child processes of a demo. Dropping them ends them.
+//! The child processes of a demo.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -16,15 +16,15 @@ use crate::failure::Failure;
 use crate::output::{note, printable};
 use crate::signals::Stop;
 
-/// How long a process may take to print its first lines.
+/// The time limit for the first lines of a process.
 const FIRST_LINES: Duration = Duration::from_secs(20);
-/// How long a process may take to end after SIGTERM.
+/// The time limit for the end of a process after SIGTERM.
 const END: Duration = Duration::from_secs(5);
-/// The time between two looks at whether a process has ended or printed its line.
+/// The time between two checks whether a process has ended or printed its line.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The children, in the order in which they were started. The files of each are in
-/// the demo's directory: NAME.out and NAME.log.
+/// The children, in the order in which they were started. The output files of each child are in the
+/// demo's directory: NAME.out and NAME.log. Dropping this ends all children.
 pub(super) struct Processes {
     directory: PathBuf,
     running: Vec<(String, Child)>,
@@ -42,14 +42,14 @@ impl Processes {
         &self.directory
     }
 
-    /// Starts this program with some words as a child, and waits for its first line;
-    /// gives that and the PID.
+    /// Starts this program with these words as a child, and blocks until its first line. Returns the
+    /// line and the PID.
     pub(super) fn start(&mut self, name: &str, words: &str, stop: &Stop) -> Result<(String, u32), Failure> {
         self.start_in(name, "", words, stop)
     }
 
-    /// The same in a network namespace of its own, which this shell script fills. Without a
-    /// script it has that of the demo.
+    /// As [`start`](Self::start), in a new network namespace that the shell script prepares. With an
+    /// empty script, the child stays in the demo's namespace.
     pub(super) fn start_in(
         &mut self,
         name: &str,
@@ -70,7 +70,7 @@ impl Processes {
         Ok((self.line(name, "", stop)?, pid))
     }
 
-    /// Starts a program as a child, and does not wait for a line of it; gives its PID.
+    /// Starts a program as a child, without waiting for its first line. Returns the PID.
     pub(super) fn spawn(&mut self, name: &str, program: PathBuf, words: &str) -> Result<u32, Failure> {
         let command = self.command(name, program, words.split_whitespace())?;
         self.run(name, command)
@@ -83,15 +83,15 @@ impl Processes {
         Ok(pid)
     }
 
-    /// Waits for the first line of a child that begins so.
+    /// Blocks until a child has printed a line that begins with `begin`, and returns the line.
     pub(super) fn line(&mut self, name: &str, begin: &str, stop: &Stop) -> Result<String, Failure> {
         let deadline = now() + FIRST_LINES;
         loop {
             let printed = fs::read_to_string(self.file(name, "out")).unwrap_or_default();
-            let mut whole = printed
+            let mut lines = printed
                 .split_inclusive('\n')
                 .filter_map(|line| line.strip_suffix('\n'));
-            if let Some(line) = whole.find(|line| line.starts_with(begin)) {
+            if let Some(line) = lines.find(|line| line.starts_with(begin)) {
                 return Ok(line.to_owned());
             }
             if stop.requested() {
@@ -107,10 +107,10 @@ impl Processes {
         }
     }
 
-    /// Starts this program with some words, for one command.
+    /// Starts this program with these words, for one command.
     pub(super) fn ctl(&self, words: impl Iterator<Item = String>, traceparent: &str) -> Result<Ctl, Failure> {
         let mut command = self.command("ctl", program()?, words)?;
-        // Contexts and other settings of the user are not meant for the demo's cluster.
+        // Contexts and other settings of the user must not apply to the demo's cluster.
         command.env_clear().env("TRACEPARENT", traceparent);
         Ok(Ctl {
             child: command.spawn().map_err(|e| cannot_start("ctl", &e))?,
@@ -119,16 +119,16 @@ impl Processes {
         })
     }
 
-    /// A program as a child, such as this one: in a group of its own, since Ctrl-C is for the demo, which then
-    /// ends the child.
+    /// The command of a child, in a new process group, because Ctrl-C is for the demo, which then ends
+    /// the child.
     fn command<W: AsRef<OsStr>>(
         &self,
         name: &str,
         program: PathBuf,
         words: impl Iterator<Item = W>,
     ) -> Result<Command, Failure> {
-        // The output goes to files and not to pipes: nobody reads on during the steps, and a pipe
-        // that is full would stop the child.
+        // The output goes to files, because a pipe that is not read during the steps would block the
+        // child.
         let file = |end| File::create(self.file(name, end)).map_err(|e| cannot_start(name, &e));
         let mut command = Command::new(program);
         command
@@ -145,14 +145,14 @@ impl Processes {
         self.directory.join(format!("{name}.{end}"))
     }
 
-    /// The process of a child.
+    /// The PID of a child.
     pub(super) fn pid(&self, name: &str) -> Option<i32> {
         let mut running = self.running.iter();
         let (_, child) = running.find(|(running, _)| running == name)?;
         i32::try_from(child.id()).ok()
     }
 
-    /// The name of a child that has ended without having been asked to.
+    /// The name of a child that has ended by itself.
     pub(super) fn missing(&mut self) -> Option<&str> {
         let ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
         let mut children = self.running.iter_mut();
@@ -160,7 +160,7 @@ impl Processes {
     }
 
     /// Prints the last lines of each child's standard error.
-    pub(super) fn tell_logs(&self) {
+    pub(super) fn print_logs(&self) {
         for (name, _) in &self.running {
             let text = fs::read_to_string(self.file(name, "log")).unwrap_or_default();
             let lines: Vec<_> = text.lines().collect();
@@ -170,45 +170,41 @@ impl Processes {
         }
     }
 
-    /// Asks every child to end, the last one first, and waits for each. Fails if one
-    /// ends with an error, or has to be killed.
+    /// Ends every child in order, the last one first. Fails if a child ends with an error, or has to be
+    /// killed.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         let mut result = Ok(());
-        // The scheduler is the first child, and so the last one to end: agents without one would
-        // log that they cannot reach it.
+        // The scheduler is the first child, and so the last to end: agents without a scheduler would log
+        // that they cannot connect.
         while let Some((name, child)) = self.running.pop() {
             result = result.and(end_in_order(&name, child));
         }
         result
     }
 
-    /// Kills one child.
-    pub(super) fn kill(&mut self, name: &str) -> Result<(), Failure> {
-        if let Some(at) = self.running.iter().position(|(running, _)| running == name) {
-            let (_, mut child) = self.running.remove(at);
-            child
-                .kill()
-                .map_err(|e| Failure::new(format!("the {name}: {e}")))?;
-            let _ = child.wait();
+    /// Kills one child, if it runs.
+    pub(super) fn kill(&mut self, name: &str) {
+        if let Some(mut child) = self.take(name) {
+            end_of(&mut child, now());
         }
-        Ok(())
     }
 
-    /// Asks one child to end, and waits for it.
+    /// Ends one child in order, if it runs.
     pub(super) fn end_one(&mut self, name: &str) -> Result<(), Failure> {
-        match self.running.iter().position(|(running, _)| running == name) {
-            Some(at) => end_in_order(name, self.running.remove(at).1),
-            None => Ok(()),
-        }
+        self.take(name).map_or(Ok(()), |child| end_in_order(name, child))
+    }
+
+    fn take(&mut self, name: &str) -> Option<Child> {
+        let at = self.running.iter().position(|(running, _)| running == name)?;
+        Some(self.running.remove(at).1)
     }
 }
 
 fn end_in_order(name: &str, mut child: Child) -> Result<(), Failure> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if name == "etcd" {
-        // It ends by the signal, which would count as an error. Nothing of it is kept.
-        let _ = child.kill();
-        let _ = child.wait();
+        // A signal ends etcd, which would count as an error. Its data is not needed any more.
+        end_of(&mut child, now());
         return Ok(());
     }
     if let (Some(pid), Ok(None)) = (pid, child.try_wait()) {
@@ -241,7 +237,7 @@ impl Ctl {
         Some((status.code(), text(&self.stdout), text(&self.stderr)))
     }
 
-    /// Waits until it has ended, or kills it after this time.
+    /// Blocks until it has ended, or kills it after this time.
     pub(super) fn end(mut self, limit: Duration) {
         end_of(&mut self.child, now() + limit);
     }
@@ -262,8 +258,8 @@ pub(super) fn program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(|e| Failure::new(format!("the path of this program: {e}")))
 }
 
-/// Waits for the end of a child, and kills it if it has not ended by then. Says
-/// whether it ended by itself and with exit code 0.
+/// Blocks until the end of a child, and kills it at the deadline. Returns true if it ended by itself
+/// with exit code 0.
 pub(super) fn end_of(child: &mut Child, deadline: Instant) -> bool {
     while now() < deadline {
         if let Ok(Some(status)) = child.try_wait() {
@@ -276,7 +272,7 @@ pub(super) fn end_of(child: &mut Child, deadline: Instant) -> bool {
     false
 }
 
-/// Sleeps for 5 ms, in waits for things that send no event.
+/// Sleeps for 5 ms, in waits for changes that cause no event.
 pub(in crate::cmd) fn pause() {
     let never = crossbeam_channel::never::<()>();
     let _: Result<(), RecvTimeoutError> = never.recv_timeout(LOOK);

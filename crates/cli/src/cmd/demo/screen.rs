@@ -1,5 +1,5 @@
-//! The output of the demo: on a terminal a live table under the steps that have been seen;
-//! elsewhere a line for each step and each change.
+//! The output of the demo: on a terminal, a live table below the steps that have been seen; otherwise a
+//! line for each step and each change.
 
 use std::io::IsTerminal;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::output::{Output, printable};
 pub(super) struct Screen {
     live: bool,
     began: Instant,
-    /// How many lines of table stand below the steps.
+    /// The number of lines of the table below the steps.
     drawn: usize,
 }
 
@@ -30,7 +30,7 @@ impl Screen {
         }
     }
 
-    /// Whether there is a table.
+    /// True if there is a table.
     pub(super) fn is_live(&self) -> bool {
         self.live
     }
@@ -75,7 +75,7 @@ impl Screen {
         }
     }
 
-    /// Draws the table anew.
+    /// Draws the table again.
     pub(super) fn draw(&mut self, view: &View) -> Result<(), Failure> {
         if !self.live {
             return Ok(());
@@ -89,13 +89,13 @@ impl Screen {
         self.print(&text)
     }
 
-    /// Takes the table away.
+    /// Removes the table.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         let erased = self.erase();
         self.print(&erased)
     }
 
-    /// Back to the first line of the table, with all below it cleared.
+    /// The control sequences that move to the first line of the table and clear all lines below.
     fn erase(&mut self) -> String {
         match std::mem::take(&mut self.drawn) {
             0 => String::new(),
@@ -132,17 +132,17 @@ fn tables(view: &View, height: usize) -> String {
     format!("{nodes}\n{}\n", top(INSTANCES, view, view.instances(), instances))
 }
 
-/// How many nodes and how many instances are shown. Instances get the room that nodes leave.
+/// The numbers of nodes and of instances that are shown. Instances get the room that nodes leave.
 fn rows(height: usize, nodes: usize, instances: usize) -> (usize, usize) {
-    // The heading, three lines around it and the rows, and the line that says how many more there
-    // are; and the line below with the cursor.
+    // Each table has a heading, three lines around heading and rows, and a line with the number of rows
+    // that are not shown. The cursor takes one more line.
     let room = height.saturating_sub(2 * 5 + 1);
     let half = room / 2;
     let nodes = nodes.min(half.max(room.saturating_sub(instances))).max(1);
     (nodes, room.saturating_sub(nodes).max(1))
 }
 
-/// A table of the first rows, with a line that says how many more there are.
+/// A table of the first rows, and a line with the number of rows that are not shown.
 fn top<'a, T: 'a>(
     columns: Columns<View, T>,
     view: &View,

@@ -1,12 +1,12 @@
-//! `ssntp demo --servers N`: servers that act as one, and the loss of one of them.
+//! `ssntp demo --servers N`: several servers that act as one, and the loss of one of them.
 //!
 //! ```text
 //!  an etcd on the PATH: N schedulers ─▶ a START ─▶ the leader is killed ─▶ the next START
-//!  none:                N routers    ─▶ a frame ─▶ one of them is killed ─▶ the next frame
+//!  no etcd:             N routers    ─▶ a frame ─▶ one of them is killed ─▶ the next frame
 //! ```
 //!
-//! As in the other demo, each step is a command that a user could give, and what it prints is
-//! what was seen.
+//! As in the other demo, each step is a command that a user could type, and the step prints the
+//! command's output.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -26,11 +26,11 @@ use crate::clock::now;
 use crate::failure::Failure;
 use crate::signals::Stop;
 
-/// How long something may take to be seen: longer than a lease, and the longest pause of a
-/// client between two rounds.
+/// The time limit of a wait. It is longer than a lease, and longer than the longest pause of a client
+/// between two rounds.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Servers that are up.
+/// Several running servers.
 pub(super) struct Several<'a> {
     pub(super) processes: &'a mut Processes,
     pub(super) screen: &'a mut Screen,
@@ -49,18 +49,14 @@ impl<'a> Several<'a> {
         }
     }
 
-    /// Shows so many servers, with so many agents.
+    /// Shows this number of servers and agents.
     pub(super) fn show(&mut self, servers: u16, agents: u16) -> Result<(), Failure> {
         let authority = Authority::new(&AuthorityRequest::default())?;
         let directory = self.processes.directory().to_owned();
         authority.save(&directory, false)?;
         let certificate = |role, name: String| {
-            issue(
-                &authority,
-                role,
-                Uuid::new_v4(),
-                &directory.join(format!("{name}.pem")),
-            )
+            let path = directory.join(format!("{name}.pem"));
+            issue(&authority, role, Uuid::new_v4(), &path)
         };
         certificate(Role::CONTROLLER, "ctl".into())?;
         for at in 1..=servers {
@@ -75,8 +71,7 @@ impl<'a> Several<'a> {
             true => self.show_schedulers(servers, agents),
             false => {
                 self.screen.step(
-                    "there is no etcd on the PATH, which several schedulers need: this shows routers, \
-                     which need none",
+                    "there is no etcd on the PATH, which several schedulers need: routers are shown instead",
                 )?;
                 self.show_routers(servers)
             }
@@ -111,7 +106,7 @@ impl<'a> Several<'a> {
             self.addresses.push(address);
         }
         for at in 1..=agents {
-            // Each begins with another scheduler.
+            // Each agent tries another scheduler first.
             let mut addresses = self.addresses.clone();
             let first = usize::from(at - 1) % addresses.len().max(1);
             addresses.rotate_left(first);
@@ -121,7 +116,7 @@ impl<'a> Several<'a> {
         }
         self.nodes(agents)?;
         self.screen.step(&format!(
-            "{agents} agents are READY, whichever scheduler they reach"
+            "{agents} agents are READY, connected to different schedulers"
         ))?;
         self.start("before")?;
         let leader = self.leader()?;
@@ -129,7 +124,7 @@ impl<'a> Several<'a> {
         self.screen
             .step(&format!("scheduler-{} leads:\n{servers}", leader + 1))?;
         let killed = now();
-        self.processes.kill(&format!("scheduler-{}", leader + 1))?;
+        self.processes.kill(&format!("scheduler-{}", leader + 1));
         self.screen
             .step(&format!("scheduler-{} was killed with SIGKILL", leader + 1))?;
         self.start("after")?;
@@ -141,7 +136,7 @@ impl<'a> Several<'a> {
         ))?;
         self.nodes(agents)?;
         let instances = self.until("both instances run, each once", |demo| {
-            let (listed, _) = demo.list("instances")?;
+            let listed = demo.list("instances")?;
             let named = |name| listed.iter().filter(|one| one["name"] == name).count();
             Ok((named("before") == 1 && named("after") == 1).then_some(listed.len()))
         })?;
@@ -168,18 +163,13 @@ impl<'a> Several<'a> {
                 .step(&format!("{name} listens at {address} (process {pid})"))?;
         }
         let others = usize::from(servers) - 1;
-        for at in 2..=servers {
-            let address = self
-                .addresses
-                .get(usize::from(at) - 1)
-                .cloned()
-                .unwrap_or_default();
+        for (at, address) in (1..).zip(&self.addresses).skip(1) {
             let words = format!("listen --connect {address} --ca ca.pem --cert listener-{at}.pem");
             let program = super::processes::program()?;
             self.processes.spawn(&format!("listener-{at}"), program, &words)?;
         }
         let table = self.until("each server has a link to each other one", |demo| {
-            let (listed, _) = demo.list("servers")?;
+            let listed = demo.list("servers")?;
             let is_known = |one: &&Value| one["state"] == "linked" && one["sessions"] == 1;
             match listed.iter().filter(is_known).count() == others {
                 true => demo.ctl("servers").map(Some),
@@ -189,34 +179,26 @@ impl<'a> Several<'a> {
         self.screen.step(&format!("they are linked:\n{table}"))?;
         self.send("first", 2..=servers)?;
         self.screen.step(&format!(
-            "a frame that came to server-1 has crossed {others} links: a listener at each other server has it"
+            "a frame that was sent to server-1 has crossed {others} links: a listener at each other server has \
+             received it"
         ))?;
-        self.processes.kill("listener-2")?;
-        self.processes.kill("server-2")?;
+        self.processes.kill("listener-2");
+        self.processes.kill("server-2");
         self.screen.step("server-2 was killed with SIGKILL")?;
         self.send("second", 3..=servers)?;
         self.screen
-            .step("the others go on: the listeners at them have the next frame")
+            .step("the other servers continue: their listeners have received the next frame")
     }
 
-    /// Sends a frame to the first server, and waits until the listeners have it.
+    /// Sends a frame to the first server, and blocks until the listeners have received it.
     fn send(&mut self, text: &str, listeners: std::ops::RangeInclusive<u16>) -> Result<(), Failure> {
         let connect = self.addresses.first().cloned().unwrap_or_default();
-        let words = [
-            "send",
-            "--connect",
-            &connect,
-            "--ca",
-            "ca.pem",
-            "--cert",
-            "agent-1.pem",
-            "STATS",
-            text,
-        ];
-        self.run(&words)?;
+        self.run(&format!(
+            "send --connect {connect} --ca ca.pem --cert agent-1.pem STATS {text}"
+        ))?;
         for at in listeners {
             let path = self.processes.directory().join(format!("listener-{at}.out"));
-            self.until("a listener has the frame", |_| {
+            self.until("a listener has received the frame", |_| {
                 let printed = std::fs::read_to_string(&path).unwrap_or_default();
                 Ok(printed.contains(text).then_some(()))
             })?;
@@ -224,20 +206,20 @@ impl<'a> Several<'a> {
         Ok(())
     }
 
-    /// Starts a workload. It is tried again while no scheduler leads.
+    /// Starts a workload. The START is repeated while no scheduler leads.
     fn start(&mut self, name: &str) -> Result<(), Failure> {
         let line = format!("start --name {name} --mem 8 --persistent -- sleep 1000");
-        let said = self.until("a START is done", |demo| match demo.ctl(&line) {
+        let output = self.until("a START is done", |demo| match demo.ctl(&line) {
             Err(Failure::Failed(_)) => Ok(None),
-            said => said.map(Some),
+            output => output.map(Some),
         })?;
-        self.screen.step(&format!("workload {name} runs\n{said}"))
+        self.screen.step(&format!("workload {name} runs\n{output}"))
     }
 
-    /// Waits until so many agents are READY.
+    /// Blocks until this number of agents is READY.
     fn nodes(&mut self, count: u16) -> Result<(), Failure> {
         self.until("all agents are READY", |demo| {
-            let (listed, _) = demo.list("nodes")?;
+            let listed = demo.list("nodes")?;
             let ready = listed
                 .iter()
                 .filter(|node| node["status"] == "READY" && node["connected"] == true);
@@ -248,43 +230,35 @@ impl<'a> Several<'a> {
     /// The number of the scheduler that leads.
     fn leader(&mut self) -> Result<usize, Failure> {
         self.until("a scheduler leads", |demo| {
-            let (listed, _) = demo.list("servers")?;
+            let listed = demo.list("servers")?;
             let leader = listed.iter().find(|one| one["leads"] == true);
             let address = leader.and_then(|one| one["address"].as_str()).unwrap_or_default();
             Ok(demo.addresses.iter().position(|one| one == address))
         })
     }
 
-    /// The entries of a list that `ctl` prints, and the whole answer. Both are empty while no
-    /// scheduler answers.
-    fn list(&mut self, what: &str) -> Result<(Vec<Value>, Value), Failure> {
-        let said = match self.ctl(&format!("--json --timeout 5 {what}")) {
-            Err(Failure::Failed(_)) => String::new(),
-            said => said?,
+    /// The entries of a list that `ctl` prints; empty while no scheduler answers.
+    fn list(&mut self, what: &str) -> Result<Vec<Value>, Failure> {
+        let output = match self.ctl(&format!("--json --timeout 5 {what}")) {
+            Err(Failure::Failed(_)) => return Ok(Vec::new()),
+            output => output?,
         };
-        let value: Value = serde_json::from_str(&said).unwrap_or_default();
+        let value: Value = serde_json::from_str(&output).unwrap_or_default();
         let listed = value.as_array().or_else(|| value["servers"].as_array());
-        Ok((listed.cloned().unwrap_or_default(), value))
+        Ok(listed.cloned().unwrap_or_default())
     }
 
-    /// Runs `ssntp ctl`; a failure is what it says.
+    /// Runs `ssntp ctl`, and returns its standard output. Fails with its error output.
     fn ctl(&mut self, line: &str) -> Result<String, Failure> {
         let connect = self.addresses.join(",");
-        let begin = [
-            "ctl",
-            "--connect",
-            &connect,
-            "--ca",
-            "ca.pem",
-            "--cert",
-            "ctl.pem",
-        ];
-        let words: Vec<_> = begin.into_iter().chain(line.split_whitespace()).collect();
-        self.run(&words)
+        self.run(&format!(
+            "ctl --connect {connect} --ca ca.pem --cert ctl.pem {line}"
+        ))
     }
 
-    fn run(&mut self, words: &[&str]) -> Result<String, Failure> {
-        let mut run = self.processes.ctl(words.iter().map(ToString::to_string), "")?;
+    fn run(&mut self, line: &str) -> Result<String, Failure> {
+        let words = line.split_whitespace().map(str::to_owned);
+        let mut run = self.processes.ctl(words, "")?;
         let (code, stdout, stderr) = self.until("the command ends", |_| Ok(run.ended()))?;
         match code {
             Some(0) => Ok(stdout),
@@ -292,7 +266,8 @@ impl<'a> Several<'a> {
         }
     }
 
-    /// Looks until something is there.
+    /// Calls `look` until it returns something. Fails after the time limit, after a signal, or if a
+    /// process has ended.
     fn until<T>(
         &mut self,
         what: &str,
@@ -316,12 +291,12 @@ impl<'a> Several<'a> {
 }
 
 fn has_etcd() -> bool {
-    let mut asked = Command::new("etcd");
-    asked.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-    asked.status().is_ok_and(|status| status.success())
+    let mut etcd = Command::new("etcd");
+    etcd.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    etcd.status().is_ok_and(|status| status.success())
 }
 
-/// An address of this host that is free now.
+/// A loopback address with a port that is free at present.
 fn free_address() -> Result<String, Failure> {
     let any = Address::tcp("127.0.0.1", 0);
     let bound = Listener::bind(&any, TcpOptions::default()).map_err(Failure::new)?;

@@ -1,4 +1,4 @@
-//! The steps of the demo, and the state that each of them must lead to.
+//! The steps of the demo, and the state that each of them must reach.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,41 +20,41 @@ use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
 use crate::signals::Stop;
 
-/// A step: `ssntp ctl` is run, and has to end as expected.
+/// A step: a run of `ssntp ctl`, and its expected results.
 pub(super) struct Step {
-    /// The sentence that is printed once all of it is seen. What ctl prints follows it.
-    says: &'static str,
+    /// The sentence that is printed once all results are seen. The output of ctl follows it.
+    text: &'static str,
     /// The words of ctl. A name in braces is replaced by a value that is [known](Demo::words) only
     /// when the step runs.
-    does: &'static [&'static str],
-    /// The exit code that ctl has to end with.
+    words: &'static [&'static str],
+    /// The required exit code of ctl.
     code: i32,
-    /// The condition that the demo's own controller has to see after that.
+    /// The condition that the demo's own controller must see after ctl has ended.
     expects: fn(&View) -> bool,
 }
 
-const fn step(says: &'static str, does: &'static [&'static str]) -> Step {
+const fn step(text: &'static str, words: &'static [&'static str]) -> Step {
     Step {
-        says,
-        does,
+        text,
+        words,
         code: 0,
         expects: |_| true,
     }
 }
 
-/// A line for the log, and a little work now and then, until it is told to end.
+/// Writes a line to the log, and then works a little at intervals until it is stopped.
 const WORK: &str =
     "echo hello from process $$; while sleep 0.2; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; done";
 const FAILS_ONCE: &str = "test -e ran && exec sleep 1000; touch ran; exit 3";
-/// Runs a program with some flags in a directory, whatever characters their names have.
+/// Runs a program with flags in a directory. The names may have any characters.
 const RUN_IN: &str = r#"cd "$0" && exec "$1" $2"#;
 const CNCI: &str = "cnci --connect {address} --ca ca.pem --cert cnci.pem --uuid {cnci} --tenant {tenant} \
                     --ip 10.0.0.33 --state cnci";
 // RFC 5737 reserves this address for documentation.
 const PUBLIC_IP: &str = "198.51.100.20";
 
-/// All steps before everything is deleted, except the trace of a START.
-#[rustfmt::skip] // A table: what it says, what it does, what is expected.
+/// All steps except the trace of a START and the deletion at the end.
+#[rustfmt::skip] // A table: the text, the words of ctl, the expected results.
 pub(super) const STEPS: &[Step] = &[
     step("the cluster has a configuration", &["configure", "configuration.yaml"]),
     step("workload web runs", &["start", "--name", "web", "--persistent", "--", "sh", "-c", WORK]),
@@ -87,7 +87,7 @@ pub(super) const STEPS: &[Step] = &[
         ..step("its instances were restarted", &["restart", "{on-node}"])
     },
     Step {
-        // Its node starts it again without being told.
+        // Its node restarts it without a command.
         expects: |view| named(view, "fragile").is_some_and(|it| runs(it) && it.stats.restarts == 1),
         ..step("a process, fragile, failed, and its node has started it again",
             &["start", "--name", "fragile", "--restart", "on-failure", "--", "sh", "-c", FAILS_ONCE])
@@ -97,8 +97,8 @@ pub(super) const STEPS: &[Step] = &[
     Step { code: 3, ..step("the job has ended by itself", &["wait", "job"]) },
     Step {
         code: 1,
-        // web, database, batch, the concentrator and the job. The node's next STATS may still list
-        // the failed instance, and later steps count what is listed.
+        // web, database, batch, the concentrator and the job. The node's next STATS may still list the
+        // failed instance, and later steps count the listed instances.
         expects: |view| view.instances().count() == 5,
         ..step("a program that is not there does not start:", &["start", "--", "/no/such/program"])
     },
@@ -125,14 +125,13 @@ fn is_exited(instance: &Instance) -> bool {
     instance.state == InstanceState::Exited
 }
 
-/// The flags of the scheduler, those of the controller daemon, and those that all agents have. The
-/// files are in the demo's directory; other users may not be able to reach it, so that instances
-/// run as the agent's user.
+// The flags of the scheduler, of all agents, and of the controller daemon. The files are in the
+// demo's directory. Other users may have no access to it, so instances run as the agent's user.
 const SCHEDULER: &str = "scheduler --listen 127.0.0.1:0 unix:scheduler.sock --ca ca.pem --cert scheduler.pem --config cluster.yaml";
 pub(super) const NODE: &str =
     "--ca ca.pem --mem 4096 --interval 1 --grace 2 --confinement rlimits --users agent";
 const DAEMON: &str = "--ca ca.pem --cert daemon.pem --store controller --http 127.0.0.1:0";
-/// The beginning of the daemon's line with the address of its first page.
+/// The beginning of the controller daemon's line with the address of its first page.
 const PAGE: &str = "page at ";
 const CONFIGURATION: &str = "\
 configure:
@@ -140,21 +139,21 @@ configure:
     compute_net: [127.0.0.0/8]
     mgmt_net: [127.0.0.0/8]
 ";
-/// The trace that all commands of the demo are part of.
+/// The trace of which all commands of the demo are a part.
 const TRACEPARENT: &str = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01";
-/// How long the instances may take to be deleted after something went wrong.
+/// The time limit for deleting the instances after a failure.
 const CLEAN_UP: Duration = Duration::from_secs(3);
 /// The certificate of the demo's own ctl.
 const CTL_CERT: &str = "ctl.pem";
 
-/// A cluster that is up.
+/// A running cluster.
 pub(super) struct Demo<'a> {
     pub(super) processes: &'a mut Processes,
     pub(super) screen: &'a mut Screen,
     pub(super) stop: &'a Stop,
-    /// Everything is being deleted: no signal ends a wait.
+    /// True while all instances are being deleted: a signal does not end a wait then.
     pub(super) is_ending: bool,
-    /// This controller gives no commands. It sees the results of the commands of ctl.
+    /// This controller sends no commands. It sees the results of the commands of ctl.
     pub(super) controller: Controller,
     pub(super) changes: Receiver<Change>,
     address: String,
@@ -162,12 +161,12 @@ pub(super) struct Demo<'a> {
     page: String,
     tenant: Uuid,
     cnci: Uuid,
-    /// How long the table stands still after a step.
+    /// The time for which the table shows the result of a step.
     pace: Duration,
 }
 
 impl<'a> Demo<'a> {
-    /// Starts the processes and the controller, and waits until all nodes are ready.
+    /// Starts the processes and the controller, and blocks until all nodes are READY.
     pub(super) fn bring_up(
         processes: &'a mut Processes,
         screen: &'a mut Screen,
@@ -181,8 +180,8 @@ impl<'a> Demo<'a> {
         let configuration = directory.join("configuration.yaml");
         std::fs::write(&configuration, CONFIGURATION).map_err(|e| Failure::at(&configuration, e))?;
         let cnci = Uuid::new_v4();
-        // Each entity has a certificate that is bound to its UUID. A new session with a UUID ends
-        // the one before it, so that the demo's ctl and that of a user have certificates of their own.
+        // Each certificate is bound to a UUID. A new session ends an older session with its UUID, so the
+        // demo's ctl and the user's ctl have different certificates.
         for (role, uuid, name) in [
             (Role::SCHEDULER, Uuid::new_v4(), "scheduler.pem"),
             (Role::CONTROLLER, Uuid::new_v4(), "controller.pem"),
@@ -194,7 +193,7 @@ impl<'a> Demo<'a> {
         }
         let (line, pid) = processes.start("scheduler", SCHEDULER, stop)?;
         let address = line.strip_prefix("listening at ").unwrap_or(&line);
-        // The socket is for nodes with a network namespace of their own.
+        // The Unix socket is for nodes in another network namespace.
         let address = address.split(", ").next().unwrap_or_default().to_owned();
         screen.step(&format!("a scheduler listens at {address} (process {pid})"))?;
 
@@ -250,12 +249,12 @@ impl<'a> Demo<'a> {
         ))
     }
 
-    /// Does one step after the other, and prints it.
+    /// Runs one step after the other, and prints it.
     pub(super) fn show_steps(&mut self) -> Result<(), Failure> {
         for step in STEPS {
-            let said = self.ctl(step.does, step.code)?;
-            self.see(step.says, |view| (step.expects)(view).then_some(()))?;
-            self.show(&format!("{}\n{said}", step.says))?;
+            let output = self.ctl(step.words, step.code)?;
+            self.see(step.text, |view| (step.expects)(view).then_some(()))?;
+            self.show(&format!("{}\n{output}", step.text))?;
         }
         self.show_trace()
     }
@@ -269,8 +268,8 @@ impl<'a> Demo<'a> {
         Ok(())
     }
 
-    /// Runs `ssntp ctl`, which has to end with this exit code. Gives what it prints, or why it
-    /// fails if it has to.
+    /// Runs `ssntp ctl`, which must end with this exit code. Returns its standard output, or its error
+    /// output if the exit code is 1.
     pub(super) fn ctl(&mut self, words: &[&str], code: i32) -> Result<String, Failure> {
         let mut ctl = self.start_ctl(words)?;
         let ended = self.wait(None, |_| ctl.ended())?;
@@ -282,21 +281,18 @@ impl<'a> Demo<'a> {
         }
     }
 
-    fn start_ctl(&self, words: &[&str]) -> Result<Ctl, Failure> {
-        let begin = [
-            "ctl",
-            "--connect",
-            &self.address,
-            "--ca",
-            "ca.pem",
-            "--cert",
-            CTL_CERT,
-        ];
-        let words = begin.map(String::from).into_iter().chain(self.words(words));
-        self.processes.ctl(words, TRACEPARENT)
+    /// As [`ctl`](Self::ctl), for words without blanks and the exit code 0.
+    pub(super) fn ctl_line(&mut self, line: &str) -> Result<String, Failure> {
+        self.ctl(&line.split(' ').collect::<Vec<_>>(), 0)
     }
 
-    /// The words, with the names in braces replaced by the values that are known now.
+    fn start_ctl(&self, words: &[&str]) -> Result<Ctl, Failure> {
+        let flags = format!("ctl --connect {} --ca ca.pem --cert {CTL_CERT}", self.address);
+        let flags = flags.split(' ').map(String::from);
+        self.processes.ctl(flags.chain(self.words(words)), TRACEPARENT)
+    }
+
+    /// The words, with the names in braces replaced by the present values.
     fn words(&self, words: &[&str]) -> Vec<String> {
         let on_node = |view: &View| on_node_of_web(view).map(|i| (i.node, i.uuid)).collect::<Vec<_>>();
         let on_node = self.controller.look(on_node);
@@ -342,7 +338,7 @@ impl<'a> Demo<'a> {
         }
     }
 
-    /// Goes on showing the table until a time, or until a signal if it is held.
+    /// Continues to show the table until a time, or with `hold` until a signal.
     pub(super) fn linger(&mut self, until: Option<Instant>, hold: bool) -> Result<(), Failure> {
         if hold {
             let text = self.what_to_try()?;
@@ -351,10 +347,10 @@ impl<'a> Demo<'a> {
             return Ok(());
         } else {
             self.screen
-                .step("all steps were seen; the table goes on for the rest of the time")?;
+                .step("all steps were seen; the table is shown for the rest of the time")?;
         }
         match self.wait(until, |_| None::<()>) {
-            // A signal ends the showing only: every step was seen.
+            // Every step was seen, so a signal is not a failure.
             Ok(_) | Err(Failure::Silent(1..)) => Ok(()),
             Err(failure) => Err(failure),
         }
@@ -374,7 +370,7 @@ impl<'a> Demo<'a> {
         let file = store.with_file_name("token");
         std::fs::write(&file, token.map_err(Failure::new)?).map_err(|e| Failure::at(&file, e))?;
         Ok(format!(
-            "it goes on until Ctrl-C; in another terminal, try:
+            "the cluster runs until Ctrl-C; in another terminal, try:
 export SSNTP_CONNECT={address}
 export SSNTP_CA={directory}/ca.pem SSNTP_CERT={directory}/controller.pem
 export SSNTP_HTTP={page} SSNTP_TOKEN_FILE={directory}/token
@@ -393,10 +389,10 @@ export SSNTP_HTTP={page} SSNTP_TOKEN_FILE={directory}/token
         ))
     }
 
-    /// Deletes every instance, those that a user has started meanwhile as well.
+    /// Deletes every instance, including those that a user has started meanwhile.
     pub(super) fn delete_everything(&mut self) -> Result<(), Failure> {
         self.is_ending = true;
-        // It would start again what a user has told it to keep.
+        // The controller daemon would start the workloads of a user again.
         self.processes.end_one("controller")?;
         let is_assigned = |view: &View| {
             let mut cncis = view.cncis();
@@ -404,18 +400,8 @@ export SSNTP_HTTP={page} SSNTP_TOKEN_FILE={directory}/token
         };
         // A user may have released it already.
         if self.controller.look(is_assigned) {
-            self.ctl(
-                &[
-                    "release-ip",
-                    "web",
-                    PUBLIC_IP,
-                    "--cnci",
-                    "{cnci}",
-                    "--tenant",
-                    "{tenant}",
-                ],
-                0,
-            )?;
+            let release = format!("release-ip web {PUBLIC_IP} --cnci {{cnci}} --tenant {{tenant}}");
+            self.ctl_line(&release)?;
             self.screen.step(&format!("{PUBLIC_IP} was released"))?;
         }
         let count = self.controller.look(|view| view.instances().count());
@@ -427,17 +413,17 @@ export SSNTP_HTTP={page} SSNTP_TOKEN_FILE={directory}/token
         self.screen.step(&format!("all {count} instances were deleted"))
     }
 
-    /// After something went wrong: deletes the instances that can still be deleted.
+    /// Deletes the instances that can still be deleted, after a failure.
     pub(super) fn clean_up(&mut self) {
         let _ = self.processes.end_one("controller");
-        // A signal may be the reason, so that no signal ends this wait.
+        // A signal may be the reason for the failure, so a signal does not end this wait.
         if let Ok(ctl) = self.start_ctl(&["delete", "--all"]) {
             ctl.end(CLEAN_UP);
         }
     }
 }
 
-/// Issues a certificate that is good for one UUID alone.
+/// Issues a certificate that is bound to a UUID.
 pub(super) fn issue(authority: &Authority, role: Role, uuid: Uuid, path: &Path) -> Result<(), Failure> {
     Ok(authority
         .issue(&CertificateRequest::new(role).uuid(uuid))?

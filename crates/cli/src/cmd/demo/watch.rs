@@ -1,5 +1,5 @@
-//! The waits of the demo: until something is seen, a signal comes, or the time is
-//! over. Meanwhile the screen shows what changes.
+//! The waits of the demo: until a state is seen, a signal comes, or a time limit has passed. Meanwhile
+//! the screen shows changes.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use super::steps::Demo;
 use crate::clock::now;
 use crate::failure::Failure;
 
-/// How long one thing may take to be seen.
+/// The time limit for one state to be seen.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The time between two looks at a process, because its end makes no change in the cluster.
+/// The time between two checks of a process, because its end makes no change in the cluster.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long the table stands between two drawings.
+/// The time between two drawings of the table.
 const REDRAW: Duration = Duration::from_millis(250);
 
 impl Demo<'_> {
@@ -22,8 +22,8 @@ impl Demo<'_> {
         seen.ok_or_else(|| Failure::new(format!("not seen in {} s: {what}", LIMIT.as_secs())))
     }
 
-    /// Waits until something is seen; none if the time is over first. A signal is a
-    /// silent failure.
+    /// Blocks until `look` returns something; `None` if the time is over first. A signal is a silent
+    /// failure.
     pub(super) fn wait<T>(
         &mut self,
         until: Option<Instant>,
@@ -32,7 +32,7 @@ impl Demo<'_> {
         let over = until.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
         let (redraw, look_again) = (crossbeam_channel::tick(REDRAW), crossbeam_channel::tick(LOOK));
         let never = crossbeam_channel::never();
-        // A signal that ended the wait for deletions would leave workloads behind.
+        // A signal during the wait for deletions would leave workloads running.
         let stop = match self.is_ending {
             true => &never,
             false => self.stop.channel(),

@@ -7,9 +7,9 @@ use ssntp_opflex::run::Control;
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 
-/// Which server is asked, and how its answer is printed.
+// The server, and the form of the output. A doc comment would become the help of subcommands.
 #[derive(Debug, clap::Args)]
-pub(super) struct ControlArgs {
+pub(crate) struct ControlArgs {
     /// The control socket of the server
     #[arg(long, value_name = "PATH", global = true, required = false)]
     control: Option<PathBuf>,

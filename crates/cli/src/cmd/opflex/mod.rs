@@ -37,10 +37,15 @@ pub(crate) enum Args {
     Serve(Box<serve::Args>),
     Element(Box<element::Args>),
     Policy(policy::Args),
-    Endpoints(show::EndpointArgs),
-    Reports(show::ReportArgs),
-    Sessions(show::SessionArgs),
-    Agents(show::AgentArgs),
+    /// Print the endpoints that a running server knows
+    Endpoints(show::ObjectArgs),
+    /// Print the last state report of each object, and its numbers over time
+    Reports(show::ObjectArgs),
+    /// Print the clients of a running server with their counters
+    Sessions(control::ControlArgs),
+    /// Print every agent that was connected since the server started, and the counters of
+    /// all its sessions
+    Agents(control::ControlArgs),
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
@@ -50,8 +55,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         Args::Policy(args) => policy::run(args),
         Args::Endpoints(args) => show::endpoints(args),
         Args::Reports(args) => show::reports(args),
-        Args::Sessions(args) => show::sessions(args),
-        Args::Agents(args) => show::agents(args),
+        Args::Sessions(control) => show::sessions(&control),
+        Args::Agents(control) => show::agents(&control),
     }
 }
 

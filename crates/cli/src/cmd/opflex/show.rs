@@ -12,40 +12,15 @@ use crate::cmd::table::{Columns, print_values};
 use crate::failure::Failure;
 use crate::output::{Output, print_json_lines, printable};
 
-/// Print the endpoints that a running server knows
 #[derive(Debug, clap::Args)]
-pub(crate) struct EndpointArgs {
-    /// Print only endpoints at and below this URI [default: all endpoints]
+pub(crate) struct ObjectArgs {
+    /// Only objects at and below this URI [default: all objects]
     uri: Option<Uri>,
     #[command(flatten)]
     control: ControlArgs,
 }
 
-/// Print the last state report of each object, and its numbers over time
-#[derive(Debug, clap::Args)]
-pub(crate) struct ReportArgs {
-    /// Print only reports of objects at and below this URI [default: all reports]
-    uri: Option<Uri>,
-    #[command(flatten)]
-    control: ControlArgs,
-}
-
-/// Print the clients of a running server with their counters
-#[derive(Debug, clap::Args)]
-pub(crate) struct SessionArgs {
-    #[command(flatten)]
-    control: ControlArgs,
-}
-
-/// Print every agent that was connected since the server started, and the counters of
-/// all its sessions
-#[derive(Debug, clap::Args)]
-pub(crate) struct AgentArgs {
-    #[command(flatten)]
-    control: ControlArgs,
-}
-
-pub(super) fn endpoints(args: EndpointArgs) -> Result<(), Failure> {
+pub(super) fn endpoints(args: ObjectArgs) -> Result<(), Failure> {
     let uri = args.uri.unwrap_or_else(Uri::root);
     let endpoints = args.control.connect()?.endpoints(&uri).map_err(Failure::new)?;
     let mut output = Output::new();
@@ -64,7 +39,7 @@ pub(super) fn endpoints(args: EndpointArgs) -> Result<(), Failure> {
     output.flush()
 }
 
-pub(super) fn reports(args: ReportArgs) -> Result<(), Failure> {
+pub(super) fn reports(args: ObjectArgs) -> Result<(), Failure> {
     let uri = args.uri.unwrap_or_else(Uri::root);
     let reports = args.control.connect()?.reports(&uri).map_err(Failure::new)?;
     if args.control.json {
@@ -102,14 +77,14 @@ fn print_numbers(output: &mut Output, name: &str, rows: &Value) -> Result<(), Fa
     Ok(())
 }
 
-pub(super) fn sessions(args: SessionArgs) -> Result<(), Failure> {
-    let sessions = args.control.connect()?.sessions().map_err(Failure::new)?;
-    print_values(args.control.json, SESSIONS, &sessions)
+pub(super) fn sessions(control: &ControlArgs) -> Result<(), Failure> {
+    let sessions = control.connect()?.sessions().map_err(Failure::new)?;
+    print_values(control.json, SESSIONS, &sessions)
 }
 
-pub(super) fn agents(args: AgentArgs) -> Result<(), Failure> {
-    let agents = args.control.connect()?.agents().map_err(Failure::new)?;
-    print_values(args.control.json, AGENTS, &agents)
+pub(super) fn agents(control: &ControlArgs) -> Result<(), Failure> {
+    let agents = control.connect()?.agents().map_err(Failure::new)?;
+    print_values(control.json, AGENTS, &agents)
 }
 
 const SESSIONS: Columns<(), Value> = &[

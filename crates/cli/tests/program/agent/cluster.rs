@@ -31,7 +31,7 @@ pub struct Cluster {
     pub dir: TempDir,
     listener: MemoryListener,
     controller: Client,
-    /// What was received and not asked for yet.
+    /// Frames that were received and not yet requested by the test.
     waiting: VecDeque<Frame>,
     agent: Option<Agent>,
     _server: Server,
@@ -189,7 +189,7 @@ impl Cluster {
         self.path("state/instances").join(id.to_string())
     }
 
-    /// What an instance has written, once it has written that many lines.
+    /// The output of an instance, once it has that many lines.
     #[track_caller]
     pub fn output(&self, id: Uuid, lines: usize) -> String {
         let path = self.instance_dir(id).join("stdout.log");

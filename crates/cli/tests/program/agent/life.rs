@@ -174,7 +174,7 @@ fn a_process_that_fails_is_started_again_and_its_restarts_are_counted() {
     let again =
         |stats: &Stats| of(stats).is_some_and(|i| i.restarts == 1 && i.state == InstanceState::Active);
     cluster.next(again);
-    // Whoever asks for its end is obeyed, and the count is kept.
+    // A STOP is obeyed, and the count is kept.
     cluster.end_agent();
     cluster.agent(|config| config);
     cluster.next(again);

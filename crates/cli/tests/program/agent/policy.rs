@@ -1,5 +1,5 @@
-//! What the node lets instances have: as root they have users of their own; as
-//! an ordinary user, its.
+//! The rights that a node gives to instances: their own users if the agent runs as root, else the
+//! agent's user.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

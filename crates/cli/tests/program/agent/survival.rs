@@ -142,7 +142,7 @@ fn a_state_directory_that_takes_nothing_any_more_fails_commands_and_nothing_else
     cluster.send(&start);
     let failure: StartFailure = cluster.next(|_| true);
     assert_eq!(failure.reason, StartFailureReason::LaunchFailure);
-    // What runs is stopped all the same.
+    // Running instances are still stopped.
     cluster.send(&stop(id));
     cluster.wait_state(id, InstanceState::Exited);
     cluster.send(&delete(id));
@@ -185,7 +185,7 @@ fn instances_do_not_notice_that_their_agents_certificate_is_renewed() {
         for _role in 0..2 {
             cluster.next::<NodeConnected>(|_| true);
         }
-        // What was started just before is not given up, and stays one instance.
+        // An instance that was started just before is kept, and stays one instance.
         let runs = |stats: &Stats, id: Uuid| {
             let of = |i: &InstanceStats| i.instance_uuid == id && i.state == InstanceState::Active;
             stats.instances.iter().any(of)

@@ -57,9 +57,9 @@ fn ssntp(dir: &Path, line: &str) -> Command {
 pub(super) struct Daemon {
     child: Child,
     output: BufReader<ChildStdout>,
-    /// What it says first: where it listens, or who it is.
+    /// The first line of the daemon: its addresses, or its UUID.
     first: String,
-    /// Where its pages are.
+    /// The address of its pages.
     pages: String,
 }
 
@@ -323,7 +323,7 @@ fn what_is_no_request_for_a_page_is_refused_with_its_code() {
         ("\u{16}\u{3}\u{1}\r\n\r\n".into(), 400),
         (long, 431),
         (posted, 405),
-        // What follows a request is not another one.
+        // The bytes after a request are not another request.
         (
             format!("GET /healthz HTTP/1.1\r\n{host}GET /info HTTP/1.1\r\n{host}"),
             200,
@@ -348,7 +348,7 @@ fn an_attack_on_the_pages_stops_neither_frames_nor_an_honest_client() {
         let said: &[u8] = match at % 4 {
             0 => b"",
             1 => b"GET /metr",
-            // Nobody reads the answer.
+            // The answer is not read.
             2 => b"GET /metrics HTTP/1.1\r\n\r\n",
             _ => b"GET /sessions HTTP/1.1\r\nX: y\r\n",
         };
@@ -435,7 +435,7 @@ fn only_this_host_sees_pages_without_tls() {
         .parse()
         .unwrap();
     let ask = |name: Option<&str>| secure_get(dir.path(), port, name, "/healthz");
-    // Whether the request comes with the end of the handshake or after it.
+    // The request may come with the end of the handshake or after it.
     for _ in 0..20 {
         assert_eq!(ask(Some("controller")).unwrap().0, 200);
     }
@@ -494,7 +494,7 @@ fn pages_with_an_authority_of_their_own_are_for_its_certificates_alone() {
     server.end();
 }
 
-/// What `curl --cert` does.
+/// A request as `curl --cert` makes it.
 fn secure_get(dir: &Path, port: u16, name: Option<&str>, target: &str) -> std::io::Result<(u16, String)> {
     let identity = name.map(|name| Identity::load(dir.join(format!("{name}.pem"))).unwrap());
     let trust = Trust::load(dir.join("ca.pem")).unwrap();

@@ -14,7 +14,7 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trus
 use ssntp::{Bytes, Frame, Role};
 use tempfile::TempDir;
 
-/// How long anything may take before a test fails.
+/// The time limit after which a test fails.
 const LIMIT: Duration = Duration::from_secs(60);
 const OWN: &str = "--application EVENT/0x80=Scaled --application 0x81=QUERY:request";
 
@@ -154,7 +154,7 @@ impl Running {
         }
     }
 
-    /// Whether a signal has stopped each of its threads.
+    /// True if a signal has stopped each of its threads.
     fn is_stopped(&self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         threads.flatten().all(|thread| {
@@ -500,7 +500,7 @@ fn the_end_of_the_input_is_the_end_once_all_is_sent_and_answered() {
     drop(output);
     assert_eq!(unread.end().0, Some(0));
 
-    // What cannot be is told in both places.
+    // An impossible request is reported in both places.
     let (code, rest) = Running::start(place.path(), "session --json --ca none.pem --cert agent.pem").end();
     assert_eq!((code, &rest[0]["event"]), (Some(1), &"closed".into()));
     assert_eq!(Running::start(place.path(), "session").end().0, Some(2));
@@ -541,7 +541,7 @@ fn what_nobody_reads_is_held_back_to_the_server() {
         .unwrap();
     let most: u64 = most.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(most < 160 << 10, "{most} kB");
-    // What waits comes in order.
+    // Waiting frames arrive in order.
     for number in 0..3 {
         let mut line = String::new();
         output.read_line(&mut line).unwrap();

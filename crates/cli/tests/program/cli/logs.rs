@@ -1,5 +1,5 @@
-//! What peers can do to the log of a server, and the log to its work: over the
-//! program itself.
+//! The influence of peers on the log of a server, and of the log on the server's work, with the real
+//! program.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -12,7 +12,7 @@ use ssntp::proto::{Command as Kind, ErrorCode, Frame};
 use ssntp::{Role, transport::Address};
 use tempfile::TempDir;
 
-/// How long anything may take before a test fails.
+/// The time limit after which a test fails.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A running server whose standard error is a pipe. Dropping it kills it.
@@ -118,7 +118,7 @@ fn a_flood_of_complaints_is_some_lines_that_hide_nothing() {
             .unwrap();
     }
     assert!(agent.flush(LIMIT));
-    // What comes back says that all before it was handled.
+    // The answer shows that all earlier frames were handled.
     agent.send(Frame::with_payload(Kind::START, "")).unwrap();
     agent.recv_frame_timeout(LIMIT).expect("an agent sends no START");
     server.end();

@@ -90,7 +90,7 @@ pub(super) fn check_text(text: &str) {
     }
 }
 
-/// What docs/metrics.md lists: each metric with its type and its meaning.
+/// The content of docs/metrics.md: each metric with its type and its meaning.
 fn documented() -> BTreeMap<String, (String, String)> {
     let page = include_str!("../../../../../docs/metrics.md");
     let rows = page.lines().filter_map(|line| {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long anything may take before a test fails.
+/// The time limit after which a test fails.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 /// A running `ssntp`. Dropping it kills it.
@@ -19,7 +19,7 @@ pub(super) struct Program {
     pub(super) err: Receiver<String>,
 }
 
-/// How one ended.
+/// The end of a program.
 pub(super) struct Ended {
     pub(super) code: Option<i32>,
     pub(super) out: Vec<String>,

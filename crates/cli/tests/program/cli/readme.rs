@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 
-/// How long all of it may take: some seconds where nothing else runs.
+/// The time limit for all commands, which take some seconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(400);
 
 /// The pages with blocks to paste, in the order in which a newcomer reads them.

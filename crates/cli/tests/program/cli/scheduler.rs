@@ -35,7 +35,7 @@ fn scheduler(dir: &Path, arguments: &[&str]) -> Child {
         .unwrap()
 }
 
-/// What it says before it exits with this code.
+/// The error of a scheduler that exits with this code.
 fn refused(dir: &Path, arguments: &[&str], code: i32) -> String {
     let output = scheduler(dir, arguments).wait_with_output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();

@@ -1,4 +1,4 @@
-//! What a service manager hears of each daemon, and what completes its command line.
+//! The notices of each daemon to a service manager, and the completion of its command line.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long anything may take before a test fails.
+/// The time limit after which a test fails.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Datagrams that wait to be read are few, by net.unix.max_dgram_qlen; nobody waits
@@ -211,6 +211,6 @@ fn shells_complete_and_manuals_have_what_the_command_line_has() {
         let text = fs::read_to_string(at.join(format!("pages/{page}.1"))).unwrap();
         assert!(text.contains(flag), "{page}");
     }
-    // What nobody is to call by hand has none.
+    // Hidden commands have no manual page.
     assert!(!at.join("pages/ssntp-manual.1").exists());
 }

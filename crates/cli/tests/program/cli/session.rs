@@ -295,7 +295,7 @@ fn a_signal_ends_a_client_in_any_state() {
         let _first = silent.accept().unwrap();
         let sending = place.send(&silent_at, "", b"");
         let _second = silent.accept().unwrap();
-        // What goes on until a signal comes is done then, and nothing else is.
+        // A command that runs until a signal comes ends with success, and every other one fails.
         for (program, code) in [
             (connected, 0),
             (listening, 0),
@@ -435,7 +435,7 @@ fn lines_are_sent_on_after_a_restart_of_the_server_and_what_may_be_lost_is_count
     assert_eq!(json(&listener.line())["payload"], "two");
     drop(input);
     let ended = program.end();
-    // Whether the server was asked about the first line before it ended is a matter of time.
+    // The server may have been asked about the first line before it ended.
     let doubt = ended
         .err
         .iter()

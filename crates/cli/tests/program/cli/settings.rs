@@ -1,5 +1,5 @@
-//! What daemons are told by files, how their log looks, and the traces of others that
-//! frames are part of.
+//! Settings files of daemons, the formats of their log, and traces of other programs that frames are
+//! a part of.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -157,7 +157,7 @@ fn all_that_is_wrong_with_a_file_is_told_with_line_and_column() {
     }
     let why = user.fails(&["server", "--config-file", "nowhere.yaml"], 2);
     assert!(why.starts_with("ssntp: nowhere.yaml: No such file"), "{why}");
-    // Who asks for help gets it.
+    // --help is answered even if the file is missing.
     user.done(&["server", "--config-file", "nowhere.yaml", "--help"]);
 }
 
@@ -313,7 +313,7 @@ fn in_json_each_line_of_the_standard_error_is_an_object() {
             .contains("server.yaml:5:1: listen is given twice"),
         "{line}"
     );
-    // How it failed is one, too, and what was said on the way.
+    // The final failure is an object, too, and so are the notes before it.
     let mut command = user.command(&["send", "STATS", "--connect", "127.0.0.1:1", "--timeout", "0.3"]);
     command.args(["--ca", "certs/ca.pem", "--cert", "certs/agent.pem"]);
     let output = command.env("SSNTP_LOG_FORMAT", "json").output().unwrap();
@@ -378,7 +378,7 @@ fn a_frame_says_which_trace_it_is_part_of() {
     let (said, _, trace) = sent(&["--traceparent", PARENT], None);
     assert_eq!(trace["trace_id"], "0af7651916cd43dd8448eb211c80319c");
     assert_eq!(trace["span_id"], "b7ad6b7169203331");
-    // Who received it is told all the same.
+    // The number of receivers is still reported.
     assert!(said.contains("went to 1 session"), "{said}");
     let (_, _, trace) = sent(&["--trace", "job-17"], Some(PARENT));
     assert_eq!(trace["label"], format!("job-17 traceparent={PARENT}"));

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::processes::words;
 
-/// How long anything may take before a test fails.
+/// The time limit after which a test fails.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A user with a home and nothing in it.
@@ -59,7 +59,7 @@ impl User {
         self.command(words).output().unwrap()
     }
 
-    /// What it prints, which has to be done.
+    /// The output of a command, which must succeed.
     #[track_caller]
     pub(super) fn done(&self, words: &[&str]) -> String {
         let output = self.run(words);
@@ -68,7 +68,7 @@ impl User {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What it says on the standard error, which has to fail.
+    /// The error output of a command, which must fail.
     #[track_caller]
     pub(super) fn fails(&self, words: &[&str], code: i32) -> String {
         let output = self.run(words);
@@ -201,7 +201,7 @@ fn a_server_to_try_a_listener_and_a_frame_need_no_options() {
             break;
         }
     }
-    // What is secret is its owner's alone.
+    // Only the owner can read secret files.
     let directory = user.path(".local/share/ssntp/dev");
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(directory.clone()), 0o700);
@@ -228,7 +228,7 @@ fn a_server_to_try_is_for_this_host_alone_and_finds_its_certificates_again() {
     server.line("throw-away certificates found in ");
     assert_eq!(fs::read(&certificate).unwrap(), before);
     drop(server);
-    // What does not hold any more is made anew.
+    // Files that are no longer valid are made again.
     fs::write(&certificate, "broken").unwrap();
     user.dev(&[]).line("throw-away certificates made in ");
     user.done(&words(
@@ -279,7 +279,7 @@ fn a_context_says_what_a_command_is_not_told() {
     assert!(user.fails(&["context", "remove", "ctl"], 1).contains("ctl.yaml"));
     assert!(
         user.fails(&["context", "add", "a b", "--ca", ca, "--cert", cert], 2)
-            .contains("not a name")
+            .contains("expected a name")
     );
     assert!(
         user.fails(&["context", "add", "x", "--ca", ca, "--cert", ca], 1)
@@ -504,7 +504,7 @@ fn a_hang_up_makes_a_server_take_another_certificate_and_configuration() {
     };
     let stays = with(&["listen", "--json"], "one");
     stays.error_line("connected to ");
-    // What will not do changes nothing.
+    // Unusable files change nothing.
     fs::write(user.path("cluster.yaml"), "configure: [").unwrap();
     server.signal(Signal::HUP);
     server.error_with("SIGHUP: not reloaded: cluster.yaml");
@@ -522,7 +522,7 @@ fn a_hang_up_makes_a_server_take_another_certificate_and_configuration() {
     )
     .unwrap();
     server.signal(Signal::HUP);
-    // Who was there is told.
+    // Connected clients receive the change.
     let told: Value = serde_json::from_str(&stays.out.recv_timeout(LIMIT).unwrap()).unwrap();
     assert_eq!(told["operand"], "CONFIGURE");
     assert!(told["payload"].as_str().unwrap().contains("/b"), "{told}");

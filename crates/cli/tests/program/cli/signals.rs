@@ -1,4 +1,4 @@
-//! How the program ends when it is told to, and when its pipes are closed.
+//! The end of the program by signals, and when its pipes are closed.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -150,7 +150,7 @@ fn a_closed_standard_error_is_no_panic() {
     let mut errors = BufReader::new(listen.stderr.take().unwrap());
     errors.read_line(&mut said).unwrap();
     drop(errors);
-    // What it has to say of this goes nowhere.
+    // Its messages about this cannot be written anywhere.
     assert_eq!(end(other), Some(0));
     let _ = fs::remove_file(at.join("socket"));
     let again = UnixListener::bind(at.join("socket")).unwrap();

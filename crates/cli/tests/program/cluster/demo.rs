@@ -93,12 +93,12 @@ fn a_demo_that_is_held_can_be_commanded_until_a_signal_ends_it() {
     let mut demo = demo(&place, &["--hold"]);
     let ctl = commander(&demo);
     assert_eq!(ctl(&["nodes"]).matches("READY").count(), 3);
-    // What the lines that are told begin with can be done.
+    // The printed commands can be executed.
     ctl(&["start", "--count", "2", "--persistent", "--", "sleep", "1000"]);
     let stop = demo.line_with(" ctl stop ");
     ctl(&["stop", stop.rsplit(' ').next().unwrap()]);
     assert!(ctl(&["cncis"]).contains("198.51.100.20"));
-    // What is to be kept running is deleted as well, and so is what somebody else has started.
+    // Workloads of the controller daemon are deleted as well, and so are those of another user.
     let kept = place.path().join("kept.yaml");
     fs::write(&kept, "name: kept\nstart: {command: [sleep, \"1000\"]}\n").unwrap();
     ctl(&["apply", "-f", kept.to_str().unwrap()]);
@@ -137,7 +137,7 @@ fn commander(demo: &Process) -> impl Fn(&[&str]) -> String + use<> {
     }
 }
 
-/// What a browser gets at the address of a page.
+/// The answer that a browser gets at the address of a page.
 fn page(url: &str) -> String {
     let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -179,9 +179,9 @@ fn the_demo_of_several_servers_loses_one_and_goes_on() {
         "there is no etcd on the PATH",
         "server-3 listens at 127.0.0.1:",
         "they are linked:",
-        "a frame that came to server-1 has crossed 2 links",
+        "a frame that was sent to server-1 has crossed 2 links",
         "server-2 was killed with SIGKILL",
-        "the others go on",
+        "the other servers continue",
         "no process and no file is left",
     ];
     for (with_etcd, lines) in [(with_etcd, &schedulers[..]), (false, &routers)] {

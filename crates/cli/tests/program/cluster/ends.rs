@@ -1,4 +1,4 @@
-//! How workloads ended, and what they are called, as `ssntp ctl` shows it.
+//! The ends of workloads and their names, as `ssntp ctl` shows them.
 
 use std::fs;
 
@@ -117,7 +117,7 @@ fn how_a_workload_ended_is_shown_and_outlives_its_agent() {
 #[test]
 fn a_start_that_ends_at_once_says_how() {
     let cluster = Cluster::with_agents(1);
-    // Whether it was seen to run is a matter of time: it may take some attempts.
+    // The instance may end before it is seen to run, so this may take some attempts.
     for _ in 0..20 {
         let done = cluster.ctl_words(&["start", "--json", "--", "sh", "-c", "exit 7"]);
         assert_eq!(done.code, Some(0), "it was started: {}", done.stderr);

@@ -122,7 +122,7 @@ fn a_start_that_the_node_refuses_says_why() {
 #[test]
 fn a_program_that_ends_at_once_was_started() {
     let cluster = Cluster::with_agents(1);
-    // Whether it was seen to run before it ended is a matter of luck.
+    // The instance may or may not be seen to run before it ends.
     let said: serde_json::Value = serde_json::from_str(&cluster.done("start --json -- false")).unwrap();
     assert_eq!(said["result"], "done");
     let instance = said["subject"].as_str().unwrap().parse().unwrap();
@@ -259,7 +259,7 @@ fn a_uuid_of_something_else_is_told_as_what_it_is() {
 #[test]
 fn beginnings_that_name_several_list_them() {
     let cluster = Cluster::with_agents(1);
-    // As many as are needed for two that begin alike.
+    // Enough UUIDs that two of them have the same beginning.
     let said = cluster.done("start --count 17 --mem 1 --json -- sleep 1000");
     assert_eq!(said.lines().count(), 17);
     let instances = cluster.controller_sees(1).look(|view| {
@@ -277,7 +277,7 @@ fn beginnings_that_name_several_list_them() {
     );
 }
 
-/// What the view would not let through, sent anyway.
+/// A command that the view would refuse, sent anyway.
 #[test]
 fn the_scheduler_and_the_agents_say_why_themselves() {
     let cluster = Cluster::with_agents(1);
@@ -543,7 +543,7 @@ fn a_start_that_takes_too_long_is_answered_and_ended() {
         said.contains("it cannot be launched: its node has not said"),
         "{said}"
     );
-    // What was answered with a failure does not run.
+    // An instance whose START has failed does not run.
     let controller = cluster.controller_sees(1);
     controller
         .wait(LIMIT, |view| (view.instances().count() == 0).then_some(()))

@@ -1,4 +1,4 @@
-//! What a controller daemon keeps, while everything is killed: what should run runs once.
+//! The workloads of a controller daemon run exactly once, while every process is killed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -77,7 +77,7 @@ impl Kept {
             .collect()
     }
 
-    /// What runs for real.
+    /// The instances that really run.
     fn instances(&self) -> Vec<Value> {
         self.done("instances").remove(0).as_array().unwrap().clone()
     }
@@ -246,7 +246,7 @@ fn a_version_that_fails_goes_back_by_itself() {
             && web["rollout"]["state"] == "steady"
             && web["status"]["healthy"] == 2
     });
-    // What is wrong is said before it is sent.
+    // A faulty file is refused before it is sent.
     fs::write(kept.cluster.path("bad.yaml"), "name: web\nstart: {comand: [a]}\n").unwrap();
     let refused = kept.words(&["ctl", "apply", "-f", "bad.yaml"]);
     assert_eq!(refused.code, Some(2));

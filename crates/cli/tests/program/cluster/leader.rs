@@ -63,7 +63,7 @@ fn a_leader_that_was_stopped_follows_when_it_wakes() {
     let controller = all.cluster.controller_sees(NODES);
     all.signal_under_load((leader + 1) % 3, leader, Signal::STOP);
     let next = all.leader(Some(leader));
-    // What waits for it when it wakes is not handed on over its old links, whose ends have gone.
+    // Frames that wait for it when it wakes are not forwarded over its old links, which have ended.
     let waits = controller.order(&Start {
         instance_uuid: Uuid::new_v4(),
         ..Start::default()

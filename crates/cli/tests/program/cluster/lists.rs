@@ -65,7 +65,7 @@ fn events_are_told_as_they_happen() {
     let next = |event: &str| -> Value {
         serde_json::from_str(&json.line_with(&format!("\"event\":\"{event}\""))).unwrap()
     };
-    // What the scheduler knows already comes first.
+    // Changes begin with the state that the scheduler already knows.
     next("online");
     let node = next("node_connected")["node"].as_str().unwrap().to_owned();
     text.line_with(&format!("compute node {node} is connected"));

@@ -255,7 +255,7 @@ fn stats(node: Uuid, instance: Uuid) -> Stats {
     }
 }
 
-/// What a peer says to OpenStream that is older than it.
+/// The answer of a peer that is older than OpenStream.
 fn unknown() -> InvalidFrameType {
     InvalidFrameType::new(
         Kind::OPEN_STREAM.into(),
@@ -386,7 +386,7 @@ fn a_controller_holds_no_more_than_its_credit_and_closes_what_it_drops() {
             .stream(Uuid::new_v4(), StreamRequest::default())
             .unwrap();
         assert!(matches!(stream.recv_timeout(LIMIT), Some(StreamEvent::Opened)));
-        // What is received and not dealt with makes no room.
+        // Bytes that are received and not dealt with give no credit.
         for _ in 0..3 {
             assert!(matches!(
                 stream.recv_timeout(LIMIT),

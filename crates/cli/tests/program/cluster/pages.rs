@@ -29,7 +29,7 @@ fn ask(address: &str, head: &str, body: &str) -> (String, String) {
 /// A browser that follows what an instance writes.
 struct Follower {
     stream: TcpStream,
-    /// What has come, and was not looked at.
+    /// Received text that was not checked yet.
     text: Vec<u8>,
 }
 
@@ -69,7 +69,7 @@ impl Follower {
         }
     }
 
-    /// What the instance writes, until it has written this.
+    /// The output of the instance, up to this text.
     fn until(&mut self, said: &str) -> String {
         let mut text = String::new();
         while !text.contains(said) {
@@ -164,7 +164,7 @@ fn pages_show_what_runs_in_a_live_cluster_and_what_is_gone() {
     until(&address, &format!("/instances/{instance}"), "</i>was active");
 }
 
-/// How many outputs are followed at the scheduler.
+/// The number of outputs that are followed at the scheduler.
 fn followed(cluster: &Cluster) -> String {
     let mut stream = UnixStream::connect(cluster.path("admin")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -221,8 +221,8 @@ fn an_output_is_followed_to_its_end_and_no_longer_than_somebody_reads() {
     assert_eq!(follower.end(), None, "the instance has ended");
     until_followed(&cluster, "0");
 
-    // What a browser gets has a pace, so the rest of this waits on its node. It comes in order, each
-    // line once, unless the page says that some is missing.
+    // The output for a browser has a limited rate, so the rest of this waits on its node. Lines arrive
+    // in order and once, unless the page reports that some are missing.
     let loud = script(
         &cluster,
         "echo begin; while [ ! -e go ]; do sleep 0.02; done; seq 1 100000; echo the end; sleep 1000",
@@ -239,7 +239,7 @@ fn an_output_is_followed_to_its_end_and_no_longer_than_somebody_reads() {
     drop(slow);
     until_followed(&cluster, "0");
 
-    // As many as a session may follow; one more is told so, and the rows of all go on.
+    // The most that a session may follow; one more is refused, and the rows of all continue.
     let mut followers: Vec<_> = (0..32).map(|_| Follower::new(&address, loud)).collect();
     for follower in &mut followers {
         follower.until("the end");

@@ -17,7 +17,7 @@ use ssntp_cluster::controller::{Controller, ControllerConfig, View};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-/// How long anything may take before a test fails.
+/// The time limit after which a test fails.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 const ROLES: [(Role, &str); 5] = [
@@ -58,7 +58,7 @@ impl Cluster {
         }
     }
 
-    /// Where clients that start from now on find the schedulers.
+    /// The addresses of the schedulers for clients that start later.
     pub fn serve_at(&mut self, addresses: &str) {
         self.address = addresses.into();
     }
@@ -239,7 +239,7 @@ impl Cluster {
     pub fn fails(&self, line: &str) -> String {
         let done = self.ctl(line);
         assert_eq!(done.code, Some(1), "{line}: {}{}", done.stdout, done.stderr);
-        // What it waited for, and why it failed.
+        // The note about the wait, and the reason of the failure.
         let waited = |said: &&str| {
             said.starts_with("ssntp: cannot connect yet")
                 || said.starts_with("ssntp: waiting for a node that can run it")
@@ -318,7 +318,7 @@ pub fn wait_for(controller: &Controller, instance: Uuid, state: &InstanceState) 
         .unwrap_or_else(|| panic!("{instance} is not {state} in time"));
 }
 
-/// What a program came to.
+/// The result of a program.
 #[derive(Debug)]
 pub struct Done {
     pub code: Option<i32>,

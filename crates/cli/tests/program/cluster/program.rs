@@ -44,7 +44,7 @@ fn the_scheduler_is_found_by_flags_environment_or_file() {
         }
         let done = Done::of(command);
         assert_eq!(done.code, Some(0), "{name}: {}", done.stderr);
-        // What the environment says comes before the file.
+        // The environment overrides the file.
         let mut command = ssntp(&directory, &nodes);
         command.env("SSNTP_CA", "controller.pem");
         assert_eq!(Done::of(command).code, Some(1), "that is no authority");

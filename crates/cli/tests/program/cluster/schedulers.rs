@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::cluster::processes::{Cluster, Done, LIMIT, Process, processes_inside};
 
-/// How many STARTs a load is.
+/// The number of STARTs in a load.
 const LOAD: usize = 20;
 
 pub(super) struct Schedulers {
@@ -27,7 +27,7 @@ pub(super) struct Schedulers {
 }
 
 impl Schedulers {
-    /// So many schedulers, with one node each.
+    /// This number of schedulers, with one node each.
     pub(super) fn start(etcd: &EtcdProcess, count: usize) -> Self {
         Self::with(etcd, count, Vec::new())
     }

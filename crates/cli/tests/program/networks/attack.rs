@@ -1,4 +1,4 @@
-//! What a process with root's rights in the network namespace of its instance tries against other
+//! Attacks of a process with root's rights in the network namespace of its instance on other
 //! instances, other tenants and the cluster. Each attempt fails, and is counted.
 
 use std::net::Ipv4Addr;
@@ -73,7 +73,7 @@ pub fn fails(rig: &Rig, attacker: &Instance, victim: &Instance, red: &[&Instance
         let begin = format!("OWN={own}; VICTIM={victim}; MAC={}\n{BEGIN}", mac(own));
         attacker.says("sh", &["-c", &format!("{begin}{script}")])
     };
-    // What the kernel sends by itself is not to be counted.
+    // Packets that the kernel sends by itself must not be counted.
     run(
         "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; echo 1 > /proc/sys/net/ipv4/conf/eth0/arp_notify; again",
     );
@@ -85,7 +85,7 @@ pub fn fails(rig: &Rig, attacker: &Instance, victim: &Instance, red: &[&Instance
         let before = dropped();
         eprintln!("attempt: an instance {what}");
         run(script);
-        // What it announces is not all: it speaks, too.
+        // It also speaks besides its announcements.
         until(|| {
             attacker.hears(victim.ip);
             dropped() > before

@@ -1,4 +1,4 @@
-//! What goes on when a part is killed, and what is left in the kernel.
+//! The state after a part is killed, and the remains in the kernel.
 
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -1,4 +1,4 @@
-//! Who reaches whom, and who must not.
+//! Instances that can reach each other, and instances that must not.
 
 use std::net::Ipv4Addr;
 
@@ -107,7 +107,7 @@ fn public_addresses_work(rig: &Rig, blue_a: &Instance, blue_b: &Instance, red: &
     until(|| is_it(red.hears(PUBLIC)));
     tell_peers(rig, "o");
     let outside = Ipv4Addr::new(10, 77, 0, 99);
-    // What leaves comes from its own address, and without one from the concentrator's.
+    // Packets that leave have the instance's public address, or else the concentrator's.
     until(|| blue_b.hears(outside) == Some(PUBLIC.to_string()));
     until(|| blue_a.hears(outside) == Some("10.77.0.33".into()));
     // A private address is not reached from outside, whatever route there is.

@@ -124,7 +124,7 @@ struct Boot {
     modules: PathBuf,
 }
 
-/// What is needed to boot a small Linux, or what of it is missing.
+/// The files that boot a small Linux, or the reason why some are missing.
 fn boot() -> Result<Boot, String> {
     let program = |name: &str| {
         let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,6 +1,6 @@
-//! How fast the network of a tenant is beside the bare underlay, and how long many instances of many
-//! tenants take. For a person who reads it: the figures depend on the machine, so nothing is
-//! asserted about them.
+//! The throughput of a tenant's network compared with the bare underlay, and the time for many
+//! instances of many tenants. A person reads the figures: they depend on the machine, so they are
+//! not asserted.
 //!
 //! `SSNTP_MEASURE=1 cargo test --release -p ssntp-cli --test program networks::measured -- --nocapture --test-threads 1`
 
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use super::rig::{Instance, Rig, until};
 
 const PORT: u16 = 9;
-/// How long each way is measured in each round.
+/// The time for which each way is measured in each round.
 const PERIOD: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 7;
-/// Whether the host's own IP filters get the packets of its bridges as well. Only a kernel with
-/// that filter has it.
+/// True if the host's own IP filters also receive the packets of its bridges. Only a kernel with that
+/// filter has this setting.
 const BRIDGED: &str = "net.bridge.bridge-nf-call-iptables";
 const TENANTS: usize = 20;
 const INSTANCES: usize = 10;

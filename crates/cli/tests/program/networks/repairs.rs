@@ -1,4 +1,4 @@
-//! What somebody breaks in the kernel is made again, and certificates that change are passed on.
+//! Broken kernel objects are made again, and changed certificates are passed on.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

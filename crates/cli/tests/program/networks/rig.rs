@@ -21,9 +21,9 @@ use tempfile::TempDir;
 
 use crate::processes::{Program, wait_for};
 
-/// How long nothing may be heard before an address counts as unreachable.
+/// The time without an answer after which an address counts as unreachable.
 const SILENCE: Duration = Duration::from_secs(1);
-/// What agents of compute nodes are started with.
+/// The flags of the agents of compute nodes.
 pub const AGENT_FLAGS: &str = "--users agent --network tenants --underlay u0";
 /// The hosts of a cluster and the last byte of each one's address.
 const HOSTS: [(&str, u8); 5] = [("s", 1), ("a", 11), ("b", 12), ("k", 20), ("o", 99)];
@@ -159,7 +159,7 @@ impl Rig {
         within(&format!("/run/netns/{}", self.namespace(host)), program)
     }
 
-    /// What a command says in the namespace of a host.
+    /// The output of a command in the namespace of a host.
     pub fn says(&self, host: &str, words: &str) -> String {
         output(
             self.on(host, words.split(' ').next().unwrap())
@@ -182,7 +182,7 @@ impl Rig {
         self.programs.push((host, program));
     }
 
-    /// What starts the agent of a host.
+    /// The command that starts the agent of a host.
     pub fn agent_command(&self, host: &str) -> Command {
         let dir = self.dir.path();
         let (name, more) = match host {
@@ -211,7 +211,7 @@ impl Rig {
         command
     }
 
-    /// What the page of an agent says of its health.
+    /// The health on the page of an agent.
     pub fn health(&self, host: &str) -> String {
         let mut stream = UnixStream::connect(self.dir.path().join(format!("admin-{host}"))).unwrap();
         stream
@@ -357,7 +357,7 @@ impl Drop for Rig {
         // Agents first, which would start concentrators again.
         self.programs.clear();
         let pids: Vec<i32> = self.pids().into_iter().filter(|pid| *pid > 0).collect();
-        // What an instance has started, as the dnsmasq of a concentrator, is in its namespace.
+        // A process that an instance has started, such as a concentrator's dnsmasq, is in its namespace.
         let own = fs::read_link("/proc/self/ns/net").unwrap();
         let spaces: Vec<PathBuf> = pids.iter().filter_map(|pid| network(&pid.to_string())).collect();
         for pid in &pids {
@@ -460,12 +460,12 @@ impl Instance {
         enter(format!("/proc/{}/ns/net", self.pid), act)
     }
 
-    /// Who answers at an address; `None` if nobody does.
+    /// The instance that answers at an address; `None` if there is no answer.
     pub fn hears(&self, ip: Ipv4Addr) -> Option<String> {
         self.within(move || hears(ip))
     }
 
-    /// Whether another instance answers, within the time that a busy machine may need.
+    /// True if another instance answers, within the time that a busy machine may need.
     #[track_caller]
     pub fn reaches(&self, other: &Self) {
         wait_for(|| self.hears(other.ip).filter(|said| said.ends_with(&other.uuid)));
@@ -483,7 +483,7 @@ impl Instance {
 const NAME: u16 = 7;
 const ECHO: u16 = 8;
 
-/// Who answers at an address, from the namespace of this thread.
+/// The instance that answers at an address, from the namespace of this thread.
 pub fn hears(ip: Ipv4Addr) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&(ip, NAME).into(), SILENCE).ok()?;
     stream.set_read_timeout(Some(SILENCE)).unwrap();
@@ -492,7 +492,7 @@ pub fn hears(ip: Ipv4Addr) -> Option<String> {
     Some(said)
 }
 
-/// What goes through a connection that echoes, again and again, until the test ends.
+/// Sends bytes through a connection that echoes, repeatedly, until the test ends.
 pub struct Traffic {
     echoes: Arc<AtomicU32>,
 }

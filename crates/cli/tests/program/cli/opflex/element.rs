@@ -147,7 +147,7 @@ fn an_element_tells_what_its_flags_say_and_serves_what_it_has() {
     assert_eq!(identity["data"]["mac"], "0a:0b:0c:0d:0e:0f");
     drop((connection, listener));
 
-    // Nobody has answered: what there was before is what there is.
+    // No server has answered, so the objects are still the old ones.
     let feed = UnixStream::connect(dir.join("feed")).unwrap();
     feed.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let mut feed = BufReader::new(feed);

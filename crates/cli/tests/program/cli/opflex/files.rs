@@ -113,7 +113,7 @@ fn a_policy_that_changes_in_its_files_is_read_again_whole_or_not_at_all() {
     assert_eq!(changed(&mut events, "/a/"), "a");
     write("a.json", &object("/a/", "\"a2\""));
     assert_eq!(changed(&mut events, "/a/"), "a2");
-    // What is there is what all files say, or what they said last.
+    // The policy is that of all files, or that of their last valid contents.
     write("b.yaml", "- {subject: Group, uri: /b/,");
     until_written(&dir.join("errors"), "policy/b.yaml: YAML: ");
     write("a.json", &object("/a/", "\"a3\""));

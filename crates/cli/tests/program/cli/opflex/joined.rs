@@ -4,7 +4,7 @@ use ssntp_test_support::etcd::EtcdProcess;
 
 use super::*;
 
-/// How long a change may take from one server to another.
+/// The time limit for a change to reach another server.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Starts a server. A busy etcd may need more than the time of one call; then it is started again.
