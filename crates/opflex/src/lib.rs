@@ -2,8 +2,8 @@
 //!
 //! Policy elements resolve policy from a policy repository, declare endpoints
 //! to an endpoint registry and report state to an observer, over JSON-RPC. The
-//! other implementation is libopflex. This crate also supports what libopflex does beyond the
-//! draft, so that libopflex can be at either end of a connection.
+//! other implementation is libopflex. This crate also supports the additions of
+//! libopflex to the draft, so that libopflex can be at either end of a connection.
 //!
 //! ```no_run
 //! # #![allow(clippy::disallowed_methods)]

@@ -134,7 +134,7 @@ mod tests {
         let new = || Decoder::new(Limits::default());
         let limit = Decoder::BEFORE_IDENTITY;
         assert_eq!(decode(&mut new(), &long), Err(Error::TooLong { limit }));
-        // An identity alone changes nothing: the server may refuse it.
+        // A received identity does not raise the limits, because the server may refuse it.
         let mut refused = new();
         assert_eq!(decode(&mut refused, IDENTITY), Ok(1));
         assert_eq!(decode(&mut refused, &long), Err(Error::TooLong { limit }));

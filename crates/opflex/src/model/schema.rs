@@ -111,7 +111,7 @@ impl Schema {
         self.open || self.classes.contains_key(subject)
     }
 
-    /// Removes objects of unknown classes, and unknown properties, from what a peer sent.
+    /// Removes objects of unknown classes, and unknown properties, from the objects of a peer.
     /// Returns how many objects and properties it removed.
     pub(crate) fn leave_out_unknown(&self, objects: &mut Vec<ManagedObject>) -> usize {
         let mut left_out = 0;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Ident, Uri};
 
-/// The object that a resolve asks for or a watcher watches. An unresolve has to use the
+/// The object of a resolve or of a watch. An unresolve has to use the
 /// same form as the resolve.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {

@@ -34,7 +34,7 @@ pub enum CloseReason {
     #[error("the server lists only other servers")]
     NotInItsList,
     /// The server was learned, and no list of servers includes it any more.
-    #[error("no server lists it any more")]
+    #[error("no list of servers has this server any more")]
     NotListed,
     /// The application has reset or stopped the element.
     #[error("the element was reset or stopped")]

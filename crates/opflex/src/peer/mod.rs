@@ -1,6 +1,6 @@
 //! The code that servers and policy elements share.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `connection` | the number of a connection |
 //! | `action` | the actions that a core asks its caller to carry out |

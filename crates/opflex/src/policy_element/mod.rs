@@ -31,7 +31,7 @@
 //!    │<──────────────────────────────── results │ no answer: repeated, less and less often
 //!    │<────────────────────────── policy_update │ ElementEvent::Changed
 //!    │ the same requests, after prr/3 to prr/2 ─>│
-//!    │ policy_unresolve ───────────────────────>│ when the last reference is gone
+//!    │ policy_unresolve ───────────────────────>│ when the last reference is released
 //! ```
 //!
 //! Every request is sent to all servers of the role, and repeated to those that do not answer.
@@ -325,16 +325,10 @@ impl ElementCore {
     /// The topmost objects of a resolve in force: the object with the URI, or the objects with the
     /// identifier, in the order of their URIs.
     pub fn found(&self, what: Store, subject: impl Into<Name>, target: &Target) -> Vec<Uri> {
-        match target {
-            Target::Uri(uri) => {
-                let object = self.tree(what).get(uri);
-                object.map(|object| object.uri().clone()).into_iter().collect()
-            }
-            Target::Ident(_) => {
-                let item = self.held.get(&Key::Resolve(what, subject.into(), target.clone()));
-                item.map_or_else(Vec::new, |item| item.roots.iter().cloned().collect())
-            }
-        }
+        let key = Key::Resolve(what, subject.into(), target.clone());
+        let roots = self.held.get(&key).into_iter().flat_map(|item| item.roots(&key));
+        let exists = |uri: &&Uri| self.tree(what).get(uri).is_some();
+        roots.filter(exists).cloned().collect()
     }
 
     fn refer(&mut self, key: Key, follow: bool, now: Instant) -> ReferenceId {

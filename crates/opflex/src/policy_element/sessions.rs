@@ -199,9 +199,13 @@ impl ElementCore {
         }
         // The location and the proxies are used also if the server lists only other servers.
         let is_usable = self.pool.identified(connection, identity);
-        let name = identity.name.as_deref().unwrap_or("without a name");
+        let name = identity.name.as_deref().unwrap_or("(no name)");
         let roles: Vec<&str> = identity.my_role.iter().map(Role::name).collect();
-        info!("{address} is {}, {}", excerpt(name), excerpt(roles.join(" ")));
+        info!(
+            "{address} is the server {} with the roles {}",
+            excerpt(name),
+            excerpt(roles.join(" "))
+        );
         if is_usable {
             self.actions.push(Action::Identified { connection });
             self.tell_address(address, None);

@@ -45,8 +45,8 @@ pub struct Settings {
     pub identity_timeout: Duration,
     /// Echoes. Default as libopflex.
     pub keepalive: KeepaliveSettings,
-    /// Answers updates, as the draft asks. Default false: the server of
-    /// libopflex ends the connection when its `policy_update` is answered.
+    /// Answers updates, as the draft requires. Default false: the server of libopflex closes the
+    /// connection if its `policy_update` is answered.
     pub acknowledge_updates: bool,
     /// The time for which policy is kept after its last reference is released, because it may be
     /// resolved again. Default 250 ms.

@@ -199,7 +199,7 @@ mod tests {
         };
         let params: Vec<String> = request.params.unwrap().parse().unwrap();
         assert_eq!(params, ["\u{e9}\u{e9}\u{ff}"]);
-        // A text that is not JSON at all is refused all the same.
+        // Invalid JSON is refused.
         assert!(Message::parse(&Bytes::from_static(b"{\"id\":\xe9}")).is_err());
     }
 

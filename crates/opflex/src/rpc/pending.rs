@@ -102,8 +102,8 @@ impl<V> Pending<V> {
         });
     }
 
-    /// The next request that has to be sent again at `now`. The time of its next attempt is set
-    /// already. Call it until it returns `None`.
+    /// The next request that is due to be sent again. The time of its next attempt is set already.
+    /// Call it until it returns `None`.
     pub fn due(&mut self, now: Instant) -> Option<Due<'_, V>> {
         let xid = self.deadlines.pop(now)?;
         let call = self.calls.get_mut(&xid)?;

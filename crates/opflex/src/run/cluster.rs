@@ -1,4 +1,4 @@
-//! A server that is one of several with the same policy, which an engine keeps.
+//! A server that shares its policy with other servers. An engine keeps the policy.
 //!
 //! ```text
 //!  control, ServerHandle ─ edit ─▶ Shared ─ write, at the revision of the edit ─▶ ssntp-engine
@@ -11,9 +11,9 @@
 //! So all servers make the same changes in the same order, and an edit that was made on an
 //! older document is refused by the engine.
 //!
-//! Servers share nothing else. Each one names all members to its elements, as the draft has it,
-//! and elements connect to all of them: so each server is told what every element declares,
-//! resolves and reports, and nothing in the engine grows with elements.
+//! Servers share only the policy. Each server lists all members to its elements, as in the draft,
+//! and elements connect to all of them. So each server gets the declarations, resolves and reports
+//! of all elements, and the size of the engine's data does not depend on the elements.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -38,17 +38,17 @@ const POLICY: &str = "policy";
 const LONGEST: usize = 1 << 20;
 /// A document without objects.
 const NOTHING: &[u8] = b"[]";
-/// How long an edit waits until its document is read back, and until others are out of its
-/// way. A read follows each write at once, so only a machine without time to spare needs it.
+/// The time limit for reading an edit back, and for repeating an edit that lost against others. A
+/// read follows each write at once, so only an overloaded machine reaches the limit.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The most members that are named to elements, because an identity has to stay short.
+/// The most members in the list for elements, because an identity has to stay short.
 const MOST: usize = 64;
 
 /// The membership of a server, and the thread that follows the policy of the others.
 #[derive(Debug)]
 pub(super) struct Cluster {
     shared: Arc<Shared>,
-    /// Given up first when the server ends, which also ends the thread.
+    /// Dropped first when the server stops, which also ends the thread.
     membership: Option<Arc<Membership>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -71,19 +71,19 @@ impl fmt::Debug for Shared {
 
 #[derive(Debug)]
 struct State {
-    /// The document that was read last. Until there is one, the policy that the server brings.
+    /// The latest document; before the first one, the own policy of the server.
     text: Vec<u8>,
-    /// Its revision; none if the engine has no document.
+    /// The revision of the document. `None` if the engine has no document.
     revision: Option<u64>,
-    /// How many documents have been read. An engine that was emptied gives its revisions again,
-    /// so they do not tell one document from another.
+    /// The number of documents that were read. Revisions do not identify documents, because an engine
+    /// that was emptied uses its revisions again.
     read: u64,
     is_stopping: bool,
 }
 
 impl Cluster {
-    /// Becomes a member, and takes over the policy of the cluster. A cluster without policy gets
-    /// that of this server. Blocks until then.
+    /// Becomes a member, and applies the policy of the cluster. A cluster without policy gets the
+    /// policy of this server. Blocks until then.
     pub(super) fn join(
         engine: Box<dyn Engine>,
         address: String,
@@ -94,7 +94,7 @@ impl Cluster {
     ) -> Result<Self, StartError> {
         let text = copy_policy(events).and_then(|(_, own)| document(&own).map_err(CallError::Document));
         let text = text.map_err(StartError::Join)?;
-        // A process has a UUID of its own, so it has only one incarnation.
+        // Each process has a new UUID, so it has only one incarnation.
         let member = Member {
             uuid: Uuid::new_v4(),
             incarnation: 1,
@@ -102,13 +102,13 @@ impl Cluster {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             token: 0,
         };
-        // One wake-up stands for all views that have come since.
+        // One slot, because one wake-up serves all views.
         let (wake, woken) = bounded(1);
-        let told = move |_: &View| {
-            // If a wake-up is already pending, the thread will also see this view.
+        let notify = move |_: &View| {
+            // If a wake-up is already pending, the thread will also handle this view.
             let _ = wake.try_send(());
         };
-        let membership = Membership::start(engine, Join { member, leads: false }, told);
+        let membership = Membership::start(engine, Join { member, leads: false }, notify);
         let membership = Arc::new(membership.map_err(|e| StartError::Join(e.into()))?);
         let is_empty = text == NOTHING;
         let shared = Arc::new(Shared {
@@ -123,16 +123,16 @@ impl Cluster {
             }),
             changed: Condvar::new(),
         });
-        let mut named = Named {
+        let mut list = PeerList {
             roles: roles.to_vec(),
             configured: peers.to_vec(),
-            told: Vec::new(),
+            sent: Vec::new(),
         };
-        // No element is connected yet, so none sees the policy that the server has brought.
-        follow(&shared, &membership.view(), &mut named).map_err(StartError::Join)?;
+        // No element is connected yet, so none gets the former policy of this server.
+        follow(&shared, &membership.view(), &mut list).map_err(StartError::Join)?;
         let body = {
             let (shared, membership) = (Arc::clone(&shared), Arc::downgrade(&membership));
-            move || run(&shared, &membership, &woken, named)
+            move || run(&shared, &membership, &woken, list)
         };
         let thread = threads::spawn("opflex-cluster", body).map_err(StartError::Thread)?;
         let cluster = Self {
@@ -156,12 +156,11 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
-    /// Leaves the cluster. Edits that wait end with an error. The dispatcher has to run.
+    /// Leaves the cluster. Edits under way fail. The dispatcher has to run.
     fn drop(&mut self) {
         self.shared.lock().is_stopping = true;
         self.shared.changed.notify_all();
-        // The thread of the engine ends with the membership, and then this thread has no sender
-        // that could wake it, so it ends as well.
+        // The membership's thread owns the sender of wake-ups, so this thread ends after it.
         self.membership = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -170,12 +169,12 @@ impl Drop for Cluster {
 }
 
 impl Shared {
-    /// Makes an edit of the policy of all servers, and waits until this one has it. Without
-    /// `at`, an edit that comes too late for its document is made on the newer one.
+    /// Edits the policy of all servers, and blocks until this server has applied the edit. Without
+    /// `at`, an edit is repeated on the newer document if another edit came first.
     pub(super) fn edit(&self, edit: &Edit, at: Option<u64>) -> Result<Edited, CallError> {
         let end = now() + PATIENCE;
         loop {
-            // The lock is not held while the engine is asked, because the thread that reads needs it.
+            // Not locked during the write, because the thread that reads needs the lock.
             let (base, text, read_before) = {
                 let state = self.lock();
                 (state.revision, state.text.clone(), state.read)
@@ -186,7 +185,7 @@ impl Shared {
             }
             let objects = match read(&text) {
                 Ok(objects) => objects,
-                // A reload replaces also a document that cannot be read.
+                // A reload also replaces a malformed document.
                 Err(_) if matches!(edit, Edit::Reload(_)) => Vec::new(),
                 Err(why) => return Err(CallError::Document(why)),
             };
@@ -194,7 +193,7 @@ impl Shared {
             tree.merge(objects)?;
             let changed = tree.edit(edit.clone())?.len();
             let next = document(&tree.to_objects()).map_err(CallError::Document)?;
-            // Several servers may load the same policy file; then only the first one writes.
+            // If several servers load the same policy file, only the first one writes.
             if next == text {
                 return Ok(Edited {
                     changed,
@@ -206,14 +205,14 @@ impl Shared {
                     self.wait_past(read_before)?;
                     return Ok(Edited { changed, revision });
                 }
-                // Another edit came first. This one is made on its result, or refused because of `at`.
+                // Another edit came first. Repeated on its result, or refused because of `at`.
                 Err(EngineError::Changed) if now() < end => self.wait_past(read_before)?,
                 Err(why) => return Err(why.into()),
             }
         }
     }
 
-    /// Writes a document, if the engine has the one of this revision.
+    /// Writes a document, unless the engine has another revision than `base`.
     fn write(&self, text: &[u8], base: Option<u64>) -> Result<u64, EngineError> {
         if text.len() > LONGEST {
             let length = text.len();
@@ -224,7 +223,7 @@ impl Shared {
             .write(POLICY, text, base.map_or(When::Absent, When::At))
     }
 
-    /// Waits until more than so many documents have been read and are in force.
+    /// Blocks until more than `read` documents have been read and applied.
     fn wait_past(&self, read: u64) -> Result<(), CallError> {
         let is_same = |state: &mut State| state.read == read && !state.is_stopping;
         let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, is_same);
@@ -238,47 +237,47 @@ impl Shared {
         }
     }
 
-    /// Applies the policy of a view, if it is another one.
-    fn take(&self, view: &View) -> Result<(), CallError> {
+    /// Applies the policy of a view, unless it is applied already.
+    fn apply(&self, view: &View) -> Result<(), CallError> {
         let Some(document) = view.documents.get(POLICY) else {
             let (former, text) = {
                 let mut state = self.lock();
                 (state.revision.take(), state.text.clone())
             };
             if former.is_some() {
-                warn!(target: LOG, "the engine has lost the policy; it is put back");
+                warn!(target: LOG, "the engine has lost the policy; this server writes it again");
             }
-            // An empty policy is not put, so that a server that brings one may come later.
+            // An empty policy is not written, so that a later server can bring one.
             if text == NOTHING {
                 return Ok(());
             }
-            // Several servers may put theirs at the same time; the first one counts.
+            // If several servers write at the same time, the first write counts.
             return match self.write(&text, None) {
                 Ok(_) | Err(EngineError::Changed) => Ok(()),
                 Err(why) => Err(why.into()),
             };
         };
         let revision = document.revision;
-        // The copy and the state change under one lock. Otherwise a thread that has seen the new
-        // policy could still make its edit on the old document.
+        // The policy and the state change under one lock. Otherwise a thread that has read the new
+        // policy could make its edit on the former document.
         let mut state = self.lock();
         if state.revision == Some(revision) && state.text == document.text {
             return Ok(());
         }
         let objects = read(&document.text).map_err(CallError::Document);
-        let made = objects.and_then(|objects| {
+        let applied = objects.and_then(|objects| {
             let changed = editing::edit_here(&self.events, Edit::Reload(objects), None)?.changed;
             call(&self.events, move |cx| cx.core.begin_at_revision(revision))?;
             info!(target: LOG, "revision {revision} of the cluster's policy: {changed} objects changed");
             Ok(())
         });
-        // Also if the document cannot be used: the next edit has to be made on this document.
+        // Also if the document is malformed, because the next edit has to replace this document.
         state.text.clone_from(&document.text);
         state.revision = Some(revision);
         state.read += 1;
         drop(state);
         self.changed.notify_all();
-        made
+        applied
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -286,54 +285,55 @@ impl Shared {
     }
 }
 
-/// The servers that elements are told of.
-struct Named {
-    /// The roles of this server, which its members share.
+/// The list of servers for elements.
+struct PeerList {
+    /// The roles of this server, which all members have.
     roles: Vec<Role>,
     configured: Vec<Peer>,
-    told: Vec<Peer>,
+    /// The list that the core has.
+    sent: Vec<Peer>,
 }
 
-impl Named {
-    /// Names the members to elements that send their identity from now on.
-    fn tell(&mut self, view: &View, events: &ServerEvents) -> Result<(), CallError> {
+impl PeerList {
+    /// Sets the list for elements that send their identity from now on.
+    fn update(&mut self, view: &View, events: &ServerEvents) -> Result<(), CallError> {
         let members = view.members.iter().filter_map(|member| member.addresses.first());
         let peer = |address: &String| Peer {
             role: self.roles.clone(),
             connectivity_info: address.clone(),
             extra: serde_json::Map::new(),
         };
-        // A configured server may have other roles, so its own entry counts.
+        // A configured entry takes precedence, because it may have other roles.
         let is_new = |peer: &Peer| {
             let same = |other: &Peer| other.connectivity_info == peer.connectivity_info;
             !self.configured.iter().any(same)
         };
         let members = members.take(MOST).map(peer).filter(is_new);
         let peers: Vec<Peer> = self.configured.iter().cloned().chain(members).collect();
-        // Most views bring no new member, and a call takes time of the dispatcher.
-        if self.told != peers {
-            self.told.clone_from(&peers);
+        // Most views have the same members, and a call takes time of the dispatcher.
+        if self.sent != peers {
+            self.sent.clone_from(&peers);
             call(events, move |cx| cx.core.set_peers(peers))?;
         }
         Ok(())
     }
 }
 
-/// Applies a view: the policy, and the members that elements are told.
-fn follow(shared: &Shared, view: &View, named: &mut Named) -> Result<(), CallError> {
-    // Elements are told of new members also while the policy cannot be used.
-    let taken = shared.take(view);
-    named.tell(view, &shared.events)?;
-    taken
+/// Applies a view: the policy and the list of servers.
+fn follow(shared: &Shared, view: &View, list: &mut PeerList) -> Result<(), CallError> {
+    // The list is updated also if the policy cannot be used.
+    let applied = shared.apply(view);
+    list.update(view, &shared.events)?;
+    applied
 }
 
-/// Follows each view until the membership ends.
-fn run(shared: &Shared, membership: &Weak<Membership>, woken: &Receiver<()>, mut named: Named) {
+/// Applies each view until the membership ends.
+fn run(shared: &Shared, membership: &Weak<Membership>, woken: &Receiver<()>, mut list: PeerList) {
     for () in woken {
         let Some(view) = membership.upgrade().map(|membership| membership.view()) else {
             return;
         };
-        match follow(shared, &view, &mut named) {
+        match follow(shared, &view, &mut list) {
             Ok(()) => {}
             Err(CallError::Stopped) => return,
             Err(why) => error!(target: LOG, "the policy of the cluster is not in force here: {why}"),
@@ -345,7 +345,7 @@ fn read(text: &[u8]) -> Result<Vec<ManagedObject>, FileError> {
     ManagedObject::read_all(text, Format::Json)
 }
 
-/// Objects as the engine keeps them: without blanks, because the length is limited.
+/// The document of a policy: without blanks, because its length is limited.
 fn document(objects: &[ManagedObject]) -> Result<Vec<u8>, FileError> {
     serde_json::to_vec(objects).map_err(|e| FileError::Json(e.to_string()))
 }

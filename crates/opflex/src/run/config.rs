@@ -16,7 +16,7 @@ use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::{Acceptor, Connector, TlsError};
 use ssntp_transport::{Address, Limits, Listener, TcpOptions, default_max_handshakes};
 
-/// How a [`Server`](super::Server) runs.
+/// The configuration of a [`Server`](super::Server).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerConfig {
@@ -33,7 +33,7 @@ pub struct ServerConfig {
     pub tls: Option<Acceptor>,
     /// The policy at the start. Default none.
     pub policy: Vec<ManagedObject>,
-    /// The file that policy is kept in, as JSON, so that a restart loses nothing. If the file
+    /// The file in which policy is kept, as JSON, so that it survives a restart. If the file
     /// exists, the server starts with its policy, and `policy` is ignored. Default none.
     pub keep: Option<PathBuf>,
     /// The Unix socket for [`Control`](super::Control). A program that can open it can change
@@ -42,22 +42,22 @@ pub struct ServerConfig {
     /// The Unix socket where agent-ovs's `gbp_inspect` reads the policy, the endpoints and the
     /// reported objects. Default none.
     pub inspector: Option<LocalSocket>,
-    /// How long and deep a message may be.
+    /// The limits of a message.
     pub limits: rpc::Limits,
-    /// How much may wait in the queue of one client. A client whose queue is full is
-    /// disconnected as too slow.
+    /// The limits of the queue of one client. A client whose queue is full is disconnected as too
+    /// slow.
     pub queue: Limits,
-    /// The most clients at a time. Control connections do not count.
-    /// Default as many as the system allows.
+    /// The most clients at a time, without control connections. Default as many as the system
+    /// allows.
     pub max_connections: Option<usize>,
     /// The most TLS handshakes at a time. If the system's limits are tight, fewer are used.
     /// Default [`default_max_handshakes`].
     pub max_handshakes: usize,
-    /// How long a TLS handshake may take. Default 10 s.
+    /// The time limit of a TLS handshake. Default 10 s.
     pub handshake_timeout: Duration,
-    /// A client that accepts no byte for so long is disconnected. Default 30 s.
+    /// A client that receives no byte for this time is disconnected. Default 30 s.
     pub write_timeout: Duration,
-    /// How long stopping waits until clients have received what is queued. Default 1.5 s.
+    /// The time in which a stop sends the queues to clients. Default 1.5 s.
     pub grace: Duration,
     /// Options of TCP connections.
     pub tcp: TcpOptions,
@@ -80,10 +80,10 @@ impl ServerConfig {
             queue: Limits::default(),
             max_connections: None,
             max_handshakes: default_max_handshakes(),
-            // A handshake holds one of few places, which newcomers wait for.
+            // The number of handshakes is limited, so a slow one delays newcomers.
             handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
-            // Service managers wait longer before they kill.
+            // Shorter than the time after which service managers kill a process.
             grace: Duration::from_millis(1500),
             tcp: TcpOptions::default(),
         }
@@ -95,7 +95,7 @@ impl ServerConfig {
         self
     }
 
-    /// Adds a listener in memory; elements use `address` for it.
+    /// Adds a listener in memory, whose address for elements is `address`.
     pub fn listen_in_memory(mut self, place: &MemoryListener, address: impl Into<String>) -> Self {
         self.memory.push((place.clone(), address.into()));
         self
@@ -126,7 +126,7 @@ impl ServerConfig {
     }
 }
 
-/// How a [`PolicyElement`](super::PolicyElement) runs.
+/// The configuration of a [`PolicyElement`](super::PolicyElement).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ElementConfig {
@@ -139,27 +139,27 @@ pub struct ElementConfig {
     pub tls: Option<Connector>,
     /// The name that must be in the certificates of servers. Default the host that is dialled.
     pub server_name: Option<String>,
-    /// How long and deep a message may be.
+    /// The limits of a message.
     pub limits: rpc::Limits,
-    /// How much may wait in the queue of one server.
+    /// The limits of the queue of one server.
     pub queue: Limits,
-    /// The Unix socket where agent-ovs's `gbp_inspect` reads what the element has resolved,
-    /// declares and reports. Default none.
+    /// The Unix socket where agent-ovs's `gbp_inspect` reads the objects that the element has
+    /// resolved, declares and reports. Default none.
     pub inspector: Option<LocalSocket>,
     /// The Unix socket where programs on this host read the resolved objects and their changes,
     /// as lines of JSON. Default none.
     pub serve: Option<LocalSocket>,
-    /// The most bytes of lines that wait for all these programs together. Beyond that the slowest
-    /// program is disconnected. Default 32 MiB, because an edit of a whole large policy takes some
-    /// ten megabytes.
+    /// The most bytes of queued lines for all these programs together. Beyond that the slowest program
+    /// is disconnected. Default 32 MiB, because an edit of a whole large policy takes some ten
+    /// megabytes.
     pub serve_queue: usize,
     /// The policy that is used for a resolve until a server has answered it. Default none.
     pub start_policy: Vec<ManagedObject>,
-    /// The most events that wait for the application. Default 16,384.
+    /// The most queued events for the application. Default 16,384.
     pub events: usize,
-    /// A server that accepts no byte for so long is disconnected. Default 30 s.
+    /// A server that receives no byte for this time is disconnected. Default 30 s.
     pub write_timeout: Duration,
-    /// How long stopping waits until servers have received what is queued. Default 1 s.
+    /// The time in which a stop sends the queues to servers. Default 1 s.
     pub grace: Duration,
     /// Options of TCP connections.
     pub tcp: TcpOptions,
@@ -173,7 +173,7 @@ impl ElementConfig {
             memory: BTreeMap::new(),
             tls: None,
             server_name: None,
-            // Its servers are few and chosen, and may have a large policy.
+            // Servers are trusted, and may have a large policy.
             limits: rpc::Limits {
                 memory: usize::MAX,
                 ..rpc::Limits::default()
@@ -190,7 +190,7 @@ impl ElementConfig {
         }
     }
 
-    /// Reaches the server with this address in memory.
+    /// Sets the listener in memory of the server with this address.
     pub fn connect_in_memory(mut self, address: impl Into<String>, place: &MemoryListener) -> Self {
         self.memory.insert(address.into(), place.clone());
         self
@@ -203,13 +203,13 @@ impl ElementConfig {
     }
 }
 
-/// A Unix socket to listen at. A file that a killed process has left is replaced, and the file is
-/// removed when the server or element stops.
+/// A Unix socket for programs on the same host. The file of a process that was killed is replaced.
+/// The file is removed when the server or element stops.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalSocket {
-    /// Its file.
+    /// The file of the socket.
     pub path: PathBuf,
-    /// The permissions of the file. Default 0600: only the process's own user.
+    /// The permissions of the file. Default 0600: only the process's own user can open it.
     pub mode: u32,
 }
 
@@ -230,43 +230,43 @@ impl LocalSocket {
         let address = Address::Unix(self.path.clone());
         let failed = |e| StartError::Listen(address.clone(), e);
         let bound = Listener::bind(&address, TcpOptions::default()).map_err(failed)?;
-        // A program can connect only after the file has these permissions, since nothing accepts yet.
+        // No connection is accepted before the file has these permissions.
         fs::set_permissions(&self.path, fs::Permissions::from_mode(self.mode)).map_err(failed)?;
         Ok(bound)
     }
 }
 
-/// The reason why a server or an element was not started. Nothing runs then.
+/// The reason for which a server or an element was not started. No thread is left running.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// Listening failed: the address is in use or not permitted, or there is no such host.
+    /// Listening failed: the address is in use or not permitted, or the host is unknown.
     #[error("cannot listen at {0}: {1}")]
     Listen(Address, #[source] io::Error),
     /// The system could not start a thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
-    /// The system allows fewer clients than the configuration asks for. The text has the limit.
+    /// The system allows fewer clients than the configuration requires. The text has the limit.
     #[error("{0}")]
     TooManyConnections(String),
     /// The address of a server is not `host:port` or `unix:PATH`.
     #[error("{0:?} is not HOST:PORT or unix:PATH")]
     Address(String),
-    /// The file that policy is kept in can't be read or written.
-    #[error("{path}: {1}", path = .0.display())]
+    /// The file in which policy is kept, or its journal, can't be read.
+    #[error("cannot read the kept policy {path}: {1}", path = .0.display())]
     Keep(PathBuf, #[source] io::Error),
-    /// The file that policy is kept in does not contain a policy.
-    #[error("{path}: {1}", path = .0.display())]
+    /// The file in which policy is kept does not contain a policy.
+    #[error("the kept policy {path} is malformed: {1}", path = .0.display())]
     Kept(PathBuf, #[source] FileError),
     /// The policy of the configuration is malformed, or the model does not allow it.
     #[error("policy: {0}")]
     Policy(#[source] ModelError),
-    /// The engine did not take the server in, or the policy of the cluster cannot be used here.
+    /// The engine refused the server, or the policy of the cluster cannot be used here.
     #[error("cannot join: {0}")]
     Join(#[source] CallError),
 }
 
-/// The reason why a call on a handle failed.
+/// The reason for which a call on a handle failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -276,16 +276,16 @@ pub enum CallError {
     /// TLS was not replaced: a revocation list is older than the one in force.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The call was made on the dispatcher, inside another call. It would wait for itself.
+    /// The call was made on the dispatcher, inside another call, and would wait for itself.
     #[error("the call was made inside another call")]
     OnDispatcher,
-    /// The objects are not what the model allows. Nothing was changed.
+    /// The objects do not fit the model. The policy is unchanged.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The policy was changed, but it could not be written to its file.
     #[error("policy is changed, but not kept: {0}")]
     Keep(#[source] io::Error),
-    /// The edit was made for another revision of the policy. Nothing was changed.
+    /// The edit was made for another revision of the policy. The policy is unchanged.
     #[error("policy has changed: its revision is {is}, not {wanted}")]
     Revision {
         /// The revision that the edit was made for.
@@ -293,11 +293,11 @@ pub enum CallError {
         /// The revision that the policy has.
         is: u64,
     },
-    /// The engine that keeps the policy of several servers did not take the change. After
-    /// [`EngineError::Away`] it is open whether it was made.
+    /// The engine that keeps the policy of several servers did not accept the change. After
+    /// [`EngineError::Away`] the change may have been made.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The engine's document with the policy of the cluster cannot be read. A reload replaces it.
+    /// The engine's document with the policy of the cluster is malformed. A reload replaces it.
     #[error("the policy of the cluster: {0}")]
     Document(#[source] FileError),
 }

@@ -1,5 +1,5 @@
-//! One connection of a server or an element: its codec, its admission, and the frames that a
-//! core sends on it.
+//! The connections of a server or an element: codec, admission, and the frames that a core
+//! sends.
 //!
 //! ```text
 //!  reader: Codec ─▶ Messages ─▶ Feed ─▶ dispatcher: core ─▶ Peers ─▶ Outgoing
@@ -19,23 +19,23 @@ use ssntp_transport::dispatch::{Action, Admission, Core, DispatchEvent, Events, 
 use ssntp_transport::pki::CertificateDer;
 use ssntp_transport::{self, Decode, Halves, Link, LinkConfig, Outgoing, Table};
 
-/// The messages that one read brought.
+/// The messages of one read.
 pub(super) type Messages = std::vec::IntoIter<Incoming>;
 
-/// Consecutive frames for one connection are joined, up to so many bytes.
+/// Consecutive frames for one connection are joined, up to this number of bytes.
 const RUN: usize = 64 * 1024;
 
-/// From this length on the buffer of an unfinished message doubles.
+/// From this length on, the buffer of an unfinished message doubles.
 const LONG: usize = 32 * 1024;
 
-/// How often the dispatcher is told that a long message is still arriving.
-const HEARD: Duration = Duration::from_secs(5);
+/// The interval in which the dispatcher is notified while a long message is arriving.
+const NOTIFY: Duration = Duration::from_secs(5);
 
-/// Asks the dispatcher to admit a connection, and starts its threads: `NAME#1.r`
-/// and `NAME#1.w` for the one that the core knows by 1.
+/// Asks the dispatcher to admit a connection, and starts its threads: `NAME#1.r` and `NAME#1.w` for
+/// the connection with number 1 in the core.
 ///
 /// # Errors
-/// The reason why it was not admitted; `None` if the dispatcher has ended.
+/// The reason for which it was not admitted; `None` if the dispatcher has ended.
 pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     events: &Events<DispatchEvent<C>>,
     request: C::Request,
@@ -44,7 +44,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     name: &str,
     write_timeout: Duration,
 ) -> Result<(), Option<C::Refusal>> {
-    // The dispatcher answers before any thread is started, so a refusal costs none.
+    // No thread is started before the dispatcher has answered, so a refusal starts none.
     let stream = Arc::clone(&halves.stream);
     let admitted = events.admit(request, stream).ok_or(None)?.map_err(Some)?;
     let mut admission = Admission::new(admitted.id, events.clone());
@@ -53,7 +53,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
         wanted: 0,
         id: admitted.id,
         events: events.clone(),
-        heard: now(),
+        notified: now(),
     };
     let config = LinkConfig {
         name: format!("{name}{}", admitted.grant),
@@ -65,11 +65,12 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     Ok(())
 }
 
-/// Handles at most `most` messages of a batch, or pieces of long answers. `step` takes the next
-/// message once the one before is finished, and says whether more is to come of it; it returns
-/// `None` if there was nothing to do. The loop ends when answers have been handed on: the next
-/// piece is made only when the peer's queue has room for it. Returns the number of steps, and the
-/// remaining messages, also if there are none but the last one is not finished.
+/// Handles at most `most` messages of a batch, or pieces of long answers; see [`Side::step`]. The
+/// loop ends when frames have been passed to the transport, because the next piece is made only
+/// when the peer's queue has room for it. Returns the number of steps, and the remaining messages
+/// unless all answers are complete.
+///
+/// [`Side::step`]: super::machine::Side::step
 pub(super) fn deal(
     mut messages: Messages,
     most: u32,
@@ -86,14 +87,14 @@ pub(super) fn deal(
     (done, (more || messages.len() > 0).then_some(messages))
 }
 
-/// [`Decoder`] as the transport's codec.
+/// The transport's codec: a [`Decoder`].
 struct Codec<C: Core> {
     decoder: Decoder,
     wanted: usize,
     id: ssntp_transport::ConnectionId,
     events: Events<DispatchEvent<C>>,
-    /// When the dispatcher was last told that the peer is alive.
-    heard: Instant,
+    /// The time of the last notification that a message is arriving.
+    notified: Instant,
 }
 
 impl<C: Core> Decode for Codec<C> {
@@ -107,13 +108,13 @@ impl<C: Core> Decode for Codec<C> {
             items.push(messages.into_iter());
         } else if !input.is_empty() {
             let now = now();
-            if now > self.heard + HEARD {
-                // Nothing to be dealt with, but the peer is alive.
+            if now > self.notified + NOTIFY {
+                // Without messages. It shows that the peer is alive.
                 let _ = self.events.send(DispatchEvent::Items(self.id, Vec::new(), 0));
-                self.heard = now;
+                self.notified = now;
             }
         }
-        // Messages do not announce their length. One that is long already may become longer.
+        // Messages do not announce their length, so the buffer of a long message doubles.
         self.wanted = if input.len() > LONG { 2 * input.len() } else { 0 };
         result
     }
@@ -123,14 +124,14 @@ impl<C: Core> Decode for Codec<C> {
     }
 }
 
-/// The connections of a core, by the core's numbers and by the transport's, and the frames that
-/// have not been handed to the transport yet.
+/// The connections of a core, by the core's numbers and by the transport's, and the frames that have
+/// not been passed to the transport yet.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     open: HashMap<ConnectionId, Peer>,
     numbers: Table<ConnectionId>,
     run: Run,
-    /// The connection that causes the frames that are being sent.
+    /// The connection whose message causes the present frames.
     pub(super) origin: Origin,
 }
 
@@ -143,11 +144,10 @@ struct Peer {
     identified: Identified,
 }
 
-/// The certificates that a peer has shown, its own first; none without TLS, and
-/// where none is asked for.
+/// The certificates of a peer, its own first. Empty without TLS, or if the peer has sent none.
 pub(super) type Shown = Arc<[CertificateDer<'static>]>;
 
-/// Frames for one connection.
+/// Consecutive frames for one connection.
 #[derive(Debug, Default)]
 struct Run {
     to: Option<ConnectionId>,
@@ -156,7 +156,7 @@ struct Run {
 }
 
 impl Peers {
-    /// A connection begins.
+    /// Adds a connection.
     pub(super) fn add(
         &mut self,
         id: ssntp_transport::ConnectionId,
@@ -175,14 +175,14 @@ impl Peers {
         self.numbers.insert(id, connection);
     }
 
-    /// The identity of a peer is accepted.
+    /// Records that the identity of a peer is accepted.
     pub(super) fn identified(&self, connection: ConnectionId) {
         if let Some(peer) = self.open.get(&connection) {
             peer.identified.set();
         }
     }
 
-    /// Each connection, and what certificates its peer has shown.
+    /// The connections with the certificates of their peers.
     pub(super) fn shown(&self) -> impl Iterator<Item = (ConnectionId, &Shown)> {
         self.open
             .iter()
@@ -194,23 +194,23 @@ impl Peers {
         self.open.get(&connection).map(|peer| peer.name.as_str())
     }
 
-    /// The core's number of a connection that has not ended.
+    /// The core's number of a connection. `None` if it has ended.
     pub(super) fn connection(&self, id: ssntp_transport::ConnectionId) -> Option<ConnectionId> {
         self.numbers.get(id).copied()
     }
 
-    /// A connection has ended. Returns the core's number and the peer.
+    /// Removes a connection that has ended. Returns the core's number and the peer.
     pub(super) fn remove(&mut self, id: ssntp_transport::ConnectionId) -> Option<(ConnectionId, String)> {
-        // If the core has ended it, it is removed already, and the core is not told again.
+        // If the core has closed the connection, it is removed already.
         let connection = self.numbers.remove(id)?;
         let peer = self.open.remove(&connection)?;
         Some((connection, peer.name))
     }
 
-    /// Takes a frame to be sent. It is handed on when a frame for another connection comes, or
-    /// with [`flush`](Self::flush).
+    /// Adds a frame. It is passed to the transport when a frame for another connection is added, or
+    /// by [`flush`](Self::flush).
     pub(super) fn send(&mut self, connection: ConnectionId, frame: Bytes, actions: &mut Vec<Action>) {
-        // Long frames, which several connections may share, are not copied.
+        // A long frame is not joined, because several connections may share it.
         if self.run.to != Some(connection) || self.run.bytes + frame.len() > RUN {
             self.flush(actions);
         }
@@ -222,16 +222,16 @@ impl Peers {
         }
     }
 
-    /// Hands all frames on to the transport.
+    /// Passes all frames to the transport.
     pub(super) fn flush(&mut self, actions: &mut Vec<Action>) {
         let Some(connection) = self.run.to.take() else {
             return;
         };
         let bytes = std::mem::take(&mut self.run.bytes);
         let frames = u32::try_from(self.run.frames.len()).unwrap_or(u32::MAX);
-        // Joining short frames costs a copy and saves a system call for each.
+        // Joining short frames costs a copy, and saves an item of the queue for each.
         let body = match self.run.frames.pop() {
-            // A single frame is not copied, because other connections may share it.
+            // Not copied, because other connections may share it.
             Some(only) if self.run.frames.is_empty() => only,
             last => {
                 let mut body = Vec::with_capacity(bytes);
@@ -241,7 +241,7 @@ impl Peers {
                 Bytes::from(body)
             }
         };
-        // The connection may have ended meanwhile; then the frames are dropped.
+        // If the connection has ended meanwhile, the frames are dropped.
         if let Some(peer) = self.open.get(&connection) {
             let item = Outgoing::whole(body, frames);
             actions.push(Action::Send {
@@ -252,7 +252,7 @@ impl Peers {
         }
     }
 
-    /// Ends a connection once its frames are sent.
+    /// Closes a connection after its frames are sent.
     pub(super) fn end(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) {
         self.flush(actions);
         if let Some(Peer { id, .. }) = self.open.remove(&connection) {
@@ -261,7 +261,7 @@ impl Peers {
         }
     }
 
-    /// Ends all of them.
+    /// Closes all connections after their frames are sent.
     pub(super) fn end_all(&mut self, actions: &mut Vec<Action>) {
         for id in self.numbers.ids() {
             if let Some(connection) = self.connection(id) {
@@ -280,7 +280,7 @@ mod tests {
     use ssntp_transport::dispatch::events;
 
     #[test]
-    fn frames_for_one_go_together_up_to_a_bound_and_in_order() {
+    fn consecutive_frames_for_a_connection_are_joined_up_to_a_limit() {
         let ids = [1 << 24, 2 << 24 | 1].map(ssntp_transport::ConnectionId);
         let mut peers = Peers::default();
         let [a, b] = [ConnectionId(1), ConnectionId(2)];
@@ -300,7 +300,7 @@ mod tests {
             peers.send(to, frame(len), &mut actions);
         }
         peers.end(b, &mut actions);
-        // It is gone.
+        // Dropped, because the connection has ended.
         peers.send(b, frame(1), &mut actions);
         peers.flush(&mut actions);
         let sent: Vec<_> = actions
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_long_on_its_way_is_told_of() {
+    fn the_dispatcher_is_notified_of_a_long_message_that_is_arriving() {
         let (events, queue) = events::channel::<DispatchEvent<Machine<ServerSide>>>(4);
         let id = ssntp_transport::ConnectionId(1 << 24);
         let mut codec = Codec {
@@ -333,15 +333,15 @@ mod tests {
             wanted: 0,
             id,
             events,
-            heard: now(),
+            notified: now(),
         };
         let (mut input, mut items) = (BytesMut::from(&b"{\"id\":"[..]), Vec::new());
         codec.decode(&mut input, &mut items).unwrap();
-        assert!(queue.try_next().is_none(), "it was heard of just now");
-        codec.heard -= 2 * HEARD;
+        assert!(queue.try_next().is_none(), "the last notification was just now");
+        codec.notified -= 2 * NOTIFY;
         codec.decode(&mut input, &mut items).unwrap();
         let Some((DispatchEvent::Items(of, items, 0), _)) = queue.try_next() else {
-            panic!("it tells that it was heard of");
+            panic!("the dispatcher is notified");
         };
         assert!(of == id && items.is_empty());
         assert!(queue.try_next().is_none() && items.is_empty());

@@ -12,7 +12,7 @@ use crate::server::ServerCore;
 pub struct ServerContext<'a> {
     pub(super) core: &'a mut ServerCore,
     pub(super) now: Instant,
-    /// The edits of this call, if policy is kept in a file.
+    /// The edits of this call. `None` if policy is not kept in a file.
     pub(super) edits: Option<Vec<Line>>,
 }
 
@@ -27,11 +27,11 @@ impl ServerContext<'_> {
         self.now
     }
 
-    /// Edits this server's copy of the policy. Only [`editing`](super::editing) calls it, since a
+    /// Edits this server's copy of the policy. Only [`editing`](super::editing) calls it, because the
     /// policy of several servers is changed in the engine first.
     pub(super) fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
         let changes = self.core.edit(edit, self.now)?;
-        // A line has the objects as they are now, so it is made before the next edit.
+        // Made now, because a line has the state of the objects after its edit.
         if let Some(edits) = self.edits.as_mut().filter(|_| !changes.is_empty()) {
             edits.push(Line::of(&changes, self.core.policy()));
         }
@@ -40,7 +40,7 @@ impl ServerContext<'_> {
 }
 
 /// The element, for a call on its dispatcher. The actions that the core adds during the call are
-/// carried out after it.
+/// carried out after the call.
 #[derive(Debug)]
 pub struct ElementContext<'a> {
     /// The state of the element.

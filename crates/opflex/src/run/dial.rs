@@ -1,4 +1,4 @@
-//! One attempt at one server, on a thread of its own.
+//! An attempt to connect to a server, on a thread of its own.
 
 use std::error::Error;
 use std::io;
@@ -16,8 +16,7 @@ use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, after, plain,
 #[derive(Clone)]
 pub(super) struct Dialer {
     pub(super) config: Arc<ElementConfig>,
-    /// TLS of the attempts that begin from now on, which may not be that of the configuration
-    /// any more.
+    /// TLS of new attempts. It differs from that of the configuration after a renewal.
     pub(super) connector: Option<Connector>,
     pool: BufferPool,
 }
@@ -28,9 +27,6 @@ pub(super) struct Dial {
     pub(super) cancel: Cancel,
     pub(super) thread: JoinHandle<()>,
 }
-
-/// The reason why an attempt failed, for the log.
-pub(super) type DialError = Box<dyn Error + Send + Sync>;
 
 impl Dialer {
     pub(super) fn new(config: &Arc<ElementConfig>) -> Result<Self, StartError> {
@@ -47,22 +43,20 @@ impl Dialer {
         Ok(dialer)
     }
 
-    /// Starts an attempt. Its thread ends with `done`, which is told how it went.
+    /// Starts an attempt. Its thread calls `done` with the result, and ends.
     pub(super) fn start(
         &self,
         id: ConnectionId,
         address: String,
-        done: impl FnOnce(Result<(Halves, Shown, Decoder), DialError>) + Send + 'static,
+        done: impl FnOnce(Result<(Halves, Shown, Decoder), String>) + Send + 'static,
     ) -> io::Result<Dial> {
-        // The core may give the server up while the attempt is under way.
+        // The core may close the connection while the attempt is under way.
         let cancel = Cancel::new();
         let (dialer, cancelled) = (self.clone(), cancel.clone());
         let thread = threads::spawn(format!("opflex-dial{id}"), move || {
             let reached = dialer.attempt(&address, &cancelled);
-            done(reached.map(|(halves, shown)| {
-                let decoder = Decoder::new(dialer.config.limits);
-                (halves, shown, decoder)
-            }));
+            let with_decoder = |(halves, shown)| (halves, shown, Decoder::new(dialer.config.limits));
+            done(reached.map(with_decoder).map_err(|e| e.to_string()));
         })?;
         Ok(Dial { cancel, thread })
     }
@@ -74,21 +68,21 @@ impl Dialer {
         address.parse::<Address>().ok().map(Target::Address)
     }
 
-    /// The reason why a handshake now would refuse the server at an address with these
-    /// certificates, if there is one.
+    /// The reason for which the present TLS refuses these certificates of the server at an address.
+    /// `None` if it accepts them.
     pub(super) fn objection(&self, address: &str, shown: &Shown) -> Option<String> {
         let (connector, target) = (self.connector.as_ref()?, self.target(address)?);
         let (why, _) = connector.objection(shown, self.name(&target))?;
         Some(why)
     }
 
-    /// The name that the server's certificate has to hold.
+    /// The name that the server's certificate must have.
     fn name<'a>(&'a self, target: &'a Target) -> &'a str {
         let name = self.config.server_name.as_deref();
         name.unwrap_or_else(|| target.server_name())
     }
 
-    fn attempt(&self, address: &str, cancel: &Cancel) -> Result<(Halves, Shown), DialError> {
+    fn attempt(&self, address: &str, cancel: &Cancel) -> Result<(Halves, Shown), Box<dyn Error>> {
         let target = self.target(address).ok_or("it is not HOST:PORT or unix:PATH")?;
         let stream = target.connect(&self.config.tcp, self.config.settings.dial_timeout, cancel)?;
         let Some(connector) = &self.connector else {

@@ -1,17 +1,16 @@
-//! Edits of policy, large ones in steps between which the dispatcher does other
-//! things.
+//! Edits of policy. A large edit is made in pieces, between which the dispatcher handles other
+//! events.
 //!
 //! ```text
 //!  control connection ── put, delete, reload ──┐
-//!  ServerHandle ───────────────────────────────┤ each on the thread of its caller
+//!  ServerHandle ───────────────────────────────┤ on the thread of the caller
 //!                                              ▼
-//!       edits ── Call: some objects, and again ─▶ dispatcher
+//!       Editing ── a Call for each piece ───────▶ dispatcher
 //! ```
 //!
-//! An edit of up to [`AT_ONCE`] objects is one call, so no client is sent a part of it. A larger
-//! one is checked as a whole and then made in pieces, parents first. A reload is compared with a
-//! copy of the policy on the thread that makes it, so the dispatcher gets only the objects that
-//! differ.
+//! An edit of up to [`PIECE`] objects is one call, so clients never get a part of it. A larger edit
+//! is checked as a whole and then made in pieces, parents first. A reload is compared with a copy of
+//! the policy on the thread of the caller, so the dispatcher gets only the objects that differ.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,10 +22,10 @@ use super::{CallError, cluster, keeper};
 use crate::model::{Edit, ManagedObject, Tree, Uri};
 use ssntp_transport::dispatch;
 
-/// Objects that are edited in one go.
-const AT_ONCE: usize = 1000;
-/// How often a reload is compared with a copy of the policy. If another edit is made each time,
-/// the reload is then made in one call.
+/// The most objects in one piece of an edit.
+const PIECE: usize = 1000;
+/// The number of times that a reload is compared with a copy of the policy. If another edit comes
+/// between each time, the reload is made in one call.
 const TRIES: usize = 3;
 
 /// The result of an edit.
@@ -38,23 +37,23 @@ pub(super) struct Edited {
     pub(super) revision: u64,
 }
 
-/// The way by which other threads edit policy. A clone is another handle.
+/// A handle by which threads edit policy.
 #[derive(Clone)]
 pub(super) struct Editing {
     pub(super) events: ServerEvents,
-    pub(super) keeper: Option<keeper::Ask>,
-    /// Set if the policy is that of several servers.
+    pub(super) keeper: Option<keeper::KeeperSender>,
+    /// The cluster, if several servers share the policy.
     pub(super) cluster: Option<Arc<cluster::Shared>>,
 }
 
 impl Editing {
-    /// Makes an edit. It waits until the edit is in the policy's file, or in the engine of a
-    /// cluster, if there is one. With `at`, it changes only a policy of that revision.
+    /// Makes an edit. Blocks until the edit is in the engine of the cluster, or else in the file that
+    /// policy is kept in, if there is one. With `at`, the edit fails unless policy has this revision.
     pub(super) fn edit(&self, edit: Edit, at: Option<u64>) -> Result<Edited, CallError> {
         if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
-        // The engine keeps the policy then; the file is only a copy, which is not waited for.
+        // The engine keeps the policy of a cluster. The file is only a copy.
         if let Some(cluster) = &self.cluster {
             return cluster.edit(&edit, at);
         }
@@ -69,13 +68,13 @@ impl Editing {
 /// Makes an edit of this server's copy of the policy.
 pub(super) fn edit_here(events: &ServerEvents, edit: Edit, at: Option<u64>) -> Result<Edited, CallError> {
     match edit {
-        Edit::Merge(objects) if objects.len() > AT_ONCE => merge_in_pieces(events, objects, at),
+        Edit::Merge(objects) if objects.len() > PIECE => merge_in_pieces(events, objects, at),
         Edit::Reload(objects) => reload(events, objects, at),
         edit => change(events, at, edit),
     }
 }
 
-/// Changes policy in one go. With `at`, only where that is its revision.
+/// Makes an edit in one call. With `at`, it fails unless policy has this revision.
 fn change(events: &ServerEvents, at: Option<u64>, edit: Edit) -> Result<Edited, CallError> {
     call(events, move |cx| {
         let is = cx.core().policy_revision();
@@ -99,13 +98,13 @@ fn merge_in_pieces(
             cx.core().policy().check_all(&objects).map(|()| objects)
         })??;
     }
-    // Parents first, so that no piece has a child whose parent is still to come.
+    // Parents first, so that the parent of each object is in the same or in an earlier piece.
     objects.sort_by(|a, b| a.uri.cmp(&b.uri));
     in_pieces(events, at, Vec::new(), objects)
 }
 
-/// Deletes objects, and then merges checked objects, parents first. With `at`, only if that is the
-/// revision of policy.
+/// Deletes objects, and then merges checked and sorted objects in pieces. With `at`, it fails unless
+/// policy has this revision.
 fn in_pieces(
     events: &ServerEvents,
     at: Option<u64>,
@@ -113,11 +112,11 @@ fn in_pieces(
     objects: Vec<ManagedObject>,
 ) -> Result<Edited, CallError> {
     let mut objects = objects.into_iter();
-    let first = objects.by_ref().take(AT_ONCE).collect();
+    let first = objects.by_ref().take(PIECE).collect();
     // Only the first piece is bound to the revision, because each piece makes a new one.
     let mut edited = change(events, at, Edit::Update(delete, first))?;
     loop {
-        let piece: Vec<_> = objects.by_ref().take(AT_ONCE).collect();
+        let piece: Vec<_> = objects.by_ref().take(PIECE).collect();
         if piece.is_empty() {
             return Ok(edited);
         }
@@ -129,14 +128,13 @@ fn in_pieces(
 
 fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
     let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
-    // Built on this thread; a policy that does not fit is refused before anything changes.
+    // A policy that does not fit the model is refused here, before the first change.
     let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
     wanted.merge(objects)?;
-    // Each round compares with a copy that another edit may have made stale.
     for _ in 0..TRIES {
-        let (revision, there) = copy_policy(events)?;
-        let (delete, merge) = difference(&there, &wanted);
-        // Bound to the revision of the copy: a stale comparison must not be carried out.
+        let (revision, present) = copy_policy(events)?;
+        let (delete, merge) = difference(&present, &wanted);
+        // Only at the revision of the copy, because the comparison is wrong for any other one.
         match in_pieces(events, Some(at.unwrap_or(revision)), delete, merge) {
             Err(CallError::Revision { .. }) if at.is_none() => {}
             result => return result,
@@ -145,20 +143,20 @@ fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -
     change(events, at, Edit::Reload(wanted.to_objects()))
 }
 
-/// The objects to delete, and then those to merge, parents first, that turn the policy `there` into
-/// the `wanted` one.
-fn difference(there: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedObject>) {
-    let known: HashMap<&Uri, &ManagedObject> = there.iter().map(|object| (&object.uri, object)).collect();
+/// The objects to delete, and then the objects to merge, parents first, which turn the policy
+/// `present` into `wanted`.
+fn difference(present: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedObject>) {
+    let known: HashMap<&Uri, &ManagedObject> = present.iter().map(|object| (&object.uri, object)).collect();
     let mut delete = Vec::new();
-    for object in there {
+    for object in present {
         match wanted.get(&object.uri) {
             None => delete.push(object.uri.clone()),
             Some(new) => {
-                // An object that is merged without a parent keeps its former one, so it is deleted first.
+                // A merge without a parent keeps the former parent, so the object is deleted first.
                 if object.parent_uri.is_some() && new.parent_uri().is_none() {
                     delete.push(object.uri.clone());
                 }
-                // An announced child has no object, so the comparison of objects does not find it.
+                // Announced children have no object, so they are compared here.
                 let announced = object.children.iter().filter(|child| !known.contains_key(child));
                 let stay: Vec<&Uri> = new.children().collect();
                 delete.extend(announced.filter(|child| !stay.contains(child)).cloned());
@@ -166,13 +164,13 @@ fn difference(there: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedO
         }
     }
     let gone: HashSet<&str> = delete.iter().map(Uri::as_str).collect();
-    // Deleting an object also deletes everything below it, which then has to be merged again.
-    let goes = |uri: &Uri| {
+    // Deleting an object also deletes everything below it, which has to be merged again.
+    let is_deleted = |uri: &Uri| {
         !gone.is_empty() && (gone.contains(uri.as_str()) || uri.prefixes().any(|above| gone.contains(above)))
     };
     let objects = wanted.iter().map(|object| object.to_object());
     let differs = |object: &ManagedObject| {
-        goes(&object.uri) || known.get(&object.uri).is_none_or(|known| **known != *object)
+        is_deleted(&object.uri) || known.get(&object.uri).is_none_or(|known| **known != *object)
     };
     let merge = objects.filter(differs).collect();
     (delete, merge)
@@ -193,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_makes_one_policy_the_other() {
+    fn the_difference_turns_one_policy_into_the_other() {
         let uri = |text: &str| -> Uri { text.parse().unwrap() };
         let mut announcing = object("/l/", 0);
         announcing.children = vec![uri("/l/later/")];

@@ -1,4 +1,4 @@
-//! A policy element on threads, from outside.
+//! A policy element on threads: its owner, its handles and its references.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 use super::dial::Dialer;
 use super::element_side::{self, ElementEvents, ElementSide, Listener, Released};
 use super::feed::Feed;
-use super::machine::{self, Machine, Side};
+use super::machine::{self, Machine};
 use super::{CallError, ElementConfig, ElementContext, StartError, feed_server, inspector, now};
 use crate::model::{ManagedObject, Name, Target, Uri};
 use crate::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
@@ -21,18 +21,17 @@ use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::tls::Connector;
 use ssntp_transport::{Acceptance, Budget, PATIENCE};
 
-/// A running policy element: connects to its servers, keeps what is resolved
-/// up to date, declares endpoints and reports state.
+/// A running policy element: connects to its servers, keeps resolved objects up to date, declares
+/// endpoints and reports state.
 ///
 /// # Threads
-/// The owner of every thread of the element; `Send`. Calls come with its
-/// [`ElementHandle`], which it dereferences to. [`stop`](Self::stop), or
-/// dropping it, ends all threads: it blocks for at most the configured grace
-/// and a moment.
+/// It owns every thread of the element, and is `Send`. It dereferences to its [`ElementHandle`],
+/// which has the calls. [`stop`](Self::stop), or dropping it, joins all threads, which takes little
+/// longer than the configured grace at most.
 ///
-/// Events are taken by [`recv`](Self::recv), [`recv_timeout`](Self::recv_timeout),
-/// [`iter`](Self::iter), or from the [channel](Self::events) with `select!`.
-/// If the application receives no events, only events are lost.
+/// Events are received by [`recv`](Self::recv), [`recv_timeout`](Self::recv_timeout),
+/// [`iter`](Self::iter), or from the [channel](Self::events) with `select!`. If the application
+/// receives no events, further events are dropped, without other effects.
 #[derive(Debug)]
 pub struct PolicyElement {
     handle: ElementHandle,
@@ -46,22 +45,21 @@ impl PolicyElement {
     /// Starts the element; it dials at once.
     ///
     /// # Errors
-    /// [`StartError`]; nothing runs then.
+    /// [`StartError`]; no thread is left running.
     pub fn start(mut config: ElementConfig) -> Result<Self, StartError> {
-        // The core keeps the start policy. The dialer keeps the configuration, which should not
-        // keep a second copy.
+        // The core keeps the start policy, and the configuration must not keep a copy.
         let start_policy = std::mem::take(&mut config.start_policy);
         let config = Arc::new(config);
         let (sender, queue) = dispatch::events::channel(EVENTS);
         let (tell, events) = crossbeam_channel::unbounded();
-        // Before any thread: an address that cannot be dialled is an error of the caller.
+        // Before any thread starts, because it refuses addresses that cannot be dialled.
         let dialer = Dialer::new(&config)?;
         let released = Released::default();
         // The standard library offers random numbers only as the keys of its hash maps.
         let seed = RandomState::new().hash_one(0);
         let settings = Settings {
             queue: config.queue,
-            // Its servers are few and chosen.
+            // Servers are few and trusted.
             budget: Budget::unlimited(),
             received: Budget::unlimited(),
             patience: PATIENCE,
@@ -85,8 +83,7 @@ impl PolicyElement {
             released: Released::clone(&released),
             listener,
         };
-        // Before the dispatcher, which connects to servers at once: a program that sees the
-        // element connected finds its sockets.
+        // Before the dispatcher, so that the sockets exist when the element connects to servers.
         let mut local = Vec::new();
         if let Some(socket) = &config.inspector {
             local.push(inspector::start(socket, sender.clone())?);
@@ -119,7 +116,7 @@ impl PolicyElement {
     /// The next event. Blocks until there is one.
     ///
     /// # Errors
-    /// The element is over.
+    /// The element has stopped.
     pub fn recv(&self) -> Result<core::ElementEvent, RecvError> {
         self.events.recv()
     }
@@ -127,12 +124,12 @@ impl PolicyElement {
     /// The next event within a time.
     ///
     /// # Errors
-    /// The time passed, or the element is over.
+    /// The time passed, or the element has stopped.
     pub fn recv_timeout(&self, limit: Duration) -> Result<core::ElementEvent, RecvTimeoutError> {
         self.events.recv_timeout(limit)
     }
 
-    /// All events from now on. Its end is the end of the element.
+    /// All events from now on. The iterator ends when the element has stopped.
     pub fn iter(&self) -> impl Iterator<Item = core::ElementEvent> {
         self.events.iter()
     }
@@ -157,13 +154,12 @@ impl Drop for PolicyElement {
         let events = &self.handle.events;
         let _ = events.send(DispatchEvent::Stop);
         self.local.drain(..).for_each(Acceptance::stop);
-        // The dispatcher was told to stop and has cancelled the attempts at servers. Their threads
-        // may still ask it, so it runs until all of them have ended.
+        // `Stop` has cancelled the attempts at servers. Their threads may still call the dispatcher,
+        // so it runs until all of them have ended.
         let dials = machine::call(events, |machine, _, _| machine.side.take_dials());
         for dial in dials.unwrap_or_default() {
             let _ = dial.join();
         }
-        // Last of all: until here the threads that are joined may ask the dispatcher.
         let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
@@ -174,8 +170,8 @@ impl Drop for PolicyElement {
 /// A handle by which other threads use a policy element.
 ///
 /// # Threads
-/// Cheap to clone, and `Send`. Every call waits for the dispatcher to do it,
-/// usually for some microseconds, and never for a server.
+/// Cheap to clone, and `Send`. Every call blocks until the dispatcher has carried it out, usually
+/// for some microseconds, and never waits for a server.
 #[derive(Clone)]
 pub struct ElementHandle {
     events: ElementEvents,
@@ -189,12 +185,10 @@ impl fmt::Debug for ElementHandle {
 }
 
 impl ElementHandle {
-    /// Runs `call` on the dispatcher, and gives back what it returns: the way
-    /// to everything that [`ElementContext`] offers.
+    /// Runs `call` on the dispatcher with an [`ElementContext`], and returns its result.
     ///
     /// # Errors
-    /// [`CallError::Stopped`], also where `call` panicked;
-    /// [`CallError::OnDispatcher`].
+    /// [`CallError::Stopped`], also if `call` panicked; [`CallError::OnDispatcher`].
     pub fn with<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
@@ -202,8 +196,8 @@ impl ElementHandle {
         element_side::call(&self.events, call)
     }
 
-    /// Resolves a policy, and keeps it up to date until the reference is dropped. With `follow`,
-    /// the policies that it refers to are resolved too, and those that these refer to.
+    /// Resolves a policy, and keeps it up to date until the reference is dropped. With `follow`, all
+    /// policies to which it refers, directly or indirectly, are resolved as well.
     ///
     /// # Errors
     /// [`CallError`].
@@ -218,7 +212,7 @@ impl ElementHandle {
     }
 
     /// As [`resolve_policy`](Self::resolve_policy), for a URI that names its class: see
-    /// [`class_of`](Self::class_of). The policies that it refers to are not resolved.
+    /// [`class_of`](Self::class_of). The policies to which it refers are not resolved.
     ///
     /// # Errors
     /// [`CallError`].
@@ -247,7 +241,7 @@ impl ElementHandle {
         Ok(self.with(move |cx| cx.core.declare(endpoint, cx.now))??)
     }
 
-    /// Takes a declaration back. Returns false if there is none.
+    /// Ends a declaration. Returns false if there is none.
     ///
     /// # Errors
     /// [`CallError`].
@@ -273,9 +267,9 @@ impl ElementHandle {
         self.with(move |cx| cx.core.withdraw(&uri))
     }
 
-    /// Replaces TLS: its certificate and whom it trusts. Servers are dialled with this
-    /// from here on. The certificates of connected servers are checked again, and servers whose
-    /// certificate is not accepted any more are disconnected. Returns how many those are.
+    /// Replaces TLS: the certificate and the trusted authorities. Servers are dialled with
+    /// `connector` from now on. The certificates of connected servers are checked again, and servers
+    /// with a certificate that is not accepted any more are disconnected. Returns their number.
     ///
     /// # Errors
     /// [`CallError`].
@@ -298,7 +292,7 @@ impl ElementHandle {
         self.with(|cx| cx.core.reset(cx.now))
     }
 
-    /// Whether all servers, some or none are connected.
+    /// The health of the element.
     ///
     /// # Errors
     /// [`CallError`].
@@ -319,7 +313,7 @@ impl ElementHandle {
         })
     }
 
-    /// The policy objects or endpoints at and below a URI that the element has, parents first.
+    /// The received policy objects or endpoints at and below a URI, parents first.
     ///
     /// # Errors
     /// [`CallError`].
@@ -331,7 +325,7 @@ impl ElementHandle {
         })
     }
 
-    /// The objects that a resolve in force has brought, each with everything below it.
+    /// The objects of a resolve in force, each with everything below it.
     ///
     /// # Errors
     /// [`CallError`].
@@ -351,7 +345,7 @@ impl ElementHandle {
         })
     }
 
-    /// How many resolves, declarations and reports no server has answered yet.
+    /// The number of resolves, declarations and reports whose latest request has no answer.
     ///
     /// # Errors
     /// [`CallError`].
@@ -359,8 +353,8 @@ impl ElementHandle {
         self.with(|cx| cx.core.unanswered())
     }
 
-    /// The class that a URI names: its last segment but one, as in URIs of
-    /// libopflex for objects with one name.
+    /// The class in a URI: the last segment but one, as in URIs of libopflex for objects with one
+    /// name.
     pub fn class_of(uri: &Uri) -> Name {
         let class = uri.elements().rev().nth(1).or_else(|| uri.elements().next());
         class.unwrap_or_default().as_ref().into()
@@ -378,12 +372,12 @@ impl ElementHandle {
     }
 }
 
-/// A reference to a policy or an endpoint, which is resolved while there is one. Some time after
-/// the last one was dropped, the servers get an unresolve
-/// ([`linger`](core::Settings::linger)).
+/// A reference to a policy or an endpoint, which stays resolved while a reference exists. After the
+/// last reference is dropped and [`linger`](core::Settings::linger) has passed, the servers get an
+/// unresolve.
 ///
 /// # Threads
-/// `Send`. Dropping it blocks nobody.
+/// `Send`. Dropping it does not block.
 #[must_use = "the policy or endpoint is released when the reference is dropped"]
 pub struct Reference {
     id: ReferenceId,

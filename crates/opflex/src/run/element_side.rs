@@ -1,5 +1,5 @@
-//! An element on its dispatcher: the core, its attempts to reach servers, and the receivers of
-//! its events.
+//! An element on its dispatcher: the core, the attempts to connect to servers, and the receivers
+//! of events.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use crossbeam_channel::Sender;
 use log::{debug, warn};
 
 use super::connection::{Messages, Peers, Shown, enter};
-use super::dial::{Dial, DialError, Dialer};
+use super::dial::{Dial, Dialer};
 use super::feed::Feed;
 use super::machine::{self, Contents, Gone, Machine, Side, SideEvents};
 use super::{CallError, ELEMENT_LOG as LOG, ElementContext};
@@ -21,14 +21,14 @@ use crate::policy_element::{Action as CoreAction, ElementCore, ElementEvent, Ref
 use ssntp_transport::dispatch::Action;
 use ssntp_transport::{self, Halves};
 
-/// The way into an element's dispatcher.
+/// Sends events to an element's dispatcher.
 pub(super) type ElementEvents = SideEvents<ElementSide>;
 
-/// The references that were dropped and are still to be released: no more than there
-/// were references.
+/// The references that were dropped and have to be released. Its length is at most the number of
+/// references.
 pub(super) type Released = Arc<Mutex<Vec<ReferenceId>>>;
 
-/// Runs `call` on the dispatcher and gives back what it returns.
+/// Runs `call` on the dispatcher and returns its result.
 ///
 /// # Errors
 /// As of [`machine::call`].
@@ -56,11 +56,11 @@ pub(super) struct ElementSide {
 
 /// The channel to the application.
 ///
-/// The channel itself has no bound, because a bounded one takes the memory of all its
-/// places from the beginning. Only this sends, so the count before sending is the bound.
+/// The channel itself is unbounded, because a bounded channel allocates all its slots at once. Only
+/// this type sends, and it checks the length before.
 pub(super) struct Listener {
     pub(super) channel: Sender<ElementEvent>,
-    /// The most events that wait in it.
+    /// The most events in the channel.
     pub(super) most: usize,
     /// Events that were dropped and have not been reported.
     pub(super) missed: u64,
@@ -69,7 +69,7 @@ pub(super) struct Listener {
 impl Listener {
     fn tell(&mut self, event: ElementEvent) {
         if self.missed > 0 && self.channel.len() < self.most {
-            // The receiver is gone if this fails; dropping the event is correct.
+            // Sending fails only if the application has dropped the receiver.
             let count = std::mem::take(&mut self.missed);
             let _ = self.channel.send(ElementEvent::Missed { count });
         }
@@ -78,37 +78,36 @@ impl Listener {
             return;
         }
         if self.missed == 0 {
-            warn!(target: LOG, "the application takes no events: they are dropped");
+            warn!(target: LOG, "the application receives no events: further events are dropped");
         }
         self.missed += 1;
     }
 }
 
 impl ElementSide {
-    /// The threads of the attempts under way, once the element has stopped and has
-    /// cancelled them: they still ask the dispatcher.
+    /// The threads of the attempts under way, which the caller joins after it has stopped the element.
     pub(super) fn take_dials(&mut self) -> Vec<JoinHandle<()>> {
         self.dials.drain().map(|(_, dial)| dial.thread).collect()
     }
 
-    /// Starts an attempt at a server. Its thread reports how it went.
+    /// Starts an attempt to connect to a server.
     fn dial(&mut self, connection: ConnectionId, address: String, now: Instant) {
         let (events, write_timeout) = (self.events.clone(), self.dialer.config.write_timeout);
         let name = address.clone();
-        let done = move |reached: Result<(Halves, Shown, Decoder), DialError>| {
-            // The thread of the attempt also starts those of the connection: the dispatcher starts none.
-            let failed = reached.map(|(halves, shown, decoder)| {
+        let done = move |reached: Result<(Halves, Shown, Decoder), String>| {
+            // The thread of the attempt also starts the threads of the connection.
+            let entered = reached.and_then(|(halves, shown, decoder)| {
                 let reached = Reached {
                     connection,
                     address: name,
                     shown,
                     identified: decoder.identified(),
                 };
-                // If it is refused, the core has given it up meanwhile.
-                let _ = enter(&events, reached, halves, decoder, "element", write_timeout);
+                let entered = enter(&events, reached, halves, decoder, "element", write_timeout);
+                entered.map_err(|why| why.unwrap_or_default())
             });
             machine::post(&events, move |Machine { side, peers }, now, actions| {
-                side.dialled(connection, failed.err(), now);
+                side.dialled(connection, entered.err(), now);
                 side.hand_on(peers, now, actions);
                 peers.flush(actions);
             });
@@ -122,9 +121,18 @@ impl ElementSide {
         }
     }
 
-    /// An attempt is over, and its thread is about to end.
-    fn dialled(&mut self, connection: ConnectionId, failed: Option<DialError>, now: Instant) {
-        // Its last act was to post this, so joining it does not wait.
+    /// The connections whose certificates are not trusted any more, with the reasons.
+    pub(super) fn untrusted(&self, peers: &Peers) -> Vec<(ConnectionId, String)> {
+        let objection = |(connection, shown)| {
+            let address = peers.name(connection)?;
+            Some((connection, self.dialer.objection(address, shown)?))
+        };
+        peers.shown().filter_map(objection).collect()
+    }
+
+    /// Handles the end of an attempt.
+    fn dialled(&mut self, connection: ConnectionId, failed: Option<String>, now: Instant) {
+        // The thread has posted this call as its last step, so joining it does not block.
         if let Some(dial) = self.dials.remove(&connection) {
             // A panic has been logged by the panic hook.
             let _ = dial.thread.join();
@@ -135,7 +143,7 @@ impl ElementSide {
     }
 }
 
-/// A server that was reached.
+/// A connection to a server that asks to be admitted.
 #[derive(Debug)]
 pub(super) struct Reached {
     connection: ConnectionId,
@@ -147,8 +155,6 @@ pub(super) struct Reached {
 impl Side for ElementSide {
     type Core = ElementCore;
     type Newcomer = Reached;
-    /// The core has given the connection up.
-    type Refusal = ();
     const LOG: &'static str = LOG;
 
     fn core(&self) -> &ElementCore {
@@ -167,11 +173,13 @@ impl Side for ElementSide {
         _: usize,
         peers: &mut Peers,
         now: Instant,
-    ) -> Result<ConnectionId, ()> {
-        // The core may have closed the connection while it was being made.
+    ) -> Result<ConnectionId, String> {
         let dial = self.dials.get(&connection);
         if dial.is_none_or(|dial| dial.cancel.is_cancelled()) {
-            return Err(());
+            return Err("the element has given the connection up".to_owned());
+        }
+        if let Some(why) = self.dialer.objection(&address, &shown) {
+            return Err(format!("not trusted any more: {why}"));
         }
         peers.add(id, connection, address, shown, identified);
         self.core.connected(connection, now);
@@ -194,7 +202,7 @@ impl Side for ElementSide {
                 format!("the connection ended: {reason}")
             }
             Gone::Full => {
-                warn!(target: LOG, "{connection} ({address}) takes no data: its queue is full");
+                warn!(target: LOG, "{connection} ({address}) is too slow: its queue is full, it is disconnected");
                 return self.core.disconnected(connection, now);
             }
             Gone::Untrusted(why) => {
@@ -205,17 +213,8 @@ impl Side for ElementSide {
         self.core.failed(connection, why, now);
     }
 
-    /// Servers are few, so all of them are looked at.
-    fn untrusted(&self, peers: &Peers) -> Vec<(ConnectionId, String)> {
-        let objection = |(connection, shown)| {
-            let address = peers.name(connection)?;
-            Some((connection, self.dialer.objection(address, shown)?))
-        };
-        peers.shown().filter_map(objection).collect()
-    }
-
     fn hand_on(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>) {
-        // An attempt that cannot begin makes the core want more.
+        // A loop, because an attempt that cannot start makes the core add actions.
         loop {
             let wanted = self.core.take_actions();
             if wanted.is_empty() {
@@ -243,7 +242,7 @@ impl Side for ElementSide {
 
     /// Releases the references that were dropped.
     fn settle(&mut self, now: Instant) {
-        // Taken out in one go, so that a thread that drops a reference waits for nothing.
+        // The lock is held only while the list is taken, so dropping a reference does not block.
         let released = std::mem::take(&mut *self.released.lock().unwrap_or_else(PoisonError::into_inner));
         for reference in released {
             self.core.release(reference, now);
@@ -258,7 +257,7 @@ impl Side for ElementSide {
         self.core.tick(now);
     }
 
-    // The core closes its connections itself, so that the servers get what is queued.
+    // The core closes its connections itself, after their queues are sent.
     fn stop(&mut self, now: Instant) {
         self.core.stop(now);
     }

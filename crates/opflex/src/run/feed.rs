@@ -1,22 +1,22 @@
-//! The feed of an element: a Unix socket where programs on the same host get
-//! what it has resolved, and every change of that, as lines of JSON.
+//! The feed of an element: a Unix socket at which programs on the same host get the received
+//! objects and all changes of them, as lines of JSON.
 //!
 //! ```text
-//!  program ── connects ─▶ reader's thread ── join, and some more at a time ─▶ dispatcher
+//!  program ── connects ─▶ reader's thread ── join, then step by step ─▶ dispatcher
 //!     ◀─── lines ──────────    │  ◀── a queue of lines ── pieces of the trees │
-//!                                                       └─ what changes ──────┘
+//!                                                       └─ changes ───────────┘
 //! ```
 //!
-//! The dispatcher puts both into one queue: the objects of the trees, some at a time when the
-//! queue is empty, and the changes of objects that it has already sent. The change of an object
-//! that is still to be sent is left out, because the object will be sent as it is then. So at each
-//! line a reader has what the element had at some moment.
+//! The dispatcher adds both to one queue: the objects of the trees, in pieces, when the queue is
+//! empty; and the changes of objects that the reader has already. The change of an object that
+//! the reader does not have yet is left out, because the object is sent later in its state at that
+//! time. So after each line, the reader has a state that the element had at some time.
 //!
-//! | what | bound | when full |
+//! | resource | limit | when full |
 //! |---|---|---|
-//! | readers | 16 | a further one gets a line that says so, and is disconnected |
-//! | memory of the lines for all of them | [`ElementConfig::serve_queue`] | the reader for which most waits gets a last line, which says that it is too slow |
-//! | time in which a reader takes no byte | 30 s | its connection ends |
+//! | readers | 16 | a further reader gets a line with the reason, and is disconnected |
+//! | memory of all queued lines | [`ElementConfig::serve_queue`] | the reader with the most queued bytes gets a last line with the reason, and is disconnected |
+//! | time in which a reader receives no byte | 30 s | its connection ends |
 //!
 //! [`ElementConfig::serve_queue`]: super::ElementConfig::serve_queue
 //!
@@ -36,31 +36,34 @@ use super::{ELEMENT_LOG as LOG, ElementConfig};
 use crate::model::{ChangeKind, Cursor, Piece, Uri};
 use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 
+/// The most readers.
 pub(super) const READERS: usize = 16;
-/// Objects of the trees in one line, or changes.
+/// The most objects or changes in one line.
 const STEP: usize = 500;
-/// About how many bytes of the trees are put into one line.
+/// The approximate length of a line with objects of the trees, in bytes.
 const STEP_BYTES: usize = 1 << 20;
-/// The version of the lines.
+/// The reason of the last line when the element stops.
+pub(super) const STOPPING: &str = "the element stops";
+/// The version of the format.
 const VERSION: u64 = 1;
 
-/// The part of a reader that its thread has.
+/// A reader that has joined, for its thread.
 pub(super) struct Joined {
     pub(super) id: u64,
     pub(super) lines: Receiver<Line>,
-    /// Bytes of the lines in the queue.
+    /// The bytes in the queue.
     pub(super) waiting: Arc<AtomicUsize>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum Line {
     Text(Arc<Text>),
-    /// The last one.
+    /// The last line, with its reason.
     End(&'static str),
 }
 
-/// A line, which several readers may share. It counts in the memory of all lines as long as
-/// it waits for one of them.
+/// A line, which several readers may share. It is counted in the memory of all lines until it is
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Text {
     pub(super) bytes: Bytes,
@@ -76,12 +79,12 @@ impl Drop for Text {
 /// The readers, for the dispatcher.
 #[derive(Debug, Default)]
 pub(super) struct Feed {
-    /// Name and domain of the element, for the first line.
+    /// The name and the domain of the element, for the first line.
     name: String,
     domain: String,
-    /// Bytes of lines that may wait for all readers together.
+    /// The most bytes of queued lines for all readers together.
     most: usize,
-    /// Bytes of lines that wait.
+    /// The bytes of queued lines.
     memory: Arc<AtomicUsize>,
     readers: HashMap<u64, Reader>,
     last: u64,
@@ -92,9 +95,9 @@ pub(super) struct Feed {
 struct Reader {
     lines: Sender<Line>,
     /// The receiving end, to drop the lines of a reader that is disconnected.
-    waiting_lines: Receiver<Line>,
+    queue: Receiver<Line>,
     waiting: Arc<AtomicUsize>,
-    /// Its place in the tree that is being sent; `None` once it has everything.
+    /// The position in the tree that is being sent; `None` if both trees are sent.
     at: Option<(Store, Cursor)>,
 }
 
@@ -108,17 +111,23 @@ impl Feed {
         }
     }
 
-    /// A reader comes, if there is room for it.
-    pub(super) fn join(&mut self, core: &ElementCore) -> Option<Joined> {
-        if self.is_over || self.readers.len() >= READERS {
-            return None;
+    /// Adds a reader.
+    ///
+    /// # Errors
+    /// The reason for which it is refused, for its only line.
+    pub(super) fn join(&mut self, core: &ElementCore) -> Result<Joined, &'static str> {
+        if self.is_over {
+            return Err(STOPPING);
         }
-        // Unbounded, because the bytes that wait are counted and bounded.
+        if self.readers.len() >= READERS {
+            return Err("the feed has as many readers as it may have");
+        }
+        // Unbounded, because the limit is in bytes; see `drop_slowest`.
         let (lines, receiver) = crossbeam_channel::unbounded();
         let waiting = Arc::new(AtomicUsize::new(0));
         let mut reader = Reader {
             lines,
-            waiting_lines: receiver.clone(),
+            queue: receiver.clone(),
             waiting: Arc::clone(&waiting),
             at: Some((Store::Policy, Cursor::everywhere())),
         };
@@ -127,19 +136,19 @@ impl Feed {
             "event": "element", "version": VERSION, "name": self.name, "domain": self.domain,
             "location": core.location(),
         });
-        reader.say(&text(line(&first), &self.memory));
-        reader.say(&text(line(&ElementEvent::Health { health }), &self.memory));
-        // A number is not reused, so that a thread that ends late takes no other reader away.
+        reader.push(&text(line(&first), &self.memory));
+        reader.push(&text(line(&ElementEvent::Health { health }), &self.memory));
+        // Numbers are not reused, so that a thread that ends late does not remove another reader.
         self.last += 1;
         self.readers.insert(self.last, reader);
-        Some(Joined {
+        Ok(Joined {
             id: self.last,
             lines: receiver,
             waiting,
         })
     }
 
-    /// Sends a reader the next objects of the trees. Returns false once it has all of them.
+    /// Sends a reader the next objects of the trees. Returns false if it has all of them.
     pub(super) fn go_on(&mut self, id: u64, core: &ElementCore) -> bool {
         let memory = &self.memory;
         let Some(reader) = self.readers.get_mut(&id) else {
@@ -149,7 +158,7 @@ impl Feed {
             return false;
         };
         let what = *what;
-        // Bounded by bytes as well: one object may have a megabyte.
+        // Limited by bytes as well, because one object may have a megabyte.
         let mut piece = Piece::new(STEP_BYTES);
         let objects = cursor.take(core.tree(what), STEP, &mut piece).into_iter();
         let objects: Vec<ObjectChange> = objects
@@ -161,21 +170,21 @@ impl Feed {
             })
             .collect();
         if !objects.is_empty() {
-            reader.say(&text(changes(what, objects.iter()), memory));
-            self.let_go();
+            reader.push(&text(changes(what, objects.iter()), memory));
+            self.drop_slowest();
             return true;
         }
         reader.at = (what == Store::Policy).then(|| (Store::Endpoints, Cursor::everywhere()));
         let is_complete = reader.at.is_none();
         if is_complete {
-            reader.say(&text(line(&json!({ "event": "complete" })), memory));
+            reader.push(&text(line(&json!({ "event": "complete" })), memory));
         }
         !is_complete
     }
 
-    /// Sends an event to all readers; of changed objects only those that a reader has been sent.
+    /// Sends an event to all readers. Changes are sent only of objects that a reader has already.
     pub(super) fn tell(&mut self, event: &ElementEvent) {
-        // Most elements have no readers; then no text is made.
+        // Most elements have no readers, so no line is made.
         if self.readers.is_empty() {
             return;
         }
@@ -183,14 +192,14 @@ impl Feed {
             ElementEvent::Changed { what, objects } => self.tell_changes(*what, objects),
             other => {
                 let text = text(line(other), &self.memory);
-                self.readers.values_mut().for_each(|reader| reader.say(&text));
+                self.readers.values_mut().for_each(|reader| reader.push(&text));
             }
         }
-        self.let_go();
+        self.drop_slowest();
     }
 
-    /// Disconnects the slowest readers until the lines that wait for all are within the bound.
-    fn let_go(&mut self) {
+    /// Disconnects the slowest readers until the queued lines of all readers are within the limit.
+    fn drop_slowest(&mut self) {
         while self.memory.load(Ordering::Relaxed) > self.most {
             let waiting = |(_, reader): &(&u64, &Reader)| reader.waiting.load(Ordering::Relaxed);
             let Some(id) = self.readers.iter().max_by_key(waiting).map(|(id, _)| *id) else {
@@ -199,8 +208,8 @@ impl Feed {
             let Some(reader) = self.readers.remove(&id) else {
                 return;
             };
-            warn!(target: LOG, "a reader of the feed is too slow: {} bytes wait for all, it is let go", self.most);
-            while reader.waiting_lines.try_recv().is_ok() {}
+            warn!(target: LOG, "a reader of the feed is disconnected: it is too slow, and over {} bytes wait", self.most);
+            while reader.queue.try_recv().is_ok() {}
             let why = "too slow: too many lines wait; connect again";
             let _ = reader.lines.send(Line::End(why));
         }
@@ -208,7 +217,7 @@ impl Feed {
 
     fn tell_changes(&mut self, what: Store, objects: &[ObjectChange]) {
         let memory = &self.memory;
-        // Readers that have all objects share one text.
+        // Readers that have all objects share the lines.
         let shared: Vec<_> = match self.readers.values().any(|reader| reader.at.is_none()) {
             true => objects
                 .chunks(STEP)
@@ -218,61 +227,60 @@ impl Feed {
         };
         for reader in self.readers.values_mut() {
             if reader.at.is_none() {
-                shared.iter().for_each(|text| reader.say(text));
+                shared.iter().for_each(|text| reader.push(text));
                 continue;
             }
             for some in objects.chunks(STEP) {
-                let known = |change: &&ObjectChange| reader.knows(what, &change.uri);
+                let known = |change: &&ObjectChange| reader.has_passed(what, &change.uri);
                 let known: Vec<_> = some.iter().filter(known).collect();
                 if !known.is_empty() {
-                    reader.say(&text(changes(what, known.into_iter()), memory));
+                    reader.push(&text(changes(what, known.into_iter()), memory));
                 }
             }
         }
     }
 
-    /// A reader has left.
+    /// Removes a reader that has disconnected.
     pub(super) fn leave(&mut self, id: u64) {
         self.readers.remove(&id);
     }
 
-    /// The element stops. All readers are told so, and nothing else any more.
+    /// Sends all readers their last line, because the element stops.
     pub(super) fn end(&mut self) {
-        // A program that connects now is told at once that the element stops.
+        // Later readers are refused.
         self.is_over = true;
         for (_, reader) in self.readers.drain() {
-            let _ = reader.lines.send(Line::End("the element stops"));
+            let _ = reader.lines.send(Line::End(STOPPING));
         }
     }
 }
 
 impl Reader {
-    /// Whether it has been sent the object at this URI, or its place in the tree.
-    fn knows(&self, what: Store, uri: &Uri) -> bool {
-        // Policy comes first, so a reader at the endpoints has all policy.
+    /// True if the position is behind this URI, so the object at this URI has been sent.
+    fn has_passed(&self, what: Store, uri: &Uri) -> bool {
+        // Policy is sent first, so a reader that is getting endpoints has all policy.
         self.at.as_ref().is_none_or(|(at, cursor)| match what == *at {
             true => !cursor.is_ahead(uri),
             false => what == Store::Policy,
         })
     }
 
-    /// Puts a line into its queue.
-    fn say(&mut self, text: &Arc<Text>) {
+    /// Adds a line to the queue.
+    fn push(&mut self, text: &Arc<Text>) {
         self.waiting.fetch_add(text.bytes.len(), Ordering::Relaxed);
-        // One whose thread is over is about to be forgotten.
+        // Sending fails only if the thread has ended and will remove the reader.
         let _ = self.lines.send(Line::Text(Arc::clone(text)));
     }
 }
 
-/// A line that counts in the memory of all lines.
+/// Makes a line that is counted in the memory of all lines.
 fn text(bytes: Bytes, memory: &Arc<AtomicUsize>) -> Arc<Text> {
     memory.fetch_add(bytes.len(), Ordering::Relaxed);
     let memory = Arc::clone(memory);
     Arc::new(Text { bytes, memory })
 }
 
-/// Changes in one line; the same as of [`ElementEvent::Changed`], without copies
-/// of the objects.
+/// A line of changes: the JSON of [`ElementEvent::Changed`], without copies of the objects.
 fn changes<'a>(what: Store, objects: impl Iterator<Item = &'a ObjectChange>) -> Bytes {
     #[derive(Serialize)]
     struct Changed<'a> {
@@ -301,15 +309,31 @@ mod tests {
     use crate::run::now;
 
     #[test]
-    fn what_waits_for_all_readers_has_one_bound_and_the_slowest_goes_first() {
+    fn a_reader_that_joins_during_a_stop_gets_this_reason() {
+        let config = ElementConfig::new(Settings::default());
+        let core = ElementCore::new(config.settings.clone(), 1, now());
+        let mut feed = Feed::new(&config);
+        let joined = feed.join(&core).unwrap();
+        feed.end();
+        assert!(
+            joined
+                .lines
+                .iter()
+                .any(|line| matches!(line, Line::End(STOPPING)))
+        );
+        assert_eq!(feed.join(&core).err(), Some(STOPPING));
+    }
+
+    #[test]
+    fn queued_lines_have_one_limit_and_the_slowest_reader_is_disconnected_first() {
         const MOST: usize = 100_000;
         let mut config = ElementConfig::new(Settings::default());
         config.serve_queue = MOST;
         let core = ElementCore::new(config.settings.clone(), 1, now());
         let mut feed = Feed::new(&config);
         let mut readers: Vec<_> = (0..READERS).map(|_| feed.join(&core).unwrap()).collect();
-        // The last reader has everything; the others are still at the beginning, so that each
-        // has lines of its own.
+        // The last reader has all objects. The others are at the beginning, so that each has lines of
+        // its own.
         let fast = readers.pop().unwrap();
         while feed.go_on(fast.id, &core) {}
         let waits = |joined: &Joined| joined.waiting.load(Ordering::Relaxed);
@@ -331,7 +355,7 @@ mod tests {
             }
             feed.tell(&ElementEvent::Changed { what, objects });
             assert!(feed.memory.load(Ordering::Relaxed) <= MOST);
-            // This one takes what it is sent.
+            // The fast reader receives its lines.
             while let Ok(Line::Text(text)) = fast.lines.try_recv() {
                 fast.waiting.fetch_sub(text.bytes.len(), Ordering::Relaxed);
             }

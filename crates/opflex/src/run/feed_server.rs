@@ -1,4 +1,4 @@
-//! The threads of the feed's readers. `feed` has the picture.
+//! The threads of the feed's readers; see `feed`.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -8,25 +8,25 @@ use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use serde_json::json;
 
 use super::element_side::ElementEvents;
-use super::feed::{Feed, Joined, Line, READERS, line};
+use super::feed::{Feed, Joined, Line, READERS, STOPPING, line};
 use super::local;
 use super::{CallError, ELEMENT_LOG as LOG, LocalSocket, StartError, machine};
 use crate::policy_element::ElementCore;
 use ssntp_transport::{Acceptance, Duplex, Newcomer};
 
-/// How often a reader that nothing is sent to is checked for having closed its end.
+/// The interval in which the connection of an idle reader is checked.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Listens at the socket. The dispatcher has to run until the threads of the readers have ended.
-/// They end only after it was told to stop.
+/// Listens at the socket. The dispatcher has to run until the threads of the readers have ended,
+/// which they do after its `Stop` event.
 pub(super) fn start(socket: &LocalSocket, events: ElementEvents) -> Result<Acceptance, StartError> {
-    // A newcomer that is refused needs a thread as well, for a moment.
+    // Some more, because a reader that is refused needs a thread for a moment.
     local::start(socket, "feed", LOG, READERS + 4, move |newcomer| {
         serve(&events, newcomer)
     })
 }
 
-/// Does something with the feed on the dispatcher.
+/// Runs `call` with the feed on the dispatcher.
 fn on_feed<T: Send + 'static>(
     events: &ElementEvents,
     call: impl FnOnce(&mut Feed, &ElementCore) -> T + Send + 'static,
@@ -36,16 +36,17 @@ fn on_feed<T: Send + 'static>(
     })
 }
 
-/// Serves one reader until it leaves, is too slow, or the element stops.
+/// Serves one reader until it disconnects, is too slow, or the element stops.
 fn serve(events: &ElementEvents, newcomer: &Newcomer) -> io::Result<()> {
     let write = |text: &[u8]| local::write_all(newcomer, text);
     let end = |why: &str| write(&line(&json!({ "event": "end", "reason": why })));
     let joined = on_feed(events, |feed, core| feed.join(core));
-    // Refused readers get a line, too, so that they can tell this from a crash.
-    let Some(Joined { id, lines, waiting }) = joined.ok().flatten() else {
-        return end("the feed has as many readers as it may have");
+    // A line, so that the reader can distinguish a refusal from a crash.
+    let Joined { id, lines, waiting } = match joined.unwrap_or(Err(STOPPING)) {
+        Ok(joined) => joined,
+        Err(why) => return end(why),
     };
-    let _left = Leaving { events, id };
+    let _leave = LeaveOnDrop { events, id };
     let mut is_complete = false;
     loop {
         let next = match lines.try_recv() {
@@ -63,29 +64,29 @@ fn serve(events: &ElementEvents, newcomer: &Newcomer) -> io::Result<()> {
                 waiting.fetch_sub(text.bytes.len(), Ordering::Relaxed);
             }
             Ok(Line::End(why)) => return end(why),
-            Err(RecvTimeoutError::Timeout) if is_gone(newcomer) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) if is_closed(newcomer) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }
 }
 
-/// Has a reader forgotten when its thread ends, however that is.
-struct Leaving<'a> {
+/// Removes a reader from the feed when its thread ends, also by an error.
+struct LeaveOnDrop<'a> {
     events: &'a ElementEvents,
     id: u64,
 }
 
-impl Drop for Leaving<'_> {
+impl Drop for LeaveOnDrop<'_> {
     fn drop(&mut self) {
         let id = self.id;
-        // If the dispatcher has stopped, the feed is gone.
+        // This fails only if the dispatcher has stopped.
         let _ = on_feed(self.events, move |feed, _| feed.leave(id));
     }
 }
 
-/// Whether the other end is closed. Bytes that it sends are dropped.
-fn is_gone(stream: &Newcomer) -> bool {
+/// True if the reader has closed its connection. Received bytes are dropped.
+fn is_closed(stream: &Newcomer) -> bool {
     match stream.try_read(&mut [0; 4096]) {
         Ok(read) => read == 0,
         Err(e) => !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),

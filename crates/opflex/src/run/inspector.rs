@@ -1,27 +1,27 @@
-//! The inspector: a Unix socket that shows what a server or an element has, to
-//! the `gbp_inspect` of agent-ovs.
+//! The inspector: a Unix socket that shows the objects of a server or an element to the
+//! `gbp_inspect` of agent-ovs.
 //!
 //! ```text
-//!  gbp_inspect ── custom: policy_query ─▶ connection's thread ── look at some ─▶ dispatcher
-//!       ◀── the answer, as it is made ──        │  ◀── some objects, and again ──   │
+//!  gbp_inspect ── custom: policy_query ─▶ connection's thread ── a call for each step ─▶ dispatcher
+//!       ◀── the answer, step by step ──         │  ◀── some objects ──────────   │
 //! ```
 //!
-//! A question is `custom` of OpFlex with the inner method
-//! `org.opendaylight.opflex.policy_query`, whose parameters are an array of
-//! `{subject, policy_uri, recursive}`: one object, or without `policy_uri` all of
-//! a class; with `recursive` what stands below them too. As in libopflex, a
-//! `DmtreeRoot` at `/` contains everything.
+//! A query is the method `custom` of OpFlex with the inner method
+//! `org.opendaylight.opflex.policy_query`. Its parameters are an array of
+//! `{subject, policy_uri, recursive}`: one object, or without `policy_uri` all objects of a
+//! class; with `recursive`, everything below them as well. As in libopflex, a `DmtreeRoot`
+//! at `/` contains all objects.
 //!
-//! The dispatcher is asked for some objects at a time, and these are written before it is asked
-//! again. So a long answer, or a slow client, takes neither much memory nor time of the
-//! dispatcher. The tree may change while it is shown.
+//! The answer is made in steps. The objects of a step are written before the dispatcher is called
+//! again, so a long answer or a slow client takes little memory and little time of the dispatcher.
+//! The tree may change between two steps.
 //!
-//! | what | bound | when full |
+//! | resource | limit | when full |
 //! |---|---|---|
-//! | connections | 8 | the one that waits longest for its client is cut, or the newcomer waits |
-//! | a question | 64 KiB, and one a minute | the connection ends |
-//! | looked at in one go | 500 objects, or a mebibyte of them | the rest comes next |
-//! | a client that takes nothing | 30 s | the connection ends |
+//! | connections | 8 | the connection that has waited longest for its client is cut, or the newcomer waits |
+//! | a query | 64 KiB; the next one within a minute | the connection ends |
+//! | a step | 500 objects, or a mebibyte | the next step has the rest |
+//! | time in which a client receives no byte | 30 s | the connection ends |
 
 use std::collections::HashSet;
 use std::io;
@@ -39,18 +39,19 @@ use ssntp_transport::{Acceptance, Newcomer};
 
 /// The inner method.
 const QUERY: &str = "org.opendaylight.opflex.policy_query";
-/// The class of the object at `/`, which contains all that is topmost.
+/// The class of the object at `/`, which contains all topmost objects.
 const ROOT: &str = "DmtreeRoot";
+/// The most connections.
 const CONNECTIONS: usize = 8;
-/// How long a client may take to ask.
+/// A client that sends no query for this time is disconnected.
 const IDLE: Duration = Duration::from_secs(60);
-/// The longest question; the real ones have some hundred bytes.
-const QUESTION: usize = 64 * 1024;
-/// Objects that are looked at in one go.
+/// The longest query, in bytes. Those of `gbp_inspect` have some hundred.
+const MAX_QUERY: usize = 64 * 1024;
+/// The number of objects that are visited in one step.
 const STEP: usize = 500;
-/// About how many bytes of them are given in one go.
+/// The approximate size of the objects of one step, in bytes.
 const STEP_BYTES: usize = 1 << 20;
-/// Bytes of an answer that are written in one go.
+/// The number of bytes of an answer that are written together.
 const WRITE: usize = 64 * 1024;
 
 /// Listens at the socket, and shows the objects of the core behind `events`. The dispatcher has to
@@ -61,11 +62,10 @@ pub(super) fn start<S: Side>(socket: &LocalSocket, events: SideEvents<S>) -> Res
     })
 }
 
-/// Answers a client until it leaves, or asks nothing for [`IDLE`].
+/// Answers a client until it disconnects, or sends no query for [`IDLE`].
 fn serve<S: Side>(events: &SideEvents<S>, newcomer: &Newcomer) -> io::Result<()> {
-    // A program on the same host gets no more memory than its questions need.
     let limits = Limits {
-        message: QUESTION,
+        message: MAX_QUERY,
         ..Limits::default()
     };
     local::receive(newcomer, limits, Some(IDLE), |message| {
@@ -97,7 +97,7 @@ fn answer<S: Side>(events: &SideEvents<S>, id: &Id, request: Request, out: &mut 
     };
     for call in calls {
         let queries = match call.method.as_str() {
-            QUERY => Query::all(&call).and_then(|queries| known(events, queries)),
+            QUERY => Query::all(&call).and_then(|queries| check(events, queries)),
             other => Err(ErrorResponse::error(format_args!("unknown method: {other:.64}"))),
         };
         match queries {
@@ -108,9 +108,9 @@ fn answer<S: Side>(events: &SideEvents<S>, id: &Id, request: Request, out: &mut 
     Ok(())
 }
 
-/// The questions, unless one is of a class that the model does not have.
-fn known<S: Side>(events: &SideEvents<S>, queries: Vec<Query>) -> Result<Vec<Query>, Box<ErrorResponse>> {
-    let judged = look(events, move |store| {
+/// Refuses queries of classes that the model does not define.
+fn check<S: Side>(events: &SideEvents<S>, queries: Vec<Query>) -> Result<Vec<Query>, Box<ErrorResponse>> {
+    let checked = look(events, move |store| {
         let schema: Option<&Schema> = store.trees()[0].schema().map(AsRef::as_ref);
         let knows =
             |query: &Query| query.subject == ROOT || schema.is_none_or(|schema| schema.knows(&query.subject));
@@ -122,35 +122,34 @@ fn known<S: Side>(events: &SideEvents<S>, queries: Vec<Query>) -> Result<Vec<Que
             None => Ok(queries),
         }
     });
-    judged.unwrap_or_else(|_| Err(ErrorResponse::error("the server or element is stopping")))
+    checked.unwrap_or_else(|_| Err(ErrorResponse::error("the server or element is stopping")))
 }
 
-/// Writes one answer as it is made.
+/// Makes and writes one answer, step by step.
 fn show<S: Side>(events: &SideEvents<S>, id: &Id, queries: Vec<Query>, out: &mut Out<'_>) -> io::Result<()> {
     out.put(b"{\"id\":")?;
     out.put(id.as_json())?;
     out.put(b",\"result\":{\"method\":\"")?;
     out.put(QUERY.as_bytes())?;
     out.put(b"\",\"result\":{\"policy\":[")?;
-    // The list is written piece by piece, so the commas are written here.
     let mut is_first = true;
     for query in queries {
         if query.is_root() {
             let mut root = ManagedObject::new(ROOT, Uri::root());
-            // The root has no object of its own: its children are found by their URIs.
-            scan(events, What::Topmost, |objects| {
+            // No tree has the root, so its children are found by their URIs.
+            scan(events, Wanted::Topmost, |objects| {
                 root.children.extend(objects.into_iter().map(|object| object.uri));
                 Ok(())
             })?;
-            // Objects of both trees and of none may have the same URI.
+            // Two trees and the reports may have objects with the same URI.
             root.children.sort_unstable();
             root.children.dedup();
             out.objects(vec![root], &mut is_first)?;
             if query.recursive {
-                scan(events, What::All, |objects| out.objects(objects, &mut is_first))?;
+                scan(events, Wanted::All, |objects| out.objects(objects, &mut is_first))?;
             }
         } else {
-            scan(events, What::Query(query), |objects| {
+            scan(events, Wanted::Query(query), |objects| {
                 out.objects(objects, &mut is_first)
             })?;
         }
@@ -166,7 +165,7 @@ fn look<S: Side, T: Send + 'static>(
     machine::call(events, |machine, _, _| look(machine.side.core()))
 }
 
-/// One question, as libopflex asks it.
+/// One query, in the form of libopflex.
 #[derive(Debug, Deserialize)]
 struct Query {
     subject: Name,
@@ -176,7 +175,7 @@ struct Query {
 }
 
 impl Query {
-    /// The questions of a call: an array of them, or a single one.
+    /// The queries of a call: an array of queries, or a single query.
     fn all(call: &Custom) -> Result<Vec<Self>, Box<ErrorResponse>> {
         let read = |value: &Value| Self::deserialize(value).map_err(ErrorResponse::error);
         match &call.params {
@@ -185,41 +184,40 @@ impl Query {
         }
     }
 
-    /// Whether the query asks for the root: the object that contains everything.
+    /// True if the query is for the root.
     fn is_root(&self) -> bool {
         self.subject == ROOT && self.policy_uri.as_ref().is_none_or(Uri::is_root)
     }
 
-    fn asks_for(&self, subject: &Name, uri: &Uri) -> bool {
+    fn matches(&self, subject: &Name, uri: &Uri) -> bool {
         self.subject == *subject && self.policy_uri.as_ref().is_none_or(|wanted| wanted == uri)
     }
 }
 
-/// The objects that a search looks for.
+/// The objects that a search finds.
 #[derive(Debug)]
-enum What {
+enum Wanted {
     /// The objects right below the root.
     Topmost,
     All,
     Query(Query),
 }
 
-/// A search, and how far it has come.
+/// The state of a search.
 #[derive(Debug)]
 struct Scan {
-    what: What,
+    wanted: Wanted,
     part: Part,
-    /// Where the search is in a tree.
+    /// The position in a tree.
     cursor: Cursor,
-    /// The same among the objects that are in no tree.
+    /// The position among the objects that are in no tree.
     place: Option<u64>,
-    /// The objects of a recursive query that were found; everything below them is shown as well.
+    /// The objects that match a recursive query. Everything below them is found as well.
     roots: HashSet<Uri>,
 }
 
-/// The part of the objects that a search is at. The objects that are in no tree come in no useful
-/// order. So a recursive query goes through them twice, and finds the objects below others the
-/// second time.
+/// The part of the objects that is searched. The objects that are in no tree are not sorted by URI. So
+/// a recursive query visits them twice, and finds the objects below others the second time.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Tree(usize),
@@ -227,21 +225,21 @@ enum Part {
     BelowOthers,
 }
 
-/// Searches in steps, and passes what each step has found to `found`.
+/// Searches in steps, and passes the objects of each step to `found`.
 fn scan<S: Side>(
     events: &SideEvents<S>,
-    what: What,
+    wanted: Wanted,
     mut found: impl FnMut(Vec<ManagedObject>) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut scan = Scan {
-        cursor: what.begin(),
-        what,
+        cursor: wanted.begin(),
+        wanted,
         part: Part::Tree(0),
         place: None,
         roots: HashSet::new(),
     };
     loop {
-        // The scan goes to the dispatcher and back with what it has found, so nothing is shared.
+        // The search moves to the dispatcher and back, so it needs no lock.
         let step = look(events, move |store| {
             let mut objects = Vec::new();
             let next = scan.step(store, &mut objects).then_some(scan);
@@ -256,8 +254,8 @@ fn scan<S: Side>(
     }
 }
 
-impl What {
-    /// Where the search begins in each tree.
+impl Wanted {
+    /// The first position in each tree.
     fn begin(&self) -> Cursor {
         match self {
             Self::Query(query) => query
@@ -270,34 +268,34 @@ impl What {
 }
 
 impl Scan {
-    /// Looks at some objects, and adds those that are looked for to `found`. Returns false at the end.
+    /// Visits some objects, and adds the wanted ones to `found`. Returns false at the end.
     fn step(&mut self, store: &dyn Contents, found: &mut Vec<ManagedObject>) -> bool {
-        let (mut looked_at, mut piece) = (0, Piece::new(STEP_BYTES));
+        let (mut visited, mut piece) = (0, Piece::new(STEP_BYTES));
         if let Part::Tree(index) = self.part {
             for object in self.cursor.take(store.trees()[index], STEP, &mut piece) {
-                looked_at += 1;
-                if self.takes(object.subject(), object.uri()) {
+                visited += 1;
+                if self.is_wanted(object.subject(), object.uri()) {
                     found.push(linked(object.to_object()));
                 }
             }
         } else {
             for (place, object) in store.others(self.place) {
-                // Objects with the same place belong together: the next step begins behind them.
-                if self.place != Some(place) && (looked_at >= STEP || piece.is_full()) {
+                // Objects with the same position are visited in the same step.
+                if self.place != Some(place) && (visited >= STEP || piece.is_full()) {
                     break;
                 }
-                looked_at += 1;
+                visited += 1;
                 self.place = Some(place);
-                if self.takes(&object.subject, &object.uri) {
+                if self.is_wanted(&object.subject, &object.uri) {
                     piece.takes(object.memory());
                     found.push(linked(object.clone()));
                 }
             }
         }
-        if looked_at > 0 {
+        if visited > 0 {
             return true;
         }
-        (self.cursor, self.place) = (self.what.begin(), None);
+        (self.cursor, self.place) = (self.wanted.begin(), None);
         self.part = match self.part {
             Part::Tree(0) => Part::Tree(1),
             Part::Tree(_) => Part::Others,
@@ -307,27 +305,26 @@ impl Scan {
         true
     }
 
-    fn takes(&mut self, subject: &Name, uri: &Uri) -> bool {
+    fn is_wanted(&mut self, subject: &Name, uri: &Uri) -> bool {
         if uri.is_root() {
             return false;
         }
-        let query = match &self.what {
-            What::Topmost => return is_topmost(uri),
-            What::All => return true,
-            What::Query(query) => query,
+        let query = match &self.wanted {
+            Wanted::Topmost => return is_topmost(uri),
+            Wanted::All => return true,
+            Wanted::Query(query) => query,
         };
         let is_below = |roots: &HashSet<Uri>| uri.prefixes().any(|above| roots.contains(above));
         if matches!(self.part, Part::BelowOthers) {
             return !self.roots.contains(uri) && is_below(&self.roots);
         }
-        // A query without a URI asks for all objects of a class.
-        if query.asks_for(subject, uri) {
+        if query.matches(subject, uri) {
             if query.recursive {
                 self.roots.insert(uri.clone());
             }
             return true;
         }
-        // In a tree, parents come before the objects below them.
+        // In a tree, an object is visited before the objects below it.
         matches!(self.part, Part::Tree(_)) && is_below(&self.roots)
     }
 }
@@ -336,7 +333,7 @@ fn is_topmost(uri: &Uri) -> bool {
     uri.elements().nth(1).is_none()
 }
 
-/// The object with a parent where libopflex has the root.
+/// The object, with the root as its parent if libopflex has the root there.
 fn linked(mut object: ManagedObject) -> ManagedObject {
     if is_topmost(&object.uri) && object.parent_uri.as_ref().is_none_or(Uri::is_root) {
         object.parent_uri = Some(Uri::root());
@@ -348,7 +345,7 @@ fn linked(mut object: ManagedObject) -> ManagedObject {
     object
 }
 
-/// The way out of a connection, in pieces.
+/// Collects an answer and writes it in pieces.
 struct Out<'a> {
     newcomer: &'a Newcomer,
     bytes: Vec<u8>,
@@ -372,7 +369,7 @@ impl Out<'_> {
             if !std::mem::take(is_first) {
                 self.put(b",")?;
             }
-            // On this thread: making text of objects takes longer than copying them.
+            // Encoded on this thread, because that takes longer than the copy on the dispatcher.
             let text = serde_json::to_vec(&object).map_err(io::Error::other)?;
             self.put(&text)?;
         }

@@ -1,35 +1,34 @@
-//! Edits of policy behind the file that it is kept in, so that keeping an edit
-//! costs as much as it changes, and not as much as there is.
+//! The journal: edits that are newer than the file in which policy is kept. With it, the cost of
+//! keeping an edit depends on the size of the edit and not on the size of the policy.
 //!
 //! ```text
-//!  policy.json         all policy, as it was written last
-//!  policy.json.edits   {"of":…}             which file these lines go on with
-//!                      {"delete":[…],"put":[…]}   an edit each, in their order
+//!  policy.json         all policy at the time of the last full write
+//!  policy.json.edits   {"of":…}                   the digest of policy.json
+//!                      {"delete":[…],"put":[…]}   one line for each edit, in their order
 //! ```
 //!
-//! A line says how the objects are after its edit, so a line whose edit is in the
-//! file already changes nothing. The first line has a digest of the file. If the
-//! process ended after it had written the file and before it had removed the edits,
-//! the edits belong to the former file: the digests differ, and the edits are
-//! ignored. A line that was being written when the process ended is ignored, too,
-//! with all lines behind it. The caller was not told yet that this edit is kept.
+//! A line has the state of the objects after its edit. The first line has a digest of the
+//! file. If the process ended after it had written the file and before it had removed the
+//! journal, the digest is that of the former file, and the journal is ignored. If the process
+//! ended while it was writing a line, this line is ignored. The caller of that edit had not
+//! got an answer yet.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use log::warn;
 use serde::{Deserialize, Serialize};
 
-use super::SERVER_LOG as LOG;
+use super::{SERVER_LOG as LOG, StartError};
 use crate::model::{ChangeKind, Changes, ManagedObject, ModelError, Tree, Uri};
 
-/// If the edits are longer than this and longer than the file, all policy is written again.
+/// If the journal is longer than this and longer than the file, all policy is written again.
 const LONGEST: u64 = 1 << 20;
 
-/// The objects that one edit has changed, as they are after it.
+/// The objects that one edit has changed, in their state after the edit.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Line {
     delete: Vec<Uri>,
@@ -41,7 +40,7 @@ struct Head {
     of: Digest,
 }
 
-/// A checksum that tells one version of the file from another. It need not resist an attacker.
+/// A checksum that identifies a version of the file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Digest {
     bytes: usize,
@@ -50,7 +49,7 @@ struct Digest {
 
 impl Digest {
     fn of(text: &[u8]) -> Self {
-        // FNV-1a. A checksum is enough: a program that can write these files can write any policy.
+        // FNV-1a. It need not resist an attacker: a program that can write the journal can write policy.
         let fnv = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
         });
@@ -61,19 +60,21 @@ impl Digest {
     }
 }
 
-/// The state of a file, which shows whether somebody has replaced or changed it.
+/// The metadata of a file, which differs if another program has replaced or changed the file.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct Fingerprint {
     inode: u64,
+    mode: u32,
     len: u64,
     changed: (i64, i64),
 }
 
-impl Seen {
+impl Fingerprint {
     fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
         Some(Self {
             inode: metadata.ino(),
+            mode: metadata.mode(),
             len: metadata.len(),
             changed: (metadata.mtime(), metadata.mtime_nsec()),
         })
@@ -85,12 +86,12 @@ impl Line {
     pub(super) fn of(changes: &Changes, tree: &Tree) -> Self {
         let mut line = Self::default();
         for change in changes {
-            // An object that is put keeps the parent it had, unless it is new.
+            // Deleted first, because a merge without a parent keeps the former parent.
             line.delete
                 .extend((change.kind != ChangeKind::Created).then(|| change.uri.clone()));
             if let Some(object) = tree.get(&change.uri) {
                 let mut object = object.to_object();
-                // A child that is in the tree names its parent in its own entry.
+                // The other children name their parent themselves.
                 object.children.retain(|child| tree.get(child).is_none());
                 line.put.push(object);
             }
@@ -103,7 +104,7 @@ impl Line {
         self.delete.len() + self.put.len()
     }
 
-    fn make(self, tree: &mut Tree) -> Result<(), ModelError> {
+    fn apply(self, tree: &mut Tree) -> Result<(), ModelError> {
         // The line lists each deleted object, so objects below that it does not list stay.
         let alone: HashSet<&Uri> = self.delete.iter().collect();
         tree.delete_sparing(&self.delete, |_, uri| !alone.contains(uri));
@@ -111,45 +112,45 @@ impl Line {
     }
 }
 
-/// The edits behind one file.
+/// The journal of one file.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
     digest: Digest,
-    /// The state of the kept file when the journal began.
-    kept: Option<Seen>,
+    /// The fingerprint of the kept file when the journal began.
+    kept: Option<Fingerprint>,
     /// Opened for the first edit.
     file: Option<File>,
     written: u64,
 }
 
 impl Journal {
-    /// Begins anew behind a file that was just written.
+    /// Begins the journal of a file that was just written with `text`.
     pub(super) fn begin(kept: &Path, text: &[u8]) -> Self {
         Self {
             path: beside(kept),
             digest: Digest::of(text),
             // Another program may have changed the file since it was written.
-            kept: Seen::of(kept).filter(|seen| seen.len == text.len() as u64),
+            kept: Fingerprint::of(kept).filter(|kept| kept.len == text.len() as u64),
             file: None,
             written: 0,
         }
     }
 
-    /// Whether further edits can be appended: the journal is not too long, and the kept file has
-    /// not been changed.
-    pub(super) fn goes_on(&self, kept: &Path) -> bool {
+    /// True if further edits can be appended: the journal is not too long, and the kept file is
+    /// unchanged.
+    pub(super) fn is_appendable(&self, kept: &Path) -> bool {
         self.written <= LONGEST.max(self.digest.bytes as u64)
             && self.kept.is_some()
-            && self.kept == Seen::of(kept)
+            && self.kept == Fingerprint::of(kept)
     }
 
-    /// Whether there is an edit in it.
+    /// True if the journal has an edit.
     pub(super) fn is_used(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Writes edits to the disk. After an error nothing more can be appended.
+    /// Writes edits to the disk. After an error the journal must not be used any more.
     pub(super) fn append(&mut self, lines: &[Line]) -> io::Result<()> {
         let mut text = Vec::new();
         if self.file.is_none() {
@@ -163,27 +164,55 @@ impl Journal {
         }
         let file = match &mut self.file {
             Some(file) => file,
-            None => self.file.insert(File::create(&self.path)?),
+            None => {
+                // The journal has policy, so it gets the permissions of the kept file.
+                let mode = self.kept.as_ref().map_or(0o600, |kept| kept.mode & 0o777);
+                self.file.insert(create(&self.path, mode)?)
+            }
         };
         file.write_all(&text)?;
-        // The caller is told that the edit is kept, also if the host loses power now.
+        // The edit has to survive a loss of power once its caller has the answer.
         file.sync_all()?;
-        // Longer than the policy itself, it would cost more to read than it saves to write.
         self.written += text.len() as u64;
         Ok(())
     }
 }
 
-/// Removes the edits behind a file that has all of them.
+/// Creates the journal, which replaces the journal of an earlier process.
+fn create(path: &Path, mode: u32) -> io::Result<File> {
+    let _ = fs::remove_file(path);
+    // `create_new` opens no file and follows no link that another user has put there.
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path)?;
+    // Otherwise the directory may lack the file after a loss of power.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(file)
+}
+
+/// Removes the journal of a file that has all its edits.
 pub(super) fn remove(kept: &Path) {
     let _ = fs::remove_file(beside(kept));
 }
 
-/// The policy of a file with the edits behind it.
-pub(super) fn with_edits(kept: &Path, text: &[u8], objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
+/// The policy of a file with the edits of its journal.
+///
+/// # Errors
+/// The journal exists and cannot be read.
+pub(super) fn with_edits(
+    kept: &Path,
+    text: &[u8],
+    objects: Vec<ManagedObject>,
+) -> Result<Vec<ManagedObject>, StartError> {
     let path = beside(kept);
-    let Ok(edits) = fs::read(&path) else {
-        return objects;
+    let edits = match fs::read(&path) {
+        Ok(edits) => edits,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(objects),
+        // Without an error here, edits that were answered as kept would be lost.
+        Err(e) => return Err(StartError::Keep(path, e)),
     };
     let shown = path.display();
     let mut lines = edits.split_inclusive(|byte| *byte == b'\n');
@@ -191,24 +220,24 @@ pub(super) fn with_edits(kept: &Path, text: &[u8], objects: Vec<ManagedObject>) 
         .next()
         .and_then(|head| serde_json::from_slice::<Head>(head).ok());
     if head.is_none_or(|head| head.of != Digest::of(text)) {
-        // The process ended between writing the file and beginning the edits anew.
-        warn!(target: LOG, "{shown}: left out: these edits do not belong to {}", kept.display());
-        return objects;
+        // The process ended between writing the file and removing the journal.
+        warn!(target: LOG, "{shown}: ignored: these edits do not belong to {}", kept.display());
+        return Ok(objects);
     }
-    // The edits are made on a tree, because each may delete what an earlier one has put.
+    // A tree, because an edit may delete objects that an earlier edit has added.
     let mut tree = Tree::new();
     if tree.merge(objects.clone()).is_err() {
-        return objects;
+        return Ok(objects);
     }
     for (n, line) in lines.enumerate() {
         let edit = Some(line).filter(|line| line.ends_with(b"\n"));
         let edit = edit.and_then(|line| serde_json::from_slice::<Line>(line).ok());
-        if edit.and_then(|edit| edit.make(&mut tree).ok()).is_none() {
-            warn!(target: LOG, "{shown}: what follows {n} edits is left out: it was not written to its end");
+        if edit.and_then(|edit| edit.apply(&mut tree).ok()).is_none() {
+            warn!(target: LOG, "{shown}: edit {} and later ones are ignored: it was not written completely", n + 1);
             break;
         }
     }
-    tree.to_objects()
+    Ok(tree.to_objects())
 }
 
 fn beside(kept: &Path) -> PathBuf {

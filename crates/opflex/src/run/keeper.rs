@@ -1,16 +1,15 @@
-//! The file that policy is kept in, written on a thread of its own.
+//! The file in which policy is kept, and the thread that writes it.
 //!
 //! ```text
-//!  dispatcher ── changed() ───────▶ keeper ── Call: some objects, and again ─▶ dispatcher
-//!  editing ── wait() ──────────────▶   │ edits behind the file, or all of it anew; answers
+//!  dispatcher ── changed() ───────▶ keeper ── Calls that copy policy in steps ─▶ dispatcher
+//!  editing ── wait() ──────────────▶   │ appends to the journal, or writes all policy
 //! ```
 //!
-//! The first change writes all policy, and those that follow are appended (see
-//! `journal`) until they are longer than it. When the server stops, all policy is
-//! written, so that there are no edits behind it. Requests that come while the file is written
-//! are served by the next write, which has all their changes. If a write fails, the callers that
-//! wait get the error, and it is tried again: at the next change, and otherwise after a second,
-//! then two, up to a minute; and once more when the server stops.
+//! The first change writes all policy. Later changes are appended to the journal (see `journal`)
+//! until the journal is longer than the policy. When the server stops, all policy is written, so
+//! that no journal is left. Changes that arrive during a write are in the next write. If a write
+//! fails, the callers that wait get the error, and the write is repeated: at the next change, or
+//! after a pause of one second, which doubles up to a minute; and once when the server stops.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,70 +26,69 @@ use crate::model::{FileError, Format, ManagedObject};
 use ssntp_transport::replace;
 use ssntp_transport::threads;
 
-/// Copies all policy as it is now.
+/// Copies the present policy.
 pub(super) type Copy = Box<dyn Fn() -> Result<Vec<ManagedObject>, CallError> + Send>;
 
 /// The pause after a failed write: the first one, and the longest.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// The thread that writes.
+/// The thread that writes the file.
 #[derive(Debug)]
 pub(super) struct Keeper {
-    ask: Ask,
+    sender: KeeperSender,
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
-/// How the thread is asked. A clone is another handle.
+/// Sends changes to the thread. A clone is another handle.
 #[derive(Clone, Debug)]
-pub(super) struct Ask {
-    /// At most one request waits; it stands for all.
+pub(super) struct KeeperSender {
+    /// Has one slot, because one wake-up serves all requests.
     wake: Sender<()>,
-    waiting: Arc<Mutex<Waiting>>,
+    pending: Arc<Mutex<Pending>>,
 }
 
-/// The work that waits for the thread.
+/// The work for the next write.
 #[derive(Debug, Default)]
-struct Waiting {
-    /// Tells each caller that waits the result of the next write: the error, if there was one.
+struct Pending {
+    /// The callers that wait for the next write. Each gets the error, or `None`.
     callers: Vec<Sender<Option<String>>>,
-    /// Edits that are not on the disk, in their order.
+    /// The edits that are not on the disk, in their order.
     edits: Vec<Line>,
     /// The number of objects in these edits.
     objects: usize,
-    /// There were too many edits, so all policy is to be written.
+    /// True if there were too many edits, so all policy has to be written.
     all: bool,
 }
 
-/// The most objects in edits that wait for the disk. Beyond that, all policy is written.
-const EDITED: usize = 10_000;
+/// The most objects in edits that are not on the disk. Beyond that, all policy is written.
+const MAX_OBJECTS: usize = 10_000;
 
-impl Ask {
-    /// Policy has changed.
+impl KeeperSender {
+    /// Records that policy has changed.
     pub(super) fn changed(&self, edits: Vec<Line>) {
-        let mut waiting = self.lock();
-        waiting.objects += edits.iter().map(Line::len).sum::<usize>();
-        // The order of the edits matters: each line says how objects are after it.
-        waiting.edits.extend(edits);
-        // Beyond this, writing everything is cheaper than the memory of the edits.
-        if waiting.objects > EDITED {
-            waiting.all = true;
-            waiting.edits.clear();
+        let mut pending = self.lock();
+        pending.objects += edits.iter().map(Line::len).sum::<usize>();
+        pending.edits.extend(edits);
+        // While the disk is slow, edits must not fill the memory.
+        if pending.objects > MAX_OBJECTS {
+            pending.all = true;
+            pending.edits.clear();
         }
-        drop(waiting);
-        self.soon();
+        drop(pending);
+        self.wake();
     }
 
-    fn soon(&self) {
+    fn wake(&self) {
         // If a wake-up is already pending, it also serves this change.
         let _ = self.wake.try_send(());
     }
 
-    /// Waits until policy as it is now is on the disk.
+    /// Blocks until the present policy is on the disk.
     pub(super) fn wait(&self) -> Result<(), CallError> {
         let (caller, result) = crossbeam_channel::bounded(1);
         self.lock().callers.push(caller);
-        self.soon();
+        self.wake();
         match result.recv() {
             Ok(None) => Ok(()),
             Ok(Some(why)) => Err(CallError::Keep(io::Error::other(why))),
@@ -98,8 +96,8 @@ impl Ask {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -107,35 +105,37 @@ impl Keeper {
     pub(super) fn start(path: PathBuf, copy: Copy) -> io::Result<Self> {
         let (wake, woken) = crossbeam_channel::bounded(1);
         let (stop, stopped) = crossbeam_channel::bounded(0);
-        let ask = Ask {
+        let sender = KeeperSender {
             wake,
-            waiting: Arc::default(),
+            pending: Arc::default(),
         };
-        let asked = ask.clone();
-        let thread = threads::spawn("opflex-keep", move || run(&path, &copy, &asked, &woken, &stopped))?;
-        Ok(Self { ask, stop, thread })
+        let shared = sender.clone();
+        let thread = threads::spawn("opflex-keep", move || {
+            run(&path, &copy, &shared, &woken, &stopped)
+        })?;
+        Ok(Self { sender, stop, thread })
     }
 
-    pub(super) fn sender(&self) -> Ask {
-        self.ask.clone()
+    pub(super) fn sender(&self) -> KeeperSender {
+        self.sender.clone()
     }
 
-    /// Writes what is still to be written, and ends. The dispatcher has to run.
+    /// Writes the pending changes, and joins the thread. The dispatcher has to run.
     pub(super) fn stop(self) {
         drop(self.stop);
         let _ = self.thread.join();
     }
 }
 
-/// The last error, and the pause before the next attempt.
+/// The error of the last write, and the pause before the next attempt.
 struct Failed {
     why: String,
     pause: Duration,
 }
 
-fn run(path: &Path, copy: &Copy, ask: &Ask, woken: &Receiver<()>, stopped: &Receiver<()>) {
+fn run(path: &Path, copy: &Copy, sender: &KeeperSender, woken: &Receiver<()>, stopped: &Receiver<()>) {
     let mut failed: Option<Failed> = None;
-    // Begun by the first write of all policy, which edits can then follow.
+    // Begun by the first write of all policy.
     let mut journal: Option<Journal> = None;
     let mut tried_last = false;
     loop {
@@ -148,27 +148,27 @@ fn run(path: &Path, copy: &Copy, ask: &Ask, woken: &Receiver<()>, stopped: &Rece
             recv(stopped) -> _ => true,
         };
         if last && woken.try_recv().is_err() && (failed.is_none() || tried_last) {
-            // A caller that comes now gets an error at once and does not wait.
-            ask.lock().callers.clear();
+            // Later callers get an error at once, because the channel is closed.
+            sender.lock().callers.clear();
             if journal.is_some_and(|journal| journal.is_used())
                 && let Err(e) = write(path, copy)
             {
-                warn!(target: LOG, "{}: the edits behind it stay there: {e}", path.display());
+                warn!(target: LOG, "{}: not written at the stop, its edits stay in the journal: {e}", path.display());
             }
             return;
         }
         tried_last = last;
-        // Taken before the snapshot, so an edit that comes later is part of the next write.
-        let waiting = std::mem::take(&mut *ask.lock());
+        // Taken before the copy, so that later edits are part of the next write.
+        let pending = std::mem::take(&mut *sender.lock());
         let shown = path.display();
-        let going_on = journal
+        let usable = journal
             .take()
-            .filter(|journal| !waiting.all && journal.goes_on(path));
-        let kept = match going_on {
-            Some(mut behind) => behind.append(&waiting.edits).map(|()| behind),
+            .filter(|journal| !pending.all && journal.is_appendable(path));
+        let kept = match usable {
+            Some(mut usable) => usable.append(&pending.edits).map(|()| usable),
             None => write(path, copy),
         };
-        let result = kept.map(|behind| journal = Some(behind));
+        let result = kept.map(|kept| journal = Some(kept));
         failed = match (result, failed) {
             (Ok(()), before) => {
                 if before.is_some() {
@@ -179,26 +179,25 @@ fn run(path: &Path, copy: &Copy, ask: &Ask, woken: &Receiver<()>, stopped: &Rece
             (Err(e), before) => {
                 let why = e.to_string();
                 if before.as_ref().is_none_or(|before| before.why != why) {
-                    error!(target: LOG, "{shown}: policy is not kept, which is tried again: {why}");
+                    error!(target: LOG, "{shown}: policy is not kept, the write will be repeated: {why}");
                 }
                 let pause = before.map_or(PAUSE[0], |before| (before.pause * 2).min(PAUSE[1]));
                 Some(Failed { why, pause })
             }
         };
-        for caller in waiting.callers {
-            // A caller that is gone needs no answer.
+        for caller in pending.callers {
+            // Sending fails only if the caller has ended.
             let _ = caller.send(failed.as_ref().map(|failed| failed.why.clone()));
         }
     }
 }
 
-/// Writes all policy, and begins with the edits behind it.
+/// Writes all policy, and begins its journal.
 fn write(path: &Path, copy: &Copy) -> io::Result<Journal> {
     let objects = copy().map_err(io::Error::other)?;
     let text = ManagedObject::write_all(&objects, Format::Json).map_err(io::Error::other)?;
-    // Renamed into place, so that a crash leaves the old policy or the new one.
+    // `replace` renames a new file, so that a crash leaves the former policy or the new one.
     replace(path, text.as_bytes())?;
-    // The new file contains these edits.
     journal::remove(path);
     Ok(Journal::begin(path, text.as_bytes()))
 }
@@ -212,5 +211,5 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<ManagedObject>>, StartError
     };
     let objects: Result<_, FileError> = ManagedObject::read_all(&text, Format::Json);
     let objects = objects.map_err(|e| StartError::Kept(path.into(), e))?;
-    Ok(Some(journal::with_edits(path, &text, objects)))
+    journal::with_edits(path, &text, objects).map(Some)
 }

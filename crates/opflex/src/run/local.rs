@@ -1,5 +1,5 @@
-//! Unix sockets for programs on the same host, beside the protocol's own connections. Each
-//! connection has a thread of its own, which asks the dispatcher and may wait for its client.
+//! Unix sockets for programs on the same host. Each connection has a thread of its own, which
+//! calls the dispatcher and may block while its client is slow.
 
 use std::io;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use crate::message::{Decoder, Incoming};
 use crate::rpc::Limits;
 use ssntp_transport::{Acceptance, Duplex, Newcomer};
 
-/// How long one write may block: how soon a writer sees that it is to give up.
-const LOOK: Duration = Duration::from_millis(250);
+/// The time limit of one write, after which the writer checks if it has to stop.
+const WRITE: Duration = Duration::from_millis(250);
 
-/// After how many of these without a byte taken a reader counts as gone: 30 s.
+/// The number of writes in a row that send no byte after which a connection ends: 30 s.
 const PATIENCE: u32 = 120;
 
-/// Bytes that are read in one go.
+/// The size of the read buffer, in bytes.
 const READ: usize = 64 * 1024;
 
-/// Listens at a socket, and serves at most `most` connections at a time. While there are so many,
-/// the one that waits longest for its client is cut, or the newcomer waits. The dispatcher that
-/// `serve` asks has to run until the threads have ended.
+/// Listens at a socket, and serves at most `most` connections at a time. If there are more, the
+/// connection that has waited longest for its client is cut, or the newcomer waits. The dispatcher
+/// that `serve` calls has to run until the threads have ended.
 pub(super) fn start(
     socket: &LocalSocket,
     name: &'static str,
@@ -33,7 +33,7 @@ pub(super) fn start(
     serve: impl Fn(&Arc<Newcomer>) -> io::Result<()> + Send + Sync + 'static,
 ) -> Result<Acceptance, StartError> {
     let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
-        let limited = newcomer.set_write_timeout(Some(LOOK));
+        let limited = newcomer.set_write_timeout(Some(WRITE));
         if let Err(e) = limited.and_then(|()| serve(newcomer)) {
             debug!(target: target, "a connection of {name} ended: {e}");
         }
@@ -41,7 +41,7 @@ pub(super) fn start(
     Acceptance::start(socket.listen()?, name, target, most, serve).map_err(StartError::Thread)
 }
 
-/// Passes the messages of a client to `answer` until the client leaves, or sends nothing for `idle`.
+/// Passes the messages of a client to `answer` until the client disconnects, or is silent for `idle`.
 pub(super) fn receive(
     newcomer: &Newcomer,
     limits: Limits,
@@ -65,8 +65,10 @@ pub(super) fn receive(
     }
 }
 
-/// Writes all to a client. Blocks until it is taken, the acceptance stops, or nothing is taken for
-/// a while.
+/// Writes all bytes to a client. Blocks until the client has received them.
+///
+/// # Errors
+/// The connection failed, the client has received no byte for 30 s, or the acceptance stops.
 pub(super) fn write_all(newcomer: &Newcomer, mut bytes: &[u8]) -> io::Result<()> {
     let mut in_vain = 0;
     while !bytes.is_empty() {
@@ -78,7 +80,7 @@ pub(super) fn write_all(newcomer: &Newcomer, mut bytes: &[u8]) -> io::Result<()>
             }
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 in_vain += 1;
-                // Short waits, because only between two of them a stop is noticed.
+                // A stop is noticed here, so each write has a short time limit.
                 if in_vain >= PATIENCE || newcomer.is_stopping() {
                     return Err(io::ErrorKind::TimedOut.into());
                 }

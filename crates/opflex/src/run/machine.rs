@@ -1,4 +1,4 @@
-//! The part that servers and elements share: a [`Machine`] runs on the dispatcher, between
+//! The code that servers and elements share: a [`Machine`] runs on the dispatcher, between
 //! the transport's runner and a core. It admits connections, passes their messages to the
 //! core, carries out the core's actions, and removes connections that have ended.
 //!
@@ -8,7 +8,7 @@
 //!                                   ◀───────── the core's actions ─────────┘
 //! ```
 //!
-//! [`Side`] is what differs: who is admitted, what a message means, and what is logged.
+//! [`Side`] has the differences: admission, the handling of messages, and log lines.
 
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -28,21 +28,20 @@ use ssntp_transport::{EndReason, Gauge, Load, threads};
 /// Sends events to the dispatcher of a [`Machine`].
 pub(super) type SideEvents<S> = Events<DispatchEvent<Machine<S>>>;
 
-/// A server or an element: its core, and all that the machine has to ask of it.
+/// A server or an element, for the machine.
 pub(super) trait Side: Send + Sized + 'static {
     /// The state machine of the protocol.
     type Core: Contents;
     /// A connection that asks to be admitted.
     type Newcomer: Send + 'static;
-    /// Why it is not admitted.
-    type Refusal: Send + 'static;
     /// The target of the log lines.
     const LOG: &'static str;
 
     fn core(&self) -> &Self::Core;
 
-    /// Admits a connection and tells the core of it, or refuses it. `standing` is how many
-    /// connections there are already, including those that are ending.
+    /// Admits a connection and begins its session in the core, or refuses it, also if TLS was replaced
+    /// since its handshake. `standing` is the number of other connections, including those that are
+    /// ending.
     fn admit(
         &mut self,
         id: TransportId,
@@ -50,38 +49,35 @@ pub(super) trait Side: Send + Sized + 'static {
         standing: usize,
         peers: &mut Peers,
         now: Instant,
-    ) -> Result<ConnectionId, Self::Refusal>;
+    ) -> Result<ConnectionId, String>;
 
-    /// Deals with the next message, or makes the next piece of an answer. Returns true if
-    /// the answer has more pieces, and `None` if there was nothing to do.
+    /// Handles the next message, or makes the next piece of an answer. Returns true if the answer has
+    /// more pieces, and `None` if there was no message and no piece.
     fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool>;
 
-    /// Counts bytes that have arrived on a connection.
+    /// Records that bytes have arrived on a connection.
     fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant);
 
-    /// Tells the core that a connection has ended, or is about to be ended.
+    /// Ends the session of a connection in the core: it has ended, or is about to be closed.
     fn gone(&mut self, connection: ConnectionId, peer: &str, why: Gone, now: Instant);
 
-    /// Connections whose certificates are not trusted any more, and why.
-    fn untrusted(&self, peers: &Peers) -> Vec<(ConnectionId, String)>;
-
-    /// Gives what the core wants sent and ended to `peers`.
+    /// Carries out the actions of the core.
     fn hand_on(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>);
 
-    /// Called after each step of the dispatcher. Here an element releases the references
-    /// that the application has dropped.
+    /// Called after each step of the dispatcher. An element releases the references that the
+    /// application has dropped.
     fn settle(&mut self, _: Instant) {}
     fn next_deadline(&self) -> Option<Instant>;
     fn tick(&mut self, now: Instant);
     fn stop(&mut self, now: Instant);
-    /// Called after [`stop`](Self::stop), when the core's last actions have been handed on.
+    /// Called after [`stop`](Self::stop) and the last actions of the core.
     fn stopped(&mut self) {}
 }
 
-/// Why a connection is gone.
+/// The reason for which a connection has ended.
 #[derive(Debug)]
 pub(super) enum Gone {
-    /// It ended by itself.
+    /// The transport has ended it.
     Ended(EndReason),
     /// Its queue is full, because the peer receives too slowly.
     Full,
@@ -89,11 +85,11 @@ pub(super) enum Gone {
     Untrusted(String),
 }
 
-/// The objects that an inspector shows: those in two trees, and those in no tree.
+/// The objects that an inspector shows: the objects of two trees, and reported objects.
 pub(super) trait Contents {
     fn trees(&self) -> [&Tree; 2];
-    /// The objects that are in no tree, each with its place in their order. Begins after the
-    /// given place, or with the first object. Several objects may share a place.
+    /// The objects that are in no tree, each with its position in their order, behind a position or
+    /// from the first one on. Several objects may have the same position.
     fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_>;
 }
 
@@ -109,14 +105,14 @@ impl<S: Side> Machine<S> {
         Self { side, peers }
     }
 
-    /// Runs it on a thread of its own.
+    /// Runs the machine on a thread of its own.
     pub(super) fn spawn(
         self,
         name: &str,
         settings: Settings,
         queue: Queue<DispatchEvent<Self>>,
     ) -> Result<JoinHandle<()>, StartError> {
-        // The runner sends short frames itself only while no event waits.
+        // The runner sends short frames itself only while the queue of events is empty.
         let watch = queue.watch();
         let runner = Runner::new(self, settings, move || watch.is_empty());
         threads::spawn(name, move || dispatch::run(runner, &queue)).map_err(StartError::Thread)
@@ -127,7 +123,7 @@ impl<S: Side> Machine<S> {
         self.peers.flush(actions);
     }
 
-    /// Ends connections whose peers are not trusted any more. Returns how many were given.
+    /// Closes connections whose peers are not trusted any more. Returns the length of the list.
     pub(super) fn end_untrusted(
         &mut self,
         untrusted: Vec<(ConnectionId, String)>,
@@ -145,13 +141,12 @@ impl<S: Side> Machine<S> {
         count
     }
 
-    /// Removes a connection that the transport has ended, or is about to end. Returns false if
-    /// it was removed before.
+    /// Removes a connection that the transport has ended, or is about to end. Returns false if it was
+    /// removed before.
     fn remove(&mut self, id: TransportId, why: Gone, now: Instant, actions: &mut Vec<Action>) -> bool {
         let Some((connection, name)) = self.peers.remove(id) else {
             return false;
         };
-        // The core forgets it first, so that nothing is sent to it any more.
         self.side.gone(connection, &name, why, now);
         self.hand_on(now, actions);
         true
@@ -174,14 +169,14 @@ pub(super) fn call<S: Side, T: Send + 'static>(
         guard(S::LOG, || {
             let _ = reply.send(call(machine, now, actions));
         });
-        // A call that panicked may have changed the core before, so this is done in any case.
+        // Also after a panic, because the call may have changed the core before.
         machine.hand_on(now, actions);
     });
     events.answer(&result).ok_or(CallError::Stopped)
 }
 
-/// Runs `call` on the dispatcher later, without waiting for it. If the dispatcher has stopped,
-/// the call is dropped.
+/// Runs `call` on the dispatcher later, and does not wait for it. If the dispatcher has stopped, the
+/// call is dropped.
 pub(super) fn post<S: Side>(
     events: &SideEvents<S>,
     call: impl FnOnce(&mut Machine<S>, Instant, &mut Vec<Action>) + Send + 'static,
@@ -193,7 +188,7 @@ impl<S: Side> Core for Machine<S> {
     type Item = Messages;
     type Request = S::Newcomer;
     type Grant = ConnectionId;
-    type Refusal = S::Refusal;
+    type Refusal = String;
 
     fn admit(
         &mut self,
@@ -203,11 +198,9 @@ impl<S: Side> Core for Machine<S> {
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
-    ) -> Result<ConnectionId, S::Refusal> {
+    ) -> Result<ConnectionId, String> {
         let connection = self.side.admit(id, newcomer, standing, &mut self.peers, now)?;
-        // TLS may have been replaced since the handshake.
-        let untrusted = self.side.untrusted(&self.peers);
-        self.end_untrusted(untrusted, now, actions);
+        self.hand_on(now, actions);
         Ok(connection)
     }
 
@@ -219,15 +212,14 @@ impl<S: Side> Core for Machine<S> {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> (u32, Option<Messages>) {
-        // The core has closed it; messages that its reader found before that are dropped.
+        // The core has closed the connection; its remaining messages are dropped.
         let Some(connection) = self.peers.connection(id) else {
             return (0, None);
         };
         self.peers.origin = Origin::Connection(id);
         let dealt = deal(messages, most, actions, |messages, actions| {
             let goes_on = self.side.step(connection, messages, now);
-            // `peers` joins frames for the same connection into one item, until a frame for
-            // another connection comes or it is flushed.
+            // `peers` joins consecutive frames for the same connection.
             self.side.hand_on(&mut self.peers, now, actions);
             goes_on
         });

@@ -1,5 +1,5 @@
-//! Server and policy element on threads: what runs [`ServerCore`] and
-//! [`ElementCore`] over sockets.
+//! Server and policy element on threads: this module runs [`ServerCore`] and [`ElementCore`]
+//! over sockets.
 //!
 //! ```text
 //!  server                                     policy element
@@ -15,47 +15,47 @@
 //!               outboxes                    outboxes
 //! ```
 //!
-//! One [`Server`] or [`PolicyElement`] owns its threads and joins them. The
-//! dispatcher, the lives of connections and the flow between them are the
-//! transport's, the same as under SSNTP; `machine` is the part of OpFlex in it.
-//! A dispatcher never waits for a peer, for a disk or for the receiver of its events.
+//! A [`Server`] or [`PolicyElement`] owns its threads and joins them. The dispatcher, the
+//! connections and the flow control are those of `ssntp-transport`, as in SSNTP; `machine` adapts
+//! them to OpFlex. A dispatcher never waits for a peer, for a disk or for the receiver of its
+//! events.
 //!
-//! | what | bound | when full |
+//! | queue or resource | limit | when full |
 //! |---|---|---|
 //! | events for the dispatcher | 256 | readers wait, and so their peers are held back |
-//! | bytes that a reader is ahead of the dispatcher | 1 MiB or one read | the reader waits, and so its peer is held back |
-//! | answers that a peer does not receive | 1 MiB or a quarter of its queue, and a piece of an answer | the peer is not read from; the write timeout ends its connection |
-//! | updates for a peer that does not receive them | half of its queue, then its line | the peer that causes them waits, for a second at most |
+//! | received bytes that the dispatcher has not handled | 1 MiB or one read | the reader waits, and so its peer is held back |
+//! | answers in the queue of a peer | 1 MiB or a quarter of its queue, and a piece of an answer | the peer is not read from; the write timeout ends its connection |
+//! | updates for a slow peer | half of its queue, then its line | the peer that causes them is held, for a second at most |
 //! | frames for one connection | [`Limits`](ssntp_transport::Limits) | the connection ends |
-//! | handshakes under way | [`ServerConfig::max_handshakes`] | the handshake that waits longest is cut |
-//! | connections of an inspector | 8 | the one that waits longest for its client is cut, or the newcomer waits |
-//! | control connections | 64 | the same |
-//! | readers of an element's feed | 16, and [`ElementConfig::serve_queue`] for all of them | the newcomer is refused; the slowest is disconnected |
+//! | handshakes under way | [`ServerConfig::max_handshakes`] | the handshake that has waited longest is cut |
+//! | connections of an inspector | 8 | the connection that has waited longest for its client is cut, or the newcomer waits |
+//! | control connections | 64 | as for an inspector |
+//! | readers of an element's feed | 16, and [`ElementConfig::serve_queue`] for all of them | the newcomer is refused; the slowest reader is disconnected |
 //! | clients | [`ServerConfig::max_connections`] | the newcomer is refused |
-//! | clients of one host | 64, and beyond that no more than they leave free | the newcomer is refused |
-//! | a message until the identity is accepted | 256 KiB, and 1 MiB of memory for all of them | the connection ends |
-//! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
+//! | clients of one host | 64; beyond that, at most as many as stay free | the newcomer is refused |
+//! | a message before the identity is accepted | 256 KiB, and 1 MiB of memory for all of them | the connection ends |
+//! | events of an element | [`ElementConfig::events`] | new events are dropped and counted |
 //! | writes of the kept policy | one | the next write has all changes |
-//! | edits that wait to be written | 10,000 objects | all policy is written |
+//! | edits that have to be written | 10,000 objects | all policy is written |
 //!
-//! | file | what; each file uses only files above it |
+//! | file | contents; each file uses only files above it |
 //! |---|---|
 //! | `config` | the configuration of both, [`LocalSocket`], and the errors |
-//! | `figures` | [`ServerFigures`]: the figures of a server for its pages |
+//! | `figures` | [`ServerFigures`]: a snapshot of a server for its pages |
 //! | `local` | Unix sockets for programs on the same host: a thread for each connection |
-//! | `journal`, `keeper` | edits behind the file that policy is kept in, and that file |
-//! | `context` | what a call on a dispatcher can do |
+//! | `journal`, `keeper` | the file that policy is kept in, and the journal of later edits |
+//! | `context` | the arguments of calls on a dispatcher |
 //! | `connection` | the codec, and the table of connections |
-//! | `machine` | what both dispatchers run around their cores |
-//! | `server_side` | the server's part of the machine |
-//! | `editing` | changes of policy, large ones in steps |
-//! | `control` | [`Control`]: how programs on the same host change policy |
+//! | `machine` | the adapter between a core and the dispatcher |
+//! | `server_side` | the machine's part for a server |
+//! | `editing` | edits of policy |
+//! | `control` | [`Control`] and the control socket, for programs on the same host |
 //! | `cluster` | a policy that several servers share |
 //! | `inspector` | the socket for `gbp_inspect` of agent-ovs |
-//! | `server` | [`Server`], [`ServerHandle`], newcomers |
-//! | `dial` | one attempt at one server |
+//! | `server` | [`Server`], [`ServerHandle`], handshakes |
+//! | `dial` | an attempt to connect to a server |
 //! | `feed` | the objects of an element and their changes, for programs on the same host |
-//! | `element_side` | the element's part of the machine |
+//! | `element_side` | the machine's part for an element |
 //! | `feed_server` | the threads of the feed's readers |
 //! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
 //!
@@ -99,13 +99,13 @@ const ELEMENT_LOG: &str = "ssntp_opflex::policy_element";
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "the dispatchers tell the cores the time"
+    reason = "the dispatchers pass the time to the cores"
 )]
 fn now() -> Instant {
     Instant::now()
 }
 
-/// Runs code of the application; a panic in it is logged and goes no further.
+/// Runs code of the application. A panic in it is caught and logged.
 fn guard(target: &str, call: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err() {
         log::error!(target: target, "the application panicked in a call");

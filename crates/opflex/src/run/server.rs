@@ -1,4 +1,4 @@
-//! A server on threads, from outside.
+//! A server on threads: its owner, its handles, and the handshakes of clients.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -33,15 +33,15 @@ use ssntp_transport::{
 };
 use ssntp_transport::{LogLimit, More};
 
-/// Agents that are copied in one go.
+/// The number of agents that are copied in one call.
 const AGENTS: usize = 500;
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.
 ///
 /// # Threads
-/// The owner of every thread of the server. [`stop`](Self::stop), or dropping
-/// it, ends all of them: it blocks for at most the configured grace and a
-/// moment. Other threads use a [`ServerHandle`].
+/// It owns every thread of the server. [`stop`](Self::stop), or dropping it, joins all of them,
+/// which takes little longer than the configured grace at most. Other threads use a
+/// [`ServerHandle`].
 #[derive(Debug)]
 pub struct Server {
     handle: ServerHandle,
@@ -56,25 +56,24 @@ pub struct Server {
 }
 
 impl Server {
-    /// Reads the kept policy, binds every address and starts the threads;
-    /// clients are accepted when this returns. Raises the process's soft limits
-    /// of open files and processes to its hard ones.
+    /// Reads the kept policy, binds every address and starts the threads. Clients are accepted when
+    /// this returns. Raises the process's soft limits of open files and processes to the hard limits.
     ///
     /// # Errors
-    /// [`StartError`]; nothing runs then.
+    /// [`StartError`]; no thread is left running.
     pub fn start(config: ServerConfig) -> Result<Self, StartError> {
         Self::begin(config, None)
     }
 
     /// As [`start`](Self::start), as one of several servers that share an engine and have the
     /// same policy. An edit on any of them changes the policy of all, and fails while the engine
-    /// is away. The policy of `config` is used only if the engine has none yet. Each server names
+    /// is away. The policy of `config` is used only if the engine has none yet. Each server lists
     /// the members to its elements, which then connect to all of them. `advertise` is the address
-    /// at which elements reach this one; without it, the first one that it listens at. Blocks until
+    /// of this server for elements; the default is the first address at which it listens. Blocks until
     /// the engine has answered.
     ///
     /// # Errors
-    /// [`StartError`]; nothing runs then.
+    /// [`StartError`]; no thread is left running.
     pub fn start_joined(
         config: ServerConfig,
         engine: Box<dyn Engine>,
@@ -87,14 +86,12 @@ impl Server {
         mut config: ServerConfig,
         join: Option<(Box<dyn Engine>, Option<String>)>,
     ) -> Result<Self, StartError> {
-        // First, so that a server whose threads or descriptors the system does not allow never
-        // listens.
+        // First, so that a server for which the system's limits are too low never listens.
         let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
-        // The kept policy is read before the first element can connect. Otherwise that element
-        // would be answered that there is no policy.
+        // Before the first element can connect, because it would get an empty answer.
         let core = core(&config)?;
-        // The handshakes keep the configuration, which should not keep a second policy.
+        // The handshake threads keep the configuration, which must not keep a copy of the policy.
         config.policy = Vec::new();
         let (mut listeners, mut places) = (Vec::new(), Vec::new());
         for address in &config.listen {
@@ -116,15 +113,15 @@ impl Server {
         let (events, queue) = dispatch::events::channel(EVENTS);
         let keeper = match &config.keep {
             Some(path) => {
-                let copied = events.clone();
-                let copy = Box::new(move || server_side::copy_policy(&copied).map(|(_, objects)| objects));
+                let source = events.clone();
+                let copy = Box::new(move || server_side::copy_policy(&source).map(|(_, objects)| objects));
                 Some(Keeper::start(path.clone(), copy).map_err(StartError::Thread)?)
             }
             None => None,
         };
-        let asked = || keeper.as_ref().map(Keeper::sender);
-        let side = ServerSide::new(core, asked(), room.sessions);
-        // There may be many clients, and any host may connect: all their queues share one bound.
+        let sender = || keeper.as_ref().map(Keeper::sender);
+        let side = ServerSide::new(core, sender(), room.sessions);
+        // Any host may connect, so the queues of all clients share one limit.
         let (budget, received) = Budget::for_queues_and_received(memory_for_queues());
         let settings = Settings {
             queue: config.queue,
@@ -138,7 +135,7 @@ impl Server {
         let handle = ServerHandle {
             editing: Editing {
                 events: events.clone(),
-                keeper: asked(),
+                keeper: sender(),
                 cluster: None,
             },
             occupancy: None,
@@ -157,25 +154,23 @@ impl Server {
             cluster: None,
             dispatcher: Some(dispatcher),
         };
-        // From here on, dropping `server` ends the threads that run already.
-        // Before clients are accepted, so that none is sent the policy that the cluster replaces.
+        // From here on, dropping `server` joins the threads.
+        // Before clients are accepted, because joining may replace the policy.
         if let Some((engine, advertise)) = join {
-            let named = || config.memory.first().map(|(_, address)| address.clone());
+            let in_memory = || config.memory.first().map(|(_, address)| address.clone());
             let first = server.addresses.first().map(ToString::to_string);
-            let address = advertise.or(first).or_else(named).unwrap_or_default();
+            let address = advertise.or(first).or_else(in_memory).unwrap_or_default();
             let server::Settings { roles, peers, .. } = &config.settings;
             let cluster = Cluster::join(engine, address, &events, roles, peers, config.schema.clone())?;
             server.handle.editing.cluster = Some(cluster.shared());
             server.cluster = Some(cluster);
         }
-        // After joining, so that no edit of a control connection is made past the cluster.
+        // After joining, so that no control connection edits the policy without the cluster.
         if let Some(path) = &config.control {
             let editing = server.handle.editing.clone();
             let control = control::start(&LocalSocket::new(path), editing, config.limits)?;
             server.local.push(control);
         }
-        // Started before clients are accepted: a program that looks meanwhile sees a server without
-        // clients.
         if let Some(socket) = &config.inspector {
             server.local.push(inspector::start(socket, events.clone())?);
         }
@@ -195,15 +190,15 @@ impl Server {
         Ok(server)
     }
 
-    /// The addresses it listens at, with the ports that the system chose.
+    /// The addresses at which the server listens, with the ports that the system chose.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Replaces TLS: the certificate and the trusted authorities. Newcomers have their handshake
-    /// with it; a handshake that began with the former one is refused. The certificates of
-    /// connected clients are checked again, on this thread, and clients whose certificate is not
-    /// accepted any more are disconnected. Returns how many those are.
+    /// Replaces TLS: the certificate and the trusted authorities. New handshakes use `acceptor`;
+    /// handshakes that began with the former acceptor are refused. The certificates of connected
+    /// clients are checked again, on this thread, and clients with a certificate that is not accepted
+    /// any more are disconnected. Returns the number of these clients.
     ///
     /// # Errors
     /// [`CallError::Tls`] if a revocation list is older than the one in force;
@@ -215,14 +210,14 @@ impl Server {
                 acceptor.check_follows(former)?;
             }
             tls.acceptor = Some(acceptor.clone());
-            // A handshake that began before has the old number and is refused at admission.
+            // Handshakes that began before have the former generation and are refused.
             tls.generation += 1;
             tls.generation
         };
         let events = &self.handle.editing.events;
         let clients = server_side::tls_replaced(events, generation)?;
         let now = time_of_day();
-        // On this thread: verifying the certificates of all clients would hold up the dispatcher.
+        // On this thread, because verifying all certificates would block the dispatcher.
         let untrusted = clients.into_iter().filter_map(|(connection, shown)| {
             let why = acceptor.objection(&shown, now)?;
             Some((connection, why))
@@ -243,15 +238,15 @@ impl Server {
         self.handle.clone()
     }
 
-    /// A channel that is closed once the server's dispatcher has ended. Before
-    /// [`stop`](Self::stop) the reason is a panic, which is in the log. The server does nothing
-    /// any more then, so its owner should end the process, and a supervisor should start it again.
+    /// A channel that is closed when the server's dispatcher ends. Before [`stop`](Self::stop) the
+    /// reason is a panic, which is in the log. The server does not work any more then, so its owner
+    /// should end the process, and a service manager should start it again.
     pub fn running(&self) -> &Receiver<Infallible> {
         self.handle.editing.events.life()
     }
 
-    /// Accepts no more clients, flushes the queues within the grace period, closes every
-    /// connection, writes the kept policy, and joins every thread.
+    /// Accepts no more clients, sends the queues within the grace period, closes every connection,
+    /// writes the kept policy, and joins every thread.
     pub fn stop(self) {
         drop(self);
     }
@@ -260,16 +255,14 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let events = self.handle.editing.events.clone();
-        // The dispatcher takes events until the last one, so nothing here
-        // waits for long.
+        // The dispatcher handles events until `Exit`, so the threads below can finish their calls.
         let _ = events.send(DispatchEvent::Stop);
-        // Before the dispatcher, which newcomers under way still ask to be admitted.
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
         // Before the control connections, whose edits may wait for the engine.
         self.cluster = None;
-        // Before the keeper, which edits that are under way still wait for.
+        // Before the keeper, for which edits of control connections may wait.
         self.local.drain(..).for_each(Acceptance::stop);
         if let Some(keeper) = self.keeper.take() {
             keeper.stop();
@@ -281,7 +274,7 @@ impl Drop for Server {
     }
 }
 
-/// The state machine with the policy that it begins with.
+/// The core with its first policy.
 fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
     let now = now();
     let mut core = match &config.schema {
@@ -289,7 +282,7 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
         None => ServerCore::new(config.settings.clone(), now),
     };
     if config.settings.any_domain {
-        warn!(target: LOG, "elements of every domain are taken, whatever policy they are meant to have");
+        warn!(target: LOG, "elements of every domain are accepted, and all of them get the same policy");
     }
     let kept = match &config.keep {
         Some(path) => keeper::read(path)?,
@@ -302,9 +295,9 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
     Ok(core)
 }
 
-/// Microseconds since 1970. That is more than any revision of an earlier process of this server,
-/// because a policy changes less often than once in a microsecond, and JSON can represent it
-/// exactly.
+/// The first revision: microseconds since 1970. It is higher than any revision of an earlier process
+/// of this server, because a policy changes less than once in a microsecond on average. JSON can
+/// represent it exactly.
 fn first_revision() -> u64 {
     let since_1970 = time_of_day().duration_since(SystemTime::UNIX_EPOCH);
     since_1970
@@ -314,7 +307,7 @@ fn first_revision() -> u64 {
         .unwrap_or(u64::MAX)
 }
 
-/// Certificates are valid by this clock, and no other outlives a process.
+/// The time of day, for certificates and for revisions.
 #[expect(clippy::disallowed_methods, reason = "the time of day")]
 fn time_of_day() -> SystemTime {
     SystemTime::now()
@@ -324,14 +317,13 @@ fn time_of_day() -> SystemTime {
 #[derive(Debug)]
 struct Tls {
     acceptor: Option<Acceptor>,
-    /// How often it was replaced.
+    /// The number of times that it was replaced.
     generation: u64,
 }
 
 /// The state that all handshake threads share.
 struct HandshakeContext {
-    /// The address that clients of each listener have dialled; `None` if they used TCP, and their
-    /// streams know it.
+    /// The address for clients of each listener. `None` for TCP, for which the stream has it.
     places: Vec<Option<String>>,
     tls: Arc<Mutex<Tls>>,
     pool: BufferPool,
@@ -342,12 +334,13 @@ struct HandshakeContext {
 }
 
 impl HandshakeContext {
-    fn may_say(&self, peer: &PeerAddress, what: &'static str) -> Option<More> {
+    /// Counts a log line of a peer. `None` if its host has caused too many lines.
+    fn admit_line(&self, peer: &PeerAddress, what: &'static str) -> Option<More> {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         log.admit(host(&peer.to_string()), what, now())
     }
 
-    /// Brings one newcomer in, or refuses it.
+    /// Carries out the handshake of a newcomer, and asks the dispatcher to admit it.
     fn serve(&self, newcomer: &Arc<Newcomer>) {
         let Some(place) = self.places.get(newcomer.listener()) else {
             return;
@@ -368,7 +361,7 @@ impl HandshakeContext {
                 match acceptor.accept(stream, &self.pool, deadline) {
                     Ok(secured) => (secured.halves, secured.peer.into()),
                     Err(e) => {
-                        if let Some(more) = self.may_say(&peer, "no TLS") {
+                        if let Some(more) = self.admit_line(&peer, "no TLS") {
                             warn!(target: LOG, "{peer}: refused: no TLS: {e}{more}");
                         }
                         return;
@@ -377,12 +370,12 @@ impl HandshakeContext {
             }
             None => (plain(stream, self.pool.clone()), Shown::default()),
         };
-        // The acceptor cuts the slowest handshake when it needs the place.
+        // The handshake may have been cut to make room for another one.
         if !newcomer.admitted() {
             return;
         }
         let decoder = Decoder::new(self.config.limits);
-        // Read here and not on the dispatcher, which would read one for each newcomer.
+        // Parsed here, because it takes time that the dispatcher needs.
         let certificate = shown
             .first()
             .filter(|_| self.config.settings.name_from_certificate);
@@ -403,7 +396,7 @@ impl HandshakeContext {
             self.config.write_timeout,
         );
         if let Err(Some(why)) = entered
-            && let Some(more) = self.may_say(&peer, "refused")
+            && let Some(more) = self.admit_line(&peer, "refused")
         {
             warn!(target: LOG, "{peer}: refused: {why}{more}");
         }
@@ -413,13 +406,13 @@ impl HandshakeContext {
 /// A handle by which other threads use a server.
 ///
 /// # Threads
-/// Cheap to clone, and `Send`. Every call waits for the dispatcher to do it,
-/// usually for some microseconds. A call that changes policy also waits until the change is in
-/// the file or the engine that keeps policy, if there is one.
+/// Cheap to clone, and `Send`. Every call blocks until the dispatcher has carried it out, usually
+/// for some microseconds. A call that changes policy also waits until the change is in the file or
+/// the engine that keeps policy, if there is one.
 #[derive(Clone)]
 pub struct ServerHandle {
     editing: Editing,
-    /// Counts the handshakes under way. Set once the server accepts clients.
+    /// The handshakes under way. `None` until the server accepts clients.
     occupancy: Option<Arc<Occupancy>>,
 }
 
@@ -430,12 +423,10 @@ impl fmt::Debug for ServerHandle {
 }
 
 impl ServerHandle {
-    /// Runs `call` on the dispatcher, and gives back what it returns: the way
-    /// to everything that [`ServerContext`] offers.
+    /// Runs `call` on the dispatcher with a [`ServerContext`], and returns its result.
     ///
     /// # Errors
-    /// [`CallError::Stopped`], also where `call` panicked;
-    /// [`CallError::OnDispatcher`].
+    /// [`CallError::Stopped`], also if `call` panicked; [`CallError::OnDispatcher`].
     pub fn with<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
@@ -443,10 +434,10 @@ impl ServerHandle {
         server_side::call(&self.editing.events, call)
     }
 
-    /// Changes policy, and returns how many objects have changed. More than a thousand objects
-    /// to be merged are checked as a whole and then put in piece by piece. What a reload changes
-    /// is found out on this thread, and put in like that. One of several servers changes the
-    /// policy of all of them, and returns when it has read that back from the engine.
+    /// Changes policy, and returns the number of changed objects. A merge of more than a thousand
+    /// objects is checked as a whole and then made in pieces. A reload is compared with the present
+    /// policy on this thread, and its changes are made in pieces, too. In a cluster, the policy of all
+    /// servers is changed, and the call returns when this server has read it back from the engine.
     ///
     /// # Errors
     /// [`CallError`].
@@ -454,8 +445,8 @@ impl ServerHandle {
         self.editing.edit(edit, None).map(|edited| edited.changed)
     }
 
-    /// All policy as it is now, parents first. It is copied in steps, so that
-    /// a large one holds no client up.
+    /// The present policy, parents first. It is copied in steps, so that a large policy does not delay
+    /// clients.
     ///
     /// # Errors
     /// [`CallError`].
@@ -463,7 +454,7 @@ impl ServerHandle {
         server_side::copy_policy(&self.editing.events).map(|(_, objects)| objects)
     }
 
-    /// The figures of the server: see [`ServerFigures`].
+    /// A snapshot of the server.
     ///
     /// # Errors
     /// [`CallError`].
@@ -492,7 +483,7 @@ impl ServerHandle {
         self.with(|cx| cx.core().sessions(cx.now()))
     }
 
-    /// All agents that have sent a name since the server began, including those that have left,
+    /// All agents that have sent a name since the server started, including those that have left,
     /// in the order of their names.
     ///
     /// # Errors
@@ -500,10 +491,9 @@ impl ServerHandle {
     pub fn agents(&self) -> Result<Vec<AgentInfo>, CallError> {
         let mut agents: Vec<AgentInfo> = Vec::new();
         loop {
-            // Names are unique and sorted, so the last one marks the place.
             let last = agents.last().map(|agent| agent.name.clone());
             let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS, cx.now()))?;
-            // In steps, since ten thousand agents in one call would delay clients by milliseconds.
+            // In steps, because ten thousand agents in one call would delay clients by milliseconds.
             let is_over = next.len() < AGENTS;
             agents.extend(next);
             if is_over {
@@ -520,7 +510,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_owns_a_server_is_told_that_its_dispatcher_has_panicked() {
+    fn the_channel_of_a_server_closes_when_its_dispatcher_panics() {
         let place = ssntp_transport::memory::MemoryListener::new();
         let settings = crate::server::Settings::new("pr1", "test");
         let server = Server::start(ServerConfig::new(settings).listen_in_memory(&place, "pr1:1")).unwrap();

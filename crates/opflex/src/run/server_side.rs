@@ -1,4 +1,4 @@
-//! A server on its dispatcher: the core, and the way to the thread that keeps policy.
+//! A server on its dispatcher: the core, the admission of clients, and the log lines.
 
 use std::time::Instant;
 
@@ -16,19 +16,19 @@ use crate::server::{Action as CoreAction, ServerCore, Store};
 use ssntp_transport::dispatch::{Action, View};
 use ssntp_transport::{self, EndReason, LogLimit, excerpt};
 
-/// The way into a server's dispatcher.
+/// Sends events to a server's dispatcher.
 pub(super) type ServerEvents = SideEvents<ServerSide>;
 
-/// Objects that are copied in one call. A call of this size takes some hundred
-/// microseconds, for which clients wait.
+/// The number of objects that are copied in one call. Such a call delays clients by some hundred
+/// microseconds.
 const STEP: usize = 500;
-/// How often a copy is begun in steps before it is made in one step.
+/// The number of attempts to copy in steps, after which the copy is made in one step.
 const ATTEMPTS: u32 = 3;
-/// Clients that every host may have, however few places are left: many hosts share one
-/// address behind a translator.
+/// The number of clients that every host may have up to the limit of all clients. It is high because
+/// many hosts behind an address translator share one address.
 const HOST: usize = 64;
 
-/// Runs `call` on the dispatcher and gives back what it returns.
+/// Runs `call` on the dispatcher and returns its result.
 ///
 /// # Errors
 /// As of [`machine::call`].
@@ -39,18 +39,18 @@ pub(super) fn call<T: Send + 'static>(
     machine::call(events, |machine, now, _| machine.side.call(now, call))
 }
 
-/// All policy as it is now, and its revision. It is copied in steps, between which the dispatcher
-/// does other things. If it changes meanwhile, the copy begins again.
+/// The present revision of policy, and the policy. It is copied in steps, between which the
+/// dispatcher handles other events. If policy changes meanwhile, the copy begins again.
 pub(super) fn copy_policy(events: &ServerEvents) -> Result<(u64, Vec<ManagedObject>), CallError> {
     let (mut begun, mut revision, mut objects) = (0, None, Vec::<ManagedObject>::new());
     loop {
-        // If policy changes all the time, it is copied in one step in the end.
+        // If policy changes all the time, the last attempt copies it in one step.
         let most = if begun > ATTEMPTS { usize::MAX } else { STEP };
         let after = objects.last().map(|object| object.uri.clone());
         let (is, next) = call(events, move |cx| {
             let is = cx.core().policy_revision();
-            // A policy that has changed is copied from its beginning in this same call. So the
-            // last attempt, which copies everything at once, always succeeds.
+            // If policy has changed, this call copies from the beginning. So the last attempt
+            // always succeeds.
             let after = after.filter(|_| revision == Some(is));
             (is, cx.core().page(Store::Policy, Uri::root(), after, most))
         })?;
@@ -66,8 +66,8 @@ pub(super) fn copy_policy(events: &ServerEvents) -> Result<(u64, Vec<ManagedObje
     }
 }
 
-/// Refuses from now on newcomers whose TLS handshake was with an earlier acceptor.
-/// Returns the clients that are connected and the certificates that they showed.
+/// From now on, refuses newcomers whose TLS handshake was with an earlier acceptor. Returns the
+/// connected clients with their certificates.
 pub(super) fn tls_replaced(
     events: &ServerEvents,
     generation: u64,
@@ -84,35 +84,35 @@ pub(super) fn tls_replaced(
 /// A connection that asks to be admitted.
 #[derive(Debug)]
 pub(super) struct Newcomer {
-    /// The address of this server that it dialled, if that is known.
+    /// The address of this server that the client dialled, if it is known.
     pub(super) dialled: Option<String>,
-    /// Its address, for the log.
+    /// The address of the client, for the log.
     pub(super) peer: String,
     pub(super) shown: Shown,
-    /// The common name of its certificate, if that names it.
+    /// The common name of its certificate, if the settings use it.
     pub(super) certified: Option<String>,
-    /// Set once its identity is accepted.
+    /// The flag that is set when its identity is accepted.
     pub(super) identified: Identified,
-    /// The number of the acceptor that it had its handshake with.
+    /// The generation of the acceptor of its handshake.
     pub(super) generation: u64,
 }
 
 /// All state of a server.
 pub(super) struct ServerSide {
     core: ServerCore,
-    keeper: Option<keeper::Ask>,
+    keeper: Option<keeper::KeeperSender>,
     max_clients: usize,
-    /// The clients from each host, so that one host cannot take all places.
+    /// The number of clients of each host, so that one host cannot use up the limit.
     hosts: Budget<String>,
     is_stopping: bool,
-    /// The number of the acceptor that newcomers must have had their handshake with.
+    /// The lowest generation of acceptors whose newcomers are admitted.
     generation: u64,
     /// Limits the log lines that clients cause, by host.
     log: LogLimit<String>,
 }
 
 impl ServerSide {
-    pub(super) fn new(core: ServerCore, keeper: Option<keeper::Ask>, max_clients: usize) -> Self {
+    pub(super) fn new(core: ServerCore, keeper: Option<keeper::KeeperSender>, max_clients: usize) -> Self {
         Self {
             core,
             keeper,
@@ -134,13 +134,13 @@ impl ServerSide {
         let result = call(&mut cx);
         let edits = cx.edits.unwrap_or_default();
         if let Some(keeper) = self.keeper.as_ref().filter(|_| !edits.is_empty()) {
-            // In the same call, so that the order of the edits on the disk is that of the policy.
+            // In the same call, so that the file has the edits in the order in which they were made.
             keeper.changed(edits);
         }
         result
     }
 
-    /// The figures that are known on the dispatcher; the handle adds the others.
+    /// The part of the snapshot that the dispatcher has; the handle adds the rest.
     pub(super) fn figures(&self, view: &View<'_, Messages>) -> ServerFigures {
         let core = &self.core;
         ServerFigures {
@@ -166,7 +166,6 @@ impl ServerSide {
 impl Side for ServerSide {
     type Core = ServerCore;
     type Newcomer = Newcomer;
-    type Refusal = String;
     const LOG: &'static str = LOG;
 
     fn core(&self) -> &ServerCore {
@@ -185,7 +184,8 @@ impl Side for ServerSide {
         if self.is_stopping {
             return Err("the server is shutting down".to_owned());
         }
-        // Its certificate was judged by rules that do not hold any more.
+        // Its certificate was checked against the former authorities. Only the generation is compared
+        // here, because verifying certificates takes too long; `Server::renew` checks those of clients.
         if newcomer.generation < self.generation {
             return Err("the certificates of the server were replaced during its handshake".to_owned());
         }
@@ -199,7 +199,7 @@ impl Side for ServerSide {
                 self.hosts.of(&from)
             ));
         }
-        // The transport's numbers are never reused either, so the core can have the same.
+        // The transport's numbers are never reused, so the core uses the same.
         let connection = ConnectionId(id.sequence());
         let Newcomer {
             dialled,
@@ -222,7 +222,7 @@ impl Side for ServerSide {
     }
 
     fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool> {
-        // An answer that goes on comes before the next message.
+        // An unfinished answer is continued before the next message is handled.
         if !self.core.go_on(connection) {
             self.core.message(connection, messages.next()?, now);
         }
@@ -236,7 +236,7 @@ impl Side for ServerSide {
 
     fn gone(&mut self, connection: ConnectionId, peer: &str, why: Gone, now: Instant) {
         let (kind, level, what) = match why {
-            // A peer that broke the protocol was refused.
+            // A warning only if the peer broke the protocol.
             Gone::Ended(EndReason::Protocol(fault)) => (
                 "ended",
                 Level::Warn,
@@ -257,12 +257,6 @@ impl Side for ServerSide {
         }
         self.hosts.refund(&host(peer), 1);
         self.core.disconnected(connection, now);
-    }
-
-    /// Only a call of the owner finds those: the certificates of all clients are too
-    /// many to be looked at for each newcomer, whose generation is looked at instead.
-    fn untrusted(&self, _: &Peers) -> Vec<(ConnectionId, String)> {
-        Vec::new()
     }
 
     fn hand_on(&mut self, peers: &mut Peers, _: Instant, actions: &mut Vec<Action>) {
@@ -377,10 +371,10 @@ mod tests {
             })
         }
 
-        fn say(&mut self, id: ssntp_transport::ConnectionId, text: &str) {
+        fn receive(&mut self, id: ssntp_transport::ConnectionId, text: &str) {
             let mut messages = Vec::new();
             let mut decoder = Decoder::trusting(Limits::default());
-            // Several texts may follow each other in what is said.
+            // The text may have several messages.
             let text = text.replace("}{", "}\0{") + "\0";
             decoder
                 .decode(&mut BytesMut::from(text.as_str()), &mut messages)
@@ -398,7 +392,7 @@ mod tests {
         }
     }
 
-    /// What has been sent.
+    /// The bytes that have been sent.
     #[derive(Clone, Debug, Default)]
     struct Wire(Arc<Mutex<Vec<u8>>>);
 
@@ -413,7 +407,7 @@ mod tests {
     const IDENTITY: &str = r#"{"id":["send_identity",1],"method":"send_identity","params":[{"proto_version":"1.0","name":"pe","domain":"test","my_role":["policy_element"]}]}"#;
 
     #[test]
-    fn one_host_does_not_take_all_places() {
+    fn one_host_does_not_use_up_the_limit_of_clients() {
         let now = clock();
         let mut bench = Bench::new(ServerCore::new(Settings::default(), now), 200, now);
         let greedy = |n| format!("192.0.2.1:{n}");
@@ -430,13 +424,13 @@ mod tests {
         }
         // A client that is ended by the server makes room like one that leaves.
         for (id, _) in &first[..80] {
-            bench.say(*id, r#"{"id":1,"method":"policy_resolve","params":[]}"#);
+            bench.receive(*id, r#"{"id":1,"method":"policy_resolve","params":[]}"#);
         }
         assert_eq!(bench.core().session_count(), 84);
     }
 
     #[test]
-    fn who_takes_no_answers_is_dealt_with_no_further() {
+    fn a_client_that_receives_no_answers_is_not_served_further() {
         let now = clock();
         let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
         let long = ManagedObject::new("A", "/a/".parse().unwrap()).with("name", "x".repeat(10_000));
@@ -445,7 +439,7 @@ mod tests {
         let (id, outbox) = bench.connect().unwrap();
         let resolve =
             r#"{"id":2,"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
-        bench.say(id, &format!("{IDENTITY}{}", resolve.repeat(1000)));
+        bench.receive(id, &format!("{IDENTITY}{}", resolve.repeat(1000)));
         let asked = bench.core().sessions(bench.now)[0]
             .counters
             .requests(crate::message::Method::PolicyResolve);
@@ -454,13 +448,13 @@ mod tests {
             waiting <= 300 * 1024,
             "a quarter of its queue, and an answer: {waiting}"
         );
-        // What the queue holds, and one turn.
+        // The queue, and one turn.
         assert!((20..70).contains(&asked), "{asked}");
-        assert_eq!(bench.core().session_count(), 1, "it may still listen");
+        assert_eq!(bench.core().session_count(), 1, "it is still connected");
     }
 
     #[test]
-    fn a_long_answer_waits_for_who_takes_it_slowly_and_arrives_whole() {
+    fn a_long_answer_to_a_slow_client_arrives_completely() {
         let now = clock();
         let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
         let object =
@@ -471,7 +465,7 @@ mod tests {
         let mut bench = Bench::new(core, 10, now);
         let (id, outbox) = bench.connect().unwrap();
         let resolve = r#"{"id":["policy_resolve",2],"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
-        bench.say(id, &format!("{IDENTITY}{resolve}"));
+        bench.receive(id, &format!("{IDENTITY}{resolve}"));
         let mut decoder = Decoder::trusting(Limits::default());
         let (mut input, mut messages) = (BytesMut::new(), Vec::new());
         let wire = Wire::default();
@@ -502,14 +496,14 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_on_its_way_keeps_its_session() {
+    fn a_session_stays_alive_while_a_long_message_arrives() {
         let begin = clock();
         let core = ServerCore::new(Settings::new("pr1", "test"), begin);
         let mut bench = Bench::new(core, 10, begin);
         let (silent, _) = bench.connect().unwrap();
         let (sends, _) = bench.connect().unwrap();
         for id in [silent, sends] {
-            bench.say(id, IDENTITY);
+            bench.receive(id, IDENTITY);
         }
         for seconds in (10..300).step_by(5) {
             bench.now = begin + Duration::from_secs(seconds);

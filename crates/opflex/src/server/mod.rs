@@ -105,7 +105,6 @@ pub struct ServerCore {
     settings: Settings,
     sessions: HashMap<ConnectionId, Session>,
     timers: Deadlines<ConnectionId>,
-    names: HashMap<Name, ConnectionId>,
     agents: Agents,
     policy: Resolvable,
     registry: EndpointRegistry,
@@ -138,7 +137,6 @@ impl ServerCore {
             settings,
             sessions: HashMap::new(),
             timers: Deadlines::default(),
-            names: HashMap::new(),
             agents: Agents::default(),
             policy: Resolvable::new(tree()),
             registry: EndpointRegistry::new(tree()),
@@ -244,7 +242,7 @@ impl ServerCore {
                 }
                 self.refuse(connection, &id, method, &error, now);
             }
-            // The draft asks for answers to updates, libopflex sends none. They are ignored.
+            // Answers to updates are ignored. The draft requires them, and libopflex sends none.
             Incoming::Result { .. } | Incoming::BadResult { .. } | Incoming::Stray { .. } => {}
             Incoming::Failure { method, error, .. } => {
                 session.counters.update_errors += 1;
@@ -486,10 +484,6 @@ impl ServerCore {
         if let Some(Element { name, .. }) = session.element {
             let most = self.settings.limits.agents;
             self.agents.left(&name, &session.counters, most);
-            // Another connection may use the name now.
-            if self.names.get(&name) == Some(&connection) {
-                self.names.remove(&name);
-            }
         }
         // Resolves end with the connection, because libopflex resolves again on the next one.
         self.policy.watchers.leave(&connection);

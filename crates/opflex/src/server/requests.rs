@@ -6,7 +6,7 @@ use bytes::Bytes;
 use log::{Level, debug};
 
 use super::resolves::Unsent;
-use super::session::Answer;
+use super::session::{Answer, Session};
 use super::{Action, RequestCounters, ServerCore, Store};
 use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Resolve, Role};
 use crate::model::{ManagedObject, Name, Target};
@@ -171,22 +171,21 @@ impl ServerCore {
                 self.agents.came(name, now);
             }
         }
-        // The former name is removed, unless another connection uses it.
-        if let Some(before) = before.filter(|before| self.names.get(before) == Some(&connection)) {
-            self.names.remove(&before);
-        }
         if let Some(name) = name {
             // If any domain is allowed, the log shows the domains of elements.
             let domain = domain.filter(|domain| *domain != self.settings.domain);
             let domain = domain.map_or_else(String::new, |domain| format!(" of the domain {domain:?}"));
             self.log(connection, Level::Info, "identity", now, || {
-                format!("it is {}{}", excerpt(&name), excerpt(&domain))
+                format!("its name is {}{}", excerpt(&name), excerpt(&domain))
             });
-            let other = self
-                .names
-                .insert(name, connection)
-                .filter(|other| *other != connection);
-            if let Some(other) = other.filter(|_| self.settings.unique_names) {
+            // A search, and no table by name: sessions send their identity once.
+            let is_same = |(other, session): &(&ConnectionId, &Session)| {
+                let element = session.element.as_ref();
+                **other != connection && element.is_some_and(|element| element.name == name)
+            };
+            let sessions = self.sessions.iter();
+            let other = sessions.filter(|_| self.settings.unique_names).find(is_same);
+            if let Some(other) = other.map(|(other, _)| *other) {
                 self.close(other, CloseReason::Replaced, now);
             }
         }

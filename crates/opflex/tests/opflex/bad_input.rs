@@ -1,5 +1,5 @@
-//! Whatever arrives, in whatever order: nothing panics, every request gets one
-//! answer or the end of the connection, and no answer is two things at once.
+//! Arbitrary messages in any order: the cores do not panic, and every request gets one answer or
+//! ends the connection.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ fn incoming(message: &Value) -> Incoming {
     messages.remove(0)
 }
 
-/// A message of any method, with contents that may or may not fit it.
+/// A message of any method, with valid or invalid contents.
 fn message() -> impl Strategy<Value = Value> {
     let method = prop::sample::select(
         Method::ALL
@@ -86,7 +86,7 @@ proptest! {
             now += Duration::from_millis(wait);
             server.take_actions();
             server.tick(now);
-            // Whoever has not said who it is in time is closed here, and not answered.
+            // A client whose identity is late is disconnected here without an answer.
             closed.extend(server.take_actions().into_iter().filter_map(|action| match action {
                 server::Action::Close { connection, .. } => Some(connection.0),
                 _ => None,

@@ -1,5 +1,4 @@
-//! The messages of the captures read, print back equal, and the bad ones are
-//! judged as they should be.
+//! The messages of the captures are read and written back equal, and bad messages are refused.
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
@@ -35,7 +34,7 @@ fn decode(stream: &[u8]) -> (Vec<Incoming>, Result<(), Error>) {
     (out, result)
 }
 
-/// The judgement over one well-formed text.
+/// The result of reading one well-formed text.
 fn read(text: &Value) -> Incoming {
     let (mut messages, result) = decode(format!("{text}\0").as_bytes());
     assert_eq!((messages.len(), result), (1, Ok(())), "{text}");
@@ -50,8 +49,8 @@ fn text_of(frame: &Bytes) -> &[u8] {
 }
 
 #[test]
-fn tls_on_one_side_alone_is_told_in_words() {
-    // What a client of TLS sends first, and what it answers to a server without.
+fn tls_on_one_side_only_is_reported() {
+    // The first bytes of a TLS client, and its alert to a server without TLS.
     for first in [0x16, 0x15] {
         let (_, result) = decode(&[first, 3, 1, 0]);
         let told = result.unwrap_err().to_string();
@@ -184,7 +183,7 @@ fn both_targets_of_the_draft_print_back() {
 }
 
 #[test]
-fn parameters_that_do_not_fit_are_answered_with_error() {
+fn invalid_parameters_are_answered_with_error() {
     let resolve = |change: &dyn Fn(&mut Value)| {
         let mut params = json!({"subject": "c", "policy_uri": "/c/", "prr": 60});
         change(&mut params);
@@ -321,7 +320,7 @@ fn responses_are_read_by_the_method_in_their_id() {
 }
 
 #[test]
-fn one_object_that_is_none_costs_the_others_nothing() {
+fn a_malformed_object_in_an_answer_is_left_out() {
     let objects = json!([{"uri": "/no-class/"}, {"subject": "c", "uri": "/c/"}, 7]);
     for (method, member) in [("policy_resolve", "policy"), ("endpoint_resolve", "endpoint")] {
         let result = json!({member: objects});
@@ -353,7 +352,7 @@ fn failures_keep_their_code() {
 }
 
 #[test]
-fn what_is_no_message_ends_the_connection() {
+fn an_invalid_message_ends_the_connection() {
     for text in [
         "x",
         "[]",
@@ -421,7 +420,7 @@ proptest! {
         prop_assert_eq!(out, expected);
     }
 
-    /// A captured message with bytes changed is judged, one way or the other.
+    /// A captured message with changed bytes is accepted or refused.
     #[test]
     fn damaged_messages_never_panic(
         which in any::<prop::sample::Index>(),
@@ -437,9 +436,9 @@ proptest! {
         let _ = decode(&bytes);
     }
 
-    /// Any JSON in place of the parameters or the result is judged and answered.
+    /// Any JSON as parameters or result is accepted or refused.
     #[test]
-    fn any_json_in_a_message_is_judged(method in 0usize..Method::ALL.len(), contents in json_value(), result: bool) {
+    fn any_json_in_a_message_is_accepted_or_refused(method in 0usize..Method::ALL.len(), contents in json_value(), result: bool) {
         let name = Method::ALL[method].name();
         let text = if result {
             json!({"id": [name, 1], "result": contents})
@@ -453,7 +452,7 @@ proptest! {
 }
 
 #[test]
-fn each_line_of_the_page_is_a_message_that_is_taken() {
+fn each_line_of_the_page_is_a_valid_message() {
     let page = include_str!("../../../../docs/opflex.md");
     let blocks = page
         .split("```json\n")

@@ -1,5 +1,4 @@
-//! The policy of a real server, kept in our tree, comes out as that server
-//! sent it.
+//! The policy of a real server is unchanged by the tree.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,7 +36,7 @@ fn sorted(mut objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
 }
 
 #[test]
-fn the_policy_of_a_real_server_comes_out_as_it_went_in() {
+fn the_policy_of_a_real_server_is_unchanged_by_the_tree() {
     let resolved = resolved();
     assert!(resolved.len() > 30);
     let file: Vec<ManagedObject> = resolved.values().flatten().cloned().collect();
@@ -56,7 +55,7 @@ fn the_policy_of_a_real_server_comes_out_as_it_went_in() {
     }
 }
 
-/// Runs docs/opflex-model-import.py, or says why not.
+/// Runs docs/opflex-model-import.py. Returns the error if it can't be run.
 fn import(arguments: &[&str]) -> Option<Output> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/opflex-model-import.py");
     if !script.exists() {

@@ -1,9 +1,9 @@
-//! JSON that looks like the protocol.
+//! Random JSON with the member names of the protocol.
 
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// JSON whose members are called like those of the protocol.
+/// Random JSON with the member names of the protocol.
 pub(crate) fn json_value() -> impl Strategy<Value = Value> {
     let name = prop::sample::select(vec![
         "subject",

@@ -1,5 +1,5 @@
-//! Our element against our server, both as state machines: bytes between them,
-//! time by hand, no sockets.
+//! The element and the server of this crate as state machines: bytes pass between them in memory,
+//! and the test sets the time.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ struct Link {
     to_server: (BytesMut, Decoder),
 }
 
-/// Elements and servers, and what joins them.
+/// Elements and servers, and their connections.
 struct Net {
     now: Instant,
     elements: Vec<ElementCore>,
@@ -125,7 +125,7 @@ impl Net {
         result
     }
 
-    /// Carries everything that is on its way.
+    /// Delivers all messages that were sent.
     fn run(&mut self) {
         while let Some(work) = self.work.pop_front() {
             match work {
@@ -224,7 +224,7 @@ impl Net {
         server
     }
 
-    /// Lets time pass, with everything that falls due on both sides.
+    /// Lets time pass, and calls `tick` when it is due.
     fn pass(&mut self, seconds: f64) {
         let end = self.now + Duration::from_secs_f64(seconds);
         self.run();
@@ -384,7 +384,7 @@ fn every_method_once() {
 }
 
 #[test]
-fn bootstrap_loss_and_return_of_each_server() {
+fn an_element_follows_the_loss_and_return_of_each_server() {
     let mut net = Net::new();
     let start = |net: &mut Net, address: &str| {
         net.serve(address, |settings| settings.peers = peers(&["b:1", "c:1"]));
@@ -445,14 +445,14 @@ fn bootstrap_loss_and_return_of_each_server() {
     );
     net.put("c:1", vec![object("/a/", 3)]);
     assert_eq!(net.value(element, "/a/"), Some(3));
-    // It is still dialled now and then.
+    // It is still dialled from time to time.
     start(&mut net, "b:1");
     net.pass(25.0);
     assert_eq!(net.servers["b:1"].sessions(net.now)[0].policies, 1);
 }
 
 #[test]
-fn what_is_held_is_refreshed_and_what_is_not_runs_out() {
+fn refreshed_requests_stay_and_others_expire() {
     let mut net = Net::new();
     net.serve("s:1", |settings| settings.on_leave = OnLeave::Keep);
     net.put("s:1", vec![object("/a/", 1)]);
@@ -486,7 +486,7 @@ fn what_is_held_is_refreshed_and_what_is_not_runs_out() {
 }
 
 #[test]
-fn an_endpoint_is_seen_by_the_others_until_its_element_is_gone() {
+fn an_endpoint_is_resolved_by_others_until_its_element_leaves() {
     let mut net = Net::new();
     net.serve("s:1", |_| ());
     let (one, two) = (net.element(&["s:1"], |_| ()), net.element(&["s:1"], |_| ()));

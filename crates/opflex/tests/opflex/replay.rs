@@ -1,5 +1,5 @@
-//! Recorded sessions of libopflex, said again to ours: the answers are the same
-//! but for names, times and order.
+//! Recorded sessions of libopflex are replayed to the cores of this crate: the answers are equal
+//! apart from names, times and order.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ fn incoming(message: &Value) -> Incoming {
     messages.remove(0)
 }
 
-/// Lists whose order says nothing, in one order.
+/// Sorts lists whose order has no meaning.
 fn ordered(value: Value) -> Value {
     match value {
         Value::Array(values) => {
@@ -58,7 +58,7 @@ fn ordered(value: Value) -> Value {
     }
 }
 
-/// Everything in the results of a capture's resolves.
+/// All objects in the results of a capture's resolves.
 fn objects(capture: &str, member: &str) -> Vec<ManagedObject> {
     let mut objects = BTreeMap::new();
     for (_, message) in said(capture, "srv>pe") {
@@ -73,15 +73,14 @@ fn objects(capture: &str, member: &str) -> Vec<ManagedObject> {
     objects.into_values().collect()
 }
 
-/// Says to a server all that the element of a capture said, and compares each
-/// answer with the one in the capture.
+/// Sends a server all messages of the element of a capture, and compares each answer with the capture.
 fn replay(capture: &str, domain: &str) {
     let start = Instant::now();
     let mut server = ServerCore::new(Settings::new("server", domain), start);
     server
         .edit(Edit::Merge(objects(capture, "policy")), start)
         .unwrap();
-    // The endpoints that the element resolved are declared by somebody else.
+    // Another element declares the endpoints that the element resolved.
     let other = ConnectionId(0);
     server.connected(other, "other".to_owned(), None, start);
     let identity =
@@ -118,7 +117,7 @@ fn replay(capture: &str, domain: &str) {
     for (_, expected) in said(capture, "srv>pe") {
         let method = expected["id"][0].as_str().unwrap().to_owned();
         if method == "policy_update" || method == "endpoint_update" {
-            // The server of the tour was told by the test to change these.
+            // The test of the capture made the server change these.
             continue;
         }
         let is_request = expected.get("method").is_some();
@@ -151,7 +150,7 @@ fn the_real_agent_is_answered_as_by_the_real_server() {
     replay(AGENT, "openstack");
 }
 
-/// An element with one server that says what was recorded.
+/// An element with one server that sends the recorded messages.
 struct Recorded {
     element: ElementCore,
     now: Instant,
@@ -191,7 +190,7 @@ impl Recorded {
         result
     }
 
-    /// The server says something; what the element says to that.
+    /// The server sends a message. Returns the messages of the element.
     fn say(&mut self, message: &Value) -> Vec<Value> {
         let connection = self.connection;
         self.act(|element, now| element.message(connection, incoming(message), now));
@@ -209,7 +208,7 @@ impl Recorded {
     }
 }
 
-/// The server of the tour, whose element wanted two policies and an endpoint.
+/// The server of the tour, whose element resolved two policies and an endpoint.
 #[test]
 fn the_updates_of_libopflex_are_taken_without_an_answer() {
     let said = said(TOUR, "srv>pe");
@@ -272,8 +271,8 @@ fn the_updates_of_libopflex_are_taken_without_an_answer() {
     assert!(steps.next().is_none());
 }
 
-/// The server of the real agent: what that agent found by following the
-/// references from its endpoint's group is found by following them here.
+/// The server of the real agent: the policies that the agent found by following the references from
+/// its endpoint's group are found here as well.
 #[test]
 fn the_policy_of_the_real_agent_is_found_by_following_references() {
     let mut results: BTreeMap<String, Value> = BTreeMap::new();
@@ -303,7 +302,7 @@ fn the_policy_of_the_real_agent_is_found_by_following_references() {
         let result = results.get(uri).cloned().unwrap_or(json!({"policy": []}));
         asked.extend(recorded.say(&json!({"id": request["id"], "result": result})));
     }
-    // These the agent wanted for reasons of its own.
+    // The agent resolved these for other reasons.
     let not_referred_to = |uri: &&String| {
         !uri.contains("PlatformConfig") && !uri.contains("Span") && !uri.contains("/subnetsbd/GbpSubnet/")
     };

@@ -1,5 +1,4 @@
-//! What no server should send (docs/opflex.md, "Bad input"): what an element does
-//! with it.
+//! Bad input of servers (docs/opflex.md, "Bad input"), and the reaction of an element.
 
 use std::net::TcpListener;
 
@@ -12,24 +11,23 @@ use super::*;
 
 const GROUP: &str = "/PolicyUniverse/PolicySpace/shop/GbpEpGroup/web/";
 
-/// What becomes of something bad.
+/// The reaction to bad input.
 #[derive(Debug)]
 enum Then {
     /// An error with this code; the connection stays.
     Error(&'static str),
-    /// It is carried out; the connection stays.
+    /// The request is carried out; the connection stays.
     Result,
-    /// Nothing; the connection stays.
+    /// No answer; the connection stays.
     Nothing,
-    /// The connection ends without a word, and the element comes back.
+    /// The connection ends without an answer, and the element connects again.
     Closed,
 }
 
-/// What is done to an answer before it is sent.
+/// A change of an answer before it is sent.
 type Change = Box<dyn FnOnce(&mut Value)>;
 
-/// A server that says what the test says, and an element that wants a policy
-/// from it.
+/// A server that sends what the test sends, and an element that resolves a policy.
 struct Bench {
     listener: TcpListener,
     address: String,
@@ -53,12 +51,12 @@ impl Bench {
         }
     }
 
-    /// The next connection, with nothing said yet.
+    /// The next connection, on which no message was sent yet.
     fn accept(&self) -> Raw {
         Raw::accept(&self.listener)
     }
 
-    /// The next connection, its identity answered and its resolve too.
+    /// The next connection, on which the identity and the resolve are answered.
     fn ready(&self) -> Raw {
         let mut raw = self.accept();
         self.identify(&mut raw, |_| {});
@@ -83,7 +81,7 @@ fn group(value: &str) -> Value {
     json!({"subject": "GbpEpGroup", "uri": GROUP, "properties": [{"name": "name", "data": value}], "children": []})
 }
 
-/// The connection is there, and everything said before has been judged.
+/// Checks that the connection is open and all earlier messages were handled.
 fn alive(raw: &mut Raw, shown: &str) {
     let alive = json!({"id": "alive", "method": "echo", "params": [1]});
     raw.send(&alive);
@@ -91,7 +89,7 @@ fn alive(raw: &mut Raw, shown: &str) {
     assert_eq!(answer, json!({"id": "alive", "result": [1]}), "{shown}");
 }
 
-/// Says something to an element that is ready.
+/// Sends a message to an element that is ready.
 fn say(bench: &Bench, raw: &mut Raw, text: &[u8], then: &Then) {
     let shown = String::from_utf8_lossy(&text[..text.len().min(200)]).into_owned();
     raw.send_bytes(text);
@@ -118,7 +116,7 @@ fn say(bench: &Bench, raw: &mut Raw, text: &[u8], then: &Then) {
 fn each_kind_of_bad_input_to_an_element_is_answered_or_ends_the_connection() {
     use Then::{Closed, Error, Nothing, Result};
     let rows: &[(&str, Then)] = &[
-        // Of no direction.
+        // Methods that no peer sends.
         (
             r#"{"id":1,"method":"transact","params":[]}"#,
             Error("EUNSUPPORTED"),
@@ -131,14 +129,14 @@ fn each_kind_of_bad_input_to_an_element_is_answered_or_ends_the_connection() {
             r#"{"id":1,"method":"nobody knows this","params":{}}"#,
             Error("EUNSUPPORTED"),
         ),
-        // No parameters, and such of the wrong kind.
+        // Missing parameters, and parameters of the wrong type.
         (r#"{"id":1,"method":"echo"}"#, Result),
         (r#"{"id":1,"method":"echo","params":null}"#, Result),
         (r#"{"id":1,"method":"echo","params":{}}"#, Error("ERROR")),
         (r#"{"id":1,"method":"policy_update"}"#, Nothing),
         (r#"{"id":1,"method":"policy_update","params":{}}"#, Error("ERROR")),
         (r#"{"id":1,"method":"policy_update","params":7}"#, Error("ERROR")),
-        // Ids, which return as they came.
+        // Ids, which are returned unchanged.
         (r#"{"id":null,"method":"echo","params":[]}"#, Result),
         (r#"{"id":{"a":[1]},"method":"echo"}"#, Result),
         // Updates.
@@ -195,7 +193,7 @@ fn each_kind_of_bad_input_to_an_element_is_answered_or_ends_the_connection() {
             r#"{"id":1,"method":"endpoint_update","params":[{"delete":[7]}]}"#,
             Error("ERROR"),
         ),
-        // Answers that nobody waits for.
+        // Answers without a request.
         (r#"{"id":["policy_resolve",1],"result":{"policy":[]}}"#, Nothing),
         (r#"{"id":["policy_resolve",1],"result":{"policy":7}}"#, Nothing),
         (r#"{"id":["policy_resolve",1],"result":null}"#, Nothing),
@@ -211,7 +209,7 @@ fn each_kind_of_bad_input_to_an_element_is_answered_or_ends_the_connection() {
         // Blanks.
         ("  \r\n ", Nothing),
         ("", Nothing),
-        // What no answer could belong to.
+        // Messages that can't be answered.
         ("{", Closed),
         ("[1]", Closed),
         ("7", Closed),
@@ -260,7 +258,7 @@ fn each_kind_of_bad_input_to_an_element_is_answered_or_ends_the_connection() {
     say(&bench, &mut raw, deep.as_bytes(), &Closed);
 }
 
-/// A faulty update changes nothing, also where its first part is sound.
+/// A malformed update has no effect, also if its first part is valid.
 #[test]
 fn an_update_is_carried_out_as_a_whole_or_not_at_all() {
     let bench = Bench::new(|_| {});
@@ -285,7 +283,7 @@ fn an_update_is_carried_out_as_a_whole_or_not_at_all() {
 }
 
 #[test]
-fn before_the_identity_an_element_answers_echo_alone() {
+fn before_the_identity_an_element_answers_only_echoes() {
     let bench = Bench::new(|_| {});
     for (text, answer) in [
         (r#"{"id":1,"method":"policy_update","params":[{}]}"#, true),
@@ -311,10 +309,9 @@ fn before_the_identity_an_element_answers_echo_alone() {
     alive(&mut raw, "echo");
 }
 
-/// What makes an identity unusable ends the connection; the element tries
-/// again until it gets a good one.
+/// An unusable identity ends the connection; the element connects again until it gets a usable one.
 #[test]
-fn an_unusable_identity_is_asked_for_again() {
+fn an_unusable_identity_is_requested_again() {
     let bench = Bench::new(|_| {});
     let peers = |peers: Value| move |answer: &mut Value| answer["result"]["peers"] = peers;
     let faults: [Change; 13] = [
@@ -341,7 +338,7 @@ fn an_unusable_identity_is_asked_for_again() {
         bench.identify(&mut raw, change);
         assert_eq!(raw.recv_other(), None);
     }
-    // Names, the domain and the number say nothing about what it can be used for.
+    // Names, the domain and the number do not matter.
     let mut raw = bench.accept();
     bench.identify(&mut raw, |answer| {
         answer["id"] = json!(["send_identity", 77]);
@@ -356,8 +353,8 @@ fn an_unusable_identity_is_asked_for_again() {
     until_health(&bench.element, Health::Healthy);
 }
 
-/// An answer that can't be used is none: the request comes again, and the
-/// first good answer is taken.
+/// An unusable answer counts as no answer: the request is repeated, and the first usable answer is
+/// accepted.
 #[test]
 fn a_request_is_sent_again_until_its_answer_can_be_used() {
     let bench = Bench::new(|config| config.settings.retry.base = Duration::from_millis(1));
@@ -393,10 +390,9 @@ fn a_request_is_sent_again_until_its_answer_can_be_used() {
     }
 }
 
-/// A server that answers nothing, and one that takes nothing, cost the element
-/// no more than themselves.
+/// A server that sends no answers does not delay other servers.
 #[test]
-fn a_dead_server_delays_no_other() {
+fn a_dead_server_does_not_delay_other_servers() {
     let dead = TcpListener::bind("127.0.0.1:0").unwrap();
     let dead_address = dead.local_addr().unwrap().to_string();
     let bench = Bench::new(|config| {
@@ -418,10 +414,9 @@ fn a_dead_server_delays_no_other() {
     assert!(begin.elapsed() < LIMIT, "{:?}", begin.elapsed());
 }
 
-/// One that takes nothing more, whatever it is told, is left; the other hears
-/// everything meanwhile.
+/// A server that receives no data is disconnected; meanwhile the other server receives everything.
 #[test]
-fn a_server_that_takes_nothing_delays_no_other() {
+fn a_server_that_receives_no_data_does_not_delay_others() {
     let dead = TcpListener::bind("127.0.0.1:0").unwrap();
     let dead_address = dead.local_addr().unwrap().to_string();
     let bench = Bench::new(|config| {
@@ -435,7 +430,7 @@ fn a_server_that_takes_nothing_delays_no_other() {
         answer["result"]["peers"] = json!([{"role": [], "connectivity_info": dead_address}]);
     });
     stuck.recv_method("policy_resolve");
-    // More than the system keeps for one that does not read, and the queue.
+    // More than the buffers of the system and the queue hold.
     for n in 0..100 {
         let text = format!("{n}{}", "x".repeat(200_000));
         let endpoint = ManagedObject::new("EprL3Ep", uri("/EprL3Ep/1/")).with("name", text.as_str());
@@ -447,14 +442,14 @@ fn a_server_that_takes_nothing_delays_no_other() {
         );
         live.send(&json!({"id": declared["id"], "result": {}}));
     }
-    // It is left and dialled again, while the other stays.
+    // It is disconnected and dialled again, while the other stays connected.
     Raw::accept(&dead).recv_method("send_identity");
     alive(&mut live, "the live one");
     bench.element.stop();
 }
 
 #[test]
-fn a_server_that_falls_silent_is_left_and_dialled_again() {
+fn a_silent_server_is_disconnected_and_dialled_again() {
     let bench = Bench::new(|config| {
         config.settings.keepalive.first = Duration::from_millis(30);
         config.settings.keepalive.interval = Duration::from_millis(30);
@@ -463,7 +458,7 @@ fn a_server_that_falls_silent_is_left_and_dialled_again() {
     let mut silent = bench.ready();
     while silent.recv().is_some() {}
     until_health(&bench.element, Health::Down);
-    // Its policy stays, and is asked for again.
+    // Its policy stays, and is resolved again.
     let mut back = bench.accept();
     until_value(&bench.element, Store::Policy, GROUP, Some("1"));
     bench.identify(&mut back, |_| {});
@@ -473,10 +468,10 @@ fn a_server_that_falls_silent_is_left_and_dialled_again() {
     );
 }
 
-/// A message has a length, in this direction too: a short one before the
-/// identity, the configured one after it.
+/// The length of a message is limited in this direction as well: a low limit before the identity,
+/// and the configured limit after it.
 #[test]
-fn an_element_takes_no_message_beyond_its_limit() {
+fn an_element_refuses_a_message_beyond_its_limit() {
     let bench = Bench::new(|config| config.limits.message = 400_000);
     let long = |length| {
         let text = "x".repeat(length);

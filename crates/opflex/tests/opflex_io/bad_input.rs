@@ -1,5 +1,4 @@
-//! What no peer should send (docs/opflex.md, "Bad input"), and peers that take
-//! nothing.
+//! Bad input of clients (docs/opflex.md, "Bad input"), and clients that receive no data.
 
 use serde_json::{Value, json};
 use ssntp_opflex::message::Method;
@@ -10,13 +9,13 @@ use ssntp_transport::memory::Faults;
 use super::raw::Raw;
 use super::*;
 
-/// What becomes of something bad.
+/// The reaction to bad input.
 enum Then {
     /// An error with this code; the connection stays.
     Error(&'static str),
-    /// It is carried out; the connection stays.
+    /// The request is carried out; the connection stays.
     Result,
-    /// Nothing; the connection stays.
+    /// No answer; the connection stays.
     Nothing,
     /// The connection ends.
     Closed,
@@ -24,7 +23,7 @@ enum Then {
 
 const IDENTITY: &str = r#"{"id":1,"method":"send_identity","params":[{"proto_version":"1.0","name":"raw","domain":"test","my_role":["policy_element"]}]}"#;
 
-/// Says something after the identity, or before it.
+/// Sends a message after the identity, or before it.
 fn say(address: &str, identified: bool, text: &[u8], then: &Then) {
     let mut raw = if identified {
         Raw::identified(address, "raw", "test")
@@ -50,14 +49,14 @@ fn say(address: &str, identified: bool, text: &[u8], then: &Then) {
 }
 
 #[test]
-fn an_identity_that_is_refused_lifts_no_limit_and_one_that_is_accepted_does() {
+fn only_an_accepted_identity_raises_the_limits() {
     let (server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")));
     let long = json!({"id": 2, "method": "echo", "params": ["x".repeat(400_000)]});
     let identity = IDENTITY.replace("\"test\"", "\"elsewhere\"");
     let mut refused = Raw::connect(&address);
     let answer = refused.ask(&serde_json::from_str(&identity).unwrap());
     assert_eq!(answer["error"]["code"], "EDOMAIN");
-    // The server may be gone before it has all of it.
+    // The server may close the connection before it has received all.
     refused.try_send(&long);
     assert_eq!(refused.recv_other(), None);
     let mut accepted = Raw::identified(&address, "raw", "test");
@@ -70,7 +69,7 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
     use Then::{Closed, Error, Nothing, Result};
     let (server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")));
     let rows: &[(&str, Then)] = &[
-        // Of the wrong direction, and of no direction at all.
+        // Methods of the wrong direction, and methods that no peer sends.
         (
             r#"{"id":1,"method":"policy_update","params":[{}]}"#,
             Error("EUNSUPPORTED"),
@@ -101,7 +100,7 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
             Error("EUNSUPPORTED"),
         ),
         (r#"{"id":1,"method":"","params":[]}"#, Error("EUNSUPPORTED")),
-        // No parameters, and such of the wrong kind.
+        // Missing parameters, and parameters of the wrong type.
         (r#"{"id":1,"method":"echo"}"#, Result),
         (r#"{"id":1,"method":"echo","params":null}"#, Result),
         (r#"{"id":1,"method":"echo","params":{}}"#, Error("ERROR")),
@@ -111,12 +110,12 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
             Error("ERROR"),
         ),
         (r#"{"id":1,"method":"state_report","params":"a"}"#, Error("ERROR")),
-        // Ids, which return as they came.
+        // Ids, which are returned unchanged.
         (r#"{"id":null,"method":"echo","params":[]}"#, Result),
         (r#"{"id":{"a":[1]},"method":"echo"}"#, Result),
         (r#"{"id":"text","method":"echo"}"#, Result),
         (r#"{"id":["echo",18446744073709551616],"method":"echo"}"#, Result),
-        // The identity once more.
+        // A second identity.
         (IDENTITY, Result),
         // policy_resolve
         (
@@ -256,7 +255,7 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
             r#"{"id":1,"method":"state_report","params":[{"observable":7}]}"#,
             Error("ERROR"),
         ),
-        // Answers that nobody waits for.
+        // Answers without a request.
         (r#"{"id":["policy_update",1],"result":{}}"#, Nothing),
         (r#"{"id":["policy_update",1],"error":{"code":7}}"#, Nothing),
         (r#"{"id":["endpoint_update",1],"result":{}}"#, Nothing),
@@ -270,7 +269,7 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
         // Blanks.
         ("  \r\n ", Nothing),
         ("", Nothing),
-        // What no answer could belong to.
+        // Messages that can't be answered.
         ("{", Closed),
         ("{]", Closed),
         ("[1]", Closed),
@@ -359,7 +358,7 @@ fn before_the_identity_only_echo_is_answered() {
 }
 
 #[test]
-fn messages_come_in_any_pieces_and_not_longer_than_allowed() {
+fn messages_arrive_in_any_pieces_and_have_a_limit() {
     let mut config = ServerConfig::new(server_settings("pr1"));
     config.limits.message = 400_000;
     let (server, address) = serve_tcp(config);
@@ -375,11 +374,11 @@ fn messages_come_in_any_pieces_and_not_longer_than_allowed() {
         )
     };
     say(&address, true, long(300_000).as_bytes(), &Then::Result);
-    // Who writes on after the limit may find the connection gone.
+    // Writing beyond the limit may fail, because the connection is closed.
     let mut raw = Raw::identified(&address, "raw", "test");
     raw.send_bytes(long(400_000).as_bytes());
     assert_eq!(raw.recv_other(), None);
-    // Nobody is left behind.
+    // No session is left.
     drop(raw);
     until_server(&server.handle(), |cx| {
         cx.core().session_count() == 0 || cx.core().session_count() == 1
@@ -387,7 +386,7 @@ fn messages_come_in_any_pieces_and_not_longer_than_allowed() {
 }
 
 #[test]
-fn who_says_no_identity_in_time_is_closed() {
+fn a_client_without_identity_is_disconnected_in_time() {
     let mut settings = server_settings("pr1");
     settings.identity_timeout = Duration::from_millis(50);
     let (_server, address) = serve_tcp(ServerConfig::new(settings));
@@ -396,7 +395,7 @@ fn who_says_no_identity_in_time_is_closed() {
 }
 
 #[test]
-fn who_is_silent_for_too_long_is_closed() {
+fn a_peer_that_is_silent_for_too_long_is_disconnected() {
     let mut settings = server_settings("pr1");
     settings.keepalive.first = Duration::from_millis(30);
     settings.keepalive.interval = Duration::from_millis(30);
@@ -406,10 +405,10 @@ fn who_is_silent_for_too_long_is_closed() {
     assert_eq!(raw.recv_other(), None);
 }
 
-/// A client that resolves everything and takes nothing is ended; others get
-/// every update at once.
+/// A client that resolves everything and receives no data is disconnected; others get every update
+/// at once.
 #[test]
-fn a_slow_client_delays_nobody() {
+fn a_slow_client_does_not_delay_others() {
     let place = MemoryListener::new();
     let mut config = ServerConfig::new(server_settings("pr1"))
         .policy(vec![object("/a/", "0")])
@@ -445,10 +444,10 @@ fn a_slow_client_delays_nobody() {
     assert!(begin.elapsed() < LIMIT, "{:?}", begin.elapsed());
 }
 
-/// What the dispatcher writes itself, what it leaves to the writer, and what is
-/// queued meanwhile: all of it arrives, and in its order.
+/// Frames that the dispatcher writes itself, frames of the writer, and queued frames arrive in their
+/// order.
 #[test]
-fn answers_come_whole_and_in_order_however_late_they_are_taken() {
+fn answers_to_a_slow_client_are_complete_and_in_order() {
     let at = |n: usize| format!("/a/{n}/");
     let length = |n: usize| [10, 200_000, 3_000, 1_500_000][n % 4] + n;
     let policy = (0..8).map(|n| object(&at(n), &"x".repeat(length(n)))).collect();
@@ -467,9 +466,9 @@ fn answers_come_whole_and_in_order_however_late_they_are_taken() {
     }
 }
 
-/// One that asks without end and takes no answers holds back itself alone.
+/// A client that sends requests without end and receives no answers delays only itself.
 #[test]
-fn a_client_that_asks_and_does_not_listen_holds_back_itself() {
+fn a_client_that_receives_no_answers_is_not_read_from() {
     let place = MemoryListener::new();
     let mut config = ServerConfig::new(server_settings("pr1"))
         .policy(vec![object("/a/", &"x".repeat(10_000))])
@@ -485,7 +484,7 @@ fn a_client_that_asks_and_does_not_listen_holds_back_itself() {
     let resolve = r#"{"id":2,"method":"policy_resolve","params":[{"subject":"GbpEpGroup","policy_uri":"/a/","prr":3600}]}"#;
     slow.write(format!("{IDENTITY}\0").as_bytes()).unwrap();
     let text = format!("{resolve}\0").repeat(100);
-    // Until the server has had enough; what it takes is whole.
+    // Until the server stops reading. The frames that it has read are complete.
     let mut written = 0;
     while let Ok(more @ 1..) = slow.write(&text.as_bytes()[written % text.len()..]) {
         written += more;

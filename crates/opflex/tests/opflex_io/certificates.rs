@@ -1,5 +1,4 @@
-//! Ordinary certificates, as other programs make them: without a role, and of
-//! X.509 version 1.
+//! Ordinary certificates of other programs: without a role, and of X.509 version 1.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ fn trust() -> Trust {
     Trust::load(file("ca.pem")).unwrap()
 }
 
-/// Whether a server and an element that dials this name take each other.
+/// True if a server and an element that dials this name accept each other.
 fn take(server: Acceptor, check: ServerCheck<'_>, element: Option<&Identity>, name: &str) -> bool {
     is_let_in(server, Some(Connector::checking(check, element).unwrap()), name)
 }
@@ -44,7 +43,7 @@ fn a_certificate_without_a_role_is_verified_with_its_name_or_without() {
 }
 
 #[test]
-fn a_server_of_version_1_is_taken_where_no_name_is_asked_for() {
+fn a_version_1_server_certificate_is_accepted_without_a_check_of_names() {
     let trust = trust();
     for name in ["v1.pem", "rsa.pem"] {
         let open = || Acceptor::server_only(&ordinary(name)).unwrap();
@@ -58,7 +57,7 @@ fn a_server_of_version_1_is_taken_where_no_name_is_asked_for() {
 }
 
 #[test]
-fn a_client_of_version_1_is_taken_where_an_authority_issued_it() {
+fn a_version_1_client_certificate_of_a_trusted_authority_is_accepted() {
     let (own, trust) = (ordinary("v3.pem"), trust());
     let any = || Acceptor::mutual_of_any_version(&own, &trust).unwrap();
     let check = ServerCheck::Nothing;
@@ -66,13 +65,13 @@ fn a_client_of_version_1_is_taken_where_an_authority_issued_it() {
         assert!(take(any(), check, Some(&ordinary(name)), "x"), "{name}");
     }
     assert!(!take(any(), check, Some(&ordinary("stranger.pem")), "x"));
-    // Where roles count, version 1 gives none.
+    // If roles are checked, a version 1 certificate has none.
     let strict = Acceptor::mutual(&own, &trust).unwrap();
     assert!(!take(strict, check, Some(&ordinary("v1.pem")), "x"));
 }
 
 #[test]
-fn version_1_proves_itself_in_tls_1_2_too() {
+fn version_1_certificates_are_verified_in_tls_1_2_as_well() {
     let trust = trust();
     for name in ["v1.pem", "rsa.pem"] {
         let config = ServerConfig::builder_with_provider(ssntp_transport::pki::provider())
@@ -91,7 +90,7 @@ fn version_1_proves_itself_in_tls_1_2_too() {
 }
 
 #[test]
-fn a_key_under_a_passphrase_is_opened_by_it_alone() {
+fn an_encrypted_key_needs_its_passphrase() {
     let load = |passphrase: Option<&[u8]>| {
         Identity::load_without_role(&file("v1.crt"), Some(&file("v1.sealed.key")), passphrase)
     };
@@ -118,7 +117,7 @@ fn a_self_signed_certificate_is_its_own_authority_as_with_openssl() {
         Some(&own),
         "x"
     ));
-    // It proves no name, and where roles count, an authority has none.
+    // It has no name, and if roles are checked, an authority has none.
     assert!(!take(
         any(&itself),
         ServerCheck::Name(&itself),
@@ -156,7 +155,7 @@ fn a_directory_holds_authorities_like_a_file() {
 }
 
 #[test]
-fn elements_are_known_by_their_certificates_where_that_is_asked_for() {
+fn with_name_from_certificate_elements_have_the_names_of_their_certificates() {
     let (own, trust) = (ordinary("v3.pem"), trust());
     let mut settings = server_settings("pr1");
     settings.name_from_certificate = true;
@@ -174,7 +173,7 @@ fn elements_are_known_by_their_certificates_where_that_is_asked_for() {
     assert_ne!(name, "somebody else");
 }
 
-/// A trust that counts these as revoked.
+/// Trust with these certificates revoked.
 fn without(revoked: &[&Identity]) -> Trust {
     let revoked = revoked.iter().map(|identity| {
         let serial = Serial::from(identity.info());
@@ -188,7 +187,7 @@ fn without(revoked: &[&Identity]) -> Trust {
 }
 
 #[test]
-fn whoever_is_not_trusted_any_more_once_tls_is_replaced_is_disconnected() {
+fn peers_that_new_tls_does_not_trust_are_disconnected() {
     let (own, stays, leaves) = (identity(), identity(), identity());
     let acceptor = |trust: &Trust| Acceptor::mutual_of_any_version(&own, trust).unwrap();
     let config = ssntp_opflex::run::ServerConfig::new(server_settings("pr1"));
@@ -211,11 +210,11 @@ fn whoever_is_not_trusted_any_more_once_tls_is_replaced_is_disconnected() {
     let names: Vec<_> = sessions.iter().map(|session| session.name.clone()).collect();
     assert_eq!(names.len(), 1, "{names:?}");
     assert_eq!(stays_here.health().unwrap(), Health::Healthy);
-    // An element looks at its servers as well.
+    // An element checks its servers as well.
     assert_eq!(stays_here.renew(connector(&without(&[]), &stays)).unwrap(), 0);
     assert_eq!(stays_here.renew(connector(&without(&[&own]), &stays)).unwrap(), 1);
     until_health(&stays_here, Health::Down);
-    // Newcomers are shown the new certificate.
+    // New handshakes use the new certificate.
     let new = identity();
     let trust = authority().trust();
     assert_eq!(

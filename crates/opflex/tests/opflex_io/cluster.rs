@@ -34,13 +34,13 @@ fn revision(server: &Server) -> u64 {
     server.handle().with(|cx| cx.core().policy_revision()).unwrap()
 }
 
-/// Waits until both have the same policy at the same revision, with these names.
+/// Waits until both servers have the same policy at the same revision, with these names.
 fn until_same(one: &Server, two: &Server, wanted: &[&str]) {
     until(|| [one, two].iter().all(|server| names(server) == wanted) && revision(one) == revision(two));
 }
 
-/// Edits, and returns how many objects changed. On a busy machine the thread of the engine may need
-/// more than its time, and then the edit is made again.
+/// Edits, and returns the number of changed objects. If the engine does not answer in time, as on a
+/// busy machine, the edit is repeated.
 fn edit(server: &Server, edit: Edit) -> usize {
     let end = Instant::now() + LIMIT;
     loop {
@@ -51,7 +51,7 @@ fn edit(server: &Server, edit: Edit) -> usize {
     }
 }
 
-/// Puts a document into the engine, as somebody who writes there by hand.
+/// Writes a document to the engine directly.
 fn put(engine: &MemoryEngine, text: &[u8]) {
     let request = Request::Put {
         key: "documents/policy".to_owned(),
@@ -66,7 +66,7 @@ fn put(engine: &MemoryEngine, text: &[u8]) {
 fn all_servers_have_the_policy_that_was_edited_on_any_of_them() {
     let engine = MemoryEngine::new();
     let one = join(&engine, vec![object("/a/", "first")]);
-    // What a later server brings does not count.
+    // The policy of a later server is ignored.
     let two = join(&engine, vec![object("/b/", "second")]);
     until_same(&one, &two, &["first"]);
     edit(&two, Edit::Merge(vec![object("/c/", "third")]));
@@ -76,7 +76,7 @@ fn all_servers_have_the_policy_that_was_edited_on_any_of_them() {
         "an edit is in force when it is answered"
     );
     until_same(&one, &two, &["first", "third"]);
-    // On the server that may not have read the last edit yet: nothing of either is lost.
+    // This server may not have read the last edit yet. Both edits are kept.
     for n in 0..3 {
         edit(&one, Edit::Merge(vec![object("/one/", &n.to_string())]));
         edit(&two, Edit::Merge(vec![object("/two/", &n.to_string())]));
@@ -90,7 +90,7 @@ fn all_servers_have_the_policy_that_was_edited_on_any_of_them() {
     edit(&one, Edit::Delete(vec![uri("/one/"), uri("/two/")]));
     edit(&one, Edit::Reload(vec![object("/a/", "last")]));
     until_same(&one, &two, &["last"]);
-    // One that starts later, and one that starts again, begins with it.
+    // A later server, and a restarted server, begin with the policy.
     one.stop();
     let three = join(&engine, Vec::new());
     assert_eq!(names(&three), ["last"]);
@@ -98,7 +98,7 @@ fn all_servers_have_the_policy_that_was_edited_on_any_of_them() {
 }
 
 #[test]
-fn an_edit_for_another_revision_is_refused_with_the_one_that_is() {
+fn an_edit_for_another_revision_is_refused_with_the_present_one() {
     let engine = MemoryEngine::new();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("control");
@@ -110,7 +110,7 @@ fn an_edit_for_another_revision_is_refused_with_the_one_that_is() {
     edit(&one, Edit::Merge(vec![object("/a/", "second")]));
     let is = revision(&one);
     control.only_at(Some(made_on));
-    // Whether or not this server has read the edit of the other one meanwhile.
+    // This server may have read the edit of the other one or not.
     let refused = control.put(&[object("/a/", "third")], false).unwrap_err();
     let ControlError::Refused(why) = refused else {
         panic!("{refused}")
@@ -124,7 +124,7 @@ fn an_edit_for_another_revision_is_refused_with_the_one_that_is() {
 }
 
 #[test]
-fn without_the_engine_policy_stays_and_edits_are_refused() {
+fn while_the_engine_is_away_policy_stays_and_edits_are_refused() {
     let engine = MemoryEngine::new();
     let one = join(&engine, vec![object("/a/", "first")]);
     engine.fail(Some(EngineError::Away("cut off".to_owned())));
@@ -158,12 +158,12 @@ fn an_engine_that_was_emptied_gets_the_policy_back() {
 }
 
 #[test]
-fn a_document_with_the_revision_of_another_one_is_told_from_it() {
+fn a_different_document_with_the_same_revision_is_applied() {
     let engine = MemoryEngine::new();
     let one = join(&engine, vec![object("/a/", "first")]);
     let known = revision(&one);
-    // The engine is emptied, and somebody writes until the revision is there again, before the
-    // server has read anything.
+    // The engine is emptied and written until it has the same revision again, before the server
+    // reads it.
     let text = |n| {
         format!(r#"[{{"subject":"GbpEpGroup","uri":"/a/","properties":[{{"name":"name","data":"{n}"}}]}}]"#)
     };
@@ -173,7 +173,7 @@ fn a_document_with_the_revision_of_another_one_is_told_from_it() {
 }
 
 #[test]
-fn a_document_that_is_no_policy_changes_nothing_and_a_reload_replaces_it() {
+fn a_malformed_document_is_not_applied_and_a_reload_replaces_it() {
     let engine = MemoryEngine::new();
     let one = join(&engine, vec![object("/a/", "first")]);
     put(&engine, b"[{}, 7");
@@ -225,14 +225,14 @@ fn a_policy_that_is_too_long_for_the_engine_is_refused() {
 }
 
 #[test]
-fn an_element_of_one_server_finds_the_others_and_each_knows_what_it_declares() {
+fn an_element_connects_to_all_servers_and_declares_to_each() {
     let engine = MemoryEngine::new();
     let servers = [
         join(&engine, vec![object(GROUP, "first")]),
         join(&engine, Vec::new()),
     ];
     let [first, second] = servers.each_ref().map(|server| server.addresses()[0].to_string());
-    // The first server learns of the second one within a second.
+    // The first server has the second one in its view within a second.
     let is_named = |server: &Server| {
         let watcher = element("watcher", &server.addresses()[0].to_string());
         until_health(&watcher, Health::Healthy);
@@ -255,7 +255,7 @@ fn an_element_of_one_server_finds_the_others_and_each_knows_what_it_declares() {
             cx.core().endpoints().len() == 1 && sessions.iter().any(|session| session.policies == 1)
         });
     }
-    // An edit reaches the element whichever server it is made on, and when only one is left.
+    // An edit on any server reaches the element, also if only one server is left.
     let [one, two] = servers;
     edit(&one, Edit::Merge(vec![object(GROUP, "second")]));
     until_value(&element, Store::Policy, GROUP, Some("second"));
@@ -277,7 +277,7 @@ fn a_real_etcd_keeps_the_policy_of_several_servers() {
                 user: None,
                 cluster: "opflex".to_owned(),
             });
-            // On a busy machine it may need more than the time of one call.
+            // On a busy machine a call may time out.
             match Server::start_joined(config(Vec::clone(&policy)), Box::new(engine), None) {
                 Err(StartError::Join(CallError::Engine(EngineError::Away(_)))) if Instant::now() < end => {}
                 server => return server.unwrap(),

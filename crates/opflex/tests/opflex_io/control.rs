@@ -1,6 +1,7 @@
-//! Policy that is changed from outside, and kept.
+//! The control socket, and kept policy.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use ssntp_opflex::run::{CallError, Control, ControlError, StartError};
 use super::*;
 
 #[test]
-fn policy_is_put_deleted_and_dumped_from_outside_and_survives_a_restart() {
+fn policy_is_edited_and_dumped_by_the_control_socket_and_survives_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let (socket, file) = (
         directory.path().join("control"),
@@ -35,7 +36,7 @@ fn policy_is_put_deleted_and_dumped_from_outside_and_survives_a_restart() {
             .unwrap(),
         2
     );
-    // It is on the disk when the answer is there.
+    // The edit is on the disk when it is answered.
     let kept = ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
     assert_eq!(kept.len(), 2);
     until_value(&element, Store::Policy, "/a/", Some("put"));
@@ -68,7 +69,7 @@ fn policy_is_put_deleted_and_dumped_from_outside_and_survives_a_restart() {
 }
 
 #[test]
-fn a_write_that_fails_is_told_and_tried_again() {
+fn a_failed_write_is_reported_and_repeated() {
     let directory = tempfile::tempdir().unwrap();
     let (socket, file) = (
         directory.path().join("control"),
@@ -78,7 +79,7 @@ fn a_write_that_fails_is_told_and_tried_again() {
         .control(&socket)
         .keep(&file);
     let server = serve(config.clone());
-    // Nothing can be put in place of a directory.
+    // A directory can't be replaced by a file.
     std::fs::create_dir(&file).unwrap();
     let mut control = Control::connect(&socket, LIMIT).unwrap();
     let unsaved = control.put(&[object("/a/", "a")], false).unwrap_err().to_string();
@@ -88,14 +89,14 @@ fn a_write_that_fails_is_told_and_tried_again() {
         .edit(Edit::Merge(vec![object("/b/", "b")]))
         .unwrap_err();
     assert!(matches!(unsaved, CallError::Keep(_)), "{unsaved}");
-    // The policy is changed all the same, and kept as soon as that can be.
+    // The policy is changed nevertheless, and kept as soon as the file can be written.
     assert_eq!(control.dump(&Uri::root()).unwrap().len(), 2);
     std::fs::remove_dir(&file).unwrap();
     until(|| file.exists());
     let kept = || ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
     assert_eq!(kept().len(), 2);
 
-    // The end is the last chance, and comes in time without it.
+    // The stop tries once more, and does not wait for success.
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
     control.put(&[object("/c/", "c")], false).unwrap_err();
@@ -131,7 +132,7 @@ fn a_large_policy_is_dumped_in_parts_of_one_revision() {
     let first = control.call("ssntp.policy_dump", json!({})).unwrap();
     let begun = first["objects"].as_array().unwrap().len();
     assert!(begun < 1200);
-    // The next part says that another policy is there.
+    // The next part has another revision.
     let handle = server.handle();
     handle.edit(Edit::Delete(vec![uri("/a/0000/")])).unwrap();
     let next = json!({ "after": first["after"] });
@@ -139,7 +140,7 @@ fn a_large_policy_is_dumped_in_parts_of_one_revision() {
     assert_eq!(second["objects"][0]["uri"], policy[begun].uri.as_str());
     assert!(second["revision"].as_u64() > first["revision"].as_u64());
 
-    // While it changes all the time, what is dumped and copied is the policy of some moment.
+    // While policy changes all the time, dumps and copies have the policy of one revision.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -186,7 +187,7 @@ fn a_large_policy_is_put_and_reloaded_in_pieces() {
     let policy =
         |value: &str| -> Vec<_> { (0..2500).map(|n| object(&format!("/a/{n:04}/"), value)).collect() };
     let mut control = Control::connect(&socket, LIMIT).unwrap();
-    // All of it is checked before the first piece goes in.
+    // All objects are checked before the first piece is made.
     let mut bad = policy("bad");
     bad[2400].children = vec![uri("/elsewhere/")];
     control.put(&bad, false).unwrap_err();
@@ -206,14 +207,14 @@ fn a_large_policy_is_put_and_reloaded_in_pieces() {
     until_value(&element, Store::Policy, "/a/1700/", Some("two"));
     assert_eq!(control.reload(&policy("three")).unwrap(), 2501);
     until_value(&element, Store::Policy, "/a/1700/", Some("three"));
-    // While the server runs, edits may stand behind the file.
+    // While the server runs, the journal may have edits.
     server.stop();
     let kept = ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
     assert_eq!(kept, policy("three"));
 }
 
 #[test]
-fn endpoints_and_reports_are_shown_with_who_told_them_and_when() {
+fn endpoints_and_reports_are_shown_with_their_element_and_time() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("control");
     let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).control(&socket));
@@ -288,7 +289,7 @@ classes:
     let mut refused = |object: ManagedObject| control.put(&[object], false).unwrap_err().to_string();
     let wrong = refused(bad());
     assert!(wrong.contains("\"encap\" of /Space/s/Group/g/"), "{wrong}");
-    // What contains it is known from the tree, whatever the object says.
+    // The parent is known from the tree.
     let inner = ManagedObject::new("Group", uri("/Space/s/Group/g/Group/h/"));
     let parent = ManagedObject::new("Group", uri("/Space/s/Group/g/"));
     assert_eq!(control.put(std::slice::from_ref(&parent), false).unwrap(), 1);
@@ -314,7 +315,7 @@ classes:
 }
 
 #[test]
-fn what_cannot_begin_says_why() {
+fn a_start_that_fails_has_a_reason() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("policy.json");
     std::fs::write(&file, "no policy").unwrap();
@@ -336,7 +337,7 @@ fn what_cannot_begin_says_why() {
 }
 
 #[test]
-fn one_client_too_many_is_refused() {
+fn a_client_beyond_the_limit_is_refused() {
     let mut config = ServerConfig::new(server_settings("pr1"));
     config.max_connections = Some(1);
     let directory = tempfile::tempdir().unwrap();
@@ -348,18 +349,18 @@ fn one_client_too_many_is_refused() {
     let mut control = Control::connect(&socket, LIMIT).unwrap();
     assert_eq!(control.sessions().unwrap().len(), 1);
     drop((first, control));
-    // The place of the client is free once it has left.
+    // The limit of clients has room again when the client has left.
     until(|| raw::Raw::connect(&address).recv().is_some());
 }
 
 #[test]
-fn edits_that_are_asked_for_at_once_are_all_made_in_their_order() {
+fn concurrent_edits_are_all_made_in_their_order() {
     let directory = tempfile::tempdir().unwrap();
     let (socket, file) = (
         directory.path().join("control"),
         directory.path().join("policy.json"),
     );
-    // Each edit waits for the disk, and the next ones are asked for meanwhile.
+    // Each edit waits for the disk, while the next ones are requested.
     let config = ServerConfig::new(server_settings("pr1"))
         .control(&socket)
         .keep(&file);
@@ -398,7 +399,7 @@ fn a_policy_longer_than_a_clients_message_is_put() {
 }
 
 #[test]
-fn an_edit_costs_the_disk_what_it_changes_and_survives_a_crash() {
+fn an_edit_is_appended_to_the_journal_and_survives_a_crash() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let start = |name: &str, policy: Vec<ManagedObject>| {
@@ -427,15 +428,17 @@ fn an_edit_costs_the_disk_what_it_changes_and_survives_a_crash() {
     );
     let edits = std::fs::read(at("policy.edits")).unwrap();
     assert!(edits.len() < 2000, "{}", edits.len());
+    let mode = |name: &str| std::fs::metadata(at(name)).unwrap().permissions().mode();
+    assert_eq!(mode("policy.edits"), mode("policy"), "other users cannot read it");
 
-    // What a crash leaves, also in the middle of an edit.
+    // The files after a crash, also in the middle of an edit.
     let expected = handle.policy().unwrap();
     for (name, torn) in [("crashed", &b""[..]), ("torn", b"{\"delete\":[\"/p/4/\"],\"pu")] {
         std::fs::write(at(name), &whole).unwrap();
         std::fs::write(at(&format!("{name}.edits")), [&edits, torn].concat()).unwrap();
         let again = start(name, Vec::new());
         assert!(again.handle().policy().unwrap() == expected, "{name}");
-        // It goes on from there.
+        // Further edits are possible.
         again
             .handle()
             .edit(Edit::Merge(vec![object("/p/5/", "later")]))
@@ -452,10 +455,16 @@ fn an_edit_costs_the_disk_what_it_changes_and_survives_a_crash() {
             "{name}"
         );
     }
-    // Edits of a file that somebody has changed since are not made in it.
+    // The journal is ignored if another program has changed the file.
     std::fs::write(at("other"), b"[]").unwrap();
     std::fs::write(at("other.edits"), &edits).unwrap();
     assert_eq!(start("other", Vec::new()).handle().policy().unwrap(), []);
+
+    // A journal that cannot be read is not ignored.
+    std::fs::write(at("unreadable"), b"[]").unwrap();
+    std::fs::create_dir(at("unreadable.edits")).unwrap();
+    let config = ServerConfig::new(server_settings("pr1")).keep(at("unreadable"));
+    assert!(matches!(Server::start(config), Err(StartError::Keep(..))));
 
     server.stop();
     assert!(!at("policy.edits").exists());
@@ -464,7 +473,7 @@ fn an_edit_costs_the_disk_what_it_changes_and_survives_a_crash() {
 }
 
 #[test]
-fn what_an_agent_asked_for_is_counted_over_all_its_sessions() {
+fn the_requests_of_an_agent_are_counted_over_all_its_sessions() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("control");
     let mut settings = server_settings("pr1");
@@ -475,7 +484,7 @@ fn what_an_agent_asked_for_is_counted_over_all_its_sessions() {
     let (server, address) = serve_tcp(config);
     let mut control = Control::connect(&socket, LIMIT).unwrap();
     let mut agents = move || control.agents().unwrap();
-    // Its sessions are over when the next begins: the counters are summed up.
+    // The counters of ended sessions are summed up.
     for session in 1..4 {
         let element = element("pe1", &address);
         let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
@@ -495,7 +504,7 @@ fn what_an_agent_asked_for_is_counted_over_all_its_sessions() {
             assert!(agent[bytes].as_u64().unwrap() > 200 * session, "{agent}");
         }
     }
-    // Of those that have left, the two that left last are known.
+    // Of the agents that have left, the last two are kept.
     let stays = element("stays", &address);
     until_health(&stays, Health::Healthy);
     for name in ["pe2", "pe3"] {

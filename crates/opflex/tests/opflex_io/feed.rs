@@ -1,4 +1,4 @@
-//! What programs beside an element get of it.
+//! The feed of an element.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-/// A program that keeps what it is told, as the protocol says.
+/// A reader that keeps the objects of the feed.
 struct Reader {
     lines: BufReader<UnixStream>,
     policy: BTreeMap<String, String>,
@@ -72,7 +72,7 @@ fn feeding(address: &str, socket: &Path) -> ElementConfig {
     config
 }
 
-/// It begins, and wants everything below `/a/`.
+/// Starts an element that resolves everything below `/a/`.
 fn begin(config: ElementConfig) -> (PolicyElement, Reference) {
     let element = PolicyElement::start(config).unwrap();
     let policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
@@ -86,7 +86,7 @@ fn place() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn a_program_beside_an_element_gets_the_policy_and_its_changes() {
+fn the_feed_has_the_policy_and_its_changes() {
     let (_directory, socket) = place();
     let (server, address) = serve_tcp(
         ServerConfig::new(server_settings("pr1")).policy(vec![object("/a/", "a"), object("/a/b/", "b")]),
@@ -124,10 +124,10 @@ fn a_program_beside_an_element_gets_the_policy_and_its_changes() {
     handle.edit(Edit::Merge(vec![object("/a/d/", "d")])).unwrap();
     let wanted = of(&[("/a/", "a"), ("/a/b/", "b2"), ("/a/d/", "d")]);
     reader.until_policy(|policy| *policy == wanted);
-    // What nobody wants any more goes.
+    // Objects without a reference are removed.
     drop(policy);
     reader.until_policy(BTreeMap::is_empty);
-    // What a reader says does not matter.
+    // Bytes that a reader sends are ignored.
     reader.lines.get_mut().write_all(b"hello\n").unwrap();
     element.stop();
     assert_eq!(reader.until("end")["reason"], "the element stops");
@@ -136,7 +136,7 @@ fn a_program_beside_an_element_gets_the_policy_and_its_changes() {
 }
 
 #[test]
-fn a_program_that_comes_while_a_large_policy_changes_ends_with_what_is_there() {
+fn the_feed_is_consistent_while_a_large_policy_changes() {
     let (_directory, socket) = place();
     let policy = |value: &str| -> Vec<ManagedObject> {
         let below = (0..3000).map(|n| object(&format!("/a/{n:04}/"), value));
@@ -160,7 +160,7 @@ fn a_program_that_comes_while_a_large_policy_changes_ends_with_what_is_there() {
 }
 
 #[test]
-fn a_program_that_reads_too_slowly_is_let_go_and_told_so() {
+fn a_slow_reader_of_the_feed_is_disconnected_with_a_reason() {
     let (_directory, socket) = place();
     let large = |value: &str| -> Vec<ManagedObject> {
         (0..200)
@@ -175,7 +175,7 @@ fn a_program_that_reads_too_slowly_is_let_go_and_told_so() {
     until_value(&element, Store::Policy, "/a/", Some("a"));
     let mut slow = Reader::connect(&socket);
     slow.until("complete");
-    // One who takes what comes loses nothing by it.
+    // A reader that keeps pace gets everything.
     let mut quick = Reader::connect(&socket);
     quick.until("complete");
     let handle = server.handle();
@@ -194,7 +194,7 @@ fn a_program_that_reads_too_slowly_is_let_go_and_told_so() {
         last.contains(r#""event":"end""#) && last.contains("too slow"),
         "{last}"
     );
-    // It may come again.
+    // It may connect again.
     let mut again = Reader::connect(&socket);
     again.until("complete");
     assert_eq!(again.policy.len(), 201);
@@ -202,7 +202,7 @@ fn a_program_that_reads_too_slowly_is_let_go_and_told_so() {
 }
 
 #[test]
-fn only_so_many_programs_read_at_a_time() {
+fn the_number_of_readers_of_the_feed_is_limited() {
     let (_directory, socket) = place();
     let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")));
     let (_element, _policy) = begin(feeding(&address, &socket));
@@ -215,15 +215,15 @@ fn only_so_many_programs_read_at_a_time() {
         .collect();
     let refused = Reader::connect(&socket).until("end");
     assert_eq!(refused["reason"], "the feed has as many readers as it may have");
-    // Who leaves makes room, soon.
+    // After a reader has disconnected, another one is accepted.
     readers.pop();
     until(|| Reader::connect(&socket).next()["event"] == "element");
 }
 
 #[test]
-fn a_policy_to_start_with_is_there_until_a_server_answers() {
+fn the_start_policy_is_used_until_a_server_answers() {
     let (_directory, socket) = place();
-    // Nobody listens here yet.
+    // No server listens at this address yet.
     let place = MemoryListener::new();
     let mut config =
         ElementConfig::new(element_settings("pe1", &["pr1:1"])).connect_in_memory("pr1:1", &place);
@@ -250,7 +250,7 @@ fn a_policy_to_start_with_is_there_until_a_server_answers() {
             .policy(vec![object("/a/", "new").with("ref", to_b), object("/b/", "old")])
             .listen_in_memory(&place, "pr1:1"),
     );
-    // What the server does not have is no policy any more.
+    // Objects that the server does not have are removed.
     reader.until_policy(|policy| {
         policy.len() == 2
             && policy.get("/a/").map(String::as_str) == Some("new")
@@ -262,12 +262,12 @@ fn a_policy_to_start_with_is_there_until_a_server_answers() {
 }
 
 #[test]
-fn a_long_answer_takes_the_place_of_the_policy_to_start_with() {
+fn a_long_answer_replaces_the_start_policy() {
     let policy = |names: std::ops::Range<usize>| -> Vec<ManagedObject> {
         let below = names.map(|n| object(&format!("/a/{n:04}/"), &"x".repeat(1000)));
         std::iter::once(object("/a/", "a")).chain(below).collect()
     };
-    // Three megabytes come in pieces.
+    // Three megabytes arrive in pieces.
     let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).policy(policy(0..3000)));
     let mut config = ElementConfig::new(element_settings("pe1", &[&address]));
     config.start_policy = policy(1000..4000);

@@ -1,4 +1,4 @@
-//! What `gbp_inspect` of agent-ovs sees, asked in its own words.
+//! The inspector, with the queries of `gbp_inspect` of agent-ovs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -28,8 +28,7 @@ impl Inspect {
         }
     }
 
-    /// What `gbp_inspect -q SUBJECT[,URI] [-r]` sends, byte by byte the same but
-    /// for the number of the request.
+    /// The bytes of `gbp_inspect -q SUBJECT[,URI] [-r]`, apart from the number of the request.
     fn send(&mut self, subject: &str, uri: Option<&str>, recursive: bool) {
         self.last += 1;
         let uri = uri.map_or_else(String::new, |uri| format!(r#""policy_uri":"{uri}","#));
@@ -78,7 +77,7 @@ fn named(subject: &str, at: &str) -> ManagedObject {
 }
 
 #[test]
-fn an_unchanged_inspector_sees_what_a_server_has() {
+fn the_inspector_shows_the_objects_of_a_server() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("inspect");
     let policy = vec![
@@ -122,7 +121,7 @@ fn an_unchanged_inspector_sees_what_a_server_has() {
     assert_eq!(inspect.ask("Counters", Some("/Counters/"), true).len(), 2);
     assert_eq!(inspect.ask("Counter", None, false).len(), 1);
 
-    // The root is there, and parents come before their children.
+    // The root comes first, and parents come before their children.
     let root = inspect.ask("DmtreeRoot", None, false);
     assert_eq!(
         root,
@@ -146,7 +145,7 @@ fn an_unchanged_inspector_sees_what_a_server_has() {
     assert_eq!(universe["parent_relation"], "PolicyUniverse");
     assert_eq!(all.last().unwrap()["uri"], "/Counters/Counter/1/");
 
-    // Several at once, as it asks for what objects refer to.
+    // Several queries in one call, as `gbp_inspect` sends for references.
     inspect.send("GbpEpGroup", Some(web), false);
     inspect.send("GbpEpGroup", Some(db), false);
     assert_eq!(inspect.hear()["result"]["result"]["policy"][0]["uri"], web);
@@ -164,10 +163,10 @@ fn an_unchanged_inspector_sees_what_a_server_has() {
 }
 
 #[test]
-fn an_inspector_sees_what_an_element_resolved_declares_and_reports() {
+fn the_inspector_shows_what_an_element_resolves_declares_and_reports() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("inspect");
-    // What a process that was killed leaves behind.
+    // The file of a process that was killed.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     assert!(std::fs::metadata(&socket).unwrap().file_type().is_socket());
     let (_server, address) = serve_tcp(
@@ -200,7 +199,7 @@ fn an_inspector_sees_what_an_element_resolved_declares_and_reports() {
 }
 
 #[test]
-fn a_question_that_is_none_is_refused_in_words() {
+fn a_malformed_query_is_refused_with_a_reason() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("inspect");
     let model = "classes: {Group: {}}";
@@ -255,7 +254,7 @@ fn a_question_that_is_none_is_refused_in_words() {
     assert_eq!(inspect.ask("Group", None, false).len(), 0);
     inspect.say(r#"{"id":8,"method":"echo","params":[1]}"#);
     assert_eq!(inspect.hear()["result"], json!([1]));
-    // No end in sight.
+    // A text without end.
     let mut endless = Inspect::connect(&socket);
     let _ = endless.stream.get_mut().write_all(&vec![b' '; 1 << 20]);
     let _ = endless.stream.get_mut().write_all(b"x");
@@ -265,7 +264,7 @@ fn a_question_that_is_none_is_refused_in_words() {
 }
 
 #[test]
-fn one_who_reads_nothing_holds_up_neither_the_server_nor_the_next() {
+fn an_inspector_client_that_receives_nothing_does_not_block_others() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("inspect");
     let policy = (0..20_000)
@@ -274,7 +273,7 @@ fn one_who_reads_nothing_holds_up_neither_the_server_nor_the_next() {
     let mut config = ServerConfig::new(server_settings("pr1")).policy(policy);
     config.inspector = Some(LocalSocket::new(&socket));
     let server = serve(config);
-    // Twenty megabytes for each, which fit no buffer.
+    // Twenty megabytes for each client, more than all buffers hold.
     let slow: Vec<_> = (0..20)
         .map(|_| {
             let mut slow = Inspect::connect(&socket);

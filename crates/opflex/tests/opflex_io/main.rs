@@ -1,5 +1,5 @@
-//! OpFlex over real connections: our element against our server, recorded
-//! sessions against both, bad input, slow clients. Every wait has a limit.
+//! OpFlex over real connections: element and server, recorded sessions with both, bad input, slow
+//! clients. Every wait has a time limit.
 
 #![allow(
     clippy::unwrap_used,
@@ -36,7 +36,7 @@ use ssntp_transport::Role;
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
 
-/// How long anything may take before a test fails.
+/// The time limit of every wait.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn authority() -> &'static Authority {
@@ -69,7 +69,7 @@ fn serve(config: ServerConfig) -> Server {
     Server::start(config).unwrap()
 }
 
-/// A server in memory, where elements know it as `NAME:1`.
+/// A server in memory with the address `NAME:1`.
 fn serve_in_memory(name: &str, policy: Vec<ManagedObject>) -> (Server, MemoryListener) {
     let place = MemoryListener::new();
     let config = ServerConfig::new(server_settings(name))
@@ -78,14 +78,14 @@ fn serve_in_memory(name: &str, policy: Vec<ManagedObject>) -> (Server, MemoryLis
     (serve(config), place)
 }
 
-/// A server at a port of its own, and where that is.
+/// A server at a port of its own, and its address.
 fn serve_tcp(config: ServerConfig) -> (Server, String) {
     let server = serve(config.listen(Address::tcp("127.0.0.1", 0)));
     let address = server.addresses()[0].to_string();
     (server, address)
 }
 
-/// Settings of an element that comes back soon.
+/// Settings of an element that reconnects soon.
 fn element_settings(name: &str, peers: &[&str]) -> policy_element::Settings {
     let mut settings = policy_element::Settings::new(name, "test", peers.iter().copied());
     settings.reconnect = Duration::from_millis(20);
@@ -98,7 +98,7 @@ fn element(name: &str, address: &str) -> PolicyElement {
     PolicyElement::start(ElementConfig::new(element_settings(name, &[address]))).unwrap()
 }
 
-/// The first event that the test is after.
+/// The first event that the test waits for.
 fn event<T>(element: &PolicyElement, mut find: impl FnMut(ElementEvent) -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
@@ -115,7 +115,7 @@ fn until_health(element: &PolicyElement, wanted: Health) {
     });
 }
 
-/// Waits until an object that is held has a value, or is gone.
+/// Waits until a received object has a value, or is removed.
 fn until_value(element: &PolicyElement, what: Store, at: &str, value: Option<&str>) {
     let at = uri(at);
     until(|| {
@@ -127,7 +127,7 @@ fn until_value(element: &PolicyElement, what: Store, at: &str, value: Option<&st
     });
 }
 
-/// Waits until the server is as the test says.
+/// Waits until the server has the expected state.
 fn until_server(
     handle: &ServerHandle,
     is: impl Fn(&ServerContext<'_>) -> bool + Send + Sync + Copy + 'static,
@@ -135,7 +135,7 @@ fn until_server(
     until(|| handle.with(move |cx| is(cx)).unwrap());
 }
 
-/// Looks until it is so.
+/// Checks a condition repeatedly until it is true.
 fn until(mut is: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !is() {

@@ -159,7 +159,7 @@ fn every_method_over_mutual_tls_with_any_name() {
     );
 }
 
-/// Whether an element with this TLS becomes ready.
+/// True if an element with this TLS becomes ready.
 pub(super) fn is_let_in(acceptor: Acceptor, connector: Option<Connector>, name: &str) -> bool {
     let (server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).tls(acceptor));
     let mut config = ElementConfig::new(element_settings("pe1", &[&address]));
@@ -187,7 +187,7 @@ pub(super) fn is_let_in(acceptor: Acceptor, connector: Option<Connector>, name: 
 }
 
 #[test]
-fn each_kind_of_tls_lets_in_whom_it_should() {
+fn each_kind_of_tls_accepts_the_right_peers() {
     let trust = authority().trust();
     let stranger = Authority::new(&AuthorityRequest::default()).unwrap();
     let (ours, own) = (stranger.trust(), identity());
@@ -238,7 +238,7 @@ fn each_kind_of_tls_lets_in_whom_it_should() {
 }
 
 #[test]
-fn what_is_resolved_is_told_for_the_refresh_time_and_no_longer() {
+fn updates_are_sent_for_the_refresh_rate_and_no_longer() {
     let (server, address) =
         serve_tcp(ServerConfig::new(server_settings("pr1")).policy(vec![object(GROUP, "web")]));
     let handle = server.handle();
@@ -253,7 +253,7 @@ fn what_is_resolved_is_told_for_the_refresh_time_and_no_longer() {
     assert_eq!(raw.recv_other().unwrap()["method"], "policy_update");
     until_server(&handle, |cx| cx.core().sessions(cx.now())[0].policies == 0);
     handle.edit(Edit::Merge(vec![object(GROUP, "b")])).unwrap();
-    // Nothing comes between the change and the answer to what is said after it.
+    // No message comes between the change and the answer to the next request.
     raw.send(&json!({"id": 7, "method": "echo", "params": [1]}));
     assert_eq!(raw.recv_other().unwrap(), json!({"id": 7, "result": [1]}));
 
@@ -265,7 +265,7 @@ fn what_is_resolved_is_told_for_the_refresh_time_and_no_longer() {
 }
 
 #[test]
-fn an_element_refreshes_what_it_holds_in_time() {
+fn an_element_repeats_its_requests_before_the_refresh_rate_ends() {
     let (server, address) =
         serve_tcp(ServerConfig::new(server_settings("pr1")).policy(vec![object(GROUP, "web")]));
     let handle = server.handle();
@@ -283,14 +283,14 @@ fn an_element_refreshes_what_it_holds_in_time() {
             count(Method::PolicyResolve) > 3 && count(Method::EndpointDeclare) > 3
         })
     });
-    // All the time it was told, and its endpoint was there.
+    // Until then it got updates, and its endpoint existed.
     assert_eq!(handle.sessions().unwrap()[0].policies, 1);
     assert_eq!(handle.with(|cx| cx.core().endpoints().len()).unwrap(), 1);
     assert_eq!(element.health().unwrap(), Health::Healthy);
 }
 
 #[test]
-fn events_that_nobody_takes_are_dropped_and_counted() {
+fn events_that_are_not_received_are_dropped_and_counted() {
     let (server, place) = serve_in_memory("pr1", vec![object(GROUP, "0")]);
     let mut config = ElementConfig::new(element_settings("pe1", &["pr1:1"]));
     config.events = 3;
@@ -318,9 +318,9 @@ fn events_that_nobody_takes_are_dropped_and_counted() {
     ));
 }
 
-/// Nothing but the end of its time makes an endpoint go: no echo, no request.
+/// An endpoint expires without any echo or request.
 #[test]
-fn what_ends_soon_ends_in_time_while_nothing_else_happens() {
+fn expiry_happens_in_time_without_other_events() {
     let mut settings = server_settings("pr1");
     settings.keepalive.first = Duration::from_secs(3600);
     let (_server, address) = serve_tcp(ServerConfig::new(settings));

@@ -1,4 +1,4 @@
-//! A peer that says what the test says, over TCP.
+//! A peer over TCP that sends what the test sends.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -29,7 +29,7 @@ impl Raw {
         Self { stream, reader }
     }
 
-    /// A client that has told its identity.
+    /// A client whose identity is accepted.
     pub(crate) fn identified(address: &str, name: &str, domain: &str) -> Self {
         let mut raw = Self::connect(address);
         let identity =
@@ -48,7 +48,7 @@ impl Raw {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// False when the other side is gone.
+    /// False if the other side has closed the connection.
     pub(crate) fn try_send(&mut self, message: &Value) -> bool {
         self.stream.write_all(format!("{message}\0").as_bytes()).is_ok()
     }
@@ -64,7 +64,7 @@ impl Raw {
         }
     }
 
-    /// The next message that is no echo.
+    /// The next message, without echoes.
     pub(crate) fn recv_other(&mut self) -> Option<Value> {
         loop {
             let message = self.recv()?;
@@ -74,7 +74,7 @@ impl Raw {
         }
     }
 
-    /// The next request of this method; what comes before is skipped.
+    /// The next request of this method. Earlier messages are skipped.
     pub(crate) fn recv_method(&mut self, method: &str) -> Value {
         loop {
             let message = self.recv().expect(method);
@@ -84,7 +84,7 @@ impl Raw {
         }
     }
 
-    /// Says something and waits for its answer; what comes before is skipped.
+    /// Sends a request and waits for its answer. Earlier messages are skipped.
     pub(crate) fn ask(&mut self, request: &Value) -> Value {
         self.send(request);
         loop {

@@ -1,4 +1,4 @@
-//! Recorded sessions of libopflex, said again over TCP.
+//! Recorded sessions of libopflex, replayed over TCP.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::TcpListener;
@@ -29,7 +29,7 @@ fn said(capture: &str, direction: &str, address: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Lists whose order says nothing, in one order.
+/// Sorts lists whose order has no meaning.
 pub(crate) fn ordered(value: Value) -> Value {
     match value {
         Value::Array(values) => {
@@ -47,7 +47,7 @@ pub(crate) fn ordered(value: Value) -> Value {
     }
 }
 
-/// Everything in the results of a capture's resolves.
+/// All objects in the results of a capture's resolves.
 fn objects(capture: &str, member: &str) -> Vec<ManagedObject> {
     let mut objects = BTreeMap::new();
     for message in said(capture, "srv>pe", RECORDED_AT) {
@@ -59,8 +59,7 @@ fn objects(capture: &str, member: &str) -> Vec<ManagedObject> {
     objects.into_values().collect()
 }
 
-/// Says all that the element of a capture said, one after the other, and
-/// compares the answers.
+/// Sends all messages of the element of a capture, one after the other, and compares the answers.
 fn replay_element(capture: &str, domain: &str) {
     let mut settings = server_settings("server");
     settings.domain = domain.to_owned();
@@ -108,9 +107,8 @@ fn the_recorded_agent_is_answered_as_by_the_real_server() {
     replay_element(AGENT, "openstack");
 }
 
-/// A server like the one of a capture, at an address of its own, says to the
-/// element of that capture exactly what the recorded one said. `own` is where
-/// that was, as the lists of servers have it.
+/// A server like that of a capture, at an address of its own, sends the recorded element exactly the
+/// recorded messages. `own` is the recorded address, as in the lists of servers.
 fn answers_are_the_same(capture: &str, own: Option<&str>) {
     let mut connections: BTreeMap<u64, Vec<(bool, String)>> = BTreeMap::new();
     for line in capture.lines() {
@@ -192,7 +190,7 @@ fn the_recorded_proxies_are_answered_as_by_libopflex() {
     );
 }
 
-/// The server of the tour, whose element wanted two policies and an endpoint.
+/// The server of the tour, whose element resolved two policies and an endpoint.
 #[test]
 fn the_recorded_server_is_understood() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -206,7 +204,7 @@ fn the_recorded_server_is_understood() {
         server.send(message);
     }
     until_health(&element, Health::Healthy);
-    // What it says first, in whatever order: echo, identity, its answer.
+    // The first messages in any order: echo, identity, answer.
     let first: Vec<Value> = (0..3).map(|_| server.recv().unwrap()).collect();
     assert!(
         first.contains(&json!({"id": ["echo", 0], "result": [1383112]})),

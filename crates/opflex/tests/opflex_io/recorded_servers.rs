@@ -1,5 +1,5 @@
-//! Recorded servers of libopflex, played again to our element over TCP: it says
-//! what the recorded element said, but for names, times, numbers and order.
+//! Recorded servers of libopflex, replayed to an element over TCP. The element sends the messages of
+//! the recorded element, apart from names, times, numbers and order.
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -23,7 +23,7 @@ const C: &str = include_str!("../fixtures/opflex/02_bootstrap_C.jsonl");
 const AGENT: &str = include_str!("../fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl");
 const TRANSPORT: &str = include_str!("../fixtures/opflex/08_transport_mode_identity.jsonl");
 
-/// Where the servers were that the captures speak of.
+/// The addresses of the servers in the captures.
 const B_AT: &str = "127.0.0.1:18402";
 const C_AT: &str = "127.0.0.1:18403";
 
@@ -50,11 +50,11 @@ fn essence(message: &Value) -> Said {
 
 /// One connection of a capture.
 struct Script {
-    /// What the element said, in order.
+    /// The messages of the element, in order.
     asked: Vec<Said>,
-    /// What the server answered to that.
+    /// The answers of the server.
     answers: BTreeMap<Said, Value>,
-    /// What the server asked by itself.
+    /// The requests of the server.
     asks: Vec<Value>,
 }
 
@@ -102,17 +102,16 @@ fn scripts(capture: &str, addresses: &[(&str, &str)]) -> Vec<Script> {
     messages.into_values().map(script).collect()
 }
 
-/// A server that plays its scripts, one after the other, the last again and
-/// again.
+/// A server that plays its scripts, one for each connection, and the last one repeatedly.
 struct Player {
     address: String,
-    /// What the element said on each connection.
+    /// The messages of the element on each connection.
     heard: Arc<Mutex<Vec<Vec<Said>>>>,
     now: Arc<Mutex<Now>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How far a player is.
+/// The progress of a player.
 enum Now {
     Waiting,
     Playing(TcpStream),
@@ -147,14 +146,13 @@ impl Player {
         }
     }
 
-    /// What the element said on a connection, echoes but the first left out, in
-    /// one order.
+    /// The messages of the element on a connection, sorted, with only the first echo.
     fn heard(&self, connection: usize) -> Vec<Said> {
         let heard = self.heard.lock().unwrap();
         sorted(heard.get(connection).cloned().unwrap_or_default())
     }
 
-    /// Ends as a program does that is killed.
+    /// Closes all connections like a program that is killed.
     fn end(mut self) {
         self.stop();
     }
@@ -190,7 +188,7 @@ fn play(mut raw: Raw, script: &Script, mut hear: impl FnMut(Said)) {
     }
     while let Some(message) = raw.recv() {
         if message.get("method").is_none() {
-            // An answer to one of ours, which libopflex takes as it is.
+            // The element's answer to a request of the server.
             assert!(message.get("result").is_some(), "{message}");
             continue;
         }
@@ -224,10 +222,10 @@ fn state(element: &PolicyElement, address: &str) -> Option<PeerState> {
         .find_map(|(at, state)| (at == address).then_some(state))
 }
 
-/// The recorded servers: A leads to B and C, B ends, C ends, A is asked again,
-/// B is back and hears everything that is held.
+/// The recorded servers: A lists B and C; B ends, C ends, and A is dialled again; B is back and gets
+/// all requests.
 #[test]
-fn the_recorded_bootstrap_leads_our_element_the_same_way() {
+fn the_recorded_bootstrap_gives_the_same_connections() {
     let [(a, at_a), (b, at_b), (c, at_c)] = [bind(), bind(), bind()];
     let addresses = [(B_AT, &*at_b), (C_AT, &*at_c)];
     let scripts = |capture| scripts(capture, &addresses);
@@ -257,7 +255,7 @@ fn the_recorded_bootstrap_leads_our_element_the_same_way() {
     until_health(&element, Health::Degraded);
     c.end();
     until_health(&element, Health::Down);
-    // A is asked again, and again, as long as nobody is there.
+    // A is dialled repeatedly while no other server is there.
     until(|| anycast.heard(2) == asked(&of_a, 2));
     assert_eq!(anycast.heard(1), asked(&of_a, 1));
 
@@ -268,9 +266,9 @@ fn the_recorded_bootstrap_leads_our_element_the_same_way() {
     element.stop();
 }
 
-/// The recorded server of transport mode tells the proxies and leads on.
+/// The recorded server of transport mode sends the proxies and lists another server.
 #[test]
-fn the_recorded_proxies_are_told() {
+fn the_recorded_proxies_are_an_event() {
     let [(a, at_a), (next, at_next)] = [bind(), bind()];
     let addresses = [("127.0.0.1:28012", &*at_next)];
     let script = scripts(TRANSPORT, &addresses);
@@ -287,7 +285,7 @@ fn the_recorded_proxies_are_told() {
         ["1.1.1.1", "2.2.2.2", "3.3.3.3"]
     );
     assert_eq!(first.heard(0), asked(&script, 0));
-    // What it leads to is dialled.
+    // The listed server is dialled.
     let mut next = Raw::accept(&next);
     let identity = next.recv_method("send_identity");
     assert_eq!(identity["params"][0]["my_location"], "location_string");
@@ -295,10 +293,10 @@ fn the_recorded_proxies_are_told() {
     element.stop();
 }
 
-/// The recorded server of the real agent: our element wants what the agent
-/// wanted, declares what it declared, lets go of what it let go of.
+/// The recorded server of the real agent: the element resolves, declares and releases the same
+/// objects as the agent.
 #[test]
-fn the_recorded_server_of_the_agent_hears_what_the_agent_said() {
+fn the_recorded_server_of_the_agent_gets_the_requests_of_the_agent() {
     let (listener, address) = bind();
     let addresses = [("127.0.0.1:18009", &*address)];
     let script = scripts(AGENT, &addresses).remove(0);
@@ -337,7 +335,7 @@ fn the_recorded_server_of_the_agent_hears_what_the_agent_said() {
             }
             Method::EndpointUndeclare => {
                 if !element.undeclare(&uri(&member("endpoint_uri"))).unwrap() {
-                    // The agent took back what it had not declared.
+                    // The agent undeclared endpoints that it had not declared.
                     expected.retain(|other| other != said);
                 }
             }

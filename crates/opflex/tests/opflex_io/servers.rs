@@ -16,7 +16,7 @@ fn peer(address: &str) -> Peer {
     }
 }
 
-/// A server at this address, which names itself and the others.
+/// A server at this address, which lists itself and the others.
 fn serve_at(address: &str, roles: bool, others: &[&str]) -> Server {
     let mut settings = server_settings(address);
     settings.peers = others.iter().copied().map(peer).collect();
@@ -29,7 +29,7 @@ fn serve_at(address: &str, roles: bool, others: &[&str]) -> Server {
     serve(config)
 }
 
-/// Addresses that nobody listens at.
+/// Addresses without a listener.
 pub(crate) fn free<const N: usize>() -> [String; N] {
     let listeners: [std::net::TcpListener; N] =
         std::array::from_fn(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
@@ -43,7 +43,7 @@ fn states(element: &PolicyElement) -> Vec<(String, PeerState)> {
 }
 
 #[test]
-fn a_server_that_knows_only_the_others_leads_to_them() {
+fn a_server_that_lists_only_others_is_left_for_them() {
     let [anycast, b, c] = free();
     let _a = serve_at(&anycast, false, &[&b, &c]);
     let servers = [serve_at(&b, true, &[&b, &c]), serve_at(&c, true, &[&b, &c])];
@@ -66,7 +66,7 @@ fn a_server_that_knows_only_the_others_leads_to_them() {
 }
 
 #[test]
-fn a_server_tells_who_is_there_what_they_asked_for_and_what_it_holds() {
+fn the_control_socket_shows_sessions_counters_and_objects() {
     let [address] = free();
     let server = serve_at(&address, true, &[&address]);
     let element = element("pe1", &address);
@@ -88,7 +88,7 @@ fn a_server_tells_who_is_there_what_they_asked_for_and_what_it_holds() {
 }
 
 #[test]
-fn everything_is_asked_for_and_told_again_when_a_server_is_back() {
+fn all_requests_are_sent_again_when_a_server_is_back() {
     let [b, c] = free();
     let mut servers = [&b, &c].map(|address| Some(serve_at(address, true, &[&b, &c])));
     let element = PolicyElement::start(ElementConfig::new(element_settings("pe1", &[&b, &c]))).unwrap();
@@ -100,7 +100,7 @@ fn everything_is_asked_for_and_told_again_when_a_server_is_back() {
     for (index, address) in [&b, &c].into_iter().enumerate() {
         servers[index].take().unwrap().stop();
         until_health(&element, Health::Degraded);
-        // What it had it keeps.
+        // The received policy stays.
         until_value(&element, Store::Policy, GROUP, Some("web"));
         let server = serve_at(address, true, &[&b, &c]);
         until_health(&element, Health::Healthy);
@@ -126,7 +126,7 @@ fn everything_is_asked_for_and_told_again_when_a_server_is_back() {
 }
 
 #[test]
-fn the_one_that_leads_to_others_is_asked_again_when_they_are_gone() {
+fn a_parked_server_is_dialled_again_when_the_others_are_gone() {
     let [anycast, b, c] = free();
     let a = serve_at(&anycast, false, &[&b]);
     let first = serve_at(&b, true, &[&b]);
@@ -141,9 +141,8 @@ fn the_one_that_leads_to_others_is_asked_again_when_they_are_gone() {
 }
 
 #[test]
-fn a_stopped_element_ends_while_it_dials() {
-    // Nobody answers at this address; whether it is refused or lost in the
-    // network, the attempt ends with the element.
+fn an_element_that_dials_can_be_stopped() {
+    // No host answers at this address. The attempt ends with the element.
     let element = element("pe1", "192.0.2.1:8009");
     let begin = Instant::now();
     element.stop();
@@ -151,7 +150,7 @@ fn a_stopped_element_ends_while_it_dials() {
 }
 
 #[test]
-fn calls_after_the_end_say_so() {
+fn calls_after_the_stop_fail() {
     let (server, place) = serve_in_memory("pr1", Vec::new());
     let config = ElementConfig::new(element_settings("pe1", &["pr1:1"])).connect_in_memory("pr1:1", &place);
     let element = PolicyElement::start(config).unwrap();
@@ -170,13 +169,13 @@ fn a_call_from_a_call_is_refused() {
     let (handle, inner) = (server.handle(), server.handle());
     let result = handle.with(move |_| inner.policy().map(|_| ())).unwrap();
     assert!(matches!(result, Err(ssntp_opflex::run::CallError::OnDispatcher)));
-    // One that panics is nobody else's business.
+    // A call that panics does not affect others.
     assert!(handle.with(|_| panic!("on purpose")).is_err());
     assert!(handle.policy().is_ok());
 }
 
 #[test]
-fn who_takes_no_events_is_told_how_many_are_lost() {
+fn an_application_that_receives_no_events_gets_the_number_of_lost_ones() {
     let (server, place) = serve_in_memory("pr1", vec![object(GROUP, "0")]);
     let mut config =
         ElementConfig::new(element_settings("pe1", &["pr1:1"])).connect_in_memory("pr1:1", &place);
@@ -195,7 +194,7 @@ fn who_takes_no_events_is_told_how_many_are_lost() {
             .edit(Edit::Merge(vec![object(GROUP, &n.to_string())]))
             .unwrap();
     }
-    // Nothing is lost of the policy itself.
+    // The policy itself is complete.
     until_value(&element, Store::Policy, GROUP, Some("5"));
     let first = element.recv_timeout(LIMIT).unwrap();
     assert!(matches!(first, ElementEvent::Peer { .. }), "{first:?}");

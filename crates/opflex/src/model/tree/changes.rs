@@ -42,7 +42,7 @@ pub struct Change {
     pub before: Option<Box<ManagedObject>>,
 }
 
-/// All objects that one edit changed, in the order of their URIs, so parents come
+/// All objects that one edit changed, in the order of their URIs, so parents are
 /// before children. Empty if the edit changed nothing.
 pub type Changes = Vec<Change>;
 

@@ -1,4 +1,4 @@
-//! The tree on its own, and beside a model too simple to be wrong.
+//! The tree by itself, and compared with a naive model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ fn kinds(changes: &Changes) -> Vec<(&str, ChangeKind)> {
 use ChangeKind::{Created, Deleted, Modified};
 
 #[test]
-fn replace_drops_what_is_listed_no_more_and_merge_keeps_it() {
+fn replace_deletes_unlisted_children_and_merge_keeps_them() {
     let mut tree = Tree::new();
     let all = || {
         vec![
@@ -71,7 +71,7 @@ fn replace_drops_what_is_listed_no_more_and_merge_keeps_it() {
 }
 
 #[test]
-fn who_names_no_parent_is_below_the_nearest_object_above() {
+fn an_object_without_a_parent_is_below_the_nearest_object_above() {
     let mut tree = Tree::new();
     tree.merge(vec![object("/a/b/c/d/"), object("/a/"), object("/x/y/")])
         .unwrap();
@@ -88,7 +88,7 @@ fn who_names_no_parent_is_below_the_nearest_object_above() {
 }
 
 #[test]
-fn equal_values_change_nothing() {
+fn equal_values_cause_no_updates() {
     let mut tree = Tree::new();
     let one = || under("/a/b/", "/a/").with("p", 1).with("q", json!(["x"]));
     tree.merge(vec![one()]).unwrap();
@@ -100,7 +100,7 @@ fn equal_values_change_nothing() {
 }
 
 #[test]
-fn children_come_before_parents_and_parents_never_come() {
+fn children_may_arrive_before_or_without_their_parents() {
     let mut tree = Tree::new();
     tree.merge(vec![
         under("/a/b/c/", "/a/b/"),
@@ -115,7 +115,7 @@ fn children_come_before_parents_and_parents_never_come() {
 }
 
 #[test]
-fn an_announced_child_is_adopted_when_it_comes() {
+fn an_announced_child_is_linked_when_it_arrives() {
     let mut tree = Tree::new();
     let parent = ManagedObject::new("space", uri("/a/"));
     tree.merge(vec![listing(parent, &["/a/b/"])]).unwrap();
@@ -154,7 +154,7 @@ fn a_child_has_one_parent() {
 }
 
 #[test]
-fn what_is_deleted_takes_what_is_below_with_it() {
+fn deleting_an_object_deletes_its_subtree() {
     let mut tree = Tree::new();
     tree.merge(vec![
         object("/a/"),
@@ -174,16 +174,16 @@ fn what_is_deleted_takes_what_is_below_with_it() {
 }
 
 #[test]
-fn going_and_coming_within_an_edit_is_no_change() {
+fn an_object_that_an_edit_deletes_and_adds_again_is_unchanged() {
     let mut tree = Tree::new();
     tree.merge(vec![object("/a/"), under("/a/b/", "/a/")]).unwrap();
-    // The first takes the child away, the second brings it back.
+    // The first update deletes the child, the second adds it again.
     let changes = tree.replace(vec![object("/a/"), under("/a/b/", "/a/")]).unwrap();
     assert!(changes.is_empty(), "{changes:?}");
 }
 
 #[test]
-fn an_edit_with_a_bad_object_changes_nothing() {
+fn an_edit_with_a_bad_object_has_no_effect() {
     let mut tree = Tree::new();
     for bad in [
         under("/a/b/", "/x/"),
@@ -222,7 +222,7 @@ fn an_update_is_one_edit() {
 }
 
 #[test]
-fn deleting_spares_what_is_to_be_kept() {
+fn delete_sparing_keeps_spared_objects() {
     let mut tree = Tree::new();
     let all = ["/a/", "/a/b/", "/a/b/c/", "/a/d/"];
     tree.merge(vec![
@@ -241,7 +241,7 @@ fn deleting_spares_what_is_to_be_kept() {
 }
 
 #[test]
-fn replacing_everything_tells_the_difference() {
+fn replacing_the_tree_returns_the_differences() {
     let mut tree = Tree::new();
     tree.merge(vec![
         object("/a/"),
@@ -282,8 +282,7 @@ fn objects_are_found_by_class_and_identifier() {
 /// URI, value of the one property, parent and children of an object.
 type State = (Uri, Option<Value>, Option<Uri>, BTreeSet<Uri>);
 
-/// What the tree should be, kept as simply as possible: looked through from end
-/// to end for every question.
+/// A naive model of the tree, which searches all objects for every query.
 #[derive(Debug, Default)]
 struct Naive {
     objects: BTreeMap<Uri, ManagedObject>,
@@ -428,7 +427,7 @@ fn any_object() -> impl Strategy<Value = ManagedObject> {
 
 fn any_edit() -> impl Strategy<Value = Edit> {
     let objects = || {
-        // Each URI once: what two objects with the same one mean is not said.
+        // Each URI once, because the meaning of duplicates is not defined.
         prop::collection::vec(any_object(), 1..5).prop_map(|objects| {
             let mut seen = BTreeSet::new();
             objects
@@ -468,8 +467,7 @@ proptest! {
             };
             prop_assert_eq!(state(&tree), naive.state(), "{:?}", edit);
 
-            // What is below an object is told with it, parents first, and every
-            // object is in every table once.
+            // A subtree is returned parents first, and every object is in every table once.
             for object in tree.iter() {
                 let subtree: Vec<_> = tree.subtree(object.uri()).map(|o| o.uri().clone()).collect();
                 let covered: Vec<_> = naive.objects.keys().filter(|uri| object.uri().covers(uri)).cloned().collect();
@@ -494,7 +492,7 @@ proptest! {
             }).collect();
             prop_assert_eq!(kinds(&changes), expected, "{:?}", edit);
         }
-        // Nothing is left behind in the tables.
+        // The tables are empty.
         tree.delete(&[Uri::root(), uri("/a/"), uri("/b/")]);
         let rest: Vec<Uri> = tree.iter().map(|object| object.uri().clone()).collect();
         tree.delete(&rest);
@@ -506,12 +504,12 @@ proptest! {
 }
 
 thread_local! {
-    /// How many URIs were looked at for what is below others.
+    /// The number of URIs that were visited in searches of subtrees.
     pub(super) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 #[test]
-fn what_is_below_a_uri_is_found_without_looking_at_its_namesakes() {
+fn a_subtree_is_found_without_visiting_similar_uris() {
     for siblings in [20, 20_000] {
         let mut tree = Tree::new();
         let groups = (1..=siblings).map(|n| object(&format!("/space/group{n}/")));
@@ -534,7 +532,7 @@ fn what_is_below_a_uri_is_found_without_looking_at_its_namesakes() {
 }
 
 #[test]
-fn with_the_slash_at_its_end_or_without_a_uri_covers_the_same() {
+fn a_uri_covers_the_same_objects_with_and_without_its_last_slash() {
     let mut tree = Tree::new();
     let all = ["/a", "/a!/", "/a-b/", "/a/", "/a/b", "/a/b/c/", "/a//", "/ab/"];
     tree.merge(all.map(object).to_vec()).unwrap();

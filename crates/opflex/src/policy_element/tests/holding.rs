@@ -1,4 +1,4 @@
-//! Resolves, declarations and reports: told, repeated, refreshed, taken back.
+//! Resolves, declarations and reports: sent, repeated, refreshed, ended.
 
 use super::super::{ElementLimits, ReferenceId, Store};
 use super::*;
@@ -40,7 +40,7 @@ fn known(world: &World) -> Vec<String> {
         .collect()
 }
 
-/// What the last events said of changed objects.
+/// The changes in the latest events.
 fn changed(world: &mut World) -> Vec<(String, ChangeKind)> {
     let events = std::mem::take(&mut world.events);
     let changes = events.into_iter().filter_map(|event| match event {
@@ -58,7 +58,7 @@ fn sent(method: &str, text: &str) -> (String, String) {
 }
 
 #[test]
-fn a_resolve_is_sent_once_and_its_result_is_told() {
+fn a_resolve_is_sent_once_and_its_result_is_an_event() {
     let (mut world, server) = World::ready(Settings::default());
     resolve(&mut world, "/a/");
     resolve(&mut world, "/a/");
@@ -95,7 +95,7 @@ fn a_resolve_is_sent_once_and_its_result_is_told() {
 }
 
 #[test]
-fn what_was_wanted_before_the_connection_is_sent_once_connected_to_who_takes_it() {
+fn earlier_requests_are_sent_on_connecting_by_role() {
     let mut world = World::new(Settings::new("pe1", "default", ["a:1", "b:1", "c:1"]));
     resolve(&mut world, "/a/");
     declare(&mut world, "/ep/", 1);
@@ -129,7 +129,7 @@ fn everything_is_sent_again_after_a_reconnect_with_new_numbers() {
 }
 
 #[test]
-fn no_answer_and_an_error_are_repeated_alike_with_the_same_number() {
+fn a_request_without_answer_or_with_an_error_is_repeated_with_its_number() {
     let (mut world, server) = World::ready(Settings::default());
     resolve(&mut world, "/a/");
     declare(&mut world, "/ep/", 1);
@@ -158,7 +158,7 @@ fn no_answer_and_an_error_are_repeated_alike_with_the_same_number() {
 }
 
 #[test]
-fn an_answer_to_another_method_with_the_number_of_a_request_is_none() {
+fn an_answer_to_another_method_with_the_number_of_a_request_is_ignored() {
     let (mut world, server) = World::ready(Settings::default());
     resolve(&mut world, "/a/");
     let asked = world.heard(server).pop().unwrap();
@@ -186,7 +186,7 @@ fn an_endpoint_resolve_is_not_repeated_once_answered() {
 }
 
 #[test]
-fn only_who_did_not_answer_is_asked_again() {
+fn a_request_is_repeated_only_to_servers_that_did_not_answer() {
     let mut world = World::new(Settings::new("pe1", "default", ["a:1", "b:1"]));
     let a = world.accept("a:1", &ALL, &["a:1", "b:1"]);
     let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
@@ -205,7 +205,7 @@ fn only_who_did_not_answer_is_asked_again() {
 }
 
 #[test]
-fn everything_held_is_refreshed_between_a_third_and_a_half_of_its_time() {
+fn requests_are_refreshed_after_a_third_to_a_half_of_the_refresh_rate() {
     let (mut world, server) = World::ready(Settings {
         prr: Duration::from_secs(15),
         ..Settings::default()
@@ -230,7 +230,7 @@ fn everything_held_is_refreshed_between_a_third_and_a_half_of_its_time() {
 }
 
 #[test]
-fn an_empty_answer_takes_nothing_away() {
+fn an_empty_answer_removes_no_objects() {
     let (mut world, server) = World::ready(Settings {
         prr: Duration::from_secs(15),
         ..Settings::default()
@@ -246,7 +246,7 @@ fn an_empty_answer_takes_nothing_away() {
 }
 
 #[test]
-fn the_last_release_takes_the_resolve_back_after_a_moment() {
+fn the_last_release_sends_an_unresolve_after_the_linger_time() {
     let (mut world, server) = World::ready(Settings::default());
     let (one, two) = (resolve(&mut world, "/a/"), resolve(&mut world, "/a/"));
     world.serve(server, &[object("/a/", 1), object("/a/b/", 1)]);
@@ -276,7 +276,7 @@ fn the_last_release_takes_the_resolve_back_after_a_moment() {
 }
 
 #[test]
-fn what_is_wanted_again_in_time_is_not_taken_back() {
+fn a_policy_that_is_resolved_again_in_time_is_not_unresolved() {
     let (mut world, server) = World::ready(Settings::default());
     let one = resolve(&mut world, "/a/");
     world.serve(server, &[object("/a/", 1)]);
@@ -289,7 +289,7 @@ fn what_is_wanted_again_in_time_is_not_taken_back() {
 }
 
 #[test]
-fn a_policy_inside_a_released_one_stays_when_it_is_wanted_itself() {
+fn a_policy_below_a_released_one_stays_if_it_is_resolved_itself() {
     let (mut world, server) = World::ready(Settings::default());
     let outer = resolve(&mut world, "/a/");
     resolve(&mut world, "/a/b/");
@@ -301,7 +301,7 @@ fn a_policy_inside_a_released_one_stays_when_it_is_wanted_itself() {
 }
 
 #[test]
-fn updates_replace_merge_and_delete_and_are_told() {
+fn updates_replace_merge_and_delete_and_are_events() {
     let (mut world, server) = World::ready(Settings::default());
     resolve(&mut world, "/a/");
     let child = |value: i64| {
@@ -336,13 +336,13 @@ fn updates_replace_merge_and_delete_and_are_told() {
         ("/a/b/".to_owned(), ChangeKind::Deleted),
     ];
     assert_eq!(changed(&mut world), gone);
-    // It is wanted all the same, and comes again with an update.
+    // The resolve stays in force, and an update adds the object again.
     world.ask(server, "policy_update", json!([{"replace": [object("/a/", 4)]}]));
     assert_eq!(known(&world), ["/a/"]);
 }
 
 #[test]
-fn a_faulty_update_is_refused_whole() {
+fn a_malformed_update_has_no_effect() {
     let (mut world, server) = World::ready(Settings::default());
     resolve(&mut world, "/a/");
     world.serve(server, &[object("/a/", 1)]);
@@ -377,7 +377,7 @@ fn updates_are_answered_only_when_the_server_is_strict() {
 }
 
 #[test]
-fn what_policy_refers_to_is_followed_and_let_go_again() {
+fn referenced_policies_are_resolved_and_unresolved() {
     let (mut world, server) = World::ready(Settings::default());
     let policy = [
         object("/a/", reference("/b/")),
@@ -401,7 +401,7 @@ fn what_policy_refers_to_is_followed_and_let_go_again() {
     assert_eq!(seen, ["/a/", "/b/", "/c/", "/d/"]);
     assert_eq!(world.element.followed, 4 - 1);
 
-    // A reference changes: what it led to goes, what is still reached stays.
+    // A reference changes: policies that are not reached any more are removed.
     world.ask(
         server,
         "policy_update",
@@ -411,7 +411,7 @@ fn what_policy_refers_to_is_followed_and_let_go_again() {
     assert_eq!(world.requests(server), [sent("policy_unresolve", "/d/")]);
     assert_eq!(known(&world), ["/a/", "/b/", "/c/"]);
 
-    // The three refer to each other in a circle, and go together.
+    // The three policies refer to each other in a circle, and are removed together.
     release(&mut world, top);
     world.pass(0.3);
     assert_eq!(world.requests(server).len(), 3);
@@ -419,7 +419,7 @@ fn what_policy_refers_to_is_followed_and_let_go_again() {
 }
 
 #[test]
-fn following_can_begin_later_and_goes_only_so_far() {
+fn following_can_begin_later_and_has_a_limit() {
     let (mut world, server) = World::ready(Settings {
         limits: ElementLimits {
             followed: 1,
@@ -469,7 +469,7 @@ fn policy_is_resolved_by_identifier() {
 }
 
 #[test]
-fn a_declaration_is_told_when_it_changes_and_taken_back() {
+fn a_changed_declaration_is_sent_again_and_a_dropped_one_is_undeclared() {
     let (mut world, server) = World::ready(Settings::default());
     declare(&mut world, "/ep/", 1);
     let first = world.heard(server).remove(0);
@@ -482,7 +482,7 @@ fn a_declaration_is_told_when_it_changes_and_taken_back() {
     assert_eq!(world.heard(server), NOTHING);
     declare(&mut world, "/ep/", 2);
     assert_eq!(world.requests(server), [sent("endpoint_declare", "/ep/")]);
-    // The answer to the first one is too late to count for the second.
+    // The answer to the first request is ignored.
     world.say(server, &json!({"id": first["id"], "result": {}}));
     world.pass(11.1);
     assert_eq!(world.requests(server), [sent("endpoint_declare", "/ep/")]);
@@ -495,7 +495,7 @@ fn a_declaration_is_told_when_it_changes_and_taken_back() {
 }
 
 #[test]
-fn a_report_is_told_until_it_is_withdrawn() {
+fn a_report_is_repeated_until_it_is_withdrawn() {
     let (mut world, server) = World::ready(Settings {
         prr: Duration::from_secs(15),
         ..Settings::default()
@@ -535,7 +535,7 @@ fn endpoints_are_resolved_updated_and_released() {
             .cloned()
     };
     assert_eq!(value(&world), Some(json!(2)));
-    // Policy and endpoints are kept apart.
+    // Policy and endpoints are in separate trees.
     world.ask(
         server,
         "policy_update",
@@ -554,7 +554,7 @@ fn endpoints_are_resolved_updated_and_released() {
 }
 
 #[test]
-fn a_server_can_send_only_so_much() {
+fn the_objects_of_a_server_are_limited() {
     let (mut world, server) = World::ready(Settings {
         limits: ElementLimits {
             objects: 2,
@@ -580,7 +580,7 @@ fn a_server_can_send_only_so_much() {
 }
 
 #[test]
-fn an_answer_without_room_is_told_of_and_asked_for_again() {
+fn an_answer_beyond_the_limit_is_reported_and_the_resolve_is_repeated() {
     let mut settings = Settings::default();
     settings.limits.objects = 1;
     let (mut world, server) = World::ready(settings);
@@ -600,7 +600,7 @@ fn an_answer_without_room_is_told_of_and_asked_for_again() {
 }
 
 #[test]
-fn what_nobody_answers_raises_an_alarm_once_and_degrades_health_until_it_is_answered() {
+fn an_unanswered_request_raises_one_alarm_and_degrades_the_health_until_it_is_answered() {
     let (mut world, server) = World::ready(Settings::default());
     world.act(|element, now| element.resolve_policy("class", uri("/a/"), false, now));
     let alarms = |world: &World| {

@@ -1,4 +1,4 @@
-//! Conversations with a policy element: bytes in, bytes out, time by hand.
+//! Conversations with a policy element in memory. The test sets the time.
 
 mod holding;
 mod servers;
@@ -17,7 +17,7 @@ use crate::peer::{CloseReason, ConnectionId};
 /// No message at all.
 const NOTHING: [Value; 0] = [];
 
-/// An element, and servers that say what the test says.
+/// An element, and servers that send what the test sends.
 struct World {
     element: ElementCore,
     start: Instant,
@@ -58,7 +58,7 @@ impl World {
         (world, server)
     }
 
-    /// The newest attempt to dial an address, if it is still going on.
+    /// The latest attempt to dial an address, if it is under way.
     fn dialling(&self, address: &str) -> Option<ConnectionId> {
         let (connection, _) = self
             .dialled
@@ -68,7 +68,7 @@ impl World {
         (self.element.pool.address(*connection)? == address).then_some(*connection)
     }
 
-    /// Lets a server accept the connection and tell its identity.
+    /// Makes a server accept the connection and send its identity.
     fn accept(&mut self, address: &str, roles: &[&str], peers: &[&str]) -> ConnectionId {
         let connection = self.dialling(address).unwrap();
         self.act(|element, now| element.connected(connection, now));
@@ -85,13 +85,13 @@ impl World {
         self.say(connection, &json!({"id": ["send_identity", 1], "result": result}));
     }
 
-    /// Refuses the newest attempt to dial an address, or ends the connection.
+    /// Refuses the latest attempt to dial an address, or ends the connection.
     fn fail(&mut self, address: &str) {
         let connection = self.dialling(address).unwrap();
         self.act(|element, now| element.disconnected(connection, now));
     }
 
-    /// A server says something.
+    /// A server sends a message.
     fn say(&mut self, connection: ConnectionId, text: &Value) {
         let mut messages = Vec::new();
         let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// A server asks something; the answers.
+    /// A server sends a request. Returns the answers.
     fn ask(&mut self, connection: ConnectionId, method: &str, params: Value) -> Vec<Value> {
         self.say(
             connection,
@@ -114,7 +114,7 @@ impl World {
             .collect()
     }
 
-    /// What was sent on a connection since it was asked last, echoes left out.
+    /// The messages on a connection since the last call, without echoes.
     fn heard(&mut self, connection: ConnectionId) -> Vec<Value> {
         let all = self.sent.remove(&connection).unwrap_or_default();
         all.into_iter()
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// Lets time pass, with everything that falls due.
+    /// Lets time pass, and calls `tick` when it is due.
     fn pass(&mut self, seconds: f64) {
         let end = self.now + Duration::from_secs_f64(seconds);
         while let Some(due) = self.element.next_deadline().filter(|due| *due <= end) {
@@ -181,7 +181,7 @@ impl World {
         self.now = end;
     }
 
-    /// Seconds since the beginning at which something falls due.
+    /// The next deadline, in seconds since the beginning.
     fn due(&self) -> f64 {
         (self.element.next_deadline().unwrap() - self.start).as_secs_f64()
     }

@@ -1,4 +1,4 @@
-//! The pool: dialling, learning, falling back, health.
+//! The pool: dialling, learned servers, fallback, health.
 
 use super::super::{Health, PeerState};
 use super::*;
@@ -12,7 +12,7 @@ fn states(world: &World) -> Vec<(&str, PeerState)> {
 }
 
 #[test]
-fn an_echo_and_the_identity_are_said_first() {
+fn an_element_sends_an_echo_and_its_identity_first() {
     let mut world = World::new(settings(&["a:1"]));
     let connection = world.dialling("a:1").unwrap();
     world.act(|element, now| element.connected(connection, now));
@@ -43,10 +43,10 @@ fn all_configured_and_all_learned_servers_are_connected() {
     assert_eq!(states(&world), [("a:1", ready), ("b:1", ready), ("c:1", ready)]);
 }
 
-/// The capture of a bootstrap: an anycast server that names two others, which
-/// end one after the other, and one of which returns.
+/// The capture of a bootstrap: an anycast server that lists two others, which end one after the
+/// other, and one of which returns.
 #[test]
-fn bootstrap_through_a_server_that_knows_only_the_others() {
+fn an_element_bootstraps_from_a_server_that_lists_only_others() {
     let mut world = World::new(settings(&["any:1"]));
     let anycast = world.accept("any:1", &[], &["b:1", "c:1"]);
     assert_eq!(world.closed[&anycast], CloseReason::NotInItsList);
@@ -57,7 +57,7 @@ fn bootstrap_through_a_server_that_knows_only_the_others() {
 
     world.fail("b:1");
     assert_eq!(world.element.health(), Health::Degraded);
-    // The other one still names it: it is dialled now and then, and not missed.
+    // The other server still lists it: it is dialled from time to time, and the health ignores it.
     for _ in 0..10 {
         world.pass(25.0);
         world.say(
@@ -110,7 +110,7 @@ fn a_learned_server_is_given_up_after_four_failures_and_the_configured_ones_dial
 }
 
 #[test]
-fn servers_that_name_each_other_and_not_themselves_get_a_rest() {
+fn servers_that_list_only_each_other_are_dialled_after_a_pause() {
     let mut world = World::new(settings(&["any:1"]));
     world.accept("any:1", &[], &["a:1"]);
     world.pass(0.0);
@@ -125,11 +125,11 @@ fn servers_that_name_each_other_and_not_themselves_get_a_rest() {
 }
 
 #[test]
-fn a_server_is_used_under_the_address_that_it_gives_itself() {
+fn a_server_is_used_only_if_its_list_has_the_dialled_address() {
     let mut world = World::new(settings(&["127.0.0.1:1"]));
     let connection = world.dialling("127.0.0.1:1").unwrap();
     world.act(|element, now| element.connected(connection, now));
-    // What is more than the others are is no reason to stay.
+    // It is disconnected, although it has a role that the others lack.
     world.say(
         connection,
         &json!({"id": ["send_identity", 1], "result": {
@@ -151,19 +151,19 @@ fn a_server_is_used_under_the_address_that_it_gives_itself() {
 }
 
 #[test]
-fn a_server_that_lists_nobody_is_used_for_what_it_is() {
+fn a_server_with_an_empty_list_is_used_for_its_roles() {
     let mut world = World::new(settings(&["a:1"]));
     world.accept("a:1", &["policy_repository"], &[]);
     assert_eq!(states(&world), [("a:1", PeerState::Ready)]);
 }
 
 #[test]
-fn a_server_that_no_list_has_any_more_is_left() {
+fn a_server_that_no_list_has_any_more_is_disconnected() {
     let mut world = World::new(settings(&["a:1"]));
     world.accept("a:1", &ALL, &["a:1", "b:1"]);
     world.pass(0.0);
     let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
-    // The first server returns with another list; the second still names itself.
+    // The first server returns with another list; the second still lists itself.
     world.fail("a:1");
     world.pass(1.4);
     world.accept("a:1", &ALL, &["a:1"]);
@@ -175,7 +175,7 @@ fn a_server_that_no_list_has_any_more_is_left() {
 }
 
 #[test]
-fn the_wait_before_dialling_again_grows_and_spreads() {
+fn the_pause_before_dialling_again_grows_and_is_partly_random() {
     let mut world = World::new(settings(&["a:1"]));
     let mut waits = Vec::new();
     for _ in 0..10 {
@@ -197,7 +197,7 @@ fn the_wait_before_dialling_again_grows_and_spreads() {
 }
 
 #[test]
-fn dialling_and_identifying_take_only_so_long() {
+fn dialling_and_the_identity_have_time_limits() {
     let mut world = World::new(settings(&["a:1"]));
     let connection = world.dialling("a:1").unwrap();
     world.pass(29.9);
@@ -215,7 +215,7 @@ fn dialling_and_identifying_take_only_so_long() {
 }
 
 #[test]
-fn a_silent_server_is_left_and_one_that_sends_slowly_is_not() {
+fn only_a_silent_server_is_disconnected_and_not_a_slow_one() {
     let mut world = World::new(settings(&["a:1", "b:1"]));
     let a = world.accept("a:1", &ALL, &["a:1", "b:1"]);
     let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
@@ -233,7 +233,7 @@ fn a_silent_server_is_left_and_one_that_sends_slowly_is_not() {
 }
 
 #[test]
-fn identities_that_cannot_be_used_are_tried_again_later() {
+fn a_server_with_an_unusable_identity_is_dialled_again_later() {
     let result =
         |peers: Value| json!({"id": ["send_identity", 1], "result": {"my_role": ALL, "peers": peers}});
     let peer = |text: &str| json!([{"role": ALL, "connectivity_info": text}]);
@@ -262,7 +262,7 @@ fn identities_that_cannot_be_used_are_tried_again_later() {
 }
 
 #[test]
-fn an_ipv6_server_finds_itself_in_its_list_in_either_spelling() {
+fn an_ipv6_server_is_found_in_its_list_with_and_without_brackets() {
     for (configured, listed) in [
         ("[::1]:18031", "::1:18031"),
         ("::1:18031", "[::1]:18031"),
@@ -317,7 +317,7 @@ fn requests_and_answers_before_the_identity_end_the_connection() {
 }
 
 #[test]
-fn what_an_element_does_not_take_is_refused_and_the_session_goes_on() {
+fn an_element_refuses_methods_of_a_server_and_the_session_goes_on() {
     let (mut world, server) = World::ready(settings(&[]));
     for (method, params, code) in [
         ("policy_resolve", json!([]), "EUNSUPPORTED"),
@@ -346,7 +346,7 @@ fn what_an_element_does_not_take_is_refused_and_the_session_goes_on() {
 }
 
 #[test]
-fn a_location_is_learned_and_told_from_then_on() {
+fn a_learned_location_is_sent_in_later_identities() {
     let mut world = World::new(settings(&["a:1", "b:1"]));
     let connection = world.dialling("a:1").unwrap();
     world.act(|element, now| element.connected(connection, now));
@@ -370,7 +370,7 @@ fn a_location_is_learned_and_told_from_then_on() {
 }
 
 #[test]
-fn in_transport_mode_proxies_are_wanted_first() {
+fn in_transport_mode_a_server_without_proxies_is_refused() {
     let mut world = World::new(Settings {
         require_proxies: true,
         ..settings(&["a:1"])
@@ -388,7 +388,7 @@ fn in_transport_mode_proxies_are_wanted_first() {
 }
 
 #[test]
-fn a_list_without_end_is_not_dialled_to_its_end() {
+fn the_number_of_learned_servers_is_limited() {
     let mut world = World::new(settings(&["any:1"]));
     let names: Vec<String> = (1..1000).map(|port| format!("x:{port}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -398,7 +398,7 @@ fn a_list_without_end_is_not_dialled_to_its_end() {
 }
 
 #[test]
-fn nothing_is_dialled_after_the_end() {
+fn a_stopped_element_does_not_dial() {
     let (mut world, server) = World::ready(settings(&[]));
     world.act(|element, now| element.stop(now));
     assert_eq!(world.closed[&server], CloseReason::Asked);
@@ -408,7 +408,7 @@ fn nothing_is_dialled_after_the_end() {
 }
 
 #[test]
-fn absurd_settings_are_survived() {
+fn absurd_settings_do_not_panic_or_loop() {
     for duration in [Duration::ZERO, Duration::MAX] {
         let mut settings = settings(&["a:1"]);
         settings.prr = duration;

@@ -1,4 +1,4 @@
-//! The server's end of its control connections.
+//! The control socket of a server.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -21,20 +21,20 @@ use crate::rpc::{Frame, Id, Limits};
 use crate::server::{Exported, Store};
 use ssntp_transport::Acceptance;
 
-/// The entries of one part of a list.
-// A part of this size takes the dispatcher some hundred microseconds.
+/// The number of entries in one part of a list. A part takes the dispatcher some hundred
+/// microseconds.
 const PIECE: usize = 500;
 
-/// Control connections at a time.
+/// The most control connections at a time.
 const CONNECTIONS: usize = 64;
 
-/// Listens at the socket, and answers programs that change policy or look at the server.
+/// Listens at the socket, and answers programs that change policy or read the state of the server.
 pub(in super::super) fn start(
     socket: &LocalSocket,
     editing: Editing,
     limits: Limits,
 ) -> Result<Acceptance, StartError> {
-    // Only the server's own user gets here, with policy of any size.
+    // Only the server's own user can connect, so a policy of any size is accepted.
     let limits = Limits {
         message: limits.message.max(MESSAGE),
         memory: usize::MAX,
@@ -54,8 +54,8 @@ pub(in super::super) fn start(
     })
 }
 
-/// Carries out a request of a control connection, and makes the answer. Blocks until an edit is
-/// made and kept.
+/// Carries out a request of a control connection, and makes the answer. Blocks until an edit is made
+/// and kept.
 fn carry_out(editing: &Editing, id: &Id, request: Request) -> Result<Bytes, Box<ErrorResponse>> {
     let Request::Custom(mut calls) = request else {
         let what = "the control socket supports only the method custom";
@@ -67,7 +67,7 @@ fn carry_out(editing: &Editing, id: &Id, request: Request) -> Result<Bytes, Box<
     if matches!(call.method.as_str(), PUT | DELETE | RELOAD) {
         let (wanted, at) = edit(&call)?;
         let edited = editing.edit(wanted, at).map_err(ErrorResponse::error)?;
-        // The dispatcher answers a further call only once the updates of the edit are in the queues.
+        // This call returns only after the updates of the edit are in the queues of clients.
         on_dispatcher(&editing.events, |_| ()).map_err(ErrorResponse::error)?;
         return Ok(reply(id, &call.method, edited));
     }
@@ -75,7 +75,7 @@ fn carry_out(editing: &Editing, id: &Id, request: Request) -> Result<Bytes, Box<
     on_dispatcher(&editing.events, move |cx| answer(cx, &id, &call)).map_err(ErrorResponse::error)?
 }
 
-/// The edit that a call asks for, and the revision of policy that it is for.
+/// The edit of a call, and the revision of policy for which it was made.
 fn edit(call: &Custom) -> Result<(Edit, Option<u64>), Box<ErrorResponse>> {
     if call.method == DELETE {
         let Delete { uris, if_revision } = params(call)?;
@@ -90,7 +90,7 @@ fn edit(call: &Custom) -> Result<(Edit, Option<u64>), Box<ErrorResponse>> {
     Ok((edit, put.if_revision))
 }
 
-/// An error as an answer.
+/// The answer with an error.
 fn failure(id: &Id, error: &ErrorResponse) -> Bytes {
     frame(Frame::failure(id, error))
 }
@@ -116,7 +116,7 @@ struct Delete {
     if_revision: Option<u64>,
 }
 
-/// The parameters of a list: the URI where it begins, and the entry behind which it goes on.
+/// The parameters of a list: the topmost URI, and the last entry of the part before.
 #[derive(Deserialize)]
 struct Below<A> {
     #[serde(default = "Uri::root")]
@@ -129,9 +129,9 @@ struct Below<A> {
 struct Page<'a, A> {
     #[serde(flatten)]
     entries: Entries<'a>,
-    /// The last entry, if there may be more behind it.
+    /// The last entry, if there may be further ones.
     after: Option<A>,
-    /// The revision of policy that the part was taken at.
+    /// The revision of policy at the time of this part.
     revision: u64,
 }
 
@@ -225,13 +225,13 @@ fn params<T: DeserializeOwned>(call: &Custom) -> Result<T, Box<ErrorResponse>> {
     T::deserialize(&call.params).map_err(ErrorResponse::error)
 }
 
-/// A [`SessionInfo`] or an [`AgentInfo`] in the form of the control socket: its counters stand
-/// beside the other members, and two of these members have other names.
+/// A [`SessionInfo`] or an [`AgentInfo`] in the form of the control socket: its counters are members
+/// like the others, and two members have other names.
 ///
 /// [`SessionInfo`]: crate::server::SessionInfo
 /// [`AgentInfo`]: crate::server::AgentInfo
 fn flat(info: &impl Serialize) -> Value {
-    // The names are those of before the counters had a type of their own; programs read them.
+    // Programs read these names, which are older than the types.
     let Ok(Value::Object(mut members)) = serde_json::to_value(info) else {
         return Value::Null;
     };

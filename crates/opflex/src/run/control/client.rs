@@ -1,4 +1,4 @@
-//! The client's end of a control socket.
+//! A client of a control socket.
 
 use std::collections::HashSet;
 use std::io;
@@ -22,7 +22,7 @@ use ssntp_transport::{BufferPool, Halves, Outgoing, connect_unix, plain};
 /// A connection to the control socket of a server.
 ///
 /// # Threads
-/// One thread owns it. Each call blocks until it is answered, for at most the limit of
+/// One thread owns it. Each call blocks until it is answered, for at most the time limit of
 /// [`connect`](Self::connect).
 #[derive(Debug)]
 pub struct Control {
@@ -35,10 +35,10 @@ pub struct Control {
 }
 
 impl Control {
-    /// Connects to the socket at `path`. Every call may take `limit`.
+    /// Connects to the socket at `path`. `limit` is the time limit of each call.
     ///
     /// # Errors
-    /// The error of the system: there is no such file, no server listens, or no permission.
+    /// The error of the system: the file does not exist, no server listens, or access is denied.
     pub fn connect(path: &Path, limit: Duration) -> io::Result<Self> {
         let stream = Arc::new(connect_unix(path)?);
         let limits = Limits {
@@ -56,15 +56,14 @@ impl Control {
         })
     }
 
-    /// From now on, changes are refused ([`ControlError::Refused`]) unless policy has this
-    /// revision. With `None`, as in the beginning, any revision is changed.
+    /// From now on, changes are refused ([`ControlError::Refused`]) unless policy has this revision.
+    /// With `None`, the default, changes are made at any revision.
     pub fn only_at(&mut self, revision: Option<u64>) {
-        // Kept for all further changes, so that a program need not repeat it.
         self.if_revision = revision;
     }
 
-    /// The revision of policy that the last change over this connection made, or
-    /// that [`status`](Self::status) found.
+    /// The revision of policy after the last change over this connection, or at the last
+    /// [`status`](Self::status).
     pub fn revision(&self) -> Option<u64> {
         self.revision
     }
@@ -80,8 +79,8 @@ impl Control {
         Ok(both)
     }
 
-    /// Adds or replaces objects; with `replace`, together with everything below them. Returns
-    /// how many objects changed.
+    /// Adds or replaces objects; with `replace`, together with everything below them. Returns the
+    /// number of changed objects.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -89,7 +88,7 @@ impl Control {
         self.change(PUT, json!({ "objects": objects, "replace": replace }))
     }
 
-    /// Removes objects with everything below them. Returns how many were removed.
+    /// Removes objects with everything below them. Returns the number of removed objects.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -97,7 +96,7 @@ impl Control {
         self.change(DELETE, json!({ "uris": uris }))
     }
 
-    /// Replaces all policy by these objects. Returns how many objects changed.
+    /// Replaces all policy by these objects. Returns the number of changed objects.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -105,8 +104,8 @@ impl Control {
         self.change(RELOAD, json!({ "objects": objects }))
     }
 
-    /// The policy at and below a URI, parents first, as it was at some moment of the call. If it
-    /// changes while it is read, it is read again.
+    /// The policy at and below a URI, parents first, at one revision. If policy changes while it is
+    /// read, it is read again.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -137,8 +136,7 @@ impl Control {
     /// [`ControlError`].
     pub fn reports(&mut self, uri: &Uri) -> Result<Vec<Value>, ControlError> {
         let (mut all, _) = self.pages::<Value>(REPORTS, uri, "reports")?;
-        // Reports are read in steps. A report that arrives again between two steps is listed twice;
-        // the last one counts.
+        // A report that is repeated between two parts is in both parts; the last one counts.
         let mut seen = HashSet::new();
         all.reverse();
         all.retain(|report| {
@@ -158,7 +156,7 @@ impl Control {
         take(&mut result, "sessions")
     }
 
-    /// The agents that have sent a name since the server began, including those that have left,
+    /// The agents that have sent a name since the server started, including those that have left,
     /// as JSON, in the order of their names.
     ///
     /// # Errors
@@ -168,8 +166,7 @@ impl Control {
             .map(|(agents, _)| agents)
     }
 
-    /// A list that comes in parts, each asked for by where the one before ended, and whether
-    /// policy had the same revision at all parts.
+    /// Reads a list in parts. Returns the list, and true if policy had the same revision at all parts.
     fn pages<T: DeserializeOwned>(
         &mut self,
         method: &str,
@@ -182,7 +179,6 @@ impl Control {
             let mut result = self.call(method, params.clone())?;
             all.extend(take::<Vec<T>>(&mut result, member)?);
             let at: u64 = take(&mut result, "revision")?;
-            // The revision moves with each edit, so equal ones mean that nothing changed between.
             is_one &= revision.replace(at).is_none_or(|before| before == at);
             let after: Option<Value> = take(&mut result, "after")?;
             let Some(after) = after else {
@@ -216,7 +212,7 @@ impl Control {
         let frame = Request::Custom(vec![custom])
             .to_frame(&id)
             .map_err(|e| ControlError::Io(io::Error::other(e)))?;
-        // The server would end the connection without saying why.
+        // The server would end the connection without an answer.
         if frame.len() > MESSAGE {
             let what = format!(
                 "the request has {} bytes, and at most {MESSAGE} are accepted",
@@ -242,7 +238,7 @@ impl Control {
                 .map_err(|_| ControlError::Answer)?;
             for message in messages.drain(..) {
                 match message {
-                    // An answer to an earlier call that timed out may still come.
+                    // An answer to an earlier call that timed out is ignored.
                     Incoming::Result {
                         id: answered,
                         reply: Reply::Custom(CustomResult { result, .. }),
@@ -265,20 +261,20 @@ impl Control {
     }
 }
 
-/// A member of a result. A program that is no OpFlex server may answer anything.
+/// A member of a result. It may be malformed if the program at the socket is not an OpFlex server.
 fn take<T: DeserializeOwned>(result: &mut Value, member: &str) -> Result<T, ControlError> {
     let value = result.get_mut(member).map(Value::take).unwrap_or_default();
     serde_json::from_value(value).map_err(|_| ControlError::Answer)
 }
 
-/// The reason why a call has no result.
+/// The reason for which a call has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
     /// The connection failed.
     #[error(transparent)]
     Io(io::Error),
-    /// The answer did not come in time.
+    /// The time limit passed without an answer.
     #[error("the server does not answer")]
     TimedOut,
     /// The server closed the connection before it answered.
@@ -287,7 +283,7 @@ pub enum ControlError {
     /// The server answered with an error.
     #[error("the server refused: {0}")]
     Refused(Box<ErrorResponse>),
-    /// The answer does not have the form of the method: another program listens at the socket.
+    /// The answer is malformed: another program listens at the socket.
     #[error("the program at this socket is not an OpFlex server")]
     Answer,
 }

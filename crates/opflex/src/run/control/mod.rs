@@ -1,8 +1,7 @@
-//! Changes of policy from other programs on the same host.
+//! The control socket, by which programs on the same host change policy.
 //!
-//! The control socket speaks what OpFlex speaks, NUL included, with one
-//! method: `custom`, as the inspector of libopflex has it. A client tells no
-//! identity there, and sends and gets no echo. Inner methods:
+//! The control socket uses the framing of OpFlex and its method `custom`, like the inspector of
+//! libopflex, without identities and echoes. Inner methods:
 //!
 //! | method | params | result |
 //! |---|---|---|
@@ -16,21 +15,21 @@
 //! | `ssntp.agents` | `after` (a name) | `agents`, `after`, `revision` |
 //! | `ssntp.sessions` | – | `sessions` |
 //!
-//! The revision of policy is a number that grows with each change, also over restarts. A change
+//! The revision of policy is a number that grows with each change, also across restarts. A change
 //! with `if_revision` is refused if policy has another revision.
 //!
 //! A change is answered when the updates for the elements that resolved the policy are in their
 //! queues and, if policy is kept, the change is on the disk or in the engine.
 //!
-//! The lists with `after` come in parts, so that a long one delays no client of the server. If
-//! `after` of an answer is not null, the same call with that `after` brings the next part. A list
-//! may change between two parts; policy has not changed if `revision` is the same in all. Reports
-//! come in the order of their arrival.
+//! The lists with `after` are sent in parts, so that a long list does not delay clients of the
+//! server. If `after` of an answer is not null, the same call with this `after` returns the next
+//! part. A list may change between two parts; policy has not changed if all parts have the same
+//! `revision`. Reports are in the order of their arrival.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `client` | [`Control`], for programs that change policy |
-//! | `answers` | the server's end: a thread for each connection, and what it answers |
+//! | `answers` | the socket of the server, and the answers |
 
 mod answers;
 mod client;
@@ -61,11 +60,10 @@ const MESSAGE: usize = 1 << 30;
 pub struct EndpointEntry {
     /// The object.
     pub object: ManagedObject,
-    /// The element that declared it, where it is the topmost object of a
-    /// declaration.
+    /// The element that declared it, if it is the topmost object of a declaration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub element: Option<Name>,
-    /// In how many seconds it is removed, unless it is declared again.
+    /// The time until it is removed unless it is declared again, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in: Option<f64>,
 }

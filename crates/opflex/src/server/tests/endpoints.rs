@@ -63,7 +63,7 @@ fn update(world: &mut World, client: ConnectionId) -> Value {
 }
 
 #[test]
-fn who_resolved_an_endpoint_is_told_when_it_comes_changes_and_goes() {
+fn a_resolved_endpoint_causes_updates_when_it_is_created_changed_and_removed() {
     let mut world = keep();
     let (pe, asker) = (world.element("pe1"), world.element("pe2"));
     assert_eq!(resolve(&mut world, asker, "/ep/1/"), json!([]));
@@ -117,12 +117,12 @@ fn a_declaration_ends_with_its_refresh_time_unless_renewed() {
 }
 
 #[test]
-fn what_becomes_of_the_endpoints_of_an_element_that_leaves() {
+fn each_on_leave_setting_treats_endpoints_as_documented() {
     let after = |on_leave, seconds| {
         let mut world = world(on_leave);
         let pe = world.element("pe1");
         declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
-        // One without an end outlives its element for no longer than the grace.
+        // An endpoint without a time of expiry is removed after the grace.
         declare(&mut world, pe, &[ep("/ep/2/", 1)], 0);
         world.leave(pe);
         if !matches!(on_leave, OnLeave::Grace(_)) {
@@ -139,13 +139,13 @@ fn what_becomes_of_the_endpoints_of_an_element_that_leaves() {
 }
 
 #[test]
-fn an_element_that_is_back_in_time_keeps_its_endpoints() {
+fn an_element_that_reconnects_in_time_keeps_its_endpoints() {
     let mut world = world(OnLeave::Grace(Duration::from_secs(30)));
     let (pe, asker) = (world.element("pe1"), world.element("pe2"));
     resolve(&mut world, asker, "/ep/1/");
     declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
     world.told(asker);
-    // The new connection is there before the end of the old one is noticed.
+    // The new connection begins before the end of the former one is noticed.
     let again = world.element("pe1");
     declare(&mut world, again, &[ep("/ep/1/", 1)], 60);
     world.leave(pe);
@@ -155,7 +155,7 @@ fn an_element_that_is_back_in_time_keeps_its_endpoints() {
 }
 
 #[test]
-fn an_endpoint_that_moved_is_not_taken_away_by_its_old_place() {
+fn the_former_element_does_not_remove_an_endpoint_that_moved() {
     let mut world = world(OnLeave::Remove);
     let (old, new) = (world.element("pe1"), world.element("pe2"));
     declare(&mut world, old, &[ep("/ep/1/", 1)], 60);
@@ -168,8 +168,8 @@ fn an_endpoint_that_moved_is_not_taken_away_by_its_old_place() {
     undeclare(&mut world, new, "/ep/never/");
 }
 
-/// What agent-ovs declares of a virtual machine: the endpoint in its bridge domain with
-/// its attributes as children, and beside it the one of its address.
+/// The declaration of a virtual machine by agent-ovs: the endpoint in its bridge domain with its
+/// attributes as children, and the endpoint of its address.
 fn virtual_machine(host: &str) -> [Vec<ManagedObject>; 2] {
     let domain = "%2fPolicyUniverse%2fPolicySpace%2fshop%2fGbpBridgeDomain%2fbd%2f";
     let top = format!("/EprL2Universe/EprL2Ep/{domain}/00%3a11%3a22%3a33%3a44%3a55/");
@@ -193,14 +193,14 @@ fn virtual_machine(host: &str) -> [Vec<ManagedObject>; 2] {
 }
 
 #[test]
-fn an_endpoint_moves_with_the_children_that_it_is_declared_with() {
+fn an_endpoint_moves_with_its_declared_children() {
     let mut world = world(OnLeave::Remove);
     let (old, new) = (world.element("host-1"), world.element("host-2"));
     for endpoint in virtual_machine("veth1") {
         declare(&mut world, old, &endpoint, 7200);
     }
     let all = known(&world);
-    // The new host declares it while the old one still has it, in whatever order.
+    // The new host declares it before or after the former host undeclares it.
     let [mut l2, l3] = virtual_machine("veth2");
     l2.reverse();
     for endpoint in [l2, l3] {
@@ -215,7 +215,7 @@ fn an_endpoint_moves_with_the_children_that_it_is_declared_with() {
     let there = world.server.endpoints().get(&l2[0].uri).unwrap();
     assert_eq!(there.property("interfaceName"), Some(&json!("veth2")));
     assert_eq!(there.children().count(), 1);
-    // Its parts do not move alone.
+    // Its parts do not move without it.
     let part = json!([{"endpoint": [l2[2]], "prr": 60}]);
     let other = world.element("host-3");
     assert_eq!(code(&world.ask(other, "endpoint_declare", part)), "ERROR");
@@ -233,7 +233,7 @@ fn the_same_element_on_a_new_connection_can_undeclare() {
 }
 
 #[test]
-fn an_identifier_brings_all_endpoints_that_it_fits() {
+fn an_identifier_resolves_all_endpoints_that_have_it() {
     let mut world = keep();
     let (pe, asker) = (world.element("pe1"), world.element("pe2"));
     let ident = json!({"context": "/rd/", "identifier": "10.0.0.1"});
@@ -259,7 +259,7 @@ fn an_identifier_brings_all_endpoints_that_it_fits() {
 }
 
 #[test]
-fn a_request_without_a_time_gets_the_default_and_one_without_sense_the_connection() {
+fn a_missing_refresh_rate_means_the_default_and_an_absurd_one_means_the_connection() {
     let mut world = keep();
     let pe = world.element("pe1");
     let answer = world.ask(pe, "endpoint_declare", json!([{"endpoint": [ep("/ep/1/", 1)]}]));
@@ -281,7 +281,7 @@ fn a_request_without_a_time_gets_the_default_and_one_without_sense_the_connectio
 }
 
 #[test]
-fn all_of_a_request_is_taken_or_nothing_of_it() {
+fn a_request_is_carried_out_completely_or_not_at_all() {
     let mut world = keep();
     let pe = world.element("pe1");
     let bad = ep("/ep/2/", 1).under("x", uri("/elsewhere/"));
@@ -294,7 +294,7 @@ fn all_of_a_request_is_taken_or_nothing_of_it() {
 }
 
 #[test]
-fn the_registry_takes_only_so_much() {
+fn the_number_of_endpoint_objects_is_limited() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
             endpoint_objects: 2,
@@ -311,18 +311,18 @@ fn the_registry_takes_only_so_much() {
 }
 
 #[test]
-fn no_element_removes_what_another_one_declared() {
+fn an_element_cannot_remove_endpoints_of_another() {
     let mut world = keep();
     let (a, b) = (world.element("a"), world.element("b"));
     declare(&mut world, a, &with_ip(1), 60);
     declare(&mut world, a, &[ep("/other/2/", 1)], 60);
     let all = known(&world);
-    // What nobody declared, above the endpoints of others and in them.
+    // Objects without a declaration, above the endpoints of others and in them.
     for text in ["/", "/ep/", "/ep", "/ep/1/", "/ep/1/ip/a/"] {
         undeclare(&mut world, b, text);
         assert_eq!(known(&world), all, "{text}");
     }
-    // An endpoint of its own above them, which goes again in each way.
+    // An endpoint of its own above them, which is removed in each way.
     for text in ["/", "/ep/"] {
         declare(&mut world, b, &[ep(text, 1)], 60);
         assert_eq!(known(&world).len(), all.len() + 1, "{text}");
@@ -342,7 +342,7 @@ fn no_element_removes_what_another_one_declared() {
 }
 
 #[test]
-fn an_endpoint_below_another_elements_stays_when_that_one_changes_or_goes() {
+fn an_endpoint_below_one_of_another_element_stays_when_that_changes_or_is_removed() {
     let mut world = keep();
     let (a, b) = (world.element("a"), world.element("b"));
     declare(&mut world, a, &with_ip(1), 60);
@@ -356,7 +356,7 @@ fn an_endpoint_below_another_elements_stays_when_that_one_changes_or_goes() {
 }
 
 #[test]
-fn a_part_of_an_endpoint_is_replaced_by_its_element_alone() {
+fn only_its_element_replaces_a_part_of_an_endpoint() {
     let mut world = keep();
     let (a, b) = (world.element("a"), world.element("b"));
     declare(&mut world, a, &with_ip(1), 60);
@@ -382,7 +382,7 @@ fn a_part_of_an_endpoint_is_replaced_by_its_element_alone() {
 }
 
 #[test]
-fn the_registry_takes_only_so_many_bytes_and_no_element_takes_all() {
+fn the_memory_of_endpoints_is_limited_with_a_share_for_each_element() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
             endpoint_bytes: 200_000,
@@ -397,7 +397,7 @@ fn the_registry_takes_only_so_many_bytes_and_no_element_takes_all() {
     }
     let more = json!([{"endpoint": [long("/ep/2/")], "prr": 60}]);
     assert_eq!(code(&world.ask(pe, "endpoint_declare", more.clone())), "ERROR");
-    // Another element finds room, and the first may repeat what it has.
+    // Another element has room, and the first may repeat its declarations.
     let other = world.element("pe2");
     assert_eq!(world.ask(other, "endpoint_declare", more)["result"], json!({}));
     declare(&mut world, pe, &[long("/ep/1/")], 60);
@@ -408,7 +408,7 @@ fn the_registry_takes_only_so_many_bytes_and_no_element_takes_all() {
 }
 
 #[test]
-fn short_texts_with_many_values_count_as_the_memory_that_they_take() {
+fn short_texts_with_many_values_are_limited_by_memory() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
             endpoint_bytes: 4 << 20,
@@ -427,7 +427,7 @@ fn short_texts_with_many_values_count_as_the_memory_that_they_take() {
 }
 
 #[test]
-fn an_object_has_no_more_identifiers_than_can_be_compared() {
+fn the_identifiers_of_an_object_are_limited() {
     let mut world = keep();
     let pe = world.element("pe1");
     let named = |object: ManagedObject, n: usize| object.with("name", format!("n{n}"));

@@ -1,4 +1,4 @@
-//! Conversations with a server: bytes in, bytes out, time by hand.
+//! Conversations with a server in memory. The test sets the time.
 
 mod endpoints;
 mod observing;
@@ -19,7 +19,7 @@ use crate::peer::{CloseReason, ConnectionId};
 /// No message at all.
 pub(super) const NOTHING: [Value; 0] = [];
 
-/// A server and the clients that talk to it.
+/// A server and its clients.
 pub(super) struct World {
     pub(super) server: ServerCore,
     pub(super) now: Instant,
@@ -41,7 +41,7 @@ impl World {
         }
     }
 
-    /// A connection, its first echo already taken.
+    /// A connection, without the server's first echo.
     pub(super) fn connect(&mut self) -> ConnectionId {
         self.clients += 1;
         let connection = ConnectionId(self.clients);
@@ -53,7 +53,7 @@ impl World {
         connection
     }
 
-    /// A connection that has told its identity.
+    /// A connection whose identity is accepted.
     pub(super) fn element(&mut self, name: &str) -> ConnectionId {
         let connection = self.connect();
         let answer = self.ask(connection, "send_identity", json!([identity(name)]));
@@ -65,7 +65,7 @@ impl World {
         self.act(|server, now| server.disconnected(connection, now));
     }
 
-    /// Sends a text and returns all that comes back on this connection.
+    /// Sends a text and returns all messages that the server sends on this connection.
     pub(super) fn say(&mut self, connection: ConnectionId, text: &Value) -> Vec<Value> {
         let mut messages = Vec::new();
         let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
@@ -90,7 +90,7 @@ impl World {
         answers.remove(0)
     }
 
-    /// Lets time pass, with everything that falls due.
+    /// Lets time pass, and calls `tick` when it is due.
     pub(super) fn pass(&mut self, seconds: f64) {
         let end = self.now + Duration::from_secs_f64(seconds);
         while let Some(due) = self.server.next_deadline().filter(|due| *due <= end) {
@@ -100,7 +100,7 @@ impl World {
         self.now = end;
     }
 
-    /// What a connection was sent since it was asked last.
+    /// The messages on a connection since the last call.
     pub(super) fn heard(&mut self, connection: ConnectionId) -> Vec<Value> {
         let frames = self.sent.remove(&connection).unwrap_or_default();
         frames
@@ -109,7 +109,7 @@ impl World {
             .collect()
     }
 
-    /// What a connection was sent, echoes left out.
+    /// The messages on a connection since the last call, without echoes.
     pub(super) fn told(&mut self, connection: ConnectionId) -> Vec<Value> {
         self.heard(connection)
             .into_iter()
@@ -165,7 +165,7 @@ pub(super) fn uri(text: &str) -> Uri {
     text.parse().unwrap()
 }
 
-/// An object with the property `p`, under the parent that its URI tells.
+/// An object with the property `p`, below the parent in its URI.
 pub(super) fn object(subject: &str, text: &str, value: impl Into<Value>) -> ManagedObject {
     let object = ManagedObject::new(subject, uri(text)).with("p", value);
     let elements: Vec<_> = object

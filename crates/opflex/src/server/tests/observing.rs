@@ -16,7 +16,7 @@ fn report(world: &mut World, client: ConnectionId, text: &str, value: impl Into<
 }
 
 #[test]
-fn a_report_takes_the_place_of_the_one_before() {
+fn a_report_replaces_the_former_report() {
     let mut world = World::new(Settings::default());
     let (a, b) = (world.element("a"), world.element("b"));
     report(&mut world, a, "/stats/1/", 1);
@@ -76,7 +76,7 @@ fn reports_are_exported_with_their_times_and_numbers() {
 }
 
 #[test]
-fn beyond_the_limit_the_oldest_makes_room() {
+fn beyond_the_limit_the_oldest_report_is_dropped() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
             reports: 2,
@@ -93,13 +93,13 @@ fn beyond_the_limit_the_oldest_makes_room() {
     let observer = world.server.observer();
     assert_eq!(observer.len(), 2);
     assert!(observer.get(&uri("/stats/3/")).is_some() && observer.get(&uri("/stats/1/")).is_none());
-    // One number may be followed: that of the last one.
+    // One series is allowed: that of the last object.
     assert_eq!(observer.numbers(&uri("/stats/2/")).count(), 0);
     assert_eq!(observer.numbers(&uri("/stats/3/")).count(), 1);
 }
 
 #[test]
-fn a_malformed_report_is_refused_whole() {
+fn a_malformed_report_has_no_effect() {
     let mut world = World::new(Settings::default());
     let client = world.element("a");
     let bad = object("stats", "/stats/2/", 1).under("x", uri("/elsewhere/"));
@@ -109,7 +109,7 @@ fn a_malformed_report_is_refused_whole() {
 }
 
 #[test]
-fn the_oldest_reports_make_room_by_their_bytes_and_each_element_has_a_share() {
+fn reports_are_limited_by_bytes_with_a_share_for_each_element() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
             report_bytes: 200_000,
@@ -122,7 +122,7 @@ fn the_oldest_reports_make_room_by_their_bytes_and_each_element_has_a_share() {
     for n in 0..20 {
         report(&mut world, a, &format!("/stats/{n}/"), "x".repeat(30_000));
     }
-    // One that no share could hold makes no room.
+    // A report that exceeds every share displaces no others.
     report(&mut world, a, "/stats/long/", "x".repeat(200_000));
     let kept: Vec<_> = world
         .server
@@ -131,7 +131,7 @@ fn the_oldest_reports_make_room_by_their_bytes_and_each_element_has_a_share() {
         .map(|report| report.object.uri.to_string())
         .collect();
     assert_eq!(kept, ["/stats/b/", "/stats/17/", "/stats/18/", "/stats/19/"]);
-    // The more elements there are, the less has each: the greedy one makes room.
+    // The share shrinks with the number of elements, so reports of the greedy one are dropped.
     for n in 0..3 {
         report(&mut world, b, &format!("/stats/b/{n}/"), "x".repeat(30_000));
     }
@@ -216,7 +216,7 @@ fn the_generations_of_a_counter_are_one_report_and_one_series() {
 /// Twenty agents with five counters each, a new generation every 5 s, for
 /// three hours of virtual time; every minute one of them is another agent.
 #[test]
-fn an_observer_stays_as_large_as_what_is_reported() {
+fn an_observer_keeps_only_the_latest_reports() {
     let settings = Settings {
         default_prr: Duration::from_secs(600),
         ..Settings::default()
@@ -239,6 +239,6 @@ fn an_observer_stays_as_large_as_what_is_reported() {
         let (reports, series) = (observer.len(), observer.series());
         most = (most.0.max(reports), most.1.max(series));
     }
-    // Those of the nineteen, and of ten minutes of the one that changes.
+    // Those of the nineteen, and those of the last ten minutes of the changing one.
     assert!(most.0 <= (19 + 11) * 5 && most.1 == most.0, "{most:?}");
 }

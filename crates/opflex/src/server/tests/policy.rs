@@ -31,7 +31,7 @@ fn nothing(world: &mut World, client: ConnectionId) {
 }
 
 #[test]
-fn a_resolve_brings_the_object_and_all_below_it_parents_first() {
+fn a_resolve_is_answered_with_the_subtree_parents_first() {
     let mut world = world();
     let client = world.element("pe1");
     assert_eq!(
@@ -49,7 +49,7 @@ fn a_resolve_brings_the_object_and_all_below_it_parents_first() {
 }
 
 #[test]
-fn a_class_that_does_not_fit_the_uri_is_no_error_as_agents_resolve_subnets_so() {
+fn a_resolve_with_another_class_is_answered_without_an_error() {
     let mut world = World::new(Settings::default());
     let subnet = "/PolicyUniverse/PolicySpace/shop/GbpSubnets/web/GbpSubnet/one/";
     world.put(vec![
@@ -60,7 +60,7 @@ fn a_class_that_does_not_fit_the_uri_is_no_error_as_agents_resolve_subnets_so() 
         let params = json!([{"subject": class, "policy_uri": subnet, "prr": 7200}]);
         world.ask(agent, "policy_resolve", params)["result"]["policy"].clone()
     };
-    // With an error, an agent would ask again for ever.
+    // After an error, an agent would repeat the resolve for ever.
     assert_eq!(ask(&mut world, "GbpSubnets"), json!([]));
     assert_eq!(world.server.sessions(world.now)[0].counters.unavailable, 1);
     world.put(vec![
@@ -71,7 +71,7 @@ fn a_class_that_does_not_fit_the_uri_is_no_error_as_agents_resolve_subnets_so() 
 }
 
 #[test]
-fn several_resolves_in_one_request_bring_each_object_once() {
+fn several_resolves_in_one_request_send_each_object_once() {
     let mut world = world();
     let client = world.element("pe1");
     let one = |subject: &str, text: &str| json!({"subject": subject, "policy_uri": text, "prr": 60});
@@ -95,7 +95,7 @@ fn several_resolves_in_one_request_bring_each_object_once() {
 
 /// The conversation of data file 11 of the captures.
 #[test]
-fn only_who_resolved_an_object_or_one_above_it_is_told() {
+fn only_clients_that_resolved_an_object_or_its_ancestor_get_updates() {
     let mut world = world();
     let (a, b) = (world.element("a"), world.element("b"));
     resolve(&mut world, a, "/class4/test/", 4);
@@ -138,7 +138,7 @@ fn only_who_resolved_an_object_or_one_above_it_is_told() {
 }
 
 #[test]
-fn the_refresh_time_is_honoured_to_the_moment() {
+fn updates_end_exactly_with_the_refresh_rate() {
     let mut world = world();
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/test/", 60);
@@ -154,7 +154,7 @@ fn the_refresh_time_is_honoured_to_the_moment() {
 }
 
 #[test]
-fn a_refresh_time_of_nothing_asks_for_no_updates() {
+fn a_refresh_rate_of_zero_means_no_updates() {
     let mut world = world();
     let client = world.element("pe1");
     for prr in [0, -1, i64::MIN] {
@@ -174,7 +174,7 @@ fn a_refresh_time_of_nothing_asks_for_no_updates() {
 }
 
 #[test]
-fn what_is_unresolved_is_not_told_any_more() {
+fn an_unresolve_ends_the_updates() {
     let mut world = world();
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/test/", 60);
@@ -187,7 +187,7 @@ fn what_is_unresolved_is_not_told_any_more() {
 }
 
 #[test]
-fn what_comes_is_told_once_parents_first_and_what_goes_children_first() {
+fn created_objects_are_sent_once_parents_first_and_deleted_ones_children_first() {
     let mut world = world();
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/new/", 60);
@@ -211,7 +211,7 @@ fn what_comes_is_told_once_parents_first_and_what_goes_children_first() {
 }
 
 #[test]
-fn who_resolved_something_below_what_goes_is_told_of_that() {
+fn deleting_a_subtree_causes_updates_for_resolves_below_it() {
     let mut world = world();
     let client = world.element("pe1");
     let params = json!([{"subject": "class6", "policy_uri": "/class4/test/class6/test2/", "prr": 60}]);
@@ -222,7 +222,7 @@ fn who_resolved_something_below_what_goes_is_told_of_that() {
 }
 
 #[test]
-fn replacing_drops_the_children_that_are_listed_no_more() {
+fn replacing_deletes_unlisted_children() {
     let mut world = world();
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/test/", 60);
@@ -236,7 +236,7 @@ fn replacing_drops_the_children_that_are_listed_no_more() {
 }
 
 #[test]
-fn an_update_is_built_once_for_all_who_get_it() {
+fn an_update_is_built_once_for_all_receivers() {
     let mut world = world();
     let clients: Vec<_> = (0..3).map(|n| world.element(&format!("pe{n}"))).collect();
     for client in &clients {
@@ -280,7 +280,7 @@ fn policy_is_resolved_and_unresolved_by_identifier() {
         ["/Space/s/Group/web/Rule/1/"]
     );
 
-    // Resolved in one way, unresolved in the other: still told.
+    // Resolved in one form and unresolved in the other: updates are still sent.
     let by_uri = json!([{"subject": "Group", "policy_uri": "/Space/s/Group/web/"}]);
     world.ask(client, "policy_unresolve", by_uri);
     world.delete("/Space/s/Group/web/");
@@ -299,7 +299,7 @@ fn policy_is_resolved_and_unresolved_by_identifier() {
 }
 
 #[test]
-fn two_ways_of_resolving_are_told_once() {
+fn an_object_that_is_resolved_twice_is_in_one_event() {
     let mut world = world();
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/test/", 60);
@@ -318,7 +318,7 @@ fn two_ways_of_resolving_are_told_once() {
 }
 
 #[test]
-fn a_reload_tells_only_what_differs() {
+fn a_reload_sends_only_differences() {
     let mut world = world();
     let (a, b) = (world.element("a"), world.element("b"));
     resolve(&mut world, a, "/class4/test/", 60);
@@ -336,7 +336,7 @@ fn a_reload_tells_only_what_differs() {
 }
 
 #[test]
-fn what_stays_below_something_that_goes_is_told_anew() {
+fn objects_that_stay_below_a_deleted_object_are_sent_again() {
     let mut world = world();
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/test/", 60);
@@ -393,7 +393,7 @@ fn long() -> (World, Vec<String>) {
 }
 
 #[test]
-fn a_long_answer_comes_as_updates_and_its_result_is_the_last() {
+fn a_long_answer_is_sent_as_updates_before_the_result() {
     let (mut world, all) = long();
     let client = world.element("pe1");
     let resolve = json!({"id": ["policy_resolve", 7], "method": "policy_resolve",
@@ -423,7 +423,7 @@ fn the_next_request_is_answered_behind_a_long_answer() {
         let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
         json!({"id": ["policy_resolve", xid], "method": "policy_resolve", "params": params})
     };
-    // One piece alone is made for each message, as long as nobody goes on.
+    // Without calls of `go_on`, one piece is made for each message.
     let mut decoder = Decoder::new(Default::default());
     let mut messages = Vec::new();
     let text = format!("{}\0{}\0", resolve(1), resolve(2));
@@ -446,7 +446,7 @@ fn the_next_request_is_answered_behind_a_long_answer() {
 }
 
 #[test]
-fn what_changes_during_a_long_answer_is_right_in_the_end() {
+fn changes_during_a_long_answer_reach_the_client() {
     let (mut world, all) = long();
     let client = world.element("pe1");
     let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
@@ -457,7 +457,7 @@ fn what_changes_during_a_long_answer_is_right_in_the_end() {
         .decode(&mut BytesMut::from(format!("{text}\0").as_bytes()), &mut messages)
         .unwrap();
     world.act(|server, now| server.message(client, messages.remove(0), now));
-    // Both in what was told and in what was not.
+    // In the part that was sent, and in the part that was not.
     for n in [1, 97] {
         world.put(vec![object(
             "class6",
@@ -485,7 +485,7 @@ fn what_changes_during_a_long_answer_is_right_in_the_end() {
 }
 
 #[test]
-fn a_large_update_is_cut_by_its_bytes_too() {
+fn a_large_update_is_split_by_bytes() {
     let (mut world, all) = long();
     let client = world.element("pe1");
     let objects = world.server.policy().to_objects();
@@ -502,7 +502,7 @@ fn a_large_update_is_cut_by_its_bytes_too() {
 }
 
 #[test]
-fn the_names_that_a_connection_resolves_are_bounded_in_bytes() {
+fn the_memory_of_the_resolves_of_a_connection_is_limited() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
             resolve_bytes: 3000,
@@ -534,7 +534,7 @@ fn the_names_that_a_connection_resolves_are_bounded_in_bytes() {
 }
 
 #[test]
-fn a_connection_can_resolve_only_so_much() {
+fn the_resolves_of_a_connection_are_limited() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
             resolves: 2,
@@ -548,7 +548,7 @@ fn a_connection_can_resolve_only_so_much() {
     }
     let more = json!([{"subject": "class4", "policy_uri": "/class4/2/", "prr": 60}]);
     assert_eq!(code(&world.ask(client, "policy_resolve", more)), "ERROR");
-    // What is in force can be refreshed, and asked for once.
+    // A resolve in force can be repeated, and a resolve without updates is possible.
     resolve(&mut world, client, "/class4/1/", 60);
     resolve(&mut world, client, "/class4/2/", 0);
     world.leave(client);
@@ -569,7 +569,7 @@ fn a_model_file_refuses_unknown_classes() {
 }
 
 #[test]
-fn what_a_model_does_not_know_of_endpoints_and_reports_is_left_out() {
+fn parts_of_endpoints_and_reports_that_the_model_lacks_are_left_out() {
     let schema = br#"{"classes":{"ep":{"properties":{"p":"i64"}}}}"#;
     let schema = Schema::read(schema, Format::Json).unwrap();
     let mut world = World::new(Settings::default());
@@ -585,7 +585,7 @@ fn what_a_model_does_not_know_of_endpoints_and_reports_is_left_out() {
     let objects = world.server.endpoints().to_objects();
     assert_eq!(objects, [object("ep", "/ep/1/", 1)]);
     assert_eq!(world.server.observer().reports().count(), 1);
-    // What it knows has to fit.
+    // Known properties are checked.
     let wrong = json!([{"endpoint": [object("ep", "/ep/2/", "text")], "prr": 60}]);
     assert_eq!(code(&world.ask(client, "endpoint_declare", wrong)), "ERROR");
 }
