@@ -386,7 +386,8 @@ fn a_warning_is_logged_if_the_own_certificate_is_revoked() {
     let names = [server, agent].map(|identity| identity.info().subject.clone());
     assert_eq!(warned.len(), 2, "{warned:?}");
     for (line, name) in warned.iter().zip(names) {
-        let told = line.contains("this side's own certificate counts no longer") && line.contains(&name);
+        let told =
+            line.contains("this program's own certificate is not accepted any more") && line.contains(&name);
         assert!(told, "{line}");
     }
 }

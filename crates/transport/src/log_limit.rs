@@ -62,7 +62,7 @@ impl<K: Eq + Hash> LogLimit<K> {
 /// The number of lines of this kind that were omitted since the last one. Prints as an empty text if there
 /// were none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the line is to say it"]
+#[must_use = "the line has to end with it"]
 pub struct More(u64);
 
 impl fmt::Display for More {

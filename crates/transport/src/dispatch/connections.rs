@@ -113,10 +113,9 @@ impl<T: Threads> Connections<T> {
     /// Notes that the threads of a connection run. True if that connection has ended and is
     /// removed now.
     pub(super) fn started(&mut self, id: ConnectionId, threads: T) -> bool {
-        let Some(entry) = self.table.get_mut(id) else {
-            return false;
-        };
-        entry.threads = Some(threads);
+        if let Some(entry) = self.table.get_mut(id) {
+            entry.threads = Some(threads);
+        }
         self.reap(id)
     }
 
@@ -180,11 +179,7 @@ impl<T: Threads> Connections<T> {
     }
 
     pub(super) fn abort_all(&self) {
-        for id in self.table.ids() {
-            if let Some(entry) = self.table.get(id) {
-                entry.abort();
-            }
-        }
+        self.table.iter().for_each(|(_, entry)| entry.abort());
     }
 }
 

@@ -77,7 +77,7 @@ impl Unfinished {
         self.reserved.at_least((held.saturating_sub(UNRESERVED)) as u64);
         match self.reserved.ask((needed - UNRESERVED) as u64, wake) {
             Asked::Never(limit) => Look::End(format!(
-                "its frame of {needed} bytes is longer than this server has memory for, {limit} bytes"
+                "its frame of {needed} bytes exceeds the memory of this server, {limit} bytes"
             )),
             Asked::Waits => {
                 self.since = None;
@@ -95,7 +95,7 @@ impl Unfinished {
                 if took > TIME_LIMIT + Duration::from_secs(needed as u64 / PACE) {
                     return Look::End(format!(
                         "others wait for memory, and after {} s only {held} of the {needed} bytes of its \
-                         frame are here",
+                         frame have arrived",
                         took.as_secs()
                     ));
                 }

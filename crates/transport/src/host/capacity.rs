@@ -153,8 +153,8 @@ impl Limit {
         let fits = self.value >= beside.saturating_add(self.cost.reserved);
         (self.cost.reserved > 0 && !fits).then(|| {
             format!(
-                "{}: the C library's allocator may take {} of it, and memory for something small may \
-                 then be refused, which ends the process: set MALLOC_ARENA_MAX=1, or raise the limit",
+                "{}: the C library's allocator may take {} of it, and a small allocation may then \
+                 fail, which ends the process: set MALLOC_ARENA_MAX=1, or raise the limit",
                 self.shown(),
                 self.cost.reserved
             )
@@ -253,7 +253,7 @@ impl Room {
         }
         if sessions > self.sessions {
             return Err(format!(
-                "{sessions} sessions are more than this system allows: {}, is enough for {}, and they need {}",
+                "{sessions} sessions are more than this system allows: {} has room for {}; the needed value is {}",
                 self.limit(),
                 self.sessions,
                 self.needed(sessions)
@@ -266,7 +266,7 @@ impl Room {
     fn few(&self, asked: Option<usize>) -> Option<String> {
         (asked.is_none() && self.sessions < FEW).then(|| {
             format!(
-                "room for {} sessions only: {}; {FEW} need {}",
+                "there is room for {} sessions only: {}; {FEW} need {}",
                 self.sessions,
                 self.limit(),
                 self.needed(FEW)

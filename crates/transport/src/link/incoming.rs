@@ -91,7 +91,7 @@ impl<D: Decode> Incoming<D> {
                     .silence
                     .is_some_and(|limit| self.is_long && self.silent >= limit) =>
             {
-                let why = format!("a frame did not come to its end, {held} bytes of it are here");
+                let why = format!("a frame did not come to its end, only {held} bytes of it have arrived");
                 EndReason::Protocol(why.into())
             }
             (None, None) => {

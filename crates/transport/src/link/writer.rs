@@ -66,7 +66,7 @@ fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration, room: &dyn Fn()
 
 /// The error if the peer has received no byte for the write timeout.
 pub fn silent_peer() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data")
+    io::Error::new(io::ErrorKind::TimedOut, "the peer receives no data")
 }
 
 /// The work of a writer, step by step: on its thread, or in virtual time.
@@ -213,7 +213,7 @@ mod tests {
         outbox.push(item("lost")).unwrap();
         writing.fail(silent_peer(), &|| told.set(told.get() + 1));
         assert!(matches!(writing.step(&|| (), now), Wrote::Over));
-        assert_eq!(outbox.failure().unwrap().to_string(), "the peer takes no data");
+        assert_eq!(outbox.failure().unwrap().to_string(), "the peer receives no data");
         assert!(told.get() == 1 && wire.is_free());
     }
 

@@ -203,8 +203,8 @@ fn hundreds_of_silent_peers_at_few_slots_keep_no_honest_peer_out() {
     running.stop();
 }
 
-/// How long the last of so many peers waits for one of the slots, if all send as much and then
-/// nothing: by a clock of the test's own, and with all slots served by the accept thread at once.
+/// The time that the last of these peers waits for a slot, if each sends the same bytes and then no more.
+/// It uses a clock of the test, and the accept thread serves all slots at once.
 fn passed_in(peers: usize, slots: usize, patience: Patience, has_sent: bool) -> Duration {
     let handshakes = Arc::new(handshakes(slots, echo(), really(), patience));
     let begin = now();
@@ -377,7 +377,6 @@ fn a_newcomer_passes_every_call_to_its_stream() {
     assert!(there.write(b"f").is_err());
 }
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
 #[test]
 fn the_bound_of_unsent_bytes_reaches_the_socket_of_a_newcomer() {
     use socket2::{Domain, Socket, Type};

@@ -83,7 +83,7 @@ pub enum Fault {
     EncryptedKey,
     /// The passphrase does not decrypt the private key, or the kind of
     /// encryption is not supported.
-    #[error("the private key is not decrypted by the passphrase: {0}")]
+    #[error("the passphrase does not decrypt the private key: {0}")]
     WrongPassphrase(String),
     /// The file holds several private keys; only one is allowed.
     #[error("it holds {0} private keys; there must be one")]
@@ -92,7 +92,7 @@ pub enum Fault {
     #[error("not a certificate: {0}")]
     BadCertificate(String),
     /// A SAN begins with `urn:uuid:` but is no UUID, is the nil UUID, or contradicts another one.
-    #[error("the certificate's SAN {0:?} is not its one valid UUID")]
+    #[error("the certificate's SAN {0:?} is no valid UUID, or contradicts another one")]
     BadUuid(String),
     /// A certificate that should be an authority's is not one.
     #[error("the certificate of {subject:?} is not a certificate authority's")]
@@ -238,7 +238,7 @@ pub enum BadRequest {
     #[error("a lifetime begins between 1970 and 9999")]
     Start,
     /// The authority expires before the lifetime begins.
-    #[error("the authority's own certificate expires at {not_after}, before that")]
+    #[error("the authority's own certificate expires at {not_after}, before the lifetime begins")]
     AuthorityExpires {
         /// The end of the authority's lifetime, in RFC 3339 form.
         not_after: String,

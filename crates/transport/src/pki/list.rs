@@ -75,10 +75,9 @@ impl RevocationList {
         let mut serials = Vec::new();
         for entry in parts.entries() {
             let entry = entry?;
-            // Only checked here, so that `revoked` finds no broken entry.
-            moment(&entry.revocation_date)?;
             is_understood &= entry.extensions().iter().all(of_entry);
-            serials.push(Serial::of(entry.raw_serial()));
+            // Read as a whole, so that `revoked` finds no broken entry.
+            serials.push(Revoked::read(&entry)?.serial);
         }
         serials.sort_unstable();
         serials.dedup();

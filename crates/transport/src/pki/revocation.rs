@@ -152,7 +152,7 @@ impl Revocation {
                     return Err(Fault::RevocationListSignature { issuer: issuer() });
                 }
                 None => log::warn!(
-                    "{}: the list of {:?}, which is not trusted itself, counts only for peers that show its certificate",
+                    "{}: the issuer {:?} of a list is not trusted; the list counts only for peers that show its certificate",
                     lists.origin(),
                     list.issuer
                 ),
@@ -163,7 +163,7 @@ impl Revocation {
                 if lists.enforced {
                     return Err(overdue);
                 }
-                log::warn!("{}: {overdue}, and still counts", lists.origin());
+                log::warn!("{}: {overdue}; the list still counts", lists.origin());
             }
             signers.push(signer.map(|signer| signer.public_key().raw.into()));
         }

@@ -164,7 +164,7 @@ impl Authority {
         match (lists.pop(), lists.is_empty()) {
             (Some(list), true) if self.has_signed(&list.der).is_ok_and(|own| own) => Ok(Some(list)),
             _ => Err(unfit(Fault::BadRevocationList(format!(
-                "it is not the one list of {:?} (another authority of that name?); move it away",
+                "it does not hold exactly one list, signed by {:?} (another authority of that name?); move it away",
                 self.info.subject
             )))),
         }

@@ -81,7 +81,7 @@ impl Trust {
                 Err(outside) => {
                     // While one authority replaces another, a bundle holds both for some time, and the
                     // old one expires in it.
-                    log::warn!("{origin}: authority {:?} passed over: {outside}", info.subject);
+                    log::warn!("{origin}: authority {:?} is ignored: {outside}", info.subject);
                     fault = outside;
                 }
             }
@@ -280,7 +280,7 @@ impl Trust {
             && let Err(fault @ Fault::Revoked { .. }) =
                 self.check_revocation(first, intermediates, der::now())
         {
-            log::warn!("this side's own certificate counts no longer: {fault}");
+            log::warn!("this program's own certificate is not accepted any more: {fault}");
         }
     }
 

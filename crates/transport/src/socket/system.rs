@@ -51,7 +51,6 @@ impl Duplex for Socket {
         Socket::set_write_timeout(self, at_least_a_tick(limit))
     }
 
-    #[cfg(any(target_os = "linux", target_os = "android"))]
     fn set_unsent(&self, bytes: u32) -> io::Result<()> {
         match self.local_addr()?.is_unix() {
             true => Ok(()),

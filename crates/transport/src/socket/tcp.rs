@@ -43,7 +43,7 @@ pub struct TcpOptions {
     /// Keep-alive probes; `None` turns them off. Default: see [`KeepAlive`].
     pub keep_alive: Option<KeepAlive>,
     /// The time that sent data may stay unacknowledged before the connection counts as dead
-    /// (TCP_USER_TIMEOUT, if the system has it). Default: 30 s.
+    /// (TCP_USER_TIMEOUT). Default: 30 s.
     pub unacknowledged: Option<Duration>,
 }
 
@@ -69,9 +69,7 @@ impl TcpOptions {
             }
             None => socket.set_keepalive(false)?,
         }
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        socket.set_tcp_user_timeout(self.unacknowledged)?;
-        Ok(())
+        socket.set_tcp_user_timeout(self.unacknowledged)
     }
 }
 
@@ -79,13 +77,10 @@ impl TcpOptions {
 /// is no other traffic, so a congestion control that paces, such as BBR, would only wait for timers.
 /// Accepted sockets inherit the setting.
 fn without_pacing(socket: &Socket, address: SocketAddr) {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
     if address.ip().is_loopback() {
         // Every Linux has reno. If setting it is not permitted, the system's default stays.
         let _ = socket.set_tcp_congestion(b"reno");
     }
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    let _ = (socket, address);
 }
 
 /// The number of connections that may wait to be accepted. With the 128 of the standard library a
@@ -231,7 +226,6 @@ const RECEIVE_BUFFER: usize = 256 * 1024;
 /// are slower than their senders then reach the same limit of all sockets, segments are dropped, and
 /// all connections wait for retransmissions. Bytes that the system has not taken are in the queue,
 /// where they count against the budget and a policy may drop them.
-#[cfg(any(target_os = "linux", target_os = "android"))]
 const UNSENT: u32 = 256 * 1024;
 
 fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
@@ -246,7 +240,6 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
     socket.set_reuse_address(true)?;
     // Accepted sockets inherit both settings. A system that allows less uses its maximum.
     socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
-    #[cfg(any(target_os = "linux", target_os = "android"))]
     socket.set_tcp_notsent_lowat(UNSENT)?;
     if address.is_ipv6() {
         socket.set_only_v6(!both_versions)?;
@@ -261,7 +254,6 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
 mod tests {
     use super::*;
 
-    #[cfg(any(target_os = "linux", target_os = "android"))]
     #[test]
     fn an_accepted_socket_has_bounded_buffers() {
         let listeners = listen("127.0.0.1", 0).unwrap();
