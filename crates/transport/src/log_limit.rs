@@ -116,6 +116,7 @@ impl<K: Eq + Hash> Peers<K> {
         if self.known.len() < PEERS || self.known.contains_key(&peer) {
             return self.known.entry(peer).or_insert_with(|| Allowance::new(now));
         }
+        // By the random keys of the table, so that peers cannot choose owners with equal hashes.
         let owner = owner.map(|owner| self.known.hasher().hash_one(owner));
         match owner.filter(|owner| self.owners.len() < PEERS || self.owners.contains_key(owner)) {
             // An owner with many names, such as a certificate that is bound to no UUID, shares one

@@ -329,6 +329,7 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
     while !runner.is_over() {
         let due = runner.next_deadline();
         let mut first = None;
+        // While a connection has input, the dispatcher does not sleep.
         if runner.is_idle() {
             match events.next(due) {
                 Ok(event) => first = Some(event),
@@ -340,7 +341,8 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
         let now = clock();
         runner.core_mut().time_of_day(wall_clock());
         // All events that have arrived are handled before the next turn, so that the turn goes to
-        // the connection that has waited longest, not to the busiest one.
+        // the connection that has waited longest, not to the busiest one. Their number is bounded, so
+        // that a flood of events does not delay that turn without limit.
         for _ in 0..EVENTS {
             let Some((event, sent)) = first.take().or_else(|| events.try_next()) else {
                 break;

@@ -74,6 +74,7 @@ fn uptime(proc: &Path) -> Option<Duration> {
     // The name of the program is in parentheses, and may hold any characters.
     let fields = stat.rsplit_once(')')?.1;
     let ticks: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
+    // The kernel reports ticks of 10 ms on every architecture.
     let began = Duration::from_millis(ticks.checked_mul(10)?);
     // Both count from the boot, including time in which the host slept.
     Duration::try_from(clock_gettime(ClockId::Boottime))

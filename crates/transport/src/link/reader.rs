@@ -68,6 +68,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         let lost = reason.is_loss();
         self.sink.ended(reason);
         if !lost {
+            // The peer may receive no more, so further writes have a short limit.
             let _ = self.stream.set_write_timeout(Some(LAST_WRITE));
             self.outbox.close();
             self.drain();

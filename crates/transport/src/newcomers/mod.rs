@@ -366,6 +366,7 @@ impl Handshakes {
     fn close(&self) {
         self.closed.cancel();
         for stream in self.lock().slots.close() {
+            // Only the input ends, so that the handshake can still send the reason.
             let _ = stream.shutdown(Shutdown::Read);
         }
         self.changed.notify_all();

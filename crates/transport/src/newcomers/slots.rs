@@ -242,6 +242,7 @@ impl<P> Slots<P> {
         self.advance(slot, Fate::Heard, Fate::Admitted) == Some(Fate::Admitted)
 =======
     pub(super) fn admitted(&mut self, slot: u64) -> bool {
+        // A handshake may be admitted without a separate report that its input is complete.
         self.advance(slot, HandshakeState::UnderWay, HandshakeState::Heard);
         self.advance(slot, HandshakeState::Heard, HandshakeState::Admitted) == Some(HandshakeState::Admitted)
 >>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)

@@ -147,6 +147,7 @@ impl Outbox {
 
     /// An empty outbox whose memory counts in a budget.
     pub fn within(limits: Limits, budget: Budget) -> Self {
+        // Unbounded, because the ledger refuses items beyond the limits.
         let (entrance, exit) = crossbeam_channel::unbounded();
         Self {
             shared: Arc::new(OutboxState {
@@ -404,6 +405,7 @@ impl Outbox {
     /// written in part is lost as well.
     pub fn discard(&self) {
         while self.shared.exit.try_recv().is_ok() {}
+        // The ledger also counts an item whose sender has not put it into the channel yet.
         let mut unsent = Load::default();
         let _ = self.notify(|ledger| {
             unsent = ledger.waiting;

@@ -18,6 +18,7 @@ use crate::printable::printable;
 
 /// Parses a certificate with no bytes after it.
 pub(super) fn certificate(der: &[u8]) -> Result<X509Certificate<'_>, Fault> {
+    // A frequent mistake, which the parser would report as a wrong tag.
     if is_pem(der) {
         return Err(Fault::NotDer);
     }

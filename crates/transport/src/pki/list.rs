@@ -55,6 +55,7 @@ impl RevocationList {
     }
 
     fn of_bytes(bytes: &[u8]) -> Result<Vec<Self>, Fault> {
+        // Authorities publish their lists in DER, which begins with a sequence.
         if !der::is_pem(bytes) && bytes.first() == Some(&SEQUENCE) {
             return Ok(vec![Self::from_der(&bytes.to_vec().into())?]);
         }
@@ -182,6 +183,7 @@ impl<'a> Parts<'a> {
         // The rest is the signature, which is checked elsewhere.
         let (signed, _) = sequence(list)?;
         let (after_version, first) = Any::from_der(signed).map_err(bad)?;
+        // The version is optional; without it the algorithm, a sequence, is first.
         let rest = match first.tag() {
             Tag::Integer => after_version,
             _ => signed,

@@ -86,6 +86,7 @@ impl Trust {
                 }
             }
         }
+        // The last fault stands for all.
         if valid.is_empty() {
             return Err(fault);
         }

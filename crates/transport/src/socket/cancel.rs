@@ -103,6 +103,7 @@ impl Cancel {
         let mut state = self.lock();
         if state.open.is_some() {
             state.awaited = Some(awaited);
+        // Cancelled before: the wait must end at once. A pipe ends by its drop.
         } else if let Awaited::Stream(stream) = awaited {
             let _ = stream.shutdown(Shutdown::Both);
         }

@@ -98,6 +98,7 @@ impl Listener {
             Bound::Unix(socket, _) => socket.accept().map(|(stream, _)| Arc::new(stream) as _),
             Bound::Memory(listener) => listener.accept().map(|stream| Arc::new(stream) as _),
         };
+        // After the accept, because `close` makes it return, with a stream or an error.
         if self.closed.load(Ordering::Acquire) {
             return Ok(None);
         }

@@ -64,6 +64,7 @@ impl Incoming {
             buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
+        // The part that was kept while the stream waited without a buffer.
         if !self.part.is_empty() {
             self.end = self.part.len();
             buffer[..self.end].copy_from_slice(&std::mem::take(&mut self.part));
