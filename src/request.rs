@@ -20,6 +20,7 @@ use crossbeam_channel::{Receiver, Sender};
 use uuid::Uuid;
 
 use crate::proto::{Exchange, Frame, FrameKind, Step, content};
+use crate::wire::replace_payload;
 use ssntp_transport::{cut, excerpt};
 
 /// The longest reason of a refusal, in bytes.
@@ -71,12 +72,7 @@ impl Request {
     /// to 80 KiB of received bytes alive, also if it is small. Copy requests that are kept for long.
     #[must_use]
     pub fn copied(mut self) -> Self {
-        let payload = Bytes::copy_from_slice(self.payload());
-        let mut frame = Frame::with_payload(self.kind(), payload);
-        if let Some(trace) = self.frame.take_trace() {
-            frame = frame.traced(trace);
-        }
-        self.frame = frame;
+        self.frame = replace_payload(&self.frame, Bytes::copy_from_slice(self.payload()));
         self
     }
 
@@ -103,11 +99,7 @@ impl Request {
 
 /// The frame of a request with only the application's payload.
 fn bare(frame: &Frame) -> Frame {
-    let mut bare = Frame::with_payload(frame.kind(), content(frame));
-    if let Some(trace) = frame.trace() {
-        bare = bare.traced(trace.clone());
-    }
-    bare
+    replace_payload(frame, content(frame))
 }
 
 /// The reason for which a request has no answer.
@@ -129,10 +121,10 @@ pub enum RequestError {
         limit: u32,
     },
     /// The most requests that may wait for answers do so. Nothing was sent.
-    #[error("{0} requests wait for answers, as many as may")]
+    #[error("{0} requests wait for answers, which is the maximum")]
     TooMany(usize),
     /// The addressee is not connected, or there is no session with the server. Nothing was sent.
-    #[error("no session stands at present")]
+    #[error("not connected")]
     NotConnected,
     /// The queue had no room within the time limit. Nothing was sent.
     #[error("the queue is full")]
@@ -201,6 +193,7 @@ impl Outstanding {
         if self.asked.len() >= self.most {
             return Err(RequestError::TooMany(self.most));
         }
+        // Room for one, so that the thread that settles the request never blocks.
         let (answer, answered) = crossbeam_channel::bounded(1);
         self.next = self.next.wrapping_add(1);
         let (id, kind) = (self.next, content.kind());
@@ -240,6 +233,7 @@ impl Outstanding {
         let is_awaited = self.asked.get(&id).is_some_and(|asked| {
             asked.kind == frame.kind() && (asked.addressee.is_nil() || asked.addressee == from)
         });
+        // Without the check of the sender, any client could answer for the addressee.
         let Some(asked) = is_awaited.then(|| self.asked.remove(&id)).flatten() else {
             self.late += 1;
             return;
@@ -247,6 +241,7 @@ impl Outstanding {
         let answer = match exchange.step {
             Step::Refusal => {
                 let why = content(frame);
+                // Cut and escaped, because a peer has written it.
                 let why = String::from_utf8_lossy(&why[..why.len().min(MAX_REASON)]);
                 Err(RequestError::Refused(excerpt(why).to_string()))
             }

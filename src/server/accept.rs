@@ -137,6 +137,7 @@ impl EntryRunner<'_> {
                 Step::Admit(arrival) => match self.events.admit(*arrival, Arc::clone(&self.stream)) {
                     Some(Ok(granted)) => {
                         let step = entry.decided(Ok(&granted.grant));
+                        // If this thread panics or returns, dropping this reports to the dispatcher.
                         let admission = Admission::new(granted.id, self.events.clone());
                         admitted = Some((granted, admission));
                         step
@@ -167,6 +168,7 @@ impl EntryRunner<'_> {
         let Some((admitted, mut admission)) = admitted else {
             return Ok(());
         };
+        // False if the server has begun to stop. The dispatcher then ends the admitted session.
         if self.newcomer.is_some_and(|newcomer| !newcomer.admitted()) {
             admission.started(Err(io::ErrorKind::TimedOut.into()));
             let why = NoEntry(EntryFault::Stopping);

@@ -36,6 +36,7 @@ use uuid::Uuid;
 use super::sessions::SessionId;
 use crate::proto::Refusal;
 use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
+use ssntp_transport::setters;
 
 /// The rules of a server for the admission of clients, in addition to those of the protocol.
 ///
@@ -61,18 +62,12 @@ pub struct AdmissionPolicy {
 }
 
 impl AdmissionPolicy {
-    /// Sets [`require_bound_uuid`](Self::require_bound_uuid).
-    #[must_use]
-    pub fn require_bound_uuid(mut self, required: bool) -> Self {
-        self.require_bound_uuid = required;
-        self
-    }
+    setters! {
+        /// Sets the field of this name.
+        require_bound_uuid: bool;
 
-    /// Sets [`sessions_per_certificate`](Self::sessions_per_certificate).
-    #[must_use]
-    pub fn sessions_per_certificate(mut self, sessions: usize) -> Self {
-        self.sessions_per_certificate = Some(sessions);
-        self
+        /// Sets the field of this name.
+        sessions_per_certificate: usize;
     }
 
     /// Decides about a newcomer with this UUID in its CONNECT, whose certificate is `bound` to a UUID.

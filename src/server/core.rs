@@ -52,7 +52,7 @@ use super::handler::{Context, Handler, Newcomer};
 use super::held::{Held, HeldFrame};
 use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
-use super::sessions::{SessionId, SessionInfo, Sessions};
+use super::sessions::{Directory, SessionId, SessionInfo, Sessions};
 use super::tally::Tally;
 use super::watching::Watcher;
 use crate::proto::{Command, Connect, ErrorCode, Frame, Item, Refusal, Run, answer_to_unsupported};
@@ -368,6 +368,7 @@ impl Core for ServerCore {
     type Refusal = Refusal;
 
     fn owner(request: &Arrival) -> Option<&[u8]> {
+        // Clients with one certificate share one part of the memory budget.
         match request.kind {
             ArrivalKind::Client { .. } => Some(&request.peer.certificate.der),
             ArrivalKind::Server(_) => None,
@@ -526,7 +527,7 @@ impl Core for ServerCore {
     fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
         self.at(now, actions, |core| {
             // Frames of a link depend on each other, so the link ends and no single frame is dropped.
-            let why = "it takes too little of what waits for it";
+            let why = "slow consumer: it reads too little of its queue";
             match core.state.end_link(to, EndCode::Closing, why) {
                 true => Drops::Newest,
                 false => core.state.overflow(SessionId(to), newest),
@@ -540,6 +541,7 @@ impl Core for ServerCore {
         if !self.state.notices.is_empty() {
             self.at(now, actions, Self::deliver_notices);
         }
+        // Here, because each end of a session is followed by this call.
         if self.state.draining.is_some() && self.state.sessions.len() == 0 {
             self.state.draining = None;
             actions.push(Action::Stop);
@@ -620,6 +622,7 @@ impl ServerCore {
             Item::Traced(frame) => frame.encoded_len(),
             Item::Unsupported(_) => 0,
         };
+        // Counted before the filter, so that the figures show attempts as well.
         self.state.tally.received(kind, frames, bytes as u64);
         if !self.state.watchers.is_empty() {
             self.state
@@ -714,6 +717,13 @@ impl ServerCore {
 }
 
 impl State {
+    pub(super) fn directory(&self) -> Directory<'_> {
+        Directory {
+            sessions: &self.sessions,
+            roster: &self.links.roster,
+        }
+    }
+
     /// Logs a panic of the application, with a limit, because each frame may cause one.
     pub(super) fn log_panic(&mut self, what: &'static str, panic: Option<String>) {
         if let Some(why) = panic

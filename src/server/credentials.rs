@@ -93,6 +93,7 @@ pub(super) fn verify_sessions(handle: &ServerHandle, now: SystemTime) -> Renewed
         sessions: sessions.len(),
         ended: 0,
     };
+    // Grouped by certificate, so that each one is verified once.
     sessions.sort_by(|one, other| Borrow::<[u8]>::borrow(&one.0).cmp(other.0.borrow()));
     let of_one: Vec<_> = sessions.chunk_by(|one, other| one.0 == other.0).collect();
     // If another thread has renewed meanwhile, the latest credentials decide.
@@ -111,6 +112,7 @@ pub(super) fn verify_sessions(handle: &ServerHandle, now: SystemTime) -> Renewed
         if invalid.is_empty() {
             continue;
         }
+        // In parts, so that the first sessions end before all certificates are verified.
         let ended = handle.with(move |cx| {
             let invalid = invalid.into_iter();
             let ended = invalid.map(|(id, why)| cx.state.dismiss(id, DisconnectReason::Certificate(why)));

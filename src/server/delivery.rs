@@ -2,13 +2,12 @@
 //! policy for sessions whose queue is full.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use bytes::Bytes;
 use log::{debug, info, warn};
 use uuid::Uuid;
 
-use super::config::{Environment, SlowConsumer};
+use super::config::SlowConsumer;
 use super::core::{Notice, State, guard};
 use super::disconnect::DisconnectReason;
 use super::federation::ForwardBody;
@@ -16,7 +15,7 @@ use super::handler::SendError;
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
 use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};
-use crate::wire::{outgoing, unix_nanos_at};
+use crate::wire::{outgoing, replace_payload, unix_nanos_at};
 use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Drops};
 use ssntp_transport::excerpt;
@@ -24,61 +23,47 @@ use ssntp_transport::{Load, Outgoing};
 
 /// The encodings of one frame for several sessions: one with its trace and one without. Each is made
 /// when the first session needs it.
-pub(super) struct SharedEncoding<'a> {
-    frame: &'a Frame,
-    environment: Arc<Environment>,
-    /// The time for the trace.
-    wall: SystemTime,
+pub(super) struct SharedEncoding {
+    /// With the time at which it leaves in its trace.
+    frame: Frame,
     plain: Option<Outgoing>,
     traced: Option<Outgoing>,
 }
 
-impl<'a> SharedEncoding<'a> {
-    pub(super) fn new(frame: &'a Frame, state: &State) -> Self {
+impl SharedEncoding {
+    pub(super) fn new(frame: &Frame, state: &State) -> Self {
+        let mut frame = frame.clone();
+        if let Some(trace) = frame.trace_mut() {
+            let environment = &state.environment;
+            trace.stamp_sent(environment.uuid, environment.role, unix_nanos_at(state.wall));
+        }
         Self {
             frame,
-            environment: Arc::clone(&state.environment),
-            wall: state.wall,
             plain: None,
             traced: None,
         }
     }
 
     pub(super) fn for_session(&mut self, session: &Session) -> Outgoing {
-        if session.info.tracing && self.frame.trace().is_some() {
-            let traced = self.traced.get_or_insert_with(|| {
-                let mut stamped = self.frame.clone();
-                if let Some(trace) = stamped.trace_mut() {
-                    trace.stamp_sent(
-                        self.environment.uuid,
-                        self.environment.role,
-                        unix_nanos_at(self.wall),
-                    );
-                }
-                outgoing(&stamped, true)
-            });
-            return traced.clone();
-        }
-        self.plain
-            .get_or_insert_with(|| outgoing(self.frame, false))
+        let with_trace = session.info.tracing && self.frame.trace().is_some();
+        let encoded = match with_trace {
+            true => &mut self.traced,
+            false => &mut self.plain,
+        };
+        encoded
+            .get_or_insert_with(|| outgoing(&self.frame, with_trace))
             .clone()
     }
 
     /// The frame for sessions of another server, with its trace.
     pub(super) fn for_link(&self) -> ForwardBody {
-        let mut frame = self.frame.clone();
-        let Some(trace) = frame.trace_mut() else {
-            return ForwardBody::from(&Run::of(&frame));
-        };
-        trace.stamp_sent(
-            self.environment.uuid,
-            self.environment.role,
-            unix_nanos_at(self.wall),
-        );
-        ForwardBody {
-            bytes: frame.encode(),
-            frames: 1,
-            traced: true,
+        match self.frame.trace() {
+            None => ForwardBody::from(&Run::of(&self.frame)),
+            Some(_) => ForwardBody {
+                bytes: self.frame.encode(),
+                frames: 1,
+                traced: true,
+            },
         }
     }
 }
@@ -116,6 +101,7 @@ impl State {
         let Some(Rule::Function(route)) = self.rules.get_mut(frame.kind()) else {
             return;
         };
+        // Not by `directory`, because `route` borrows the rules.
         let directory = Directory {
             sessions: &self.sessions,
             roster: &self.links.roster,
@@ -163,16 +149,15 @@ impl State {
         &mut self,
         from: Option<Uuid>,
         to: Uuid,
-        encoding: &mut SharedEncoding<'_>,
+        encoding: &mut SharedEncoding,
     ) -> Result<(), SendError> {
         if Some(to) == from {
             return Err(SendError::ToSender(to));
         }
-        let Some(id) = self.sessions.id_of(to) else {
+        let Some(session) = self.sessions.of(to) else {
             return self.send_to_remote(from, to, || encoding.for_link());
         };
-        let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
-        let item = encoding.for_session(session);
+        let (id, item) = (session.info.id, encoding.for_session(session));
         self.push(id, encoding.frame.kind(), item);
         Ok(())
     }
@@ -208,7 +193,7 @@ impl State {
     /// `newest` is the item that found no room.
     pub(super) fn overflow(&mut self, id: SessionId, newest: Load) -> Drops {
         let Some(session) = self.sessions.get_mut(id) else {
-            self.tally.dropped(newest);
+            self.tally.dropped += newest.frames;
             return Drops::Newest;
         };
         let first = session.counters().frames_dropped == 0;
@@ -217,13 +202,13 @@ impl State {
                 let counters = session.counters();
                 if let Some(more) = session.info.may_log(&mut self.log, "slow consumer", self.now) {
                     warn!(target: "ssntp::server",
-                        "{}: it is a slow consumer: {} frames, {} bytes in all, wait for it, so it is disconnected{more}",
+                        "{}: slow consumer: disconnected with {} frames, {} bytes in its queue{more}",
                         session.info, counters.frames_waiting, counters.bytes_waiting
                     );
                 }
                 // Without sending its queue, because the client does not read it.
                 self.end(id, DisconnectReason::SlowConsumer, true);
-                self.tally.dropped(newest);
+                self.tally.dropped += newest.frames;
                 return Drops::Newest;
             }
             SlowConsumer::DropNewest => ("newest", Drops::Newest),
@@ -269,6 +254,7 @@ impl State {
 
     /// Sends a frame `times` times to a session, as the answer to its own frames.
     pub(super) fn answer(&mut self, id: SessionId, frame: &Frame, times: u32) {
+        // One item for all answers to a run, so that a run of refused frames takes one place in a queue.
         let item = if times == 1 {
             outgoing(frame, false)
         } else {
@@ -345,11 +331,7 @@ fn apart(frame: &Frame, memory: usize) -> Frame {
     if payload.len() >= memory / MAX_WASTE {
         return frame.clone();
     }
-    let copy = Frame::with_payload(frame.kind(), Bytes::copy_from_slice(payload));
-    match frame.trace() {
-        Some(trace) => copy.traced(trace.clone()),
-        None => copy,
-    }
+    replace_payload(frame, Bytes::copy_from_slice(payload))
 }
 
 #[cfg(test)]

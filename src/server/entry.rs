@@ -239,7 +239,7 @@ impl Entry {
     /// The first step.
     pub fn begin(&mut self, input: &mut BytesMut, wall: SystemTime) -> Step {
         if let Kind::Server(handshake) = &self.kind
-            && let Some(hello) = handshake.hello()
+            && let Some(hello) = &handshake.hello
         {
             return Step::Send(Outgoing::whole(hello.clone(), 1));
         }
@@ -291,6 +291,7 @@ impl Entry {
         if let Kind::Client { connect, .. } = &mut self.kind {
             *connect = Some(new);
         }
+        // Without links no other server can have a session of the UUID.
         if self.facts.environment.link_registry.is_none() {
             return self.claimed(None);
         }
@@ -353,7 +354,7 @@ impl Entry {
             Kind::Server(handshake) => {
                 handshake.admitted(&self.facts.environment);
                 // This server's HELLO was sent first.
-                if handshake.hello().is_some() {
+                if handshake.hello.is_some() {
                     return Step::Start;
                 }
             }
@@ -391,7 +392,7 @@ impl Entry {
     /// The UUID of the peer, if it is a server whose HELLO has arrived.
     pub fn peer(&self) -> Option<Uuid> {
         match &self.kind {
-            Kind::Server(handshake) => handshake.peer(),
+            Kind::Server(handshake) => handshake.peer,
             Kind::Client { .. } => None,
         }
     }
@@ -409,6 +410,7 @@ impl Entry {
                 Arc::clone(bad_traces),
                 (environment.uuid, environment.role),
             ),
+            // A FORWARD is longer than the frames in it.
             Kind::Server(_) => Decoder::of_links(environment.max_payload.saturating_add(SLACK)),
         }
     }

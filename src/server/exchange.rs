@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::core::{ServerCore, State};
 use super::handler::{Context, SendError};
-use super::sessions::{Directory, SessionInfo};
+use super::sessions::SessionInfo;
 use super::{ServerHandle, dispatch};
 use crate::proto::{Exchange, Frame, Item, Step, answer_to_bad_exchange};
 use crate::request::{Answer, Request, RequestError};
@@ -52,6 +52,7 @@ impl ServerCore {
         match exchange.step {
             Step::Request => {
                 let request = Request::new(&of_sender, frame);
+                // Checked here, because a refused request needs an answer with its number.
                 if !self.state.filter.allows(info.role, frame.kind()) {
                     self.state.not_allowed(info, &request, exchange.peer);
                 } else if !to_server {
@@ -102,11 +103,7 @@ impl State {
     /// Sends an answer to the client that asked, if that client may send such requests. Otherwise
     /// answers would be a way around the filter.
     fn pass_back(&mut self, info: &SessionInfo, asker: Uuid, answer: &Frame) {
-        let directory = Directory {
-            sessions: &self.sessions,
-            roster: &self.links.roster,
-        };
-        let Some(role) = directory.session(asker).map(SessionInfo::role) else {
+        let Some(role) = self.directory().session(asker).map(SessionInfo::role) else {
             debug!(target: "ssntp::server", "{info}: its answer is dropped: {asker} has gone");
             return;
         };
@@ -169,7 +166,7 @@ impl ServerHandle {
         self.with(move |cx| cx.reply(&request, payload))?
     }
 
-    /// Sends a request to a connected client and blocks until the answer has come, for at most `limit`.
+    /// Sends a request to a client of this server and blocks until the answer has come, for at most `limit`.
     /// The kind must be registered as a request
     /// ([`ServerConfig::operands`](super::ServerConfig::operands)). At most 1024 requests wait for
     /// answers at a time.
@@ -198,6 +195,10 @@ impl State {
     ) -> Result<(u64, Receiver<Answer>), RequestError> {
         if !self.environment.operands.is_request(frame.kind()) {
             return Err(RequestError::Kind(frame.kind()));
+        }
+        // An answer to a server goes no further than to the server of the client that sends it.
+        if self.sessions.of(addressee).is_none() {
+            return Err(RequestError::NotConnected);
         }
         let (id, asking, answered) = self.asking.ask(addressee, frame)?;
         let of_server = Exchange {

@@ -24,11 +24,11 @@ use super::core::{ServerCore, State};
 use super::disconnect::DisconnectReason;
 use super::federation::{LinkFigures, PeerState};
 use super::sessions::{Session, SessionCounters, SessionInfo};
-use super::tally::{HandshakeTally, KindTally};
+use super::tally::KindTally;
 use crate::proto::{FrameKind, Item, Operands};
 use ssntp_transport::Role;
 use ssntp_transport::dispatch::View;
-use ssntp_transport::{BudgetFigures, DispatcherFigures, Occupancy};
+use ssntp_transport::{BudgetFigures, DispatcherFigures};
 
 /// A snapshot of a server, see
 /// [`ServerHandle::figures`](super::ServerHandle::figures).
@@ -56,7 +56,7 @@ pub struct Figures {
     pub closed: Vec<ClosedSession>,
     /// The number of sessions with each role of the protocol. A session with two roles counts for both.
     pub by_role: Vec<(Role, usize)>,
-    /// The number of connections, including those whose threads still end.
+    /// The number of sessions, including those whose threads still end.
     /// [`max_sessions`](Self::max_sessions) limits it.
     pub standing: usize,
     /// The most sessions that the server admits.
@@ -246,7 +246,7 @@ impl State {
             stopping: self.open.is_none(),
             closed: tally.closed.iter().cloned().collect(),
             by_role: self.sessions.by_role(),
-            standing: view.connections,
+            standing: view.connections.saturating_sub(self.links.table.len()),
             max_sessions: self.max_sessions,
             certificates,
             most_of_certificate,
@@ -256,10 +256,7 @@ impl State {
             links: self.links.figures(view.now),
             peers: Vec::new(),
             handshakes: HandshakeFigures::default(),
-            frames: tally
-                .kinds()
-                .map(|(kind, tally)| KindFigures::of(kind, tally))
-                .collect(),
+            frames: tally.kinds.iter().map(KindFigures::from).collect(),
             unsupported: tally.unsupported + sum(|counters| counters.frames_unsupported),
             filtered: tally.filtered + sum(|counters| counters.frames_filtered),
             unreceived: tally.unreceived,
@@ -312,8 +309,8 @@ impl ServerCore {
     }
 }
 
-impl KindFigures {
-    fn of(kind: FrameKind, tally: &KindTally) -> Self {
+impl From<(FrameKind, &KindTally)> for KindFigures {
+    fn from((kind, tally): (FrameKind, &KindTally)) -> Self {
         Self {
             kind,
             name: String::new(),
@@ -321,23 +318,6 @@ impl KindFigures {
             bytes_received: tally.received.bytes,
             frames_sent: tally.sent.frames,
             bytes_sent: tally.sent.bytes,
-        }
-    }
-}
-
-impl HandshakeFigures {
-    pub(super) fn of(tally: &HandshakeTally, occupancy: Option<&Occupancy>) -> Self {
-        let (full, resumed, mut refused) = tally.counts();
-        let without_thread = occupancy.map_or(0, Occupancy::without_thread);
-        if without_thread > 0 {
-            refused.insert("thread", without_thread);
-        }
-        Self {
-            running: occupancy.map_or(0, Occupancy::running),
-            limit: occupancy.map_or(0, Occupancy::max),
-            full,
-            resumed,
-            refused,
         }
     }
 }

@@ -12,7 +12,7 @@ use super::federation::ServerLink;
 use super::filter::Filter;
 use super::held::{HeldFrame, HeldId};
 use super::routing::{RuleError, RuleTable, Rules};
-use super::sessions::{Directory, SessionCounters, SessionInfo};
+use super::sessions::{Directory, Session, SessionCounters, SessionInfo};
 use crate::payload::{Content, Servers};
 use crate::proto::{Frame, FrameKind, Refusal, Run};
 use crate::request::Request;
@@ -144,7 +144,7 @@ pub enum SendError {
     #[error("{0} is not connected")]
     NotConnected(Uuid),
     /// The frame would be forwarded to the session that it came from.
-    #[error("it came from {0} itself")]
+    #[error("the frame came from {0} and is not sent back to it")]
     ToSender(Uuid),
     /// The kind cannot be sent: CONNECT, CONNECTED, a kind that is neither defined by the protocol nor
     /// registered, or a request. Requests are sent by
@@ -262,16 +262,12 @@ impl Context<'_> {
 
     /// The connected sessions.
     pub fn directory(&self) -> Directory<'_> {
-        Directory {
-            sessions: &self.state.sessions,
-            roster: &self.state.links.roster,
-        }
+        self.state.directory()
     }
 
     /// The counters of the session of `uuid`, if it is connected to this server.
     pub fn counters(&self, uuid: Uuid) -> Option<SessionCounters> {
-        let id = self.state.sessions.id_of(uuid)?;
-        self.state.sessions.get(id).map(|session| session.counters())
+        self.state.sessions.of(uuid).map(Session::counters)
     }
 
     /// The number of frames that connections which are gone have lost: frames that were in the queue at
@@ -283,7 +279,9 @@ impl Context<'_> {
 
     /// Ends the session of `uuid` after its queue is sent. False if there is none.
     pub fn disconnect(&mut self, uuid: Uuid) -> bool {
-        self.state.disconnect(uuid)
+        let id = self.state.sessions.of(uuid).map(|session| session.info.id);
+        id.map(|id| self.state.end(id, DisconnectReason::Application, false))
+            .is_some()
     }
 
     /// Begins to stop the server, as [`ServerHandle::stop`](super::ServerHandle::stop)

@@ -65,7 +65,7 @@ impl State {
         certificate: &CertificateInfo,
         connections: usize,
     ) -> Result<Option<SessionId>, Refusal> {
-        let holder = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
+        let holder = self.sessions.of(uuid);
         let situation = Situation {
             server: self.environment.uuid,
             stopping: self.open.is_none() || self.draining.is_some(),
@@ -119,6 +119,7 @@ impl State {
     /// Removes a session from every index and ends its connection: after its queue is sent, or at once
     /// with `abort`.
     pub(super) fn end(&mut self, id: SessionId, reason: DisconnectReason, abort: bool) {
+        // First, so that no frame is sent to the session by the calls below.
         let Some(session) = self.sessions.remove(id) else {
             return;
         };
@@ -203,15 +204,5 @@ impl State {
         for id in self.sessions.ids() {
             self.push(id, draining.kind(), outgoing(&draining, false));
         }
-    }
-
-    pub(super) fn is_draining(&self) -> bool {
-        self.draining.is_some()
-    }
-
-    pub(super) fn disconnect(&mut self, uuid: Uuid) -> bool {
-        let id = self.sessions.id_of(uuid);
-        id.map(|id| self.end(id, DisconnectReason::Application, false))
-            .is_some()
     }
 }

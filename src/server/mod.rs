@@ -165,6 +165,7 @@ impl Server {
             listeners.extend(bound);
         }
         let addresses = listeners.iter().filter_map(Listener::local_address).collect();
+        // After the addresses are collected, because these have none.
         listeners.extend(config.memory.drain(..).map(Listener::memory));
 
         let (uuid, role) = (config.uuid, config.role);
@@ -219,6 +220,7 @@ impl Server {
         if let Some(federation) = federation {
             let dialler = Dialler::new(environment, events, tcp);
             server.handle.dialler = Some(dialler.clone());
+            // Set afterwards, because the dialler needs the channel to the core.
             let shown = dialler.clone();
             let _ = server.handle.post(move |cx| cx.state.dialler = Some(shown));
             for peer in federation.peers {
@@ -504,7 +506,7 @@ impl ServerHandle {
         figures.name_kinds(&self.environment.operands);
         let occupancy = self.occupancy.as_deref();
         figures.peers = self.dialler.as_ref().map(Dialler::peers).unwrap_or_default();
-        figures.handshakes = HandshakeFigures::of(&self.environment.handshakes, occupancy);
+        figures.handshakes = self.environment.handshakes.figures(occupancy);
         Ok(figures)
     }
 

@@ -144,6 +144,8 @@ impl State {
         let Ok(roles) = roles else {
             return self.invalid(info, ListSessions::KIND, "invalid_data");
         };
+        // Numbers only grow, so a page begins after the last number of the page before, even if that
+        // session has ended meanwhile.
         let is_listed = |session: &&Session| {
             session.info.role.intersects(roles) && session.info.id.0.sequence() > asked.after
         };
@@ -237,7 +239,7 @@ impl State {
             return Err((OperatorRefusal::InvalidData, text.into()));
         }
         let uuid = named(&asked.uuid)?;
-        let session = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
+        let session = self.sessions.of(uuid);
         let session = session.map(|session| Arc::clone(&session.info));
         if session.is_none() && ban.is_zero() {
             return Err((OperatorRefusal::NotConnected, "no session has that UUID".into()));
@@ -314,7 +316,7 @@ impl State {
 /// Parses the UUID in a command.
 pub(super) fn named(uuid: &Id) -> Result<Uuid, Refused> {
     let text = match uuid.is_empty() {
-        true => "a UUID is required; certificates are kept out by revoking them",
+        true => "uuid is required; to keep a certificate out, revoke it",
         false => "the value of uuid is not a UUID",
     };
     uuid.uuid().ok_or((OperatorRefusal::InvalidData, text.into()))

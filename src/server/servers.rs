@@ -25,6 +25,8 @@ impl ServerCore {
     pub(super) fn list_servers(&mut self, info: &SessionInfo, asked: &ListServers) {
         let mut servers = self.state.servers();
         self.guarded("servers", |handler, cx| handler.servers(cx, &mut servers));
+        // A fixed order, because each page is made from a new list: first by UUID, then peers without a
+        // known UUID by address.
         let order = |one: &ServerEntry| (one.uuid.is_empty(), one.uuid.clone(), one.address.clone());
         servers.entries.sort_by_cached_key(order);
         let first = usize::try_from(asked.after).unwrap_or(usize::MAX);
@@ -53,7 +55,7 @@ impl ServerCore {
                 true => state.judge_drain(by, &asked, None),
                 false => {
                     let text = format!(
-                        "server {} takes no operators of this role",
+                        "server {} does not accept operators with this role",
                         state.environment.uuid
                     );
                     Err((OperatorRefusal::NotAllowed, text))
@@ -80,7 +82,7 @@ impl State {
     ) -> Result<bool, Refused> {
         let within = Duration::from_secs(asked.within_s);
         if within > LONGEST {
-            let text = "clients leave within a day at most";
+            let text = "the time for clients to leave is at most a day";
             return Err((OperatorRefusal::InvalidData, text.into()));
         }
         let uuid = named(&asked.uuid)?;
@@ -133,7 +135,7 @@ impl State {
             address: environment.advertised().to_owned(),
             roles: environment.role.to_string(),
             version: env!("CARGO_PKG_VERSION").into(),
-            state: match self.is_draining() {
+            state: match self.draining.is_some() {
                 true => ServerState::Draining,
                 false => ServerState::Own,
             },

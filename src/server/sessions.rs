@@ -232,6 +232,7 @@ impl Sessions {
 
     pub(super) fn remove(&mut self, id: SessionId) -> Option<Session> {
         let session = self.by_id.remove(id.0)?;
+        // A newer session may have taken over the UUID.
         if self.by_uuid.get(&session.info.uuid) == Some(&id) {
             self.by_uuid.remove(&session.info.uuid);
         }
@@ -260,8 +261,8 @@ impl Sessions {
         self.by_id.get_mut(id.0)
     }
 
-    pub(super) fn id_of(&self, uuid: Uuid) -> Option<SessionId> {
-        self.by_uuid.get(&uuid).copied()
+    pub(super) fn of(&self, uuid: Uuid) -> Option<&Session> {
+        self.get(*self.by_uuid.get(&uuid)?)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Session> {
@@ -283,6 +284,7 @@ impl Sessions {
     /// Every session with at least one of the roles, each once.
     pub(super) fn with_role(&self, role: Role) -> impl Iterator<Item = &Session> {
         bits(role).flat_map(move |bit| {
+            // A session with several of the roles is listed only under the lowest one.
             let earlier = role.bits() & ((1 << bit) - 1);
             self.by_role[bit]
                 .iter()
@@ -307,8 +309,7 @@ pub struct Directory<'a> {
 impl Directory<'_> {
     /// The session of `uuid`.
     pub fn session(&self, uuid: Uuid) -> Option<&SessionInfo> {
-        let own = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
-        match own {
+        match self.sessions.of(uuid) {
             Some(session) => Some(&session.info),
             None => self.roster.get(uuid).map(|remote| &remote.info),
         }
@@ -316,7 +317,7 @@ impl Directory<'_> {
 
     /// True for another server's session if this server has no session of its UUID.
     fn counts(&self, remote: &SessionInfo) -> bool {
-        self.sessions.id_of(remote.uuid).is_none()
+        self.sessions.of(remote.uuid).is_none()
     }
 
     /// Every session with at least one of the roles, each once.
@@ -441,9 +442,10 @@ mod tests {
         sessions.insert(old);
         sessions.insert(new);
         sessions.remove(first);
-        assert_eq!(sessions.id_of(Uuid::from_u128(7)), Some(second));
+        let id = |sessions: &Sessions| sessions.of(Uuid::from_u128(7)).map(|session| session.info.id);
+        assert_eq!(id(&sessions), Some(second));
         sessions.remove(second);
-        assert_eq!(sessions.id_of(Uuid::from_u128(7)), None);
+        assert_eq!(id(&sessions), None);
     }
 
     #[test]

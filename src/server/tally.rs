@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use super::figures::ClosedSession;
+use super::figures::{ClosedSession, HandshakeFigures};
 use super::routing::KindTable;
 use super::sessions::SessionCounters;
 use crate::proto::FrameKind;
-use ssntp_transport::Load;
+use ssntp_transport::{Load, Occupancy};
 
 /// The most ended sessions that are kept, so that clients which connect and leave all the time do not
 /// fill the memory.
@@ -19,7 +19,7 @@ const MOST_CLOSED: usize = 256;
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) started: Instant,
-    kinds: KindTable<KindTally>,
+    pub(super) kinds: KindTable<KindTally>,
     pub(super) admitted: u64,
     /// The number of ended sessions by the word for the reason. The words are a fixed list, so no peer
     /// can make the map grow.
@@ -74,11 +74,6 @@ impl Tally {
         }
     }
 
-    /// Counts frames that are dropped because their receiver has ended or is ended for them.
-    pub(super) fn dropped(&mut self, load: Load) {
-        self.dropped += load.frames;
-    }
-
     /// Adds the counters of a session that leaves the index.
     pub(super) fn gone(&mut self, counters: &SessionCounters) {
         self.unsupported += counters.frames_unsupported;
@@ -93,11 +88,6 @@ impl Tally {
             self.closed.pop_front();
         }
         self.closed.push_back(session);
-    }
-
-    /// The kinds of which frames were received or sent, with their counters.
-    pub(super) fn kinds(&self) -> impl Iterator<Item = (FrameKind, &KindTally)> {
-        self.kinds.iter()
     }
 }
 
@@ -123,11 +113,24 @@ impl HandshakeTally {
         *refused.entry(word).or_default() += 1;
     }
 
-    /// The numbers of full handshakes, of resumed ones, and of refusals by the word for the reason.
-    pub(super) fn counts(&self) -> (u64, u64, BTreeMap<&'static str, u64>) {
-        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (load(&self.full), load(&self.resumed), refused.clone())
+    /// The figures. `occupancy` is `None` only while the server starts.
+    pub(super) fn figures(&self, occupancy: Option<&Occupancy>) -> HandshakeFigures {
+        let mut refused = self
+            .refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let without_thread = occupancy.map_or(0, Occupancy::without_thread);
+        if without_thread > 0 {
+            refused.insert("thread", without_thread);
+        }
+        HandshakeFigures {
+            running: occupancy.map_or(0, Occupancy::running),
+            limit: occupancy.map_or(0, Occupancy::max),
+            full: self.full.load(Ordering::Relaxed),
+            resumed: self.resumed.load(Ordering::Relaxed),
+            refused,
+        }
     }
 }
 
@@ -192,7 +195,7 @@ mod tests {
                 tally.received(FrameKind::new(FrameType(frame_type), operand), 2, 20);
             }
         }
-        let kinds: Vec<_> = tally.kinds().collect();
+        let kinds: Vec<_> = tally.kinds.iter().collect();
         let known = (0..=u8::MAX).filter(|byte| FrameType(*byte).is_known()).count();
         assert!(kinds.len() >= known * 256);
         assert!(

@@ -535,9 +535,9 @@ fn the_application_is_told_of_no_session_that_ended_before_it_began() {
 }
 
 #[test]
-fn an_application_forwards_only_kinds_that_may_be_sent_and_never_to_the_sender() {
+fn an_application_forwards_only_frames_that_may_be_sent_and_never_to_the_sender() {
     let (handler, _told) = notes();
-    let mut rig = Rig::new(handler, |c| c);
+    let mut rig = Rig::new(handler, |c| c.max_payload(1024));
     let members = [(); 3].map(|()| rig.connect(Role::AGENT));
     let [from, to, other] = members.each_ref().map(|member| member.uuid);
     let (stats, unknown) = (Frame::new(Command::STATS), FrameKind::new(FrameType(9), 1));
@@ -559,6 +559,13 @@ fn an_application_forwards_only_kinds_that_may_be_sent_and_never_to_the_sender()
                 Err(SendError::Kind(kind))
             );
         }
+        let long = Frame::with_payload(Command::STATS, vec![b'x'; 1025]);
+        let too_long = SendError::TooLong {
+            len: 1025,
+            limit: 1024,
+        };
+        assert_eq!(cx.forward(&info, to, &long), Err(too_long));
+        assert_eq!(cx.forward_all(&info, Role::AGENT, &long), Err(too_long));
         assert_eq!(cx.forward_all(&info, Role::AGENT, &stats), Ok(2));
         assert_eq!(cx.forward(&info, other, &stats), Ok(()));
     });

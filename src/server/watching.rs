@@ -47,6 +47,7 @@ impl State {
             true => None,
             false => Some(asked.uuid.uuid().ok_or("invalid_data")?),
         };
+        // Watchers whose session has ended make room here, because an end does not touch this list.
         let sessions = &self.sessions;
         self.watchers
             .retain(|watcher| watcher.to != by.id && sessions.get(watcher.to).is_some());
@@ -70,7 +71,9 @@ impl State {
 
     /// Reports received frames to the operators that watch.
     pub(super) fn notify_watchers(&mut self, from: &SessionInfo, kind: FrameKind, frames: u64, bytes: u64) {
+        // The sender of the frames must not be held for a report about them.
         let origin = std::mem::replace(&mut self.origin, Origin::Application);
+        // Taken out, because sending needs the whole state.
         let mut watchers = std::mem::take(&mut self.watchers);
         watchers.retain_mut(|watcher| {
             let Some(operator) = self.sessions.get(watcher.to) else {

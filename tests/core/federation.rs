@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ssntp::proto::{Command, Frame, FrameKind, Refusal, Run, Status};
+use ssntp::proto::{Command, Frame, FrameKind, FrameType, Operands, Refusal, Run, Status};
 use ssntp::server::{
-    Context, Decision, DisconnectReason, Federation, Handler, LinkFigures, Newcomer, PeerState, Rules,
-    SendError, ServerConfig, ServerLink, SessionInfo,
+    Context, Decision, DisconnectReason, Federation, Handler, LinkFigures, Newcomer, PeerState, RequestError,
+    Rules, SendError, ServerConfig, ServerLink, SessionInfo,
 };
 use ssntp::transport::memory::MemoryListener;
 use ssntp::transport::{Limits, Target};
@@ -301,6 +301,26 @@ fn an_application_sees_and_reaches_sessions_of_other_servers() {
     three.await_news(&News::RemoteGone(agent_uuid));
     let gone = three.with(move |cx| cx.send(agent_uuid, &Frame::new(Status::READY)));
     assert_eq!(gone, Err(SendError::NotConnected(agent_uuid)));
+}
+
+#[test]
+fn links_do_not_count_as_sessions() {
+    let one = Node::start(&[]);
+    let two = Node::start(&[&one]);
+    let _client = two.connect(Role::AGENT, &[&one]);
+    assert_eq!(two.server.handle().figures().unwrap().standing, 1);
+}
+
+#[test]
+fn a_server_sends_requests_only_to_its_own_clients() {
+    let query = FrameKind::new(FrameType::COMMAND, 0x90);
+    let configure = |config: ServerConfig| config.operands(Operands::new().request(query, "QUERY").unwrap());
+    let one = Node::start_with(&[], configure);
+    let two = Node::start_with(&[&one], configure);
+    let client = two.connect(Role::AGENT, &[&one]);
+    // Its answer would not reach the first server, so the call must not wait for it.
+    let refused = one.server.handle().request(client.uuid, Frame::new(query), LONG);
+    assert_eq!(refused, Err(RequestError::NotConnected));
 }
 
 #[test]

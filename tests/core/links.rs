@@ -173,7 +173,7 @@ fn a_malformed_frame_ends_the_link_with_a_reason() {
             "its longest payload is 1 bytes",
             vec![hello(1, Uuid::from_u128(5), 1)],
         ),
-        ("HELLO came out of its turn", vec![good.clone(), good.clone()]),
+        ("unexpected HELLO", vec![good.clone(), good.clone()]),
         (
             "change 5 of its sessions came after change 3",
             vec![good.clone(), snapshot.clone(), gone],

@@ -352,7 +352,7 @@ fn an_invalid_kick_or_one_of_the_operator_itself_changes_nothing() {
     rig.test.receive(rig.operator, &serial);
     let kicked: Kicked = rig.test.sent_to(rig.operator)[0].payload().unwrap();
     assert_eq!(kicked.reason, invalid);
-    assert!(kicked.detail.contains("UUID is required"), "{}", kicked.detail);
+    assert!(kicked.detail.contains("uuid is required"), "{}", kicked.detail);
     for question in [
         Frame::with_payload(Command::KICK, "kick: ["),
         Frame::with_payload(Command::UNBAN, "unban: {}"),

@@ -51,6 +51,7 @@ pub(super) struct Claims {
 impl Claims {
     /// Adds a newcomer. Returns the id for CLAIM, or `None` if [`MAX_CLAIMS`] newcomers wait.
     fn begin(&mut self, link: ConnectionId, now: Instant, verdict: Sender<u8>) -> Option<u64> {
+        // Claims without an answer stay until room is needed, because no timer removes them.
         if self.waiting.len() >= MAX_CLAIMS {
             self.waiting.retain(|_, claim| claim.until > now);
         }
@@ -86,12 +87,9 @@ impl State {
         let gone = changes.gone.into_iter().map(Notice::RemoteDisconnected);
         self.notices.extend(gone);
         for row in changes.connected {
+            // The clock of Lamport: the next admission here gets a greater stamp than this session.
             self.links.clock = self.links.clock.max(row.rank.stamp);
-            let own = self
-                .sessions
-                .id_of(row.info.uuid)
-                .and_then(|id| self.sessions.get(id));
-            if let Some(own) = own
+            if let Some(own) = self.sessions.of(row.info.uuid)
                 && (row.rank, row.info.server) > (own.rank, self.environment.uuid)
             {
                 self.end(own.info.id, DisconnectReason::Replaced, true);
@@ -105,6 +103,7 @@ impl State {
     fn link_to_holder(&self, newcomer: &Newcomer<'_>) -> Option<ConnectionId> {
         let row = self.links.roster.get(newcomer.uuid)?;
         let judged = self.judge(newcomer.uuid, newcomer.certificate, self.connections.len());
+        // If the UUID has a session here as well, the servers resolve that by rank, without a claim.
         (judged == Ok(None)).then(|| self.links.to(row.info.server))?
     }
 
@@ -128,16 +127,18 @@ impl State {
     /// Judges a newcomer of another server, and ends this server's session if the newcomer may take
     /// it over. Returns the verdict for CLAIMED.
     pub(super) fn judge_claim(&mut self, uuid: Uuid, certificate: &Bytes) -> u8 {
-        let session = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
-        let Some(session) = session else { return 0 };
+        let Some(session) = self.sessions.of(uuid) else {
+            return 0;
+        };
         let Ok(certificate) = CertificateInfo::from_der(&CertificateDer::from(&certificate[..])) else {
+            // A certificate that cannot be read proves nothing, so the session stays.
             return u8::MAX;
         };
         // The other server applies its own limits, so none applies here.
         let situation = Situation {
             server: self.environment.uuid,
             stopping: false,
-            maximum: usize::MAX - 1,
+            maximum: usize::MAX,
             sessions: 0,
             of_certificate: 0,
             banned: self.bans.left(uuid, self.now),
@@ -169,7 +170,7 @@ pub(in crate::server) fn refusal(verdict: u8, uuid: Uuid) -> Option<Refusal> {
         1 => Refusal::UuidInUse(uuid),
         2 => Refusal::UuidOwned(uuid),
         3 => Refusal::OtherAuthority(uuid),
-        _ => Refusal::Busy("the server that has its session does not give it up"),
+        _ => Refusal::Busy("another server has its session and refuses the takeover"),
     })
 }
 

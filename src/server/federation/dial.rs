@@ -100,6 +100,7 @@ impl Redial {
     /// Notes the result of an attempt: the server that was found, if any, and the reason for which
     /// there is no link, if there is none.
     pub fn attempted(&mut self, server: Option<Uuid>, why: Option<&NoEntry>, now: Instant, share: f64) {
+        // A known server stays known after a failure, because that server may dial this one meanwhile.
         self.known = match why {
             Some(NoEntry(EntryFault::Link(LinkFailure::Own))) => {
                 self.next = Some(now + OWN);
@@ -270,6 +271,7 @@ impl Dialler {
         peers.closed = true;
         let dialled = std::mem::take(&mut peers.dialled);
         let mut leaving = std::mem::take(&mut peers.leaving);
+        // Unlocked before the threads are joined, so that other calls do not wait for them.
         drop(peers);
         leaving.extend(dialled.into_values().map(Dialled::leave));
         for thread in leaving {
@@ -323,6 +325,7 @@ impl PeerThread {
     /// Notes the failure of an attempt in the peer's state and in the log.
     fn report(&mut self, why: &NoEntry) {
         let state = match why.0 {
+            // The link exists. The next call of Redial::next returns Attempt::Linked.
             EntryFault::Link(LinkFailure::Duplicate(_)) => return,
             EntryFault::Link(LinkFailure::Own) => PeerState::Own,
             _ => PeerState::Trying(excerpt(why).to_string()),
@@ -361,6 +364,7 @@ impl PeerThread {
             environment, events, ..
         } = &*self.shared;
         let refused = |e: &dyn fmt::Display| NoEntry(EntryFault::Link(LinkFailure::Refused(e.to_string())));
+        // Made by the dispatcher, because it has the newest token.
         let hello = events.look(|core, _| core.hello());
         let (hello, _) = hello.ok_or_else(|| refused(&"the server has stopped"))?;
         let active = environment.active();
@@ -369,6 +373,7 @@ impl PeerThread {
         let connector = connector.map_err(|e| refused(&e))?.protocol(LINK_PROTOCOL);
         let stream = self.target.connect(&self.shared.tcp, CONNECT, &self.cancel);
         let stream = stream.map_err(|e| NoEntry(EntryFault::Link(LinkFailure::Lost(e))))?;
+        // Shuts the socket down if this thread is cancelled during the handshake.
         let _watch = self.cancel.watch(&stream);
         let address = stream.peer();
         let deadline = deadline(environment.handshake_timeout);

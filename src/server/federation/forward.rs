@@ -121,6 +121,7 @@ impl State {
         if links.is_empty() {
             return 0;
         }
+        // Encoded once, and only if a link needs it.
         let body = body();
         let frames = body.frames;
         let bytes = self.encode_forward(from, Receivers::Role(to), body);
@@ -152,8 +153,7 @@ impl State {
             Receivers::Sessions(uuids) => {
                 let mut sent = 0;
                 for uuid in uuids {
-                    let session = self.sessions.id_of(*uuid).and_then(|id| self.sessions.get(id));
-                    if let Some(session) = session {
+                    if let Some(session) = self.sessions.of(*uuid) {
                         let (id, item) = (session.info.id, encode(session));
                         self.push(id, kind, item);
                         sent += 1;
@@ -223,7 +223,9 @@ impl ServerCore {
         let item = item.ok_or(LinkFault::Value("FORWARD", "frames"))?;
         let (kind, frames) = (item.kind(), item.frames());
         let operands = &self.state.environment.operands;
+        // The other server may have registered kinds that this one has not.
         let is_known = operands.may_be_sent(kind) || operands.is_request(kind);
+        // If a receiver has no room, the flow control holds this origin: HOLD goes to its server.
         self.state.origin = match forward.number {
             0 => Origin::Application,
             number => Origin::Distant { link, number },
@@ -283,8 +285,8 @@ impl Context<'_> {
     /// The frames and bytes that wait for a session of this server; or for the link to the server of
     /// that UUID; or for the link to the server that has a session of that UUID.
     pub fn waiting(&self, uuid: Uuid) -> Option<Load> {
-        if let Some(id) = self.state.sessions.id_of(uuid) {
-            return Some(self.state.sessions.get(id)?.gauge.books().waiting);
+        if let Some(session) = self.state.sessions.of(uuid) {
+            return Some(session.gauge.books().waiting);
         }
         let links = &self.state.links;
         let row = links.roster.get(uuid);

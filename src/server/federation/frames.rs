@@ -53,7 +53,7 @@ pub(super) enum LinkFault {
     #[error("a frame {0} does not belong on a link")]
     Kind(FrameKind),
     /// A link frame came when it is not allowed, such as a second HELLO.
-    #[error("{0} came out of its turn")]
+    #[error("unexpected {0}")]
     Turn(&'static str),
     /// A change of sessions is missing.
     #[error("change {got} of its sessions came after change {before}")]
@@ -64,7 +64,7 @@ pub(super) enum LinkFault {
         got: u64,
     },
     /// The peer reports more sessions than a server can have.
-    #[error("it told of more than {0} sessions")]
+    #[error("it reported more than {0} sessions")]
     Sessions(usize),
 }
 
@@ -204,7 +204,8 @@ impl LinkFrame {
             Self::Forward { forward } => forward.frames.len(),
             _ => 0,
         };
-        // A FORWARD to one session or to a role takes one allocation: its other fields have fewer than 64 bytes.
+        // One allocation for a FORWARD to one session or to a role, whose other fields have less than
+        // 64 bytes.
         let mut out = Vec::with_capacity(HEADER_LEN + 64 + frames);
         out.resize(HEADER_LEN, 0);
         self.put(&mut out);

@@ -50,6 +50,7 @@ impl LinkRegistry {
 
     fn insert(&self, server: Uuid, link: Receiver<Infallible>) {
         let mut standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Channels of ended links are removed here, because the dispatcher does not touch this map.
         standing.retain(|_, link| is_connected(link));
         standing.insert(server, link);
     }
@@ -110,9 +111,9 @@ impl LinkFailure {
 #[derive(Debug)]
 pub(in crate::server) struct LinkHandshake {
     /// The HELLO of this server, if it has dialled.
-    hello: Option<Bytes>,
+    pub(in crate::server) hello: Option<Bytes>,
     /// The UUID in the peer's HELLO, once it has arrived.
-    peer: Option<Uuid>,
+    pub(in crate::server) peer: Option<Uuid>,
     /// A channel that is disconnected when the link ends. Taken when the link is admitted.
     link: Option<Receiver<Infallible>>,
 }
@@ -124,15 +125,6 @@ impl LinkHandshake {
             peer: None,
             link: None,
         }
-    }
-
-    /// The HELLO to send first, if this server has dialled.
-    pub(in crate::server) fn hello(&self) -> Option<&Bytes> {
-        self.hello.as_ref()
-    }
-
-    pub(in crate::server) fn peer(&self) -> Option<Uuid> {
-        self.peer
     }
 
     /// Reads the first frame, HELLO. `None` if more bytes are needed.
@@ -197,8 +189,12 @@ impl LinkHandshake {
 /// Checks that this server and the sender of HELLO can be linked.
 fn check(facts: &Facts, hello: &Hello) -> Result<(), LinkFailure> {
     let (environment, certificate) = (&facts.environment, &facts.certificate);
+    // The version is first, because the other fields may have another meaning in another version.
     let why = if hello.version != VERSION {
-        format!("version {} of links, this server has {VERSION}", hello.version)
+        format!(
+            "it has version {} of links, this server has {VERSION}",
+            hello.version
+        )
     } else if hello.uuid == environment.uuid && hello.incarnation == environment.incarnation {
         return Err(LinkFailure::Own);
     } else if hello.uuid == environment.uuid {
@@ -220,7 +216,7 @@ fn check(facts: &Facts, hello: &Hello) -> Result<(), LinkFailure> {
         )
     } else if hello.max_payload != environment.max_payload {
         let (theirs, own) = (hello.max_payload, environment.max_payload);
-        format!("its longest payload is {theirs} bytes, this server's {own}: they have to be the same")
+        format!("its longest payload is {theirs} bytes, this server's {own}: they must be equal")
     } else {
         return Ok(());
     };
@@ -233,7 +229,7 @@ fn decode_first(kind: FrameKind, payload: Bytes) -> Result<Hello, LinkFailure> {
         Ok(LinkFrame::End { code, server, reason }) => Err(match code {
             EndCode::Duplicate => LinkFailure::Duplicate(server),
             EndCode::Own => LinkFailure::Own,
-            _ => LinkFailure::Refused(format!("the other server says: {reason}")),
+            _ => LinkFailure::Refused(format!("the other server refuses: {reason}")),
         }),
         Ok(other) => Err(LinkFailure::Refused(format!(
             "the first frame is {}, not HELLO",

@@ -269,8 +269,10 @@ impl State {
             if peer.certificate.uuid.is_none() && !link.certificate.is(&peer.certificate) {
                 return Err(Refusal::Busy("another certificate has a link with that UUID"));
             }
+            // Both servers compare the same two UUIDs, so they keep the same link.
             let own_stays = self.environment.uuid < uuid;
             let old_stays = before.dialled != dialled && before.dialled == own_stays;
+            // A link to an earlier start of the server is dead, even if its end is not noticed yet.
             if old_stays && before.incarnation == hello.incarnation {
                 return Err(Refusal::Busy(DUPLICATE));
             }
@@ -340,8 +342,10 @@ impl State {
             .filter(|session| session.announced)
             .map(row)
             .collect();
+        // In the order of admission, so that the application of the peer sees the sessions in that order.
         rows.sort_unstable_by_key(|row| row.number);
         let sequence = self.links.sequence;
+        // A server without sessions sends one empty part, because the last part completes the snapshot.
         let mut parts = rows.chunks(ROWS).peekable();
         loop {
             let rows = parts.next().unwrap_or_default().to_vec();
@@ -371,6 +375,7 @@ impl State {
             self.send_link_frame(id, &LinkFrame::End { code, server, reason });
         }
         self.actions.push(Action::End { id, abort });
+        // The peer can send no GO any more.
         for held in link.held {
             self.actions.push(Action::Hold {
                 id: held,
@@ -384,6 +389,7 @@ impl State {
         } else if let Some(more) = self.log.admit(server.uuid, "link ends", self.now) {
             warn!(target: "ssntp::server", "{server}: link ends: {}{more}", excerpt(&why));
         }
+        // A newer link to the server may have taken the entry; then the rows are of that link.
         if self.links.to(server.uuid) == Some(id) {
             self.links.by_server.remove(&server.uuid);
             let gone = self.links.roster.end(server.uuid);
@@ -404,6 +410,8 @@ impl State {
         };
         // This process was stopped, or its machine slept. The peers have ended these links, so frames
         // that are sent over them would be lost.
+        // The last ALIVE was sent one BEAT before `due`. The second BEAT is a margin, so that this server
+        // ends its links no later than the peers do.
         let has_slept = self.now.saturating_duration_since(due) > SILENCE - 2 * BEAT;
         for id in self.links.table.ids() {
             let Some(link) = self.links.table.get(id) else {
@@ -441,6 +449,7 @@ impl State {
         let Some(link) = self.links.table.get_mut(link) else {
             return;
         };
+        // A session that has ended meanwhile would stay in the set until the link ends.
         let changes = match held {
             true => is_connected && link.held.insert(id),
             false => link.held.remove(&id),
@@ -458,6 +467,7 @@ impl ServerCore {
             Item::Run(run) => {
                 let memory = run.wire().len();
                 run.frames().try_for_each(|frame| {
+                    // A slice of the read, so that a FORWARD is not copied.
                     let frame = LinkFrame::decode(frame.kind(), frame.payload_bytes().clone())?;
                     self.link_frame(id, frame, memory)
                 })

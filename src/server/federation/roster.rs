@@ -123,6 +123,7 @@ impl Roster {
     /// Every session with at least one of the roles, each once.
     pub(crate) fn with_role(&self, role: Role) -> impl Iterator<Item = &Arc<Remote>> {
         bits(role).flat_map(move |bit| {
+            // A session with several of the roles is listed only under the lowest one.
             let earlier = role.bits() & ((1 << bit) - 1);
             let rows = self.by_role[bit].values();
             rows.filter(move |row| row.info.role.bits() & earlier == 0)
@@ -142,6 +143,8 @@ impl Roster {
         let excepted = except
             .and_then(|uuid| rows.by_uuid.get(&uuid))
             .is_some_and(|row| row.info.role.intersects(role));
+        // A counter for each role makes the common cases fast. Sessions with several of the roles would
+        // count twice, so other sets are counted one by one.
         let count = match role.bits().count_ones() {
             1 => bits(role).map(|bit| rows.roles[bit]).sum(),
             _ if role == Role::ALL => rows.by_uuid.len(),
@@ -169,6 +172,7 @@ impl Roster {
         if of.sequence.is_some() {
             return Err(LinkFault::Turn("SNAPSHOT"));
         }
+        // Checked for each part, so that a peer cannot fill the memory before the last part.
         if of.parts.len() + rows.len() > MOST {
             return Err(LinkFault::Sessions(MOST));
         }
@@ -211,6 +215,7 @@ impl Roster {
         uuid: Uuid,
     ) -> Result<Changes, LinkFault> {
         let rows = self.next(server, sequence, "GONE")?;
+        // The number tells the ended session from a newer one of the same UUID.
         let is_it = rows
             .by_uuid
             .get(&uuid)
@@ -244,6 +249,7 @@ impl Roster {
     }
 
     fn insert(&mut self, server: Uuid, row: Row, changes: &mut Changes) {
+        // A correct peer sends GONE first. Without this, the first row would stay in the indexes.
         changes.gone.extend(self.remove(server, row.uuid));
         let remote = Arc::new(Remote {
             info: SessionInfo {
