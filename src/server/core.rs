@@ -172,6 +172,7 @@ pub(super) struct State {
     pub(super) bans: Bans,
     /// Operators that get Watched for received frames.
     pub(super) watchers: Vec<Watcher>,
+    pub(super) started: Instant,
     pub(super) tally: Tally,
     /// The number of frames that connections which are gone have lost.
     pub(super) frames_lost: u64,
@@ -244,7 +245,8 @@ impl ServerCore {
             operators: config.operators,
             bans: Bans::default(),
             watchers: Vec::new(),
-            tally: Tally::new(now),
+            started: now,
+            tally: Tally::default(),
             frames_lost: 0,
             notices: Vec::new(),
             open: Some(open),

@@ -242,7 +242,7 @@ impl State {
             uuid: self.environment.uuid,
             role: self.environment.role,
             taken: self.wall,
-            started: time_of_day(tally.started, view.now, self.wall),
+            started: time_of_day(self.started, view.now, self.wall),
             stopping: self.open.is_none(),
             closed: tally.closed.iter().cloned().collect(),
             by_role: self.sessions.by_role(),

@@ -43,7 +43,7 @@ impl Filter {
     /// Every role may send every kind.
     pub fn allow_all() -> Self {
         Self {
-            senders: KindTable::new(),
+            senders: KindTable::default(),
             default: Role::ALL,
             action: FilterAction::default(),
         }

@@ -275,13 +275,15 @@ const TYPES: usize = FrameType::ERROR.0 as usize + 1;
 /// All operands, because those of applications are in the upper half.
 const OPERANDS: usize = 256;
 
-impl<T> KindTable<T> {
-    pub(super) fn new() -> Self {
+impl<T> Default for KindTable<T> {
+    fn default() -> Self {
         Self {
             cells: std::iter::repeat_with(|| None).take(TYPES * OPERANDS).collect(),
         }
     }
+}
 
+impl<T> KindTable<T> {
     fn cell(kind: FrameKind) -> Option<usize> {
         let FrameType(t) = kind.frame_type;
         (usize::from(t) < TYPES).then(|| usize::from(t) * OPERANDS + usize::from(kind.operand))
@@ -327,7 +329,7 @@ pub(super) type RuleTable = KindTable<Rule>;
 impl RuleTable {
     pub(super) fn of(rules: Rules, operands: &Operands) -> Result<Self, RuleError> {
         rules.check_for(operands)?;
-        let mut table = KindTable::new();
+        let mut table = KindTable::default();
         for (kind, rule) in rules.entries {
             table.set(kind, rule);
         }
@@ -441,7 +443,7 @@ mod tests {
 
     #[test]
     fn the_table_has_a_cell_of_its_own_for_each_kind_of_a_known_type() {
-        let mut table = KindTable::new();
+        let mut table = KindTable::default();
         let kinds = (0..=u8::MAX).flat_map(|t| (0..=u8::MAX).map(move |o| FrameKind::new(FrameType(t), o)));
         for kind in kinds.clone().filter(|kind| kind.frame_type.is_known()) {
             assert!(table.get(kind).is_none());

@@ -139,7 +139,7 @@ impl State {
                 true => ServerState::Draining,
                 false => ServerState::Own,
             },
-            age_s: self.now.saturating_duration_since(self.tally.started).as_secs(),
+            age_s: self.now.saturating_duration_since(self.started).as_secs(),
             sessions: self.sessions.len() as u64,
             ..ServerEntry::default()
         }

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
 
 use super::figures::{ClosedSession, HandshakeFigures};
 use super::routing::KindTable;
@@ -16,9 +15,8 @@ use ssntp_transport::{Load, Occupancy};
 const MOST_CLOSED: usize = 256;
 
 /// The counters of a server's core.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Tally {
-    pub(super) started: Instant,
     pub(super) kinds: KindTable<KindTally>,
     pub(super) admitted: u64,
     /// The number of ended sessions by the word for the reason. The words are a fixed list, so no peer
@@ -43,22 +41,6 @@ pub(super) struct KindTally {
 }
 
 impl Tally {
-    pub(super) fn new(now: Instant) -> Self {
-        Self {
-            started: now,
-            kinds: KindTable::new(),
-            admitted: 0,
-            ended: BTreeMap::new(),
-            closed: VecDeque::new(),
-            unsupported: 0,
-            filtered: 0,
-            dropped: 0,
-            answered: 0,
-            expired: 0,
-            unreceived: 0,
-        }
-    }
-
     /// Counts received frames of a supported kind, and their bytes.
     pub(super) fn received(&mut self, kind: FrameKind, frames: u32, bytes: u64) {
         if let Some(tally) = self.kinds.get_or_default(kind) {
@@ -150,8 +132,7 @@ mod tests {
 
     #[test]
     fn the_last_ended_sessions_are_kept_and_all_are_counted() {
-        #[expect(clippy::disallowed_methods, reason = "any time will do")]
-        let mut tally = Tally::new(Instant::now());
+        let mut tally = Tally::default();
         let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1]));
         let most = MOST_CLOSED as u64;
         for number in 0..most + 5 {
@@ -188,8 +169,7 @@ mod tests {
 
     #[test]
     fn frames_of_every_known_type_are_counted_by_kind() {
-        #[expect(clippy::disallowed_methods, reason = "any time will do")]
-        let mut tally = Tally::new(Instant::now());
+        let mut tally = Tally::default();
         for frame_type in 0..=u8::MAX {
             for operand in 0..=u8::MAX {
                 tally.received(FrameKind::new(FrameType(frame_type), operand), 2, 20);

@@ -51,13 +51,13 @@ pub enum Attempt {
 }
 
 /// The schedule by which a peer is dialled.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Redial {
     /// The server that was found at the peer's address.
     known: Option<Uuid>,
     /// The time since which there is a link to that server.
     linked: Option<Instant>,
-    /// The next pause, before it is shortened.
+    /// The last pause, before it was shortened; zero at first.
     pause: Duration,
     /// The earliest time of the next attempt.
     next: Option<Instant>,
@@ -66,13 +66,7 @@ pub struct Redial {
 impl Redial {
     /// A peer that has not been dialled yet.
     pub fn new() -> Self {
-        let [pause, _] = PAUSES;
-        Self {
-            known: None,
-            linked: None,
-            pause,
-            next: None,
-        }
+        Self::default()
     }
 
     /// The thing to do at the time `now`. `share` is a random number between 0 and 1. `is_linked`
@@ -85,9 +79,8 @@ impl Redial {
         if let Some(since) = self.linked.take() {
             // The pause is short again only after a link that lasted, so that two servers that link
             // and end the link at once do not dial without a pause.
-            let [first, longest] = PAUSES;
-            if now.saturating_duration_since(since) > longest {
-                self.pause = first;
+            if now.saturating_duration_since(since) > PAUSES[1] {
+                self.pause = Duration::ZERO;
             }
             self.wait(now, share);
         }
@@ -114,15 +107,9 @@ impl Redial {
     }
 
     fn wait(&mut self, now: Instant, share: f64) {
-        let [_, longest] = PAUSES;
+        let [first, longest] = PAUSES;
+        self.pause = (self.pause * 2).clamp(first, longest);
         self.next = Some(now + self.pause.mul_f64(0.5 + share / 2.0));
-        self.pause = (self.pause * 2).min(longest);
-    }
-}
-
-impl Default for Redial {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
