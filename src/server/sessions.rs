@@ -452,13 +452,13 @@ mod tests {
     fn sessions_are_indexed_by_expiry_until_they_are_removed() {
         let mut sessions = Sessions::default();
         let at = [3, 1, 2].map(|seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds));
-        let ids = [1, 2, 3].map(|number| {
+        let mut ids = Vec::new();
+        for (ends, number) in at.into_iter().zip(1..) {
             let mut session = session(number, number.into(), Role::AGENT);
-            session.ends = at.get(number as usize - 1).copied();
-            let id = session.info.id;
+            session.ends = Some(ends);
+            ids.push(session.info.id);
             sessions.insert(session);
-            id
-        });
+        }
         sessions.insert(session(4, 4, Role::AGENT));
         for next in [1, 2, 0] {
             assert_eq!(sessions.first_expiry(), Some((at[next], ids[next])));

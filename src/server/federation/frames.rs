@@ -137,9 +137,9 @@ macro_rules! link_frames {
         }
 
         impl LinkFrame {
-            /// The number of the last operand.
+            /// The number of operands, which begin at 0.
             #[cfg(test)]
-            const LAST: u8 = [$($operand),*].len() as u8 - 1;
+            const OPERANDS: usize = [$($operand),*].len();
 
             fn operand(&self) -> u8 {
                 match self { $(Self::$frame { .. } => $operand,)* }

@@ -165,7 +165,7 @@ proptest! {
     #[test]
     fn garbage_is_decoded_or_refused_and_never_panics(operand: u8, garbage in bytes()) {
         let kind = FrameKind::new(LINK, operand);
-        let known = operand <= LinkFrame::LAST;
+        let known = usize::from(operand) < LinkFrame::OPERANDS;
         match LinkFrame::decode(kind, garbage.clone()) {
             Ok(LinkFrame::Hello { hello }) if hello.version != VERSION => {}
             Ok(frame) => {
