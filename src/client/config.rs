@@ -176,9 +176,8 @@ impl ClientConfig {
     /// has tried all of them. Default: the names and addresses in the certificates of the trusted
     /// authorities, else localhost; port 8888.
     #[must_use]
-    pub fn address(mut self, address: Address) -> Self {
-        self.targets.push(Target::Address(address));
-        self
+    pub fn address(self, address: Address) -> Self {
+        self.addresses([address])
     }
 
     /// Adds the addresses of several servers, see [`address`](Self::address).

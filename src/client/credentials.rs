@@ -4,7 +4,7 @@
 //!  renew() ─▶ newest ── the supervisor is woken ──▶ each later attempt
 //!                                                    │ refused, and `proven` is
 //!                                                    │ valid still
-//!             proven ◀── a session stands ───────────┴▶ the same with `proven`
+//!             proven ◀── a session begins ───────────┴▶ a second one with `proven`
 //! ```
 //!
 //! An authority is replaced on all hosts of a cluster, but not at the same moment. So if a server

@@ -15,7 +15,7 @@ use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
 use super::{
     ClientConfig, ClientCounters, ClientError, ClientEvent, ClientFigures, DialError, DialFault,
-    DisconnectReason, SendError, SendFault, ServerInfo,
+    DisconnectReason, Offline, SendError, SendFault, ServerInfo,
 };
 use crate::payload::Content;
 use crate::proto::Frame;
@@ -294,18 +294,18 @@ impl ClientState {
     fn send(&self, frame: Frame, limit: Option<Duration>) -> Result<(), SendError> {
         let kind = frame.kind();
         let sent = match self.config.operands.may_be_sent(kind) {
-            true => self.enqueue(&frame, Uplink::offer, || limit.map(deadline)),
+            true => self.enqueue(&frame, self.config.offline, || limit.map(deadline)),
             false => Err(SendFault::Kind(kind)),
         };
         sent.map_err(|fault| SendError::new(frame, fault))
     }
 
-    /// Puts a frame into a queue by `offer`, and waits for room until `until`. That is only called if
-    /// there is a wait, so that sending without a wait does not read the clock.
+    /// Puts a frame into a queue, and waits for room until `until`. That is only called if there is a
+    /// wait, so that sending without a wait does not read the clock.
     fn enqueue(
         &self,
         frame: &Frame,
-        offer: fn(&Uplink, &Frame) -> Result<(), Obstacle>,
+        offline: Offline,
         until: impl Fn() -> Option<Instant>,
     ) -> Result<(), SendFault> {
         let (len, limit) = (frame.payload_bytes().len(), self.config.max_payload);
@@ -315,7 +315,7 @@ impl ClientState {
         }
         let mut deadline = None;
         loop {
-            let obstacle = match offer(&self.uplink, frame) {
+            let obstacle = match self.uplink.offer(frame, offline) {
                 Ok(()) => return Ok(()),
                 Err(Obstacle::Fault(fault)) => return Err(fault),
                 Err(obstacle) => obstacle,
@@ -338,14 +338,14 @@ impl ClientState {
         let deadline = deadline(limit);
         let (id, answered) = loop {
             // The number of changes is read first, so that the wait below misses no change.
-            let changes = self.uplink.changes();
+            let changes = self.uplink.changes.number();
             if let Some(asked) = self.ask(whom, frame, deadline) {
                 break asked?;
             }
             if self.uplink.ended().is_some() {
                 return Err(RequestError::Ended);
             }
-            if !self.uplink.wait_for_change(changes, Some(deadline)) {
+            if !self.uplink.changes.wait(changes, Some(deadline)) {
                 return Err(RequestError::NotConnected);
             }
         };
@@ -407,7 +407,8 @@ impl ClientState {
 
     /// Sends a request or an answer on the present session, and waits for room until `until`.
     fn exchange(&self, frame: &Frame, until: Option<Instant>) -> Result<(), RequestError> {
-        let sent = self.enqueue(frame, Uplink::offer_to_session, || until);
+        // `Offline::Fail`: the next session may begin much later, and the sender of a request waits.
+        let sent = self.enqueue(frame, Offline::Fail, || until);
         sent.map_err(|fault| match fault {
             SendFault::TooLong { len, limit } => RequestError::TooLong { len, limit },
             SendFault::Full => RequestError::QueueFull,

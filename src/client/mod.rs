@@ -152,10 +152,8 @@ impl Client {
     /// good, no server was left to try, or the attempts ran out. No thread is left running.
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
         let client = Self::start(config)?;
-        match client.handle.wait_connected(None) {
-            Ok(_) => Ok(client),
-            Err(reason) => Err(reason),
-        }
+        client.handle.wait_connected(None)?;
+        Ok(client)
     }
 
     /// Starts a client, which connects in the background.

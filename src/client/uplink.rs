@@ -39,7 +39,7 @@ pub(super) struct Uplink {
     offline: Offline,
     queue: Limits,
     state: RwLock<State>,
-    changes: Changes,
+    pub(super) changes: Changes,
 }
 
 #[derive(Debug)]
@@ -97,25 +97,9 @@ impl Uplink {
         }
     }
 
-    /// Puts a frame into the session's outbox, or into the queue for the next session
-    /// (see [`Offline`]). Never waits.
-    pub(super) fn offer(&self, frame: &Frame) -> Result<(), Obstacle> {
-        match self.offline {
-            Offline::Queue(limits) => self.take(frame, Some(limits)),
-            Offline::Fail => self.take(frame, None),
-        }
-    }
-
-    /// As [`offer`](Self::offer), but ignores `Offline`: without a session, the frame is only accepted
-    /// in a gap.
-    pub(super) fn offer_to_session(&self, frame: &Frame) -> Result<(), Obstacle> {
-        // The next session may begin much later, and the sender of a request waits for its answer.
-        self.take(frame, None)
-    }
-
-    /// Without a session, frames wait within the limits in `offline`. If that is `None`, they wait
-    /// only in a gap, within the limits of a session's outbox.
-    fn take(&self, frame: &Frame, offline: Option<Limits>) -> Result<(), Obstacle> {
+    /// Puts a frame into the session's outbox, or into the queue for the next session. With
+    /// `Offline::Fail` that queue is only open in a gap, within the limits of an outbox. Never waits.
+    pub(super) fn offer(&self, frame: &Frame, offline: Offline) -> Result<(), Obstacle> {
         // The common case holds the lock for reading, so that many threads send at the same time.
         if let State::Up(up) = &*self.read()
             && let Some(result) = self.push(up, frame)
@@ -129,8 +113,10 @@ impl Uplink {
         }
         match &mut *state {
             State::Down(waiting) => {
-                let Some(limits) = offline.or(waiting.gap.as_ref().map(|_| self.queue)) else {
-                    return Err(Obstacle::Fault(SendFault::NotConnected));
+                let limits = match offline {
+                    Offline::Queue(limits) => limits,
+                    Offline::Fail if waiting.gap.is_some() => self.queue,
+                    Offline::Fail => return Err(Obstacle::Fault(SendFault::NotConnected)),
                 };
                 let len = frame.encoded_len() as u64;
                 let frames = waiting.frames.len() as u64;
@@ -324,17 +310,6 @@ impl Uplink {
         }
     }
 
-    /// The number of changes of the state, for [`wait_for_change`](Self::wait_for_change).
-    pub(super) fn changes(&self) -> u64 {
-        self.changes.number()
-    }
-
-    /// Waits for a change after the first `seen` ones. Returns false if there is none before the
-    /// deadline.
-    pub(super) fn wait_for_change(&self, seen: u64, deadline: Option<Instant>) -> bool {
-        self.changes.wait(seen, deadline)
-    }
-
     /// Waits until no frame waits to be sent. Returns false if a frame still waits at the deadline,
     /// or if the uplink has ended.
     pub(super) fn flush(&self, deadline: Instant) -> bool {
@@ -391,7 +366,7 @@ impl Uplink {
 
 /// Counts changes of the state, and wakes the threads that wait for one.
 #[derive(Debug, Default)]
-struct Changes {
+pub(super) struct Changes {
     number: Mutex<u64>,
     changed: Condvar,
 }
@@ -402,12 +377,12 @@ impl Changes {
         self.changed.notify_all();
     }
 
-    fn number(&self) -> u64 {
+    pub(super) fn number(&self) -> u64 {
         *lock(&self.number)
     }
 
     /// Waits until the number is no longer `seen`. Returns false if it still is at the deadline.
-    fn wait(&self, seen: u64, deadline: Option<Instant>) -> bool {
+    pub(super) fn wait(&self, seen: u64, deadline: Option<Instant>) -> bool {
         let limit = deadline.map_or(Duration::MAX, |deadline| {
             deadline.saturating_duration_since(now())
         });

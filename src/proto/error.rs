@@ -132,7 +132,7 @@ pub enum Refusal {
     /// may succeed.
     #[error(
         "the server refuses this client for now (ConnectionFailure): its UUID is connected with another \
-         certificate or banned, or the server is full or stopping; the server's log says which"
+         certificate or banned, or the server is full or stopping; the server's log has the reason"
     )]
     PeerFailed,
     /// The server sent ConnectionAborted, which has no room for a reason: no later attempt

@@ -90,10 +90,12 @@ impl ClientCore {
             // A random time, so that not all clients connect to another server at once.
             session.leave_at = drain.ok().map(|within| at.now + within.mul_f64(at.share));
         }
-        let is_renewed = self.adopt_renewal();
         let is_over = closed || session.peer_reason.is_some();
+        if self.adopt_renewal() && !is_over {
+            self.check_trust(&mut session, at);
+        }
         let (phase, next) = match session.phase {
-            Phase::Established => match self.end_reason(&mut session, is_renewed, at) {
+            Phase::Established => match self.end_reason(&session, at) {
                 None => {
                     let due = [self.replacement_due(), session.leave_at]
                         .into_iter()
@@ -152,7 +154,7 @@ impl ClientCore {
     }
 
     /// The reason for which an established session has to end now. `None` if there is none.
-    fn end_reason(&mut self, session: &mut Session, is_renewed: bool, at: At) -> Option<DisconnectReason> {
+    fn end_reason(&self, session: &Session, at: At) -> Option<DisconnectReason> {
         let is_due = |when: Option<Instant>| when.is_some_and(|when| at.now >= when);
         if session.peer_reason.is_some() {
             return session.peer_reason.clone();
@@ -160,18 +162,29 @@ impl ClientCore {
         if self.state.cancel.is_cancelled() {
             return Some(DisconnectReason::Closed);
         }
-        if is_renewed {
-            let (chain, name) = (&session.standing.chain, &session.standing.name);
-            if let Some((why, revoked)) = self.credentials.connector.objection(chain, name) {
-                session.is_revoked = revoked;
-                return Some(DisconnectReason::Certificate(why));
-            }
-            self.plan_replacement(at);
-        }
         if is_due(self.replacement_due()) {
             return Some(DisconnectReason::Renewed);
         }
         is_due(session.leave_at).then_some(DisconnectReason::Draining)
+    }
+
+    /// Ends the session if the new credentials no longer trust its server, also while the session is
+    /// being replaced. Otherwise plans its replacement.
+    fn check_trust(&mut self, session: &mut Session, at: At) {
+        let (chain, name) = (&session.standing.chain, &session.standing.name);
+        let objection = self.credentials.connector.objection(chain, name);
+        let is_in_use = !matches!(
+            session.phase,
+            Phase::Aborted | Phase::Closing(_) | Phase::Join | Phase::Joined
+        );
+        match objection.filter(|_| is_in_use) {
+            Some((why, revoked)) => {
+                session.is_revoked = revoked;
+                session.reason = DisconnectReason::Certificate(why);
+                session.phase = self.begin_flush(session, at);
+            }
+            None => self.plan_replacement(at),
+        }
     }
 
     /// The time at which the session is to be replaced.

@@ -4,6 +4,7 @@ use super::*;
 use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial};
 use crate::proto::{FrameKind, FrameType, Operands};
 use bytes::Bytes;
+use ssntp_transport::pki::{Authority, AuthorityRequest};
 use ssntp_transport::{EndReason, Role, Sink};
 use std::io;
 use std::time::SystemTime;
@@ -149,4 +150,28 @@ fn time_limits_of_any_length_end_a_session_without_a_panic() {
     let _session = client.stands();
     client.core.handle().close();
     assert!(matches!(client.step(), Next::Wait(Some(_))), "the queue is sent");
+}
+
+#[test]
+fn a_session_that_is_being_replaced_ends_soon_if_its_server_is_no_longer_trusted() {
+    let config = agent().address("a:1".parse().unwrap());
+    let mut client = Stepped::new(config.renewal_spread(Duration::ZERO));
+    client.dials();
+    let _session = client.stands();
+    let newer = identity(Role::AGENT);
+    client.core.handle().renew(&newer, &trust()).unwrap();
+    let waits_for = |client: &mut Stepped| match client.step() {
+        Next::Wait(Some(until)) => until - client.at.now,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        waits_for(&mut client),
+        Duration::from_secs(30),
+        "the queue is sent"
+    );
+    let other = Authority::new(&AuthorityRequest::default().name("another")).unwrap();
+    client.core.handle().renew(&newer, &other.trust()).unwrap();
+    assert_eq!(waits_for(&mut client), Duration::from_secs(1));
+    client.at.now += Duration::from_secs(1);
+    assert!(matches!(client.step(), Next::Abort));
 }

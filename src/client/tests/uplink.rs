@@ -88,11 +88,8 @@ fn play(offline: Offline, steps: &[Step]) -> Result<(), TestCaseError> {
         match step {
             Step::Offer { request } => {
                 let frame = stats(number);
-                let offered = match request {
-                    true => uplink.offer_to_session(&frame),
-                    false => uplink.offer(&frame),
-                };
-                match offered {
+                let offline = if *request { Offline::Fail } else { offline };
+                match uplink.offer(&frame, offline) {
                     Ok(()) => accepted.push(number),
                     Err(Obstacle::Fault(_) | Obstacle::Session(_) | Obstacle::QueueFull { .. }) => {}
                 }

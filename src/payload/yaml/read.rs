@@ -347,16 +347,9 @@ fn is_ambiguous(text: &str) -> bool {
 /// A number with a fraction or an exponent, or an integer.
 fn float(text: &str) -> Option<f64> {
     let unsigned = text.trim_start_matches(['-', '+']);
-    match unsigned {
-        ".inf" | ".Inf" | ".INF" => {
-            return Some(if text.starts_with('-') {
-                f64::NEG_INFINITY
-            } else {
-                f64::INFINITY
-            });
-        }
-        ".nan" | ".NaN" | ".NAN" => return Some(f64::NAN),
-        _ => {}
+    if matches!(unsigned, ".inf" | ".Inf" | ".INF" | ".nan" | ".NaN" | ".NAN") {
+        // Rust reads the same words without the dot.
+        return text.replace('.', "").parse().ok();
     }
     // Rust also reads "infinity" and "nan", which are text in YAML.
     let numeric = unsigned
@@ -417,7 +410,10 @@ mod tests {
         for text in ["1.5", ".5", "-1e3", "0.", "6.02E+23"] {
             assert!(float(text).is_some(), "{text:?}");
         }
-        for text in ["", ".", "inf", "nan", "1.2.3", "e3", "10.0.0.7"] {
+        assert_eq!(float("-.inf"), Some(f64::NEG_INFINITY));
+        assert_eq!(float("+.INF"), Some(f64::INFINITY));
+        assert!(float(".NaN").is_some_and(f64::is_nan));
+        for text in ["", ".", "inf", "nan", "--.inf", "1.2.3", "e3", "10.0.0.7"] {
             assert!(float(text).is_none(), "{text:?}");
         }
     }

@@ -118,10 +118,9 @@ impl Trace {
     pub fn duration(&self) -> Option<Duration> {
         let first = self.nodes.first()?;
         let last = self.nodes.last()?;
-        let began = if first.sent_at != 0 {
-            first.sent_at
-        } else {
-            first.received_at
+        let began = match first.sent_at {
+            0 => first.received_at,
+            sent_at => sent_at,
         };
         between(began, last.sent_at.max(last.received_at))
     }
