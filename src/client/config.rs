@@ -338,6 +338,7 @@ impl ClientConfig {
             (UuidSource::Given(given), Some(bound)) if *given != bound => {
                 Err(ClientError::BorrowedUuid { given: *given, bound })
             }
+            // Before `Persistent`, so that no file is created for a UUID that is not used.
             (_, Some(bound)) => Ok(Claimed::unlocked(bound)),
             (UuidSource::Random, None) => Ok(Claimed::unlocked(Uuid::new_v4())),
             (UuidSource::Given(given), None) if given.is_nil() => Err(ClientError::NilUuid),

@@ -60,6 +60,7 @@ impl Credentials {
     ) -> Option<Self> {
         let is_usable = |older: &&Identity| !self.has(older) && older.info().check_validity(wall).is_ok();
         let older = proven.filter(is_usable).filter(|_| fault.may_be_of_identity())?;
+        // The connector is used for one attempt, so TLS tickets would be lost with it.
         Self::new(older, &self.trust, false).ok()
     }
 

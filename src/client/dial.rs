@@ -129,6 +129,7 @@ fn exchange(
         let before = halves.inbox.bytes_mut().len();
         match halves.receive_until(deadline) {
             Ok(received) => {
+                // Bytes that arrived with the end of the stream may still be the answer.
                 if received.end && halves.inbox.bytes_mut().len() == before {
                     return Err(DialFault::of_io(io::ErrorKind::UnexpectedEof.into()));
                 }

@@ -350,6 +350,7 @@ impl ClientState {
             }
         };
         answered.recv_deadline(deadline).unwrap_or_else(|_| {
+            // An answer that arrives later is counted as late.
             lock(&self.requests).forget(id);
             Err(RequestError::TimedOut(limit))
         })

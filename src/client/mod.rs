@@ -141,6 +141,7 @@ const LOG: &str = "ssntp::client";
 pub struct Client {
     handle: ClientHandle,
     events: Receiver<ClientEvent>,
+    // A mutex, because `close` has `&self` and may be called by several threads.
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 

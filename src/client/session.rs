@@ -138,6 +138,7 @@ impl Sink<Item> for SessionSink {
                 Item::Run(run) => self.take(run.kind(), run.frames(), inbound),
                 Item::Traced(frame) => self.take(frame.kind(), std::iter::once(frame), inbound),
                 Item::Unsupported(kind) => {
+                    // Not a warning: a server could fill the log with it.
                     debug!(target: LOG, "{} ({}): {kind} is not supported", state.uuid, state.config.role);
                     if let Some(answer) = answer_to_unsupported(kind) {
                         self.answer(&answer);

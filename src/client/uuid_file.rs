@@ -47,6 +47,7 @@ pub(super) fn claim(directory: &Path, role: Role) -> Result<Claimed, ClientError
         let lock = OpenOptions::new()
             .write(true)
             .create(true)
+            // Another client may hold the lock on this file.
             .truncate(false)
             .open(&lock_path)
             .map_err(|e| at_fault(&lock_path, e))?;

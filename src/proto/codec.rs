@@ -243,6 +243,7 @@ impl Codec {
     /// of the traced or unsupported frame after them, or `None` if the next frame is incomplete.
     fn runs(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<Option<Header>, ProtocolError> {
         loop {
+            // `kind` is set by the first frame.
             let (mut frames, mut at, mut kind) = (0, 0, PROBE);
             // `None` if a run of another kind follows.
             let end = loop {

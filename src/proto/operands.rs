@@ -91,6 +91,7 @@ impl Operands {
         if self.kind(&name).is_ok() {
             return Err(OperandError::NameTwice(name));
         }
+        // Copies the table if a clone of it is in use.
         Arc::make_mut(&mut self.0).insert(kind, Registered { name, is_request });
         Ok(self)
     }

@@ -105,7 +105,7 @@ impl ClientCore {
                 }
                 Some(reason) => {
                     session.reason = reason;
-                    let phase = match is_in_order(&session.reason) {
+                    let phase = match is_replaced(&session.reason) {
                         true => {
                             self.state.hold_requests(true);
                             Phase::Answers(at.now + ANSWERS)
@@ -135,8 +135,10 @@ impl ClientCore {
             Phase::Flushing(_) | Phase::Aborted if is_over => (self.disconnect(&mut session, at), None),
             Phase::Flushing(until) if at.now < until => (session.phase, Some(Next::Wait(Some(until)))),
             Phase::Flushing(_) => (Phase::Aborted, Some(Next::Abort)),
+            // Without a limit: the threads end soon after their stream was shut down.
             Phase::Aborted => (session.phase, Some(Next::Wait(None))),
             Phase::Closing(_) if session.threads_ended => (Phase::Join, None),
+            // A client that is closed now does not wait for the server of a session that has ended.
             Phase::Closing(until)
                 if at.now >= until || closed && session.reason != DisconnectReason::Closed =>
             {
@@ -197,7 +199,7 @@ impl ClientCore {
         // The time that the server has to handle the queue and to end its side. A server that is no
         // longer trusted has one second, and none if its certificate is revoked.
         let limit = match &session.reason {
-            reason if is_in_order(reason) => self.state.config.write_timeout,
+            reason if is_replaced(reason) => self.state.config.write_timeout,
             DisconnectReason::Certificate(_) if session.is_revoked => Duration::ZERO,
             DisconnectReason::Certificate(_) => LINGER,
             // The session is over, so `disconnect` follows at once.
@@ -221,7 +223,7 @@ impl ClientCore {
         }
         let reason = &session.reason;
         let aborted = *reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
-        match is_in_order(reason) {
+        match is_replaced(reason) {
             true => info!(target: LOG, "{}: disconnected: {reason}", self.name()),
             false => warn!(target: LOG, "{}: disconnected: {reason}", self.name()),
         }
@@ -230,7 +232,7 @@ impl ClientCore {
             retrying: self.state.config.reconnect && !aborted,
         });
         // A server that has ended only its own side may still receive the rest of the queue.
-        let may_receive = *reason == DisconnectReason::PeerClosed || is_in_order(reason);
+        let may_receive = *reason == DisconnectReason::PeerClosed || is_replaced(reason);
         let limit = match may_receive {
             true => self.state.config.write_timeout,
             false => LINGER,
@@ -279,6 +281,6 @@ impl ClientCore {
 }
 
 /// True if the client replaces the session itself, so that no frame may be lost.
-fn is_in_order(reason: &DisconnectReason) -> bool {
+fn is_replaced(reason: &DisconnectReason) -> bool {
     matches!(reason, DisconnectReason::Renewed | DisconnectReason::Draining)
 }

@@ -342,6 +342,7 @@ impl ClientCore {
             let server = self.next % self.servers.len();
             (self.next, self.untried) = (server + 1, self.untried - 1);
             if let Some(error) = &self.servers[server].ruled_out {
+                // Repeated in each round, so that the last error of the client names every server.
                 self.errors.push(error.clone());
                 continue;
             }
@@ -361,6 +362,7 @@ impl ClientCore {
             lock(&self.state.counts).counters.lost_frames += lost;
         }
         lock(&self.state.failures).clone_from(&self.errors);
+        // The rest of a round after a short session does not count as a failed round.
         self.rounds += u32::from(self.is_full_round);
         if self.attempts.is_some_and(|attempts| self.rounds >= attempts) {
             return self.end(ClientError::GaveUp {
@@ -387,6 +389,7 @@ impl ClientCore {
         };
         match result {
             Ok(standing) => return self.established(&trial, refused.as_ref(), standing, at),
+            // The next step ends the client.
             Err(_) if self.state.cancel.is_cancelled() => {}
             Err(fault) => {
                 let server = trial.target.to_string();

@@ -155,8 +155,8 @@ fn close_wakes_flush_and_waits_for_a_session() {
 
 #[test]
 fn close_wakes_the_pause_between_attempts() {
-    let nobody = TestServer::tcp().address();
-    let client = Client::start(patient().address(nobody)).unwrap();
+    let unused = TestServer::tcp().address();
+    let client = Client::start(patient().address(unused)).unwrap();
     while client.counters().failed_attempts == 0 {
         std::thread::yield_now();
     }
@@ -279,8 +279,8 @@ fn a_client_that_has_ended_by_itself_can_be_closed_with_its_channel_full() {
 
 #[test]
 fn an_ended_client_needs_no_closing_to_end_its_threads() {
-    let nobody = TestServer::tcp().address();
-    let client = Client::start(agent().address(nobody).attempts(1)).unwrap();
+    let unused = TestServer::tcp().address();
+    let client = Client::start(agent().address(unused).attempts(1)).unwrap();
     closed(&client);
     let thread = client.supervisor.lock().unwrap().take().unwrap();
     at_once(|| thread.join().unwrap());

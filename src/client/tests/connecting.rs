@@ -11,7 +11,7 @@ use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Host
 use ssntp_transport::{Address, PeerAddress};
 
 /// An address at which no server listens.
-fn nobody() -> Address {
+fn unused_address() -> Address {
     TestServer::tcp().address()
 }
 
@@ -40,7 +40,7 @@ fn connect_carries_uuid_and_roles() {
 #[test]
 fn figures_have_the_start_of_the_session_and_the_failed_attempts() {
     let server = TestServer::tcp();
-    let addresses = [nobody(), server.address()];
+    let addresses = [unused_address(), server.address()];
     let limits = ssntp_transport::Limits::default();
     let client = Client::start(agent().addresses(addresses).offline(Offline::Queue(limits))).unwrap();
     client.send(stats(1)).unwrap();
@@ -84,7 +84,7 @@ fn connect_returns_once_the_session_is_established() {
 #[test]
 fn the_first_server_that_answers_is_taken() {
     let (second, third) = (TestServer::tcp(), TestServer::tcp());
-    let config = agent().addresses([nobody(), second.address(), third.address()]);
+    let config = agent().addresses([unused_address(), second.address(), third.address()]);
     let client = Client::start(config).unwrap();
     let peer = second.session();
     assert_eq!(connected(&client).name(), second.address().to_string());
@@ -115,21 +115,23 @@ fn a_server_that_fails_the_connection_is_tried_again() {
 
 #[test]
 fn attempts_run_out() {
-    let config = agent().addresses([nobody(), nobody()]).attempts(3);
+    let config = agent()
+        .addresses([unused_address(), unused_address()])
+        .attempts(3);
     let error = Client::connect(config).unwrap_err();
     match &error {
         ClientError::GaveUp { attempts: 3, last } => assert_eq!(last.len(), 2),
         other => panic!("{other}"),
     }
     assert!(error.to_string().contains("refused"), "{error}");
-    let client = Client::start(agent().address(nobody()).attempts(1)).unwrap();
+    let client = Client::start(agent().address(unused_address()).attempts(1)).unwrap();
     assert!(matches!(closed(&client), ClientError::GaveUp { attempts: 1, .. }));
     assert!(client.send(stats(0)).is_err());
 }
 
 #[test]
 fn first_attempts_has_a_limit_of_its_own() {
-    let client = Client::start(agent().address(nobody()).first_attempts(1)).unwrap();
+    let client = Client::start(agent().address(unused_address()).first_attempts(1)).unwrap();
     assert!(matches!(closed(&client), ClientError::GaveUp { attempts: 1, .. }));
 
     let (client, peer, server) = pair(|config| config.first_attempts(1));
@@ -490,7 +492,7 @@ fn clients_of_one_directory_never_share_a_uuid_and_keep_theirs() {
     let directory = tempfile::tempdir().unwrap();
     let config = || {
         agent()
-            .address(nobody())
+            .address(unused_address())
             .uuid(UuidSource::Persistent(directory.path().into()))
     };
     let first = Client::start(config()).unwrap();

@@ -179,13 +179,13 @@ fn the_old_certificate_is_used_if_the_server_refuses_the_new_one() {
 fn a_renewal_cuts_a_pause_short_and_tries_servers_that_were_ruled_out() {
     let other = another_authority();
     let ruled_out = TestServer::tcp_as(&of(&other, Role::SERVER), &other.trust());
-    let nobody = TestServer::tcp().address();
+    let unused = TestServer::tcp().address();
     let backoff = Backoff {
         initial: LONG,
         factor: 1.0,
         cap: LONG,
     };
-    let config = agent().backoff(backoff).addresses([ruled_out.address(), nobody]);
+    let config = agent().backoff(backoff).addresses([ruled_out.address(), unused]);
     let client = Client::start(config).unwrap();
     assert!(ruled_out.tls().is_err());
     while client.counters().failed_attempts < 2 {

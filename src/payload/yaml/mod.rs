@@ -21,11 +21,10 @@
 //! YAML crate.
 //!
 //! # Reading
-//! Unknown keys are ignored, a key that is missing or empty (`key:`) takes its
-//! default, keys are case sensitive. Where text is expected, an unquoted
-//! number or boolean is that text as it was written. Where a boolean is
-//! expected, the forms of YAML 1.1 (`yes`, `off`) are booleans. An empty
-//! document has every default.
+//! Unknown keys are ignored. A missing key, or a key with an empty value (`key:`), has its default.
+//! Keys are case sensitive. If a schema requires text, an unquoted number or boolean is read as text,
+//! as it was written. If it requires a boolean, the forms of YAML 1.1 (`yes`, `off`) are accepted. In
+//! an empty document all keys have their defaults.
 //!
 //! These are refused, with path and line: a syntax error, a wrong type, a duplicate key, a second
 //! document, and a document that exceeds a limit:

@@ -205,6 +205,7 @@ impl<'a> Builder<'a> {
     fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node<'a>, Error> {
         let position = self.position(span);
         let before = self.spent;
+        // During this node, `deepest` is the depth below the node alone: an alias of it has that height.
         let deepest = std::mem::replace(&mut self.deepest, depth);
         let (value, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {

@@ -111,6 +111,7 @@ impl FrameKind {
     /// True for commands of operators, which list and end sessions, and for their answers
     /// (docs/admission.md, "Operators").
     pub const fn is_of_operators(self) -> bool {
+        // Without 0x47, which is a command of controllers.
         match self.frame_type {
             FrameType::COMMAND => matches!(self.operand, 0x43..=0x46 | 0x48..=0x4a),
             FrameType::EVENT => matches!(self.operand, 0x43..=0x46 | 0x4a | 0x4b),

@@ -27,7 +27,9 @@ pub const MAX_STREAM_CREDIT: u32 = 128 * 1024;
 pub const MAX_STREAM_TEXT: usize = 512;
 
 const UUID_LEN: usize = 16;
+// Two UUIDs, outputs and flags, the number of lines, the credit.
 const OPEN_LEN: usize = 44;
+// The UUID, the output and flags.
 const DATA_HEAD: usize = UUID_LEN + 4;
 const FOLLOW: u8 = 1;
 const MISSING: u8 = 1;

@@ -16,7 +16,9 @@ pub const MAX_TRACE_LEN: usize = 4096;
 pub const MAX_TRACE_NODES: usize = 32;
 
 const VERSION: u8 = 1;
+// Version, length of the label, two times, number of nodes.
 const FIXED_LEN: usize = 1 + 1 + 8 + 8 + 1;
+// UUID, role, two times.
 const NODE_LEN: usize = 16 + 4 + 8 + 8;
 
 /// The record that a traced frame collects on its way. Times are nanoseconds since the Unix epoch,
