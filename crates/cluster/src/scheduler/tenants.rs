@@ -40,6 +40,8 @@ const MAX_WAITING: usize = 256;
 
 /// Why a Tenant is refused: the reason and its text.
 type Refused = (Refusal, String);
+/// An answer and its receiver.
+type Pending = (SessionInfo, Answer);
 
 /// The table, and the answers that wait until it is written.
 #[derive(Debug, Default)]
@@ -49,7 +51,7 @@ pub(super) struct TenantTable {
     instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
     pub(super) keeper: Keeper,
     /// Answers to changes that the file does not have yet, with their receivers.
-    waiting: VecDeque<(SessionInfo, Answer)>,
+    waiting: VecDeque<Pending>,
     /// The number of answers at the front of `waiting` whose changes are being written; `None` if
     /// there is no write in progress.
     being_written: Option<usize>,
@@ -342,7 +344,7 @@ impl TenantTable {
 
     /// The answers that are due after a write, and its result; `None` if no write has finished.
     /// Begins the next write.
-    fn proceed(&mut self) -> Option<(Vec<(SessionInfo, Answer)>, io::Result<()>)> {
+    fn proceed(&mut self) -> Option<(Vec<Pending>, io::Result<()>)> {
         let result = self.keeper.result()?;
         // Answers wait in the order of their changes, so the first `count` changes are written.
         let count = self.being_written.take().unwrap_or_default();
@@ -614,7 +616,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let configuration = dir.path().join("cluster.yaml");
         let mut table = TenantTable::load(&configuration).unwrap();
-        // No server is handed over, so nothing takes a result and begins the next write.
+        // Without a server, no callback takes a result and begins the next write.
         drop(table.keeper.start().unwrap());
         for (name, number) in [("a", 1), ("b", 2)] {
             table.handle(&add(name, number, 0)).unwrap();

@@ -80,7 +80,7 @@ fn an_instance_belongs_to_the_node_that_listed_it_last() {
         ["node_status", "instance_added", "node_stats"]
     );
     assert_eq!(view.instance(INSTANCE).unwrap().node, OTHER);
-    // The node that had it no longer lists it: it is not gone by that.
+    // Its former node no longer lists it, which does not remove it.
     assert_eq!(take(&mut view, &stats(NODE, &[])), ["node_stats"]);
     assert_eq!(view.instance(INSTANCE).unwrap().node, OTHER);
 }
@@ -95,7 +95,7 @@ fn an_instance_that_moved_belongs_to_its_new_node_alone() {
         (view.instances_of(NODE).count(), view.instances_of(OTHER).count()),
         (0, 1)
     );
-    // The history is one node long, so the node that left first is forgotten.
+    // The history has room for one node, so the node that disconnected first is forgotten.
     take(&mut view, &disconnected(NODE));
     take(&mut view, &stats(CNCI, &[]));
     assert_eq!(take(&mut view, &disconnected(CNCI)), ["node_disconnected"]);
@@ -121,7 +121,7 @@ fn instances_that_are_forgotten_with_their_node_are_reported_as_gone() {
         ["instance_gone", "cnci_gone", "node_disconnected"]
     );
     assert_eq!((view.instances().count(), view.cncis().count()), (0, 0));
-    // The end of the session is the end of all its nodes.
+    // All nodes are disconnected at the end of the session.
     assert_eq!(
         told(forgetful().disconnected(UNIX_EPOCH)),
         ["instance_gone", "cnci_gone"]
@@ -225,7 +225,7 @@ fn events_change_the_view_before_stats() {
         ["instance_deleted"]
     );
     assert_eq!(view.instance(INSTANCE).map(|i| i.uuid), None);
-    // The next STATS do not tell of it a second time.
+    // The next STATS cause no second change.
     assert_eq!(take(&mut view, &stats(NODE, &[])), ["node_stats"]);
 }
 
@@ -250,7 +250,7 @@ fn a_concentrator_has_addresses_until_its_instance_is_gone() {
         public_ip: "198.51.100.20".into(),
         private_ip: "172.16.0.5".into(),
     };
-    // It may come before the concentrator has announced itself again.
+    // The event may arrive before the concentrator has announced itself again.
     assert_eq!(take(&mut view, &assigned), ["public_ip_assigned"]);
     assert_eq!(view.cnci(CNCI).unwrap().since, None);
     let added = ConcentratorInstanceAdded {
@@ -284,7 +284,7 @@ fn unreadable_frames_are_reported_and_change_nothing() {
         let frame = Frame::with_payload(Command::STATS, payload);
         assert_eq!(told(view.apply(&frame, UNIX_EPOCH)), ["unreadable"], "{payload}");
     }
-    // A document that names no node by a UUID is of nobody.
+    // A document without the UUID of a node belongs to no node.
     let frame = Frame::with_payload(Command::STATS, "node_uuid: rack1");
     assert!(view.apply(&frame, UNIX_EPOCH).is_empty());
     assert_eq!(view.nodes().count(), 0);
@@ -360,7 +360,7 @@ fn a_unique_beginning_of_a_uuid_names_an_entity() {
         view.find_instance("0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001"),
         Ok(INSTANCE)
     );
-    // A whole one need not be known.
+    // A whole UUID may be unknown.
     assert_eq!(view.find_instance(&CNCI.to_string()), Ok(CNCI));
     let several = view.find_instance("0f7a").unwrap_err();
     assert_eq!(
@@ -394,7 +394,7 @@ fn instances_are_found_by_name_first() {
             .collect();
         told
     };
-    // Also where another one's UUID begins so.
+    // Also if the UUID of another instance begins with the same text.
     take(&mut view, &named(&[(INSTANCE, ""), (CNCI, "0f"), (OTHER, "web")]));
     assert_eq!(view.find_instance("web"), Ok(OTHER));
     assert_eq!(view.find_instance("0f"), Ok(CNCI));
@@ -416,7 +416,7 @@ fn instances_are_found_by_name_first() {
         format!("2 instances are called web: {INSTANCE}, {OTHER}")
     );
 
-    // A name that is a UUID would stand for another instance.
+    // A name that is a UUID could be the UUID of another instance.
     let whole = INSTANCE.to_string();
     take(&mut view, &named(&[(INSTANCE, "web"), (OTHER, &whole)]));
     assert_eq!(view.find_instance(&whole), Ok(INSTANCE));
@@ -479,7 +479,7 @@ fn a_stale_node_is_shown_as_it_was() {
     assert!(view.node(NODE).unwrap().is_current());
 }
 
-/// Whoever sends it, and whether or not the scheduler lets it through.
+/// This is independent of the sender, and of the checks of the scheduler.
 #[test]
 fn the_kept_parts_of_a_frame_are_bounded() {
     let mut view = View::new(4);

@@ -14,7 +14,7 @@ const TWO: Uuid = Uuid::from_u128(2);
 const SECOND: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// A table, its clock, and a node that takes STARTs.
+/// A table and its clock.
 struct Stage {
     table: Instances,
     now: Instant,
@@ -68,7 +68,7 @@ impl Stage {
         report.lost.iter().map(|(instance, _)| *instance).collect()
     }
 
-    /// Nothing is remembered of anybody.
+    /// True if the table keeps no state of any instance or node.
     fn is_empty(&self) -> bool {
         let Instances {
             by_uuid,
@@ -144,7 +144,7 @@ fn starts_of_a_node_that_is_away_wait_for_its_return() {
     stage.give(TWO, NODE);
     stage.table.node_left(NODE, stage.now);
     assert_eq!(stage.pass(SECOND * 15), [TWO]);
-    // Both stay its own for as long as it may take to boot.
+    // Both belong to it for the time that a machine may take to boot.
     assert!(stage.table.taken(ONE).is_some() && stage.table.taken(TWO).is_some());
     assert!(stage.table.is_foreign(ONE, OTHER));
     stage.pass(AWAY_TIME);
@@ -200,12 +200,12 @@ fn reports_of_another_node_do_not_change_an_instance() {
     assert!(matches!(failed, StartFailed::Answer(_)));
     let failed = stage.table.failed(TWO, NODE, &reason);
     assert!(matches!(failed, StartFailed::Repeated));
-    // The owner has answered: another node's failure is not the answer, even now.
+    // The owner has answered, so another node's failure is still not the answer.
     for _ in 0..2 {
         let failed = stage.table.failed(TWO, OTHER, &reason);
         assert!(matches!(failed, StartFailed::Foreign));
     }
-    // It is free for the other one now.
+    // Its UUID is free for the other node now.
     assert!(stage.says(OTHER, &[(TWO, Active)]).foreign.is_empty());
 }
 
@@ -223,8 +223,7 @@ fn a_restarted_scheduler_forwards_the_failure_of_an_unknown_start() {
         "it runs: that was another one"
     );
     assert_eq!(stage.table.taken(TWO), None);
-    // If no owner is known, the first failure does not keep a second one back: either may be
-    // the owner's.
+    // If no owner is known, both failures are forwarded, because either may be the owner's.
     let unknown = Uuid::from_u128(3);
     for node in [NODE, OTHER] {
         let failed = stage.table.failed(unknown, node, &reason);

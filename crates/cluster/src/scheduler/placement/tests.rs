@@ -1,4 +1,4 @@
-//! Rules one by one, then against a table that is searched from end to end.
+//! Each rule alone, then all rules compared with a table that is searched from end to end.
 
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ fn needs(mem_gb: i64) -> Needs {
     }
 }
 
-/// Compute nodes 1, 2, … with so many GB of memory.
+/// Compute nodes 1, 2, … with this memory in GB.
 fn nodes(policy: Policy, mem_gb: &[i64]) -> Placement {
     let mut placement = Placement::new(policy);
     for (n, mem_gb) in (1..).zip(mem_gb) {
@@ -38,7 +38,7 @@ fn nodes(policy: Policy, mem_gb: &[i64]) -> Placement {
     placement
 }
 
-/// The node that takes it, or 0.
+/// The node on which it is placed, or 0.
 fn place(placement: &mut Placement, needs: &Needs) -> u128 {
     match placement.place(needs, None) {
         Verdict::Placed(allocation) => allocation.node.as_u128(),
@@ -239,7 +239,7 @@ fn a_failed_start_is_released_until_the_next_ready() {
         };
         assert!(placement.take_back(&allocation));
         assert_eq!(place(&mut placement, &needs(8)), 1, "{policy:?}");
-        // READY has counted the second.
+        // READY includes the second START.
         placement.ready(uuid(1), &ready(0));
         assert!(!placement.take_back(&allocation));
         assert_eq!(place(&mut placement, &needs(1)), 0);

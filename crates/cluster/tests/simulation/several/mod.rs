@@ -11,40 +11,40 @@
 //! decides, their uplink with its gap, and their requests. The clock of each server runs at a
 //! speed of its own. Streams delay what is sent. TLS is not there.
 //!
-//! The seed draws the faults: a link is cut, or stalls so that nobody is told; two servers cannot
+//! The seed draws the faults: a link is cut, or stalls without notice; two servers cannot
 //! reach each other; a server is paused, or crashes and starts again, or asks its clients to
 //! leave; a client is renewed, or its host is gone and comes back while the old session still
-//! stands; the time of day jumps; the engine is away, or has forgotten its last second. Once all faults are over and all time limits have passed, the
-//! world is *quiet*.
+//! exists; the time of day jumps; the engine is away, or has forgotten its last second. Once all
+//! faults are over and all time limits have passed, the world is *quiet*.
 //!
 //! | invariant | meaning |
 //! |---|---|
-//! | one leader | one process acts under a token, and never do two act at once, unless the engine has forgotten |
-//! | tokens | what applications and clients take never has a lower token than what they took before |
+//! | one leader | one process acts under a token, and two never act at once, unless the engine has forgotten its last second |
+//! | tokens | the tokens in the frames that an application or client takes never decrease |
 //! | order, twice | for each origin and receiver, frames arrive once, in the order sent |
-//! | told once | the application hears of each remote session's begin and end once, in order |
+//! | told once | the application has one callback for the begin and one for the end of each remote session, in order |
 //! | one session | once quiet, each client has one session, and its UUID has no other |
 //! | directories | once quiet, each server's rows of another one are that one's sessions, and all are linked |
-//! | progress | once quiet, whoever reads gets what others send it within a bound, whoever is stuck |
-//! | requests | an answer is that of who was asked, to what was asked; none waits for a session that is over; one that is replaced in order waits for its answers; once quiet each question gets one |
+//! | progress | once quiet, a client that reads gets its frames within a bound, also while others are stuck |
+//! | requests | an answer is from the receiver of its question; no question waits after the end of its session; a session that is replaced in order waits for its answers; once quiet each question gets one |
 //! | books | each frame that a client took waits, was sent, or is counted as lost |
 //! | gap | while a session is replaced in order, its client takes frames |
-//! | replaced | a session that is replaced in order loses nothing, by a renewal goes on with the same server, and leaves a server that drains |
+//! | replaced | a session that is replaced in order loses no frame, continues with the same server after a renewal, and with another one if its server drains |
 //! | renewed | every attempt shows the newest certificate, and once quiet every session does |
-//! | told in turn | a client tells its application of a session, of what that brings, and of its end |
-//! | back-off | no client dials again and again without a pause |
+//! | told in turn | a client reports a session, its frames, and its end to its application, in this order |
+//! | back-off | no client dials repeatedly without a pause |
 //! | closed | a client that is closed has ended when the grace is over |
-//! | lines | whenever nobody can move, the books of each flow are right |
-//! | zero | when all is over, nothing is counted any more |
+//! | lines | whenever no machine can move, the ledgers of each flow are right |
+//! | zero | at the end, all counts are zero |
 //!
 //! | file | holds |
 //! |---|---|
-//! | `world` | what is drawn from the seed, and the loop |
-//! | `faults` | what happens at a drawn time |
+//! | `world` | the draws from the seed, and the loop |
+//! | `faults` | the events at a drawn time |
 //! | `server` | one server: its dispatcher, its dialling and its engine's machine |
 //! | `client`, `session` | one client, which connects again and again; the threads of its session |
-//! | `log` | the application of a server, and what must never happen |
-//! | `checks` | what has to hold once quiet |
+//! | `log` | the application of a server, and the faults that it detects |
+//! | `checks` | the invariants once quiet |
 
 mod checks;
 mod client;

@@ -1,4 +1,4 @@
-//! What settles each order. The sessions, and what a whole session refuses, are in `sessions`.
+//! The changes and failures that settle each order. `sessions` has those of whole sessions.
 
 mod sessions;
 
@@ -294,7 +294,7 @@ fn a_refused_configuration_fails_only_its_own_order() {
     refuse("configure: 3");
     assert!(failed(&bad).contains("cannot use it"));
     open(&good);
-    // Of equal ones the scheduler refuses the older one, which the newer one has replaced.
+    // Of equal configurations the scheduler refuses the older one, which the newer one has replaced.
     let again = watch("configure: {}");
     refuse("configure: {}");
     failed(&good);
@@ -350,7 +350,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     });
     assert!(failed(&order).ends_with("was not deleted: the reason is not one of the protocol's (quota)"));
 
-    // What is not there is gone, as it was to be, if the node itself can say so.
+    // An instance that the node does not have is gone, if the node itself reports that.
     let order = rig.order(&delete());
     let gone = DeleteFailure {
         node_uuid: node_uuid.clone(),
@@ -411,7 +411,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     );
 }
 
-/// Each reason of docs/cluster.md's tables has words of its own.
+/// Each reason in the tables of docs/cluster.md has its own words.
 #[test]
 fn every_reason_has_words() {
     fn words<R: ToString>(error: ErrorCode, reasons: &[R]) {
@@ -534,7 +534,7 @@ fn a_delete_is_done_when_the_instance_is_gone_and_not_when_it_has_stopped() {
     });
     assert!(shown(&order).ends_with("is gone"));
 
-    // Taken off its node alone, it is answered by InstanceStopped.
+    // A DELETE with `stop` is answered by InstanceStopped.
     let rig = Rig::with(InstanceState::Active);
     let order = rig.order(&Delete {
         stop: true,
@@ -614,7 +614,7 @@ fn an_evacuation_is_done_when_no_instance_runs() {
     rig.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Exited)]);
     assert!(shown(&order).ends_with("is empty, and in maintenance"));
 
-    // What cannot be ended does not keep it waiting.
+    // It does not wait for an instance that cannot be ended.
     let order = rig.order(&evacuate(NextState::Maintenance));
     rig.stats(
         NodeStatus::Maintenance,
@@ -624,7 +624,7 @@ fn an_evacuation_is_done_when_no_instance_runs() {
     rig.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Hung)]);
     assert!(shown(&order).ends_with("in maintenance, but 1 instances cannot be ended"));
 
-    // It leaves only where it was to.
+    // The node disconnects only if the command requires it.
     let stays = rig.order(&evacuate(NextState::Maintenance));
     let leaves = rig.order(&evacuate(NextState::Reboot));
     rig.frame(&NodeDisconnected {

@@ -1,4 +1,4 @@
-//! Refusals that name no order, and sessions that are lost, end, or are complete.
+//! Refusals that name no command, and sessions that are lost, end, or are complete.
 
 use super::*;
 use crate::controller::view::tests::name;
@@ -155,7 +155,7 @@ fn a_new_leader_sends_a_new_snapshot_and_orders_keep_waiting() {
     open(&runs);
     rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
     shown(&runs);
-    // A START that the leader before has taken with it is lost like that of a former session.
+    // A START that was lost with the previous leader is settled like one of a former session.
     let mut lost = start();
     lost.instance_uuid = Uuid::from_u128(9);
     let lost = rig.order(&lost);
