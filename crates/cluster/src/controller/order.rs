@@ -129,7 +129,7 @@ pub enum CommandError {
     /// payload and use [`Controller::order`](super::Controller::order).
     #[error("no node is known to have instance {0}")]
     UnknownInstance(Uuid),
-    /// As many orders wait for their outcome as are allowed. Drop some of them.
+    /// The limit of orders that wait for their outcome is reached. Drop some of them.
     #[error("{0} commands wait for their outcome already")]
     TooManyOrders(usize),
     /// The client did not accept the frame.

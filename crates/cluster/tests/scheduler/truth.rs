@@ -1,5 +1,5 @@
-//! What is said of an instance is true: who may say it, when a START counts as
-//! carried out, and that each has one answer.
+//! Reports about instances are true: the peers that may send them, the time at which a START counts
+//! as carried out, and the one answer of each START.
 
 use std::time::Duration;
 
