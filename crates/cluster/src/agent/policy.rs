@@ -186,7 +186,7 @@ impl Policy {
                 .is_none_or(|list| list.iter().any(|known| known == name))
         };
         if !is_listed(&self.drivers, driver) {
-            let why = format!("this node starts nothing with the driver {driver} (policy: drivers)");
+            let why = format!("the driver {driver} is not allowed on this node (policy: drivers)");
             return refuse(LaunchFault::Launch, why);
         }
         let dir = Path::new(&start.dir);
@@ -197,7 +197,7 @@ impl Policy {
             // `starts_with` compares names only, so `..` could leave the allowed directory.
             let leaves = dir.components().any(|part| part == Component::ParentDir);
             if leaves || !directories.iter().any(|allowed| dir.starts_with(allowed)) {
-                let why = format!("this node starts nothing in {dir:?} (policy: directories)");
+                let why = format!("the directory {dir:?} is not allowed on this node (policy: directories)");
                 return refuse(LaunchFault::Launch, why);
             }
         }
@@ -206,12 +206,12 @@ impl Policy {
             let image = storage.id.as_str();
             return refuse(
                 LaunchFault::Image,
-                format!("this node boots nothing from {image:?} (policy: images)"),
+                format!("the image {image:?} is not allowed on this node (policy: images)"),
             );
         }
         let asked = start.requirements.mem_mb;
         if let Some(most) = self.mem_mb.filter(|most| asked > i64::from(*most)) {
-            let why = format!("it asks for {asked} MB of memory, and may have {most} (policy: mem_mb)");
+            let why = format!("it asks for {asked} MB of memory, and {most} are allowed (policy: mem_mb)");
             return refuse(LaunchFault::Full, why);
         }
         // Volumes that exist already need no new space.
@@ -223,7 +223,7 @@ impl Policy {
             sum.saturating_add(disk.size.saturating_mul(1024))
         });
         if let Some(most) = self.disk_mb.filter(|most| asked > i64::from(*most)) {
-            let why = format!("it asks for {asked} MB of disks, and may have {most} (policy: disk_mb)");
+            let why = format!("it asks for {asked} MB of disks, and {most} are allowed (policy: disk_mb)");
             return refuse(LaunchFault::Full, why);
         }
         Ok(())
@@ -247,29 +247,22 @@ impl Policy {
         own: impl FnOnce(&RangeInclusive<u32>) -> io::Result<u32>,
     ) -> Result<Option<User>, LaunchError> {
         let agent = rustix::process::geteuid();
-        // The default for an empty list depends on the agent's user. Instances of an agent that is
-        // root never run as root by default.
-        let first = match self.users.first() {
-            Some(first) => first,
-            None if agent.is_root() => &RunAs::Own(OWN),
-            None => &RunAs::Agent,
-        };
         let only_root = |who: &dyn fmt::Display| {
             LaunchError::launch(format!("only root can run instances as {who} (policy: users)"))
         };
-        let user = match first {
+        let user = match self.users().first() {
             // A user that CONFIGURE names wins over the first user of the list, and has to be in the
             // list.
             _ if !child_user.is_empty() => {
                 let user = find_user(child_user)?;
                 if !self.allows(user, agent.as_raw()) {
-                    let why = format!("nothing runs as {child_user:?} on this node (policy: users)");
+                    let why = format!("the user {child_user:?} is not allowed on this node (policy: users)");
                     return Err(LaunchError::launch(why));
                 }
                 user
             }
-            RunAs::Agent => return Ok(None),
-            RunAs::Own(range) if agent.is_root() => {
+            Some(RunAs::Agent) | None => return Ok(None),
+            Some(RunAs::Own(range)) if agent.is_root() => {
                 let uid = own(range).map_err(|e| LaunchError::io("a user of its own (policy: users)", &e))?;
                 return Ok(Some(User {
                     uid,
@@ -277,8 +270,8 @@ impl Policy {
                     alone: true,
                 }));
             }
-            RunAs::Own(_) => return Err(only_root(&"users of their own")),
-            RunAs::User(name) => find_user(name)?,
+            Some(RunAs::Own(_)) => return Err(only_root(&"users of their own")),
+            Some(RunAs::User(name)) => find_user(name)?,
         };
         match agent.as_raw() {
             own if own == user.uid => Ok(None),
@@ -304,11 +297,17 @@ impl Policy {
             RunAs::Agent => user.uid == agent,
             RunAs::User(name) => find_user(name).is_ok_and(|named| named.uid == user.uid),
         };
+        self.users().iter().any(is_it)
+    }
+
+    /// The users as which instances may run, or the default if the list is empty. Instances of an
+    /// agent that is root never run as root by default.
+    fn users(&self) -> &[RunAs] {
+        const OF_ROOT: &[RunAs] = &[RunAs::Own(OWN)];
         match self.users.is_empty() {
-            // CONFIGURE cannot choose one of the default UIDs of an agent that is root. Otherwise the
-            // default is the agent's user.
-            true => agent != 0 && user.uid == agent,
-            false => self.users.iter().any(is_it),
+            false => &self.users,
+            true if rustix::process::geteuid().is_root() => OF_ROOT,
+            true => &[RunAs::Agent],
         }
     }
 }
@@ -347,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_read_from_a_file_and_what_it_does_not_know_is_refused() {
+    fn a_policy_is_read_from_a_file_and_unknown_keys_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("policy.yaml");
         let read = |text: &str| {
@@ -390,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_policy_is_refused_and_the_rule_is_named() {
+    fn a_start_beyond_the_policy_is_refused_and_the_key_is_named() {
         let narrow = policy(
             "drivers: [process]\ndirectories: [/srv/jobs]\nimages: [good]\nmem_mb: 100\ndisk_mb: 2048\n",
         );
@@ -466,7 +465,7 @@ mod tests {
 
     /// Users that there are on every system.
     #[test]
-    fn nothing_runs_as_root_unless_the_policy_says_so() {
+    fn no_instance_runs_as_root_unless_the_policy_allows_it() {
         let own = rustix::process::geteuid().as_raw();
         let open = policy("users: [agent]");
         assert_eq!(user(&open, ""), Ok(None));

@@ -59,18 +59,10 @@ impl AgentConfig {
             volumes: None,
             network: None,
             settings: Settings {
-                node: Uuid::nil(),
-                role: Role::NONE,
-                drivers: Vec::new(),
-                policy: Arc::default(),
-                state: None,
-                has_volumes: false,
-                mem_mb: None,
-                disk_mb: None,
                 max_instances: DEFAULT_MAX_INSTANCES,
                 interval: Duration::from_secs(30),
                 grace: Duration::from_secs(10),
-                network: None,
+                ..Settings::default()
             },
         }
     }

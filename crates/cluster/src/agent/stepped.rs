@@ -72,16 +72,14 @@ impl SteppedAgent {
             node,
             role,
             drivers: vec![driver],
-            policy: Arc::default(),
             state: Some(NOWHERE.into()),
-            has_volumes: false,
             // These are set, so that the capacity does not depend on the machine that simulates.
             mem_mb: Some(facts.mem_total_mb),
             disk_mb: Some(facts.disk_total_mb),
             max_instances: config.max_instances,
             interval: config.interval,
             grace: Duration::from_secs(10),
-            network: None,
+            ..Settings::default()
         };
         Self {
             control: Control::new(settings, facts.clone(), now),

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_taken_and_modes_that_forbid_are_no_hindrance() {
+    fn trees_with_taken_names_and_forbidding_modes_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
         for name in ["0", "1/x", "a/b/c/d", "a/0/1/2", "locked/b/c", "hidden/b"] {
@@ -358,7 +358,7 @@ mod tests {
 
     /// This needs root.
     #[test]
-    fn a_directory_is_given_whole_and_nothing_outside_of_it() {
+    fn a_directory_is_given_with_its_content_and_no_file_outside_of_it() {
         use std::os::unix::fs::MetadataExt;
 
         if !rustix::process::geteuid().is_root() {
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_nowhere() {
+    fn links_are_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let (root, other) = (dir.path().join("root"), dir.path().join("other"));
         fs::create_dir_all(root.join("sub")).unwrap();

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dnsmasq_that_was_killed_is_started_again_and_one_that_was_left_is_ended() {
+    fn a_killed_dnsmasq_is_started_again_and_a_former_one_is_ended() {
         crate::network::alone::alone(|| {
             let serve = |leases: &mut Leases, subnet: &str| {
                 let subnet = subnet.parse().unwrap();

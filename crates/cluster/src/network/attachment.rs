@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_without_a_mac_gets_one_of_its_address() {
+    fn an_interface_without_a_mac_address_gets_one_from_its_ip_address() {
         let Ok(Some(Attachment::Tenant(port))) = start(|_| {}) else {
             panic!("it has a network");
         };

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_one_tenants_and_an_address_one_instances() {
+    fn a_key_belongs_to_one_tenant_and_an_address_to_one_instance() {
         let mut made = Made::default();
         let [one, two] = [1, 2].map(Uuid::from_u128);
         let mut add = |instance, port: &TenantPort| made.add(instance, port, End::Machine(0));

@@ -217,7 +217,7 @@ impl Control {
             }
         }
         if self.settings.drivers.is_empty() {
-            refused.why = "this agent only reports".into();
+            refused.why = "this agent has no drivers".into();
         }
         Err(refused)
     }
@@ -299,7 +299,7 @@ impl Control {
             .map_err(|why| Refused::new("network_failure", why))?;
         let needs = Needs::of(&payload.start).map_err(|_| "invalid_data")?;
         if !self.has_room(&needs, true) {
-            return Err(Refused::new("launch_failure", "there is no room"));
+            return Err(Refused::new("launch_failure", "the node has no room for it"));
         }
         let Some(instance) = self.instances.get_mut(&id) else {
             return Err("no_instance".into());

@@ -97,7 +97,7 @@ const REPEATED: Duration = Duration::from_secs(60);
 const MAX_VOLUME_OPS: usize = 16;
 
 /// The settings of an agent.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) node: Uuid,
     pub(crate) role: Role,

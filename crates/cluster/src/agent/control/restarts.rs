@@ -78,9 +78,8 @@ impl Control {
         let limit = start.map_or(0, |start| start.start.restart_limit);
         let record = &mut instance.record;
         if limit > 0 && record.restarts_in_row >= limit {
-            record.detail = format!(
-                "it was started again {limit} times in a row, and its node does not start it any more"
-            );
+            record.detail =
+                format!("it was started again {limit} times in a row, which is its restart_limit");
             info!("{node}: instance {id}: {}", record.detail);
             return self.keep_for_now(id);
         }
@@ -137,7 +136,7 @@ impl Control {
         let needs = Needs::of(&start.start).unwrap_or_default();
         // Another instance may have been given the memory while this one was stopped.
         if !self.has_room(&needs, true) {
-            return self.restart_later(id, "there is no room");
+            return self.restart_later(id, "the node has no room for it");
         }
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.record.restarts = instance.record.restarts.saturating_add(1);

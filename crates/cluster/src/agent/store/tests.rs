@@ -31,7 +31,7 @@ fn running() -> Record {
 }
 
 #[test]
-fn a_file_where_a_directory_is_wanted_is_named() {
+fn a_file_in_place_of_a_directory_is_named_in_the_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state");
     std::fs::write(&file, "").unwrap();
@@ -42,7 +42,7 @@ fn a_file_where_a_directory_is_wanted_is_named() {
 }
 
 #[test]
-fn what_was_saved_is_loaded() {
+fn saved_records_are_loaded() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(2));
     let stopped = running().stopped(Exit::code(3));
@@ -99,7 +99,7 @@ fn a_state_directory_has_one_agent() {
     Store::open(dir.path(), None).unwrap();
 }
 
-/// Whatever a file lost or got, it is set aside; the others are read.
+/// A damaged file is set aside; all others are read.
 #[test]
 fn torn_and_changed_files_are_set_aside() {
     let dir = tempfile::tempdir().unwrap();
@@ -156,9 +156,9 @@ fn an_instance_without_record_never_ran() {
     assert!(!half.dir().exists());
 }
 
-/// An instance is gone at once, whatever becomes of its files.
+/// An instance is gone at once, even if its files can't be removed.
 #[test]
-fn what_cannot_be_removed_at_once_is_removed_later() {
+fn files_that_cannot_be_removed_are_removed_by_the_next_agent() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), None).unwrap();
     let instance = Uuid::from_u128(1);
@@ -169,13 +169,13 @@ fn what_cannot_be_removed_at_once_is_removed_later() {
     store.remove(instance, &[]).unwrap();
     assert_eq!((removed(), store.load().unwrap().1.len()), (0, 0));
 
-    // An agent that was killed in the middle.
+    // The agent was killed during the removal.
     fs::create_dir_all(dir.path().join(REMOVED).join("x/work")).unwrap();
     fs::write(dir.path().join(REMOVED).join("y"), "").unwrap();
     assert_eq!(store.load().unwrap().1.len(), 0);
     assert_eq!(removed(), 0);
 
-    // Without room to put it aside, its record goes first.
+    // If the directory can't be moved, the record is removed first.
     store
         .create(instance, &start(instance).encode(), &running())
         .unwrap();
@@ -186,7 +186,7 @@ fn what_cannot_be_removed_at_once_is_removed_later() {
 }
 
 #[test]
-fn a_new_instance_finds_nothing_of_a_former_one() {
+fn a_new_instance_finds_no_files_of_a_former_one() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), None).unwrap();
     let instance = Uuid::from_u128(1);
@@ -200,10 +200,10 @@ fn a_new_instance_finds_nothing_of_a_former_one() {
 }
 
 #[test]
-fn a_directory_that_takes_no_files_fails_without_leftovers() {
+fn a_directory_that_is_not_writable_fails_without_leftovers() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), None).unwrap();
-    // A file in the place of the directory: also for root.
+    // A file in place of the directory also makes the call fail for root.
     fs::write(dir.path().join(INSTANCES), "").unwrap();
     let instance = Uuid::from_u128(1);
     assert!(
@@ -214,9 +214,9 @@ fn a_directory_that_takes_no_files_fails_without_leftovers() {
     assert!(store.load().is_err());
 }
 
-/// Power that goes while it is made, at any step.
+/// A power cut at any step of making the directory.
 #[test]
-fn a_start_is_on_disk_as_a_whole_or_not_at_all() {
+fn a_start_on_disk_is_complete_or_absent() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), None).unwrap();
     let instance = Uuid::from_u128(1);
@@ -266,7 +266,7 @@ fn a_start_is_kept_as_it_was_received_also_through_a_restart() {
 }
 
 #[test]
-fn a_restart_changes_what_it_names_and_nothing_else() {
+fn a_restart_changes_only_the_settings_that_it_names() {
     let mut start = Start::default();
     start.requirements.mem_mb = 5;
     start.requirements.vcpus = 2;
@@ -281,7 +281,7 @@ fn a_restart_changes_what_it_names_and_nothing_else() {
 }
 
 #[test]
-fn a_volume_without_a_name_has_the_same_one_each_time() {
+fn a_volume_without_a_name_gets_the_same_name_each_time() {
     let unnamed = |instance| {
         let mut start = start(Uuid::from_u128(instance)).start;
         start.storage = vec![Default::default(), Default::default()];
@@ -300,7 +300,7 @@ fn a_volume_without_a_name_has_the_same_one_each_time() {
 
 /// The time of day may jump, and a file may be copied.
 #[test]
-fn a_record_is_as_old_as_the_machine_has_run_since_it_was_written() {
+fn the_age_of_a_record_is_the_uptime_since_it_was_written() {
     let now = Record::default().written();
     assert!(now.age() < Duration::from_secs(3600));
     let hour = Record {
@@ -308,7 +308,7 @@ fn a_record_is_as_old_as_the_machine_has_run_since_it_was_written() {
         ..now.clone()
     };
     assert!(hour.age() >= Duration::from_secs(now.written_uptime.min(3600)));
-    // Before the machine was booted: at least since then.
+    // If it was written before the boot, the age is at least the uptime.
     let other = Record {
         written_boot: "another".into(),
         written_uptime: u64::MAX,

@@ -70,9 +70,9 @@ struct Requests {
 /// A stream as its controller has requested it.
 #[derive(Clone, Debug)]
 struct Wanted {
+    /// The request. Its credit is the credit that is left.
     open: OpenStream,
     dir: PathBuf,
-    credit: u32,
     /// True if the instance has ended and writes no more output.
     over: bool,
 }
@@ -122,7 +122,6 @@ impl Streams {
                 let wanted = Wanted {
                     open,
                     dir: place.dir().to_owned(),
-                    credit: open.credit,
                     over: !runs,
                 };
                 if let Some(ended) = requests.open(wanted) {
@@ -134,7 +133,7 @@ impl Streams {
             }
             StreamOrder::Credit(credit) => {
                 if let Some(wanted) = requests.streams.get_mut(&credit.stream) {
-                    wanted.credit = wanted.credit.saturating_add(credit.bytes);
+                    wanted.open.credit = wanted.open.credit.saturating_add(credit.bytes);
                 }
             }
             StreamOrder::Close(stream) => drop(requests.streams.remove(&stream)),
@@ -261,7 +260,7 @@ impl Table {
         } else if let Some(wanted) = requests.streams.get_mut(&stream) {
             // The credit of the table is reduced and not that of the copy, because further credit
             // may have been added to the table.
-            wanted.credit = wanted.credit.saturating_sub(cost);
+            wanted.open.credit = wanted.open.credit.saturating_sub(cost);
         }
         NextTurn::Now
     }
@@ -314,7 +313,7 @@ mod tests {
     use ssntp::proto::Outputs;
 
     #[test]
-    fn a_stream_that_is_open_is_not_ended_by_another_of_its_uuid() {
+    fn a_second_stream_with_the_same_uuid_does_not_end_the_first() {
         let mut requests = Requests::default();
         let wanted = |stream, credit| Wanted {
             open: OpenStream {
@@ -326,14 +325,13 @@ mod tests {
                 credit,
             },
             dir: PathBuf::new(),
-            credit,
             over: false,
         };
         for stream in 1..=MOST as u128 {
             assert!(requests.open(wanted(stream, 7)).is_none());
         }
         assert!(requests.open(wanted(1, 8)).is_none());
-        assert_eq!(requests.streams[&Uuid::from_u128(1)].credit, 7);
+        assert_eq!(requests.streams[&Uuid::from_u128(1)].open.credit, 7);
         let refused = requests.open(wanted(MOST as u128 + 1, 7)).unwrap();
         assert_eq!(refused.reason, StreamEndReason::TOO_MANY);
         assert_eq!(requests.streams.len(), MOST);

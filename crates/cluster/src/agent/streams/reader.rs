@@ -56,7 +56,7 @@ impl Reader {
     /// The next piece of the stream. The outputs take turns: after a read the output becomes the
     /// last in order.
     pub(super) fn read(&mut self, wanted: &Wanted) -> io::Result<Piece> {
-        let room = StreamData::room(wanted.credit);
+        let room = StreamData::room(wanted.open.credit);
         if self.dir.is_none() {
             // `PATH` suffices to open files below it, and needs no right to list the directory.
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -425,7 +425,6 @@ mod tests {
             let wanted = Wanted {
                 open,
                 dir: dir.path().to_owned(),
-                credit: open.credit,
                 over: false,
             };
             let reader = Reader::new(Outputs::STDOUT);
@@ -496,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_begins_anew_is_followed_and_nothing_that_is_there_is_lost() {
+    fn a_renamed_log_is_followed_without_loss() {
         let mut stage = Stage::new(true, None);
         assert_eq!(stage.read(), (String::new(), false), "it has written nothing");
         stage.append("a");
@@ -525,14 +524,14 @@ mod tests {
     }
 
     #[test]
-    fn without_following_it_ends_with_what_was_there() {
+    fn a_stream_that_does_not_follow_ends_with_the_present_output() {
         let mut stage = Stage::new(false, None);
         stage.append("a");
-        stage.wanted.credit = StreamData::cost_of(1) - 1;
+        stage.wanted.open.credit = StreamData::cost_of(1) - 1;
         assert!(matches!(stage.reader.read(&stage.wanted), Ok(Piece::NoCredit)));
         stage.append("b");
         stage.begin_anew("c");
-        stage.wanted.credit = MAX_STREAM_CREDIT;
+        stage.wanted.open.credit = MAX_STREAM_CREDIT;
         assert_eq!(stage.read(), ("a".to_owned(), true));
         // An instance that has nothing, not even a directory.
         let mut stage = Stage::new(false, None);
@@ -545,13 +544,13 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_as_long_as_the_credit_allows_and_outputs_take_turns() {
+    fn credit_limits_the_length_of_a_piece_and_outputs_take_turns() {
         let mut stage = Stage::new(false, None);
         stage.wanted.open.outputs = Outputs::BOTH;
         stage.reader = Reader::new(Outputs::BOTH);
         stage.append("aaaa");
         fs::write(stage.path("stderr.log"), "bbbb").unwrap();
-        stage.wanted.credit = StreamData::cost_of(3);
+        stage.wanted.open.credit = StreamData::cost_of(3);
         let mut pieces = Vec::new();
         while let Piece::Data(data) = stage.reader.read(&stage.wanted).unwrap() {
             pieces.push(data.data);
@@ -560,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_read_through_a_link_or_waited_for() {
+    fn links_and_fifos_are_not_read() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("secret"), "secret").unwrap();
         let link = |to: &Path| std::os::unix::fs::symlink(dir.path().join("secret"), to).unwrap();

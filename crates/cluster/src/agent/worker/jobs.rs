@@ -306,11 +306,11 @@ impl Pool {
         Ok(match (tree::disk_usage(&place.work())?, removed) {
             (Some(named), Some(removed)) if mb(named + removed) <= u64::from(most) => None,
             (Some(named), Some(0)) => Some(format!(
-                "its directory holds {} MB, and may hold {most} (policy: disk_mb)",
+                "its directory has {} MB, and {most} are allowed (policy: disk_mb)",
                 mb(named)
             )),
             (Some(named), Some(removed)) => Some(format!(
-                "its directory holds {} MB with {} in files that it has removed, and may hold {most} (policy: disk_mb)",
+                "its directory has {} MB with {} in removed files that it still uses, and {most} are allowed (policy: disk_mb)",
                 mb(named + removed),
                 mb(removed)
             )),

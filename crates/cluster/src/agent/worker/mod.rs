@@ -111,18 +111,6 @@ impl Crew {
             Self::Measure => ("measure", 1, 1),
         }
     }
-
-    fn name(self) -> &'static str {
-        self.limits().0
-    }
-
-    fn places(self) -> usize {
-        self.limits().1
-    }
-
-    fn most_threads(self) -> usize {
-        self.limits().2
-    }
 }
 
 /// The workers.
@@ -228,10 +216,11 @@ impl Workers {
         let queues = self.shared.queues();
         let of = |crew: Crew| {
             let state = &queues.crews[crew as usize];
+            let (name, _, max_threads) = crew.limits();
             CrewFigures {
-                name: crew.name(),
+                name,
                 threads: state.threads,
-                max_threads: crew.most_threads(),
+                max_threads,
                 busy: state.begun.len(),
                 waiting: state.ready.len(),
             }
@@ -288,7 +277,7 @@ impl Pool {
             return Ok(());
         };
         let shared = Arc::clone(self);
-        let worker = threads::spawn(format!("ssntp-{}", crew.name()), move || {
+        let worker = threads::spawn(format!("ssntp-{}", crew.limits().0), move || {
             let _alive: Sender<()> = alive;
             shared.work(crew);
         })?;
@@ -322,20 +311,21 @@ impl Pool {
     /// The next job of a crew; `None` if the thread is not needed any more.
     fn next(self: &Arc<Self>, crew: Crew) -> Option<(Key, Job)> {
         let waker = &self.wakers[crew as usize];
+        let (name, places, most_threads) = crew.limits();
         let mut queues = self.queues();
         loop {
             let state = &mut queues.crews[crew as usize];
             let now = now();
             // Slow jobs hold no place, so a crew may have more threads than places.
             let quick = |begun: &&Instant| now.saturating_duration_since(**begun) < SLOW;
-            let has_place = state.begun.values().filter(quick).count() < crew.places();
+            let has_place = state.begun.values().filter(quick).count() < places;
             if has_place && let Some(key) = state.ready.pop_front() {
                 state.begun.insert(key, now);
                 // This thread is busy from now on, so another one has to wait for the next job.
-                let needs_another = state.idle == 0 && state.threads < crew.most_threads();
+                let needs_another = state.idle == 0 && state.threads < most_threads;
                 if needs_another && let Err(e) = self.start_thread(&mut queues, crew) {
                     // The job waits for the threads that the crew has.
-                    warn!("cannot start another thread to {}: {e}", crew.name());
+                    warn!("cannot start another thread to {name}: {e}");
                 }
                 let job = queues.jobs.get_mut(&key).and_then(VecDeque::pop_front);
                 if let Some(job) = job {
@@ -350,7 +340,7 @@ impl Pool {
             let is_over = queues.stop && queues.jobs.values().all(VecDeque::is_empty);
             let state = &mut queues.crews[crew as usize];
             // A crew needs no more idle threads than places.
-            if is_over || state.idle >= crew.places() {
+            if is_over || state.idle >= places {
                 return None;
             }
             state.idle += 1;

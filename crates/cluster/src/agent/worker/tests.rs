@@ -50,7 +50,7 @@ fn a_measurement_without_descriptors() {
 #[test]
 fn an_instance_whose_disk_cannot_be_measured_for_now_is_not_killed() {
     let dir = tempfile::tempdir().unwrap();
-    // Each level takes a descriptor, and there are not so many.
+    // Each level needs a descriptor, and the limit is lower than the depth.
     std::fs::create_dir_all(dir.path().join("work").join("d/".repeat(50))).unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
         .args([

@@ -1,5 +1,4 @@
-//! Frames in, frames out: a concentrator on a plane and a disk that a test
-//! speaks for.
+//! Frames in, frames out: a concentrator with a data plane and a disk that the test controls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +16,7 @@ const NODE: Uuid = Uuid::from_u128(0xa);
 const ONE: Uuid = Uuid::from_u128(1);
 const TWO: Uuid = Uuid::from_u128(2);
 
-/// Writes down what it is asked for, and refuses where it is told to.
+/// A data plane that records its calls, and refuses them if the test says so.
 #[derive(Debug, Default)]
 struct Fake {
     calls: Arc<Mutex<Vec<String>>>,
@@ -177,7 +176,7 @@ fn release(instance: Uuid, public: &str) -> ReleasePublicIp {
 }
 
 #[test]
-fn it_says_who_it_is() {
+fn a_session_begins_with_the_concentrator_and_its_addresses() {
     let mut stage = Stage::new();
     let first = stage.concentrator.announcement();
     assert_eq!(first.len(), 1);
@@ -193,13 +192,13 @@ fn it_says_who_it_is() {
         (kept.ip.as_str(), kept.data_plane.as_str()),
         ("10.0.0.33", "fake")
     );
-    // Later sessions hear what it has assigned as well.
+    // Later sessions also begin with the assigned addresses.
     let assigned = stage.send(&assign(ONE, "198.51.100.20", "172.16.0.5"));
     assert_eq!(stage.concentrator.announcement()[1..], assigned);
 }
 
 #[test]
-fn tunnels_and_peers_come_and_go() {
+fn tunnels_and_peers_are_added_and_removed() {
     let mut stage = Stage::new();
     stage.calls();
     assert_eq!(stage.send(&added("172.16.1.0/24")), []);
@@ -257,7 +256,7 @@ fn tunnels_and_peers_come_and_go() {
     stage.send(&refresh(vec![peer("172.18.0.0/24")]));
     assert_eq!(stage.calls(), ["172.16.1.0/24 2 peers", "172.16.1.0/24 1 peers"]);
     assert_eq!(stage.kept.lock().unwrap().peers.len(), 1);
-    // A data plane or a disk that refuses changes nothing of what is true.
+    // If the data plane or the disk refuses, the tables are unchanged.
     stage.refuse.store(true, Ordering::Relaxed);
     stage.full.store(true, Ordering::Relaxed);
     assert_eq!(stage.send(&refresh(vec![])), []);
@@ -285,20 +284,20 @@ fn an_address_keeps_its_private_one_if_the_new_one_cannot_be_saved() {
 }
 
 #[test]
-fn a_tunnel_that_failed_is_made_when_it_is_asked_for_again() {
+fn a_tunnel_that_failed_is_made_when_it_is_reported_again() {
     let mut stage = Stage::new();
     stage.refuse.store(true, Ordering::Relaxed);
     stage.send(&added("172.16.0.0/24"));
     stage.refuse.store(false, Ordering::Relaxed);
     stage.calls();
-    // Nothing of it changes the tables, so the disk is not needed.
+    // None of these frames changes the tables, so the disk is not needed.
     stage.full.store(true, Ordering::Relaxed);
     assert_eq!(stage.send(&added("172.16.0.0/24")), []);
     assert_eq!(stage.calls(), ["172.16.0.0/24 0 peers"]);
 }
 
 #[test]
-fn a_tunnel_that_the_plane_cannot_have_changes_nothing() {
+fn a_tunnel_that_the_data_plane_refuses_changes_nothing() {
     let mut stage = Stage::new();
     stage.calls();
     let mut wrong = added("172.16.0.0/24");
@@ -309,7 +308,7 @@ fn a_tunnel_that_the_plane_cannot_have_changes_nothing() {
 }
 
 #[test]
-fn events_that_make_no_sense_are_refused() {
+fn invalid_events_are_refused() {
     let mut stage = Stage::new();
     let rows: [fn(&mut TenantAdded); 5] = [
         |a| a.concentrator_uuid = ONE.into(),
@@ -392,7 +391,7 @@ fn public_addresses_are_assigned_and_released() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn invalid_requests_are_refused() {
     let mut stage = Stage::new();
     type Change = fn(&mut AssignPublicIp);
     let rows: [(Change, &str); 6] = [
@@ -433,7 +432,7 @@ fn requests_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn what_the_plane_or_the_disk_refuses_is_not_in_the_tables() {
+fn tables_are_unchanged_if_the_data_plane_or_the_disk_refuses() {
     let mut stage = Stage::new();
     let (one, two) = (assign(ONE, "198.51.100.1", ""), assign(TWO, "198.51.100.2", ""));
     assert_eq!(stage.assign_reason(&one), None);

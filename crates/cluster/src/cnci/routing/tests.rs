@@ -1,4 +1,4 @@
-//! Each test has a network namespace of its own. Without the right or the tools it says so.
+//! Each test has a network namespace of its own. Without the right or the tools it is skipped.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -96,7 +96,7 @@ fn tables_of_a_concentrator_that_moved_no_packets_are_restored() {
 }
 
 #[test]
-fn an_address_leads_to_another_instance_in_one_step() {
+fn a_public_address_moves_to_another_instance_in_one_step() {
     alone(|| {
         let mut routing = routing();
         let mut tables = nodes(&["10.0.0.7"]);
@@ -117,7 +117,7 @@ fn an_address_leads_to_another_instance_in_one_step() {
             let why = routing.check(&next).unwrap_err();
             assert!(why.contains(word), "{why}");
         }
-        // Without a node of its subnet it leads nowhere.
+        // A public address is left out if its subnet has no tunnel.
         tables.tunnels.clear();
         assert_eq!(routing.apply(&tables).unwrap().len(), 1);
         assert!(!listed("list map ip ssntp inward").contains("172.16"));
@@ -150,7 +150,7 @@ fn tunnels_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn what_is_broken_while_the_concentrator_runs_is_made_again() {
+fn links_that_break_while_the_concentrator_runs_are_made_again() {
     alone(|| {
         let mut routing = routing();
         let tables = Tables {
@@ -268,7 +268,7 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
         let fewer = with(&[own.clone(), peer(3, "172.16.3.0/24")]);
         routing.apply(&fewer).unwrap();
         assert!(routes().contains("172.16.3.0/24") && !routes().contains("172.16.2.0/24"));
-        // Whoever left them: a route to no peer goes, and a tunnel with another MAC address.
+        // A route to an unknown peer, and a tunnel with another MAC address, are removed.
         tools::ip("route add 172.16.9.0/24 via 192.168.0.9 dev ssx9 onlink\n").unwrap();
         routing.apply(&fewer).unwrap();
         assert!(routes().contains("172.16.3.0/24") && !routes().contains("172.16.9.0/24"));
@@ -283,7 +283,7 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
     });
 }
 
-/// A child with a network namespace of its own, whose `eth0` leads to this interface here.
+/// A child process with a network namespace of its own, whose `eth0` is the peer of this interface.
 struct Neighbour(Child);
 
 impl Neighbour {
@@ -306,7 +306,7 @@ impl Neighbour {
         fs::File::open(format!("/proc/{}/ns/net", self.0.id())).unwrap()
     }
 
-    /// Does something in its namespace.
+    /// Runs a function in the namespace.
     fn does(&self, act: impl FnOnce() + Send + 'static) {
         let namespace = self.namespace();
         let there = move || {
@@ -367,7 +367,7 @@ fn packets_pass_between_two_concentrators_of_a_tenant() {
             "addr add 10.0.0.2/24 dev eth0\nlink set eth0 up",
         );
         other.does(move || drop(with(2, &[peer(2), peer(1)])));
-        // It stands for an instance behind a tunnel of the first concentrator.
+        // It is in place of an instance behind a tunnel of the first concentrator.
         let instance = Neighbour::new(
             "ssxi",
             "route add 172.16.1.5/32 dev ssxi",

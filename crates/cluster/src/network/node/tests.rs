@@ -1,4 +1,4 @@
-//! Each test has a network namespace of its own. Without the right or the tools it says so.
+//! Each test has a network namespace of its own. Without the right or the tools it is skipped.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -76,7 +76,7 @@ struct Process(Child);
 
 impl Process {
     fn new() -> Self {
-        // It says a word once it is in its namespace.
+        // It prints a line once it is in its namespace.
         let mut command = Command::new("unshare");
         command.args(["--net", "sh", "-c", "echo; exec sleep 1000"]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -92,7 +92,7 @@ impl Process {
         Namespace::of(self.pid()).unwrap()
     }
 
-    /// Whether its `eth0` is up with its address and a route.
+    /// True if `eth0` is up with its address and a route.
     fn is_connected(&self) -> bool {
         let namespace = self.namespace().open().unwrap();
         tools::ip_within(
@@ -112,7 +112,7 @@ impl Drop for Process {
 }
 
 #[test]
-fn restore_makes_the_difference_and_leaves_what_is_right() {
+fn restore_makes_missing_links_and_keeps_those_that_are_right() {
     alone(|networks| {
         let processes = [1, 2, 3].map(|_| Process::new());
         let wanted = |keys: &[u32]| -> Vec<_> {
@@ -127,7 +127,7 @@ fn restore_makes_the_difference_and_leaves_what_is_right() {
         assert_eq!(names(), of_keys(&[1, 2]));
         assert!(processes[0].is_connected() && processes[1].is_connected());
         let before = [index("ssx2"), index(&name(2))];
-        // What a fault, or an agent of another version, may leave.
+        // Links that a fault, or an agent of another version, may leave.
         tools::ip("link add ssx9 group 21331 type bridge\nlink del ssb2\n").unwrap();
         tools::nft("flush ruleset").unwrap();
         networks.restore(&wanted(&[2, 3])).unwrap();
@@ -136,7 +136,7 @@ fn restore_makes_the_difference_and_leaves_what_is_right() {
         assert_eq!(after, before, "what is right stays");
         assert_eq!(up(&networks), [(2, true), (3, true)]);
         assert!(processes[2].is_connected());
-        // A process that was started before there were networks uses the host's.
+        // A process that was started before the node had networks uses the host's network.
         let older = Process(Command::new("sleep").arg("1000").spawn().unwrap());
         let attachment = attachment(&networks, 4, "172.16.0.5").unwrap();
         networks.restore(&[(uuid(4), attachment, older.pid())]).unwrap();
@@ -145,7 +145,7 @@ fn restore_makes_the_difference_and_leaves_what_is_right() {
 }
 
 #[test]
-fn what_is_broken_while_the_agent_runs_is_made_again() {
+fn links_that_break_while_the_agent_runs_are_made_again() {
     alone(|networks| {
         networks.restore(&[]).unwrap();
         let processes = [1, 2].map(|_| Process::new());
@@ -197,7 +197,7 @@ fn what_is_broken_while_the_agent_runs_is_made_again() {
         assert_eq!(up(&networks), [(1, false), (2, false)]);
         bridge("link set u0 up");
         assert_eq!(up(&networks), [(1, true), (2, true)]);
-        // The end of a process is no fault of the network.
+        // After the end of a process its port is not missing.
         drop(processes);
         assert_eq!(up(&networks), [(1, true), (2, true)]);
         networks.detach(uuid(1));
@@ -214,7 +214,7 @@ fn what_is_broken_while_the_agent_runs_is_made_again() {
 }
 
 #[test]
-fn a_machine_has_a_tap_that_it_can_ask_for_its_address_with() {
+fn a_machine_can_request_its_address_through_its_tap() {
     alone(|networks| {
         networks.restore(&[]).unwrap();
         let end = End::Machine(4711);
@@ -227,7 +227,7 @@ fn a_machine_has_a_tap_that_it_can_ask_for_its_address_with() {
         };
         assert!(owner(&name(1)).contains("4711"), "{}", owner(&name(1)));
         assert_eq!(Filter::read().unwrap().elements, 3);
-        // Nobody has opened it, so it has no carrier, but it is there.
+        // No QEMU has opened the tap, so it has no carrier, but it exists.
         assert_eq!(up(&networks), [(1, true)]);
         tools::ip(&format!("link del {}\n", name(1))).unwrap();
         assert_eq!(up(&networks), [(1, false)]);
@@ -255,7 +255,7 @@ fn a_thousand_tenants_are_made_and_removed() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn a_missing_underlay_is_named_and_an_overlap_is_refused() {
     alone(|networks| {
         let why = Networks::open(config("nowhere")).unwrap_err();
         assert!(why.contains("nowhere"), "{why}");
@@ -275,7 +275,7 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn bridges_pass_the_filters_for_ip_only_where_the_setting_is_there_and_on() {
+fn the_bridge_filter_setting_is_on_only_if_it_exists_and_is_1() {
     assert!(is_on(Ok(b"1\n".to_vec())));
     assert!(!is_on(Ok(b"0\n".to_vec())));
     assert!(!is_on(Ok(Vec::new())));

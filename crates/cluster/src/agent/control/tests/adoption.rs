@@ -1,4 +1,4 @@
-//! What a former agent left.
+//! Instances that a former agent left.
 
 use super::*;
 
@@ -54,7 +54,7 @@ fn a_restarted_agent_takes_over_what_it_finds() {
     stage.job(|job| matches!(job, Job::Remove { instance: OTHER, .. }).then_some(()));
     assert_eq!(stage.next::<Ready>().mem_available_mb, 900);
 
-    // What ended meanwhile.
+    // An instance that ended while no agent ran.
     let fake = || Fake {
         found: Some(Exit::code(9)),
         ..Fake::default()
@@ -69,7 +69,7 @@ fn a_restarted_agent_takes_over_what_it_finds() {
     stage.send(&restart(ONE));
     stage.nothing::<RestartFailure>();
 
-    // What a former agent was asked for is done.
+    // Commands to the former agent are carried out.
     let asked = |after| {
         let record = Record { after, ..running() };
         vec![stored(ONE, Some(record), Some(start(ONE)))]
@@ -81,7 +81,7 @@ fn a_restarted_agent_takes_over_what_it_finds() {
     stage.job(|job| matches!(job, Job::Terminate(..)).then_some(()));
     assert_eq!(stage.state(ONE), Some(InstanceState::Stopping));
 
-    // A node that was being evacuated goes on with it.
+    // An evacuation under way is continued.
     let mut stage = adopting(
         Fake::default(),
         true,
@@ -94,9 +94,9 @@ fn a_restarted_agent_takes_over_what_it_finds() {
     assert_eq!(stage.kinds(), ["MAINTENANCE", "STATS"]);
 }
 
-/// Its agent died between writing it down and letting it run.
+/// The former agent died after it wrote the record and before it let the program run.
 #[test]
-fn what_never_ran_is_gone_unless_it_had_run_before() {
+fn an_instance_that_never_ran_is_removed_unless_it_ran_before() {
     let fake = || Fake {
         never_ran: true,
         ..Fake::default()
@@ -118,9 +118,9 @@ fn what_never_ran_is_gone_unless_it_had_run_before() {
     }
 }
 
-/// Its shell is gone with the signal, and can't tell.
+/// The signal also killed the supervisor, so no exit code was written.
 #[test]
-fn what_is_killed_has_the_signals_exit_code_though_nobody_saw_it() {
+fn a_killed_instance_has_the_exit_code_of_the_signal() {
     let running = record().running(&handle(ONE), 0);
     let mut stage = adopting(
         Fake::default(),
@@ -144,8 +144,8 @@ fn what_is_killed_has_the_signals_exit_code_though_nobody_saw_it() {
 }
 
 #[test]
-fn what_was_lost_is_made_up_for() {
-    // The record alone: the START and the system know.
+fn lost_records_are_replaced() {
+    // The record is lost: it is made from the START and the processes.
     let fake = Fake {
         unrecorded: Some(handle(ONE)),
         ..Fake::default()
@@ -167,7 +167,7 @@ fn what_was_lost_is_made_up_for() {
     stage.send(&restart(ONE));
     stage.nothing::<RestartFailure>();
 
-    // The START: it may run, stop and be deleted, but not start again.
+    // The START is lost: the instance may run, stop and be deleted, but not start again.
     let running = record().running(&handle(ONE), 0);
     let mut stage = adopting(Fake::default(), false, vec![stored(ONE, Some(running), None)]);
     assert_eq!(stage.state(ONE), Some(InstanceState::Active));
@@ -188,13 +188,13 @@ fn what_was_lost_is_made_up_for() {
     stage.removed(ONE);
     stage.next::<InstanceDeleted>();
 
-    // Both.
+    // Both are lost.
     let mut stage = adopting(Fake::default(), false, vec![stored(ONE, None, None)]);
     assert_eq!(stage.state(ONE), Some(InstanceState::Missing));
     stage.send(&delete(ONE, false));
     stage.removed(ONE);
 
-    // The driver.
+    // The driver is missing.
     let record = Record {
         driver: "qemu".into(),
         ..record().running(&handle(ONE), 0)
@@ -210,7 +210,7 @@ fn what_was_lost_is_made_up_for() {
         stage.next::<RestartFailure>().reason,
         RestartFailureReason::LaunchFailure
     );
-    // It may run: nothing is written over, and nothing removed.
+    // The instance may run, so its record is neither changed nor removed.
     stage.send(&delete(ONE, false));
     assert_eq!(
         stage.next::<DeleteFailure>().reason,
@@ -253,7 +253,7 @@ fn a_start_that_the_former_agent_could_not_answer_is_answered() {
 }
 
 #[test]
-fn which_starts_failed_of_late_is_said_again_in_a_new_session() {
+fn recent_failures_of_starts_are_sent_again_in_a_new_session() {
     let mut stage = Stage::new();
     let fails = |stage: &mut Stage| {
         stage.send(&start(ONE));
@@ -280,7 +280,7 @@ fn which_starts_failed_of_late_is_said_again_in_a_new_session() {
     stage.pass(REPEATED);
     reconnect(&mut stage);
     stage.nothing::<StartFailure>();
-    // Of another attempt it would be a lie.
+    // A later START of the same instance has not failed, so no failure is sent again.
     fails(&mut stage);
     stage.send(&start(ONE));
     reconnect(&mut stage);

@@ -214,7 +214,7 @@ fn refused_payloads_are_answered_as_far_as_they_can_be_read() {
     }
 }
 
-/// A column for each state an instance can be in, a row for each command.
+/// The table has a column for each state of an instance, and a row for each command.
 #[test]
 fn every_command_has_its_answer_in_every_state() {
     type Prepare = fn(&mut Stage);
@@ -246,7 +246,7 @@ fn every_command_has_its_answer_in_every_state() {
         }),
     ];
     type Say = fn(&mut Stage, Uuid);
-    // Reasons in the order of the states; "" is: none.
+    // The reasons in the order of the states; "" stands for success.
     let rows: [(&str, Say, [&str; 8]); 5] = [
         (
             "STOP",
@@ -339,7 +339,7 @@ fn every_command_has_its_answer_in_every_state() {
 }
 
 #[test]
-fn commands_for_other_nodes_or_of_no_uuid_are_refused() {
+fn commands_for_other_nodes_or_without_a_uuid_are_refused() {
     let rows: [(&str, &str, &str); 4] = [
         (
             "00000000-0000-0000-0000-00000000000b",

@@ -1,9 +1,9 @@
-//! From START to DELETE.
+//! The life of an instance from START to DELETE.
 
 use super::*;
 
 #[test]
-fn an_instance_starts_and_is_told_of() {
+fn an_instance_starts_and_is_reported() {
     let mut stage = Stage::new();
     stage.send(&start(ONE));
     let ready: Ready = stage.next();
@@ -53,7 +53,7 @@ fn stats_that_would_be_too_long_leave_labels_out() {
 }
 
 #[test]
-fn how_a_run_ended_is_told_until_the_next_one_runs() {
+fn the_end_of_a_run_is_reported_until_the_next_run() {
     let mut stage = Stage::new();
     let mut named = start(ONE);
     named.name = "web".into();
@@ -93,7 +93,7 @@ fn how_a_run_ended_is_told_until_the_next_one_runs() {
 }
 
 #[test]
-fn a_failed_launch_leaves_nothing() {
+fn a_failed_launch_leaves_no_instance() {
     for (fault, reason) in [
         (LaunchFault::Data, StartFailureReason::InvalidData),
         (LaunchFault::Image, StartFailureReason::ImageFailure),
@@ -111,14 +111,14 @@ fn a_failed_launch_leaves_nothing() {
         assert_eq!(stage.next::<StartFailure>().reason, reason);
         assert_eq!(stage.next::<Ready>().mem_available_mb, 1000);
         assert_eq!(stage.control.instances(), 0);
-        // It may be tried again.
+        // The START can be repeated.
         stage.run(&start(ONE));
         assert_eq!(stage.state(ONE), Some(InstanceState::Active));
     }
 }
 
 #[test]
-fn stop_keeps_what_is_persistent_and_deletes_the_rest() {
+fn stop_keeps_persistent_instances_and_deletes_others() {
     let mut stage = Stage::new();
     stage.run(&persistent(ONE));
     stage.run(&start(TWO));
@@ -126,7 +126,7 @@ fn stop_keeps_what_is_persistent_and_deletes_the_rest() {
     for id in [ONE, TWO] {
         stage.send(&stop(id));
         assert_eq!(stage.state(id), Some(InstanceState::Stopping));
-        // First it is written down what was asked, then it is asked.
+        // The record is written before the instance is asked to end.
         stage.job(|job| matches!(job, Job::Save { .. }).then_some(()));
         stage.job(|job| matches!(job, Job::Terminate(..)).then_some(()));
         stage.end(id, 143);
@@ -142,7 +142,7 @@ fn stop_keeps_what_is_persistent_and_deletes_the_rest() {
     assert_eq!(stage.state(ONE), Some(InstanceState::Pending));
     stage.launched(ONE);
     assert_eq!(stage.state(ONE), Some(InstanceState::Active));
-    // The end of a former run is news no more.
+    // A late report of the end of a former run is ignored.
     stage.feed(Input::Ended(Ended {
         instance: ONE,
         handle: handle(TWO),
@@ -152,7 +152,7 @@ fn stop_keeps_what_is_persistent_and_deletes_the_rest() {
 }
 
 #[test]
-fn what_does_not_end_is_killed_and_then_called_hung() {
+fn an_instance_that_does_not_end_is_killed_and_then_hung() {
     let mut stage = Stage::new();
     stage.run(&persistent(ONE));
     stage.send(&stop(ONE));
@@ -172,7 +172,7 @@ fn what_does_not_end_is_killed_and_then_called_hung() {
 }
 
 #[test]
-fn delete_removes_and_says_how() {
+fn delete_removes_an_instance_and_reports_its_end() {
     for (stop_only, running) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut stage = Stage::new();
         stage.run(&persistent(ONE));
@@ -191,7 +191,7 @@ fn delete_removes_and_says_how() {
         }
         assert_eq!(stage.control.instances(), 0);
     }
-    // A DELETE overrides a STOP that is under way, and not the other way round.
+    // A DELETE overrides a STOP that is under way, but a STOP does not override a DELETE.
     for delete_first in [false, true] {
         let mut stage = Stage::new();
         stage.run(&persistent(ONE));
@@ -209,7 +209,7 @@ fn delete_removes_and_says_how() {
 }
 
 #[test]
-fn a_delete_that_fails_is_told_and_may_be_tried_again() {
+fn a_delete_that_fails_is_answered_and_can_be_repeated() {
     let mut stage = Stage::new();
     stage.run(&persistent(ONE));
     stage.end(ONE, 0);
@@ -230,7 +230,7 @@ fn a_delete_that_fails_is_told_and_may_be_tried_again() {
 }
 
 #[test]
-fn what_is_asked_while_it_launches_is_done_afterwards() {
+fn commands_during_a_launch_are_carried_out_afterwards() {
     let mut stage = Stage::new();
     stage.send(&start(ONE));
     stage.send(&stop(ONE));
@@ -241,7 +241,7 @@ fn what_is_asked_while_it_launches_is_done_afterwards() {
     stage.removed(ONE);
     stage.next::<InstanceDeleted>();
 
-    // What is to be removed need not be launched first.
+    // The launch of an instance that will be removed is cancelled.
     stage.send(&persistent(TWO));
     let cancel = stage.job(|job| match job {
         Job::Launch(job) => Some(job.cancel.clone()),
@@ -260,7 +260,7 @@ fn what_is_asked_while_it_launches_is_done_afterwards() {
 }
 
 #[test]
-fn a_restarted_program_that_ends_at_once_is_told_of_as_active_before() {
+fn a_restarted_program_that_ends_at_once_is_reported_as_active_before() {
     let mut stage = Stage::new();
     stage.run(&persistent(ONE));
     stage.end(ONE, 0);
@@ -275,7 +275,7 @@ fn a_restarted_program_that_ends_at_once_is_told_of_as_active_before() {
     assert_eq!(told(&mut stage), InstanceState::Exited);
     stage.nothing::<Stats>();
 
-    // Where STATS have told of it meanwhile, no others are needed.
+    // If STATS have reported the run already, no further STATS are sent.
     stage.send(&restart(ONE));
     stage.launched(ONE);
     stage.measure();
@@ -319,10 +319,10 @@ fn a_failed_restart_keeps_the_instance() {
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
 }
 
-/// The workers may have thousands of signals to send. What has not got its own is neither
-/// killed nor called hung.
+/// The workers may have thousands of signals to send. An instance that has not got its signal yet is
+/// neither killed nor hung.
 #[test]
-fn grace_and_hang_are_counted_from_the_signal_that_was_sent() {
+fn grace_and_hang_times_begin_when_the_signal_was_sent() {
     let mut stage = Stage::new();
     stage.run(&start(ONE));
     stage.busy = true;
@@ -356,9 +356,9 @@ fn grace_and_hang_are_counted_from_the_signal_that_was_sent() {
     assert_eq!(stage.state(ONE), Some(InstanceState::Hung));
 }
 
-/// Its scheduler may start it on another node.
+/// The scheduler may start the instance on another node.
 #[test]
-fn a_start_that_an_evacuation_cancels_says_maintenance_and_nothing_else() {
+fn a_start_that_an_evacuation_cancels_fails_with_node_maintenance_only() {
     for made in [start(ONE), persistent(ONE)] {
         let mut stage = Stage::new();
         stage.send(&made);

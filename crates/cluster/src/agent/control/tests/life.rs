@@ -1,4 +1,4 @@
-//! Restarts by policy, and how long ended instances are kept.
+//! Restarts by policy, and the retention of ended instances.
 
 use std::time::SystemTime;
 
@@ -13,7 +13,7 @@ fn restarting(policy: RestartPolicy) -> Start {
     }
 }
 
-/// Seconds until it is started again; the time has come then.
+/// Passes the time until the instance is started again; returns the seconds.
 fn wait_for_restart(stage: &mut Stage) -> u64 {
     stage.jobs.clear();
     for second in 0..=400 {
@@ -39,7 +39,7 @@ fn restarts(stage: &mut Stage) -> i64 {
 }
 
 #[test]
-fn an_instance_is_started_again_as_its_policy_says() {
+fn an_instance_is_started_again_by_its_policy() {
     use RestartPolicy::{Always, Never, OnFailure};
 
     for (policy, code, again) in [
@@ -75,7 +75,7 @@ fn an_instance_is_started_again_as_its_policy_says() {
 }
 
 #[test]
-fn restarts_wait_ever_longer_until_it_has_run_for_long() {
+fn restarts_wait_longer_each_time_until_a_long_run() {
     let mut stage = Stage::new();
     stage.run(&restarting(RestartPolicy::Always));
     let mut waits = Vec::new();
@@ -106,7 +106,7 @@ fn restarts_in_a_row_have_a_limit() {
     stage.end(ONE, 1);
     stays_ended(&mut stage);
     assert_eq!(restarts(&mut stage), 2);
-    // Whoever starts it by hand begins anew.
+    // A RESTART begins a new count.
     stage.send(&restart(ONE));
     stage.launched(ONE);
     stage.end(ONE, 1);
@@ -114,8 +114,8 @@ fn restarts_in_a_row_have_a_limit() {
 }
 
 #[test]
-fn whoever_asks_for_an_end_is_obeyed() {
-    // While it runs.
+fn commands_to_end_an_instance_cancel_its_restart() {
+    // A command while the instance runs.
     for persistent in [false, true] {
         let mut start = restarting(RestartPolicy::Always);
         if persistent {
@@ -130,7 +130,7 @@ fn whoever_asks_for_an_end_is_obeyed() {
             false => stage.removed(ONE),
         }
 
-        // While it waits.
+        // A command while the restart waits.
         let mut stage = Stage::new();
         stage.run(&start);
         stage.end(ONE, 1);
@@ -149,7 +149,7 @@ fn whoever_asks_for_an_end_is_obeyed() {
             stage.next::<InstanceDeleted>();
         }
 
-        // While it is launched again.
+        // A command during the launch.
         let mut stage = Stage::new();
         stage.run(&start);
         stage.end(ONE, 1);
@@ -181,7 +181,7 @@ fn whoever_asks_for_an_end_is_obeyed() {
 }
 
 #[test]
-fn a_restart_that_fails_is_tried_again_and_nobody_is_told_of_a_failure() {
+fn a_restart_by_policy_that_fails_is_tried_again_without_a_failure_frame() {
     let mut stage = Stage::new();
     stage.run(&restarting(RestartPolicy::Always));
     stage.end(ONE, 1);
@@ -204,7 +204,7 @@ fn a_restart_that_fails_is_tried_again_and_nobody_is_told_of_a_failure() {
 }
 
 #[test]
-fn nothing_is_started_again_while_the_node_is_out_of_service() {
+fn no_instance_is_started_again_while_the_node_is_offline() {
     let mut stage = Stage::new();
     stage.run(&restarting(RestartPolicy::Always));
     stage.feed(Input::ToggleOffline);
@@ -249,7 +249,7 @@ fn record() -> Record {
 }
 
 #[test]
-fn what_ran_when_its_node_was_booted_is_started_again_as_its_policy_says() {
+fn an_instance_is_started_again_by_its_policy_after_a_reboot() {
     for (policy, exit, again) in [
         (RestartPolicy::Never, Exit::default(), false),
         (RestartPolicy::OnFailure, Exit::default(), true),
@@ -276,7 +276,7 @@ fn what_ran_when_its_node_was_booted_is_started_again_as_its_policy_says() {
             false => stays_ended(&mut stage),
         }
     }
-    // What waited to be started again still does.
+    // A restart that was due is still due.
     let waits = Record {
         restart_due: true,
         restarts_in_row: 3,
@@ -288,7 +288,7 @@ fn what_ran_when_its_node_was_booted_is_started_again_as_its_policy_says() {
 }
 
 #[test]
-fn a_node_that_was_taken_out_of_service_stays_so() {
+fn the_next_agent_of_an_offline_node_is_offline() {
     let node = NodeRecord {
         offline: true,
         ..NodeRecord::default()
@@ -303,7 +303,7 @@ fn a_node_that_was_taken_out_of_service_stays_so() {
     );
     assert_eq!(stage.kinds(), ["OFFLINE", "STATS"]);
     stays_ended(&mut stage);
-    // Restore changes nothing; who took it out takes it back.
+    // Restore changes nothing; only the owner puts the node back into service.
     stage.send(&restore());
     assert_eq!(stage.stats().status, NodeStatus::Offline);
     stage.feed(Input::ToggleOffline);
@@ -321,7 +321,7 @@ fn kept(seconds: u32, count: u32) -> Settings {
 }
 
 #[test]
-fn what_has_ended_is_kept_for_a_time_and_then_deleted_and_told_of() {
+fn an_ended_instance_is_deleted_after_its_retention_and_reported() {
     let mut stage = Stage::of(kept(60, 10));
     stage.run(&start(ONE));
     stage.end(ONE, 0);
@@ -340,7 +340,7 @@ fn what_has_ended_is_kept_for_a_time_and_then_deleted_and_told_of() {
         "it is its owner's to delete"
     );
 
-    // Its directory can't be removed: that is tried again, and no controller's failure.
+    // If the directory can't be removed, the removal is tried again, and no failure is sent.
     let mut stage = Stage::of(kept(0, 10));
     stage.run(&start(ONE));
     stage.end(ONE, 0);
@@ -356,7 +356,7 @@ fn what_has_ended_is_kept_for_a_time_and_then_deleted_and_told_of() {
 }
 
 #[test]
-fn of_too_many_that_have_ended_the_oldest_goes_first_and_none_fills_the_node() {
+fn the_oldest_of_too_many_ended_instances_is_deleted_and_none_counts_for_the_limit() {
     let mut stage = Stage::of(kept(86400, 2));
     for n in 1..=10 {
         let id = Uuid::from_u128(n);
@@ -373,7 +373,7 @@ fn of_too_many_that_have_ended_the_oldest_goes_first_and_none_fills_the_node() {
         }
     }
     assert_eq!(stage.control.instances(), 2);
-    // Those that somebody keeps count.
+    // Persistent instances count.
     for n in 11..=13 {
         let id = Uuid::from_u128(n);
         stage.run(&persistent(id));
@@ -383,7 +383,7 @@ fn of_too_many_that_have_ended_the_oldest_goes_first_and_none_fills_the_node() {
 }
 
 #[test]
-fn the_time_that_an_instance_is_kept_goes_on_without_an_agent() {
+fn retention_goes_on_while_no_agent_runs() {
     let mut stage = Stage::offline(kept(12, 10));
     let stored = Stored {
         instance: ONE,
@@ -402,7 +402,7 @@ fn the_time_that_an_instance_is_kept_goes_on_without_an_agent() {
 }
 
 #[test]
-fn what_has_ended_is_measured_once() {
+fn an_ended_instance_is_measured_once() {
     let mut stage = Stage::new();
     stage.run(&start(ONE));
     stage.run(&persistent(TWO));
@@ -435,7 +435,7 @@ fn what_has_ended_is_measured_once() {
 }
 
 #[test]
-fn an_evacuation_with_a_deadline_kills_what_has_not_ended_by_then() {
+fn an_evacuation_kills_instances_at_its_deadline() {
     for (deadline, seconds) in [(3, 3), (25, 25), (0, 10)] {
         let mut stage = Stage::new();
         stage.run(&start(ONE));
@@ -449,7 +449,7 @@ fn an_evacuation_with_a_deadline_kills_what_has_not_ended_by_then() {
         stage.pass(Duration::from_secs(1));
         stage.job(|job| matches!(job, Job::Kill(..)).then_some(()));
     }
-    // An image that is being copied for one that is persistent holds nothing up.
+    // The evacuation does not wait until the image of a persistent instance is copied.
     let mut stage = Stage::new();
     stage.send(&persistent(ONE));
     let cancel = stage.job(|job| match job {
@@ -458,7 +458,7 @@ fn an_evacuation_with_a_deadline_kills_what_has_not_ended_by_then() {
     });
     stage.send(&evacuate());
     assert!(cancel.is_cancelled());
-    // One that is ending already has no more time than that.
+    // An instance that is ending already gets no more time.
     let mut stage = Stage::new();
     stage.run(&start(ONE));
     stage.send(&stop(ONE));
@@ -471,7 +471,7 @@ fn an_evacuation_with_a_deadline_kills_what_has_not_ended_by_then() {
 }
 
 #[test]
-fn what_is_not_done_here_is_refused() {
+fn unsupported_settings_of_a_start_are_refused() {
     let rows: [fn(&mut Start); 3] = [
         |start| start.requirements.privileged = true,
         |start| {
@@ -496,7 +496,7 @@ fn what_is_not_done_here_is_refused() {
 }
 
 #[test]
-fn a_volume_without_a_name_is_made_and_goes_with_its_instance() {
+fn a_volume_without_a_name_is_made_and_deleted_with_its_instance() {
     let mut start = start(ONE);
     start.storage = vec![
         Storage {
@@ -530,9 +530,9 @@ fn a_volume_without_a_name_is_made_and_goes_with_its_instance() {
     assert_eq!(gone, [own]);
 }
 
-/// Its agent died before it could say that the START had come to nothing.
+/// The former agent died before it could answer that the START had failed.
 #[test]
-fn what_was_made_for_a_start_that_never_ran_goes_with_it() {
+fn volumes_of_a_start_that_never_ran_are_deleted() {
     let mut start = start(ONE);
     start.storage = vec![Storage {
         id: VOLUME.into(),
@@ -548,7 +548,7 @@ fn what_was_made_for_a_start_that_never_ran_goes_with_it() {
 }
 
 #[test]
-fn what_became_of_starts_is_counted_and_instances_by_state() {
+fn starts_and_failures_are_counted_and_instances_by_state() {
     let figures = |stage: &Stage| {
         let client = ClientFigures::new(SystemTime::UNIX_EPOCH);
         stage.control.figures(client, Vec::new(), 0)

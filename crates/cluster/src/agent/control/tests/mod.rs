@@ -1,14 +1,13 @@
-//! The state machine row by row, without threads: inputs in, frames and jobs
-//! out.
+//! The state machine without threads: inputs in, frames and jobs out.
 //!
 //! | file | rules about |
 //! |---|---|
 //! | `commands` | each command in each state, and its failures |
-//! | `instances` | from START to DELETE |
+//! | `instances` | an instance from START to DELETE |
 //! | `node` | sessions, STATS, status, capacity, configuration, tenants |
-//! | `streams` | who reads what instances write |
+//! | `streams` | streams of logs |
 //! | `volumes` | AttachVolume and DetachVolume |
-//! | `adoption` | what a former agent left |
+//! | `adoption` | instances that a former agent left |
 //! | `life` | restarts by policy, retention |
 
 mod adoption;
@@ -35,7 +34,7 @@ const ONE: Uuid = Uuid::from_u128(1);
 const TWO: Uuid = Uuid::from_u128(2);
 const VOLUME: Uuid = Uuid::from_u128(0xd15c);
 
-/// Takes processes, and finds what it is told to.
+/// A driver for processes that finds runs as a test sets them.
 #[derive(Debug, Default)]
 struct Fake {
     found: Option<Exit>,
@@ -93,7 +92,7 @@ impl Driver for Fake {
     }
 }
 
-/// An agent, its clock, and what came out of it and was not looked at yet.
+/// An agent, its clock, and the outputs that the test has not checked yet.
 struct Stage {
     control: Control,
     now: Instant,
@@ -101,7 +100,7 @@ struct Stage {
     jobs: VecDeque<Job>,
     evacuated: Vec<NextState>,
     streams: Vec<StreamOrder>,
-    /// Whether the workers are so busy that they send no signal.
+    /// True if the workers are so busy that they send no signals.
     busy: bool,
 }
 
@@ -214,7 +213,7 @@ impl Stage {
         self.feed(Input::Frame(Frame::with_payload(command, payload.to_owned())));
     }
 
-    /// What the next frame of that kind says; the frames before it are gone.
+    /// The payload of the next frame of this kind; the frames before it are dropped.
     #[track_caller]
     fn next<T: Payload>(&mut self) -> T {
         while let Some(frame) = self.sent.pop_front() {
@@ -238,7 +237,7 @@ impl Stage {
             .collect()
     }
 
-    /// Finishes a measurement, if one was asked for.
+    /// Completes the measurement under way, if there is one.
     fn measure(&mut self) {
         self.pass(SETTLE);
         self.jobs.retain(|job| !matches!(job, Job::Measure(..)));

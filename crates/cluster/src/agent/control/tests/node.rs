@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_new_session_hears_the_status_then_what_waited_then_stats() {
+fn a_new_session_gets_the_status_then_held_frames_then_stats() {
     let mut stage = Stage::offline(settings());
     stage.run(&start(ONE));
     stage.send(&stop(ONE));
@@ -74,7 +74,7 @@ fn stats_come_every_interval_and_soon_after_a_change_without_measuring() {
     assert_eq!(stage.kinds(), ["STATS"]);
 
     stage.run(&start(ONE));
-    // The fewer instances they list, the sooner they are sent.
+    // The delay of STATS grows with the number of instances that they list.
     assert_eq!(stage.control.next_deadline(), stage.now + SETTLE_EACH);
     stage.sent.clear();
     stage.pass(SETTLE_EACH);
@@ -118,7 +118,7 @@ fn stats_come_every_interval_and_soon_after_a_change_without_measuring() {
 }
 
 #[test]
-fn figures_that_do_not_come_do_not_hold_stats_back() {
+fn stats_are_sent_even_if_a_measurement_does_not_end() {
     let mut stage = Stage::new();
     stage.pass(Duration::from_secs(30));
     assert_eq!(stage.jobs.len(), 1);
@@ -127,7 +127,6 @@ fn figures_that_do_not_come_do_not_hold_stats_back() {
     assert_eq!(stage.jobs.len(), 1, "they are asked for once");
 }
 
-/// Every way in which a START fails, and that READY (or what is true) follows.
 #[test]
 fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
     let mut stage = Stage::new();
@@ -163,7 +162,7 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
         stage.next::<StartFailure>().reason,
         StartFailureReason::NodeMaintenance
     );
-    // Asked again, it says so again, in STATS as well.
+    // A repeated EVACUATE is answered with the status and STATS again.
     stage.measure();
     stage.sent.clear();
     stage.send(&evacuate());
@@ -184,9 +183,9 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
     stage.next::<Maintenance>();
 }
 
-/// Said once, when it is written down that it was said.
+/// The next state is reported after the record says that it was reported.
 #[test]
-fn what_comes_after_an_evacuation_is_told_once() {
+fn the_next_state_after_an_evacuation_is_reported_once() {
     let evacuate_for = |next_state| Evacuate {
         next_state,
         ..evacuate()
@@ -214,7 +213,7 @@ fn what_comes_after_an_evacuation_is_told_once() {
     stage.feed(Input::Done(Done::Evacuated(then.unwrap())));
     assert_eq!(stage.evacuated, [NextState::Reboot]);
 
-    // Another word, for a node that is evacuated already.
+    // An unknown next state, for a node that is evacuated already.
     stage.send(&evacuate_for(NextState::Shutdown));
     assert_eq!(saved(&mut stage).1, None);
     assert_eq!(saved(&mut stage).1, Some(NextState::Shutdown));
@@ -222,7 +221,7 @@ fn what_comes_after_an_evacuation_is_told_once() {
     assert_eq!(saved(&mut stage).1, None);
     assert!(!stage.jobs.iter().any(|job| matches!(job, Job::SaveNode(..))));
 
-    // An agent that ended in between goes on.
+    // If the agent ends in between, the next agent reports the next state.
     let node = NodeRecord {
         maintenance: true,
         next_state: NextState::Update,
@@ -237,7 +236,7 @@ fn what_comes_after_an_evacuation_is_told_once() {
 }
 
 #[test]
-fn an_offline_node_says_so_and_keeps_reporting() {
+fn an_offline_node_reports_its_status_and_stats() {
     let mut stage = Stage::new();
     stage.feed(Input::ToggleOffline);
     assert_eq!(stage.sent.pop_front().unwrap().kind(), Status::OFFLINE);
@@ -262,7 +261,7 @@ fn full_and_ready_follow_the_capacity() {
     stage.end(ONE, 0);
     assert_eq!(stage.kinds(), ["READY"]);
 
-    // Three are all it holds, stopped ones included.
+    // The limit is three instances, stopped ones included.
     stage.run(&start(TWO));
     stage.run(&start(OTHER));
     assert_eq!(stage.kinds(), ["READY", "FULL"]);
@@ -270,7 +269,7 @@ fn full_and_ready_follow_the_capacity() {
     stage.removed(ONE);
     assert_eq!(stage.kinds(), ["InstanceDeleted", "READY"]);
 
-    // The configuration may say that memory is not counted.
+    // The configuration can turn off the limit of memory.
     let mut stage = Stage::new();
     let mut configure = Configure::default();
     configure.launcher.mem_limit = false;
@@ -286,7 +285,7 @@ fn full_and_ready_follow_the_capacity() {
 }
 
 #[test]
-fn without_flags_the_machine_decides() {
+fn without_flags_the_machine_determines_the_capacity() {
     let mut stage = Stage::of(Settings {
         mem_mb: None,
         disk_mb: None,
@@ -294,7 +293,7 @@ fn without_flags_the_machine_decides() {
     });
     stage.run(&start(ONE));
     let ready: Ready = stage.next();
-    // 100 promised, and not used yet.
+    // 100 MB are promised and not used yet.
     assert_eq!((ready.mem_total_mb, ready.mem_available_mb), (8000, 3900));
     let usage = Usage {
         memory_mb: 60,
@@ -352,7 +351,7 @@ fn a_configuration_is_applied_or_sent_back() {
 }
 
 #[test]
-fn concentrators_hear_of_their_tenants() {
+fn tenants_are_reported_to_their_concentrators() {
     let mut stage = Stage::new();
     let mut configure = Configure::default();
     configure.launcher.compute_net = vec!["10.1.0.0/16".into()];
@@ -380,7 +379,7 @@ fn concentrators_hear_of_their_tenants() {
     );
     stage.run(&wired(TWO));
     stage.nothing::<TenantAdded>();
-    // It may have forgotten.
+    // The concentrator may have lost its tables.
     stage.feed(Input::Disconnected);
     stage.connect();
     stage.next::<TenantAdded>();
@@ -398,7 +397,7 @@ fn concentrators_hear_of_their_tenants() {
 }
 
 #[test]
-fn a_node_without_tenants_networks_starts_no_tenants_instance_on_its_own() {
+fn a_node_without_tenants_networks_refuses_a_tenants_subnet() {
     let mut stage = Stage::new();
     let mut start = start(ONE);
     start.networking.concentrator_ip = "10.1.0.1".into();
@@ -424,7 +423,7 @@ fn a_traced_command_is_reported() {
 }
 
 #[test]
-fn stats_say_maintenance_as_soon_as_a_node_takes_no_start() {
+fn stats_report_maintenance_from_the_evacuation_on() {
     let mut stage = Stage::new();
     stage.run(&persistent(ONE));
     stage.send(&evacuate());
@@ -434,7 +433,7 @@ fn stats_say_maintenance_as_soon_as_a_node_takes_no_start() {
 }
 
 #[test]
-fn an_instance_that_cannot_be_killed_does_not_keep_maintenance_away() {
+fn an_instance_that_cannot_be_killed_does_not_delay_maintenance() {
     let mut stage = Stage::new();
     stage.run(&persistent(ONE));
     stage.run(&persistent(TWO));
@@ -448,7 +447,7 @@ fn an_instance_that_cannot_be_killed_does_not_keep_maintenance_away() {
 }
 
 #[test]
-fn stats_say_how_often_they_come() {
+fn stats_have_their_interval() {
     for (interval, seconds) in [(30_000, 30), (1500, 2), (10, 1)] {
         let interval = Duration::from_millis(interval);
         let mut stage = Stage::of(Settings {

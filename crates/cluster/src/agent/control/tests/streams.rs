@@ -1,4 +1,4 @@
-//! Streams of what instances write.
+//! Streams of the logs of instances.
 
 use super::*;
 use ssntp::payload::InvalidFrameType;
@@ -15,14 +15,14 @@ fn open(instance: Uuid, follow: bool) -> OpenStream {
     }
 }
 
-/// What an order says, in short.
+/// An order as a short text.
 fn ask(stage: &mut Stage, frame: Frame) -> Vec<StreamOrder> {
     stage.feed(Input::Frame(frame));
     std::mem::take(&mut stage.streams)
 }
 
 #[test]
-fn a_stream_of_an_instance_that_is_here_is_opened_and_of_another_refused() {
+fn a_stream_is_opened_only_for_an_instance_of_this_node() {
     let mut stage = Stage::new();
     stage.run(&start(ONE));
     stage.sent.clear();
@@ -64,7 +64,7 @@ fn a_stream_of_an_instance_that_is_here_is_opened_and_of_another_refused() {
 }
 
 #[test]
-fn who_follows_is_told_once_when_an_instance_has_ended() {
+fn the_end_of_a_followed_instance_is_reported_once() {
     let mut stage = Stage::new();
     stage.run(&persistent(ONE));
     stage.run(&start(TWO));
@@ -76,7 +76,7 @@ fn who_follows_is_told_once_when_an_instance_has_ended() {
         stage.end(id, 0);
     }
     assert_eq!(std::mem::take(&mut stage.streams), [StreamOrder::Ended(ONE)]);
-    // As long as it is kept.
+    // Logs can be read as long as the instance is kept.
     let orders = ask(&mut stage, open(ONE, true).frame());
     assert!(matches!(orders[..], [StreamOrder::Open { runs: false, .. }]));
     stage.pass(SETTLE);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn volumes_come_and_go() {
+fn volumes_are_attached_and_detached() {
     let mut stage = Stage::new();
     let op = |stage: &mut Stage| {
         stage.job(|job| match job {
@@ -18,7 +18,7 @@ fn volumes_come_and_go() {
             result,
         }));
     };
-    // While it launches, they wait; one is done after the other.
+    // Volume commands wait during the launch, and are done one after the other.
     stage.send(&persistent(ONE));
     stage.send(&attach(ONE, VOLUME));
     stage.send(&attach(ONE, TWO));
@@ -49,7 +49,7 @@ fn volumes_come_and_go() {
     );
     stage.send(&detach(ONE, VOLUME));
     let third = op(&mut stage);
-    // It ends meanwhile: what waits behind is refused.
+    // If the instance ends, commands that wait are refused.
     stage.send(&attach(ONE, OTHER));
     stage.send(&stop(ONE));
     done(&mut stage, third, Ok(()));

@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_name_leads_out_of_the_directory() {
+    fn no_image_name_leads_out_of_the_directory() {
         for good in ["7c9e6679-7425-40de-944b-e07fc1f90ae7", "debian-12", "a.b_c+1"] {
             assert!(is_name(good), "{good}");
         }
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_index_boots() {
+    fn the_disk_with_the_lowest_index_boots() {
         let entry = |id: &str, boot, boot_index| Storage {
             id: id.into(),
             boot,
@@ -406,8 +406,6 @@ mod tests {
     /// This holds for a copy and for qemu-img, whose process is killed.
     #[test]
     fn making_a_disk_ends_at_the_time_limit_and_when_the_launch_is_cancelled() {
-        use std::os::unix::fs::PermissionsExt;
-
         let dir = tempfile::tempdir().unwrap();
         let place = InstanceDir::new(Uuid::nil(), dir.path());
         fs::create_dir(disks_of(&place)).unwrap();
@@ -421,9 +419,8 @@ mod tests {
         };
         let program = dir.path().join("qemu-img");
         let pid_file = dir.path().join("pid");
-        let script = format!("#!/bin/sh\necho $$ >{}\nsleep 1000 & wait\n", pid_file.display());
-        fs::write(&program, script).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let text = format!("#!/bin/sh\necho $$ >{}\nsleep 1000 & wait\n", pid_file.display());
+        super::super::tests::script(&program, &text);
         let (wanted, unwanted) = (Cancel::default(), Cancel::default());
         unwanted.cancel();
         let rows = [

@@ -58,9 +58,16 @@ pub(super) struct Emulator {
 impl Emulator {
     /// Finds out whether QEMU was built with its sandbox: the list of options contains it then. A
     /// QEMU that does not print the list will not run the machine either.
-    pub(super) fn find_sandbox(&mut self, bounds: Bounds<'_>) {
-        let help = image::run(Command::new(&self.path).arg("-help"), HELP, bounds);
-        self.sandbox = help.is_ok_and(|(status, text)| status.success() && text.contains("-sandbox on"));
+    pub(super) fn find_sandbox(&mut self, bounds: Bounds<'_>) -> Result<(), LaunchError> {
+        let name = self.path.display();
+        let (status, help) = image::run(Command::new(&self.path).arg("-help"), HELP, bounds)
+            .map_err(|e| LaunchError::io(format_args!("{name} -help"), &e))?;
+        if !status.success() {
+            let error = help.lines().next_back().unwrap_or_default();
+            return Err(LaunchError::launch(format!("{name} -help: {status}: {error}")));
+        }
+        self.sandbox = help.contains("-sandbox on");
+        Ok(())
     }
 
     /// The group in which the user has to be, if a group is needed.
@@ -386,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_gets_the_group_that_it_needs_for_kvm_and_no_more() {
+    fn a_user_gets_only_the_group_that_kvm_needs() {
         let (uid, gid, alone) = (7, 8, true);
         let user = Some(User { uid, gid, alone });
         for (user, mode, owner, group) in [

@@ -149,7 +149,7 @@ impl QemuDriver {
 
     fn boot_disk(&self, launch: &Launch<'_>) -> Result<Disk, LaunchError> {
         let entry = image::bootable(&launch.payload.start.storage)
-            .ok_or_else(|| LaunchError::new(LaunchFault::Image, "there is nothing to boot from"))?;
+            .ok_or_else(|| LaunchError::new(LaunchFault::Image, "no entry of storage has boot: true"))?;
         let qemu_img = find_program("qemu-img".as_ref(), self.path.as_deref(), Path::new("/")).ok();
         let base = || image::find(self.images.as_deref(), entry.id.as_str());
         let bounds = image::Bounds {
@@ -191,12 +191,6 @@ impl Driver for QemuDriver {
         fs::create_dir_all(&disks)
             .and_then(|()| tree::share(&disks, user, Access::Pass))
             .map_err(|e| LaunchError::io(disks.display(), &e))?;
-        let bounds = image::Bounds {
-            until: now() + FIRST_ANSWER,
-            cancel: launch.cancel,
-        };
-        // This is found out at each launch, because QEMU may be replaced while the agent runs.
-        emulator.find_sandbox(bounds);
         let boot = self.boot_disk(launch)?;
         let volumes = volumes_of(place, start)?;
         let seed = disks.join(machine::SEED);
@@ -208,6 +202,12 @@ impl Driver for QemuDriver {
                 give(path, user).map_err(|e| LaunchError::io(path.display(), &e))?;
             }
         }
+        let bounds = image::Bounds {
+            until: now() + FIRST_ANSWER,
+            cancel: launch.cancel,
+        };
+        // This is found out at each launch, because QEMU may be replaced while the agent runs.
+        emulator.find_sandbox(bounds)?;
         let tap = launch.network.map(|wire| wire.tap(user)).transpose()?;
         let machine = Machine {
             emulator: &emulator,

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_path_is_no_hindrance() {
+    fn a_socket_with_a_long_path_is_reached() {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join("d".repeat(120));
         std::fs::create_dir(&deep).unwrap();

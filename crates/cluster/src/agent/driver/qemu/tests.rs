@@ -1,4 +1,4 @@
-//! With real machines, where QEMU is installed.
+//! Tests with real machines, if QEMU is installed.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use ssntp::payload::{Persistence, RawDocument, StartPayload, Storage, yaml};
 const SOON: Duration = Duration::from_secs(60);
 const GREETING: &[u8] = b"ssntp-boot\n";
 
-/// A disk's first sector, as a program: writes the greeting to the first
-/// serial port, byte by byte, and halts.
+/// The first sector of a disk: a program that writes the greeting to the first serial port, and
+/// halts.
 fn boot_sector() -> Vec<u8> {
     let mut sector = vec![
         0xfa, // cli
@@ -35,7 +35,7 @@ fn boot_sector() -> Vec<u8> {
     sector.extend(GREETING);
     sector.resize(510, 0);
     sector.extend([0x55, 0xaa]);
-    // The BIOS boots from no disk that is as small as that.
+    // The BIOS does not boot from a smaller disk.
     sector.resize(1 << 20, 0);
     sector
 }
@@ -71,7 +71,7 @@ impl Stage {
             ends,
             running: None,
             user: None,
-            // Where there is no KVM, too.
+            // The tests also run without KVM.
             policy: yaml::decode(b"emulation: yes").unwrap(),
         }
     }
@@ -137,7 +137,7 @@ impl Drop for Stage {
     }
 }
 
-/// Whether machines can be started here, where a boot sector's code runs.
+/// True if machines with the boot sector's architecture can be started here.
 fn has_qemu() -> bool {
     let found = Emulator::find(std::env::var_os("PATH").as_deref(), None);
     let usable = found.is_ok_and(|emulator| emulator.arch == "x86_64");
@@ -161,7 +161,7 @@ fn without_qemu_a_start_is_a_launch_failure() {
 }
 
 #[test]
-fn the_kind_and_the_name_of_the_image_decide() {
+fn a_start_is_checked_by_its_type_and_the_name_of_its_image() {
     let stage = Stage::new();
     let mut payload = stage.start("tiny");
     for (kind, fault) in [
@@ -181,12 +181,11 @@ fn the_kind_and_the_name_of_the_image_decide() {
 #[test]
 fn a_missing_image_or_disk_is_an_image_failure() {
     let mut stage = Stage::new();
-    // Something that is found, and would fail if it were run.
+    // A file that is found as QEMU, and would fail if it were run.
     let bin = stage.dir.path().join("bin");
     fs::create_dir(&bin).unwrap();
     let qemu = bin.join(format!("qemu-system-{}", std::env::consts::ARCH));
-    fs::write(&qemu, "#!/bin/sh\necho 'no such luck' >&2\nexit 3\n").unwrap();
-    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    script(&qemu, "#!/bin/sh\necho 'no such luck' >&2\nexit 3\n");
     stage.driver = stage.driver.clone().path(&bin);
     for payload in [
         stage.start("absent"),
@@ -196,7 +195,7 @@ fn a_missing_image_or_disk_is_an_image_failure() {
         let error = stage.launch(&payload).unwrap_err();
         assert_eq!(error.fault, LaunchFault::Image, "{error}");
     }
-    // And a machine that ends at once was never started.
+    // A machine that ends at once counts as never started.
     let error = stage.launch(&stage.start("tiny")).unwrap_err();
     assert_eq!(error.fault, LaunchFault::Launch);
     assert!(error.why.ends_with("no such luck"), "{error}");
@@ -209,9 +208,9 @@ fn a_missing_image_or_disk_is_an_image_failure() {
     assert_eq!(error.fault, LaunchFault::Image, "{error}");
 }
 
-/// A QEMU that says what it was told, and whether it has a sandbox.
+/// A program in place of QEMU that prints its arguments, and has a sandbox or not.
 #[test]
-fn a_machine_runs_in_qemus_sandbox_where_there_is_one() {
+fn a_machine_runs_in_the_sandbox_if_qemu_has_one() {
     let mut stage = Stage::new();
     let bin = stage.dir.path().join("bin");
     fs::create_dir(&bin).unwrap();
@@ -221,21 +220,46 @@ fn a_machine_runs_in_qemus_sandbox_where_there_is_one() {
         ("-sandbox on[,obsolete=allow|deny]", true),
         ("-nodefaults", false),
     ] {
-        let script = format!(
+        let text = format!(
             "#!/bin/sh\n[ \"$1\" = -help ] && {{ echo '{help}'; exit 0; }}\necho \"$@\" >&2\nexit 3\n"
         );
-        fs::write(&qemu, script).unwrap();
-        fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+        script(&qemu, &text);
         let error = stage.launch(&stage.start("tiny")).unwrap_err();
         assert!(error.why.contains("-nodefaults"), "{error}");
         assert_eq!(error.why.contains("-sandbox on,"), has_it, "{error}");
     }
 }
 
-/// A machine's user leaves links behind where the agent is about to write, or
-/// to give what is there to that user.
 #[test]
-fn what_a_machine_leaves_in_its_directory_leads_nowhere() {
+fn a_machine_is_not_started_if_qemu_does_not_report_its_sandbox() {
+    let mut stage = Stage::new();
+    let bin = stage.dir.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    stage.driver = stage.driver.clone().path(&bin);
+    let qemu = bin.join(format!("qemu-system-{}", std::env::consts::ARCH));
+    let started = stage.dir.path().join("started");
+    let text = format!(
+        "#!/bin/sh\n[ \"$1\" = -help ] && {{ echo 'no memory'; exit 1; }}\ntouch {}\n",
+        started.display()
+    );
+    script(&qemu, &text);
+    let error = stage.launch(&stage.start("tiny")).unwrap_err();
+    assert!(error.why.ends_with("-help: exit status: 1: no memory"), "{error}");
+    assert!(!started.exists());
+}
+
+/// Writes a program. A child process writes it: if this process did, another thread's child could
+/// inherit the open file for a moment, and executing the program would fail.
+pub(super) fn script(path: &Path, text: &str) {
+    let command = "printf %s \"$2\" >\"$1\" && chmod 755 \"$1\"";
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", command, "sh"]).arg(path).arg(text);
+    assert!(shell.status().unwrap().success());
+}
+
+/// A machine's user leaves links at paths where the agent writes files, or gives files to this user.
+#[test]
+fn links_that_a_machine_leaves_in_its_directory_are_not_followed() {
     let mut stage = Stage::new();
     let victim = stage.dir.path().join("victim");
     fs::write(&victim, "precious").unwrap();
@@ -252,11 +276,10 @@ fn what_a_machine_leaves_in_its_directory_leads_nowhere() {
     let bin = stage.dir.path().join("bin");
     fs::create_dir(&bin).unwrap();
     let qemu = bin.join(format!("qemu-system-{}", std::env::consts::ARCH));
-    fs::write(&qemu, "#!/bin/sh\nexit 3\n").unwrap();
-    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    script(&qemu, "#!/bin/sh\nexit 3\n");
     fs::set_permissions(stage.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     stage.driver = stage.driver.clone().path(&bin);
-    // Only root may run machines as another.
+    // Only root may run machines as another user.
     stage.user = if rustix::process::geteuid().is_root() {
         let (uid, gid, alone) = (65534, 65534, false);
         Some(User { uid, gid, alone })
@@ -273,7 +296,7 @@ fn what_a_machine_leaves_in_its_directory_leads_nowhere() {
         assert_eq!((owner(&boot), owner(boot.parent().unwrap())), (65534, before));
         assert_eq!(fs::metadata(&boot).unwrap().mode() & 0o777, 0o600);
     }
-    // And a disk that is none of its own is not given away.
+    // A disk with several names is not given to the user.
     fs::remove_file(&boot).unwrap();
     fs::hard_link(&victim, &boot).unwrap();
     stage.launch(&stage.start("tiny")).unwrap_err();
@@ -304,7 +327,7 @@ fn a_machine_boots_is_found_again_and_ends() {
     stage.await_greetings(1);
     assert!(disks_of(&stage.place).join(machine::SEED).is_file());
 
-    // Another agent's driver finds it, and measures it.
+    // The driver of the next agent finds and measures it.
     let later = QemuDriver::new(Confinement::ResourceLimits).unwrap();
     assert_eq!(later.find(&running), Found::Running);
     assert_eq!(later.find_unrecorded(&stage.place), Some(running.handle.clone()));
@@ -317,7 +340,7 @@ fn a_machine_boots_is_found_again_and_ends() {
     let usage = later.measure(&[subject])[0];
     assert!(usage.memory_mb > 0 && usage.disk_mb > 0, "{usage:?}");
 
-    // A volume is plugged in while it runs; one without a disk isn't.
+    // A volume is attached while the machine runs; a volume without a disk is refused.
     let volume = Volume {
         uuid: second,
         path: stage.dir.path().join(second.to_string()),
@@ -328,14 +351,14 @@ fn a_machine_boots_is_found_again_and_ends() {
     attach(&volume).unwrap();
     assert_eq!(attach(&volume).unwrap_err().fault, VolumeFault::Instance);
 
-    // Nothing in it listens to the power button, so it has to be ended.
+    // No system in the machine handles the power button, so it has to be killed.
     stage.driver.terminate(&running).unwrap();
     assert!(stage.ends.recv_timeout(Duration::from_millis(300)).is_err());
     stage.driver.kill(&running).unwrap();
     let ended = stage.ends.recv_timeout(SOON).unwrap();
     assert_eq!((ended.handle, ended.exit.code), (running.handle, Some(0)));
 
-    // It starts again, from the disk that it has by now.
+    // It starts again from the same disk.
     let again = stage.launch(&payload).unwrap();
     stage.await_greetings(2);
     stage.driver.supervisors.kill(&again).unwrap();

@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_layout_is_found() {
+    fn every_layout_of_control_groups_is_found() {
         let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
         let beside = "/sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service/app.slice/ssntp";
         assert_eq!(

@@ -108,7 +108,7 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
     if let Some(within) = &order.within {
         let dir = env::current_dir().map_err(|e| LaunchError::io(order.dir.display(), &e))?;
         if !within.iter().any(|allowed| dir.starts_with(allowed)) {
-            let why = format!("this node starts nothing in {dir:?} (policy: directories)");
+            let why = format!("the directory {dir:?} is not allowed on this node (policy: directories)");
             return Err(LaunchError::launch(why));
         }
     }

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_without_a_process_stands_for_no_session() {
+    fn a_record_without_a_process_matches_no_session() {
         let own = i32::try_from(std::process::id()).unwrap();
         let in_session = |session| procfs::Stat {
             pid: own,

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_log_begins_anew_and_its_end_is_kept() {
+    fn a_full_log_is_renamed_and_the_latest_output_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let sizes = || {
             ["stdout.log", "stdout.log.1"]

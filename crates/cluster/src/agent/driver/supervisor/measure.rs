@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_percent_is_of_all_its_cpus() {
+    fn cpu_percent_counts_all_cpus_of_the_instance() {
         let second = Duration::from_secs(1);
         assert_eq!(percent(second, second, 1), 100);
         assert_eq!(percent(second, second, 4), 25);

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stat_line_is_read_whatever_the_program_is_called() {
+    fn a_stat_line_is_read_with_any_program_name() {
         let line = "42 (a) b ( 1 2) S 1 40 39 0 -1 4194560 1 2 3 4 10 20 300 4000 20 0 1 0 98765 1000 77 18446744073709551615\n";
         let expected = Stat {
             pid: 42,
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_there() {
+    fn this_process_is_found() {
         let pid = i32::try_from(std::process::id()).unwrap();
         let own = stat(pid).unwrap();
         assert!(own.start_time > 0 && own.resident_pages > 0, "{own:?}");
