@@ -56,7 +56,8 @@ impl PartialEq<&str> for Name {
     }
 }
 
-/// Implements the traits of a type with a shared text: [`super::Name`] and [`super::Uri`]. `$expected` describes the type in errors of the JSON reader.
+/// Implements the traits of a type with a shared text: [`super::Name`] and [`super::Uri`]. `$expected`
+/// describes the type in errors of the JSON parser.
 macro_rules! shared_text {
     ($type:ident, $expected:literal) => {
         // Look-ups by text need no copy of the text.

@@ -177,7 +177,7 @@ impl Schema {
                     property: property.name.clone(),
                 });
             };
-            if !kind.takes(&property.data) {
+            if !kind.accepts(&property.data) {
                 return Err(ModelError::WrongType {
                     uri: uri(),
                     property: property.name.clone(),
@@ -260,9 +260,9 @@ impl Type {
         simple.or_else(|| (name == "reference").then(|| Self::Reference(Vec::new())))
     }
 
-    fn takes(&self, data: &Value) -> bool {
+    fn accepts(&self, data: &Value) -> bool {
         match self {
-            Self::Simple((_, _, takes)) => takes(data),
+            Self::Simple((_, _, accepts)) => accepts(data),
             Self::Enumeration(values) => data.as_str().is_some_and(|text| values.iter().any(|v| v == text)),
             Self::Reference(classes) => {
                 let mut references = Reference::all(data).filter(|_| data.is_object());
@@ -272,7 +272,7 @@ impl Type {
             }
             Self::ListOf(kind) => data
                 .as_array()
-                .is_some_and(|all| all.iter().all(|one| kind.takes(one))),
+                .is_some_and(|all| all.iter().all(|one| kind.accepts(one))),
         }
     }
 }

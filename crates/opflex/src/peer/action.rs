@@ -47,7 +47,7 @@ pub enum Action<E = Infallible> {
         reason: CloseReason,
     },
     /// Pass an event to the application.
-    Tell(E),
+    Event(E),
 }
 
 /// The actions that a core has added and its caller has not taken, in their order.

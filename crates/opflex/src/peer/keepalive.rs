@@ -48,7 +48,7 @@ pub(crate) enum Beat {
 /// The keep-alive state of one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Keepalive {
-    heard: Instant,
+    last_received: Instant,
     next: Instant,
     sent: u64,
 }
@@ -60,7 +60,7 @@ impl Keepalive {
     /// The state of a new connection, on which the caller sends echo number 0 now.
     pub(crate) fn new(settings: &KeepaliveSettings, now: Instant) -> Self {
         Self {
-            heard: now,
+            last_received: now,
             next: after(now, settings.first),
             // The echo that is sent on connecting has number 0.
             sent: 1,
@@ -68,8 +68,8 @@ impl Keepalive {
     }
 
     /// Records that bytes of the peer have arrived.
-    pub(crate) fn heard(&mut self, now: Instant) {
-        self.heard = now;
+    pub(crate) fn received(&mut self, now: Instant) {
+        self.last_received = now;
     }
 
     /// The time at which [`beat`](Self::beat) has an action.
@@ -84,7 +84,7 @@ impl Keepalive {
         }
         // Checked only when an echo is due, as in libopflex. So a peer may be silent for `silence`
         // and one interval.
-        if now.saturating_duration_since(self.heard) > settings.silence {
+        if now.saturating_duration_since(self.last_received) > settings.silence {
             return Beat::Dead;
         }
         // Counted from now, so that a process that was suspended sends one echo and not a series.
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(keepalive.beat(&settings, at(9)), Beat::Wait);
         assert_eq!(keepalive.beat(&settings, at(10)), Beat::Echo(1));
         assert_eq!(keepalive.next(), at(25));
-        keepalive.heard(at(20));
+        keepalive.received(at(20));
         for (n, seconds) in (2..).zip((25..=130).step_by(15)) {
             assert_eq!(keepalive.beat(&settings, at(seconds)), Beat::Echo(n), "{seconds}");
         }

@@ -250,7 +250,7 @@ impl Held {
     }
 
     /// Sends the request of an item to these servers, and again to those that do not answer.
-    pub(super) fn ask(
+    pub(super) fn send_request(
         &mut self,
         key: &Key,
         to: Vec<ConnectionId>,
@@ -334,13 +334,13 @@ impl Held {
     }
 
     /// The item of a request that this server has not answered yet.
-    pub(super) fn asked(&mut self, connection: ConnectionId, xid: u64) -> Option<Key> {
+    pub(super) fn unanswered_item(&mut self, connection: ConnectionId, xid: u64) -> Option<Key> {
         let call = self.calls.value_mut(xid)?;
         call.waiting.contains(&connection).then(|| call.key.clone())
     }
 
     /// Drops the pending answers of a connection that has ended.
-    pub(super) fn gone(&mut self, connection: ConnectionId) {
+    pub(super) fn connection_ended(&mut self, connection: ConnectionId) {
         let (items, alarms) = (&mut self.items, &mut self.alarms);
         self.calls.retain(|xid, call| {
             call.waiting.remove(&connection);

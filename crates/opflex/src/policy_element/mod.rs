@@ -12,7 +12,7 @@
 //!            │   trees ─ the received policy and endpoints        │
 //!            └────────────────────────┬───────────────────────────┘
 //!                                     ▼
-//!             Action::Dial | Send | Close        Action::Tell(ElementEvent)
+//!             Action::Dial | Send | Close        Action::Event(ElementEvent)
 //! ```
 //!
 //! One dispatcher owns an [`ElementCore`]. The dispatcher calls the core for each event and
@@ -188,7 +188,7 @@ impl ElementCore {
         endpoint.iter().try_for_each(ManagedObject::check)?;
         if let Some(top) = endpoint.first() {
             let key = Key::Declaration(top.uri.clone());
-            self.tell_objects(&key, endpoint, now);
+            self.send_objects(&key, endpoint, now);
         }
         Ok(())
     }
@@ -207,7 +207,7 @@ impl ElementCore {
     pub fn report(&mut self, object: ManagedObject, now: Instant) -> Result<(), ModelError> {
         object.check()?;
         let key = Key::Report(object.uri.clone());
-        self.tell_objects(&key, vec![object], now);
+        self.send_objects(&key, vec![object], now);
         Ok(())
     }
 
@@ -256,7 +256,7 @@ impl ElementCore {
                     key.about()
                 );
                 let (method, about) = (key.method(), key.about());
-                self.tell(ElementEvent::Unanswered {
+                self.emit(ElementEvent::Unanswered {
                     method,
                     about,
                     attempts,
@@ -265,7 +265,7 @@ impl ElementCore {
         }
         // After the repetitions: a refresh replaces the earlier request of its item.
         while let Some(key) = self.held.refresh(now) {
-            self.ask_all(&key, now);
+            self.request_from_all(&key, now);
         }
         if self.sweep.is_some_and(|at| at <= now) {
             self.sweep();
@@ -347,7 +347,7 @@ impl ElementCore {
         self.references.insert(reference, (key.clone(), follow));
         if is_new {
             self.bring_start_policy(&key);
-            self.ask_all(&key, now);
+            self.request_from_all(&key, now);
         }
         if begins_to_follow {
             self.follow(&key, now);
@@ -356,7 +356,7 @@ impl ElementCore {
     }
 
     /// Declares or reports objects. A request is sent only if the objects have changed.
-    fn tell_objects(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) {
+    fn send_objects(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) {
         let is_new = self.held.hold(key, now);
         if let Some(item) = self.held.get_mut(key)
             // Equal objects send no message, because applications report in loops.
@@ -365,33 +365,34 @@ impl ElementCore {
             item.objects = objects;
             item.answered = false;
             self.held.draw_refresh(key, now);
-            self.ask_all(key, now);
+            self.request_from_all(key, now);
         }
     }
 
     /// Sends the request of an item to all servers. It replaces the earlier request of the item.
-    fn ask_all(&mut self, key: &Key, now: Instant) {
+    fn request_from_all(&mut self, key: &Key, now: Instant) {
         // An answer to the earlier request would otherwise stop the repetition of this one.
         self.held.forget_calls(key);
         let to = self.pool.ready(&key.role());
-        self.held.ask(key, to, now, &mut self.actions);
+        self.held.send_request(key, to, now, &mut self.actions);
     }
 
     /// Sends the resolves, declarations and reports to a server that has become ready, as far as
     /// they are for its roles.
-    fn ask_one(&mut self, connection: ConnectionId, roles: &[Role], now: Instant) {
+    fn request_all_from(&mut self, connection: ConnectionId, roles: &[Role], now: Instant) {
         // Sorted, because the order of a hash map differs in each run.
         let mut keys: Vec<Key> = self.held.iter().map(|(key, _)| key.clone()).collect();
         // The order of keys has policy first, on which endpoints and reports depend.
         keys.sort_unstable();
         for key in keys.iter().filter(|key| roles.contains(&key.role())) {
-            self.held.ask(key, vec![connection], now, &mut self.actions);
+            self.held
+                .send_request(key, vec![connection], now, &mut self.actions);
         }
     }
 
     fn close_all(&mut self, connections: Vec<ConnectionId>) {
         for connection in connections {
-            self.held.gone(connection);
+            self.held.connection_ended(connection);
             let reason = CloseReason::Asked;
             self.actions.push(Action::Close { connection, reason });
         }
@@ -401,7 +402,7 @@ impl ElementCore {
         self.sweep.get_or_insert(after(now, self.settings.linger));
     }
 
-    fn tell(&mut self, event: ElementEvent) {
-        self.actions.push(Action::Tell(event));
+    fn emit(&mut self, event: ElementEvent) {
+        self.actions.push(Action::Event(event));
     }
 }

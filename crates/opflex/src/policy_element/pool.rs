@@ -176,10 +176,10 @@ impl Pool {
     }
 
     /// Records that bytes of the server have arrived.
-    pub(super) fn heard(&mut self, connection: ConnectionId, now: Instant) {
+    pub(super) fn received(&mut self, connection: ConnectionId, now: Instant) {
         let link = self.peer_mut(connection).and_then(|peer| peer.stage.link());
         if let Some(keepalive) = link.and_then(|link| link.keepalive.as_mut()) {
-            keepalive.heard(now);
+            keepalive.received(now);
         }
     }
 

@@ -25,7 +25,7 @@ impl ElementCore {
                 "{}: an answer was dropped: it exceeds the limit of objects",
                 key.about()
             );
-            self.tell(ElementEvent::NotTaken {
+            self.emit(ElementEvent::NotTaken {
                 about: key.about(),
                 limit: self.settings.limits.objects,
             });
@@ -42,7 +42,7 @@ impl ElementCore {
                     .get_mut(key)
                     .is_some_and(|item| !std::mem::replace(&mut item.answered, true));
                 if first {
-                    self.tell(ElementEvent::Resolved {
+                    self.emit(ElementEvent::Resolved {
                         what: *what,
                         subject: subject.clone(),
                         target: target.clone(),
@@ -86,7 +86,7 @@ impl ElementCore {
             self.held.add_root(key, root);
         }
         match self.trees[Store::Policy].update(&[], objects, Vec::new()) {
-            Ok(changes) => self.tell_changes(Store::Policy, &changes),
+            Ok(changes) => self.emit_changes(Store::Policy, &changes),
             Err(error) => warn!("{}: start policy was not used: {error}", key.about()),
         }
         if let Some(item) = self.held.get_mut(key) {
@@ -213,7 +213,7 @@ impl ElementCore {
         let roots: Vec<Uri> = item.roots(key).cloned().collect();
         let is_held = |_: &Uri, uri: &Uri| held.holders(*what, uri).next().is_some();
         let changes = self.trees[*what].delete_sparing(&roots, is_held);
-        self.tell_changes(*what, &changes);
+        self.emit_changes(*what, &changes);
     }
 
     /// Drops the objects that no resolve covers. A resolve by identifier covers the objects with the
@@ -243,13 +243,13 @@ impl ElementCore {
     }
 
     fn changed(&mut self, what: Store, changes: &Changes, now: Instant) {
-        self.tell_changes(what, changes);
+        self.emit_changes(what, changes);
         if what == Store::Policy {
             self.follow_changes(changes, now);
         }
     }
 
-    fn tell_changes(&mut self, what: Store, changes: &Changes) {
+    fn emit_changes(&mut self, what: Store, changes: &Changes) {
         if changes.is_empty() {
             return;
         }
@@ -261,7 +261,7 @@ impl ElementCore {
             object: tree.get(&change.uri).map(|object| object.to_object()),
         };
         let objects = changes.iter().map(change).collect();
-        self.tell(ElementEvent::Changed { what, objects });
+        self.emit(ElementEvent::Changed { what, objects });
     }
 
     /// Resolves the policies to which changed objects refer, if the changed policy is followed.
@@ -310,7 +310,7 @@ impl ElementCore {
             }
             if !known {
                 self.bring_start_policy(&key);
-                self.ask_all(&key, now);
+                self.request_from_all(&key, now);
             }
             if !was_followed {
                 queue.extend(self.references_of(&key).into_iter().map(key_of));

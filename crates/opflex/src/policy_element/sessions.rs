@@ -20,7 +20,7 @@ impl ElementCore {
         if !self.pool.connected(connection, &self.settings, now) {
             return;
         }
-        self.tell_peer(connection, None);
+        self.emit_peer(connection, None);
         self.actions.echo(connection, 0, now);
         // Sent together with the echo, as libopflex does.
         let identity = self.settings.identity(self.location.as_ref());
@@ -46,8 +46,8 @@ impl ElementCore {
     }
 
     /// Bytes of a server arrived, perhaps only a part of a message. They show that it is alive.
-    pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
-        self.pool.heard(connection, now);
+    pub fn received(&mut self, connection: ConnectionId, now: Instant) {
+        self.pool.received(connection, now);
     }
 
     /// Handles a received message.
@@ -56,7 +56,7 @@ impl ElementCore {
         if self.pool.address(connection).is_none() {
             return;
         }
-        self.pool.heard(connection, now);
+        self.pool.received(connection, now);
         let ready = self.pool.roles(connection).is_some();
         match message {
             Incoming::Request { id, request } => {
@@ -93,7 +93,7 @@ impl ElementCore {
                 Need::Dial(address) => {
                     if let Some(connection) = self.pool.dial(&address, now) {
                         self.actions.push(Action::Dial { connection, address });
-                        self.tell_peer(connection, None);
+                        self.emit_peer(connection, None);
                     }
                 }
                 Need::Echo(connection, number) => self.actions.echo(connection, number, now),
@@ -113,7 +113,7 @@ impl ElementCore {
         let health = self.pool.health(&self.settings).min(most);
         if health != self.health {
             self.health = health;
-            self.tell(ElementEvent::Health { health });
+            self.emit(ElementEvent::Health { health });
         }
     }
 
@@ -184,7 +184,7 @@ impl ElementCore {
             && self.proxies.as_ref() != Some(&proxies)
         {
             self.proxies = Some(proxies.clone());
-            self.tell(ElementEvent::Proxies(proxies));
+            self.emit(ElementEvent::Proxies(proxies));
         }
         if self.settings.require_proxies && self.proxies.is_none() {
             let fault = "it has no proxies".to_owned();
@@ -195,7 +195,7 @@ impl ElementCore {
         {
             self.location = Some(location.clone());
             let location = location.clone();
-            self.tell(ElementEvent::Location { location });
+            self.emit(ElementEvent::Location { location });
         }
         // The location and the proxies are used also if the server lists only other servers.
         let is_usable = self.pool.identified(connection, identity);
@@ -208,8 +208,8 @@ impl ElementCore {
         );
         if is_usable {
             self.actions.push(Action::Identified { connection });
-            self.tell_address(address, None);
-            self.ask_one(connection, &identity.my_role, now);
+            self.emit_peer_state(address, None);
+            self.request_all_from(connection, &identity.my_role, now);
         } else {
             let reason = CloseReason::NotInItsList;
             info!("{address}: {reason}");
@@ -217,28 +217,28 @@ impl ElementCore {
                 connection,
                 reason: reason.clone(),
             });
-            self.tell_address(address, Some(reason));
+            self.emit_peer_state(address, Some(reason));
         }
         // After the server itself, which may have been parked just now.
         for (address, connection) in self.pool.learn(&self.settings, now) {
             let reason = CloseReason::NotListed;
             if let Some(connection) = connection {
-                self.held.gone(connection);
+                self.held.connection_ended(connection);
                 self.actions.push(Action::Close {
                     connection,
                     reason: reason.clone(),
                 });
             }
-            self.tell_address(address, Some(reason));
+            self.emit_peer_state(address, Some(reason));
         }
     }
 
     /// Handles a result.
     fn answer(&mut self, connection: ConnectionId, id: &Id, reply: Reply, now: Instant) {
-        let asked = id
+        let request = id
             .xid()
-            .and_then(|xid| Some((xid, self.held.asked(connection, xid)?)));
-        let Some((xid, key)) = asked else {
+            .and_then(|xid| Some((xid, self.held.unanswered_item(connection, xid)?)));
+        let Some((xid, key)) = request else {
             // It answers an unresolve, an undeclare, or a request that was replaced.
             return;
         };
@@ -269,13 +269,15 @@ impl ElementCore {
         error: ErrorResponse,
         now: Instant,
     ) {
-        let key = id.xid().and_then(|xid| self.held.asked(connection, xid));
+        let key = id
+            .xid()
+            .and_then(|xid| self.held.unanswered_item(connection, xid));
         let about = key.map_or_else(String::new, |key| key.about());
         let address = self.pool.address(connection).unwrap_or_default().to_owned();
         if let Some(more) = self.log.admit(address.clone(), "refused", now) {
             warn!("{address} refused {method} {about}: {}{more}", excerpt(&error));
         }
-        self.tell(ElementEvent::Refused {
+        self.emit(ElementEvent::Refused {
             address,
             method,
             about,
@@ -299,21 +301,21 @@ impl ElementCore {
                 warn!("{address} ({connection}): {}{more}", excerpt(reason));
             }
             // The requests are sent again when the server is ready the next time.
-            self.held.gone(connection);
+            self.held.connection_ended(connection);
             self.pool.failed(connection, &self.settings, now);
-            self.tell_address(address, reason);
+            self.emit_peer_state(address, reason);
         }
     }
 
-    fn tell_peer(&mut self, connection: ConnectionId, reason: Option<CloseReason>) {
+    fn emit_peer(&mut self, connection: ConnectionId, reason: Option<CloseReason>) {
         if let Some(address) = self.pool.address(connection) {
-            self.tell_address(address.to_owned(), reason);
+            self.emit_peer_state(address.to_owned(), reason);
         }
     }
 
-    fn tell_address(&mut self, address: String, reason: Option<CloseReason>) {
+    fn emit_peer_state(&mut self, address: String, reason: Option<CloseReason>) {
         let state = self.pool.state(&address);
-        self.tell(ElementEvent::Peer {
+        self.emit(ElementEvent::Peer {
             address,
             state,
             reason,

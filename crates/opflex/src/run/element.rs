@@ -51,7 +51,7 @@ impl PolicyElement {
         let start_policy = std::mem::take(&mut config.start_policy);
         let config = Arc::new(config);
         let (sender, queue) = dispatch::events::channel(EVENTS);
-        let (tell, events) = crossbeam_channel::unbounded();
+        let (channel, events) = crossbeam_channel::unbounded();
         // Before any thread starts, because it refuses addresses that cannot be dialled.
         let dialer = Dialer::new(&config)?;
         let released = Released::default();
@@ -70,7 +70,7 @@ impl PolicyElement {
         let mut core = ElementCore::new(config.settings.clone(), seed, now());
         core.start_with(start_policy).map_err(StartError::Policy)?;
         let listener = Listener {
-            channel: tell,
+            channel,
             most: config.events.max(1),
             missed: 0,
         };

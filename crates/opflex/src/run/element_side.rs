@@ -12,7 +12,7 @@ use log::{debug, warn};
 use super::connection::{Messages, Peers, Shown, enter};
 use super::dial::{Dial, Dialer};
 use super::feed::Feed;
-use super::machine::{self, Contents, Gone, Machine, Side, SideEvents};
+use super::machine::{self, Contents, EndCause, Machine, Side, SideEvents};
 use super::{CallError, ELEMENT_LOG as LOG, ElementContext};
 use crate::message::{Decoder, Identified};
 use crate::model::{ManagedObject, Tree};
@@ -67,7 +67,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    fn tell(&mut self, event: ElementEvent) {
+    fn send(&mut self, event: ElementEvent) {
         if self.missed > 0 && self.channel.len() < self.most {
             // Sending fails only if the application has dropped the receiver.
             let count = std::mem::take(&mut self.missed);
@@ -192,20 +192,20 @@ impl Side for ElementSide {
     }
 
     fn received(&mut self, connection: ConnectionId, _: u64, now: Instant) {
-        self.core.heard(connection, now);
+        self.core.received(connection, now);
     }
 
-    fn gone(&mut self, connection: ConnectionId, address: &str, why: Gone, now: Instant) {
+    fn ended(&mut self, connection: ConnectionId, address: &str, why: EndCause, now: Instant) {
         let why = match why {
-            Gone::Ended(reason) => {
+            EndCause::Ended(reason) => {
                 debug!(target: LOG, "{connection} ({address}) ended: {reason}");
                 format!("the connection ended: {reason}")
             }
-            Gone::Full => {
+            EndCause::Full => {
                 warn!(target: LOG, "{connection} ({address}) is too slow: its queue is full, it is disconnected");
                 return self.core.disconnected(connection, now);
             }
-            Gone::Untrusted(why) => {
+            EndCause::Untrusted(why) => {
                 warn!(target: LOG, "{connection} ({address}) is not trusted any more, it is disconnected: {why}");
                 format!("not trusted any more: {why}")
             }
@@ -231,9 +231,9 @@ impl Side for ElementSide {
                         }
                         peers.end(connection, actions);
                     }
-                    CoreAction::Tell(event) => {
-                        self.feed.tell(&event);
-                        self.listener.tell(event);
+                    CoreAction::Event(event) => {
+                        self.feed.send_event(&event);
+                        self.listener.send(event);
                     }
                 }
             }

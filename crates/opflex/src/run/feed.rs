@@ -149,7 +149,7 @@ impl Feed {
     }
 
     /// Sends a reader the next objects of the trees. Returns false if it has all of them.
-    pub(super) fn go_on(&mut self, id: u64, core: &ElementCore) -> bool {
+    pub(super) fn send_next(&mut self, id: u64, core: &ElementCore) -> bool {
         let memory = &self.memory;
         let Some(reader) = self.readers.get_mut(&id) else {
             return false;
@@ -183,13 +183,13 @@ impl Feed {
     }
 
     /// Sends an event to all readers. Changes are sent only of objects that a reader has already.
-    pub(super) fn tell(&mut self, event: &ElementEvent) {
+    pub(super) fn send_event(&mut self, event: &ElementEvent) {
         // Most elements have no readers, so no line is made.
         if self.readers.is_empty() {
             return;
         }
         match event {
-            ElementEvent::Changed { what, objects } => self.tell_changes(*what, objects),
+            ElementEvent::Changed { what, objects } => self.send_changes(*what, objects),
             other => {
                 let text = text(line(other), &self.memory);
                 self.readers.values_mut().for_each(|reader| reader.push(&text));
@@ -215,7 +215,7 @@ impl Feed {
         }
     }
 
-    fn tell_changes(&mut self, what: Store, objects: &[ObjectChange]) {
+    fn send_changes(&mut self, what: Store, objects: &[ObjectChange]) {
         let memory = &self.memory;
         // Readers that have all objects share the lines.
         let shared: Vec<_> = match self.readers.values().any(|reader| reader.at.is_none()) {
@@ -335,7 +335,7 @@ mod tests {
         // The last reader has all objects. The others are at the beginning, so that each has lines of
         // its own.
         let fast = readers.pop().unwrap();
-        while feed.go_on(fast.id, &core) {}
+        while feed.send_next(fast.id, &core) {}
         let waits = |joined: &Joined| joined.waiting.load(Ordering::Relaxed);
         for n in 0..1000 {
             let uri: Uri = format!("/a/{n}/").parse().unwrap();
@@ -353,7 +353,7 @@ mod tests {
                 reader.at = Some((Store::Policy, Cursor::everywhere()));
                 reader.at.as_mut().unwrap().1.pass(last);
             }
-            feed.tell(&ElementEvent::Changed { what, objects });
+            feed.send_event(&ElementEvent::Changed { what, objects });
             assert!(feed.memory.load(Ordering::Relaxed) <= MOST);
             // The fast reader receives its lines.
             while let Ok(Line::Text(text)) = fast.lines.try_recv() {

@@ -51,7 +51,7 @@ fn serve(events: &ElementEvents, newcomer: &Newcomer) -> io::Result<()> {
     loop {
         let next = match lines.try_recv() {
             Err(TryRecvError::Empty) if !is_complete => {
-                let more = on_feed(events, move |feed, core| feed.go_on(id, core));
+                let more = on_feed(events, move |feed, core| feed.send_next(id, core));
                 is_complete = !matches!(more, Ok(true));
                 continue;
             }

@@ -287,7 +287,7 @@ impl Scan {
                 visited += 1;
                 self.place = Some(place);
                 if self.is_wanted(&object.subject, &object.uri) {
-                    piece.takes(object.memory());
+                    piece.add(object.memory());
                     found.push(linked(object.clone()));
                 }
             }

@@ -59,6 +59,8 @@ struct Pending {
     objects: usize,
     /// True if there were too many edits, so all policy has to be written.
     all: bool,
+    /// True if the thread has ended, so further callers would wait for ever.
+    is_closed: bool,
 }
 
 /// The most objects in edits that are not on the disk. Beyond that, all policy is written.
@@ -85,9 +87,17 @@ impl KeeperSender {
     }
 
     /// Blocks until the present policy is on the disk.
+    ///
+    /// # Errors
+    /// The write failed, or the thread has ended.
     pub(super) fn wait(&self) -> Result<(), CallError> {
         let (caller, result) = crossbeam_channel::bounded(1);
-        self.lock().callers.push(caller);
+        let mut pending = self.lock();
+        if pending.is_closed {
+            return Err(CallError::Stopped);
+        }
+        pending.callers.push(caller);
+        drop(pending);
         self.wake();
         match result.recv() {
             Ok(None) => Ok(()),
@@ -148,8 +158,10 @@ fn run(path: &Path, copy: &Copy, sender: &KeeperSender, woken: &Receiver<()>, st
             recv(stopped) -> _ => true,
         };
         if last && woken.try_recv().is_err() && (failed.is_none() || tried_last) {
-            // Later callers get an error at once, because the channel is closed.
-            sender.lock().callers.clear();
+            let mut pending = sender.lock();
+            pending.callers.clear();
+            pending.is_closed = true;
+            drop(pending);
             if journal.is_some_and(|journal| journal.is_used())
                 && let Err(e) = write(path, copy)
             {
@@ -212,4 +224,22 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<ManagedObject>>, StartError
     let objects: Result<_, FileError> = ManagedObject::read_all(&text, Format::Json);
     let objects = objects.map_err(|e| StartError::Kept(path.into(), e))?;
     journal::with_edits(path, &text, objects).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_that_waits_after_the_stop_gets_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let keeper = Keeper::start(directory.path().join("kept"), Box::new(|| Ok(Vec::new()))).unwrap();
+        let sender = keeper.sender();
+        sender.wait().unwrap();
+        keeper.stop();
+        let (result, waited) = crossbeam_channel::bounded(1);
+        threads::spawn("late", move || result.send(sender.wait())).unwrap();
+        let waited = waited.recv_timeout(Duration::from_secs(30));
+        assert!(matches!(waited, Ok(Err(CallError::Stopped))));
+    }
 }

@@ -59,7 +59,7 @@ pub(super) trait Side: Send + Sized + 'static {
     fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant);
 
     /// Ends the session of a connection in the core: it has ended, or is about to be closed.
-    fn gone(&mut self, connection: ConnectionId, peer: &str, why: Gone, now: Instant);
+    fn ended(&mut self, connection: ConnectionId, peer: &str, why: EndCause, now: Instant);
 
     /// Carries out the actions of the core.
     fn hand_on(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>);
@@ -76,7 +76,7 @@ pub(super) trait Side: Send + Sized + 'static {
 
 /// The reason for which a connection has ended.
 #[derive(Debug)]
-pub(super) enum Gone {
+pub(super) enum EndCause {
     /// The transport has ended it.
     Ended(EndReason),
     /// Its queue is full, because the peer receives too slowly.
@@ -133,7 +133,7 @@ impl<S: Side> Machine<S> {
         let count = untrusted.len();
         for (connection, why) in untrusted {
             if let Some(name) = self.peers.name(connection).map(str::to_owned) {
-                self.side.gone(connection, &name, Gone::Untrusted(why), now);
+                self.side.ended(connection, &name, EndCause::Untrusted(why), now);
                 self.peers.end(connection, actions);
             }
         }
@@ -143,11 +143,11 @@ impl<S: Side> Machine<S> {
 
     /// Removes a connection that the transport has ended, or is about to end. Returns false if it was
     /// removed before.
-    fn remove(&mut self, id: TransportId, why: Gone, now: Instant, actions: &mut Vec<Action>) -> bool {
+    fn remove(&mut self, id: TransportId, why: EndCause, now: Instant, actions: &mut Vec<Action>) -> bool {
         let Some((connection, name)) = self.peers.remove(id) else {
             return false;
         };
-        self.side.gone(connection, &name, why, now);
+        self.side.ended(connection, &name, why, now);
         self.hand_on(now, actions);
         true
     }
@@ -218,10 +218,10 @@ impl<S: Side> Core for Machine<S> {
         };
         self.peers.origin = Origin::Connection(id);
         let dealt = deal(messages, most, actions, |messages, actions| {
-            let goes_on = self.side.step(connection, messages, now);
+            let has_more = self.side.step(connection, messages, now);
             // `peers` joins consecutive frames for the same connection.
             self.side.hand_on(&mut self.peers, now, actions);
-            goes_on
+            has_more
         });
         self.peers.flush(actions);
         self.peers.origin = Origin::Application;
@@ -235,7 +235,7 @@ impl<S: Side> Core for Machine<S> {
     }
 
     fn ended(&mut self, id: TransportId, reason: EndReason, now: Instant, actions: &mut Vec<Action>) {
-        self.remove(id, Gone::Ended(reason), now, actions);
+        self.remove(id, EndCause::Ended(reason), now, actions);
     }
 
     fn left(&mut self, id: TransportId, items: Vec<Messages>) {
@@ -244,7 +244,7 @@ impl<S: Side> Core for Machine<S> {
     }
 
     fn full(&mut self, id: TransportId, _: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
-        if self.remove(id, Gone::Full, now, actions) {
+        if self.remove(id, EndCause::Full, now, actions) {
             actions.push(Action::End { id, abort: true });
         }
         Drops::Newest

@@ -6,7 +6,7 @@ use log::{Level, info, log};
 
 use super::connection::{Messages, Peers, Shown};
 use super::figures::ServerFigures;
-use super::machine::{self, Contents, Gone, Machine, Side, SideEvents};
+use super::machine::{self, Contents, EndCause, Machine, Side, SideEvents};
 use super::{CallError, SERVER_LOG as LOG, ServerContext, keeper};
 use crate::budget::Budget;
 use crate::message::Identified;
@@ -223,7 +223,7 @@ impl Side for ServerSide {
 
     fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool> {
         // An unfinished answer is continued before the next message is handled.
-        if !self.core.go_on(connection) {
+        if !self.core.continue_answer(connection) {
             self.core.message(connection, messages.next()?, now);
         }
         Some(self.core.is_answering(connection))
@@ -234,20 +234,20 @@ impl Side for ServerSide {
         self.core.received(connection, bytes, now);
     }
 
-    fn gone(&mut self, connection: ConnectionId, peer: &str, why: Gone, now: Instant) {
+    fn ended(&mut self, connection: ConnectionId, peer: &str, why: EndCause, now: Instant) {
         let (kind, level, what) = match why {
             // A warning only if the peer broke the protocol.
-            Gone::Ended(EndReason::Protocol(fault)) => (
+            EndCause::Ended(EndReason::Protocol(fault)) => (
                 "ended",
                 Level::Warn,
                 format!("ended: {}", excerpt(EndReason::Protocol(fault))),
             ),
-            Gone::Ended(reason) => ("ended", Level::Info, format!("ended: {}", excerpt(reason))),
-            Gone::Full => {
+            EndCause::Ended(reason) => ("ended", Level::Info, format!("ended: {}", excerpt(reason))),
+            EndCause::Full => {
                 let what = "is too slow: its queue is full, it is disconnected";
                 ("too slow", Level::Warn, what.to_owned())
             }
-            Gone::Untrusted(why) => {
+            EndCause::Untrusted(why) => {
                 let what = format!("is not trusted any more, it is disconnected: {why}");
                 ("not trusted", Level::Warn, what)
             }

@@ -52,7 +52,7 @@ struct Agent {
 
 impl Agents {
     /// A session of an agent has begun.
-    pub(super) fn came(&mut self, name: &Name, now: Instant) {
+    pub(super) fn session_began(&mut self, name: &Name, now: Instant) {
         let agent = self.agents.entry(name.clone()).or_insert_with(|| Agent {
             connected: 0,
             sessions: 0,
@@ -66,7 +66,7 @@ impl Agents {
     }
 
     /// A session of an agent has ended, with these counters.
-    pub(super) fn left(&mut self, name: &Name, counters: &RequestCounters, most: usize) {
+    pub(super) fn session_ended(&mut self, name: &Name, counters: &RequestCounters, most: usize) {
         let Some(agent) = self.agents.get_mut(name) else {
             return;
         };
@@ -139,8 +139,8 @@ mod tests {
         asked.updates = 3;
         for number in 1..=5_u64 {
             let name = Name::from(&*format!("agent-{number}"));
-            agents.came(&name, now);
-            agents.left(&name, &asked, 2);
+            agents.session_began(&name, now);
+            agents.session_ended(&name, &asked, 2);
             assert_eq!(agents.ended().updates, 3 * number);
         }
         assert_eq!(agents.agents.len(), 2, "the other agents are removed");

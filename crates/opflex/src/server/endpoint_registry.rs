@@ -94,9 +94,14 @@ impl EndpointRegistry {
     }
 
     /// Removes the endpoints of a connection that has ended, or sets the time of their removal.
-    pub(super) fn left(&mut self, connection: ConnectionId, on_leave: OnLeave, now: Instant) -> Changes {
+    pub(super) fn connection_ended(
+        &mut self,
+        connection: ConnectionId,
+        on_leave: OnLeave,
+        now: Instant,
+    ) -> Changes {
         self.endpoints.watchers.leave(&connection);
-        let mut uris = self.ownership.left(connection);
+        let mut uris = self.ownership.connection_ended(connection);
         match on_leave {
             // An endpoint without a time of expiry would stay for ever.
             OnLeave::Keep => uris.retain(|uri| self.ownership.is_endless(uri)),

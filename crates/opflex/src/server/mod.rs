@@ -190,7 +190,7 @@ impl ServerCore {
     /// the client is alive.
     pub fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
         if let Some(session) = self.sessions.get_mut(&connection) {
-            session.keepalive.heard(now);
+            session.keepalive.received(now);
             session.counters.bytes_received += bytes;
         }
     }
@@ -208,10 +208,10 @@ impl ServerCore {
             return;
         };
         // Any message shows that the client is alive, also one that is refused.
-        session.keepalive.heard(now);
+        session.keepalive.received(now);
         let identified = session.element.is_some();
         // Answers are sent in the order of their requests.
-        while self.go_on(connection) {}
+        while self.continue_answer(connection) {}
         match message.answers() {
             Some(Method::Echo) => return,
             Some(method) if !identified => {
@@ -264,7 +264,7 @@ impl ServerCore {
     /// piece. Call it whenever the client's queue has room, while
     /// [`is_answering`](Self::is_answering) is true. The next message of the client sends all
     /// remaining pieces at once. Returns false if no answer is unfinished.
-    pub fn go_on(&mut self, connection: ConnectionId) -> bool {
+    pub fn continue_answer(&mut self, connection: ConnectionId) -> bool {
         let session = self.sessions.get_mut(&connection);
         let Some(mut answer) = session.and_then(|session| session.answer.take()) else {
             return false;
@@ -316,7 +316,7 @@ impl ServerCore {
         while self.registry.endpoints.watchers.expired(now).is_some() {}
         self.observer.expire(now);
         let changes = self.registry.expire(now);
-        self.tell(Store::Endpoints, &changes, now);
+        self.send_updates(Store::Endpoints, &changes, now);
     }
 
     /// All policy.
@@ -355,7 +355,7 @@ impl ServerCore {
     /// The objects are malformed, or do not fit the model. The policy is unchanged.
     pub fn edit(&mut self, edit: Edit, now: Instant) -> Result<Changes, ModelError> {
         let changes = self.policy.tree.edit(edit)?;
-        self.tell(Store::Policy, &changes, now);
+        self.send_updates(Store::Policy, &changes, now);
         Ok(changes)
     }
 
@@ -483,16 +483,18 @@ impl ServerCore {
         self.timers.clear(&connection);
         if let Some(Element { name, .. }) = session.element {
             let most = self.settings.limits.agents;
-            self.agents.left(&name, &session.counters, most);
+            self.agents.session_ended(&name, &session.counters, most);
         }
         // Resolves end with the connection, because libopflex resolves again on the next one.
         self.policy.watchers.leave(&connection);
-        let changes = self.registry.left(connection, self.settings.on_leave, now);
-        self.tell(Store::Endpoints, &changes, now);
+        let changes = self
+            .registry
+            .connection_ended(connection, self.settings.on_leave, now);
+        self.send_updates(Store::Endpoints, &changes, now);
     }
 
     /// Sends the updates for changes. An update is built once for all its receivers.
-    fn tell(&mut self, of: Store, changes: &Changes, now: Instant) {
+    fn send_updates(&mut self, of: Store, changes: &Changes, now: Instant) {
         let resolvable = match of {
             Store::Policy => &self.policy,
             Store::Endpoints => &self.registry.endpoints,

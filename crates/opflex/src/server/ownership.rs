@@ -160,7 +160,7 @@ impl Ownership {
     }
 
     /// A connection has ended. Returns the endpoints whose latest declaration it sent.
-    pub(super) fn left(&mut self, connection: ConnectionId) -> BTreeSet<Uri> {
+    pub(super) fn connection_ended(&mut self, connection: ConnectionId) -> BTreeSet<Uri> {
         // The declarations stay. The caller removes them or sets their end, according to the settings.
         self.by_connection.remove(&connection).unwrap_or_default()
     }

@@ -60,13 +60,13 @@ impl ServerCore {
                     .registry
                     .declare(&element, connection, declares, &self.settings, now);
                 changes.map(|changes| {
-                    self.tell(Store::Endpoints, &changes, now);
+                    self.send_updates(Store::Endpoints, &changes, now);
                     done()
                 })
             }
             Request::EndpointUndeclare(undeclares) => {
                 let changes = self.registry.undeclare(&element, &undeclares);
-                self.tell(Store::Endpoints, &changes, now);
+                self.send_updates(Store::Endpoints, &changes, now);
                 Ok(done())
             }
             Request::StateReport(mut reports) => {
@@ -137,7 +137,7 @@ impl ServerCore {
                 unsent,
                 is_begun: false,
             });
-            self.go_on(connection);
+            self.continue_answer(connection);
         }
     }
 
@@ -165,10 +165,11 @@ impl ServerCore {
             // The requests of a session count for its latest name.
             if let Some(before) = &before {
                 let most = self.settings.limits.agents;
-                self.agents.left(before, &RequestCounters::default(), most);
+                self.agents
+                    .session_ended(before, &RequestCounters::default(), most);
             }
             if let Some(name) = &name {
-                self.agents.came(name, now);
+                self.agents.session_began(name, now);
             }
         }
         if let Some(name) = name {

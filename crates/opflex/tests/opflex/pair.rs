@@ -95,7 +95,7 @@ impl Net {
                         self.work.push_back(Work::End(*link));
                     }
                 }
-                element::Action::Tell(event) => self.events.push(event),
+                element::Action::Event(event) => self.events.push(event),
                 other => panic!("{other:?}"),
             }
         }

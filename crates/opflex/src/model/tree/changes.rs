@@ -53,7 +53,7 @@ pub(super) struct Before(BTreeMap<Uri, Option<ManagedObject>>);
 
 impl Before {
     /// Records the former state of an object. Only the first call for an object has an effect.
-    pub(super) fn was(&mut self, uri: &Uri, object: Option<ManagedObject>) {
+    pub(super) fn record(&mut self, uri: &Uri, object: Option<ManagedObject>) {
         self.0.entry(uri.clone()).or_insert(object);
     }
 

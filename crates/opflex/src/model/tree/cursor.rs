@@ -60,9 +60,7 @@ impl Cursor {
     /// many as fit into the piece.
     pub(crate) fn take<'a>(&mut self, tree: &'a Tree, most: usize, piece: &mut Piece) -> Vec<ObjectRef<'a>> {
         let ahead = self.ahead(tree).take(most);
-        let objects: Vec<_> = ahead
-            .take_while(|object| piece.takes(object.wire_len()))
-            .collect();
+        let objects: Vec<_> = ahead.take_while(|object| piece.add(object.wire_len())).collect();
         if let Some(last) = objects.last() {
             self.pass(last.uri().clone());
         }
@@ -85,7 +83,7 @@ impl Piece {
     }
 
     /// Adds bytes. Returns false if they do not fit; then the piece is full.
-    pub(crate) fn takes(&mut self, bytes: usize) -> bool {
+    pub(crate) fn add(&mut self, bytes: usize) -> bool {
         // An object that is longer than a piece gets a piece of its own.
         let fits = !self.is_used || bytes <= self.left;
         self.left = if fits { self.left.saturating_sub(bytes) } else { 0 };

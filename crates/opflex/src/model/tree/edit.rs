@@ -123,10 +123,10 @@ impl Tree {
         let old = std::mem::replace(self, fresh);
         let mut before = Before::default();
         for (uri, object) in old.objects {
-            before.was(&uri, Some(object));
+            before.record(&uri, Some(object));
         }
         for uri in self.objects.keys() {
-            before.was(uri, None);
+            before.record(uri, None);
         }
         Ok(self.compare(before))
     }
@@ -275,7 +275,7 @@ impl Tree {
         {
             self.unlist(&uri, &old_parent);
         }
-        before.was(&uri, old);
+        before.record(&uri, old);
     }
 
     /// Links a child to the parent that lists it. A child that is not in the tree is announced, and
@@ -334,7 +334,7 @@ impl Tree {
             self.unlist(&child, uri);
         }
         self.index.remove(&old, self.schema.as_deref());
-        before.was(uri, Some(old));
+        before.record(uri, Some(old));
     }
 
     fn unlist(&mut self, child: &Uri, parent: &Uri) {

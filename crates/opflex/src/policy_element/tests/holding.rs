@@ -63,7 +63,7 @@ fn a_resolve_is_sent_once_and_its_result_is_an_event() {
     resolve(&mut world, "/a/");
     resolve(&mut world, "/a/");
     assert_eq!(
-        world.heard(server),
+        world.take_sent(server),
         [
             json!({"id": ["policy_resolve", FIRST], "method": "policy_resolve",
             "params": [{"subject": "class", "policy_uri": "/a/", "prr": 7200}]})
@@ -120,7 +120,7 @@ fn everything_is_sent_again_after_a_reconnect_with_new_numbers() {
     world.fail("a:1");
     world.pass(1.4);
     let server = world.accept("a:1", &ALL, &["a:1"]);
-    let again: Vec<_> = world.heard(server)[1..]
+    let again: Vec<_> = world.take_sent(server)[1..]
         .iter()
         .map(|message| message["id"][1].as_u64().unwrap())
         .collect();
@@ -133,7 +133,7 @@ fn a_request_without_answer_or_with_an_error_is_repeated_with_its_number() {
     let (mut world, server) = World::ready(Settings::default());
     resolve(&mut world, "/a/");
     declare(&mut world, "/ep/", 1);
-    let first = world.heard(server);
+    let first = world.take_sent(server);
     let error = json!({"code": "ERROR", "message": "not now"});
     world.say(server, &json!({"id": first[0]["id"], "error": error}));
     assert!(
@@ -141,27 +141,27 @@ fn a_request_without_answer_or_with_an_error_is_repeated_with_its_number() {
         if error.code == ErrorCode::ERROR && about == "class /a/")
     );
     world.pass(8.9);
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
     world.pass(2.2);
-    let mut again = world.heard(server);
+    let mut again = world.take_sent(server);
     again.sort_by_key(|message| message["id"][1].as_u64());
     assert_eq!(again, first);
     world.pass(15.0);
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
     world.pass(7.0);
     world.serve(server, &[]);
     for _ in 0..10 {
         world.pass(60.0);
         world.say(server, &json!({"id": ["echo", 1], "result": []}));
     }
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
 }
 
 #[test]
 fn an_answer_to_another_method_with_the_number_of_a_request_is_ignored() {
     let (mut world, server) = World::ready(Settings::default());
     resolve(&mut world, "/a/");
-    let asked = world.heard(server).pop().unwrap();
+    let asked = world.take_sent(server).pop().unwrap();
     for method in ["policy_unresolve", "endpoint_resolve", "state_report"] {
         let answer = json!({"id": [method, asked["id"][1]], "result": {"endpoint": [object("/a/", 1)]}});
         world.say(server, &answer);
@@ -182,7 +182,7 @@ fn an_endpoint_resolve_is_not_repeated_once_answered() {
     world.act(|element, now| element.resolve_endpoint("class", uri("/ep/"), now));
     world.serve(server, &[]);
     world.pass(100.0);
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
 }
 
 #[test]
@@ -190,18 +190,18 @@ fn a_request_is_repeated_only_to_servers_that_did_not_answer() {
     let mut world = World::new(Settings::new("pe1", "default", ["a:1", "b:1"]));
     let a = world.accept("a:1", &ALL, &["a:1", "b:1"]);
     let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
-    world.heard(a);
-    world.heard(b);
+    world.take_sent(a);
+    world.take_sent(b);
     resolve(&mut world, "/a/");
     assert_eq!(world.sent[&a], world.sent[&b]);
     world.serve(a, &[object("/a/", 1)]);
-    world.heard(b);
+    world.take_sent(b);
     world.pass(11.1);
-    assert_eq!(world.heard(a), NOTHING);
+    assert_eq!(world.take_sent(a), NOTHING);
     assert_eq!(world.requests(b), [sent("policy_resolve", "/a/")]);
     world.fail("b:1");
     world.pass(100.0);
-    assert_eq!(world.heard(a), NOTHING);
+    assert_eq!(world.take_sent(a), NOTHING);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn requests_are_refreshed_after_a_third_to_a_half_of_the_refresh_rate() {
     report(&mut world, "/stats/", 1);
     world.serve(server, &[]);
     world.pass(4.99);
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
     world.pass(2.52);
     let mut again = world.requests(server);
     again.sort();
@@ -253,13 +253,13 @@ fn the_last_release_sends_an_unresolve_after_the_linger_time() {
     release(&mut world, one);
     release(&mut world, one);
     world.pass(1.0);
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
     release(&mut world, two);
     world.pass(0.2);
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
     world.pass(0.1);
     assert_eq!(
-        world.heard(server),
+        world.take_sent(server),
         [
             json!({"id": ["policy_unresolve", FIRST + 1], "method": "policy_unresolve",
             "params": [{"subject": "class", "policy_uri": "/a/"}]})
@@ -284,7 +284,7 @@ fn a_policy_that_is_resolved_again_in_time_is_not_unresolved() {
     world.pass(0.2);
     resolve(&mut world, "/a/");
     world.pass(10.0);
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
     assert_eq!(known(&world), ["/a/"]);
 }
 
@@ -432,7 +432,7 @@ fn following_can_begin_later_and_has_a_limit() {
         server,
         &[object("/a/", json!([reference("/b/"), reference("/c/")]))],
     );
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
     follow(&mut world, "/a/");
     assert_eq!(world.requests(server).len(), 1);
 }
@@ -446,7 +446,7 @@ fn policy_is_resolved_by_identifier() {
     };
     let target: Target = ident.into();
     let reference = world.act(|element, now| element.resolve_policy("class", target, false, now));
-    let request = world.heard(server).remove(0);
+    let request = world.take_sent(server).remove(0);
     assert_eq!(
         request["params"][0]["policy_ident"],
         json!({"context": "/s/", "name": "web"})
@@ -464,7 +464,10 @@ fn policy_is_resolved_by_identifier() {
     assert_eq!(known(&world), ["/s/1/", "/s/1/x/"]);
     release(&mut world, reference);
     world.pass(1.0);
-    assert_eq!(world.heard(server)[0]["params"][0]["policy_ident"]["name"], "web");
+    assert_eq!(
+        world.take_sent(server)[0]["params"][0]["policy_ident"]["name"],
+        "web"
+    );
     assert_eq!(known(&world), [""; 0]);
 }
 
@@ -472,14 +475,14 @@ fn policy_is_resolved_by_identifier() {
 fn a_changed_declaration_is_sent_again_and_a_dropped_one_is_undeclared() {
     let (mut world, server) = World::ready(Settings::default());
     declare(&mut world, "/ep/", 1);
-    let first = world.heard(server).remove(0);
+    let first = world.take_sent(server).remove(0);
     assert_eq!(
         first["params"],
         json!([{"endpoint": [{"subject": "class", "uri": "/ep/", "properties": [{"name": "p", "data": 1}],
             "children": []}], "prr": 7200}])
     );
     declare(&mut world, "/ep/", 1);
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
     declare(&mut world, "/ep/", 2);
     assert_eq!(world.requests(server), [sent("endpoint_declare", "/ep/")]);
     // The answer to the first request is ignored.
@@ -491,7 +494,7 @@ fn a_changed_declaration_is_sent_again_and_a_dropped_one_is_undeclared() {
     assert!(!world.act(|element, _| element.undeclare(&uri("/ep/"))));
     assert_eq!(world.requests(server), [sent("endpoint_undeclare", "/ep/")]);
     world.pass(100.0);
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
 }
 
 #[test]
@@ -506,7 +509,7 @@ fn a_report_is_repeated_until_it_is_withdrawn() {
     assert!(world.element.withdraw(&uri("/stats/")));
     assert!(!world.element.withdraw(&uri("/stats/")));
     world.pass(100.0);
-    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(world.take_sent(server), NOTHING);
     let bad = ManagedObject::new("class", uri("/a/b/")).under("class", uri("/x/"));
     assert!(
         world
@@ -615,7 +618,7 @@ fn an_unanswered_request_raises_one_alarm_and_degrades_the_health_until_it_is_an
                 &json!({"id": ["echo", 1], "method": "echo", "params": []}),
             );
         }
-        world.heard(server)
+        world.take_sent(server)
     };
     assert_eq!(
         (alarms(&world), world.element.health()),

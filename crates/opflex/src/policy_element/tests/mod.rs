@@ -53,7 +53,7 @@ impl World {
             ..settings
         });
         let server = world.accept("a:1", &ALL, &["a:1"]);
-        world.heard(server);
+        world.take_sent(server);
         world.events.clear();
         (world, server)
     }
@@ -108,14 +108,14 @@ impl World {
             connection,
             &json!({"id": [method, 1], "method": method, "params": params}),
         );
-        self.heard(connection)
+        self.take_sent(connection)
             .into_iter()
             .filter(|message| message.get("method").is_none())
             .collect()
     }
 
     /// The messages on a connection since the last call, without echoes.
-    fn heard(&mut self, connection: ConnectionId) -> Vec<Value> {
+    fn take_sent(&mut self, connection: ConnectionId) -> Vec<Value> {
         let all = self.sent.remove(&connection).unwrap_or_default();
         all.into_iter()
             .filter(|message| message["method"] != "echo")
@@ -124,7 +124,7 @@ impl World {
 
     /// The methods and the first element of the parameters of what was sent.
     fn requests(&mut self, connection: ConnectionId) -> Vec<(String, String)> {
-        let heard = self.heard(connection);
+        let sent = self.take_sent(connection);
         let name = |message: &Value| message["method"].as_str().unwrap_or("answer").to_owned();
         let about = |message: &Value| {
             let first = &message["params"][0];
@@ -135,8 +135,7 @@ impl World {
             let uri = object.unwrap_or_else(|| first.get("policy_uri").unwrap_or(&first["endpoint_uri"]));
             uri.as_str().unwrap_or_default().to_owned()
         };
-        heard
-            .iter()
+        sent.iter()
             .map(|message| (name(message), about(message)))
             .collect()
     }
@@ -144,7 +143,7 @@ impl World {
     /// Answers all resolves that were sent on a connection, each with the
     /// objects that the test has under its URI.
     fn serve(&mut self, connection: ConnectionId, policy: &[Value]) {
-        for request in self.heard(connection) {
+        for request in self.take_sent(connection) {
             let method = request["method"].as_str().unwrap();
             let result = match method {
                 "policy_resolve" | "endpoint_resolve" => {
@@ -208,7 +207,7 @@ impl World {
                     assert!(self.closed.insert(connection, reason).is_none());
                 }
                 Action::Identified { .. } => {}
-                Action::Tell(event) => self.events.push(event),
+                Action::Event(event) => self.events.push(event),
             }
         }
         result

@@ -221,7 +221,7 @@ fn only_a_silent_server_is_disconnected_and_not_a_slow_one() {
     let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
     for _ in 0..14 {
         world.pass(10.0);
-        world.element.heard(b, world.now);
+        world.element.received(b, world.now);
     }
     assert_eq!(world.closed[&a], CloseReason::Silent);
     assert!(!world.closed.contains_key(&b));
@@ -307,9 +307,9 @@ fn requests_and_answers_before_the_identity_end_the_connection() {
         let mut world = World::new(settings(&["a:1"]));
         let connection = world.dialling("a:1").unwrap();
         world.act(|element, now| element.connected(connection, now));
-        world.heard(connection);
+        world.take_sent(connection);
         world.say(connection, &text);
-        let answers = world.heard(connection);
+        let answers = world.take_sent(connection);
         assert_eq!(answers.len(), usize::from(answered), "{text}");
         assert!(!answered || answers[0]["error"]["code"] == "ESTATE");
         assert!(world.closed.contains_key(&connection));
@@ -340,7 +340,7 @@ fn an_element_refuses_methods_of_a_server_and_the_session_goes_on() {
         json!({"id": ["echo", 5], "error": {}}),
     ] {
         world.say(server, &stray);
-        assert_eq!(world.heard(server), NOTHING);
+        assert_eq!(world.take_sent(server), NOTHING);
     }
     assert!(world.closed.is_empty());
 }
@@ -356,7 +356,7 @@ fn a_learned_location_is_sent_in_later_identities() {
         location: "rack 1".to_owned()
     }));
     let other = world.accept("b:1", &ALL, &["b:1"]);
-    assert_eq!(world.heard(other)[0]["params"][0]["my_location"], "rack 1");
+    assert_eq!(world.take_sent(other)[0]["params"][0]["my_location"], "rack 1");
 
     world.act(|element, now| element.reset(now));
     assert_eq!(
@@ -366,7 +366,11 @@ fn a_learned_location_is_sent_in_later_identities() {
     assert_eq!(world.closed[&other], CloseReason::Asked);
     world.pass(0.0);
     let again = world.accept("a:1", &ALL, &["a:1"]);
-    assert!(world.heard(again)[0]["params"][0].get("my_location").is_none());
+    assert!(
+        world.take_sent(again)[0]["params"][0]
+            .get("my_location")
+            .is_none()
+    );
 }
 
 #[test]

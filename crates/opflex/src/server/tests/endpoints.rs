@@ -275,7 +275,7 @@ fn a_missing_refresh_rate_means_the_default_and_an_absurd_one_means_the_connecti
     for _ in 0..720 {
         world.pass(10.0);
         world.ask(pe, "echo", json!([]));
-        world.heard(pe);
+        world.take_sent(pe);
     }
     assert_eq!(known(&world), ["/ep/2/"]);
 }

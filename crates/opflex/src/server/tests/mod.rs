@@ -49,7 +49,7 @@ impl World {
             let dialled = Some("10.0.0.9:8009".into());
             server.connected(connection, "10.0.0.1:40000".into(), dialled, now)
         });
-        self.heard(connection);
+        self.take_sent(connection);
         connection
     }
 
@@ -75,9 +75,9 @@ impl World {
             self.act(|server, now| server.message(connection, message, now));
         }
         while self.server.is_answering(connection) {
-            self.act(|server, _| assert!(server.go_on(connection)));
+            self.act(|server, _| assert!(server.continue_answer(connection)));
         }
-        self.heard(connection)
+        self.take_sent(connection)
     }
 
     /// Sends a request and returns the one answer.
@@ -101,7 +101,7 @@ impl World {
     }
 
     /// The messages on a connection since the last call.
-    pub(super) fn heard(&mut self, connection: ConnectionId) -> Vec<Value> {
+    pub(super) fn take_sent(&mut self, connection: ConnectionId) -> Vec<Value> {
         let frames = self.sent.remove(&connection).unwrap_or_default();
         frames
             .iter()
@@ -111,7 +111,7 @@ impl World {
 
     /// The messages on a connection since the last call, without echoes.
     pub(super) fn told(&mut self, connection: ConnectionId) -> Vec<Value> {
-        self.heard(connection)
+        self.take_sent(connection)
             .into_iter()
             .filter(|message| message["method"] != "echo")
             .collect()

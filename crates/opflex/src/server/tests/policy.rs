@@ -423,7 +423,7 @@ fn the_next_request_is_answered_behind_a_long_answer() {
         let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
         json!({"id": ["policy_resolve", xid], "method": "policy_resolve", "params": params})
     };
-    // Without calls of `go_on`, one piece is made for each message.
+    // Without calls of `continue_answer`, one piece is made for each message.
     let mut decoder = Decoder::new(Default::default());
     let mut messages = Vec::new();
     let text = format!("{}\0{}\0", resolve(1), resolve(2));
@@ -468,7 +468,7 @@ fn changes_during_a_long_answer_reach_the_client() {
         world.put(vec![object("class6", &format!("/class4/x/class6/{n:02}a/"), 1)]);
     }
     while world.server.is_answering(client) {
-        world.act(|server, _| assert!(server.go_on(client)));
+        world.act(|server, _| assert!(server.continue_answer(client)));
     }
     let mut tree = crate::model::Tree::new();
     for told in world.told(client) {

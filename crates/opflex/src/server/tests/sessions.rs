@@ -14,7 +14,7 @@ fn the_server_sends_an_echo_at_once() {
     let connection = ConnectionId(1);
     world.act(|server, now| server.connected(connection, "a:1".into(), None, now));
     assert_eq!(
-        world.heard(connection),
+        world.take_sent(connection),
         [json!({"id": ["echo", 0], "method": "echo", "params": [0]})]
     );
 }
@@ -85,7 +85,7 @@ fn ipv6_addresses_are_listed_as_libopflex_splits_them() {
     let mut world = World::new(settings);
     let client = ConnectionId(77);
     world.act(|server, now| server.connected(client, "[::1]:1".into(), Some("[::1]:18031".into()), now));
-    world.heard(client);
+    world.take_sent(client);
     let answer = world.ask(client, "send_identity", json!([identity("pe1")]));
     let peers = answer["result"]["peers"].as_array().unwrap();
     let addresses: Vec<_> = peers.iter().map(|peer| &peer["connectivity_info"]).collect();
@@ -329,7 +329,7 @@ fn echoes_come_at_ten_seconds_and_every_fifteen() {
     let client = world.element("pe1");
     world.pass(41.0);
     let ids: Vec<_> = world
-        .heard(client)
+        .take_sent(client)
         .iter()
         .map(|echo| echo["id"].clone())
         .collect();
