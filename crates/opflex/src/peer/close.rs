@@ -17,7 +17,7 @@ pub enum CloseReason {
     /// The connection was not made, or the identities were not exchanged, in time.
     #[error("the peer did not connect and send its identity in time")]
     IdentityTimeout,
-    /// Nothing has arrived from the peer for longer than
+    /// No byte has arrived from the peer for longer than
     /// [`KeepaliveSettings::silence`](super::KeepaliveSettings::silence).
     #[error("the peer has been silent for too long")]
     Silent,
