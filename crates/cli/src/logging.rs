@@ -348,7 +348,7 @@ impl Lines {
     fn queue(&self, line: &[u8]) {
         let mut before = 0;
         if !self.messages.is_full() {
-            // The line about dropped lines stands at the place of those lines.
+            // The line about dropped lines comes at the place of those lines.
             before = self.dropped.swap(0, Ordering::Relaxed);
             let mut text = self.style.about_dropped(before).into_bytes();
             text.extend_from_slice(line);

@@ -11,7 +11,7 @@
 //! | `clock` | the clocks |
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of subcommands that connect to a server |
-//! | `context` | the user's contexts, which give values for flags that are left out |
+//! | `context` | the user's contexts, with values for flags that are not given |
 //! | `credentials` | the files of certificates, and their lifetimes |
 //! | `daemon` | the main loop of daemons: signals, reloads, notices |
 //! | `failure` | the failure of a subcommand: message and exit code |

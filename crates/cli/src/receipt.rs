@@ -113,6 +113,15 @@ pub(crate) fn answered(frame: &Frame) -> Option<Answered> {
     Some(Answered { question, receivers })
 }
 
+/// A number of sessions, in words.
+pub(crate) fn sessions(n: u64) -> String {
+    match n {
+        0 => "no session".into(),
+        1 => "1 session".into(),
+        n => format!("{n} sessions"),
+    }
+}
+
 /// The part of a TraceReport that holds answers.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]

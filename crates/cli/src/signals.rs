@@ -82,7 +82,7 @@ impl Stop {
             let mut is_ending = false;
             for signal in signals.forever() {
                 if let Some(at) = further.iter().position(|further| *further == signal) {
-                    // If the channel is full, the message in it stands for this signal as well.
+                    // If the channel is full, the message in it also reports this signal.
                     let _ = arrive[at].try_send(());
                     continue;
                 }

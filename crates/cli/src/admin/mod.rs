@@ -146,7 +146,7 @@ pub(crate) fn of_server(server: ServerHandle, membership: Weak<Membership>) -> F
 }
 
 impl Pages {
-    /// Prints the addresses of the pages. If the output is closed, the daemon goes on.
+    /// Prints the addresses of the pages. If the output is closed, the daemon continues.
     pub(crate) fn announce(&self, as_json: bool) {
         let Some(admin) = &self.admin else { return };
         let urls = admin.urls();

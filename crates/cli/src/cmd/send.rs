@@ -20,7 +20,7 @@ use crate::connection::{self, Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::input;
 use crate::output::{note, print_either, print_json};
-use crate::receipt::{self, Question};
+use crate::receipt::{self, Question, sessions};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -484,7 +484,7 @@ impl Sending<'_> {
         };
         if receivers == Some(0) && !self.args.json {
             note(format_args!(
-                "ssntp: {what}, and {which}went to nobody: no other session that the server forwards it to is connected"
+                "ssntp: {what}, and {which}went to no session: no session to which the server forwards it is connected"
             ));
             return Ok(());
         }
@@ -496,14 +496,6 @@ impl Sending<'_> {
             None => format!("{what}; the server has not said to whom it went"),
         };
         print_either(self.args.json, as_json, text)
-    }
-}
-
-fn sessions(n: u64) -> String {
-    match n {
-        0 => "nobody".into(),
-        1 => "1 session".into(),
-        n => format!("{n} sessions"),
     }
 }
 

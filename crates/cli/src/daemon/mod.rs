@@ -261,7 +261,7 @@ impl Daemon {
         let (hang_ups, looks) = (self.hang_ups.clone(), self.looks.clone());
         let stop = self.stop.channel().clone();
         loop {
-            // Made anew for each message, because an arm may have been removed.
+            // Made for each message, because an arm may have been removed.
             let mut select = Select::new();
             let (at_stop, at_hang_up, at_look) =
                 (select.recv(&stop), select.recv(&hang_ups), select.recv(&looks));

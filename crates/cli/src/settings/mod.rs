@@ -97,7 +97,7 @@ pub(crate) struct Problem {
     pub(crate) what: String,
 }
 
-/// The reason why nothing is started.
+/// The reason why a command line is refused.
 #[derive(Debug)]
 pub(crate) enum Refused {
     /// The command line is wrong, or asks for help.

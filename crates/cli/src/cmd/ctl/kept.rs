@@ -30,8 +30,8 @@ pub(super) struct ApplyArgs {
     /// Workloads as YAML, one a document; - is the standard input
     #[arg(short, long, value_name = "FILE", required = true)]
     file: Vec<PathBuf>,
-    /// Do nothing if the one workload of the file has another revision than this one, which `diff`
-    /// and `get` have shown: it was changed meanwhile. 0 is for a workload that must not exist
+    /// Fail without a change unless the one workload of the file has this revision, which `diff`
+    /// and `get` show. 0 is for a workload that must not exist yet
     #[arg(long, value_name = "N")]
     revision: Option<i64>,
 }
@@ -82,8 +82,7 @@ pub(super) struct RolloutArgs {
     /// Continue after --pause
     #[arg(long, group = "order")]
     resume: bool,
-    /// Do nothing if the workload has another revision than this one, which `get` has shown:
-    /// it was changed meanwhile
+    /// Fail without a change unless the workload has this revision, which `get` shows
     #[arg(long, value_name = "N", requires = "order")]
     revision: Option<i64>,
 }
@@ -95,8 +94,7 @@ pub(super) struct RemoveArgs {
     api: ApiArgs,
     #[arg(value_name = "WORKLOAD", required = true)]
     names: Vec<String>,
-    /// Do nothing if the one workload has another revision than this one, which `get` has
-    /// shown: it was changed meanwhile
+    /// Fail without a change unless the one workload has this revision, which `get` shows
     #[arg(long, value_name = "N")]
     revision: Option<i64>,
 }

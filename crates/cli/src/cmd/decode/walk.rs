@@ -23,11 +23,11 @@ const TRACE_VERSION: u8 = 1;
 /// missing.
 pub(super) struct Walk<'a> {
     source: &'a mut dyn BufRead,
-    at: usize,
     /// The offset after the last byte that was read.
     seen: usize,
-    /// The offset after the last byte of the part that is read, and the name of the part.
-    end: usize,
+    /// The bytes of the present part of the frame that were read and not yet used for a field.
+    part: Vec<u8>,
+    /// The name of the part.
     within: &'static str,
     frame: Frame,
     failed: Option<io::Error>,
@@ -43,7 +43,17 @@ pub(super) struct Walked {
 
 impl<'a> Walk<'a> {
     pub(super) fn frame_at(at: usize, source: &'a mut dyn BufRead) -> Walked {
-        let mut walk = Self::new(source, at);
+        let mut walk = Self {
+            source,
+            seen: at,
+            part: Vec::new(),
+            within: "the input",
+            frame: Frame {
+                at,
+                ..Frame::default()
+            },
+            failed: None,
+        };
         let lost = walk.frame().is_none();
         // All bytes that were read count, including those after a fault, because the next frame begins
         // after them.
@@ -55,25 +65,20 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn new(source: &'a mut dyn BufRead, at: usize) -> Self {
-        Self {
-            source,
-            at,
-            seen: at,
-            // The input may be a pipe, so its end is not known. Only a part of a frame has an end.
-            end: usize::MAX,
-            within: "the input",
-            frame: Frame {
-                at,
-                ..Frame::default()
-            },
-            failed: None,
-        }
+    /// The offset of the next byte.
+    fn at(&self) -> usize {
+        self.seen - self.part.len()
+    }
+
+    /// Reads the next bytes of the frame, for fields of this length in total.
+    fn load(&mut self, len: usize) {
+        (self.part, self.within) = (self.read(len), "the input");
     }
 
     /// The whole frame; `None` if it is unknown where it ends.
     fn frame(&mut self) -> Option<()> {
-        let start = self.at;
+        let start = self.at();
+        self.load(4);
         let major = self.byte("major")?;
         let (version, flag) = (major & !TRACE_FLAG, major & TRACE_FLAG != 0);
         let flagged = if flag { ", trace flag" } else { "" };
@@ -102,6 +107,7 @@ impl<'a> Walk<'a> {
             self.handshake(kind)?;
         } else {
             // The length of the payload comes before the trace block, and the payload after it.
+            self.load(4);
             let announced = self.number("payload length")?;
             if flag {
                 self.trace()?;
@@ -113,7 +119,9 @@ impl<'a> Walk<'a> {
     }
 
     fn handshake(&mut self, kind: FrameKind) -> Option<()> {
-        let at = self.at;
+        // A role and two UUIDs.
+        self.load(4 + 16 + 16);
+        let at = self.at();
         let role = self.role("role")?;
         if role.is_empty() {
             self.problem(at, "no role is advertised".to_owned());
@@ -123,15 +131,16 @@ impl<'a> Walk<'a> {
         if kind == Status::CONNECTED {
             self.uuid("server")?;
             self.uuid("client")?;
-            let at = self.at;
+            let at = self.at();
+            self.load(4);
             let announced = self.number("payload length")?;
             return self.payload(at, announced);
         }
-        let at = self.at;
+        let at = self.at();
         if self.uuid("source")?.is_nil() {
             self.problem(at, "the source is nil".to_owned());
         }
-        let at = self.at;
+        let at = self.at();
         if !self.uuid("destination")?.is_nil() {
             self.problem(at, "the destination is not nil".to_owned());
         }
@@ -141,10 +150,11 @@ impl<'a> Walk<'a> {
     /// The trace block. After a fault inside it, the rest of the frame is read; after a wrong length, the
     /// rest cannot be read.
     fn trace(&mut self) -> Option<()> {
-        let at = self.at;
+        let at = self.at();
+        self.load(4);
         let announced = self.number("trace length")?;
         let block = self.announced(at, "trace block", announced, MAX_TRACE_LEN)?;
-        self.inside(&block, "the trace block", |walk| walk.trace_fields());
+        self.inside(block, "the trace block", Self::trace_fields);
         Some(())
     }
 
@@ -170,32 +180,20 @@ impl<'a> Walk<'a> {
 
     /// Reads the fields of a part whose bytes were read already. After problems inside the part, reading
     /// continues at its end.
-    fn inside(
-        &mut self,
-        mut bytes: &[u8],
-        within: &'static str,
-        walk: impl FnOnce(&mut Walk<'_>) -> Option<()>,
-    ) {
-        // The frame continues at the end of the part, regardless of the fields that were found.
-        let end = self.at + bytes.len();
-        let mut inside = Walk::new(&mut bytes, self.at);
-        (inside.end, inside.within) = (end, within);
-        // Both walks note fields and problems in the same frame. The bytes were counted as read when the
-        // part was read.
-        std::mem::swap(&mut inside.frame, &mut self.frame);
-        let _ = walk(&mut inside);
-        self.frame = inside.frame;
-        self.at = end;
+    fn inside(&mut self, bytes: Vec<u8>, within: &'static str, fields: impl FnOnce(&mut Self) -> Option<()>) {
+        (self.part, self.within) = (bytes, within);
+        let _ = fields(self);
+        self.part.clear();
     }
 
     fn trace_fields(&mut self) -> Option<()> {
-        let at = self.at;
+        let at = self.at();
         let version = self.byte("trace version")?;
         if version != TRACE_VERSION {
             return self.fail(at, format!("trace block version {version}, not {TRACE_VERSION}"));
         }
         let len = self.byte("label length")?;
-        let at = self.at;
+        let at = self.at();
         let label = self.take("label", len.into())?;
         let label = String::from_utf8_lossy(&label).into_owned();
         self.field("label", at, json!(label));
@@ -206,7 +204,7 @@ impl<'a> Walk<'a> {
         }
         self.time("start")?;
         self.time("end")?;
-        let at = self.at;
+        let at = self.at();
         let count = self.byte("node count")?;
         if usize::from(count) > MAX_TRACE_NODES {
             return self.fail(at, format!("{count} nodes, more than {MAX_TRACE_NODES}"));
@@ -217,10 +215,10 @@ impl<'a> Walk<'a> {
             self.time(&format!("node {node} received"))?;
             self.time(&format!("node {node} sent"))?;
         }
-        if self.at < self.end {
-            let rest = self.end - self.at;
+        let rest = self.part.len();
+        if rest > 0 {
             self.problem(
-                self.at,
+                self.at(),
                 format!("{rest} bytes of the trace block after its last node"),
             );
         }
@@ -234,15 +232,15 @@ impl<'a> Walk<'a> {
         }
         let bytes = self.announced(length_at, "payload", announced, MAX_PAYLOAD)?;
         match self.frame.kind.filter(|kind| kind.is_of_streams()) {
-            Some(kind) => self.inside(&bytes, "the payload", |walk| walk.stream_fields(kind)),
-            None => self.inside(&bytes, "the payload", |walk| walk.content("payload")),
+            Some(kind) => self.inside(bytes, "the payload", |walk| walk.stream_fields(kind)),
+            None => self.inside(bytes, "the payload", |walk| walk.content("payload")),
         }
         Some(())
     }
 
     /// The payload of a frame of streams (docs/streams.md).
     fn stream_fields(&mut self, kind: FrameKind) -> Option<()> {
-        let at = self.at;
+        let at = self.at();
         if self.uuid("stream")?.is_nil() {
             self.problem(at, "the stream is nil".to_owned());
         }
@@ -257,7 +255,7 @@ impl<'a> Walk<'a> {
         } else if kind == Event::STREAM_DATA {
             self.outputs("output")?;
             self.flag("missing")?;
-            let (at, len) = (self.at, self.end - self.at);
+            let (at, len) = (self.at(), self.part.len());
             if len == 0 || len > MAX_STREAM_CHUNK {
                 self.problem(at, format!("{len} bytes of output, not 1 to {MAX_STREAM_CHUNK}"));
             }
@@ -265,7 +263,7 @@ impl<'a> Walk<'a> {
         } else if kind == Event::STREAM_ENDED {
             let reason = StreamEndReason(self.byte("reason")?);
             self.text(format!("{:#x} {reason}", reason.0));
-            let (at, len) = (self.at, self.end - self.at);
+            let (at, len) = (self.at(), self.part.len());
             if len > MAX_STREAM_TEXT {
                 self.problem(at, format!("{len} bytes of text, more than {MAX_STREAM_TEXT}"));
             }
@@ -278,7 +276,7 @@ impl<'a> Walk<'a> {
 
     /// A byte whose bits name the outputs of an instance.
     fn outputs(&mut self, name: &str) -> Option<()> {
-        let at = self.at;
+        let at = self.at();
         let outputs = Outputs(self.byte(name)?);
         self.text(format!("{:#x} {}", outputs.0, outputs.name()));
         if outputs.0 & Outputs::BOTH.0 == 0 {
@@ -296,7 +294,7 @@ impl<'a> Walk<'a> {
 
     /// The bytes up to the end of the part, as text if they are UTF-8.
     fn content(&mut self, name: &str) -> Option<()> {
-        let (at, len) = (self.at, self.end - self.at);
+        let (at, len) = (self.at(), self.part.len());
         match String::from_utf8(self.take(name, len)?) {
             Ok(text) => {
                 let lines: Vec<_> = text.lines().map(printable).collect();
@@ -316,15 +314,12 @@ impl<'a> Walk<'a> {
 
     /// Reads the bytes of a field, which the caller then notes.
     fn take(&mut self, name: &str, len: usize) -> Option<Vec<u8>> {
-        // Bytes after the end of the part belong to the next part.
-        let bytes = self.read(len.min(self.end - self.at));
-        if bytes.len() < len {
-            let (within, there) = (self.within, bytes.len());
+        if self.part.len() < len {
+            let (within, there) = (self.within, self.part.len());
             let what = format!("{within} ends inside {name}, with {there} of its {len} bytes");
-            return self.fail(self.at, what);
+            return self.fail(self.at(), what);
         }
-        self.at += len;
-        Some(bytes)
+        Some(self.part.drain(..len).collect())
     }
 
     /// Reads this number of bytes, or fewer if the input ends. The memory grows with the bytes that
@@ -344,7 +339,7 @@ impl<'a> Walk<'a> {
         name: &str,
         read: impl FnOnce([u8; N]) -> T,
     ) -> Option<T> {
-        let at = self.at;
+        let at = self.at();
         let value = read(self.take(name, N)?.try_into().ok()?);
         self.field(name, at, json!(value));
         Some(value)
@@ -373,7 +368,7 @@ impl<'a> Walk<'a> {
     }
 
     fn role(&mut self, name: &str) -> Option<Role> {
-        let at = self.at;
+        let at = self.at();
         let role = Role::from_bits(u32::from_be_bytes(self.take(name, 4)?.try_into().ok()?));
         self.field(name, at, json!(role.to_string()));
         self.text(format!("{:#x} {role}", role.bits()));
@@ -384,7 +379,7 @@ impl<'a> Walk<'a> {
         self.frame.fields.push(Field {
             name: name.to_owned(),
             at,
-            len: self.at - at,
+            len: self.at() - at,
             value,
             text: None,
         });

@@ -379,7 +379,7 @@ fn print_once(
 }
 
 /// Groups the objects of a file: each list begins with an object that is below none of the
-/// objects before it, and goes on with the objects below it. A declaration is one such list.
+/// objects before it, and continues with the objects below it. A declaration is one such list.
 fn subtrees(mut objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
     // The file may have an object before the object that it is below.
     objects.sort_by(|one, other| one.uri.cmp(&other.uri));

@@ -19,7 +19,7 @@ use ssntp_engine::Membership;
 use super::super::listen;
 use crate::failure::Failure;
 use crate::output::{Output, note};
-use crate::receipt::Question;
+use crate::receipt::{Question, sessions};
 
 /// The most frames that wait to be printed. It bounds the memory of a server whose output is
 /// read slowly.
@@ -145,11 +145,7 @@ impl Shown {
             value["receivers"] = self.receivers.into();
             output.json(value)?;
         } else {
-            let to = match self.receivers {
-                0 => "nobody".into(),
-                1 => "1 session".into(),
-                n => format!("{n} sessions"),
-            };
+            let to = sessions(self.receivers as u64);
             output.line(format_args!(
                 "{} to {to}",
                 listen::head(operands, &self.frame, from)

@@ -135,10 +135,12 @@ impl Receipts {
 
     fn end(&self, ends: impl Fn(&Pending) -> bool, why: &Error) -> Vec<Value> {
         let mut questions = lock(&self.questions);
-        let ended = questions.pending.extract_if(.., |_, one| ends(one));
-        let lines = ended.map(|(_, one)| one.line(Err(why.clone()))).collect();
+        let all = std::mem::take(&mut questions.pending).into_iter();
+        let (ended, pending): (BTreeMap<_, _>, _) = all.partition(|(_, one)| ends(one));
+        questions.pending = pending;
         self.removed.notify_all();
-        lines
+        let lines = ended.values().map(|one: &Pending| one.line(Err(why.clone())));
+        lines.collect()
     }
 
     /// Blocks until no receipt is pending.

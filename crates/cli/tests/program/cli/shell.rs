@@ -295,12 +295,12 @@ fn a_sender_is_told_how_many_received_a_frame_and_can_insist_on_it() {
     assert_eq!(output.status.code(), Some(0));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.starts_with("ssntp: STATS was sent, and went to nobody: "),
+        said.starts_with("ssntp: STATS was sent, and went to no session: "),
         "{said}"
     );
     let why = user.fails(&["send", "STATS", "--require-receivers", "1"], 1);
     assert!(
-        why.contains("STATS went to nobody, and 1 had to receive it"),
+        why.contains("STATS went to no session, and 1 had to receive it"),
         "{why}"
     );
     let why = user.fails(
