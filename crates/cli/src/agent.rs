@@ -23,7 +23,7 @@ use crate::networks::NetworkArgs;
 use crate::seconds::Seconds;
 use crate::service_manager::VARIABLES;
 use crate::settings::{ConfigFile, Problems, Settings};
-use crate::watched::LOOK;
+use crate::watched::POLL;
 
 /// Run the agent of a compute node or a network node
 ///
@@ -240,7 +240,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             next.into_iter().for_each(|next| after.borrow_mut().run(&next));
             Ok(Next::Continue)
         }),
-        on(crossbeam_channel::tick(LOOK), |_| {
+        on(crossbeam_channel::tick(POLL), |_| {
             after.borrow_mut().check();
             Ok(Next::Continue)
         }),

@@ -81,7 +81,7 @@ pub(crate) struct Reached {
 const CONTEXT_WAIT: Duration = Duration::from_secs(10);
 /// The time between two reads of the contexts while there is no context, and between two checks
 /// of the reason why there is no session.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 impl ServerArgs {
     /// Finds each value. If no server is named anywhere, it notes that for the user and blocks for
@@ -147,7 +147,7 @@ impl ServerArgs {
             "ssntp: no server is chosen: waiting {} s for a context, as `ssntp server --dev` makes one",
             CONTEXT_WAIT.as_secs()
         ));
-        stop.poll(LOOK, CONTEXT_WAIT, find)
+        stop.poll(POLL, CONTEXT_WAIT, find)
     }
 
     /// True if the command line or the environment names a server, a file or a context.
@@ -218,7 +218,7 @@ pub(crate) struct Renewal {
 
 impl Renewal {
     /// Renews the client's credentials if the files have changed. If the files cannot be used,
-    /// it notes that for the user. A command calls this every two seconds, see [`looks`].
+    /// it notes that for the user. A command calls this every two seconds, see [`checks`].
     pub(crate) fn check(&mut self, client: &ClientHandle) {
         // The new state of the files counts as read from here on, even if they are unusable, so that
         // the user gets one note for each change.
@@ -233,8 +233,8 @@ impl Renewal {
 }
 
 /// Has a message every two seconds, when a command has to call [`Renewal::check`].
-pub(crate) fn looks() -> Receiver<Instant> {
-    crossbeam_channel::tick(watched::LOOK)
+pub(crate) fn checks() -> Receiver<Instant> {
+    crossbeam_channel::tick(watched::POLL)
 }
 
 /// Reads an address to connect to. Port 0 is refused: it is only for listening, where the system
@@ -336,7 +336,7 @@ pub(crate) struct Watch<'a> {
     pub(crate) stop: &'a Stop,
     complaint: Complaint,
     renewal: Renewal,
-    looks: Receiver<Instant>,
+    checks: Receiver<Instant>,
 }
 
 impl<'a> Watch<'a> {
@@ -346,7 +346,7 @@ impl<'a> Watch<'a> {
             stop,
             complaint: Complaint::default(),
             renewal,
-            looks: looks(),
+            checks: checks(),
         }
     }
 
@@ -366,7 +366,7 @@ impl<'a> Watch<'a> {
         if self.stop.requested() {
             return Ok(Waited::Stopped);
         }
-        if self.looks.try_recv().is_ok() {
+        if self.checks.try_recv().is_ok() {
             self.renewal.check(&client.handle());
         }
         // While frames wait, each is received without the cost of `select!` and its timers.
@@ -380,14 +380,14 @@ impl<'a> Watch<'a> {
             // This short timer only runs while there is no session, whose reason is then noted.
             let look = match client.is_connected() {
                 true => crossbeam_channel::never(),
-                false => crossbeam_channel::after(LOOK),
+                false => crossbeam_channel::after(POLL),
             };
             crossbeam_channel::select! {
                 recv(client.events()) -> came => return event(came.ok()),
                 recv(self.stop.channel()) -> _ => return Ok(Waited::Stopped),
                 recv(timeout) -> _ => return Ok(Waited::TimedOut),
                 recv(look) -> _ => self.complaint.note(&client.handle()),
-                recv(self.looks) -> _ => self.renewal.check(&client.handle()),
+                recv(self.checks) -> _ => self.renewal.check(&client.handle()),
             }
         }
     }

@@ -29,7 +29,7 @@ use crate::output::printable;
 /// The time for which a sender waits for a service manager that receives no datagrams.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The time between two status lines, unless the watchdog needs a shorter time.
-const LOOK: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_secs(10);
 /// The least time between two WATCHDOG notices, even if the variable is smaller.
 const LEAST: Duration = Duration::from_millis(10);
 /// The longest status, in characters: it is shown in one line of `systemctl status`.
@@ -94,7 +94,7 @@ impl ServiceManager {
         let (notices, watchdog) = (Arc::clone(notices), self.watchdog);
         // Half of the watchdog's period, as sd_watchdog_enabled(3) recommends. A period of zero would
         // make the thread spin, and a long period would make the status old.
-        let every = watchdog.map_or(LOOK, |period| LOOK.min(period / 2).max(LEAST));
+        let every = watchdog.map_or(POLL, |period| POLL.min(period / 2).max(LEAST));
         let (end, ended) = bounded(0);
         let pulse = move || notices.pulse(&work, every, watchdog.is_some(), &ended);
         match threads::spawn("ssntp-pulse", pulse) {
@@ -105,7 +105,7 @@ impl ServiceManager {
 
     /// Reports that the daemon reads its files again; [`reloaded`](Self::reloaded) follows.
     pub(crate) fn reloading(&self) {
-        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_usec()));
+        self.notify(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_usec()));
     }
 
     /// Reports that the daemon has read its files. If that failed, its status shows the reason until
@@ -113,7 +113,7 @@ impl ServiceManager {
     pub(crate) fn reloaded(&self, failure: Option<&str>) {
         if let Some(notices) = &self.notices {
             let status = notices.status(|status| status.trouble = failure.map(str::to_owned));
-            notices.tell(&format!("READY=1\n{status}"));
+            notices.notify(&format!("READY=1\n{status}"));
         }
     }
 
@@ -121,7 +121,7 @@ impl ServiceManager {
     pub(crate) fn stopping(&mut self) {
         // The pulse ends first, because a STATUS after STOPPING would hide that the daemon stops.
         self.end_of_pulse.take();
-        self.tell("STOPPING=1");
+        self.notify("STOPPING=1");
     }
 
     /// True if a service manager started the daemon and receives notices.
@@ -135,19 +135,19 @@ impl ServiceManager {
         self.end_of_pulse.take();
         if let Some(notices) = &self.notices {
             let status = notices.status(|status| why.clone_into(&mut status.work));
-            notices.tell(&format!("WATCHDOG=1\n{status}"));
+            notices.notify(&format!("WATCHDOG=1\n{status}"));
         }
     }
 
     /// Extends the time in which the daemon must end, to `limit` and 10 s more.
     pub(crate) fn stops_within(&self, limit: Duration) {
         let limit = limit.saturating_add(Duration::from_secs(10));
-        self.tell(&format!("EXTEND_TIMEOUT_USEC={}", limit.as_micros()));
+        self.notify(&format!("EXTEND_TIMEOUT_USEC={}", limit.as_micros()));
     }
 
-    fn tell(&self, message: &str) {
+    fn notify(&self, message: &str) {
         if let Some(notices) = &self.notices {
-            notices.tell(message);
+            notices.notify(message);
         }
     }
 }
@@ -193,7 +193,7 @@ impl Notices {
         self.socket.send_to_addr(message.as_bytes(), &self.to).map(drop)
     }
 
-    fn tell(&self, message: &str) {
+    fn notify(&self, message: &str) {
         if let Err(e) = self.send(message) {
             // At debug, because the pulse sends again every few seconds and would fill the log.
             debug!("the service manager: {e}");
@@ -239,7 +239,7 @@ impl Notices {
             if let Some(work) = work {
                 let message = alive.to_owned() + &self.status(|status| status.work = work);
                 if !message.is_empty() {
-                    self.tell(&message);
+                    self.notify(&message);
                 }
             }
             if ended.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The time between two checks. A changed file is in force within about two of these.
-pub(crate) const LOOK: Duration = Duration::from_secs(2);
+pub(crate) const POLL: Duration = Duration::from_secs(2);
 
 /// The most files of a directory that are watched. Each is checked every second or two, and a
 /// directory that was named by mistake may have many more.
@@ -45,7 +45,6 @@ impl Watched {
         self.with(Self::of(path.into_iter().collect()))
     }
 
-    /// These files and the others.
     pub(crate) fn with(mut self, others: Self) -> Self {
         self.paths.extend(others.paths);
         self.read.extend(others.read);

@@ -4,7 +4,7 @@
 //! ```text
 //!  SIGINT, SIGTERM ─▶ Stop ─────────────────────▶ the end
 //!  SIGHUP ─────────▶ hang_ups ─▶ reload ─────────────────▶ the daemon's reload function
-//!  every 2 seconds ─▶ looks ─▶ check ─ files changed? ─────┘
+//!  every 2 seconds ─▶ checks ─▶ check ─ files changed? ─────┘
 //!                                 └─ about to expire? ─▶ a warning in the log
 //!  the daemon's own channels ─▶ Arm ─▶ the daemon
 //!  ready, reloaded, stopping ─▶ the service manager and the pages of --admin
@@ -43,12 +43,12 @@ use crate::output::print_either;
 use crate::service_manager::ServiceManager;
 use crate::settings::{self, Settings};
 use crate::signals::Stop;
-use crate::watched::{LOOK, Watched};
+use crate::watched::{POLL, Watched};
 
 /// After a failed reload, the files are read again after this number of checks, which is a
 /// minute, even if they have not changed. The reason for the failure need not be in the files:
 /// a certificate may not be valid yet.
-const LOOKS_TO_RETRY: u32 = 30;
+const CHECKS_TO_RETRY: u32 = 30;
 
 /// An arm that ends the daemon when its server stops by itself, for example because an operator
 /// drains it.
@@ -122,7 +122,7 @@ pub(crate) struct Daemon {
     reloaded: &'static [&'static str],
     stop: Stop,
     hang_ups: Receiver<()>,
-    looks: Receiver<Instant>,
+    checks: Receiver<Instant>,
     watched: Watched,
     expiry: Expiry,
     /// The reason why the last reload failed, and the number of checks since then. `None` if the
@@ -160,7 +160,7 @@ impl Daemon {
             reloaded: &[],
             stop,
             hang_ups,
-            looks: tick(LOOK),
+            checks: tick(POLL),
             watched: Watched::default(),
             expiry: Expiry::default(),
             failing: None,
@@ -216,11 +216,11 @@ impl Daemon {
             return;
         }
         log::error!("{why}; this process ends when its files change, or in a minute");
-        for _ in 0..LOOKS_TO_RETRY {
+        for _ in 0..CHECKS_TO_RETRY {
             self.manager.rests(why);
             crossbeam_channel::select! {
                 recv(self.stop.channel()) -> _ => return,
-                recv(self.looks) -> _ => if self.watched.have_changed() {
+                recv(self.checks) -> _ => if self.watched.have_changed() {
                     return;
                 }
             }
@@ -258,13 +258,13 @@ impl Daemon {
         self.watched = read.watched.and(self.settings.file()).with(self.pages.watched());
         self.expect(read.lifetimes);
         // Clones, because the selection borrows the channels while the loop changes `self`.
-        let (hang_ups, looks) = (self.hang_ups.clone(), self.looks.clone());
+        let (hang_ups, checks) = (self.hang_ups.clone(), self.checks.clone());
         let stop = self.stop.channel().clone();
         loop {
             // Made for each message, because an arm may have been removed.
             let mut select = Select::new();
             let (at_stop, at_hang_up, at_look) =
-                (select.recv(&stop), select.recv(&hang_ups), select.recv(&looks));
+                (select.recv(&stop), select.recv(&hang_ups), select.recv(&checks));
             arms.iter().for_each(|arm| arm.register(&mut select));
             match select.ready() {
                 at if at == at_stop && self.stop.requested() => return Ok(()),
@@ -277,7 +277,7 @@ impl Daemon {
                     Err(_) => {}
                 },
                 at if at == at_look => {
-                    if looks.try_recv().is_ok() {
+                    if checks.try_recv().is_ok() {
                         self.check(&mut reload);
                     }
                 }
@@ -307,9 +307,9 @@ impl Daemon {
 
     /// Reloads if files have changed, and warns of certificates that expire soon.
     fn check<A: FromArgMatches>(&mut self, reload: &mut Reload<'_, A>) {
-        let is_due = self.failing.as_mut().is_some_and(|(_, looks)| {
-            *looks += 1;
-            *looks >= LOOKS_TO_RETRY
+        let is_due = self.failing.as_mut().is_some_and(|(_, checks)| {
+            *checks += 1;
+            *checks >= CHECKS_TO_RETRY
         });
         let have_changed = self.watched.have_changed();
         if have_changed || is_due {
@@ -415,10 +415,10 @@ mod tests {
         (0..10).for_each(|_| daemon.check(&mut reload));
         assert_eq!(reloads.get(), 1);
         assert_eq!(daemon.failing.as_ref().unwrap().0, "it is bad");
-        (0..LOOKS_TO_RETRY).for_each(|_| daemon.check(&mut reload));
+        (0..CHECKS_TO_RETRY).for_each(|_| daemon.check(&mut reload));
         assert_eq!(reloads.get(), 2);
         fs::write(&path, "good again").unwrap();
-        (0..LOOKS_TO_RETRY * 2).for_each(|_| daemon.check(&mut reload));
+        (0..CHECKS_TO_RETRY * 2).for_each(|_| daemon.check(&mut reload));
         assert_eq!(reloads.get(), 3);
         assert_eq!(daemon.failing, None);
         daemon.hang_up(&mut reload);

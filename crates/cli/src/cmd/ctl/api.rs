@@ -11,7 +11,7 @@ use ssntp_transport::tls::Connector;
 use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, TcpOptions, is_timeout, plain};
 
 use super::options::Options;
-use super::session::LOOK;
+use super::session::POLL;
 use crate::admin::with_port;
 use crate::clock::now;
 use crate::failure::Failure;
@@ -123,7 +123,7 @@ impl<'a> Api<'a> {
             if self.stop.requested() {
                 return Err(self.stop.interrupted());
             }
-            let end = match halves.receive_until(now() + LOOK) {
+            let end = match halves.receive_until(now() + POLL) {
                 Ok(received) => received.end,
                 Err(e) if is_timeout(&e) && now() < deadline => false,
                 Err(e) => return Err(failed(&e)),

@@ -33,12 +33,12 @@ pub(super) fn follow(
     let controller = Controller::start(config)?;
     let ended = || Failure::new(controller.client().ended().unwrap_or(ClientError::Closed));
     let arriving = controller.subscribe();
-    let (pace, looks) = (crossbeam_channel::tick(PACE), connection::looks());
+    let (pace, checks) = (crossbeam_channel::tick(PACE), connection::checks());
     let mut complaint = Complaint::default();
     loop {
         let first = crossbeam_channel::select! {
             recv(stop.channel()) -> _ => return Ok(()),
-            recv(looks) -> _ => {
+            recv(checks) -> _ => {
                 renewal.check(&controller.client());
                 continue;
             }

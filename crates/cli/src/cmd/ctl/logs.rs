@@ -20,7 +20,7 @@ use crate::signals::Stop;
 /// The time limit for the first answer of the instance's node, unless --timeout is given.
 const OPENING: Duration = Duration::from_secs(10);
 /// The time between two checks whether the output is still read.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL: Duration = Duration::from_millis(500);
 /// In bytes. As JSON, a longer line is printed in pieces.
 const LONGEST_LINE: usize = 64 * 1024;
 
@@ -64,7 +64,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     let mut printer = Printer::new(options.json.then_some(instance));
     let mut patience = opening;
     let mut late = crossbeam_channel::after(opening);
-    let look = crossbeam_channel::tick(LOOK);
+    let look = crossbeam_channel::tick(POLL);
     loop {
         let event = crossbeam_channel::select! {
             recv(stream.events()) -> event => event,

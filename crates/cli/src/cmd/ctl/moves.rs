@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::output::{print_either, printable};
 
 /// The time between two checks of the instances, in case a change is not reported.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL: Duration = Duration::from_millis(100);
 
 /// The instances that were alive on the node when it was evacuated.
 pub(super) struct Moves {
@@ -45,7 +45,7 @@ impl Moves {
     pub(super) fn finish(mut self, session: &Session<'_>) -> Result<(), Failure> {
         let total = self.waiting.len();
         let mut stayed = 0;
-        let tick = crossbeam_channel::tick(LOOK);
+        let tick = crossbeam_channel::tick(POLL);
         let timeout = crossbeam_channel::after(session.limit);
         let mut is_late = false;
         loop {

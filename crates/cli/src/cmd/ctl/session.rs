@@ -19,7 +19,7 @@ use crate::output::{Output, note, print_json, print_line, printable};
 use crate::signals::Stop;
 
 /// The longest time until a signal is noticed in a wait that does not select on signals.
-pub(super) const LOOK: Duration = Duration::from_millis(100);
+pub(super) const POLL: Duration = Duration::from_millis(100);
 /// The time limit for the scheduler to report all nodes.
 const COMPLETION: Duration = Duration::from_secs(5);
 /// The time for which a command waits for a START while the node works on it. It is longer than the
@@ -43,7 +43,7 @@ pub(super) fn await_session(
 ) -> Result<(), Failure> {
     let mut complaint = Complaint::default();
     let connected = stop.poll(Duration::ZERO, limit, || {
-        let connected = client.wait_connected(Some(LOOK.min(limit))).map_err(closed)?;
+        let connected = client.wait_connected(Some(POLL.min(limit))).map_err(closed)?;
         if !connected {
             complaint.note(client);
         }
@@ -99,7 +99,7 @@ impl<'a> Session<'a> {
         let session = Self::open(options, stop)?;
         // After this time the command continues with the nodes that are known. If it names another
         // node, that is reported as unknown.
-        let complete = || Ok(session.controller.wait_complete(LOOK).then_some(()));
+        let complete = || Ok(session.controller.wait_complete(POLL).then_some(()));
         stop.poll(Duration::ZERO, COMPLETION, complete)?;
         Ok(session)
     }
@@ -137,7 +137,7 @@ impl<'a> Session<'a> {
             Ok(is_connected.then_some(()))
         };
         // If there is still no node, the scheduler's answer names what is missing.
-        self.stop.poll(LOOK, NODE.min(self.limit), connected).map(drop)
+        self.stop.poll(POLL, NODE.min(self.limit), connected).map(drop)
     }
 
     /// Blocks until an order is executed, and reports only a failure.
@@ -185,7 +185,7 @@ impl<'a> Session<'a> {
         report: &mut impl FnMut(&Order, &Result<Shown, OrderError>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let changes = self.controller.subscribe();
-        let tick = crossbeam_channel::tick(LOOK);
+        let tick = crossbeam_channel::tick(POLL);
         let mut progress = Progress::new(orders.len());
         let mut timeout = crossbeam_channel::after(self.limit);
         let last = now() + MAX_START;
@@ -236,7 +236,7 @@ impl<'a> Session<'a> {
 
     /// Blocks until the commands are sent.
     fn send(&self, orders: &[Order]) -> Result<(), Failure> {
-        let sent = || Ok(self.controller.flush(LOOK).then_some(()));
+        let sent = || Ok(self.controller.flush(POLL).then_some(()));
         let sent = self.stop.poll(Duration::ZERO, SENDING, sent)?;
         sent.ok_or_else(|| Failure::new("the scheduler does not receive the commands"))?;
         let mut output = Output::new();

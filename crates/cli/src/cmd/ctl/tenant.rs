@@ -13,7 +13,7 @@ use ssntp_cluster::network::MAX_KEY;
 use uuid::Uuid;
 
 use super::options::Options;
-use super::session::{LOOK, Session};
+use super::session::{POLL, Session};
 use super::sessions::{Operator, new_id};
 use super::tables;
 use crate::cmd::table;
@@ -152,7 +152,7 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
     let order = session.controller.start_workload(&StartPayload::from(start))?;
     session.settle(order)?;
     let announced = || Ok(session.controller.look(|view| view.cnci(uuid)?.since));
-    let announced = stop.poll(LOOK, session.limit.min(ANNOUNCED), announced)?;
+    let announced = stop.poll(POLL, session.limit.min(ANNOUNCED), announced)?;
     announced.map(drop).ok_or_else(|| {
         Failure::new(format!(
             "the concentrator {uuid} does not announce itself: `ssntp ctl logs` shows why"

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::json;
 use super::options::Options;
-use super::session::{LOOK, Progress, Session};
+use super::session::{POLL, Progress, Session};
 use crate::clock::{now, wall_clock};
 use crate::failure::Failure;
 use crate::output::{print_either, printable};
@@ -68,7 +68,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
             (!found.is_empty()).then_some(found)
         };
         // A short wait, because a signal does not end it.
-        for (uuid, outcome) in session.controller.wait(LOOK, finished).unwrap_or_default() {
+        for (uuid, outcome) in session.controller.wait(POLL, finished).unwrap_or_default() {
             waiting.retain(|waiting| *waiting != uuid);
             progress.one_done(|| report(uuid, &outcome, options.json))?;
             match (&outcome, args.what) {

@@ -21,7 +21,7 @@ const FIRST_LINES: Duration = Duration::from_secs(20);
 /// The time limit for the end of a process after SIGTERM.
 const END: Duration = Duration::from_secs(5);
 /// The time between two checks whether a process has ended or printed its line.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL: Duration = Duration::from_millis(5);
 
 /// The children, in the order in which they were started. The output files of each child are in the
 /// demo's directory: NAME.out and NAME.log. Dropping this ends all children.
@@ -275,5 +275,5 @@ pub(super) fn end_of(child: &mut Child, deadline: Instant) -> bool {
 /// Sleeps for 5 ms, in waits for changes that cause no event.
 pub(in crate::cmd) fn pause() {
     let never = crossbeam_channel::never::<()>();
-    let _: Result<(), RecvTimeoutError> = never.recv_timeout(LOOK);
+    let _: Result<(), RecvTimeoutError> = never.recv_timeout(POLL);
 }

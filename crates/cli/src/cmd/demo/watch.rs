@@ -12,7 +12,7 @@ use crate::failure::Failure;
 /// The time limit for one state to be seen.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The time between two checks of a process, because its end makes no change in the cluster.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL: Duration = Duration::from_millis(10);
 /// The time between two drawings of the table.
 const REDRAW: Duration = Duration::from_millis(250);
 
@@ -30,7 +30,7 @@ impl Demo<'_> {
         mut look: impl FnMut(&View) -> Option<T>,
     ) -> Result<Option<T>, Failure> {
         let over = until.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
-        let (redraw, look_again) = (crossbeam_channel::tick(REDRAW), crossbeam_channel::tick(LOOK));
+        let (redraw, look_again) = (crossbeam_channel::tick(REDRAW), crossbeam_channel::tick(POLL));
         let never = crossbeam_channel::never();
         // A signal during the wait for deletions would leave workloads running.
         let stop = match self.is_ending {

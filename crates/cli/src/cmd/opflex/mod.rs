@@ -87,12 +87,10 @@ fn load<T, E: Display>(path: &Path, read: impl FnOnce(&[u8], Format) -> Result<T
     read(&text, Format::of_name(&path.to_string_lossy())).map_err(|e| failed(&e))
 }
 
-/// Reads a file of managed objects.
 fn load_objects(path: &Path) -> Result<Vec<ManagedObject>, Failure> {
     load(path, ManagedObject::read_all)
 }
 
-/// Reads a model file.
 fn load_model(path: &Path) -> Result<Arc<Schema>, Failure> {
     load(path, Schema::read).map(Arc::new)
 }

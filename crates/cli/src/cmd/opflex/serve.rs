@@ -13,7 +13,7 @@ use ssntp_opflex::run::ServerConfig;
 use super::identity::IdentityArgs;
 use super::load_model;
 use super::local::InspectorArgs;
-use super::source::{LOOK, Source};
+use super::source::{POLL, Source};
 use super::tls::ServerTls;
 use crate::admin::{self, AdminArgs};
 use crate::daemon::server::listening;
@@ -169,7 +169,7 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             revision: is_from_files.then(|| revision(&server).ok()).flatten(),
         };
         let is_due = &is_due;
-        arms.push(on(crossbeam_channel::tick(LOOK), move |_| {
+        arms.push(on(crossbeam_channel::tick(POLL), move |_| {
             Ok(policy.check(is_due).map_or(Next::Continue, Next::Reloaded))
         }));
     }

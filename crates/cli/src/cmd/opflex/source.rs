@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::watched::{FILES, Watched};
 
 /// The time between two checks of the files.
-pub(super) const LOOK: Duration = Duration::from_secs(1);
+pub(super) const POLL: Duration = Duration::from_secs(1);
 
 /// Policy in files, and the state of the files when they were read last.
 #[derive(Debug)]
@@ -39,7 +39,6 @@ impl Source {
         }
     }
 
-    /// The path that it was made with.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -91,7 +90,7 @@ impl Source {
     }
 
     /// True if the files have changed since they were read, and not since the last call.
-    /// To be called every [`LOOK`].
+    /// To be called every [`POLL`].
     pub(super) fn has_changed(&mut self) -> bool {
         self.watched.have_changed()
     }

@@ -66,7 +66,7 @@ const BACKOFF: Backoff = Backoff {
     cap: Duration::from_secs(5),
 };
 /// The time between two checks whether the output is still read, and why there is no session.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL: Duration = Duration::from_millis(200);
 /// The time limit for sending the last frames.
 const FLUSH: Duration = Duration::from_secs(30);
 
@@ -116,8 +116,8 @@ impl Session<'_> {
     /// Writes the events until the input ends or a signal comes.
     fn run(&mut self, stop: &Stop, ended: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
         let events = self.client.events();
-        let looks = connection::looks();
-        let moments = crossbeam_channel::tick(LOOK);
+        let checks = connection::checks();
+        let moments = crossbeam_channel::tick(POLL);
         loop {
             crossbeam_channel::select! {
                 recv(stop.channel()) -> _ => break,
@@ -131,7 +131,7 @@ impl Session<'_> {
                     }
                     break;
                 }
-                recv(looks) -> _ => self.renewal.check(&self.client.handle()),
+                recv(checks) -> _ => self.renewal.check(&self.client.handle()),
                 recv(moments) -> _ => {
                     if reader_is_gone() {
                         return Ok(());
