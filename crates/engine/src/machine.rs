@@ -185,6 +185,7 @@ struct Holder {
 
 impl Holder {
     fn token(&self, revision: u64, lease: Option<Lease>) -> u64 {
+        // The revision takes the upper 44 bits, which is enough for centuries of changes.
         let low = lease.map_or(0, |lease| lease.0.unsigned_abs()) & ((1 << LEASE_BITS) - 1);
         self.base.saturating_add(revision << LEASE_BITS | low)
     }
@@ -267,12 +268,14 @@ impl Machine {
     /// Gives up leadership: the machine revokes the lease of a leader, and stays a member.
     pub fn resign(&mut self) {
         self.join.leads = false;
+        // Revoking the lease removes the key at once, so the next leader need not wait for its end.
         self.unwanted = self.leader.take().map(|held| held.lease).or(self.unwanted);
         self.show();
     }
 
     /// The next thing to do at this time.
     pub fn next(&mut self, now: Instant) -> Next {
+        // A lease that has ended by this process's clock is dropped, even if the engine still has it.
         for held in [&mut self.leader, &mut self.member] {
             if held.is_some_and(|held| held.ends() <= now) {
                 *held = None;
@@ -367,6 +370,7 @@ impl Machine {
                     time: *time,
                     put: None,
                 });
+                // The two leases have different times, which tell their requests apart.
                 match *time == LEADER_TIME {
                     true => self.leader = held,
                     false => self.member = held,

@@ -53,6 +53,7 @@ impl Membership {
         mut changed: impl FnMut(&View) + Send + 'static,
     ) -> Result<Self, EngineError> {
         let mut machine = Machine::new(join);
+        // This part runs on the caller's thread, so that the first error is its return value.
         while !machine.is_member() {
             step(&mut machine, &mut *engine);
             if let Some((_, why)) = &machine.view().away {
@@ -175,6 +176,7 @@ fn serve(
         machine.saw(seen.load(Ordering::Relaxed));
     }
     machine.leave();
+    // The owner stops acting as the leader before the lease is revoked.
     publish(machine.view());
     let end = now() + LEAVING;
     while now() < end && step(&mut machine, &mut *engine) <= now() {}

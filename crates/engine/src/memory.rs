@@ -112,6 +112,7 @@ impl Store {
         self.leases.remove(&lease);
         let before = self.kept.entries.len();
         self.kept.entries.retain(|_, entry| entry.lease != Some(lease));
+        // As in etcd, the end of a lease without values is not a change.
         self.kept.revision += u64::from(self.kept.entries.len() < before);
     }
 

@@ -309,6 +309,21 @@ fn an_endpoint_without_a_majority_is_skipped_and_a_full_one_is_an_error() {
 }
 
 #[test]
+fn each_endpoint_is_tried_once_if_the_others_have_no_majority() {
+    let peers = [
+        peer(&[&[NO_MAJORITY]]),
+        peer(&[&[NO_MAJORITY]]),
+        peer(&[&[ALIVE]]),
+    ];
+    let addresses = peers.each_ref().map(|(at, _)| at.as_str()).join(",");
+    let mut engine = client(&format!("etcd://{addresses}"));
+    assert_eq!(engine.ask(&Request::KeepAlive(Lease(7))), Ok(Answer::Alive(true)));
+    for (_, peer) in peers {
+        assert_eq!(peer.join().unwrap().len(), 1);
+    }
+}
+
+#[test]
 fn a_token_that_etcd_refuses_is_replaced_once() {
     let (at, peer) = peer(&[&[TOKEN, ALIVE, OLD_TOKEN, TOKEN, ALIVE, OLD_TOKEN, TOKEN, OLD_TOKEN]]);
     let mut engine = Etcd::new(EtcdConfig {

@@ -80,6 +80,7 @@ impl Connection {
             body.len()
         );
         let Halves { stream, transmit, .. } = &mut self.halves;
+        // A write takes no deadline, so the socket gets the time that is left.
         stream.set_write_timeout(Some(left(deadline)?))?;
         transmit.transmit(&[Outgoing::whole(Bytes::from(request), 1)])?;
         transmit.idle();
@@ -156,6 +157,7 @@ fn chunks(input: &[u8]) -> io::Result<Option<(Vec<u8>, usize)>> {
             };
         }
         let len = usize::try_from(len).unwrap_or(usize::MAX);
+        // The announced length is checked before the bytes arrive.
         check(len.saturating_add(body.len()))?;
         // Each chunk is followed by an empty line.
         let Some(chunk) = input.get(at..at + len + 2) else {

@@ -142,6 +142,7 @@ impl Etcd {
 
     /// Sends a request, after authentication if that is needed.
     fn call(&mut self, path: &str, body: &Value) -> Result<Value, EngineError> {
+        // One deadline for all requests of the call, including the authentication.
         let deadline = deadline(CALL);
         let mut is_fresh = false;
         loop {
@@ -205,9 +206,11 @@ impl Etcd {
         let token = self.token.clone().filter(|token| !token.is_empty());
         let mut failures = Vec::new();
         let count = self.config.endpoints.0.len();
+        // The first endpoint stays fixed during the call, because an answer changes `self.at`.
+        let first = self.at;
         let mut tried = 0;
         while tried < count {
-            let at = (self.at + tried) % count;
+            let at = (first + tried) % count;
             let Some(address) = self.config.endpoints.0.get(at) else {
                 break;
             };
@@ -257,7 +260,7 @@ impl Etcd {
             tried += 1;
         }
         // The next call begins with another endpoint, which then has the longer share of the time.
-        self.at = (self.at + 1) % count.max(1);
+        self.at = (first + 1) % count.max(1);
         Err(EngineError::Away(failures.join("; ")))
     }
 
@@ -311,6 +314,7 @@ impl Etcd {
         end.push('0');
         let body = json!({ "key": self.key(""), "range_end": BASE64.encode(end), "limit": KEYS.to_string() });
         let answer = self.call("/v3/kv/range", &body)?;
+        // Without all keys, a member or the leader could be missing from the view.
         if answer["more"].as_bool() == Some(true) {
             return Err(EngineError::Refused(format!(
                 "the cluster has more than {KEYS} keys"
