@@ -198,6 +198,7 @@ impl Metrics {
 
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        // A family without samples would have HELP and TYPE lines only.
         for family in self.0.iter().filter(|family| !family.samples.is_empty()) {
             let mut encoder = encoder.encode_descriptor(family.name, family.help, None, family.kind)?;
             let mut written = HashSet::new();

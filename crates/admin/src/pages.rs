@@ -142,6 +142,7 @@ impl Pages {
 
     fn sessions(&self, request: &Request) -> Result<Answer, Refused> {
         let asked = Selection::read(&request.query)?;
+        // The permit is taken before the answer is made, because the answer takes the memory.
         let permit = match asked.limit > DEFAULT_SESSIONS {
             true => Some(self.permit()?),
             false => None,

@@ -87,6 +87,7 @@ impl<T> Sampled<T> {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
+            // The source is called without the lock, so that pages can time out meanwhile.
             state.asked = Some(now());
             drop(state);
             // A panic in the application's function must not end this thread: the next

@@ -232,6 +232,7 @@ fn slow(figures: &Figures) -> Vec<&SessionFigures> {
 
 fn slowest(figures: &Figures) -> Samples {
     let mut slow = slow(figures);
+    // The largest queues first, because only some of them are shown.
     slow.sort_unstable_by_key(|session| Reverse(session.counters.bytes_waiting));
     let sample = |session: &SessionFigures| {
         let (uuid, role) = (session.info.uuid().to_string(), session.info.role().to_string());

@@ -124,6 +124,7 @@ impl<S: Service> Door<S> {
                 }
             },
         };
+        // The deadline covers the whole answer, so a slow client cannot hold a place for longer.
         stream.begin(ANSWERING);
         let head = answer.head(&self.limits, body.is_some());
         let mut parts = vec![Outgoing::whole(Bytes::from(head), 1)];
@@ -213,6 +214,7 @@ impl<S: Service> Door<S> {
             if found.is_none() {
                 match Request::parse(arrived, &self.limits) {
                     Ok(Some((request, head, body))) => {
+                        // Each part of a request has a time limit of its own.
                         let _ = arrived.split_to(head);
                         stream.begin(SENDING);
                         found = Some((request, body));

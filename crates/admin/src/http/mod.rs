@@ -109,6 +109,7 @@ impl Http {
         log: &'static str,
         service: Arc<impl Service>,
     ) -> Result<Self, AdminError> {
+        // The addresses are bound first, so that an error leaves no thread behind.
         let (listeners, doors) = config.listen()?;
         let addresses = listeners.iter().filter_map(|l| l.local_address()).collect();
         let acceptor = config.tls.as_ref().map(|(i, t)| acceptor(i, t)).transpose()?;

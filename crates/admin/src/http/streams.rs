@@ -124,6 +124,7 @@ impl Place {
             drop(self);
         })?;
         let mut state = streams.lock();
+        // Threads that have ended are joined here, so that the list does not grow.
         for finished in state.threads.extract_if(.., |thread| thread.is_finished()) {
             let _ = finished.join();
         }

@@ -12,6 +12,8 @@ use crate::model::HealthCheck;
 use ssntp_transport::threads;
 use ssntp_transport::{TcpOptions, connect_tcp};
 
+// Four checks that time out take three seconds by default, so this is some eighty checks a minute
+// even if every port is dead.
 const THREADS: usize = 4;
 /// The most checks that wait for a thread, and the most outcomes that wait for the reconciler.
 const MOST_WAITING: usize = 1024;
@@ -84,6 +86,7 @@ impl Checks {
                     };
                     checks.try_send(check).is_ok()
                 });
+            // Without room in the queue the time stays in the past, so the next step tries again.
             if is_sent {
                 at = now + interval;
             }

@@ -126,6 +126,7 @@ impl Daemon {
             health,
         };
         let (calls, received) = bounded(MOST_CALLS);
+        // Nothing is sent over these two channels: the end of one side wakes the other.
         let (stop, stopped) = bounded(0);
         let (alive, ended) = bounded(0);
         let handle = Handle {

@@ -162,10 +162,12 @@ impl Run {
             }
         }
         let (session, is_complete) = (self.session, self.is_complete);
+        // The view is copied, so that its lock is not held while a commit waits for the disk.
         self.seen = self.controller.look(|view| seen(view, session, is_complete));
         self.note_figures(now.unix_ms);
         self.take_answers();
         for _ in 0..MOST_PLANS {
+            // Each plan is committed before the next one, which depends on the new state.
             let plan = self.core.step(&self.seen, now, &mut Uuid::new_v4);
             if plan.is_empty() {
                 break;
@@ -216,7 +218,6 @@ impl Run {
         }
     }
 
-    /// Passes the answers to STARTs on to the reconciler.
     fn take_answers(&mut self) {
         let core = &mut self.core;
         self.orders.retain(|(instance, order)| match order.poll() {
@@ -228,7 +229,6 @@ impl Run {
         });
     }
 
-    /// Checks the health of instances.
     fn check(&mut self, now: Now) {
         let Self {
             core,
@@ -277,6 +277,7 @@ impl Run {
     fn carry_out(&mut self, order: Order) -> Outcome {
         let (mut applied, writes) = order(&self.core)?;
         if !writes.is_empty() {
+            // The memory changes only after the commit, so that it never is ahead of the disk.
             self.revision = self.store.commit(writes.clone())?;
             self.core.committed(writes, self.revision);
             for one in applied.iter_mut().filter(|one| one.change != Changed::Unchanged) {
@@ -333,7 +334,6 @@ fn question(instance: Uuid) -> Start {
     }
 }
 
-/// The outcome of a START, for the reconciler.
 fn answer(settled: Result<Shown, OrderError>) -> Answer {
     match settled {
         Ok(Shown::Gone { .. }) => Answer::Gone,

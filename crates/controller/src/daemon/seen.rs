@@ -44,6 +44,7 @@ fn instance(seen: &Instance) -> SeenInstance {
 fn mark(labels: &BTreeMap<String, String>) -> Option<Mark> {
     Some(Mark {
         workload: labels.get(WORKLOAD_LABEL)?.clone(),
+        // Agents report labels that anyone with a START may have set, so a bad number is no mark.
         slot: labels.get(SLOT_LABEL)?.parse().ok()?,
         digest: labels.get(TEMPLATE_LABEL)?.clone(),
     })
@@ -90,7 +91,6 @@ pub(super) fn event(change: &Change, is_complete: bool, is_known: impl Fn(&Uuid)
     }
 }
 
-/// The nodes that are connected.
 pub(super) fn connected(view: &View) -> BTreeSet<Uuid> {
     view.nodes()
         .filter(|node| node.connected)

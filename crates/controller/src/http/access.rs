@@ -44,8 +44,10 @@ impl Access {
             // A client that sends a token relies on the right of the token. So an unknown token is an
             // error even if reading needs no token.
             let right = right.ok_or(Refused::new(401, "this token is not known"))?;
+            // A client with both a certificate and a token has the higher right of the two.
             return Ok(by_certificate.max(Some(right)));
         }
+        // A cookie can only grant the right to read, which these clients have anyway.
         if by_certificate.is_some() || !self.login {
             return Ok(by_certificate.or(Some(Right::Read)));
         }

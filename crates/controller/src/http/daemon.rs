@@ -125,7 +125,6 @@ fn new_id() -> Id {
     Uuid::new_v4().into()
 }
 
-/// All sessions of the scheduler.
 fn sessions(controller: &Controller) -> Result<Vec<SessionEntry>, String> {
     let (mut all, mut after) = (Vec::new(), 0);
     for _ in 0..PAGES {
@@ -162,6 +161,7 @@ fn tenants(controller: &Controller) -> Result<Vec<TenantEntry>, String> {
             return Err(page.detail);
         }
         all.extend(page.entries);
+        // As for sessions, the names have to grow.
         if page.next <= question.name {
             break;
         }

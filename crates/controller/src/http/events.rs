@@ -92,6 +92,7 @@ fn send(stream: &mut Stream, mut rows: Rows, mut output: Option<Output>, may_rea
     if stream.send(first).is_err() {
         return;
     }
+    // `soonest` is the time of the next send if there are rows, `latest` the time if there are none.
     let (mut soonest, mut latest) = (deadline(Duration::ZERO), deadline(SILENCE));
     let mut next_check = deadline(CHECK);
     while !stream.is_over() {
@@ -115,6 +116,7 @@ fn send(stream: &mut Stream, mut rows: Rows, mut output: Option<Output>, may_rea
             if left(latest).is_ok() {
                 continue;
             }
+            // A comment, which browsers ignore.
             text.push_str(":\n\n");
         }
         if stream.send(text).is_err() {

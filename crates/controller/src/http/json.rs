@@ -57,7 +57,6 @@ fn found(value: &impl serde::Serialize) -> Found {
     }
 }
 
-/// The body of a request for a roll-out.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ordered {
@@ -111,6 +110,7 @@ impl Routes {
                     let why = "a token that may write is needed, or a certificate of the role controller";
                     return Err(Refused::new(403, why).into());
                 }
+                // A certificate is sent with the requests of any page, so the origin is checked too.
                 access::check_origin(request)?;
                 self.write(method, parts, request, &params)
             }
@@ -254,7 +254,6 @@ fn body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     })
 }
 
-/// The routes that only read.
 fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params) -> Found {
     match parts {
         ["status"] => found(&json!({

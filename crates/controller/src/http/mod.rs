@@ -52,11 +52,9 @@ use ssntp::pki::{Identity, Trust};
 use ssntp_transport::Address;
 use ssntp_transport::tls::TlsError;
 
-/// The target of the log lines.
 const LOG: &str = "ssntp::controller::http";
 /// The longest body of a request: a workload with its documents.
 const BODY: usize = 1 << 20;
-/// The highest age of a picture.
 const MAX_AGE: Duration = Duration::from_millis(250);
 /// The size in bytes above which an answer needs a permit. An answer stays in memory until a slow
 /// client has read it, so this and the number of permits bound the memory of answers.
@@ -219,7 +217,6 @@ impl Drop for Api {
     }
 }
 
-/// The state that all requests share.
 #[derive(Debug)]
 struct Routes {
     source: Arc<dyn Source>,
@@ -328,6 +325,7 @@ impl Routes {
         let (Some(_), Some(digest)) = (known, tokens::digest(secret)) else {
             return Ok(html(401, page::login("this token is not known")));
         };
+        // There is no `Secure`, because a login is used in clear at loopback addresses only.
         let cookie = format!("{COOKIE}={digest}; HttpOnly; SameSite=Strict; Path=/");
         Ok(Answer::new(303, HTML, "")
             .with("Set-Cookie", cookie)

@@ -242,7 +242,6 @@ impl State {
 }
 
 impl Event {
-    /// An event about a workload.
     pub(crate) fn of_workload(kind: &'static str, workload: &str, text: String) -> Write {
         Write::Event(Self {
             kind,

@@ -306,6 +306,7 @@ impl Template {
     }
 }
 
+// The keys that differ for each instance belong to the workload, so they are refused below `start`.
 fn read_start<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Start, D::Error> {
     let keys = StartKeys::deserialize(deserializer)?;
     let one = keys.is_one_instance();

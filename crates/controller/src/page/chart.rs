@@ -9,53 +9,41 @@ use super::html::{Html, html};
 const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 100.0;
 
-/// One figure over time.
-pub(crate) struct Series<'a> {
-    pub(crate) title: &'a str,
-    /// Milliseconds since 1970 and the figure, the oldest first.
-    pub(crate) points: Vec<(i64, i64)>,
-    /// The top of the scale; `None` for the largest figure.
-    pub(crate) most: Option<i64>,
-    /// Formats a figure.
-    pub(crate) words: fn(i64) -> String,
-}
-
-impl Series<'_> {
-    /// Shows the chart, or a note if no figure is known.
-    #[expect(clippy::cast_precision_loss, reason = "a picture has a few hundred steps")]
-    pub(crate) fn show(&self, out: &mut Html) {
-        html!(out; "<figure class='chart'>");
-        let mut known = self.points.iter().filter(|(_, figure)| *figure >= 0).peekable();
-        let (Some((from, _)), Some((to, last))) = (known.peek(), self.points.iter().rfind(|p| p.1 >= 0))
-        else {
-            return html!(out; "<figcaption><b>" {self.title} "</b> no figures yet</figcaption></figure>");
-        };
-        let (from, span) = (*from, (to - from).max(1) as f64);
-        let figures = known.clone().map(|(_, figure)| *figure);
-        let (least, largest) = (figures.clone().min().unwrap_or(0), figures.max().unwrap_or(0));
-        let top = self.most.unwrap_or(largest).max(largest).max(1) as f64;
-        let mut line = String::new();
-        for (at, figure) in known {
-            let x = (at - from) as f64 / span * WIDTH;
-            let y = HEIGHT - *figure as f64 / top * HEIGHT;
-            // Writing to a String cannot fail.
-            let _ = write!(line, "{x:.1},{y:.1} ");
-        }
-        let words = self.words;
-        let sentence = format!(
-            "{}: {} now, between {} and {}",
-            self.title,
-            words(*last),
-            words(least),
-            words(largest)
-        );
-        html!(out; "<svg role='img' aria-label='" {sentence} "' viewBox='0 -2 600 104' preserveAspectRatio='none'>"
-            "<path class='grid' d='M0 0H600M0 50H600M0 100H600'/>"
-            "<polygon class='area' points='0,100 " {line} "600,100'/>"
-            "<polyline class='line' points='" {line} "'/></svg>"
-            "<figcaption><b>" {self.title} "</b> <span>" {words(*last)} "</span> <small>"
-            {words(least)} " – " {words(largest)} "</small></figcaption></figure>");
+/// Shows a figure over time, or a note if none is known. `points` are milliseconds since 1970 and the
+/// figure, the oldest first. `most` is the top of the scale; `None` for the largest figure. `words`
+/// formats a figure.
+#[expect(clippy::cast_precision_loss, reason = "a chart has a few hundred steps")]
+pub(crate) fn series(
+    out: &mut Html,
+    title: &str,
+    points: &[(i64, i64)],
+    most: Option<i64>,
+    words: fn(i64) -> String,
+) {
+    html!(out; "<figure class='chart'>");
+    let mut known = points.iter().filter(|(_, figure)| *figure >= 0).peekable();
+    let (Some((from, _)), Some((to, last))) = (known.peek(), points.iter().rfind(|p| p.1 >= 0)) else {
+        return html!(out; "<figcaption><b>" {title} "</b> no figures yet</figcaption></figure>");
+    };
+    let (from, span) = (*from, (to - from).max(1) as f64);
+    let figures = known.clone().map(|(_, figure)| *figure);
+    let (least, largest) = (figures.clone().min().unwrap_or(0), figures.max().unwrap_or(0));
+    let top = most.unwrap_or(largest).max(largest).max(1) as f64;
+    let mut line = String::new();
+    for (at, figure) in known {
+        let x = (at - from) as f64 / span * WIDTH;
+        let y = HEIGHT - *figure as f64 / top * HEIGHT;
+        // Writing to a String cannot fail.
+        let _ = write!(line, "{x:.1},{y:.1} ");
     }
+    let (now, least, largest) = (words(*last), words(least), words(largest));
+    html!(out; "<svg role='img' aria-label='" {title} ": " {now} " now, between " {least} " and " {largest}
+        "' viewBox='0 -2 600 104' preserveAspectRatio='none'>"
+        "<path class='grid' d='M0 0H600M0 50H600M0 100H600'/>"
+        "<polygon class='area' points='0,100 " {line} "600,100'/>"
+        "<polyline class='line' points='" {line} "'/></svg>"
+        "<figcaption><b>" {title} "</b> <span>" {now} "</span> <small>"
+        {least} " – " {largest} "</small></figcaption></figure>");
 }
 
 /// A bar of a waterfall. `from` and `to` are nanoseconds since the beginning.
@@ -90,13 +78,8 @@ mod tests {
     #[test]
     fn a_chart_has_a_sentence_with_its_numbers() {
         let mut out = Html::default();
-        let series = Series {
-            title: "Load",
-            points: vec![(0, 2), (1000, -1), (2000, 8), (3000, 4)],
-            most: None,
-            words: |n| n.to_string(),
-        };
-        series.show(&mut out);
+        let points = [(0, 2), (1000, -1), (2000, 8), (3000, 4)];
+        series(&mut out, "Load", &points, None, |n| n.to_string());
         let picture = out.into_string();
         assert!(
             picture.contains("aria-label='Load: 4 now, between 2 and 8'"),
@@ -108,11 +91,7 @@ mod tests {
             "{picture}"
         );
         let mut out = Html::default();
-        Series {
-            points: vec![(5, -1)],
-            ..series
-        }
-        .show(&mut out);
+        series(&mut out, "Load", &[(5, -1)], None, |n| n.to_string());
         assert!(out.into_string().contains("no figures yet"));
     }
 

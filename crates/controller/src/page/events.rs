@@ -3,10 +3,9 @@
 use super::html::{Html, html};
 use super::table::{ROWS, choice, search_form};
 use super::words::time;
-use super::{Made, Scene, View};
+use super::{Made, Scene};
 use crate::{Query, Row};
 
-/// The kinds of rows, for the links above the table.
 const KINDS: [&str; 15] = [
     "applied", "deleted", "rollout", "starting", "running", "ended", "gone", "lost", "failed", "adopted",
     "state", "node", "session", "tenant", "trace",
@@ -22,7 +21,7 @@ const CHUNK: usize = 1000;
 /// | `kind`, `workload`, `instance`, `node` | only rows of this kind, or about this one |
 /// | `before`, `after` | the rows next to the row of this number |
 /// | `sort` | `-id`: the newest first, which is the default; `id`: the oldest first |
-pub(super) fn list(scene: &Scene<'_>) -> Made {
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
     let params = scene.params;
     let text = |name| Some(params.get(name).to_owned()).filter(|text| !text.is_empty());
     let oldest_first = params.get("sort") == "id";
@@ -45,25 +44,24 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
     if query.newest_first == oldest_first {
         rows.reverse();
     }
-    let mut main = Html::default();
-    html!(&mut main; "<h1>Events</h1>");
-    search_form(&mut main, params);
-    html!(&mut main; "<nav class='states' aria-label='Kinds'>");
+    html!(main; "<h1>Events</h1>");
+    search_form(main, params);
+    html!(main; "<nav class='states' aria-label='Kinds'>");
     for kind in std::iter::once("").chain(KINDS) {
         let query = params.query(&[("kind", kind), ("before", ""), ("after", "")]);
         let word = if kind.is_empty() { "all" } else { kind };
-        choice(&mut main, &query, kind == params.get("kind"), &word);
+        choice(main, &query, kind == params.get("kind"), &word);
     }
-    html!(&mut main; "</nav></div>");
+    html!(main; "</nav></div>");
     for about in ["workload", "instance", "node"] {
         if !params.get(about).is_empty() {
-            html!(&mut main; "<p>Only about " {about} " " {params.get(about)} ": <a href='"
+            html!(main; "<p>Only about " {about} " " {params.get(about)} ": <a href='"
                 {params.query(&[(about, "")])} "'>show all</a></p>");
         }
     }
-    table(scene, &mut main, &rows, oldest_first);
-    pager(scene, &mut main, &rows, has_more, &query);
-    Ok(View::new("Events", main))
+    table(scene, main, &rows, oldest_first);
+    pager(scene, main, &rows, has_more, &query);
+    Ok("Events".to_owned())
 }
 
 /// The first rows that contain the words, and true if there are more.
@@ -82,6 +80,7 @@ fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, bool), super
             );
             let text = text.to_lowercase();
             if words.split_whitespace().all(|word| text.contains(word)) {
+                // One more row than a page holds shows that there is a next page.
                 if found.len() == ROWS {
                     return Ok((found, true));
                 }

@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use super::html::{Html, html};
-use super::table::{Table, column, number};
-use super::words::{Age, Grade, Link, Span, State, WorkloadLink, known, megabytes, time};
-use super::{Facts, Made, Missing, Scene, View};
+use super::table::{Column, Table, number};
+use super::words::{Age, Grade, Link, Span, State, WorkloadLink, known, labels, megabytes, time};
+use super::{Facts, Made, Missing, Scene};
 use crate::http::source::{Picture, Written};
 use crate::model::{self, InstanceState as Kept};
 use ssntp::payload::{InstanceState, timestamp};
@@ -53,7 +53,6 @@ impl<'a> Instance<'a> {
         seen.or(self.kept.and_then(|kept| kept.node))
     }
 
-    /// The name of the workload, or an empty text.
     pub(super) fn workload(&self) -> &'a str {
         self.kept.map_or("", |kept| &kept.workload)
     }
@@ -73,6 +72,7 @@ impl<'a> Instance<'a> {
                 None => State(Grade::Past, "gone"),
             };
         };
+        // The state on a node that is gone or late is of the past.
         if !self.on.is_some_and(Node::is_current) {
             return match seen.state {
                 InstanceState::Active => State(Grade::Past, "was active"),
@@ -142,19 +142,18 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Instance<'a>> {
     seen.chain(unseen).collect()
 }
 
-pub(super) fn list(scene: &Scene<'_>) -> View {
-    let mut main = Html::default();
-    html!(&mut main; "<h1>Instances</h1>");
-    table(scene, &mut main, |_| true);
-    View::new("Instances", main)
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
+    html!(main; "<h1>Instances</h1>");
+    table(scene, main, |_| true);
+    Ok("Instances".to_owned())
 }
 
 pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&Instance<'_>) -> bool) {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        column("name", "Instance", "name", |row: &Instance<'_>| row.name().into(),
+        Column("name", "Instance", "name", |row: &Instance<'_>| row.name().into(),
             |row, out| out.show(&row.link())),
-        column("state", "State", "", |row| number(row.state().0 as i64),
+        Column("state", "State", "", |row| number(row.state().0 as i64),
             |row, out| {
                 out.show(&row.state());
                 let ending = row.ending();
@@ -162,28 +161,28 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&Instance<'
                     html!(out; " <small>" {ending} "</small>");
                 }
             }),
-        column("workload", "Workload", "", |row| row.workload().to_owned().into(),
+        Column("workload", "Workload", "", |row| row.workload().to_owned().into(),
             |row, out| {
                 if !row.workload().is_empty() {
                     out.show(&WorkloadLink(row.workload()));
                 }
             }),
-        column("node", "Node", "", |row| row.on.map_or("", |on| on.stats.hostname.as_str()).into(),
+        Column("node", "Node", "", |row| row.on.map_or("", |on| on.stats.hostname.as_str()).into(),
             |row, out| {
                 if let Some(on) = row.on {
                     out.show(&Link::node(on));
                 }
             }),
-        column("cpu", "CPU", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.cpu_usage)),
+        Column("cpu", "CPU", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.cpu_usage)),
             |row, out| match row.seen.map_or(-1, |seen| seen.stats.cpu_usage) {
                     percent @ 0.. => html!(out; {percent} " %"),
                     _ => out.raw("–"),
             }),
-        column("memory", "Memory", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.memory_usage_mb)),
+        Column("memory", "Memory", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.memory_usage_mb)),
             |row, out| out.show(&megabytes(row.seen.map_or(-1, |seen| seen.stats.memory_usage_mb)))),
-        column("restarts", "Restarts", "n opt", |row| number(row.seen.map_or(0, |seen| seen.stats.restarts)),
+        Column("restarts", "Restarts", "n opt", |row| number(row.seen.map_or(0, |seen| seen.stats.restarts)),
             |row, out| out.show(&row.seen.map_or(0, |seen| seen.stats.restarts))),
-        column("since", "Since", "n", |row| {
+        Column("since", "Since", "n", |row| {
             let past = row.since().and_then(|at| row.now.duration_since(at).ok());
             number(past.map_or(0, |past| past.as_secs()))
         },
@@ -229,7 +228,7 @@ fn find<'a>(scene: &Scene<'a>, uuid: Uuid) -> Result<Instance<'a>, Missing> {
     }
 }
 
-pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
+pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     let history = scene.newest(100, |query| query.instance = Some(uuid))?;
     let found = match find(scene, uuid) {
         // The instance was deleted, but the history still has rows about it.
@@ -240,12 +239,11 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
         true => uuid.to_string(),
         false => found.name().to_owned(),
     };
-    let mut main = Html::default();
-    html!(&mut main; "<p class='way'><a href='/instances'>Instances</a></p><h1>" {name} " " {found.state()} "</h1>");
+    html!(main; "<p class='way'><a href='/instances'>Instances</a></p><h1>" {name} " " {found.state()} "</h1>");
     if let (Some(on), Some(_)) = (found.on, found.seen)
         && !on.is_current()
     {
-        html!(&mut main; "<p class='was'>Its node was last heard " {scene.age(on.seen.unwrap_or(on.since))}
+        html!(main; "<p class='was'>Its node was last heard " {scene.age(on.seen.unwrap_or(on.since))}
             ". The present state of the instance is unknown.</p>");
     }
     let (mut workload, mut node, mut since) = (Html::default(), Html::default(), Html::default());
@@ -260,9 +258,7 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
     }
     let stats = found.seen.map(|seen| &seen.stats);
     let text = |text: fn(&ssntp::payload::InstanceStats) -> String| stats.map(text).unwrap_or_default();
-    let labels = stats.iter().flat_map(|stats| &stats.labels);
-    let labels: Vec<_> = labels.map(|(label, value)| format!("{label}={value}")).collect();
-    Facts::of(&mut main)
+    Facts::of(main)
         .fact("In this state since", &since)
         .fact("How it ended", &found.ending())
         .fact("In detail", &text(|stats| stats.detail.clone()))
@@ -286,15 +282,15 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
                 false => format!("{}:{}", stats.ssh_ip, stats.ssh_port),
             }),
         )
-        .fact("Labels", &labels.join(", "))
+        .fact("Labels", &text(|stats| labels(&stats.labels)))
         .fact("UUID", &uuid)
         .end();
     if found.seen.is_some() {
-        output(scene, &mut main, uuid);
+        output(scene, main, uuid);
     }
-    html!(&mut main; "<h2>What happened</h2>");
-    scene.rows(&mut main, &history);
-    Ok(View { title: name, main })
+    html!(main; "<h2>What happened</h2>");
+    scene.rows(main, &history);
+    Ok(name)
 }
 
 /// The duration of the last run; `None` if it has not ended.

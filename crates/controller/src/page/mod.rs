@@ -50,7 +50,6 @@ use self::words::{Age, Link, State, WorkloadLink};
 use crate::http::source::{Picture, Source};
 use crate::{Query, Row};
 
-/// The files that pages load.
 pub(crate) const STYLE: &str = include_str!("../../assets/page.css");
 pub(crate) const SCRIPT: &str = include_str!("../../assets/page.js");
 pub(crate) const ICON: &str = include_str!("../../assets/icon.svg");
@@ -67,7 +66,6 @@ const MENU: [(&str, &str); 8] = [
     ("/tenants", "Tenants"),
 ];
 
-/// The input of a view.
 pub(crate) struct Scene<'a> {
     pub(crate) picture: &'a Picture,
     pub(crate) source: &'a dyn Source,
@@ -75,19 +73,6 @@ pub(crate) struct Scene<'a> {
     /// True if the script of the page reloads it. The script follows the output of an instance
     /// itself, so the page leaves the output out.
     pub(crate) is_followed: bool,
-}
-
-/// The main part of a page, with its title.
-struct View {
-    title: String,
-    main: Html,
-}
-
-impl View {
-    fn new(title: &str, main: Html) -> Self {
-        let title = title.to_owned();
-        Self { title, main }
-    }
 }
 
 /// The reason why a page cannot be made.
@@ -104,31 +89,32 @@ impl From<String> for Missing {
     }
 }
 
-type Made = Result<View, Missing>;
+/// The title of a view. The view adds its content to the main part of the page.
+type Made = Result<String, Missing>;
 
-/// Makes the page of a path.
 pub(crate) fn page(scene: &Scene<'_>, path: &str) -> Result<String, Missing> {
     let parts: Vec<&str> = path.split('/').skip(1).collect();
     let uuid = |text: &str| text.parse::<Uuid>().map_err(|_| Missing::Unknown);
-    let view = match parts[..] {
-        [""] => now::view(scene),
-        ["nodes"] => Ok(nodes::list(scene)),
-        ["nodes", node] => nodes::one(scene, uuid(node)?),
-        ["workloads"] => Ok(workloads::list(scene)),
-        ["workloads", name] => workloads::one(scene, &params::decode(name)),
-        ["instances"] => Ok(instances::list(scene)),
-        ["instances", instance] => instances::one(scene, uuid(instance)?),
-        ["events"] => events::list(scene),
-        ["traces"] => traces::list(scene),
-        ["traces", row] => traces::one(scene, row.parse().map_err(|_| Missing::Unknown)?),
-        ["sessions"] => Ok(sessions::list(scene)),
-        ["tenants"] => Ok(tenants::list(scene)),
+    let mut content = Html::default();
+    let main = &mut content;
+    let title = match parts[..] {
+        [""] => now::view(scene, main),
+        ["nodes"] => nodes::list(scene, main),
+        ["nodes", node] => nodes::one(scene, main, uuid(node)?),
+        ["workloads"] => workloads::list(scene, main),
+        ["workloads", name] => workloads::one(scene, main, &params::decode(name)),
+        ["instances"] => instances::list(scene, main),
+        ["instances", instance] => instances::one(scene, main, uuid(instance)?),
+        ["events"] => events::list(scene, main),
+        ["traces"] => traces::list(scene, main),
+        ["traces", row] => traces::one(scene, main, row.parse().map_err(|_| Missing::Unknown)?),
+        ["sessions"] => sessions::list(scene, main),
+        ["tenants"] => tenants::list(scene, main),
         _ => Err(Missing::Unknown),
     }?;
-    Ok(frame(Some(scene.picture), path, &view.title, &view.main))
+    Ok(frame(Some(scene.picture), path, &title, &content))
 }
 
-/// A page with an error.
 pub(crate) fn failure(path: &str, title: &str, why: &str) -> String {
     let mut main = Html::default();
     html!(&mut main; "<h1>" {title} "</h1><p>" {why} "</p><p><a href='/'>To the first page</a></p>");
@@ -156,6 +142,7 @@ fn frame(picture: Option<&Picture>, path: &str, title: &str, main: &Html) -> Str
         "<meta name='color-scheme' content='light dark'><title>" {title} " – ssntp</title>"
         "<link rel='icon' href='/icon.svg'><link rel='stylesheet' href='/page.css'>"
         "<script src='/page.js' defer></script></head>");
+    // The script follows the events after this row, so it misses no change since the page was made.
     let after = picture.map(|picture| picture.kept.revision);
     html!(&mut out; "<body data-after='" {after.map(|id| id.to_string()).unwrap_or_default()}
         "'><a class='skip' href='#main'>To the content</a><header><a class='brand' href='/'>ssntp</a>"
@@ -193,7 +180,6 @@ impl Scene<'_> {
         Age { at, now }
     }
 
-    /// A link to a node, by its name.
     fn node(&self, uuid: Uuid) -> Link<'_> {
         let known = self.picture.view.node(uuid);
         Link {
@@ -203,7 +189,6 @@ impl Scene<'_> {
         }
     }
 
-    /// A link to an instance, by its name.
     fn instance(&self, uuid: Uuid) -> Link<'_> {
         let known = self.picture.view.instance(uuid);
         Link {
@@ -224,7 +209,6 @@ impl Scene<'_> {
         Ok(self.source.rows(&query)?)
     }
 
-    /// A list of rows of the history.
     fn rows(&self, out: &mut Html, rows: &[Row]) {
         if rows.is_empty() {
             return html!(out; "<p class='empty'>The history has no rows about this.</p>");

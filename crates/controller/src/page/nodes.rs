@@ -4,11 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
-use super::chart::Series;
+use super::chart;
 use super::html::{Html, html};
-use super::table::{Table, choice, column, number};
+use super::table::{Column, Table, choice, number};
 use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes, ms, time};
-use super::{Facts, Made, Missing, Scene, View, instances};
+use super::{Facts, Made, Missing, Scene, instances};
 use crate::Figures;
 use ssntp::payload::NodeStatus;
 use ssntp_cluster::controller::Node;
@@ -16,7 +16,6 @@ use ssntp_cluster::controller::Node;
 /// The spans of time of the charts: the value of the parameter `span`, and the seconds.
 const SPANS: [(&str, i64); 3] = [("1h", 3600), ("24h", 86_400), ("7d", 7 * 86_400)];
 
-/// The state of a node.
 pub(super) fn state(node: &Node) -> State {
     if !node.connected {
         return State(Grade::Past, "gone");
@@ -58,24 +57,23 @@ impl Listed<'_> {
     }
 }
 
-pub(super) fn list(scene: &Scene<'_>) -> View {
-    let mut main = Html::default();
-    html!(&mut main; "<h1>Nodes</h1>");
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
+    html!(main; "<h1>Nodes</h1>");
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        column("name", "Node", "name", |row: &Listed<'_>| row.node.stats.hostname.as_str().into(),
+        Column("name", "Node", "name", |row: &Listed<'_>| row.node.stats.hostname.as_str().into(),
             |row, out| out.show(&Link::node(row.node))),
-        column("state", "State", "", |row| number(state(row.node).0 as i64), |row, out| out.show(&state(row.node))),
-        column("kind", "Kind", "opt", |row| kind(row.node).to_owned().into(), |row, out| out.show(kind(row.node))),
-        column("instances", "Instances", "n", |row| number(row.node.instances.len()),
+        Column("state", "State", "", |row| number(state(row.node).0 as i64), |row, out| out.show(&state(row.node))),
+        Column("kind", "Kind", "opt", |row| kind(row.node).to_owned().into(), |row, out| out.show(kind(row.node))),
+        Column("instances", "Instances", "n", |row| number(row.node.instances.len()),
             |row, out| out.show(&row.node.instances.len())),
-        column("memory", "Memory", "used", |row| number(row.memory().percent().unwrap_or(-1)),
+        Column("memory", "Memory", "used", |row| number(row.memory().percent().unwrap_or(-1)),
             |row, out| out.show(&row.memory())),
-        column("disk", "Disk", "used opt", |row| number(row.disk().percent().unwrap_or(-1)),
+        Column("disk", "Disk", "used opt", |row| number(row.disk().percent().unwrap_or(-1)),
             |row, out| out.show(&row.disk())),
-        column("load", "Load", "n", |row| number(row.node.stats.load),
+        Column("load", "Load", "n", |row| number(row.node.stats.load),
             |row, out| html!(out; {known(row.node.stats.load)} "<small> / " {known(row.node.stats.cpus_online)} "</small>")),
-        column("seen", "Heard", "n opt", |row| number(since(row.node.seen, row.now)),
+        Column("seen", "Heard", "n opt", |row| number(since(row.node.seen, row.now)),
             |row, out| match row.node.seen {
                     Some(at) => out.show(&Age { at, now: row.now }),
                     None => out.raw("never"),
@@ -104,8 +102,8 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
         .nodes()
         .map(|node| Listed { node, now })
         .collect();
-    table.show(&mut main, scene.params, rows);
-    View::new("Nodes", main)
+    table.show(main, scene.params, rows);
+    Ok("Nodes".to_owned())
 }
 
 fn since(at: Option<SystemTime>, now: SystemTime) -> u64 {
@@ -113,17 +111,16 @@ fn since(at: Option<SystemTime>, now: SystemTime) -> u64 {
     past.map_or(u64::MAX >> 1, |past| past.as_secs())
 }
 
-pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
+pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     let node = scene.picture.view.node(uuid).ok_or(Missing::Unknown)?;
     let (stats, now) = (&node.stats, scene.now());
     let name = match stats.hostname.is_empty() {
         true => uuid.to_string(),
         false => stats.hostname.clone(),
     };
-    let mut main = Html::default();
-    html!(&mut main; "<p class='way'><a href='/nodes'>Nodes</a></p><h1>" {name} " " {state(node)} "</h1>");
+    html!(main; "<p class='way'><a href='/nodes'>Nodes</a></p><h1>" {name} " " {state(node)} "</h1>");
     if !node.is_current() {
-        html!(&mut main; "<p class='was'>The figures below are from " {scene.age(node.seen.unwrap_or(node.since))}
+        html!(main; "<p class='was'>The figures below are from " {scene.age(node.seen.unwrap_or(node.since))}
             ". The present state of the node is unknown.</p>");
     }
     let addresses: Vec<_> = stats.networks.iter().map(|n| n.ip.as_str()).collect();
@@ -135,7 +132,7 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
             html!(&mut heard; ", every " {Span(Duration::from_secs(interval))});
         }
     }
-    Facts::of(&mut main)
+    Facts::of(main)
         .fact(
             if node.connected {
                 "Connected since"
@@ -155,27 +152,27 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
         .fact("Addresses", &addresses.join(", "))
         .fact("UUID", &uuid)
         .end();
-    session(scene, &mut main, uuid);
-    html!(&mut main; "<h2>Figures</h2>");
-    figures(scene, &mut main, uuid)?;
+    session(scene, main, uuid);
+    html!(main; "<h2>Figures</h2>");
+    figures(scene, main, uuid)?;
     if !stats.tunnels.is_empty() {
-        html!(&mut main; "<h2>Tunnels of tenants</h2><ul class='rows'>");
+        html!(main; "<h2>Tunnels of tenants</h2><ul class='rows'>");
         for tunnel in &stats.tunnels {
             let up = if tunnel.up {
                 State(Grade::Good, "up")
             } else {
                 State(Grade::Bad, "down")
             };
-            html!(&mut main; "<li>key " {tunnel.key} " " {up} " " {Bytes(tunnel.rx_bytes)} " in, "
+            html!(main; "<li>key " {tunnel.key} " " {up} " " {Bytes(tunnel.rx_bytes)} " in, "
                 {Bytes(tunnel.tx_bytes)} " out, " {tunnel.drops} " packets dropped</li>");
         }
-        html!(&mut main; "</ul>");
+        html!(main; "</ul>");
     }
-    html!(&mut main; "<h2>Instances</h2>");
-    instances::table(scene, &mut main, |instance| instance.node() == Some(uuid));
-    html!(&mut main; "<h2>What happened</h2>");
-    scene.rows(&mut main, &scene.newest(50, |query| query.node = Some(uuid))?);
-    Ok(View { title: name, main })
+    html!(main; "<h2>Instances</h2>");
+    instances::table(scene, main, |instance| instance.node() == Some(uuid));
+    html!(main; "<h2>What happened</h2>");
+    scene.rows(main, &scene.newest(50, |query| query.node = Some(uuid))?);
+    Ok(name)
 }
 
 /// The session of a node with the scheduler, if this controller may list sessions.
@@ -247,13 +244,7 @@ fn figures(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) -> Result<(), Missing>
         ("Instances", points(|f| f.instances), None, known),
     ];
     for (title, points, most, words) in series {
-        let series = Series {
-            title,
-            points,
-            most,
-            words,
-        };
-        series.show(out);
+        chart::series(out, title, &points, most, words);
     }
     html!(out; "</div>");
     if figures.is_empty() {

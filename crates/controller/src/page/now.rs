@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::html::{Html, Show, html};
 use super::params::encode;
 use super::words::{Bytes, Grade, Link, State};
-use super::{Made, Scene, View, instances, nodes, workloads};
+use super::{Made, Scene, instances, nodes, workloads};
 
 /// The most nodes or instances that a problem names. The rest are counted.
 const NAMED: usize = 8;
@@ -19,11 +19,9 @@ const BACKLOG: u64 = 1 << 20;
 /// A problem, which may be that of several nodes, instances or sessions.
 struct Problem {
     grade: Grade,
-    /// The problem as a sentence.
     what: Html,
     /// The address of a page with more about it.
     to: String,
-    /// The nodes, instances or sessions.
     named: Vec<Html>,
 }
 
@@ -44,45 +42,44 @@ fn shown(what: &(impl Show + ?Sized)) -> Html {
     out
 }
 
-pub(super) fn view(scene: &Scene<'_>) -> Made {
-    let mut main = Html::default();
+pub(super) fn view(scene: &Scene<'_>, main: &mut Html) -> Made {
     let mut problems = problems(scene);
     problems.sort_by_key(|problem| problem.grade);
-    html!(&mut main; "<h1 class='only-heard'>Now</h1>");
-    tiles(scene, &mut main);
-    html!(&mut main; "<section aria-labelledby='wrong'><h2 id='wrong'>What is wrong now</h2>");
+    html!(main; "<h1 class='only-heard'>Now</h1>");
+    tiles(scene, main);
+    html!(main; "<section aria-labelledby='wrong'><h2 id='wrong'>What is wrong now</h2>");
     if problems.is_empty() {
-        html!(&mut main; "<p class='well'>" {State(Grade::Good, "Nothing is wrong.")} "</p>");
+        html!(main; "<p class='well'>" {State(Grade::Good, "Nothing is wrong.")} "</p>");
     } else {
-        html!(&mut main; "<ul class='problems'>");
+        html!(main; "<ul class='problems'>");
         for problem in &problems {
             let state = match problem.grade {
                 Grade::Bad => State(Grade::Bad, "wrong"),
                 Grade::Warn => State(Grade::Warn, "warning"),
                 grade => State(grade, "under way"),
             };
-            html!(&mut main; "<li>" {state} " <div><a href='" {problem.to} "'>" {problem.what} "</a>");
+            html!(main; "<li>" {state} " <div><a href='" {problem.to} "'>" {problem.what} "</a>");
             if !problem.named.is_empty() {
-                html!(&mut main; "<p>");
+                html!(main; "<p>");
                 for (at, named) in problem.named.iter().take(NAMED).enumerate() {
                     if at > 0 {
-                        html!(&mut main; ", ");
+                        html!(main; ", ");
                     }
                     main.show(named);
                 }
                 if problem.named.len() > NAMED {
-                    html!(&mut main; " and " {problem.named.len() - NAMED} " more");
+                    html!(main; " and " {problem.named.len() - NAMED} " more");
                 }
-                html!(&mut main; "</p>");
+                html!(main; "</p>");
             }
-            html!(&mut main; "</div></li>");
+            html!(main; "</div></li>");
         }
-        html!(&mut main; "</ul>");
+        html!(main; "</ul>");
     }
-    html!(&mut main; "</section><section aria-labelledby='last'><h2 id='last'>What changed last</h2>");
-    scene.rows(&mut main, &scene.newest(30, |_| {})?);
-    html!(&mut main; "<p><a href='/events'>All events</a></p></section>");
-    Ok(View::new("Now", main))
+    html!(main; "</section><section aria-labelledby='last'><h2 id='last'>What changed last</h2>");
+    scene.rows(main, &scene.newest(30, |_| {})?);
+    html!(main; "<p><a href='/events'>All events</a></p></section>");
+    Ok("Now".to_owned())
 }
 
 /// The cluster in four numbers.
@@ -141,6 +138,7 @@ fn problems(scene: &Scene<'_>) -> Vec<Problem> {
 fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
     for listed in workloads::all(scene) {
         let State(grade, word) = listed.state();
+        // A deletion is an order of a user, so it is not a problem.
         if grade == Grade::Good || word == "deleting" {
             continue;
         }

@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 
-/// The parameters, in their order and decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Params(Vec<(String, String)>);
 
@@ -13,7 +12,6 @@ impl Params {
         Self(pairs.filter(|(_, value)| !value.is_empty()).collect())
     }
 
-    /// Decodes a form.
     pub(crate) fn of_form(body: &[u8]) -> Self {
         let body = String::from_utf8_lossy(body);
         let pairs = body.split('&').filter_map(|pair| pair.split_once('='));

@@ -5,9 +5,9 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::html::{Html, html};
-use super::table::{Table, column, number};
+use super::table::{Column, Table, number};
 use super::words::{Bytes, Grade, Span, State};
-use super::{Facts, Scene, View};
+use super::{Facts, Made, Scene};
 use ssntp::payload::SessionEntry;
 
 /// The time in seconds after which a session counts as silent. Agents send STATS every 30 s.
@@ -22,10 +22,9 @@ fn state(session: &SessionEntry) -> State {
     }
 }
 
-pub(super) fn list(scene: &Scene<'_>) -> View {
-    let mut main = Html::default();
-    html!(&mut main; "<h1>Sessions</h1>");
-    let mut facts = Facts::of(&mut main);
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
+    html!(main; "<h1>Sessions</h1>");
+    let mut facts = Facts::of(main);
     for (whose, end) in &scene.picture.certificates {
         let mut value = Html::default();
         html!(&mut value; "ends " {scene.age(*end)});
@@ -33,10 +32,10 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
     }
     facts.end();
     match &scene.source.sessions() {
-        Ok(sessions) => table(scene, &mut main, sessions),
-        Err(why) => html!(&mut main; "<p>The scheduler does not list its sessions: " {why} "</p>"),
+        Ok(sessions) => table(scene, main, sessions),
+        Err(why) => html!(main; "<p>The scheduler does not list its sessions: " {why} "</p>"),
     }
-    View::new("Sessions", main)
+    Ok("Sessions".to_owned())
 }
 
 fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
@@ -47,30 +46,30 @@ fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
     }
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        column("client", "Client", "name", |row: &Listed<'_>| row.name.into(),
+        Column("client", "Client", "name", |row: &Listed<'_>| row.name.into(),
             |row, out| match row.node {
                     Some(uuid) => html!(out; "<a href='/nodes/" {uuid} "'>" {row.name} "</a>"),
                     None => html!(out; {row.name}),
             }),
-        column("roles", "Roles", "opt", |row| row.session.roles.clone().into(),
+        Column("roles", "Roles", "opt", |row| row.session.roles.clone().into(),
             |row, out| out.show(&row.session.roles)),
-        column("state", "State", "", |row| number(state(row.session).0 as i64),
+        Column("state", "State", "", |row| number(state(row.session).0 as i64),
             |row, out| out.show(&state(row.session))),
-        column("waiting", "Backlog", "n", |row| number(row.session.bytes_waiting),
+        Column("waiting", "Backlog", "n", |row| number(row.session.bytes_waiting),
             |row, out| html!(out; {Bytes(row.session.bytes_waiting)} "<small> in " {row.session.frames_waiting} "</small>")),
-        column("dropped", "Dropped", "n", |row| number(row.session.frames_dropped),
+        Column("dropped", "Dropped", "n", |row| number(row.session.frames_dropped),
             |row, out| out.show(&row.session.frames_dropped)),
-        column("received", "Received", "n opt", |row| number(row.session.bytes_received),
+        Column("received", "Received", "n opt", |row| number(row.session.bytes_received),
             |row, out| out.show(&Bytes(row.session.bytes_received))),
-        column("sent", "Sent", "n opt", |row| number(row.session.bytes_sent),
+        Column("sent", "Sent", "n opt", |row| number(row.session.bytes_sent),
             |row, out| out.show(&Bytes(row.session.bytes_sent))),
-        column("idle", "Silent for", "n", |row| number(row.session.idle_s),
+        Column("idle", "Silent for", "n", |row| number(row.session.idle_s),
             |row, out| out.show(&Span(Duration::from_secs(row.session.idle_s)))),
-        column("age", "Age", "n opt", |row| number(row.session.age_s),
+        Column("age", "Age", "n opt", |row| number(row.session.age_s),
             |row, out| out.show(&Span(Duration::from_secs(row.session.age_s)))),
-        column("address", "Address", "opt", |row| row.session.address.clone().into(),
+        Column("address", "Address", "opt", |row| row.session.address.clone().into(),
             |row, out| out.show(&row.session.address)),
-        column("certificate", "Certificate", "opt", |row| row.session.subject.clone().into(),
+        Column("certificate", "Certificate", "opt", |row| row.session.subject.clone().into(),
             |row, out| out.show(&row.session.subject)),
     ];
     let table = Table {

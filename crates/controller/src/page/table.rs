@@ -52,39 +52,20 @@ impl From<&str> for Key {
     }
 }
 
-/// A number to sort by.
 pub(crate) fn number(value: impl TryInto<i64>) -> Key {
     Key::Number(value.try_into().unwrap_or(i64::MAX))
 }
 
-pub(crate) struct Column<T> {
-    key: &'static str,
-    title: &'static str,
-    /// The classes of the cells: `n` for numbers, `opt` for columns that a narrow screen leaves out.
-    class: &'static str,
-    sort: fn(&T) -> Key,
-    cell: fn(&T, &mut Html),
-}
+/// A column: its key in the address, its title, the classes of its cells (`n` for numbers, `opt` for
+/// columns that a narrow screen leaves out), the value to sort by, and the content of a cell.
+pub(crate) struct Column<T>(
+    pub(crate) &'static str,
+    pub(crate) &'static str,
+    pub(crate) &'static str,
+    pub(crate) fn(&T) -> Key,
+    pub(crate) fn(&T, &mut Html),
+);
 
-/// A column: its key in the address, its title, the classes of its cells, the value to sort by, and
-/// the content of a cell.
-pub(crate) fn column<T>(
-    key: &'static str,
-    title: &'static str,
-    class: &'static str,
-    sort: fn(&T) -> Key,
-    cell: fn(&T, &mut Html),
-) -> Column<T> {
-    Column {
-        key,
-        title,
-        class,
-        sort,
-        cell,
-    }
-}
-
-/// A table of rows of one type.
 pub(crate) struct Table<'a, T> {
     /// The name of the table, for screen readers.
     pub(crate) caption: &'static str,
@@ -115,6 +96,8 @@ impl<T> Table<'_, T> {
                 words.split_whitespace().all(|word| text.contains(word))
             });
         }
+        // The counts of the states are those of the rows that contain the words, so this comes before
+        // the filter by state.
         self.tools(out, params, &rows, all);
         let state = params.get("state");
         if !state.is_empty() {
@@ -133,20 +116,20 @@ impl<T> Table<'_, T> {
     }
 
     fn order(&self, params: &Params, rows: &mut [T]) {
-        let (Some(column), falls) = self.sorted_by(params) else {
+        let (Some(Column(.., sort, _)), falls) = self.sorted_by(params) else {
             return;
         };
         // The id decides between equal rows, so that the order is the same on each page.
         rows.sort_by_cached_key(|row| (self.id)(row));
         match falls {
-            true => rows.sort_by_cached_key(|row| Reverse((column.sort)(row))),
-            false => rows.sort_by_cached_key(column.sort),
+            true => rows.sort_by_cached_key(|row| Reverse(sort(row))),
+            false => rows.sort_by_cached_key(sort),
         }
     }
 
     /// The column to sort by, and true for descending order.
     fn sorted_by(&self, params: &Params) -> (Option<&Column<T>>, bool) {
-        let known = |name: &str| self.columns.iter().find(|column| column.key == name);
+        let known = |name: &str| self.columns.iter().find(|column| column.0 == name);
         let asked = params.get("sort");
         let name = asked.strip_prefix('-').unwrap_or(asked);
         match known(name) {
@@ -183,28 +166,27 @@ impl<T> Table<'_, T> {
 
     fn body(&self, out: &mut Html, params: &Params, rows: impl Iterator<Item = T>) {
         let (sorted, falls) = self.sorted_by(params);
-        let sorted = sorted.map_or("", |column| column.key);
+        let sorted = sorted.map_or("", |Column(key, ..)| key);
         html!(out; "<div class='scroll' tabindex='0' role='region' aria-label='" {self.caption}
             "'><table><caption class='only-heard'>" {self.caption} "</caption><thead><tr>");
-        for column in self.columns {
-            let is_sorted = column.key == sorted;
-            let (sign, heard, next) = match (is_sorted, falls) {
-                (true, false) => ("▲", "ascending", format!("-{}", column.key)),
-                (true, true) => ("▼", "descending", column.key.to_owned()),
-                (false, _) => ("", "none", column.key.to_owned()),
+        for Column(key, title, class, ..) in self.columns {
+            let (sign, heard, next) = match (*key == sorted, falls) {
+                (true, false) => ("▲", "ascending", format!("-{key}")),
+                (true, true) => ("▼", "descending", (*key).to_owned()),
+                (false, _) => ("", "none", (*key).to_owned()),
             };
             let query = params.query(&[("sort", &next), ("page", "")]);
-            html!(out; "<th scope='col' class='" {column.class} "' aria-sort='" {heard} "'><a href='"
-                {query} "'>" {column.title} "<span class='sign' aria-hidden='true'>" {sign} "</span></a></th>");
+            html!(out; "<th scope='col' class='" {class} "' aria-sort='" {heard} "'><a href='"
+                {query} "'>" {title} "<span class='sign' aria-hidden='true'>" {sign} "</span></a></th>");
         }
         html!(out; "</tr></thead><tbody>");
         for row in rows {
             let is_past = (self.state)(&row).is_some_and(|State(grade, _)| grade == Grade::Past);
             let class = if is_past { "over" } else { "" };
             html!(out; "<tr id='" {(self.id)(&row)} "' class='" {class} "'>");
-            for column in self.columns {
-                html!(out; "<td class='" {column.class} "'>");
-                (column.cell)(&row, out);
+            for Column(_, _, class, _, cell) in self.columns {
+                html!(out; "<td class='" {class} "'>");
+                cell(&row, out);
                 html!(out; "</td>");
             }
             html!(out; "</tr>");
@@ -232,7 +214,6 @@ pub(crate) fn choice(out: &mut Html, query: &str, is_current: bool, words: &impl
     out.raw("</a>");
 }
 
-/// Links to the previous and the next page.
 fn pager(out: &mut Html, params: &Params, page: usize, pages: usize, found: usize) {
     if pages < 2 {
         return;
@@ -257,8 +238,8 @@ mod tests {
 
     fn table(query: &str, count: u32) -> String {
         let columns = [
-            column("n", "Number", "n", |n: &u32| number(*n), |n, out| out.show(n)),
-            column(
+            Column("n", "Number", "n", |n: &u32| number(*n), |n, out| out.show(n)),
+            Column(
                 "t",
                 "Text",
                 "",

@@ -1,9 +1,9 @@
 //! The tenants: their networks, and the traffic of their tunnels.
 
 use super::html::{Html, html};
-use super::table::{Table, column, number};
+use super::table::{Column, Table, number};
 use super::words::{Bytes, Grade, Link, State};
-use super::{Scene, View};
+use super::{Made, Scene};
 use ssntp::payload::{TenantEntry, TunnelStats};
 
 /// A tenant with its tunnels, which the nodes report in their STATS.
@@ -34,39 +34,38 @@ impl Listed<'_> {
     }
 }
 
-pub(super) fn list(scene: &Scene<'_>) -> View {
-    let mut main = Html::default();
-    html!(&mut main; "<h1>Tenants</h1>");
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
+    html!(main; "<h1>Tenants</h1>");
     match &scene.source.tenants() {
-        Ok(tenants) => table(scene, &mut main, tenants),
-        Err(why) => html!(&mut main; "<p>The scheduler does not list its tenants: " {why} "</p>"),
+        Ok(tenants) => table(scene, main, tenants),
+        Err(why) => html!(main; "<p>The scheduler does not list its tenants: " {why} "</p>"),
     }
-    View::new("Tenants", main)
+    Ok("Tenants".to_owned())
 }
 
 fn table(scene: &Scene<'_>, out: &mut Html, tenants: &[TenantEntry]) {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        column("name", "Tenant", "name", |row: &Listed<'_>| row.tenant.name.as_str().into(),
+        Column("name", "Tenant", "name", |row: &Listed<'_>| row.tenant.name.as_str().into(),
             |row, out| out.show(&row.tenant.name)),
-        column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
-        column("subnet", "Subnet", "", |row| row.tenant.subnet.clone().into(),
+        Column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
+        Column("subnet", "Subnet", "", |row| row.tenant.subnet.clone().into(),
             |row, out| out.show(&row.tenant.subnet)),
-        column("key", "Key", "n opt", |row| number(row.tenant.key), |row, out| out.show(&row.tenant.key)),
-        column("nodes", "Nodes", "n", |row| number(row.tunnels.len()),
+        Column("key", "Key", "n opt", |row| number(row.tenant.key), |row, out| out.show(&row.tenant.key)),
+        Column("nodes", "Nodes", "n", |row| number(row.tunnels.len()),
             |row, out| {
                 out.show(&row.tunnels.len());
                 if row.down() > 0 {
                     html!(out; "<small>, " {row.down()} " down</small>");
                 }
             }),
-        column("in", "Bytes in", "n", |row| number(row.sum(|tunnel| tunnel.rx_bytes)),
+        Column("in", "Bytes in", "n", |row| number(row.sum(|tunnel| tunnel.rx_bytes)),
             |row, out| out.show(&Bytes(row.sum(|tunnel| tunnel.rx_bytes)))),
-        column("out", "Bytes out", "n", |row| number(row.sum(|tunnel| tunnel.tx_bytes)),
+        Column("out", "Bytes out", "n", |row| number(row.sum(|tunnel| tunnel.tx_bytes)),
             |row, out| out.show(&Bytes(row.sum(|tunnel| tunnel.tx_bytes)))),
-        column("drops", "Drops", "n opt", |row| number(row.sum(|tunnel| tunnel.drops)),
+        Column("drops", "Drops", "n opt", |row| number(row.sum(|tunnel| tunnel.drops)),
             |row, out| out.show(&row.sum(|tunnel| tunnel.drops))),
-        column("concentrator", "Concentrator", "opt", |row| row.tenant.concentrator_ip.clone().into(),
+        Column("concentrator", "Concentrator", "opt", |row| row.tenant.concentrator_ip.clone().into(),
             |row, out| {
                 html!(out; {row.tenant.concentrator_ip} " ");
                 if let Some(uuid) = row.tenant.concentrator_uuid.uuid() {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::chart::{Bar, waterfall};
 use super::html::{Html, html};
-use super::table::{Table, column, number};
+use super::table::{Column, Table, number};
 use super::words::{Age, Span, short, time};
-use super::{Facts, Made, Missing, Scene, View};
+use super::{Facts, Made, Missing, Scene};
 use crate::{Query, Row};
 use ssntp::payload::{FrameTrace, timestamp};
 
@@ -41,7 +41,7 @@ fn took(trace: &FrameTrace) -> Option<Span> {
     Some(Span(Duration::from_nanos(last - first)))
 }
 
-pub(super) fn list(scene: &Scene<'_>) -> Made {
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
     let rows = scene.newest(LISTED, |query| query.kind = Some("trace".to_owned()))?;
     let now = scene.now();
     let listed = rows.into_iter().filter_map(|row| {
@@ -54,22 +54,21 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
             now,
         })
     });
-    let mut main = Html::default();
-    html!(&mut main; "<h1>Traces</h1><p class='hint'>Each row is one frame. <code>ssntp ctl --trace</code> "
+    html!(main; "<h1>Traces</h1><p class='hint'>Each row is one frame. <code>ssntp ctl --trace</code> "
         "traces a command.</p>");
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        column("label", "Frame", "name", |one: &Listed| one.trace.label.as_str().into(),
+        Column("label", "Frame", "name", |one: &Listed| one.trace.label.as_str().into(),
             |one, out| {
                 let name = if one.trace.label.is_empty() { &one.trace.operand } else { &one.trace.label };
                 html!(out; "<a href='/traces/" {one.row.id} "'>" {name} "</a>");
             }),
-        column("operand", "Kind", "", |one| one.trace.operand.clone().into(),
+        Column("operand", "Kind", "", |one| one.trace.operand.clone().into(),
             |one, out| html!(out; {one.trace.frame_type} " " {one.trace.operand})),
-        column("hops", "Hops", "n", |one| number(one.trace.nodes.len()), |one, out| out.show(&one.trace.nodes.len())),
-        column("took", "Took", "n", |one| number(one.took.as_ref().map_or(0, |span| span.0.as_nanos())),
+        Column("hops", "Hops", "n", |one| number(one.trace.nodes.len()), |one, out| out.show(&one.trace.nodes.len())),
+        Column("took", "Took", "n", |one| number(one.took.as_ref().map_or(0, |span| span.0.as_nanos())),
             |one, out| out.show(&one.took.as_ref().map(precise).unwrap_or_default())),
-        column("at", "When", "n", |one| number(one.row.at),
+        Column("at", "When", "n", |one| number(one.row.at),
             |one, out| out.show(&Age { at: time(one.row.at), now: one.now })),
     ];
     let table = Table {
@@ -81,8 +80,8 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
         sort: "-at",
         empty: "No frame was traced.",
     };
-    table.show(&mut main, scene.params, listed.collect());
-    Ok(View::new("Traces", main))
+    table.show(main, scene.params, listed.collect());
+    Ok("Traces".to_owned())
 }
 
 /// A span with microseconds, because a hop takes a few of them.
@@ -96,7 +95,7 @@ fn precise(span: &Span) -> String {
     }
 }
 
-pub(super) fn one(scene: &Scene<'_>, row: i64) -> Made {
+pub(super) fn one(scene: &Scene<'_>, main: &mut Html, row: i64) -> Made {
     let query = Query {
         after: Some(row.saturating_sub(1)),
         limit: 1,
@@ -110,9 +109,8 @@ pub(super) fn one(scene: &Scene<'_>, row: i64) -> Made {
     } else {
         &trace.label
     };
-    let mut main = Html::default();
-    html!(&mut main; "<p class='way'><a href='/traces'>Traces</a></p><h1>" {name} "</h1>");
-    Facts::of(&mut main)
+    html!(main; "<p class='way'><a href='/traces'>Traces</a></p><h1>" {name} "</h1>");
+    Facts::of(main)
         .fact("Frame", &format!("{} {}", trace.frame_type, trace.operand))
         .fact("Hops", &trace.nodes.len())
         .fact("Took", &took(&trace).as_ref().map(precise).unwrap_or_default())
@@ -161,24 +159,24 @@ pub(super) fn one(scene: &Scene<'_>, row: i64) -> Made {
         // Writing to a String cannot fail.
         let _ = write!(sentence, " {}, {};", bar.title, bar.words);
     }
-    waterfall(&mut main, &sentence, &bars);
+    waterfall(main, &sentence, &bars);
     if is_before {
-        html!(&mut main; "<p class='was'>By these times a hop received the frame before it was sent. So the clocks "
+        html!(main; "<p class='was'>By these times a hop received the frame before it was sent. So the clocks "
             "of these hosts differ, and the times between hops are wrong by that difference.</p>");
     }
-    html!(&mut main; "<details><summary>The hops as a table</summary><div class='scroll'><table><thead><tr>"
+    html!(main; "<details><summary>The hops as a table</summary><div class='scroll'><table><thead><tr>"
         "<th scope='col'>Role</th><th scope='col'>Host</th><th scope='col'>Received</th><th scope='col'>Sent</th>"
         "</tr></thead><tbody>");
     for hop in &trace.nodes {
-        html!(&mut main; "<tr><td>" {hop.ssntp_role} "</td><td>");
+        html!(main; "<tr><td>" {hop.ssntp_role} "</td><td>");
         match hop.ssntp_node_uuid.uuid() {
             Some(uuid) if scene.picture.view.node(uuid).is_some() => main.show(&scene.node(uuid)),
-            _ => html!(&mut main; "<code>" {hop.ssntp_node_uuid} "</code>"),
+            _ => html!(main; "<code>" {hop.ssntp_node_uuid} "</code>"),
         }
-        html!(&mut main; "</td><td>" {hop.rx_timestamp} "</td><td>" {hop.tx_timestamp} "</td></tr>");
+        html!(main; "</td><td>" {hop.rx_timestamp} "</td><td>" {hop.tx_timestamp} "</td></tr>");
     }
-    html!(&mut main; "</tbody></table></div></details>");
-    Ok(View::new(name, main))
+    html!(main; "</tbody></table></div></details>");
+    Ok(name.to_owned())
 }
 
 /// The name of a hop's host, or the beginning of its UUID.

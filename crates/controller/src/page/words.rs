@@ -1,5 +1,6 @@
 //! Short texts for times, sizes and states.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -113,7 +114,6 @@ pub(crate) fn megabytes(mb: i64) -> String {
     )
 }
 
-/// A number that may be unknown.
 pub(crate) fn known(number: i64) -> String {
     if number < 0 {
         "–".to_owned()
@@ -157,7 +157,6 @@ pub(crate) struct Link<'a> {
 }
 
 impl<'a> Link<'a> {
-    /// A link to a node.
     pub(crate) fn node(node: &'a Node) -> Self {
         Self {
             to: "nodes",
@@ -186,6 +185,15 @@ impl Show for WorkloadLink<'_> {
     fn show_in(&self, out: &mut Html) {
         html!(out; "<a href='/workloads/" {encode(self.0)} "'>" {self.0} "</a>");
     }
+}
+
+/// Labels as `name=value`, separated by commas.
+pub(crate) fn labels(labels: &BTreeMap<String, String>) -> String {
+    let all: Vec<_> = labels
+        .iter()
+        .map(|(label, value)| format!("{label}={value}"))
+        .collect();
+    all.join(", ")
 }
 
 /// The beginning of a UUID, which commands accept as well.

@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use super::html::{Html, html};
 use super::params::encode;
-use super::table::{Table, column, number};
-use super::words::{Grade, State, WorkloadLink};
-use super::{Facts, Made, Missing, Scene, View, instances};
+use super::table::{Column, Table, number};
+use super::words::{Grade, State, WorkloadLink, labels};
+use super::{Facts, Made, Missing, Scene, instances};
 use crate::Status;
 use crate::model::{RolloutState, Workload};
 
-/// A workload and its status.
 pub(super) struct Listed {
     pub(super) workload: Arc<Workload>,
     pub(super) status: Status,
@@ -20,6 +19,7 @@ impl Listed {
     pub(super) fn state(&self) -> State {
         let Self { workload, status } = self;
         let is_short = status.running < status.wanted;
+        // The most urgent state first: a roll-out that went back, then missing instances.
         match workload.rollout.state {
             _ if workload.deleting => State(Grade::Wait, "deleting"),
             RolloutState::Back => State(Grade::Bad, "gone back"),
@@ -39,7 +39,6 @@ impl Listed {
     }
 }
 
-/// All workloads.
 pub(super) fn all(scene: &Scene<'_>) -> Vec<Listed> {
     let kept = &scene.picture.kept;
     let workloads = kept.state.workloads.iter();
@@ -50,26 +49,25 @@ pub(super) fn all(scene: &Scene<'_>) -> Vec<Listed> {
     listed.collect()
 }
 
-pub(super) fn list(scene: &Scene<'_>) -> View {
-    let mut main = Html::default();
-    html!(&mut main; "<h1>Workloads</h1>");
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
+    html!(main; "<h1>Workloads</h1>");
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        column("name", "Workload", "name", |row: &Listed| row.workload.name.as_str().into(),
+        Column("name", "Workload", "name", |row: &Listed| row.workload.name.as_str().into(),
             |row, out| out.show(&WorkloadLink(&row.workload.name))),
-        column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
-        column("running", "Running", "n", |row| number(i64::from(row.status.running) - i64::from(row.status.wanted)),
+        Column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
+        Column("running", "Running", "n", |row| number(i64::from(row.status.running) - i64::from(row.status.wanted)),
             |row, out| html!(out; {row.status.running} "<small> of " {row.status.wanted} "</small>")),
-        column("healthy", "Healthy", "n opt", |row| number(row.status.healthy),
+        Column("healthy", "Healthy", "n opt", |row| number(row.status.healthy),
             |row, out| out.show(&row.status.healthy)),
-        column("version", "Version", "n opt", |row| number(i64::try_from(row.workload.version).unwrap_or(i64::MAX)),
+        Column("version", "Version", "n opt", |row| number(i64::try_from(row.workload.version).unwrap_or(i64::MAX)),
             |row, out| {
                 out.show(&row.workload.version);
                 if row.status.outdated > 0 {
                     html!(out; "<small> (" {row.status.outdated} " older)</small>");
                 }
             }),
-        column("why", "Why", "opt", |row| row.why().into(), |row, out| out.show(&row.why())),
+        Column("why", "Why", "opt", |row| row.why().into(), |row, out| out.show(&row.why())),
     ];
     let table = Table {
         caption: "Workloads",
@@ -80,8 +78,8 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
         sort: "name",
         empty: "There is no workload yet; ssntp ctl apply -f FILE creates one.",
     };
-    table.show(&mut main, scene.params, all(scene));
-    View::new("Workloads", main)
+    table.show(main, scene.params, all(scene));
+    Ok("Workloads".to_owned())
 }
 
 /// A count as text. Zero is an empty text, which [`Facts`] leaves out.
@@ -93,21 +91,20 @@ fn unless_zero(count: u32) -> String {
     }
 }
 
-pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
+pub(super) fn one(scene: &Scene<'_>, main: &mut Html, name: &str) -> Made {
     let history = scene.newest(100, |query| query.workload = Some(name.to_owned()))?;
     let found = all(scene).into_iter().find(|listed| listed.workload.name == name);
-    let mut main = Html::default();
-    html!(&mut main; "<p class='way'><a href='/workloads'>Workloads</a></p><h1>" {name} " ");
+    html!(main; "<p class='way'><a href='/workloads'>Workloads</a></p><h1>" {name} " ");
     let Some(found) = found else {
         if history.is_empty() {
             return Err(Missing::Unknown);
         }
-        html!(&mut main; {State(Grade::Past, "deleted")} "</h1><h2>What happened</h2>");
-        scene.rows(&mut main, &history);
-        return Ok(View::new(name, main));
+        html!(main; {State(Grade::Past, "deleted")} "</h1><h2>What happened</h2>");
+        scene.rows(main, &history);
+        return Ok(name.to_owned());
     };
     let Listed { workload, status } = &found;
-    html!(&mut main; {found.state()} "</h1>");
+    html!(main; {found.state()} "</h1>");
     let rollout = match workload.rollout.state {
         RolloutState::Steady => "all instances have this version",
         RolloutState::Rolling => "instances of other versions are being replaced",
@@ -117,9 +114,7 @@ pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
     let stable = workload
         .stable
         .map(|version| format!(", the last one that worked is {version}"));
-    let labels = workload.spec.labels.iter();
-    let labels: Vec<_> = labels.map(|(label, value)| format!("{label}={value}")).collect();
-    Facts::of(&mut main)
+    Facts::of(main)
         .fact("Running", &format!("{} of {}", status.running, status.wanted))
         .fact("Healthy", &format!("{} of {}", status.healthy, status.wanted))
         .fact("Why", &found.why())
@@ -133,13 +128,13 @@ pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
             "Failures of the new version",
             &unless_zero(workload.rollout.failures),
         )
-        .fact("Labels", &labels.join(", "))
+        .fact("Labels", &labels(&workload.spec.labels))
         .end();
-    html!(&mut main; "<h2>Instances</h2>");
-    instances::table(scene, &mut main, |instance| instance.workload() == name);
-    html!(&mut main; "<h2>What happened</h2>");
-    scene.rows(&mut main, &history);
+    html!(main; "<h2>Instances</h2>");
+    instances::table(scene, main, |instance| instance.workload() == name);
+    html!(main; "<h2>What happened</h2>");
+    scene.rows(main, &history);
     let spec = serde_json::to_string_pretty(&workload.spec).unwrap_or_default();
-    html!(&mut main; "<details><summary>The spec</summary><pre tabindex='0'>" {spec} "</pre></details>");
-    Ok(View::new(name, main))
+    html!(main; "<details><summary>The spec</summary><pre tabindex='0'>" {spec} "</pre></details>");
+    Ok(name.to_owned())
 }

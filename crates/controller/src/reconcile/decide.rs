@@ -10,7 +10,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::observe::is_over;
-use super::soft::{Asked, Progress};
+use super::soft::{Progress, Unanswered};
 use super::{Command, Pass, Status};
 use crate::model::{Instance, InstanceState, Rollout, RolloutState, Version, Workload, Write};
 
@@ -20,22 +20,20 @@ const MOST_STARTING: usize = 256;
 /// does not block the others.
 const MOST_STARTING_OF_ONE: usize = 64;
 /// The time after which a query without an answer is repeated.
-const QUESTION: Duration = Duration::from_secs(30);
+const QUERY: Duration = Duration::from_secs(30);
 /// The time after which an instance is queried if its START has no answer and no node lists it. A
 /// scheduler holds a START for at most a minute, and the node has another minute to list it. An
 /// instance that its node lists as pending has no such limit.
 const START: Duration = Duration::from_secs(180);
 /// The pause after the first DELETE of an instance. Each further pause is twice as long.
 const DELETE_AGAIN: Duration = Duration::from_secs(10);
-/// The longest pause between two DELETEs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
-/// The instances of a workload by their slots.
 type Slots<'a> = BTreeMap<u32, Vec<&'a Instance>>;
 
 /// The status of a slot, after this step.
 #[derive(Clone, Copy)]
-enum Stand<'a> {
+enum SlotStatus<'a> {
     /// The instance is healthy, or has succeeded.
     Available(&'a Instance),
     /// The instance runs, but has not been healthy for long enough.
@@ -67,11 +65,11 @@ impl Pass<'_> {
         }
     }
 
-    pub(super) fn question(&self) -> Asked {
-        Asked {
+    pub(super) fn query(&self) -> Unanswered {
+        Unanswered {
             session: self.seen.session,
             at: self.now.elapsed,
-            is_question: true,
+            is_query: true,
         }
     }
 
@@ -89,21 +87,21 @@ impl Pass<'_> {
                     .insert(uuid, (now + pause, sent.saturating_add(1)));
                 // If the DELETE overtakes the end of the START, the START may never be answered. So
                 // the instance is queried as soon as no node lists it.
-                self.soft.asked.remove(&uuid);
+                self.soft.unanswered.remove(&uuid);
                 let node = seen.node;
                 self.plan.commands.push(Command::Delete { instance: uuid, node });
             }
         } else if instance.state == InstanceState::Starting {
-            let is_waited_for = self.soft.asked.get(&uuid).is_some_and(|asked| {
+            let is_waited_for = self.soft.unanswered.get(&uuid).is_some_and(|sent| {
                 // An instance that is no longer wanted only blocks its slot, so it is queried early.
-                let limit = match instance.wanted && !asked.is_question {
+                let limit = match instance.wanted && !sent.is_query {
                     true => START,
-                    false => QUESTION,
+                    false => QUERY,
                 };
-                asked.session == self.seen.session && now.saturating_sub(asked.at) < limit
+                sent.session == self.seen.session && now.saturating_sub(sent.at) < limit
             });
             if !is_waited_for {
-                self.soft.asked.insert(uuid, self.question());
+                self.soft.unanswered.insert(uuid, self.query());
                 self.plan.commands.push(Command::Ask(uuid));
             }
         }
@@ -114,7 +112,7 @@ impl Pass<'_> {
         let mut is_over = true;
         for instance in slots.values().flatten() {
             if instance.wanted {
-                self.drop_wish(instance, "ended", "is deleted with its workload");
+                self.mark_unwanted(instance, "ended", "is deleted with its workload");
             }
             let is_away = instance.node.is_some_and(|node| !self.is_current(node));
             is_over &= (is_away || instance.state == InstanceState::Lost) && !instance.wanted;
@@ -181,7 +179,7 @@ impl Pass<'_> {
             .flat_map(|(_, of_slot)| of_slot)
         {
             if instance.wanted {
-                self.drop_wish(instance, "ended", "is not needed any more");
+                self.mark_unwanted(instance, "ended", "is not needed any more");
             }
         }
         let all = slots.values().flatten();
@@ -190,11 +188,11 @@ impl Pass<'_> {
             .count();
         let mut room_here = MOST_STARTING_OF_ONE.saturating_sub(starting).min(*room);
         let at_first = room_here;
-        let mut stands = Vec::new();
+        let mut statuses = Vec::new();
         let mut empty = 0;
         for slot in 1..=count {
             let of_slot = slots.get(&slot).map_or(&[][..], Vec::as_slice);
-            let stand = self.stand(workload, of_slot);
+            let status = self.slot_status(workload, of_slot);
             let is_free = !of_slot
                 .iter()
                 .any(|instance| instance.wanted || self.blocks(workload, instance));
@@ -202,44 +200,44 @@ impl Pass<'_> {
                 room_here -= 1;
                 empty += 1;
             }
-            stands.push(stand);
+            statuses.push(status);
         }
         *room -= at_first - room_here;
-        self.roll(workload, &stands);
-        let status = self.status(workload, &stands, starting + empty);
+        self.roll(workload, &statuses);
+        let status = self.status(workload, &statuses, starting + empty);
         self.soft.status.insert(workload.name.clone(), status);
     }
 
     /// The status of a slot. Marks an instance that has failed as no longer wanted.
-    fn stand<'b>(&mut self, workload: &Workload, of_slot: &[&'b Instance]) -> Stand<'b> {
+    fn slot_status<'b>(&mut self, workload: &Workload, of_slot: &[&'b Instance]) -> SlotStatus<'b> {
         let Some(instance) = of_slot.iter().find(|instance| instance.wanted).copied() else {
-            return Stand::Empty;
+            return SlotStatus::Empty;
         };
         let is_outdated = instance.version != workload.version;
         match instance.state {
-            InstanceState::Running => return self.stand_of_running(workload, instance),
-            InstanceState::Done if is_over(workload, instance) => return Stand::Available(instance),
+            InstanceState::Running => return self.status_of_running(workload, instance),
+            InstanceState::Done if is_over(workload, instance) => return SlotStatus::Available(instance),
             // The instance has a former version, so it is not worth waiting for.
             InstanceState::Starting | InstanceState::Failed if is_outdated => {
-                self.drop_wish(instance, "ended", "has a former version");
+                self.mark_unwanted(instance, "ended", "has a former version");
             }
             InstanceState::Starting => {}
             _ if is_over(workload, instance) => {}
             _ => self.replace(instance, &instance.ending),
         }
-        Stand::Empty
+        SlotStatus::Empty
     }
 
-    fn stand_of_running<'b>(&mut self, workload: &Workload, instance: &'b Instance) -> Stand<'b> {
+    fn status_of_running<'b>(&mut self, workload: &Workload, instance: &'b Instance) -> SlotStatus<'b> {
         let seen = self.seen.instances.get(&instance.uuid);
         if !seen.is_some_and(|seen| seen.ended.is_none() && self.is_current(seen.node)) {
-            return Stand::Empty;
+            return SlotStatus::Empty;
         }
         let alive = self.soft.alive_for(instance, self.now);
         let health = self.soft.health.get(&instance.uuid).copied().unwrap_or_default();
         if health.is_bad && workload.spec.health.is_some() {
             self.replace(instance, "its health check fails");
-            return Stand::Empty;
+            return SlotStatus::Empty;
         }
         // During a roll-out, an instance of the new version has to be healthy for a while first.
         let is_available = workload.rollout.state == RolloutState::Steady
@@ -247,16 +245,15 @@ impl Pass<'_> {
             || alive >= Duration::from_secs(workload.spec.update.healthy_s.into())
                 && (workload.spec.health.is_none() || health.has_passed);
         match is_available {
-            true => Stand::Available(instance),
-            false => Stand::Running(instance),
+            true => SlotStatus::Available(instance),
+            false => SlotStatus::Running(instance),
         }
     }
 
-    /// Replaces an instance that has failed.
     fn replace(&mut self, instance: &Instance, why: &str) {
         let why = if why.is_empty() { "it has ended" } else { why };
         self.failed(instance, why, true);
-        self.drop_wish(instance, "failed", &format!("is replaced: {why}"));
+        self.mark_unwanted(instance, "failed", &format!("is replaced: {why}"));
     }
 
     /// True if an instance that is not wanted may still run.
@@ -297,11 +294,11 @@ impl Pass<'_> {
             revision: 0,
         };
         let payload = version.template.payload(&workload.name, slot, instance.uuid);
-        self.soft.asked.insert(
+        self.soft.unanswered.insert(
             instance.uuid,
-            Asked {
-                is_question: false,
-                ..self.question()
+            Unanswered {
+                is_query: false,
+                ..self.query()
             },
         );
         let what = format!("is started with version {}", workload.version);
@@ -310,14 +307,14 @@ impl Pass<'_> {
         true
     }
 
-    /// Takes the next step of a roll-out.
-    fn roll(&mut self, workload: &Workload, stands: &[Stand<'_>]) {
+    fn roll(&mut self, workload: &Workload, statuses: &[SlotStatus<'_>]) {
         let (name, version) = (&workload.name, workload.version);
         let is_new = |instance: &Instance| instance.version == version;
-        let available = stands
+        let available = statuses
             .iter()
-            .filter(|stand| matches!(stand, Stand::Available(i) if is_new(i)));
+            .filter(|status| matches!(status, SlotStatus::Available(i) if is_new(i)));
         let available = available.count();
+        // The deadline of a step begins again with each further instance that is available.
         let known = self.soft.progress.get(name).copied();
         if known.is_none_or(|known| known.version != version || known.available < available)
             || workload.rollout.state != RolloutState::Rolling
@@ -330,7 +327,7 @@ impl Pass<'_> {
             };
             self.soft.progress.insert(name.clone(), progress);
         }
-        if available == stands.len() {
+        if available == statuses.len() {
             self.soft.problems.remove(name);
             if workload.rollout.state != RolloutState::Steady {
                 self.workload_event(
@@ -350,34 +347,38 @@ impl Pass<'_> {
         if workload.rollout.state == RolloutState::Paused {
             return;
         }
-        let missing = stands
+        let missing = statuses
             .iter()
-            .filter(|stand| !matches!(stand, Stand::Available(_)));
+            .filter(|status| !matches!(status, SlotStatus::Available(_)));
         let mut missing = missing.count();
-        for stand in stands {
-            if let Stand::Available(instance) = stand
+        // An old instance is removed only while fewer than the allowed number are missing; the free
+        // slot is filled in a later step.
+        for status in statuses {
+            if let SlotStatus::Available(instance) = status
                 && !is_new(instance)
                 && missing < workload.spec.update.max_unavailable as usize
             {
                 missing += 1;
-                self.drop_wish(instance, "rollout", &format!("makes room for version {version}"));
+                self.mark_unwanted(instance, "rollout", &format!("makes room for version {version}"));
             }
         }
     }
 
-    fn status(&self, workload: &Workload, stands: &[Stand<'_>], starting: usize) -> Status {
-        let counted = |which: &dyn Fn(&Stand<'_>) -> bool| {
-            u32::try_from(stands.iter().filter(|stand| which(stand)).count()).unwrap_or(u32::MAX)
+    fn status(&self, workload: &Workload, statuses: &[SlotStatus<'_>], starting: usize) -> Status {
+        let counted = |which: &dyn Fn(&SlotStatus<'_>) -> bool| {
+            u32::try_from(statuses.iter().filter(|status| which(status)).count()).unwrap_or(u32::MAX)
         };
-        let healthy = counted(&|stand| matches!(stand, Stand::Available(_)));
-        let running = counted(&|stand| !matches!(stand, Stand::Empty));
+        let healthy = counted(&|status| matches!(status, SlotStatus::Available(_)));
+        let running = counted(&|status| !matches!(status, SlotStatus::Empty));
         Status {
             wanted: workload.spec.count,
             running,
             healthy,
-            outdated: counted(&|stand| match stand {
-                Stand::Available(instance) | Stand::Running(instance) => instance.version != workload.version,
-                Stand::Empty => false,
+            outdated: counted(&|status| match status {
+                SlotStatus::Available(instance) | SlotStatus::Running(instance) => {
+                    instance.version != workload.version
+                }
+                SlotStatus::Empty => false,
             }),
             starting: u32::try_from(starting).unwrap_or(u32::MAX),
             problem: match healthy < workload.spec.count {

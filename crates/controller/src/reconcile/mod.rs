@@ -345,7 +345,7 @@ impl Pass<'_> {
     }
 
     /// Marks an instance as no longer wanted, and writes a row about it.
-    fn drop_wish(&mut self, instance: &Instance, kind: &'static str, what: &str) {
+    fn mark_unwanted(&mut self, instance: &Instance, kind: &'static str, what: &str) {
         let unwanted = Instance {
             wanted: false,
             since: self.now.unix_ms,
@@ -361,6 +361,7 @@ impl Pass<'_> {
         if let Some(workload) = self.state.workloads.get(&instance.workload)
             && is_its_fault
             && workload.version == instance.version
+            // Only failures of the version that is rolled out can make the roll-out go back.
             && workload.rollout.state == crate::model::RolloutState::Rolling
         {
             let rollout = &mut self.touch(workload).rollout;

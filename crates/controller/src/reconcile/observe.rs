@@ -25,8 +25,8 @@ impl Pass<'_> {
         for instance in self.state.instances.values() {
             if !dropped.contains(&instance.uuid) {
                 match self.seen.instances.get(&instance.uuid) {
-                    Some(seen) => self.see(instance, seen),
-                    None => self.miss(instance),
+                    Some(seen) => self.update_listed(instance, seen),
+                    None => self.update_unlisted(instance),
                 }
             }
         }
@@ -47,15 +47,15 @@ impl Pass<'_> {
                     && !dropped.contains(&uuid)
             });
             let Some(instance) = starting else { continue };
-            let was_question = self
+            let was_query = self
                 .soft
-                .asked
+                .unanswered
                 .remove(&uuid)
-                .is_none_or(|asked| asked.is_question);
+                .is_none_or(|sent| sent.is_query);
             match answer {
                 // If no node lists the instance in time, it is queried again.
                 Answer::There => {
-                    self.soft.asked.insert(uuid, self.question());
+                    self.soft.unanswered.insert(uuid, self.query());
                     continue;
                 }
                 Answer::Lost => continue,
@@ -68,7 +68,7 @@ impl Pass<'_> {
                 }
                 // A scheduler that was restarted does not know the instances of a node that is still
                 // away. So the instance counts as lost, and its node may list it later.
-                Answer::NotStarted { .. } if was_question => {
+                Answer::NotStarted { .. } if was_query => {
                     let lost = Instance {
                         state: InstanceState::Lost,
                         wanted: false,
@@ -92,7 +92,7 @@ impl Pass<'_> {
     }
 
     /// Updates an instance that a node lists.
-    fn see(&mut self, instance: &Instance, seen: &SeenInstance) {
+    fn update_listed(&mut self, instance: &Instance, seen: &SeenInstance) {
         let is_current = self.is_current(seen.node);
         // The start may still fail; the answer to the START decides. If the answer was lost and the
         // node is away, the instance is given up with its node.
@@ -108,6 +108,8 @@ impl Pass<'_> {
             return self.give_up(instance, seen.node);
         }
         let was_unseen = matches!(instance.state, InstanceState::Starting | InstanceState::Lost);
+        // While a node is away, its last report is old. So only a node that is current ends an
+        // instance.
         let is_new = was_unseen || instance.node != Some(seen.node);
         let ended = seen.ended.as_ref().filter(|_| is_current);
         let ended = ended.filter(|end| !self.is_started_again(instance, seen, end));
@@ -155,7 +157,7 @@ impl Pass<'_> {
     }
 
     /// Updates an instance that no node lists.
-    fn miss(&mut self, instance: &Instance) {
+    fn update_unlisted(&mut self, instance: &Instance) {
         let Some(node) = instance.node else {
             if instance.state == InstanceState::Lost && self.soft.age(instance, self.now) > LOST {
                 self.gone(instance, "gone", "is forgotten");
@@ -171,6 +173,7 @@ impl Pass<'_> {
         if instance.wanted && workload.is_some_and(|workload| is_over(workload, instance)) {
             return;
         }
+        // A user may have deleted the instance on its node, so the workload is not to blame.
         if instance.wanted && instance.state == InstanceState::Running {
             self.failed(instance, "it is gone from its node", false);
         }
@@ -196,7 +199,7 @@ impl Pass<'_> {
             away >= grace && reschedule.policy != ReschedulePolicy::Never
         });
         if instance.wanted && !workload.is_some_and(|workload| is_over(workload, instance)) && is_lost {
-            self.drop_wish(instance, "lost", &format!("is lost: node {node} is away"));
+            self.mark_unwanted(instance, "lost", &format!("is lost: node {node} is away"));
         } else if !instance.wanted
             && self.soft.age(instance, self.now) > LOST
             && self.now.unix_ms.abs_diff(instance.since) > REMEMBERED_MS
@@ -229,6 +232,8 @@ impl Pass<'_> {
             let Some(workload) = self.state.workloads.get(&mark.workload) else {
                 continue;
             };
+            // An instance whose slot is taken or does not exist is adopted as unwanted, so that it is
+            // deleted.
             let fits = !workload.deleting && (1..=workload.spec.count).contains(&mark.slot);
             let wanted = fits && taken.insert((mark.workload.clone(), mark.slot));
             let version = workload

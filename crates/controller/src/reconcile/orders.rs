@@ -160,6 +160,7 @@ impl Core {
         let is_rolled = present.is_none_or(|present| present.digest != digest);
         workload.spec = spec;
         if is_rolled {
+            // A spec of an earlier version returns to that version, and is not stored twice.
             let former = workload.versions.iter().find(|version| version.digest == digest);
             workload.version = match former {
                 Some(former) => former.number,
@@ -213,6 +214,7 @@ impl Core {
     /// [`Refused`].
     pub fn delete(&self, name: &str) -> Result<Vec<Write>, Refused> {
         let mut workload = self.workload(name)?;
+        // A repeated order succeeds without a change.
         if workload.deleting {
             return Ok(Vec::new());
         }
@@ -295,6 +297,7 @@ fn differences(before: &Spec, after: &Spec) -> Vec<Difference> {
     let value = |spec: &Spec| serde_json::to_value(spec).unwrap_or_default();
     let mut found = Vec::new();
     compare("", &value(before), &value(after), &mut found);
+    // The list is for people, and the answer has a bounded size.
     found.truncate(MOST_DIFFERENCES);
     found
 }

@@ -11,7 +11,6 @@ use crate::model::{Instance, InstanceState, State};
 
 /// The pause of a slot after its first failure. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause of a slot.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The time after which the failure of an instance counts as the first one again.
 const LONG_ENOUGH: Duration = Duration::from_secs(60);
@@ -21,7 +20,7 @@ pub(super) struct Soft {
     session: u64,
     pub(super) answers: Vec<(Uuid, Answer)>,
     /// The STARTs and queries without an answer, by their instances.
-    pub(super) asked: BTreeMap<Uuid, Asked>,
+    pub(super) unanswered: BTreeMap<Uuid, Unanswered>,
     /// The nodes of known instances that are away, and the times since which they are.
     pub(super) away: BTreeMap<Uuid, Duration>,
     /// The times since which instances have been alive in the view.
@@ -33,20 +32,18 @@ pub(super) struct Soft {
     known: BTreeMap<Uuid, (i64, Duration)>,
     pub(super) slots: BTreeMap<(String, u32), Slot>,
     pub(super) progress: BTreeMap<String, Progress>,
-    /// The last failure of each workload.
     pub(super) problems: BTreeMap<String, String>,
     pub(super) status: BTreeMap<String, Status>,
     /// The time until which another controller counts as the master.
     pub(super) backup_until: Option<Duration>,
 }
 
-/// A START or a query without an answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct Unanswered {
     pub(super) session: u64,
     pub(super) at: Duration,
     /// True for a query: if the scheduler does not have the instance, no start has failed.
-    pub(super) is_question: bool,
+    pub(super) is_query: bool,
 }
 
 /// The outcome of the health checks of an instance.
@@ -84,7 +81,8 @@ impl Soft {
             self.deletes.clear();
         }
         // A plan that could not be written leaves the STARTs of its new instances here.
-        self.asked.retain(|uuid, _| state.instances.contains_key(uuid));
+        self.unanswered
+            .retain(|uuid, _| state.instances.contains_key(uuid));
         self.away.retain(|node, _| !seen.nodes.contains(node));
         let is_alive = |uuid: &Uuid| seen.instances.get(uuid).is_some_and(|i| i.ended.is_none());
         self.alive.retain(|uuid, _| is_alive(uuid));
@@ -110,6 +108,7 @@ impl Soft {
         let alive = self.alive.get(&instance.uuid);
         let was_long = alive.is_some_and(|since| now.elapsed.saturating_sub(*since) >= LONG_ENOUGH);
         let before = if was_long { 0 } else { instance.attempt };
+        // The shift is bounded, because 2 to the power of 9 seconds exceed the longest pause.
         let pause = FIRST_PAUSE.saturating_mul(1 << before.min(9)).min(LONGEST_PAUSE);
         let slot = Slot {
             attempt: before.saturating_add(1),
@@ -140,7 +139,7 @@ impl Soft {
 
     pub(super) fn forget(&mut self, instance: Uuid) {
         self.known.remove(&instance);
-        self.asked.remove(&instance);
+        self.unanswered.remove(&instance);
         self.alive.remove(&instance);
         self.deletes.remove(&instance);
         self.health.remove(&instance);

@@ -59,7 +59,7 @@ pub enum Fault {
 }
 
 impl StoreError {
-    fn failed(file: &Path, fault: Fault, why: String) -> Self {
+    pub(super) fn failed(file: &Path, fault: Fault, why: String) -> Self {
         let file = file.to_owned();
         Self::Failed { file, fault, why }
     }
@@ -70,6 +70,7 @@ impl StoreError {
             Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => {
                 Fault::ReadOnly
             }
+            // The faults are those that an operator can act on; the text of SQLite has the rest.
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Fault::Damaged,
             // A row whose content this program does not write.
             None => Fault::Damaged,

@@ -70,6 +70,7 @@ impl History {
         ];
         let mut text = format!("SELECT {} FROM history WHERE 1", schema::COLUMNS);
         let mut values = Vec::new();
+        // Values are bound as parameters, never written into the text.
         for (condition, value, _) in conditions.iter().filter(|(.., is_given)| *is_given) {
             values.push(*value);
             text.push_str(&format!(" AND {condition} ?{}", values.len()));

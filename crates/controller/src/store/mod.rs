@@ -122,6 +122,7 @@ impl Store {
             .mode(0o700)
             .create(directory)
             .map_err(failed)?;
+        // A file of its own is locked, because SQLite uses locks of the database itself.
         let lock = File::create(directory.join(LOCK)).map_err(failed)?;
         ssntp_transport::lock(&lock, "another controller").map_err(|e| match e.kind() {
             std::io::ErrorKind::WouldBlock => StoreError::InUse(file.clone()),
@@ -234,6 +235,8 @@ impl Reading {
     fn subscribe(&self) -> Option<Receiver<()>> {
         // One place is enough: a message that waits stands for all commits since.
         let (follower, commits) = bounded(1);
+        // Without this, followers that come and go while there is no commit would add up.
+        self.0.wake_followers();
         lock(&self.0.followers).as_mut()?.push(follower);
         Some(commits)
     }

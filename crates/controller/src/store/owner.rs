@@ -10,7 +10,6 @@ use rusqlite::{Connection, params};
 use super::{Job, Limits, Shared, StoreError, lock, schema};
 use crate::LOG;
 
-/// The most jobs of one transaction.
 const MOST_GROUPED: usize = 256;
 /// The least time between two prunings.
 const PRUNE: Duration = Duration::from_secs(10);
@@ -50,6 +49,7 @@ impl<'a> Owner<'a> {
     /// Writes until the store is dropped.
     pub(super) fn run(mut self, jobs: &Receiver<Job>) {
         while let Ok(first) = jobs.recv() {
+            // A sync takes milliseconds, so all jobs that wait share one.
             let more = jobs.try_iter().take(MOST_GROUPED - 1);
             let group: Vec<_> = std::iter::once(first).chain(more).collect();
             self.commit(&group);

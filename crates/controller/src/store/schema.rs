@@ -49,15 +49,19 @@ pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError
         return Err(StoreError::Newer { file, found, known });
     }
     if !is_new {
-        check(&connection).map_err(failed)?;
+        // Finds a damaged database at the start, before a row turns out to be missing.
+        let verdict = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0));
+        let verdict = verdict.map_err(failed)?;
+        if verdict != "ok" {
+            return Err(StoreError::failed(file, Fault::Damaged, verdict));
+        }
         let tables = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| {
             row.get::<_, i64>(0)
         });
         // A file that this program created just before a crash has no tables, and is used.
         if found < 0 || found == 0 && tables.map_err(failed)? > 0 {
-            let (file, fault) = (file.to_owned(), Fault::Foreign);
             let why = "another program made it".into();
-            return Err(StoreError::Failed { file, fault, why });
+            return Err(StoreError::failed(file, Fault::Foreign, why));
         }
     }
     configure(&connection, limits).map_err(failed)?;
@@ -65,22 +69,11 @@ pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError
     Ok(connection)
 }
 
-/// Finds a damaged database at the start, before a row turns out to be missing.
-fn check(connection: &Connection) -> rusqlite::Result<()> {
-    let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
-    match verdict.as_str() {
-        "ok" => Ok(()),
-        _ => Err(rusqlite::Error::FromSqlConversionFailure(
-            0,
-            Type::Text,
-            verdict.into(),
-        )),
-    }
-}
-
 fn configure(connection: &Connection, limits: Limits) -> rusqlite::Result<()> {
     let bytes = i64::try_from(limits.bytes).unwrap_or(i64::MAX);
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+    // FULL syncs the journal at each commit. With NORMAL, a loss of power could undo a commit after
+    // its START was sent.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update_and_check(None, "journal_size_limit", bytes / 4, |_| Ok(()))?;
     let page: i64 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;

@@ -197,6 +197,19 @@ fn a_follower_gets_each_row_once_also_if_it_is_slow() {
 }
 
 #[test]
+fn followers_that_are_gone_do_not_add_up_without_commits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
+    let mut stays = store.reading().follow(None).unwrap();
+    for _ in 0..100 {
+        drop(store.reading().follow(None).unwrap());
+    }
+    assert!(lock(&store.shared.followers).as_ref().unwrap().len() <= 2);
+    store.note(vec![event("noted")]);
+    assert_eq!(stays.next(LONG).unwrap().unwrap().text, "noted");
+}
+
+#[test]
 fn a_database_of_a_later_version_is_named() {
     let dir = tempfile::tempdir().unwrap();
     drop(Store::open(dir.path(), Limits::default()).unwrap());
