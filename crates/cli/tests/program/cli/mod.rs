@@ -24,3 +24,4 @@ mod session;
 mod settings;
 mod shell;
 mod signals;
+mod token;

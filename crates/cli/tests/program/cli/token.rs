@@ -1,0 +1,41 @@
+//! `ssntp controller token`: tokens with and without an end.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn ssntp(directory: &Path, line: &str) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_ssntp"))
+        .args(line.split_whitespace())
+        .current_dir(directory)
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+#[test]
+fn list_shows_the_end_of_each_token() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |line: &str| ssntp(directory.path(), &format!("controller token {line} --store ."));
+    assert_eq!(run("add eyes").0, Some(0));
+    assert_eq!(run("add hands --write --days 30").0, Some(0));
+    let (code, text) = run("list");
+    let lines: Vec<_> = text.lines().map(str::trim_end).collect();
+    assert_eq!((code, lines.len()), (Some(0), 3), "{text}");
+    assert!(
+        lines[0].to_lowercase().ends_with("expires") && lines[1].ends_with("never"),
+        "{text}"
+    );
+    let (code, json) = run("list --json");
+    assert_eq!(code, Some(0), "{json}");
+    let tokens: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(tokens[0]["expires"].is_null(), "{json}");
+    let day = |at: &serde_json::Value| ssntp::payload::timestamp::parse(at.as_str().unwrap()).unwrap();
+    let lifetime = day(&tokens[1]["expires"]) - day(&tokens[1]["made"]);
+    assert_eq!(lifetime, 30 * 86_400 * 1_000_000_000);
+    for days in ["0", "36501", "-1", "x"] {
+        assert_eq!(run(&format!("add other --days={days}")).0, Some(2), "{days}");
+    }
+}
