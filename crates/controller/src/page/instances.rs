@@ -24,6 +24,8 @@ const SENDING: Duration = Duration::from_secs(2);
 /// An instance: `seen` is its state on a node, `kept` the state that the reconciler has stored.
 pub(super) struct Instance<'a> {
     uuid: Uuid,
+    /// The node of the instance, or the last one that it had.
+    pub(super) node: Option<Uuid>,
     seen: Option<&'a controller::Instance>,
     kept: Option<&'a model::Instance>,
     on: Option<&'a Node>,
@@ -40,17 +42,12 @@ impl<'a> Instance<'a> {
         let node = seen.map(|seen| seen.node).or(kept.and_then(|kept| kept.node));
         Self {
             uuid,
+            node,
             seen,
             kept,
             on: node.and_then(|node| scene.picture.view.node(node)),
             now: scene.now(),
         }
-    }
-
-    /// The node of the instance, or the last one that it had.
-    pub(super) fn node(&self) -> Option<Uuid> {
-        let seen = self.seen.map(|seen| seen.node);
-        seen.or(self.kept.and_then(|kept| kept.node))
     }
 
     pub(super) fn workload(&self) -> &'a str {
@@ -218,23 +215,19 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&Instance<'
     table.show(out, scene.params, rows);
 }
 
-fn find<'a>(scene: &Scene<'a>, uuid: Uuid) -> Result<Instance<'a>, Missing> {
-    let picture: &'a Picture = scene.picture;
-    let kept = picture.kept.state.instances.get(&uuid).map(|kept| &**kept);
-    let seen = picture.view.instance(uuid);
-    match seen.is_some() || kept.is_some() {
-        true => Ok(Instance::of(scene, uuid, seen, kept)),
-        false => Err(Missing::Unknown),
-    }
-}
-
 pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     let history = scene.newest(100, |query| query.instance = Some(uuid))?;
-    let found = match find(scene, uuid) {
-        // The instance was deleted, but the history still has rows about it.
-        Err(_) if !history.is_empty() => Instance::of(scene, uuid, None, None),
-        other => other?,
-    };
+    let kept = scene.picture.kept.state.instances.get(&uuid);
+    let found = Instance::of(
+        scene,
+        uuid,
+        scene.picture.view.instance(uuid),
+        kept.map(|kept| &**kept),
+    );
+    // The history may have rows about an instance that was deleted.
+    if found.seen.is_none() && kept.is_none() && history.is_empty() {
+        return Err(Missing::Unknown);
+    }
     let name = match found.name().is_empty() {
         true => uuid.to_string(),
         false => found.name().to_owned(),
@@ -250,7 +243,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     if let Some(kept) = found.kept {
         html!(&mut workload; {WorkloadLink(&kept.workload)} ", slot " {kept.slot} ", version " {kept.version});
     }
-    if let Some(on) = found.node() {
+    if let Some(on) = found.node {
         html!(&mut node; {scene.node(on)});
     }
     if let Some(at) = found.since() {

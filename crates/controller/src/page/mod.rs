@@ -49,6 +49,7 @@ pub(crate) use self::words::time;
 use self::words::{Age, Link, State, WorkloadLink};
 use crate::http::source::{Picture, Source};
 use crate::{Query, Row};
+use ssntp::pki::rfc3339;
 
 pub(crate) const STYLE: &str = include_str!("../../assets/page.css");
 pub(crate) const SCRIPT: &str = include_str!("../../assets/page.js");
@@ -154,20 +155,16 @@ fn frame(picture: Option<&Picture>, path: &str, title: &str, main: &Html) -> Str
     }
     html!(&mut out; "</ul></nav><p id='live' role='status'>");
     if let Some(picture) = picture {
-        html!(&mut out; "as of <time datetime='" {rfc(picture.taken)} "'>" {clock(picture.taken)} "</time> UTC");
+        html!(&mut out; "as of <time datetime='" {rfc3339(picture.taken)} "'>" {clock(picture.taken)} "</time> UTC");
     }
     html!(&mut out; "</p></header><main id='main'>" {*main} "</main><noscript><p class='hint'>"
         "Without its script this page does not update itself; load it again.</p></noscript></body></html>");
     out.into_string()
 }
 
-fn rfc(at: SystemTime) -> String {
-    ssntp::pki::rfc3339(at)
-}
-
 /// The time of the day: `hh:mm:ss`.
 fn clock(at: SystemTime) -> String {
-    rfc(at).get(11..19).unwrap_or_default().to_owned()
+    rfc3339(at).get(11..19).unwrap_or_default().to_owned()
 }
 
 impl Scene<'_> {

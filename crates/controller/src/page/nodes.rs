@@ -11,6 +11,7 @@ use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes,
 use super::{Facts, Made, Missing, Scene, instances};
 use crate::Figures;
 use ssntp::payload::NodeStatus;
+use ssntp::pki::rfc3339;
 use ssntp_cluster::controller::Node;
 
 /// The spans of time of the charts: the value of the parameter `span`, and the seconds.
@@ -169,7 +170,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         html!(main; "</ul>");
     }
     html!(main; "<h2>Instances</h2>");
-    instances::table(scene, main, |instance| instance.node() == Some(uuid));
+    instances::table(scene, main, |instance| instance.node == Some(uuid));
     html!(main; "<h2>What happened</h2>");
     scene.rows(main, &scene.newest(50, |query| query.node = Some(uuid))?);
     Ok(name)
@@ -254,7 +255,7 @@ fn figures(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) -> Result<(), Missing>
         "<th scope='col'>Time (UTC)</th><th scope='col' class='n'>Load</th><th scope='col' class='n'>Free memory</th>"
         "<th scope='col' class='n'>Free disk</th><th scope='col' class='n'>Instances</th></tr></thead><tbody>");
     for figure in figures.iter().rev().take(super::table::ROWS) {
-        html!(out; "<tr><td>" {super::rfc(time(figure.at))} "</td><td class='n'>" {known(figure.load)}
+        html!(out; "<tr><td>" {rfc3339(time(figure.at))} "</td><td class='n'>" {known(figure.load)}
             "</td><td class='n'>" {megabytes(figure.mem_available_mb)} "</td><td class='n'>"
             {megabytes(figure.disk_available_mb)} "</td><td class='n'>" {known(figure.instances)} "</td></tr>");
     }

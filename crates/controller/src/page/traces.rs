@@ -184,13 +184,8 @@ fn host(scene: &Scene<'_>, uuid: &str) -> String {
     let Ok(uuid) = uuid.parse() else {
         return uuid.chars().take(36).collect();
     };
-    match scene
-        .picture
-        .view
-        .node(uuid)
-        .filter(|node| !node.stats.hostname.is_empty())
-    {
-        Some(node) => node.stats.hostname.clone(),
-        None => short(uuid),
+    match scene.node(uuid).name {
+        "" => short(uuid),
+        name => name.to_owned(),
     }
 }
