@@ -397,7 +397,7 @@ fn a_frame_that_the_server_does_not_take_is_not_said_to_be_sent() {
     let release = release;
     let why = place.send(&at, "--timeout 5", b"").fail(1);
     assert!(
-        why.contains("has not processed all frames in 5 s: up to 1 of 1 are lost"),
+        why.contains("has not taken all frames in 5 s: up to 1 of 1 are lost"),
         "{why}"
     );
     drop(release);
