@@ -20,7 +20,7 @@ use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::{Credit, Look, Unfinished};
 use ssntp_transport::outbox::Outbox;
-use ssntp_transport::slots::{Fate, LOOK, Slots, Wait};
+use ssntp_transport::slots::{HandshakeState, LOOK, Slots, Wait};
 use ssntp_transport::{
     BufferPool, ConnectionId, Duplex, EndReason, Incoming, LastWrites, Next, Receive, Writing, Wrote,
     end_reason, plain, silent_peer,
@@ -389,10 +389,10 @@ impl Slot {
         let Acceptance { slots, look_at, cut } = &mut *self.acceptance.borrow_mut();
         self.number = slots.take(stream.clone());
         if self.number.is_some() {
-            assert!(slots.running() <= slots.max(), "more handshakes than slots");
+            assert!(slots.running() <= slots.max, "more handshakes than slots");
             return Some(Step::Moved);
         }
-        if slots.is_closed() {
+        if slots.is_closed {
             return Some(Step::Over);
         }
         if let Some(at) = look_at.filter(|at| now < *at) {
@@ -407,8 +407,8 @@ impl Slot {
         Some(Step::Moved)
     }
 
-    fn fate(&self) -> Option<Fate> {
-        self.acceptance.borrow().slots.fate(self.number?)
+    fn state(&self) -> Option<HandshakeState> {
+        self.acceptance.borrow().slots.state_of(self.number?)
     }
 
     /// Notes for what the handshake waits after a step, as its stream does in the product.
@@ -429,7 +429,7 @@ impl Slot {
     }
 
     fn give_back(&mut self) {
-        self.was_cut |= self.fate() == Some(Fate::Cut);
+        self.was_cut |= self.state() == Some(HandshakeState::Cut);
         if let Some(number) = self.number {
             self.acceptance.borrow_mut().slots.give_back(number);
         }
@@ -534,7 +534,7 @@ impl Newcomer {
         let mut stopping = stopping;
         if let Some(slot) = &mut self.slot {
             match slot.take(&self.stream, view.now) {
-                None => stopping = slot.fate() == Some(Fate::Stopping),
+                None => stopping = slot.state() == Some(HandshakeState::Stopping),
                 Some(Step::Over) => {
                     self.stream.shut_down();
                     self.stage = Shaking::Over;

@@ -55,14 +55,10 @@ pub enum Wait {
     Write,
 }
 
-/// How far a handshake is.
+/// The state of a handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-<<<<<<< HEAD
-pub enum Fate {
-    /// Its peer has to send or to receive something, or its thread computes.
-=======
-pub(super) enum HandshakeState {
->>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
+pub enum HandshakeState {
+    /// The peer has to send or receive, or the thread of the handshake computes.
     #[default]
     UnderWay,
     /// Its input has ended because the server stops. The peer gets the reason.
@@ -112,16 +108,13 @@ impl Progress {
 
 /// The slots of a server. A used slot has the peer and the progress of its handshake.
 #[derive(Debug)]
-<<<<<<< HEAD
 pub struct Slots<P> {
-    max: usize,
-=======
-pub(super) struct Slots<P> {
-    pub(super) max: usize,
->>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
+    /// The number of slots; at least 1.
+    pub max: usize,
     patience: Patience,
     last: u64,
-    pub(super) is_closed: bool,
+    /// True after [`close`](Self::close): no more slots are given.
+    pub is_closed: bool,
     /// In the order of arrival, so that of equal waits the oldest is cut.
     taken: BTreeMap<u64, (P, Progress)>,
 }
@@ -143,19 +136,6 @@ impl<P> Slots<P> {
         self.taken.len()
     }
 
-<<<<<<< HEAD
-    /// The number of slots.
-    pub fn max(&self) -> usize {
-        self.max
-    }
-
-    /// True after [`close`](Self::close): no more slots are given.
-    pub fn is_closed(&self) -> bool {
-        self.is_closed
-    }
-
-=======
->>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
     /// True if a newcomer has to wait for a slot.
     pub fn is_full(&self) -> bool {
         self.taken.len() >= self.max
@@ -195,11 +175,7 @@ impl<P> Slots<P> {
     }
 
     /// Notes that the peer has sent bytes before the handshake waited for them.
-<<<<<<< HEAD
-    pub fn spoke(&mut self, slot: u64) {
-=======
-    pub(super) fn sent_early(&mut self, slot: u64) {
->>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
+    pub fn sent_early(&mut self, slot: u64) {
         if let Some((_, progress)) = self.taken.get_mut(&slot) {
             progress.has_sent = true;
         }
@@ -213,39 +189,23 @@ impl<P> Slots<P> {
     }
 
     /// The fate of the handshake. `None` once its slot was given back.
-<<<<<<< HEAD
-    pub fn fate(&self, slot: u64) -> Option<Fate> {
-        self.taken.get(&slot).map(|(_, progress)| progress.fate)
-=======
-    pub(super) fn state_of(&self, slot: u64) -> Option<HandshakeState> {
+    pub fn state_of(&self, slot: u64) -> Option<HandshakeState> {
         self.taken.get(&slot).map(|(_, progress)| progress.state)
->>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
     }
 
     /// Notes that all input of the handshake was received. From now on there may be a session to
     /// which others send, so a stop ends that session instead of this input. False if it was cut or
     /// stopped before.
-<<<<<<< HEAD
     pub fn heard(&mut self, slot: u64) -> bool {
-        self.advance(slot, Fate::UnderWay, Fate::Heard) == Some(Fate::Heard)
-=======
-    pub(super) fn heard(&mut self, slot: u64) -> bool {
         self.advance(slot, HandshakeState::UnderWay, HandshakeState::Heard) == Some(HandshakeState::Heard)
->>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
     }
 
     /// Notes that the handshake is over. From now on it is neither cut nor stopped, and reads may
     /// wait. False if it was cut or stopped before.
-<<<<<<< HEAD
     pub fn admitted(&mut self, slot: u64) -> bool {
-        self.advance(slot, Fate::UnderWay, Fate::Heard);
-        self.advance(slot, Fate::Heard, Fate::Admitted) == Some(Fate::Admitted)
-=======
-    pub(super) fn admitted(&mut self, slot: u64) -> bool {
         // A handshake may be admitted without a separate report that its input is complete.
         self.advance(slot, HandshakeState::UnderWay, HandshakeState::Heard);
         self.advance(slot, HandshakeState::Heard, HandshakeState::Admitted) == Some(HandshakeState::Admitted)
->>>>>>> a3c934f8 (The transport's pages, tests and names say what happens; a writer thread is one value that its reader owns)
     }
 
     fn advance(&mut self, slot: u64, from: HandshakeState, to: HandshakeState) -> Option<HandshakeState> {

@@ -1,7 +1,8 @@
 //! PEM texts, cut into sections. `rustls-pemfile` is no longer maintained, so no other file uses it,
 //! and another reader can take its place here.
 
-use rustls_pemfile::{Error, Item, read_one_from_slice};
+pub(super) use rustls_pemfile::Item;
+use rustls_pemfile::{Error, read_one_from_slice};
 
 use super::Fault;
 

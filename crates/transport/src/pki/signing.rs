@@ -11,13 +11,13 @@ use std::fs;
 use std::path::Path;
 
 use rcgen::{KeyPair, SubjectPublicKeyInfo};
-use rustls_pemfile::Item;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::FromDer;
 
 use super::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair, subject_params};
+use super::pem::{self, Item};
 use super::request::CertificateRequest;
-use super::{CertificateInfo, Error, Fault, der, pem, store};
+use super::{CertificateInfo, Error, Fault, der, store};
 
 impl CertificateRequest {
     /// Writes a signing request (PKCS#10, PEM) to the file `to`, signed by the key in the file `key`. If

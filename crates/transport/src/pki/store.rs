@@ -6,9 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
-use rustls_pemfile::Item;
 
-use super::{Error, Fault, pem};
+use super::pem::{self, Item};
+use super::{Error, Fault};
 
 /// The longest file: far above any certificate bundle, and some 250,000 entries of a revocation list. It
 /// bounds the reading of a device or a log file that was named by mistake.
