@@ -160,8 +160,11 @@ pub struct Codec {
     operands: Operands,
     /// The only type that is accepted. `None`: the protocol's and the application's frames.
     only: Option<FrameType>,
-    /// The number of bytes of an unsupported frame that are still to be dropped.
+    /// The number of bytes of an unsupported frame, or of a trace block that is too long, that are
+    /// still to be dropped.
     skip: u64,
+    /// The header, without trace, of the frame whose trace block is being dropped.
+    untraced: Option<Header>,
     /// The kind of that frame, until it was reported.
     unsupported: Option<FrameKind>,
     wanted: usize,
@@ -183,6 +186,7 @@ impl Codec {
             operands: Operands::new(),
             only: None,
             skip: 0,
+            untraced: None,
             unsupported: None,
             wanted: 0,
             bad_traces: 0,
@@ -328,8 +332,8 @@ impl Codec {
                 return Ok(false);
             };
             let length = u32::from_be_bytes([length[0], length[1], length[2], length[3]]);
-            // A block that is too long is dropped with its frame kept, up to the limit of payloads.
-            // Without this bound, a peer could make the receiver hold any amount of memory.
+            // A block that is too long is dropped as it arrives, and its frame is kept. Without this
+            // bound, a peer could keep its session busy with one block of 4 GiB.
             if length > self.max_payload && length as usize > MAX_TRACE_LEN {
                 return Err(ProtocolError::TraceTooLong(length));
             }
@@ -341,6 +345,17 @@ impl Codec {
             // The sum may exceed 32 bits.
             self.skip = block as u64 + u64::from(header.word);
             self.unsupported = Some(header.kind);
+            return Ok(true);
+        }
+        if block > MAX_TRACE_LEN {
+            self.bad_traces += 1;
+            input.advance(head);
+            // The header replaces the last bytes of the block, so that a frame without trace remains.
+            self.skip = (block - HEADER_LEN) as u64;
+            self.untraced = Some(Header {
+                major: header.major & !TRACE_FLAG,
+                ..header
+            });
             return Ok(true);
         }
         let whole = head + block + header.word as usize;
@@ -362,14 +377,22 @@ impl Codec {
         Ok(true)
     }
 
-    /// Drops the rest of an unsupported frame. Returns false until all of it has arrived.
+    /// Drops the rest of an unsupported frame or trace block. Returns false until all of it has arrived.
     fn skipped(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> bool {
-        // Dropped as it arrives, so that an unsupported frame of any length takes no memory.
+        // Dropped as it arrives, so that it takes no memory, whatever its length.
         let now = usize::try_from(self.skip).map_or(input.len(), |skip| skip.min(input.len()));
         input.advance(now);
         self.skip -= now as u64;
         if self.skip > 0 {
             return false;
+        }
+        if let Some(header) = self.untraced {
+            let Some(end) = input.get_mut(..HEADER_LEN) else {
+                self.wanted = HEADER_LEN;
+                return false;
+            };
+            end.copy_from_slice(&header.encode());
+            self.untraced = None;
         }
         items.extend(self.unsupported.take().map(Item::Unsupported));
         true

@@ -409,6 +409,17 @@ fn a_malformed_trace_block_is_dropped_and_the_frame_is_kept() {
             assert_eq!(codec.bad_traces(), 1);
         }
     }
+    // A block that is too long takes no memory, in whatever pieces it arrives.
+    let head = [0x80, 1, 1, 1, 0, 0, 0, 2, 0, 0, 0x20, 0];
+    let bytes = [&head[..], &[1; 0x2000], b"ok"].concat();
+    let (mut codec, mut items) = (Codec::new(LIMIT, true), Vec::new());
+    let mut input = BytesMut::new();
+    for piece in bytes.chunks(7) {
+        input.extend_from_slice(piece);
+        codec.decode(&mut input, &mut items).unwrap();
+        assert!(input.len() <= head.len() && codec.wanted() <= head.len());
+    }
+    assert_eq!(frames(&items), [Frame::with_payload(Status::READY, "ok")]);
     let (_, end) = feed(&[0x80, 1, 1, 1, 0, 0, 0, 2, 0xff, 0xff, 0xff, 0xff], &[], true);
     assert_eq!(end, Err(ProtocolError::TraceTooLong(u32::MAX)));
 }
