@@ -31,3 +31,19 @@ mod cluster;
 mod networks;
 mod processes;
 mod resumption;
+
+/// The program, out of reach of the contexts and variables of the user who runs the tests.
+fn program() -> std::process::Command {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SSNTP_") {
+            command.env_remove(name);
+        }
+    }
+    let directory = env!("CARGO_TARGET_TMPDIR");
+    command
+        .env("XDG_CONFIG_HOME", directory)
+        .env("XDG_DATA_HOME", directory)
+        .env_remove("RUST_LOG");
+    command
+}

@@ -124,7 +124,7 @@ pub fn words(line: &str) -> Vec<&str> {
 }
 
 pub fn ssntp(dir: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    let mut command = crate::program();
     command.current_dir(dir).args(arguments);
     command
 }

@@ -24,7 +24,7 @@ impl Drop for Running {
 }
 
 fn start(at: &Path, line: &str) -> (Running, u16) {
-    let child = Process::new(env!("CARGO_BIN_EXE_ssntp"))
+    let child = crate::program()
         .args(line.split(' '))
         .args(["--listen", "127.0.0.1:0", "--ca", "ca.pem", "--cert", "cert.pem"])
         .current_dir(at)

@@ -46,9 +46,9 @@ pub(super) fn certificates() -> TempDir {
 }
 
 fn ssntp(dir: &Path, line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    let mut command = crate::program();
     command.current_dir(dir).args(line.split_whitespace());
-    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    command.stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -80,10 +80,9 @@ impl Running {
 
     /// One whose output nobody reads yet.
     fn unread(directory: &Path, line: &str) -> (Self, ChildStdout) {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ssntp"))
+        let mut child = crate::program()
             .args(line.split_whitespace())
             .current_dir(directory)
-            .env_remove("RUST_LOG")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -12,10 +12,9 @@ use tempfile::TempDir;
 
 /// Runs `ssntp` with the words of a line, in a directory.
 fn ssntp(directory: &Path, line: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_ssntp"))
+    crate::program()
         .args(line.split_whitespace())
         .current_dir(directory)
-        .env_remove("RUST_LOG")
         .stdin(Stdio::null())
         .output()
         .unwrap()
@@ -214,7 +213,7 @@ fn a_closed_standard_output_is_no_failure() {
     let directory = with_authority();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let output = Command::new(env!("CARGO_BIN_EXE_ssntp"))
+    let output = crate::program()
         .args(["cert", "inspect", "pki/ca.pem"])
         .current_dir(directory.path())
         .stdout(writer)

@@ -9,7 +9,7 @@ use ssntp::proto::{Connect, Connected, Frame, Status, Trace};
 use uuid::Uuid;
 
 fn decode(arguments: &[&str], input: &[u8]) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_ssntp"))
+    let mut child = crate::program()
         .arg("decode")
         .args(arguments)
         .stdin(Stdio::piped())

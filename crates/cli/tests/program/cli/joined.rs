@@ -137,7 +137,7 @@ fn a_server_that_cannot_join_says_why() {
             "nothing.pem",
         ),
     ] {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ssntp"));
+        let mut command = crate::program();
         command
             .current_dir(dir.path())
             .args(["server", "--ca", "ca.pem", "--cert", "server.pem"]);

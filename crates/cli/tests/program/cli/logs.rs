@@ -31,7 +31,7 @@ impl Server {
         authority.save(dir.path(), false).unwrap();
         let issued = authority.issue(&CertificateRequest::new(Role::SCHEDULER | Role::SERVER));
         issued.unwrap().save(dir.path().join("server.pem")).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ssntp"))
+        let mut child = crate::program()
             .current_dir(dir.path())
             .args(arguments)
             .args([

@@ -94,11 +94,10 @@ impl Drop for Program {
 }
 
 pub(super) fn command(directory: &Path, line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    let mut command = crate::program();
     command
         .args(line.split_whitespace())
         .current_dir(directory)
-        .env_remove("RUST_LOG")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

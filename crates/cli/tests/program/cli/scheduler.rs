@@ -24,7 +24,7 @@ fn certificates() -> TempDir {
 }
 
 fn scheduler(dir: &Path, arguments: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_ssntp"))
+    crate::program()
         .current_dir(dir)
         .args(["scheduler", "--ca", "ca.pem"])
         .args(arguments)

@@ -101,9 +101,9 @@ impl Drop for Daemon {
 }
 
 fn ssntp(at: &Path, line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    let mut command = crate::program();
     command.args(line.split_whitespace()).current_dir(at);
-    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    command.stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(Stdio::null());
     command
 }

@@ -32,20 +32,9 @@ impl User {
     }
 
     pub(super) fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+        let mut command = crate::program();
         command.args(words).current_dir(self.0.path());
-        for variable in [
-            "SSNTP_CONNECT",
-            "SSNTP_CA",
-            "SSNTP_CERT",
-            "SSNTP_CRL",
-            "SSNTP_CONTEXT",
-            "RUST_LOG",
-            "XDG_CONFIG_HOME",
-            "XDG_DATA_HOME",
-        ] {
-            command.env_remove(variable);
-        }
+        command.env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME");
         command.env("HOME", self.0.path()).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command

@@ -4,10 +4,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 fn ssntp(directory: &Path, line: &str) -> (Option<i32>, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_ssntp"))
+    let output = crate::program()
         .args(line.split_whitespace())
         .current_dir(directory)
-        .env_remove("RUST_LOG")
         .stdin(Stdio::null())
         .output()
         .unwrap();

@@ -377,24 +377,16 @@ fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
     receive
 }
 
-/// `ssntp` without what the test's own environment says.
+/// `ssntp` with a home of its own.
 pub fn ssntp(directory: &Path, words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    let mut command = crate::program();
     command
         .args(words)
         .current_dir(directory)
         .env("HOME", directory)
         .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env_remove("XDG_CONFIG_HOME")
         .stdin(Stdio::null());
-    for variable in [
-        "RUST_LOG",
-        "XDG_CONFIG_HOME",
-        "SSNTP_CONNECT",
-        "SSNTP_CA",
-        "SSNTP_CERT",
-    ] {
-        command.env_remove(variable);
-    }
     command
 }
 

@@ -20,7 +20,7 @@ use crate::processes::words;
 const WEB: &str = "/PolicyUniverse/PolicySpace/shop/GbpEpGroup/web/";
 
 fn opflex(dir: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    let mut command = crate::program();
     command.current_dir(dir).arg("opflex").args(arguments);
     command
 }
