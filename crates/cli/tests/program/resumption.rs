@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command as Process, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 
 use ssntp::transport::TcpOptions;

@@ -173,22 +173,31 @@ impl Controller {
     /// # Errors
     /// As [`Client::start`].
     pub fn start(config: ControllerConfig) -> Result<Self, ClientError> {
-        let ControllerConfig {
-            client,
-            tracing,
-            traceparent,
-            history,
-        } = config;
-        let client = Client::start(client.tracing(tracing))?;
-        let shared = Arc::new(Shared::new(View::new(history)));
+        let shared = Shared::new(View::new(config.history));
+        Self::start_with(config, Arc::new(shared))
+    }
+
+    /// As [`start`](Self::start), with a channel as [`subscribe`](Self::subscribe) returns it, which
+    /// has all changes from the first session on.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub fn start_subscribed(config: ControllerConfig) -> Result<(Self, Receiver<Change>), ClientError> {
+        let shared = Shared::new(View::new(config.history));
+        let changes = shared.subscribe();
+        Ok((Self::start_with(config, Arc::new(shared))?, changes))
+    }
+
+    fn start_with(config: ControllerConfig, shared: Arc<Shared>) -> Result<Self, ClientError> {
+        let client = Client::start(config.client.tracing(config.tracing))?;
         // The thread does not own the `Client`. So dropping the controller ends the client, which
         // ends the events and the thread.
         let (events, handle, fed) = (client.events().clone(), client.handle(), Arc::clone(&shared));
         let feeder = threads::spawn("ssntp-control", move || fed.feed(&events, &handle));
         Ok(Self {
             client,
-            tracing,
-            traceparent,
+            tracing: config.tracing,
+            traceparent: config.traceparent,
             shared,
             feeder: Mutex::new(Some(feeder.map_err(|e| ClientError::Thread(Arc::new(e)))?)),
         })

@@ -30,9 +30,8 @@ pub(super) fn follow(
     mut each: impl FnMut(&Controller, &[Change]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let (config, mut renewal) = options.lasting_config(stop)?;
-    let controller = Controller::start(config)?;
+    let (controller, arriving) = Controller::start_subscribed(config)?;
     let ended = || Failure::new(controller.client().ended().unwrap_or(ClientError::Closed));
-    let arriving = controller.subscribe();
     let (pace, checks) = (crossbeam_channel::tick(PACE), connection::checks());
     let mut complaint = Complaint::default();
     loop {

@@ -209,9 +209,9 @@ impl<'a> Demo<'a> {
         let own = CertificateRequest::new(Role::CONTROLLER).uuid(Uuid::new_v4());
         let identity = authority.issue(&own)?.identity();
         let client = ClientConfig::new(identity, authority.trust()).address(parsed);
-        let controller = Controller::start(ControllerConfig::new(client))?;
+        let (controller, changes) = Controller::start_subscribed(ControllerConfig::new(client))?;
         let mut demo = Self {
-            changes: controller.subscribe(),
+            changes,
             processes,
             screen,
             stop,

@@ -133,7 +133,10 @@ fn failures_name_the_file_and_exit_with_1() {
         ),
         ("cert inspect none.pem", ["none.pem: cannot read", "No such file"]),
         ("cert inspect text", ["text: not PEM", ""]),
-        ("cert inspect pki/ca.key", ["pki/ca.key: no certificate", ""]),
+        (
+            "cert inspect pki/ca.key",
+            ["pki/ca.key: it holds no certificate", ""],
+        ),
         (
             "cert verify --ca other/ca.pem pki/agent.pem",
             ["pki/agent.pem: ", "not trusted"],

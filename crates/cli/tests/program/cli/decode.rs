@@ -1,7 +1,7 @@
 //! `ssntp decode` as a user meets it.
 
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use serde_json::Value;
 use ssntp::Role;

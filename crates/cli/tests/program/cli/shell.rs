@@ -268,7 +268,7 @@ fn a_context_says_what_a_command_is_not_told() {
     assert!(user.fails(&["context", "remove", "ctl"], 1).contains("ctl.yaml"));
     assert!(
         user.fails(&["context", "add", "a b", "--ca", ca, "--cert", cert], 2)
-            .contains("expected a name")
+            .contains("is not a name of up to 64")
     );
     assert!(
         user.fails(&["context", "add", "x", "--ca", ca, "--cert", ca], 1)

@@ -1,7 +1,7 @@
 //! `ssntp controller token`: tokens with and without an end.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 fn ssntp(directory: &Path, line: &str) -> (Option<i32>, String) {
     let output = crate::program()
