@@ -1,4 +1,4 @@
-//! How often a server asks for memory while it routes, and how much a session of another server
+//! The number of allocations of a server while it routes, and the memory that a session of another server
 //! takes.
 //!
 //! An allocator around the system's counts what the server's own threads ask
@@ -41,7 +41,7 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 static ALONE: Mutex<()> = Mutex::new(());
 
 thread_local! {
-    /// Whether this thread is one of the test's own.
+    /// True if this thread is one of the test's own.
     static MINE: Cell<bool> = const { Cell::new(false) };
     /// The bytes that this thread has asked for and not given back.
     static HELD: Cell<isize> = const { Cell::new(0) };
@@ -122,7 +122,7 @@ fn connect(identity: &Identity, authority: &Authority, role: Role, address: &Add
     halves
 }
 
-/// What the server asked for while it routed so many batches of frames of
+/// The allocations of the server while it routed so many batches of frames of
 /// this length: allocations for each frame, and for each batch.
 fn routed(payload: usize, batches: u32) -> (f64, f64) {
     MINE.set(true);
@@ -167,7 +167,7 @@ fn routed(payload: usize, batches: u32) -> (f64, f64) {
             }
         });
     };
-    // What is made once is made, and what grows has grown.
+    // After this, all lasting allocations are made.
     send_and_receive(batches / 4);
     let before = ALLOCATIONS.load(Relaxed);
     send_and_receive(batches);
@@ -205,7 +205,7 @@ fn a_session_of_another_server_takes_less_than_400_bytes() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (servers, sessions) = (number("SSNTP_SERVERS", 4), number("SSNTP_SESSIONS", 10_000));
     let mut directory = Directory::new();
-    // What is made once is made.
+    // After this, all lasting allocations are made.
     directory.link(1);
     let others = servers - 1;
     // The second is the worst case: a hash table has just doubled.

@@ -108,7 +108,7 @@ impl Command {
         }
     }
 
-    /// Whether it serves others until it is stopped.
+    /// True if it serves others until it is stopped.
     pub(crate) fn is_daemon(&self) -> bool {
         match self {
             Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => true,

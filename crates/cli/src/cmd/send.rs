@@ -93,9 +93,9 @@ const BACKOFF: Backoff = Backoff {
     factor: 2.0,
     cap: Duration::from_secs(1),
 };
-/// How often a wait looks for a signal, and for a role.
+/// The interval at which a wait checks for a signal, and for a role.
 const STEP: Duration = Duration::from_millis(200);
-/// How long the last frame's own answer may take before the server is asked in another way.
+/// The time that the answer to the last frame may take before the server is asked in another way.
 const ANSWER: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -193,18 +193,18 @@ struct Sending<'a> {
     name: String,
     /// The trace that the frames are part of.
     parent: Option<TraceParent>,
-    /// Whether the server has answered a question. It then answers others, too.
+    /// True if the server has answered a question. It then answers others, too.
     tells: bool,
-    /// How many frames have asked how many sessions received them.
+    /// The number of frames that asked for the number of their receivers.
     asked: usize,
     /// The answers of the server about those frames.
     answers: Vec<u64>,
-    /// How many frames were sent, and how many of them the server is known to have taken.
+    /// The number of frames that were sent, and of those that the server is known to have taken.
     sent: u64,
     taken: u64,
-    /// How many frames were sent before the probe that waits for its answer.
+    /// The number of frames that were sent before the probe that waits for its answer.
     probing: Option<u64>,
-    /// How many frames were sent and not known to be taken when a session ended.
+    /// The number of frames that were sent, and not known to be taken, when a session ended.
     lost: u64,
 }
 

@@ -103,7 +103,7 @@ pub(crate) fn sheet_line(name: &str, text: &str) -> String {
     format!("  {name:<11} {text}\n")
 }
 
-/// How many characters fit into a line of the terminal, and how many lines into it; `None` if the
+/// The number of characters in a line of the terminal, and of its lines; `None` if the
 /// standard output is not a terminal.
 pub(crate) fn terminal_size() -> Option<(usize, usize)> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;

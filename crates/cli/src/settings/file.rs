@@ -18,7 +18,7 @@ const MAX_LEN: u64 = 128 << 10;
 pub(super) struct Entry {
     pub(super) key: String,
     pub(super) at: Position,
-    /// Whether the values are a list in the file. If not, there is one value.
+    /// True if the values are a list in the file. If not, there is one value.
     pub(super) is_list: bool,
     pub(super) values: Vec<Scalar>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Scalar {
 }
 
 impl Scalar {
-    /// Whether there is no value: `key:`, `key: ~`, `key: null`.
+    /// True if there is no value: `key:`, `key: ~`, `key: null`.
     pub(super) fn is_nothing(&self) -> bool {
         self.is_plain && is_nothing(&self.text)
     }
@@ -190,7 +190,7 @@ impl<'a> Reader<'a, '_> {
         Ok(())
     }
 
-    /// Whether a value has neither an anchor nor a tag. If it has one, that is a problem.
+    /// True if a value has neither an anchor nor a tag. If it has one, that is a problem.
     fn is_simple(&mut self, anchor: usize, is_tagged: bool, at: Position) -> bool {
         if anchor != 0 {
             self.refuse(at, "settings files do not support anchors (`&name`)");

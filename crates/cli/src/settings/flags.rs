@@ -71,12 +71,12 @@ impl Flags {
     }
 }
 
-/// Whether the value of a flag in a file is true or false.
+/// True if the value of a flag in a file is true or false.
 pub(crate) fn is_switch(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue)
 }
 
-/// Whether a flag may be given several times, and so may be a list in a file.
+/// True if a flag may be given several times, and so may be a list in a file.
 pub(crate) fn is_repeated(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append)
 }

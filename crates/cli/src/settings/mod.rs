@@ -338,7 +338,7 @@ impl Settings {
         (changed, waiting)
     }
 
-    /// Whether a key has its default, or no value at all.
+    /// True if a key has its default, or no value at all.
     fn is_default(&self, key: &str) -> bool {
         let setting = self.values.iter().find(|setting| setting.key == key);
         setting.is_none_or(|setting| setting.origin == Origin::Default)

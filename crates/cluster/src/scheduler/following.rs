@@ -26,7 +26,7 @@ use ssntp::payload::{MAX_READ_LEN, NewLeader};
 use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType};
 use ssntp::server::{Context, SendError, SessionInfo};
 
-/// How long a command waits for a leader. A leader that has died is replaced within six seconds.
+/// The time for which a command waits for a leader. A leader that has died is replaced within six seconds.
 const HOLD_TIME: Duration = Duration::from_secs(10);
 /// The most commands that wait for a leader, and the most bytes of them.
 const MAX_HELD: usize = 1024;

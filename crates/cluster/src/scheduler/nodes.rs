@@ -33,7 +33,7 @@ use ssntp_transport::excerpt;
 const MAX_EVENTS: usize = 1024;
 /// The length limit of these events, in bytes: they hold one UUID.
 const MAX_EVENT: usize = 1024;
-/// How long STARTs wait for a node that ended its session in order: longer than a client with a
+/// The time for which STARTs wait for a node that ended its session in order: longer than a client with a
 /// renewed certificate takes to reconnect, and short enough for the answer to a START.
 const RETURN_TIME: Duration = Duration::from_secs(3);
 /// The longest interval between STATS that a node may announce, in seconds.

@@ -41,7 +41,7 @@ pub(super) const CONFIGURATION: &str = "configuration";
 pub(super) const TENANTS: &str = "tenants";
 /// The length limit of a document, in bytes. etcd takes requests of up to 1.5 MiB.
 const MAX_DOCUMENT: usize = 1 << 20;
-/// How long a new leader waits for the reports of the other schedulers before it takes commands.
+/// The time for which a new leader waits for the reports of the other schedulers before it takes commands.
 const SYNC_TIME: Duration = Duration::from_secs(5);
 
 /// The state of a scheduler that is one of several.

@@ -435,7 +435,7 @@ impl Slot {
         }
     }
 
-    /// What [`Slots::heard`] or [`Slots::admitted`] says of it.
+    /// The answer of [`Slots::heard`] or [`Slots::admitted`].
     fn advance(&self, to: fn(&mut Slots<Stream>, u64) -> bool) -> bool {
         let number = self.number;
         number.is_some_and(|number| to(&mut self.acceptance.borrow_mut().slots, number))
@@ -512,7 +512,7 @@ impl Newcomer {
         self
     }
 
-    /// Whether its handshake was cut to make room for another newcomer.
+    /// True if its handshake was cut to make room for another newcomer.
     pub(super) fn was_cut(&self) -> bool {
         self.slot.as_ref().is_some_and(|slot| slot.was_cut)
     }
@@ -564,7 +564,7 @@ impl Newcomer {
         (step, threads)
     }
 
-    /// Whether its handshake goes on, in a slot or without: it was neither cut nor stopped.
+    /// True if its handshake goes on, in a slot or without: it was neither cut nor stopped.
     fn goes_on(&self, to: fn(&mut Slots<Stream>, u64) -> bool) -> bool {
         self.slot.as_ref().is_none_or(|slot| slot.advance(to))
     }

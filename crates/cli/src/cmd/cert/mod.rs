@@ -82,7 +82,7 @@ pub(crate) struct Issue {
     days: u32,
 }
 
-/// What a certificate says of its holder.
+/// The properties of a certificate's holder.
 #[derive(Debug, clap::Args)]
 struct Holder {
     /// The holder's roles: server, controller, agent, scheduler, netagent or cnciagent,
@@ -412,7 +412,7 @@ fn serial(authority: &Authority, directory: &Path, text: &str) -> Result<Serial,
     })
 }
 
-/// Whether the text is a path, and not the name of a certificate.
+/// True if the text is a path, and not the name of a certificate.
 fn is_path(text: &str) -> bool {
     text.contains('/') || text.ends_with(".pem")
 }

@@ -70,7 +70,7 @@ impl Args {
         }
     }
 
-    /// Whether this command runs until it is stopped. Then its warnings are logged by default.
+    /// True if this command runs until it is stopped. Then its warnings are logged by default.
     pub(crate) fn serves(&self) -> bool {
         match self {
             Self::Serve(_) => true,

@@ -36,7 +36,7 @@ pub(super) struct ServerTls {
 }
 
 impl ServerTls {
-    /// Whether clients use TLS.
+    /// True if clients use TLS.
     pub(super) fn is_given(&self) -> bool {
         self.tls_cert.is_some()
     }

@@ -47,7 +47,7 @@ use super::unplaced::UnplacedStart;
 use crate::phase::Phase;
 use ssntp::payload::{CommandSubject, InstanceState, StartFailureReason};
 
-/// How long the instances of a node that is away still belong to it. A machine boots in that time.
+/// The time for which the instances of a node that is away still belong to it. A machine boots in that time.
 const AWAY_TIME: Duration = Duration::from_secs(600);
 /// The most instances of nodes that are away, at some 200 bytes each. Beyond that, the instances
 /// of the node that disconnected first are forgotten.
