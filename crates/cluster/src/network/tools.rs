@@ -11,6 +11,8 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 
+/// The most commands in a batch of [`anyway`].
+const BATCH: usize = 1000;
 /// The time limit for one call. A batch for a thousand tenants needs some three seconds.
 const LIMIT: Timespec = Timespec {
     tv_sec: 30,
@@ -64,15 +66,22 @@ pub(crate) fn nft_check(commands: &str) -> Result<(), String> {
     run(Command::new("nft").args(["-c", "-f", "-"]), commands).map(drop)
 }
 
-/// Runs commands of `ip` or `bridge` as one batch, which goes on after a command that fails. Errors
-/// about missing devices are ignored.
+/// Runs commands of `ip` or `bridge` in batches, which go on after a command that fails. Errors about
+/// missing devices are ignored.
 pub(crate) fn anyway(tool: &str, batch: &str) -> Result<(), String> {
     const ABSENCE: [&str; 3] = ["Cannot find device", "No such device", "Command failed"];
     let is_about_absence = |line: &str| ABSENCE.iter().any(|known| line.contains(known));
-    match batch_of(Command::new(tool).arg("-force"), batch) {
-        Err(why) if why.split("; ").all(is_about_absence) => Ok(()),
-        other => other,
-    }
+    // A node may have thousands of devices. The time limit of each batch must be enough for it, also
+    // on a host whose processors are busy.
+    let lines: Vec<_> = batch.lines().collect();
+    let ran = lines.chunks(BATCH).map(|lines| {
+        let ran = batch_of(Command::new(tool).arg("-force"), &lines.join("\n"));
+        ran.or_else(|why| match why.split("; ").all(is_about_absence) {
+            true => Ok(()),
+            false => Err(why),
+        })
+    });
+    ran.fold(Ok(()), Result::and)
 }
 
 fn batch_of(command: &mut Command, batch: &str) -> Result<(), String> {

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use super::rig::{AGENT_FLAGS, Rig};
+use super::rig::{AGENT_FLAGS, Rig, until};
 
 /// A START by hand on a node of this host is refused, and says this.
 #[track_caller]
@@ -40,6 +40,9 @@ fn a_start_without_its_network_says_why() {
     let begin = |rig: &mut Rig, flags, without| {
         (rig.agent_flags, rig.without) = (flags, without);
         rig.agent("b");
+        // The scheduler refuses a START for a node that is not READY yet.
+        let node = rig.node("b");
+        until(|| rig.done("nodes --state READY").contains(&node));
     };
     rig.kill("b");
     begin(&mut rig, "--users agent", None);
