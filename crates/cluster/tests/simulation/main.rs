@@ -48,6 +48,7 @@
 //! | `world` | the properties that are drawn from the seed, and the loop |
 //! | `peers`, `plans` | the other ends of the connections, and their properties |
 //! | `threads` | the server's threads of a connection, as machines |
+//! | `slots` | the slots for handshakes, and the accept thread that gives them out |
 //! | `cluster` | agents and controllers: their real cores |
 //! | `network` | streams |
 //! | `application` | the server's application, and the log of its callbacks |
@@ -68,6 +69,7 @@ mod network;
 mod peers;
 mod plans;
 mod several;
+mod slots;
 mod threads;
 mod world;
 

@@ -14,13 +14,14 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use uuid::Uuid;
 
 use super::network::{SimTransmit, Stream, bytes_of};
+use super::slots::{Acceptance, Slot};
 use ssntp::proto::Item;
 use ssntp::server::core::{CLAIM, Decoder, Entry, Environment, Grant, NoEntry, ServerCore, Step as Taking};
 use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::{Credit, Look, Unfinished};
 use ssntp_transport::outbox::Outbox;
-use ssntp_transport::slots::{HandshakeState, LOOK, Slots, Wait};
+use ssntp_transport::slots::{HandshakeState, Slots, Wait};
 use ssntp_transport::{
     BufferPool, ConnectionId, Duplex, EndReason, Incoming, LastWrites, Next, Receive, Writing, Wrote,
     end_reason, plain, silent_peer,
@@ -354,94 +355,6 @@ pub(super) enum Fails {
     Threads,
 }
 
-/// The slots of a server, and when its accept thread looks again for a handshake to cut.
-pub(super) struct Acceptance {
-    pub(super) slots: Slots<Stream>,
-    look_at: Option<Instant>,
-    /// The number of handshakes that were cut.
-    pub(super) cut: usize,
-}
-
-impl Acceptance {
-    pub(super) fn new(slots: Slots<Stream>) -> Self {
-        Self {
-            slots,
-            look_at: None,
-            cut: 0,
-        }
-    }
-}
-
-/// The slot of a newcomer, with the steps of the accept thread that give it one.
-struct Slot {
-    acceptance: Rc<RefCell<Acceptance>>,
-    number: Option<u64>,
-    wait: Option<Wait>,
-    was_cut: bool,
-}
-
-impl Slot {
-    /// Takes a slot, or makes room for one. `None` once the newcomer has one.
-    fn take(&mut self, stream: &Stream, now: Instant) -> Option<Step> {
-        if self.number.is_some() {
-            return None;
-        }
-        let Acceptance { slots, look_at, cut } = &mut *self.acceptance.borrow_mut();
-        self.number = slots.take(stream.clone());
-        if self.number.is_some() {
-            assert!(slots.running() <= slots.max, "more handshakes than slots");
-            return Some(Step::Moved);
-        }
-        if slots.is_closed {
-            return Some(Step::Over);
-        }
-        if let Some(at) = look_at.filter(|at| now < *at) {
-            return Some(Step::Waits(Some(at)));
-        }
-        *look_at = Some(now + LOOK);
-        match slots.cut(now, Duplex::is_readable) {
-            Some(slow) => slow.shut_down(),
-            None => return Some(Step::Waits(*look_at)),
-        }
-        *cut += 1;
-        Some(Step::Moved)
-    }
-
-    fn state(&self) -> Option<HandshakeState> {
-        self.acceptance.borrow().slots.state_of(self.number?)
-    }
-
-    /// Notes for what the handshake waits after a step, as its stream does in the product.
-    fn waits(&mut self, wait: Option<Wait>, now: Instant) {
-        let (Some(number), slots) = (self.number, &mut self.acceptance.borrow_mut().slots) else {
-            return;
-        };
-        if wait == self.wait {
-            return;
-        }
-        if let Some(wait) = self.wait {
-            slots.goes_on(number, wait, now);
-        }
-        if let Some(wait) = wait {
-            slots.waits(number, wait, now);
-        }
-        self.wait = wait;
-    }
-
-    fn give_back(&mut self) {
-        self.was_cut |= self.state() == Some(HandshakeState::Cut);
-        if let Some(number) = self.number {
-            self.acceptance.borrow_mut().slots.give_back(number);
-        }
-    }
-
-    /// The answer of [`Slots::heard`] or [`Slots::admitted`].
-    fn advance(&self, to: fn(&mut Slots<Stream>, u64) -> bool) -> bool {
-        let number = self.number;
-        number.is_some_and(|number| to(&mut self.acceptance.borrow_mut().slots, number))
-    }
-}
-
 /// The handshake of one connection: the steps of an [`Entry`], suspended where a thread blocks.
 pub(super) struct Newcomer {
     stream: Stream,
@@ -503,12 +416,7 @@ impl Newcomer {
 
     /// The same, with a handshake that begins when it has a slot.
     pub(super) fn with_slot_of(mut self, acceptance: &Rc<RefCell<Acceptance>>) -> Self {
-        self.slot = Some(Slot {
-            acceptance: Rc::clone(acceptance),
-            number: None,
-            wait: None,
-            was_cut: false,
-        });
+        self.slot = Some(Slot::of(acceptance));
         self
     }
 

@@ -10,8 +10,9 @@ use super::application::{Application, Router, SharedLog, filter, operands, rules
 use super::network::Stream;
 use super::peers::{Pace, Peer, Plan};
 use super::plans::plans;
+use super::slots::Acceptance;
 use super::threads::{
-    Acceptance, Core, Fails, Newcomer, PIECES, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer,
+    Core, Fails, Newcomer, PIECES, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer,
 };
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
