@@ -120,7 +120,7 @@ pub enum RequestError {
         /// The maximum in bytes.
         limit: u32,
     },
-    /// The most requests that may wait for answers do so. Nothing was sent.
+    /// The maximum number of requests that may wait for answers do so. Nothing was sent.
     #[error("{0} requests wait for answers, which is the maximum")]
     TooMany(usize),
     /// The addressee is not connected, or there is no session with the server. Nothing was sent.

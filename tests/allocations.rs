@@ -45,7 +45,7 @@ thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
     /// The bytes that this thread has asked for and not given back.
     static HELD: Cell<isize> = const { Cell::new(0) };
-    /// The most that it has held.
+    /// The maximum that it has held.
     static MOST: Cell<isize> = const { Cell::new(0) };
 }
 

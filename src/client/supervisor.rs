@@ -13,11 +13,23 @@ use std::time::SystemTime;
 use super::config::random_share;
 use super::core::{At, ClientCore, Next, Trial};
 use super::dial::{Dialer, refuse_session};
-use super::handle::now;
+use super::handle::{ClientHandle, now};
 use ssntp_transport::Link;
+
+/// Closes the client at the end of its supervisor. The client has ended before, unless the supervisor
+/// panicked, for example in a signer of the application. Without this, all callers that wait for a
+/// session or an event would wait for ever.
+struct CloseAtEnd(ClientHandle);
+
+impl Drop for CloseAtEnd {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
 
 /// Runs a client until it has ended.
 pub(super) fn run(mut core: ClientCore) {
+    let _close = CloseAtEnd(core.handle());
     let state = core.state();
     let dialer = Dialer::new(Arc::clone(&state.config), state.uuid, state.cancel.clone());
     let mut link: Option<Link> = None;

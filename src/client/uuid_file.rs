@@ -20,7 +20,7 @@ use uuid::Uuid;
 use super::ClientError;
 use ssntp_transport::Role;
 
-/// The most clients of one role and directory at a time.
+/// The maximum number of clients of one role and directory at a time.
 const SLOTS: u32 = 1024;
 
 /// A UUID, and the lock that keeps other clients from using it while this value lives.

@@ -429,7 +429,7 @@ reasons! {
 
 impl StartFailureReason {
     /// True if the node has the instance. With every other reason it did not start.
-    pub fn instance_is_there(&self) -> bool {
+    pub fn node_has_instance(&self) -> bool {
         matches!(self, Self::AlreadyRunning | Self::InstanceExists)
     }
 

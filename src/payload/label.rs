@@ -7,9 +7,9 @@ use serde::{Deserialize, Deserializer, de};
 use super::id::parse_uuid;
 use ssntp_transport::printable;
 
-/// The most bytes of a name, and of the key and the value of a label.
+/// The maximum number of bytes of a name, and of the key and the value of a label.
 pub const MAX_LABEL: usize = 63;
-/// The most labels of an instance.
+/// The maximum number of labels of an instance.
 pub const MAX_LABELS: usize = 32;
 
 /// Checks the name of an instance: 1 to 63 ASCII letters, digits, `.`, `_` and `-`, a letter or a

@@ -119,7 +119,7 @@ impl EntryRunner<'_> {
             // From here on others may send to the newcomer's session, so a stop must end the session
             // and not this handshake. It fails if the handshake was cut or stopped before.
             let has_first_frame = matches!(step, Step::Claim(..) | Step::Admit(_));
-            if has_first_frame && self.newcomer.is_some_and(|newcomer| !newcomer.heard()) {
+            if has_first_frame && self.newcomer.is_some_and(|newcomer| !newcomer.input_complete()) {
                 step = entry.stopping();
             }
             step = match step {

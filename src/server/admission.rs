@@ -54,8 +54,8 @@ pub struct AdmissionPolicy {
     /// role can take the UUID of a client that is not connected, even if that client has a bound
     /// certificate. Default: false.
     pub require_bound_uuid: bool,
-    /// The most sessions of one certificate; further ones get ConnectionFailure. At least 1. A number
-    /// above the default has no effect, so that one certificate never takes all places. A bound
+    /// The maximum number of sessions of one certificate; further ones get ConnectionFailure. At least 1. A
+    /// number above the default has no effect, so that one certificate never takes all places. A bound
     /// certificate always has one session at a time, and one more while the session before it ends.
     /// Default: three quarters of the server's maximum, at least 1.
     pub sessions_per_certificate: Option<usize>,
@@ -125,7 +125,7 @@ impl AdmissionPolicy {
         Ok(situation.holder.as_ref().map(|holder| holder.id))
     }
 
-    /// The most sessions of one certificate, if the server has at most `maximum`.
+    /// The maximum number of sessions of one certificate, if the server has at most `maximum`.
     pub(super) fn share(&self, maximum: usize) -> usize {
         // A quarter remains for others, so that a leaked certificate cannot keep them all out.
         let most = maximum - maximum.div_ceil(4);
@@ -505,7 +505,7 @@ mod tests {
                 stopping: false,
                 maximum: self.maximum,
                 sessions: self.taken(),
-                of_certificate: self.places.sessions_of(&certificate(number)),
+                of_certificate: self.places.connections_of(&certificate(number)),
                 banned: None,
                 holder: holder.map(|(id, _, old, _)| Holder {
                     id: *id,
@@ -581,7 +581,7 @@ mod tests {
                 for number in 0..CERTIFICATES.len() {
                     let of_it = model.sessions.iter().filter(|session| session.2 == number);
                     prop_assert!(of_it.count() <= share);
-                    prop_assert!(model.places.sessions_of(&certificate(number)) <= share + 1);
+                    prop_assert!(model.places.connections_of(&certificate(number)) <= share + 1);
                 }
             }
             let all = model.sessions.drain(..).map(|session| session.3);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-/// The most bans at a time. It bounds the memory, and the time for each newcomer.
+/// The maximum number of bans at a time. It bounds the memory, and the time for each newcomer.
 pub(super) const MAX_BANS: usize = 1024;
 /// The longest ban, a year. A ban is no replacement for a revocation, because a restart ends it.
 pub(super) const MAX_BAN: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -30,20 +30,20 @@ pub(super) struct Ban {
 pub(super) struct Bans {
     bans: Vec<Ban>,
     /// The number of the last ban that was added.
-    numbers: u64,
+    last_number: u64,
 }
 
 impl Bans {
-    /// Bans a UUID until the given time, in place of an earlier ban of that UUID. False if there are
-    /// [`MAX_BANS`] already.
+    /// Bans a UUID until the given time, in place of an earlier ban of that UUID. Returns false, and
+    /// adds nothing, if [`MAX_BANS`] bans of other UUIDs have not ended.
     pub(super) fn add(&mut self, uuid: Uuid, by: Uuid, now: Instant, until: Instant) -> bool {
         self.bans.retain(|ban| ban.until > now && ban.uuid != uuid);
         if self.bans.len() >= MAX_BANS {
             return false;
         }
-        self.numbers += 1;
+        self.last_number += 1;
         self.bans.push(Ban {
-            number: self.numbers,
+            number: self.last_number,
             uuid,
             by,
             since: now,

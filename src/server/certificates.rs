@@ -9,7 +9,7 @@ use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
 /// The certificates of all sessions and links, from their admission until their threads are joined.
 #[derive(Debug, Default)]
 pub(super) struct Certificates {
-    sessions: HashMap<KeptCertificate, usize>,
+    connections: HashMap<KeptCertificate, usize>,
     /// The intermediate certificates that came with the last new certificate. Most clusters have at most
     /// one intermediate authority, so that all clients send the same ones, which are kept once.
     intermediates: Option<Arc<[CertificateDer<'static>]>>,
@@ -17,44 +17,44 @@ pub(super) struct Certificates {
 
 impl Certificates {
     /// Counts a connection with this certificate. `intermediates` are the certificates that the peer sent
-    /// after it.
+    /// after it. Those of the first connection with the certificate are kept.
     pub(super) fn add(
         &mut self,
         certificate: &CertificateInfo,
         intermediates: Vec<CertificateDer<'static>>,
     ) -> KeptCertificate {
-        let kept = self.sessions.get_key_value(&certificate.der[..]);
+        let kept = self.connections.get_key_value(&certificate.der[..]);
         let kept = match kept {
             Some((kept, _)) => kept.clone(),
             None => KeptCertificate::new(certificate, self.shared(intermediates)),
         };
-        *self.sessions.entry(kept.clone()).or_default() += 1;
+        *self.connections.entry(kept.clone()).or_default() += 1;
         kept
     }
 
     /// Notes that a connection with this certificate is gone.
     pub(super) fn remove(&mut self, certificate: &KeptCertificate) {
-        if let Some(count) = self.sessions.get_mut(certificate) {
+        if let Some(count) = self.connections.get_mut(certificate) {
             *count -= 1;
             if *count == 0 {
-                self.sessions.remove(certificate);
+                self.connections.remove(certificate);
             }
         }
     }
 
     /// The number of connections with this certificate.
-    pub(super) fn sessions_of(&self, certificate: &CertificateInfo) -> usize {
-        let sessions = self.sessions.get(&certificate.der[..]);
-        sessions.copied().unwrap_or_default()
+    pub(super) fn connections_of(&self, certificate: &CertificateInfo) -> usize {
+        let connections = self.connections.get(&certificate.der[..]);
+        connections.copied().unwrap_or_default()
     }
 
     /// The number of certificates, and the largest number of connections with one of them.
     pub(super) fn counted(&self) -> (usize, usize) {
-        let most = self.sessions.values().copied().max();
-        (self.sessions.len(), most.unwrap_or_default())
+        let most = self.connections.values().copied().max();
+        (self.connections.len(), most.unwrap_or_default())
     }
 
-    /// Returns the kept intermediates if they are equal to these.
+    /// The kept intermediates, which become these if they differ. `None` if there are none.
     fn shared(&mut self, shown: Vec<CertificateDer<'static>>) -> Option<Arc<[CertificateDer<'static>]>> {
         if shown.is_empty() {
             return None;
@@ -82,13 +82,19 @@ mod tests {
             [&one, &one, &other].map(|certificate| places.add(certificate, Vec::new()));
         assert!(std::ptr::eq(first.info(), second.info()));
         assert_eq!(places.counted(), (2, 2));
-        assert_eq!((places.sessions_of(&one), places.sessions_of(&other)), (2, 1));
+        assert_eq!(
+            (places.connections_of(&one), places.connections_of(&other)),
+            (2, 1)
+        );
         places.remove(&first);
         places.remove(&third);
         assert_eq!(places.counted(), (1, 1));
-        assert_eq!((places.sessions_of(&one), places.sessions_of(&other)), (1, 0));
+        assert_eq!(
+            (places.connections_of(&one), places.connections_of(&other)),
+            (1, 0)
+        );
         places.remove(&second);
-        assert_eq!((places.sessions_of(&one), places.counted()), (0, (0, 0)));
+        assert_eq!((places.connections_of(&one), places.counted()), (0, (0, 0)));
     }
 
     #[test]

@@ -226,8 +226,8 @@ impl ServerConfig {
         /// The kinds of frames of the application, in addition to those of the protocol. Default: none.
         operands: Operands;
 
-        /// The most sessions at a time; further clients get ConnectionFailure. Default: as many as the
-        /// system has threads, memory maps and descriptors for.
+        /// The maximum number of sessions at a time; further clients get ConnectionFailure. Default: as
+        /// many as the system has threads, memory maps and descriptors for.
         max_sessions: usize;
 
         /// The rules for the admission of clients. Default: see [`AdmissionPolicy`].
@@ -240,9 +240,9 @@ impl ServerConfig {
         /// [`Role::NONE`].
         operators: Role;
 
-        /// The most handshakes at a time. Each has its own thread. If all are under way, the handshake
-        /// that has waited longest for its peer is cut to make room for a newcomer. The server uses
-        /// fewer if the system's limits are tight. Default: [`default_max_handshakes`].
+        /// The maximum number of handshakes at a time. Each has its own thread. If all are under way, the
+        /// handshake that has waited longest for its peer is cut to make room for a newcomer. The server
+        /// uses fewer if the system's limits are tight. Default: [`default_max_handshakes`].
         max_handshakes: usize;
 
         /// The longest time for TLS and CONNECT together. Default: 10 s.

@@ -1,4 +1,4 @@
-//! The state of a server: its sessions, its rules, and where each frame goes.
+//! The state of a server: its sessions, its forwarding rules, and the routing of frames.
 //!
 //! ```text
 //!  admit ─▶ Session ─ admitted ─▶ item ─ filter ─ rules ─ handler ─▶ Action::Send
@@ -6,9 +6,9 @@
 //!              └─ ended, replaced, dismissed, stop ─▶ Notice ─▶ Handler::disconnected
 //! ```
 //!
-//! This module is public for two kinds of programs: simulations, which step the code that
-//! serves a cluster in virtual time, and programs that bring their own threads. Others use
-//! [`Server`](super::Server), which runs a core on a dispatcher thread.
+//! This module is public for two kinds of programs: simulations, which run the code
+//! of a server in virtual time, and programs that bring their own threads. Other programs
+//! use [`Server`](super::Server), which runs a core on a dispatcher thread.
 //!
 //! A [`ServerCore`] has no sockets, no threads and no clock. Its owner calls the methods of [`Core`]
 //! with the time: `admit`, `admitted`, `item`, `ended`, `gone`, `tick` and `stop`, and `settle` after
@@ -23,8 +23,8 @@
 //! | [`Redial`] | the schedule by which another server is dialled |
 //! | [`Arrival`], [`Grant`] | a newcomer that asks to be admitted, and the answer |
 //!
-//! A session is in every index from its admission until its end. After its end, its threads may still
-//! send its queue.
+//! A session can be found from its admission until its end. After its end, its connection may stay open
+//! until its queue is sent.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -42,20 +42,19 @@ use super::bans::Bans;
 use super::certificates::Certificates;
 pub use super::config::Environment;
 use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
-use super::delivery::SharedEncoding;
 use super::disconnect::DisconnectReason;
 pub use super::entry::{CLAIM, Entry, NoEntry, Step};
 pub use super::federation::{Attempt, LinkRequest, Redial};
-use super::federation::{Dialler, EndCode, ForwardBody, Links, Remote, ServerLink};
+use super::federation::{Dialler, EndCode, Links, Remote, ServerLink};
 use super::filter::Filter;
 use super::handler::{Context, Handler, Newcomer};
 use super::held::{Held, HeldFrame};
 use super::operators::is_of_operators;
-use super::routing::{Rule, RuleTable};
+use super::routing::RuleTable;
 use super::sessions::{Directory, SessionId, SessionInfo, Sessions};
 use super::tally::Tally;
 use super::watching::Watcher;
-use crate::proto::{Command, Connect, ErrorCode, Frame, Item, Refusal, Run, answer_to_unsupported};
+use crate::proto::{Connect, Item, Refusal};
 use crate::request::Outstanding;
 pub use crate::wire::Decoder;
 use ssntp_transport::LogLimit;
@@ -63,7 +62,7 @@ use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Core, DistantChange, Drops, Origin};
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
-use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, Outgoing, PeerAddress, Table};
+use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, PeerAddress, Table};
 
 /// A newcomer that asks to be admitted.
 #[derive(Debug)]
@@ -107,13 +106,13 @@ pub enum ArrivalKind {
 /// The answer to an admitted newcomer.
 #[derive(Debug)]
 pub struct Grant {
-    /// The session. For a link: the other server in the form of a session.
+    /// The session. For a link: the other server, described as a session.
     pub info: Arc<SessionInfo>,
     /// The frame to send first: CONNECTED, or the HELLO of a link.
     pub answer: Bytes,
 }
 
-/// An event that the application has not been told of yet.
+/// An event that has not been delivered to the application yet.
 #[derive(Debug)]
 pub(super) enum Notice {
     /// A session has ended.
@@ -122,19 +121,21 @@ pub(super) enum Notice {
     Expired(HeldFrame),
     /// The server has begun to drain.
     Draining,
-    /// The sessions of another server are known.
+    /// A link is ready: the sessions of the other server are known.
     Linked(Arc<ServerLink>),
+    /// A link has ended.
     Unlinked(Arc<ServerLink>),
-    /// A session of another server.
+    /// A session of another server has begun.
     RemoteConnected(Arc<Remote>),
+    /// A session of another server has ended.
     RemoteDisconnected(Arc<Remote>),
 }
 
-/// The most requests of the server itself that wait for answers.
+/// The maximum number of requests of the server itself that wait for answers.
 const MAX_ASKING: usize = 1024;
 
-/// The limit of the queue of a link, in bytes. Half of it is the mark; the snapshot of 80,000 sessions
-/// fits into the other half.
+/// The limit of the queue of a link, in bytes. Senders are held from half of it on. The other half has
+/// room for the snapshot of 80,000 sessions.
 const LINK_QUEUE: u64 = 16 << 20;
 
 /// A server with its application.
@@ -161,22 +162,22 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
-    /// The certificate and the gauge of each connection until its threads are joined; of a link, also
+    /// For each connection, until its threads have ended: its certificate, its gauge and, if it is a link,
     /// the other server.
     pub(super) connections: Table<(KeptCertificate, Gauge, Option<Arc<ServerLink>>)>,
     pub(super) links: Links,
-    /// Dials the peers, if the server takes links.
+    /// Dials the other servers. `None` if the server has no links.
     pub(super) dialler: Option<Dialler>,
-    /// The roles whose commands of [`operators`](super::operators) are carried out.
+    /// The roles that may send the commands of [`operators`](super::operators).
     pub(super) operators: Role,
     pub(super) bans: Bans,
-    /// Operators that get Watched for received frames.
+    /// Operators that receive a Watched for frames that this server receives.
     pub(super) watchers: Vec<Watcher>,
     pub(super) started: Instant,
     pub(super) tally: Tally,
-    /// The number of frames that connections which are gone have lost.
+    /// The number of frames that were lost with connections that have ended.
     pub(super) frames_lost: u64,
-    /// In the order in which the events happened.
+    /// The events to deliver to the application, oldest first.
     pub(super) notices: Vec<Notice>,
     /// Dropped when the server stops, which ends `Server::wait`.
     pub(super) open: Option<Sender<Infallible>>,
@@ -185,16 +186,16 @@ pub(super) struct State {
     pub(super) now: Instant,
     /// The time of day, from the last call of [`Core::time_of_day`].
     pub(super) wall: SystemTime,
-    /// Newcomers that were verified by an earlier generation of the credentials are refused.
+    /// The generation of the credentials. A newcomer that an earlier one has verified is refused.
     pub(super) generation: u64,
     /// The time of the next call of [`end_expired`](Self::end_expired).
     pub(super) next_expiry_check: Option<Instant>,
-    /// Limits the log lines that each client can cause, by UUID.
+    /// Limits the log lines that each UUID can cause.
     pub(super) log: LogLimit<Uuid>,
     /// The actions for the owner of this core, in order.
     pub(super) actions: Vec<Action>,
-    /// The connection whose frames are being handled, or the application. It is held if a receiver of
-    /// frames that are sent now has no room.
+    /// The connection whose frames are being handled, or the application. If a receiver of the frames that
+    /// are sent now has no room, this connection is not read until it has.
     pub(super) origin: Origin,
 }
 
@@ -266,8 +267,8 @@ impl ServerCore {
         })
     }
 
-    /// Runs `act` at the time `now`, and appends the actions that it causes. Sends heartbeats if they
-    /// are due.
+    /// Sets the time to `now`, sends the heartbeats that are due, runs `act`, and appends the actions that
+    /// follow from both.
     pub(super) fn at<T>(
         &mut self,
         now: Instant,
@@ -287,12 +288,12 @@ impl ServerCore {
         self.state.links.hello(&self.state.environment)
     }
 
-    /// Runs a closure of another thread with a context.
+    /// Runs a closure that another thread has sent, with a context.
     pub fn call(&mut self, now: Instant, actions: &mut Vec<Action>, call: impl FnOnce(&mut Context<'_>)) {
         self.call_handler(now, actions, |_, cx| call(cx));
     }
 
-    /// As [`call`](Self::call), with the application.
+    /// As [`call`](Self::call), and also passes the application.
     pub(super) fn call_handler(
         &mut self,
         now: Instant,
@@ -370,7 +371,7 @@ impl Core for ServerCore {
     type Refusal = Refusal;
 
     fn owner(request: &Arrival) -> Option<&[u8]> {
-        // Clients with one certificate share one part of the memory budget.
+        // Clients with the same certificate share one part of the memory budget.
         match request.kind {
             ArrivalKind::Client { .. } => Some(&request.peer.certificate.der),
             ArrivalKind::Server(_) => None,
@@ -380,7 +381,7 @@ impl Core for ServerCore {
     fn limits(request: &Arrival, default: Limits) -> Limits {
         match request.kind {
             ArrivalKind::Client { .. } => default,
-            // A long queue of a link would delay the HOLD of a sender whose receiver has no room.
+            // HOLD waits behind the frames in this queue, so a long queue would delay back-pressure.
             ArrivalKind::Server(_) => Limits {
                 bytes: default.bytes.min(LINK_QUEUE),
                 ..default
@@ -398,8 +399,8 @@ impl Core for ServerCore {
         actions: &mut Vec<Action>,
     ) -> Result<Grant, Refusal> {
         self.at(now, actions, |core| {
-            // The sessions that existed when the credentials were replaced have been verified again.
-            // This newcomer would come too late for that.
+            // When the credentials were replaced, all sessions were verified again. This newcomer had no
+            // session then, so it has to connect again.
             if peer.generation < core.state.generation {
                 return Err(Refusal::Busy("the server's certificates were replaced meanwhile"));
             }
@@ -408,8 +409,8 @@ impl Core for ServerCore {
                 ArrivalKind::Server(request) => return core.state.admit_link(id, peer, request, gauge),
             };
             let replaced = core.state.judge(connect.source, &peer.certificate, standing)?;
-            // The application decides last, so it never sees a newcomer that the rules refuse. If it
-            // refuses, the session that would be replaced stays.
+            // The application decides last, so it never sees a newcomer that the server refuses. If the
+            // application refuses it, the session that would be replaced stays.
             core.consent(&Newcomer {
                 uuid: connect.source,
                 role: connect.role,
@@ -417,7 +418,7 @@ impl Core for ServerCore {
                 certificate: &peer.certificate,
             })?;
             if let Some(old) = replaced {
-                // Without sending its queue: a client that connects again has most likely lost that
+                // Its queue is not sent: a client that connects again has most likely lost the old
                 // connection, and must not wait until sending fails.
                 core.state.end(old, DisconnectReason::Replaced, true);
             }
@@ -459,7 +460,7 @@ impl Core for ServerCore {
     fn gone(&mut self, id: ConnectionId) {
         if let Some((certificate, gauge, server)) = self.state.connections.remove(id) {
             self.state.certificates.remove(&certificate);
-            // Final now, because the threads have ended.
+            // The number is final, because the connection's threads have ended.
             let lost = gauge.lost();
             self.state.frames_lost += lost;
             if let Some(server) = server
@@ -488,7 +489,8 @@ impl Core for ServerCore {
         actions: &mut Vec<Action>,
     ) -> (u32, Option<Item>) {
         let rest = match &mut item {
-            // One at a time, so that each answer is queued before the next command is handled.
+            // Operators' commands are handled one at a time, so that each answer is queued before the next
+            // command is handled.
             Item::Run(run) if is_of_operators(run.kind()) => run.split_off(1).map(Item::Run),
             Item::Run(run) => run.split_off(most).map(Item::Run),
             _ => None,
@@ -523,7 +525,7 @@ impl Core for ServerCore {
 
     fn left(&mut self, id: ConnectionId, items: Vec<Item>) {
         let frames: u64 = items.iter().map(|item| u64::from(item.frames())).sum();
-        debug!(target: "ssntp::server", "{}: {frames} frames of it were not handled", SessionId(id));
+        debug!(target: "ssntp::server", "{}: {frames} received frames were not handled", SessionId(id));
     }
 
     fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
@@ -537,13 +539,13 @@ impl Core for ServerCore {
         })
     }
 
-    /// Delivers the notices that the last call has caused. They wait until now because that call may
-    /// have been made from within the handler.
+    /// Delivers the notices that the last call has caused. They have waited until now because that call
+    /// may have come from the handler, which must not be called within its own call.
     fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if !self.state.notices.is_empty() {
             self.at(now, actions, Self::deliver_notices);
         }
-        // Here, because each end of a session is followed by this call.
+        // Checked here, because this is called after each end of a session.
         if self.state.draining.is_some() && self.state.sessions.len() == 0 {
             self.state.draining = None;
             actions.push(Action::Stop);
@@ -578,7 +580,7 @@ impl Core for ServerCore {
             if core.state.next_expiry_check.is_some_and(|at| at <= now) {
                 core.state.end_expired();
             }
-            // Taken, so that it is called once for each time that the handler has returned.
+            // Taken, so that the handler is called once for each time that `next_timer` has returned.
             if core.timer.take_if(|at| *at <= now).is_some() {
                 core.guarded("timer", |handler, cx| handler.timer(cx));
             }
@@ -587,9 +589,9 @@ impl Core for ServerCore {
 
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
-            // First, because the sessions are still connected, so that it can send to them.
+            // First, while the sessions are connected, so that the application can still send to them.
             core.guarded("stopping", |handler, cx| handler.stopping(cx));
-            // Newcomers are refused from now on.
+            // This ends `Server::wait`, and newcomers are refused from now on.
             core.state.open = None;
             for id in core.state.links.table.ids() {
                 core.state.end_link(id, EndCode::Closing, "the server stops");
@@ -598,123 +600,6 @@ impl Core for ServerCore {
                 core.state.end(id, DisconnectReason::Stopped, false);
             }
         });
-    }
-}
-
-impl ServerCore {
-    fn handle_item(&mut self, id: SessionId, item: Item) {
-        // Without a session the item is of a link, or of a session that an earlier item of the same
-        // batch has ended.
-        let Some(session) = self.state.sessions.get_mut(id) else {
-            return self.link_item(id.0, item);
-        };
-        let info = Arc::clone(&session.info);
-        let (kind, frames) = (item.kind(), item.frames());
-        session.counters.frames_received += u64::from(frames);
-        if let Item::Unsupported(kind) = item {
-            session.counters.frames_unsupported += 1;
-            debug!(target: "ssntp::server", "{info}: unsupported frame {kind}");
-            if let Some(answer) = answer_to_unsupported(kind) {
-                self.state.answer(id, &answer, 1);
-            }
-            return;
-        }
-        let bytes = match &item {
-            Item::Run(run) => run.wire().len(),
-            Item::Traced(frame) => frame.encoded_len(),
-            Item::Unsupported(_) => 0,
-        };
-        // Counted before the filter, so that the figures show attempts as well.
-        self.state.tally.received(kind, frames, bytes as u64);
-        if !self.state.watchers.is_empty() {
-            self.state
-                .notify_watchers(&info, kind, frames.into(), bytes as u64);
-        }
-        // Before the filter, because a client needs no permission to leave.
-        if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
-            let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
-            return self.state.end(id, reason, false);
-        }
-        // Before the filter, because a request that is refused needs an answer that names it.
-        if self.state.environment.operands.is_request(kind) {
-            return self.exchange(&info, item);
-        }
-        if is_of_operators(kind) {
-            return self.handle_commands(&info, &item);
-        }
-        if !self.state.filter.allows(info.role, kind) {
-            return self.state.filtered(id, kind, frames);
-        }
-        let configures = self.state.takes_configure
-            && kind == Command::CONFIGURE
-            && info.role.intersects(Role::CONTROLLER);
-        match item {
-            Item::Run(run) if configures => {
-                // Each one is checked. CONFIGURE is rare, so this may take time.
-                for frame in run.frames() {
-                    if self.state.configure(id, &frame) {
-                        self.route_run(&info, &Run::of(&frame));
-                    }
-                }
-            }
-            Item::Run(run) => self.route_run(&info, &run),
-            Item::Traced(frame) => {
-                if configures && !self.state.configure(id, &frame) {
-                    return;
-                }
-                self.route_frame(&info, &frame);
-                self.guarded("frame", |handler, cx| handler.frame(cx, &info, frame));
-            }
-            Item::Unsupported(_) => {}
-        }
-    }
-
-    fn route_run(&mut self, info: &Arc<SessionInfo>, run: &Run) {
-        match self.state.rules.get(run.kind()) {
-            Some(Rule::Multicast(role)) => {
-                let role = *role;
-                // All receivers share the received bytes, so nothing is encoded again.
-                let item = Outgoing::whole(run.wire().clone(), run.len());
-                let here = self
-                    .state
-                    .fan_out(Some(info.uuid), role, run.kind(), |_| item.clone());
-                let state = &mut self.state;
-                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || ForwardBody::from(run));
-                if here == 0 && elsewhere == 0 {
-                    state.tally.unreceived += u64::from(run.len());
-                }
-            }
-            Some(Rule::Function(_)) => {
-                for frame in run.frames() {
-                    self.state.route_by_function(info, &frame, run.wire().len());
-                }
-            }
-            None => {}
-        }
-        // After the rules, so that frames that the handler sends arrive behind the frame that caused
-        // them.
-        self.guarded("frame", |handler, cx| handler.run(cx, info, run));
-    }
-
-    pub(super) fn route_frame(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
-        match self.state.rules.get(frame.kind()) {
-            Some(Rule::Multicast(role)) => {
-                let role = *role;
-                let mut encoding = SharedEncoding::new(frame, &self.state);
-                let state = &mut self.state;
-                let here = state.fan_out(Some(info.uuid), role, frame.kind(), |session| {
-                    encoding.for_session(session)
-                });
-                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || encoding.for_link());
-                if here == 0 && elsewhere == 0 {
-                    state.tally.unreceived += 1;
-                }
-            }
-            Some(Rule::Function(_)) => self
-                .state
-                .route_by_function(info, frame, frame.payload_bytes().len()),
-            None => {}
-        }
     }
 }
 

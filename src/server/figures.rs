@@ -59,13 +59,13 @@ pub struct Figures {
     /// The number of sessions, including those whose threads still end.
     /// [`max_sessions`](Self::max_sessions) limits it.
     pub standing: usize,
-    /// The most sessions that the server admits.
+    /// The maximum number of sessions that the server admits.
     pub max_sessions: usize,
     /// The number of different certificates of the connections.
     pub certificates: usize,
     /// The largest number of sessions with one certificate.
     pub most_of_certificate: usize,
-    /// The most sessions that one certificate may have.
+    /// The maximum number of sessions that one certificate may have.
     pub max_of_certificate: usize,
     /// Sessions that began.
     pub admitted: u64,
@@ -183,7 +183,7 @@ pub struct ClosedSession {
 pub struct HandshakeFigures {
     /// Handshakes under way.
     pub running: usize,
-    /// The most handshakes at a time.
+    /// The maximum number of handshakes at a time.
     pub limit: usize,
     /// Full TLS handshakes that led to a session.
     pub full: u64,

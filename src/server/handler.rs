@@ -64,8 +64,8 @@ pub trait Handler: Any + Send {
     /// A session of another server has ended, or the link to that server has.
     fn remote_disconnected(&mut self, _cx: &mut Context<'_>, _session: &SessionInfo) {}
 
-    /// The application of another server has sent a message by [`Context::tell`].
-    fn told(&mut self, _cx: &mut Context<'_>, _server: Uuid, _message: Bytes) {}
+    /// The application of another server has sent a message by [`Context::send_to_server`].
+    fn server_message(&mut self, _cx: &mut Context<'_>, _server: Uuid, _message: Bytes) {}
 
     /// A frame has passed the role filter, and the forwarding rules have been applied to it.
     fn frame(&mut self, _cx: &mut Context<'_>, _from: &SessionInfo, _frame: Frame) {}

@@ -39,7 +39,7 @@ use ssntp_transport::{Gauge, after};
 const SHORTEST_CHECK: Duration = Duration::from_secs(1);
 /// The longest time between two checks, so that a clock that is set ahead is noticed within the hour.
 const LONGEST_CHECK: Duration = Duration::from_secs(3600);
-/// The most sessions that one check ends, so that frames of others are not delayed for long.
+/// The maximum number of sessions that one check ends, so that frames of others are not delayed for long.
 const MOST_EXPIRED: usize = 256;
 
 /// The time that a draining server adds to the announced one. A client that leaves first awaits the
@@ -71,7 +71,7 @@ impl State {
             stopping: self.open.is_none() || self.draining.is_some(),
             maximum: self.max_sessions,
             sessions: connections.saturating_sub(self.links.table.len()),
-            of_certificate: self.certificates.sessions_of(certificate),
+            of_certificate: self.certificates.connections_of(certificate),
             banned: self.bans.left(uuid, self.now),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
         };

@@ -82,6 +82,7 @@ mod handler;
 mod held;
 mod life;
 mod operators;
+mod received;
 mod routing;
 mod servers;
 mod sessions;
@@ -244,7 +245,7 @@ impl Server {
         self.handle.uuid()
     }
 
-    /// The most sessions that the server admits.
+    /// The maximum number of sessions that the server admits.
     pub fn max_sessions(&self) -> usize {
         self.max_sessions
     }
@@ -299,7 +300,7 @@ impl Server {
     }
 
     /// Refuses further clients, sends the queues within the grace period, closes every session, and
-    /// link_registry every thread.
+    /// joins every thread.
     pub fn stop(self) {
         drop(self);
     }

@@ -31,8 +31,8 @@ use crate::payload::{
 use crate::proto::{Command, Frame, FrameKind, FrameType, Item, Run, answer_to_filtered};
 use ssntp_transport::Role;
 
-/// The most entries of a page. With some 500 bytes each they take half of the 64 KiB that every queue may
-/// have, even if no memory is left.
+/// The maximum number of entries of a page. With some 500 bytes each they take half of the 64 KiB that
+/// every queue may have, even if no memory is left.
 pub(super) const PAGE: usize = 64;
 /// The longest id of a command, in bytes, because the answer repeats it.
 const MAX_ID: usize = 64;

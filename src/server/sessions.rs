@@ -25,7 +25,7 @@ impl From<ConnectionId> for SessionId {
 }
 
 impl SessionId {
-    /// The connection that carries it.
+    /// The connection of the session.
     pub fn connection(self) -> ConnectionId {
         self.0
     }
@@ -42,7 +42,7 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// Identifies one session of several linked servers. A key is never used again.
+/// Identifies a session among all sessions of the linked servers. A key is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionKey {
     server: Uuid,
@@ -62,8 +62,8 @@ pub struct SessionInfo {
 }
 
 impl SessionInfo {
-    /// Returns the text for the end of a log line of this kind, or `None` if the session has reached
-    /// the limit for such lines.
+    /// Returns the end of a log line of this kind, which counts the lines that were left out before, or
+    /// `None` if this line must be left out as well.
     pub(super) fn may_log(&self, log: &mut LogLimit<Uuid>, kind: &'static str, now: Instant) -> Option<More> {
         log.admit_of(self.uuid, &self.certificate, kind, now)
     }
@@ -102,14 +102,14 @@ impl SessionInfo {
         self.address
     }
 
-    /// The content of the client's certificate. It is parsed on the first call, which most sessions
-    /// never see. For a session of another server it is empty, without names and roles, because
+    /// The content of the client's certificate. It is parsed on the first call, because most sessions
+    /// never need it. For a session of another server it is empty, without names and roles, because
     /// servers do not send each other the certificates of their clients.
     pub fn certificate(&self) -> &CertificateInfo {
         self.certificate.info()
     }
 
-    /// True if the session agreed on trace blocks.
+    /// True if the client and the server have agreed on trace blocks.
     pub fn tracing(&self) -> bool {
         self.tracing
     }
@@ -129,7 +129,7 @@ pub struct SessionCounters {
     pub frames_received: u64,
     /// Bytes received, including headers, without the overhead of TLS.
     pub bytes_received: u64,
-    /// Frames sent: the system has accepted them for this peer.
+    /// Frames sent: they were written to this peer's socket.
     pub frames_sent: u64,
     /// Bytes sent, without the overhead of TLS.
     pub bytes_sent: u64,
@@ -139,8 +139,8 @@ pub struct SessionCounters {
     pub bytes_waiting: u64,
     /// Frames dropped because this peer's queue was full.
     pub frames_dropped: u64,
-    /// Frames for this peer that will not be sent, because its connection is over. Most are counted
-    /// after the session has ended: [`Context::frames_lost`](super::Context::frames_lost) has these.
+    /// Frames for this peer that will not be sent, because its connection is over. Most frames are lost
+    /// after the session has ended: [`Context::frames_lost`](super::Context::frames_lost) has them.
     pub frames_lost: u64,
     /// Frames of this peer that the role filter discarded.
     pub frames_filtered: u64,
@@ -150,7 +150,7 @@ pub struct SessionCounters {
     pub bad_traces: u64,
 }
 
-/// One session in the state of the core.
+/// A session as the core keeps it.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
@@ -161,10 +161,10 @@ pub(super) struct Session {
     pub(super) rank: Rank,
     /// The time at which bytes were last received.
     pub(super) received: Option<Instant>,
-    /// True once the application was told of the session.
+    /// True once [`Handler::connected`](super::Handler::connected) was called for the session.
     pub(super) announced: bool,
     /// The time at which the certificate expires and the session must end. `None` if expiry is not
-    /// enforced. Fixed once the session is in the index.
+    /// enforced. It does not change while the session is in the index, which is ordered by it.
     pub(super) ends: Option<SystemTime>,
     bad_traces: Arc<AtomicU64>,
 }
@@ -204,7 +204,7 @@ impl Session {
     }
 }
 
-/// The sessions with their indexes. A look-up takes the same time for any number of sessions.
+/// The sessions with their indexes. A look-up by id or UUID takes the same time for any number of sessions.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     by_id: Table<Session>,
@@ -237,7 +237,7 @@ impl Sessions {
             self.by_uuid.remove(&session.info.uuid);
         }
         for bit in bits(session.info.role) {
-            // The list is sorted, because ids only grow and are pushed in order.
+            // The list is sorted: ids grow in the order of admission, and so are sessions inserted.
             if let Ok(at) = self.by_role[bit].binary_search(&id) {
                 self.by_role[bit].remove(at);
             }
@@ -248,7 +248,7 @@ impl Sessions {
         Some(session)
     }
 
-    /// The session whose certificate expires first, and that time.
+    /// The earliest expiry of a certificate, and its session.
     pub(super) fn first_expiry(&self) -> Option<(SystemTime, SessionId)> {
         self.by_expiry.first().copied()
     }
@@ -294,6 +294,7 @@ impl Sessions {
     }
 }
 
+/// The numbers of the bits of these roles.
 pub(super) fn bits(role: Role) -> impl Iterator<Item = usize> {
     (0..ROLES).filter(move |bit| role.bits() & (1 << bit) != 0)
 }
@@ -315,8 +316,8 @@ impl Directory<'_> {
         }
     }
 
-    /// True for another server's session if this server has no session of its UUID.
-    fn counts(&self, remote: &SessionInfo) -> bool {
+    /// True unless this server has a session of the same UUID, which then stands for both.
+    fn is_listed(&self, remote: &SessionInfo) -> bool {
         self.sessions.of(remote.uuid).is_none()
     }
 
@@ -324,17 +325,17 @@ impl Directory<'_> {
     pub fn with_role(&self, role: Role) -> impl Iterator<Item = &SessionInfo> {
         let own = self.sessions.with_role(role).map(|session| &*session.info);
         let remote = self.roster.with_role(role).map(|remote| &remote.info);
-        own.chain(remote.filter(|info| self.counts(info)))
+        own.chain(remote.filter(|info| self.is_listed(info)))
     }
 
     /// Every session.
     pub fn sessions(&self) -> impl Iterator<Item = &SessionInfo> {
         let own = self.sessions.iter().map(|session| &*session.info);
         let remote = self.roster.iter().map(|remote| &remote.info);
-        own.chain(remote.filter(|info| self.counts(info)))
+        own.chain(remote.filter(|info| self.is_listed(info)))
     }
 
-    /// The number of sessions. Two sessions that two servers have of one UUID for a moment both count.
+    /// The number of sessions. If two servers have a session of one UUID for a moment, both count.
     pub fn len(&self) -> usize {
         self.sessions.len() + self.roster.len()
     }

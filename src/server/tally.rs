@@ -10,8 +10,8 @@ use super::sessions::SessionCounters;
 use crate::proto::FrameKind;
 use ssntp_transport::{Load, Occupancy};
 
-/// The most ended sessions that are kept, so that clients which connect and leave all the time do not
-/// fill the memory.
+/// The maximum number of ended sessions that are kept, so that clients which connect and leave all the time
+/// do not fill the memory.
 const MOST_CLOSED: usize = 256;
 
 /// The counters of a server's core.

@@ -1,4 +1,4 @@
-//! Watch: operators that get a report of each received frame.
+//! Watch: operators that receive reports about the frames that the server receives.
 //!
 //! ```text
 //!  Watch ─▶ a Watcher for the operator ─▶ Watched, without frames
@@ -6,8 +6,9 @@
 //!                                                └ otherwise ─▶ counted, in the next Watched
 //! ```
 //!
-//! A Watcher ends with its operator's session. No sender is held for an operator that watches, because
-//! Watched is sent only while the operator's queue is nearly empty.
+//! A received run is one or more frames of one kind that arrived together. A Watcher ends with its
+//! operator's session. An operator that watches never holds a sender, because Watched is sent only while
+//! the operator's queue is nearly empty.
 
 use uuid::Uuid;
 
@@ -18,68 +19,69 @@ use crate::proto::{Frame, FrameKind};
 use crate::wire::outgoing;
 use ssntp_transport::dispatch::Origin;
 
-/// The most operators that watch at a time. Each received run is compared with all of them.
+/// The maximum number of operators that watch. Each received run is compared with all of them.
 const MAX_WATCHERS: usize = 16;
-/// The frames and bytes in an operator's queue from which on runs are only counted. A queue always takes
-/// 64 KiB, so no Watched ever waits in a line.
+/// If an operator's queue has this many frames or bytes, further runs are only counted. A queue always has
+/// room for 64 KiB, so no Watched waits for room.
 const MAX_WAITING: (u64, u64) = (128, 32 << 10);
 
 /// An operator that watches, and the frames that it has selected.
 #[derive(Debug)]
 pub(super) struct Watcher {
-    to: SessionId,
+    operator: SessionId,
     id: Id,
-    from: Option<Uuid>,
+    sender: Option<Uuid>,
     kind: Option<FrameKind>,
     /// The number of frames since the last Watched that were not reported.
     missed: u64,
 }
 
 impl State {
-    /// Begins to watch, in place of an earlier Watch of the operator. The error is the reason in
+    /// Begins a watch of the operator, which replaces an earlier one. The error is the reason for
     /// InvalidFrameType.
-    pub(super) fn watch(&mut self, by: &SessionInfo, asked: Watch) -> Result<(), &'static str> {
-        let kind = match asked.kind.as_str() {
+    pub(super) fn watch(&mut self, by: &SessionInfo, request: Watch) -> Result<(), &'static str> {
+        let kind = match request.kind.as_str() {
             "" => None,
             text => Some(text.parse().map_err(|_| "invalid_data")?),
         };
-        let from = match asked.uuid.is_empty() {
+        let sender = match request.uuid.is_empty() {
             true => None,
-            false => Some(asked.uuid.uuid().ok_or("invalid_data")?),
+            false => Some(request.uuid.uuid().ok_or("invalid_data")?),
         };
-        // Watchers whose session has ended make room here, because an end does not touch this list.
+        // The end of a session does not remove its watcher, so that is done here.
         let sessions = &self.sessions;
         self.watchers
-            .retain(|watcher| watcher.to != by.id && sessions.get(watcher.to).is_some());
+            .retain(|watcher| watcher.operator != by.id && sessions.get(watcher.operator).is_some());
         if self.watchers.len() >= MAX_WATCHERS {
             return Err("too_many");
         }
-        let began = Watched {
-            id: asked.id.clone(),
+        // A Watched without frames confirms the watch.
+        let confirmation = Watched {
+            id: request.id.clone(),
             ..Watched::default()
         };
         self.watchers.push(Watcher {
-            to: by.id,
-            id: asked.id,
-            from,
+            operator: by.id,
+            id: request.id,
+            sender,
             kind,
             missed: 0,
         });
-        self.answer(by.id, &Frame::of(&began), 1);
+        self.answer(by.id, &Frame::of(&confirmation), 1);
         Ok(())
     }
 
     /// Reports received frames to the operators that watch.
     pub(super) fn notify_watchers(&mut self, from: &SessionInfo, kind: FrameKind, frames: u64, bytes: u64) {
-        // The sender of the frames must not be held for a report about them.
+        // A report must not hold the sender of the frames, so it is sent in the name of the application.
         let origin = std::mem::replace(&mut self.origin, Origin::Application);
-        // Taken out, because sending needs the whole state.
+        // Taken out of the state, because sending borrows all of it.
         let mut watchers = std::mem::take(&mut self.watchers);
         watchers.retain_mut(|watcher| {
-            let Some(operator) = self.sessions.get(watcher.to) else {
+            let Some(operator) = self.sessions.get(watcher.operator) else {
                 return false;
             };
-            let is_selected = watcher.from.is_none_or(|uuid| uuid == from.uuid)
+            let is_selected = watcher.sender.is_none_or(|uuid| uuid == from.uuid)
                 && watcher.kind.is_none_or(|wanted| wanted == kind);
             if !is_selected {
                 return true;
@@ -98,7 +100,11 @@ impl State {
                 bytes,
                 missed: std::mem::take(&mut watcher.missed),
             };
-            self.push(watcher.to, Watched::KIND, outgoing(&Frame::of(&watched), false));
+            self.push(
+                watcher.operator,
+                Watched::KIND,
+                outgoing(&Frame::of(&watched), false),
+            );
             true
         });
         self.watchers = watchers;

@@ -17,8 +17,8 @@ use ssntp_transport::dispatch::{Action, Core};
 use ssntp_transport::pki::Identity;
 use ssntp_transport::{ConnectionId, EndReason, Limits, Numbers, Outbox, Outgoing, PeerAddress};
 
-/// The most timers in one [`HandlerTest::advance`]. More of them are a handler's mistake: it sets its
-/// next timer to the past.
+/// The maximum number of timers in one [`HandlerTest::advance`]. More of them are a handler's mistake: it
+/// sets its next timer to the past.
 const MOST_TICKS: u32 = 10_000;
 
 /// A [`Handler`] under test. The test provides clients, frames and the time, and reads the frames that

@@ -71,7 +71,7 @@ impl Handler for Watch {
             self.note(News::Frame(from.uuid(), from.server(), run.kind()));
         }
     }
-    fn told(&mut self, _: &mut Context<'_>, server: Uuid, message: Bytes) {
+    fn server_message(&mut self, _: &mut Context<'_>, server: Uuid, message: Bytes) {
         self.note(News::Told(server, message));
     }
 }
@@ -288,9 +288,10 @@ fn an_application_sees_and_reaches_sessions_of_other_servers() {
     // From application to application.
     let second = two.uuid();
     three.with(move |cx| {
-        cx.tell(second, Bytes::from_static(b"an intent")).unwrap();
-        assert_eq!(cx.tell_all(&Bytes::from_static(b"all")), 2);
-        assert!(cx.tell(Uuid::nil(), Bytes::new()).is_err());
+        cx.send_to_server(second, Bytes::from_static(b"an intent"))
+            .unwrap();
+        assert_eq!(cx.send_to_servers(&Bytes::from_static(b"all")), 2);
+        assert!(cx.send_to_server(Uuid::nil(), Bytes::new()).is_err());
     });
     two.await_news(&News::Told(three.uuid(), Bytes::from_static(b"an intent")));
     two.await_news(&News::Told(three.uuid(), Bytes::from_static(b"all")));
@@ -349,7 +350,7 @@ struct Passes(Uuid);
 
 impl Handler for Passes {
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
-        cx.pass(self.0, from, run).unwrap();
+        cx.pass_to_server(self.0, from, run).unwrap();
     }
 }
 
@@ -367,14 +368,14 @@ fn frames_are_passed_to_the_application_of_another_server() {
     // A leader's frames are accepted until a higher token is known.
     let uuid = agent.uuid;
     let order = move |cx: &mut Context<'_>, token, text: &'static str| {
-        cx.lead(Some(token));
+        cx.set_leader_token(Some(token));
         cx.send(uuid, &Frame::with_payload(Command::STOP, text)).unwrap();
     };
     leader.with(move |cx| order(cx, 7, "first"));
     assert_eq!(agent.frame().payload_bytes()[..], *b"first");
     let seen = follower.handle().with(|cx| {
         let seen = cx.token();
-        cx.see_token(9);
+        cx.note_token(9);
         seen
     });
     assert_eq!(seen, Ok(7));
@@ -391,7 +392,7 @@ fn a_server_that_sends_the_greatest_token_is_refused_and_fences_off_no_leader() 
     let follower = Node::start(&[&leader]);
     let mut agent = follower.connect(Role::AGENT, &[&leader]);
     let wrong = Node::start(&[]);
-    wrong.with(|cx| cx.see_token(u64::MAX));
+    wrong.with(|cx| cx.note_token(u64::MAX));
     let dialler = follower.server.server.as_ref().unwrap().dialler().unwrap();
     dialler.dial(Target::from(&wrong.links)).unwrap();
     let is_refused = |(_, state): &(_, PeerState)| match state {
@@ -408,7 +409,7 @@ fn a_server_that_sends_the_greatest_token_is_refused_and_fences_off_no_leader() 
     for (token, text) in [(7, "first"), (u64::MAX, "wrong"), (8, "second")] {
         leader.with(move |cx| {
             // The application of the second server does not know the engine's token.
-            cx.lead(Some(token));
+            cx.set_leader_token(Some(token));
             let _ = cx.send(uuid, &Frame::with_payload(Command::STOP, text));
         });
     }
@@ -418,7 +419,7 @@ fn a_server_that_sends_the_greatest_token_is_refused_and_fences_off_no_leader() 
     assert_eq!(follower.with(|cx| cx.token()), 8);
     assert_eq!(follower.link_to(&leader).frames_stale, 1);
     // A token that is much higher than the known one is accepted.
-    leader.with(|cx| cx.lead(Some(1 << 62)));
+    leader.with(|cx| cx.set_leader_token(Some(1 << 62)));
     leader
         .with(move |cx| cx.send(uuid, &Frame::new(Command::STOP)))
         .unwrap();

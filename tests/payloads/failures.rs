@@ -43,7 +43,7 @@ fn a_start_failure_may_have_details() {
 fn only_two_reasons_mean_that_the_node_has_the_instance() {
     let there: Vec<_> = StartFailureReason::ALL
         .iter()
-        .filter(|r| r.instance_is_there())
+        .filter(|r| r.node_has_instance())
         .collect();
     assert_eq!(
         there,
@@ -52,7 +52,7 @@ fn only_two_reasons_mean_that_the_node_has_the_instance() {
             &StartFailureReason::InstanceExists
         ]
     );
-    assert!(!StartFailureReason::Other("gone".to_owned()).instance_is_there());
+    assert!(!StartFailureReason::Other("gone".to_owned()).node_has_instance());
 }
 
 #[test]

@@ -18,15 +18,17 @@ use ssntp_transport::ProcessFigures;
 
 /// The highest age of the figures of a page. The source is called at most once in this time.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
-/// The most sessions of one answer.
+/// The maximum number of sessions of one answer.
 const MAX_SESSIONS: usize = 1000;
-/// The most sessions of an answer to a request without `limit`. An answer with more is a large one.
+/// The maximum number of sessions of an answer to a request without `limit`. An answer with more is a large
+/// one.
 const DEFAULT_SESSIONS: usize = 100;
 /// A list of sessions ends with the session that makes it longer than this, in bytes. A session
 /// takes about one KiB, more if the name in its certificate is long.
 const MAX_BYTES: usize = 1 << 20;
-/// The most large answers at a time. An answer counts until the client has read it, because it stays
-/// in memory until then. So this number bounds the memory of the pages, whatever the number of clients.
+/// The maximum number of large answers at a time. An answer counts until the client has read it, because it
+/// stays in memory until then. So this number bounds the memory of the pages, whatever the number of
+/// clients.
 const MAX_LARGE_ANSWERS: usize = 2;
 
 const ANSWERING: &[Metric<bool>] = &[gauge(

@@ -31,9 +31,9 @@ struct State<T> {
     /// A page waits for a sample, and the source has not been called for it yet.
     wanted: bool,
     /// The time at which the present call of the source began.
-    asked: Option<Instant>,
+    call_began: Option<Instant>,
     /// The last result of the source, and the time at which the source returned it.
-    found: Option<(Instant, Sample<T>)>,
+    last_result: Option<(Instant, Sample<T>)>,
     closed: bool,
 }
 
@@ -41,25 +41,26 @@ impl<T> Sampled<T> {
     /// Returns a sample that is not older than the maximum age of the sampler. Waits for the source
     /// for at most a second. The error is the reason why there is no sample.
     pub fn sample(&self) -> Sample<T> {
-        let deadline = after(now(), PATIENCE);
+        let began = now();
+        let deadline = after(began, PATIENCE);
         let mut state = self.lock();
         loop {
             if state.closed {
                 return Err("the server of these pages is stopping".into());
             }
             let now = now();
-            // An error also counts for a second, so that a source that fails is not called more
-            // often than one that works.
-            if let Some((at, found)) = &state.found
-                && now.saturating_duration_since(*at) < self.max_age
+            // An error is kept as long as a sample, so that a source that fails is not called more
+            // often than one that works. A result from after the beginning of this call is always good.
+            if let Some((at, result)) = &state.last_result
+                && (*at >= began || now.saturating_duration_since(*at) < self.max_age)
             {
-                return found.clone();
+                return result.clone();
             }
             let Ok(left) = left(deadline) else {
                 // The call may have begun long before this request, so the age of the call is
                 // reported.
                 let asked = state
-                    .asked
+                    .call_began
                     .map_or(PATIENCE, |at| now.saturating_duration_since(at));
                 return Err(format!(
                     "the application has not answered for {:.1} s",
@@ -67,7 +68,7 @@ impl<T> Sampled<T> {
                 ));
             };
             // One call serves all pages: a request that arrives during a call waits for its result.
-            if !state.wanted && state.asked.is_none() {
+            if !state.wanted && state.call_began.is_none() {
                 state.wanted = true;
                 self.changed.notify_all();
             }
@@ -88,18 +89,18 @@ impl<T> Sampled<T> {
                 continue;
             }
             // The source is called without the lock, so that pages can time out meanwhile.
-            state.asked = Some(now());
+            state.call_began = Some(now());
             drop(state);
             // A panic in the application's function must not end this thread: the next
             // call may succeed.
-            let found = catch_unwind(AssertUnwindSafe(&source));
-            let found = found
+            let result = catch_unwind(AssertUnwindSafe(&source));
+            let result = result
                 .unwrap_or_else(|_| Err("the application's function for these pages panicked".into()))
                 .map(Arc::new);
             state = self.lock();
-            state.asked = None;
+            state.call_began = None;
             // The old sample may be large, so it is dropped without the lock.
-            let before = state.found.replace((now(), found));
+            let before = state.last_result.replace((now(), result));
             self.changed.notify_all();
             drop(state);
             drop(before);
@@ -133,8 +134,8 @@ impl<T: Send + Sync + 'static> Sampler<T> {
     ) -> io::Result<Self> {
         let state = State {
             wanted: false,
-            asked: None,
-            found: None,
+            call_began: None,
+            last_result: None,
             closed: false,
         };
         let sampled = Arc::new(Sampled {

@@ -14,7 +14,7 @@ use ssntp_transport::{BudgetFigures, DispatcherFigures};
 use super::metrics::{Labels, Metric, Metrics, Samples, by, counter, gauge, histogram, one};
 use super::{Row, Snapshot};
 
-/// The most slow consumers with series of their own, so that a server with many of
+/// The maximum number of slow consumers with series of their own, so that a server with many of
 /// them does not flood Prometheus. `/sessions` shows all.
 const SLOW: usize = 10;
 
@@ -81,17 +81,17 @@ const SERVER: &[Metric<Figures>] = &[
         |f| by("role", f.by_role.iter().copied())),
     gauge("ssntp_sessions_standing", "Sessions that count against the limit, including those that are ending.",
         |f| one(f.standing)),
-    gauge("ssntp_sessions_limit", "The most sessions.", |f| one(f.max_sessions)),
+    gauge("ssntp_sessions_limit", "The maximum number of sessions.", |f| one(f.max_sessions)),
     gauge("ssntp_certificates", "Different certificates of the sessions.", |f| one(f.certificates)),
-    gauge("ssntp_certificate_sessions", "The most sessions that one certificate has.", |f| one(f.most_of_certificate)),
-    gauge("ssntp_certificate_sessions_limit", "The most sessions that one certificate may have.",
+    gauge("ssntp_certificate_sessions", "The sessions of the certificate that has most of them.", |f| one(f.most_of_certificate)),
+    gauge("ssntp_certificate_sessions_limit", "The maximum number of sessions that one certificate may have.",
         |f| one(f.max_of_certificate)),
     counter("ssntp_sessions_admitted_total", "Sessions that began.", |f| one(f.admitted)),
     counter("ssntp_sessions_ended_total", "Sessions that ended, by reason.", |f| from_zero("reason", ENDED, &f.ended)),
     gauge("ssntp_sessions_held_back", "Sessions that are not read from, by the reason.",
         |f| by("by", [HeldBack::Line, HeldBack::Credit].map(|why| (held_back(why), count_held_back(f, why))))),
     gauge("ssntp_handshakes", "Handshakes under way.", |f| one(f.handshakes.running)),
-    gauge("ssntp_handshakes_limit", "The most handshakes under way.", |f| one(f.handshakes.limit)),
+    gauge("ssntp_handshakes_limit", "The maximum number of handshakes under way.", |f| one(f.handshakes.limit)),
     counter("ssntp_handshakes_total", "Handshakes that led to a session, by how TLS began.",
         |f| by("tls", [("full", f.handshakes.full), ("resumed", f.handshakes.resumed)])),
     counter("ssntp_handshakes_refused_total", "Handshakes that led to no session, by reason.",
@@ -176,7 +176,7 @@ fn servers(figures: &Figures) -> Value {
 #[rustfmt::skip]
 const DISPATCHER: &[Metric<DispatcherFigures>] = &[
     gauge("ssntp_dispatcher_events", "Events that wait for the dispatcher.", |f| one(f.events)),
-    gauge("ssntp_dispatcher_events_limit", "The most events that may wait for the dispatcher; then readers wait.",
+    gauge("ssntp_dispatcher_events_limit", "The maximum number of events that may wait for the dispatcher; then readers wait.",
         |f| one(f.max_events)),
     gauge("ssntp_dispatcher_with_input", "Connections whose input waits for a turn.", |f| one(f.with_input)),
     histogram("ssntp_dispatcher_wait_seconds",
@@ -188,7 +188,7 @@ const DISPATCHER: &[Metric<DispatcherFigures>] = &[
 const BUDGETS: &[Metric<[(&str, BudgetFigures); 2]>] = &[
     gauge("ssntp_queue_bytes", "Memory of all queues together.",
         |f| by("queue", f.map(|(queue, budget)| (queue, budget.used)))),
-    gauge("ssntp_queue_limit_bytes", "The most memory of all queues together.",
+    gauge("ssntp_queue_limit_bytes", "The maximum memory of all queues together.",
         |f| by("queue", f.map(|(queue, budget)| (queue, budget.limit)))),
     gauge("ssntp_received_waiting", "Frames that have begun to arrive and wait for memory.",
         |f| one(f[1].1.waiting)),

@@ -72,7 +72,7 @@ pub(crate) struct Args {
     /// Disk for all instances [default: the free disk at --state]
     #[arg(long, value_name = "MB")]
     disk: Option<u32>,
-    /// The most instances, including stopped ones
+    /// The maximum number of instances, including stopped ones
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES as u32, value_parser = value_parser!(u32))]
     max_instances: u32,
     /// The time between two STATS of the agent
@@ -123,14 +123,14 @@ struct PolicyArgs {
     /// their instance [default: all directories that their user may enter]
     #[arg(long, value_name = "DIR", value_delimiter = ',')]
     directories: Option<Vec<PathBuf>>,
-    /// The most memory of an instance, even if its START has no limit
+    /// The maximum memory of an instance, even if its START has no limit
     #[arg(long, value_name = "MB", value_parser = value_parser!(u32).range(1..))]
     instance_mem: Option<u32>,
-    /// The most disk of an instance's directory; an instance that uses more is
+    /// The maximum disk space of an instance's directory; an instance that uses more is
     /// killed; 0 is no limit [default: 10240]
     #[arg(long, value_name = "MB")]
     instance_disk: Option<u32>,
-    /// The most processes and threads of an instance [default: 1024]
+    /// The maximum number of processes and threads of an instance [default: 1024]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pids: Option<u32>,
     /// Without KVM, emulate virtual machines instead of refusing them
@@ -140,7 +140,7 @@ struct PolicyArgs {
     /// instances are not deleted [default: 86400]
     #[arg(long, value_name = "SECONDS")]
     retention: Option<u32>,
-    /// The most ended instances that are kept; the oldest are deleted first
+    /// The maximum number of ended instances that are kept; the oldest are deleted first
     /// [default: 256]
     #[arg(long, value_name = "N")]
     retention_count: Option<u32>,

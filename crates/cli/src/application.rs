@@ -1,4 +1,4 @@
-//! The operands of applications that a server forwards, or a client sends and receives.
+//! `--application`: frames that an application defines, which a server forwards and clients may use.
 
 use std::str::FromStr;
 
@@ -6,12 +6,12 @@ use ssntp::proto::{FrameKind, FrameType, Operands};
 
 use crate::failure::Failure;
 
-/// Frames that the protocol does not define.
+/// The values of `--application`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Applications {
-    /// Allow frames of an application, by type, operand and a name, for example
-    /// EVENT/0x80=Scaled; the type COMMAND may be left out; :request at the end
-    /// makes them requests, which are answered; may be given several times
+    /// Allow a kind of frame that an application defines, for example
+    /// EVENT/0x80=Scaled; without TYPE it is a COMMAND; a name that ends with :request
+    /// makes it a request, which its receiver answers; may be given several times
     #[arg(long = "application", value_name = "[TYPE/]0xNN=NAME[:request]")]
     applications: Vec<Application>,
 }
@@ -27,16 +27,19 @@ impl FromStr for Application {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, name) = text.split_once('=').ok_or("expected [TYPE/]0xNN=NAME")?;
+        let (kind, name) = text
+            .split_once('=')
+            .ok_or("expected [TYPE/]0xNN=NAME[:request]")?;
         let (frame_type, operand) = match kind.split_once('/') {
             Some((frame_type, operand)) => (frame_type.parse().map_err(|e| format!("{e}"))?, operand),
             None => (FrameType::COMMAND, kind),
         };
         let operand = operand
             .strip_prefix("0x")
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
             .map(|digits| u8::from_str_radix(digits, 16));
         let Some(Ok(operand)) = operand else {
-            return Err("the operand must be a number from 0x80 to 0xfe".into());
+            return Err("the operand must be a hexadecimal number from 0x80 to 0xfe".into());
         };
         let (name, is_request) = match name.strip_suffix(":request") {
             Some(name) => (name, true),
@@ -51,7 +54,7 @@ impl FromStr for Application {
 }
 
 impl Applications {
-    /// The operands as the library takes them.
+    /// The operands for the configuration of a server or a client.
     pub(crate) fn operands(&self) -> Result<Operands, Failure> {
         let mut all = self.applications.iter();
         let all = all.try_fold(Operands::new(), |operands, application| {

@@ -17,13 +17,14 @@ use crate::settings::{self, Refused, Settings};
 /// mutual TLS, with roles proved by certificates.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 ended by a signal
-/// before the command was done. The log never blocks: lines that a slow reader cannot take are
-/// dropped and counted.
+/// before the command was done; a command that has others names them. The log never
+/// blocks: if the standard error is not read fast enough, lines are dropped, and the log
+/// has their number.
 #[derive(Debug, Parser)]
 #[command(name = "ssntp", version)]
 pub(crate) struct Args {
-    /// The level of the log on the standard error: error, warn, info, debug, trace or off; and levels
-    /// for single targets, as in warn,ssntp::audit=info, which logs each client that
+    /// The level of the log on the standard error: error, warn, info, debug, trace or off.
+    /// A target may have its own level: warn,ssntp::audit=info also logs each client that
     /// connects, disconnects, is refused or is kicked [default: warn for daemons, else error]
     // The display order puts the two flags of the log at the end of the help of every subcommand.
     #[arg(
@@ -100,32 +101,31 @@ impl Args {
 
 /// A tip for a wrong command line for which clap prints no tip.
 fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
-    // The common flags were moved behind the subcommand, so the subcommand is the first word.
+    // The common flags were moved behind the subcommand, so it is the first word after the program.
     let named = words.get(1)?.to_str()?;
     match error.kind() {
-        ErrorKind::MissingRequiredArgument if named == "server" => {
-            Some("'ssntp server --dev' needs no other flags, to try the protocol on this host".into())
-        }
+        ErrorKind::MissingRequiredArgument if named == "server" => Some(
+            "to try the protocol on this host, run 'ssntp server --dev', which needs no other flags".into(),
+        ),
         ErrorKind::InvalidSubcommand => {
             let whole = command();
             let verb = whole.find_subcommand("ctl")?.find_subcommand(named)?;
-            Some(format!("'ssntp ctl {}' is a command", verb.get_name()))
+            Some(format!("did you mean 'ssntp ctl {}'?", verb.get_name()))
         }
         _ => None,
     }
 }
 
-/// True if a wrong command line of `ssntp ctl` has --json, so that a program reads the error.
+/// True if a wrong command line of `ssntp ctl` has --json: the error is for a program then.
 fn asks_for_json(words: &[OsString]) -> bool {
     // The words after `--` are the command of a workload, which may have its own --json.
     let mut own = words.iter().skip(1).take_while(|word| *word != "--");
     words.get(1).is_some_and(|word| word == "ctl") && own.any(|word| word == COMMON_SWITCH)
 }
 
-/// The flags with a value that most subcommands have, and that may stand before the subcommand as
-/// well.
-// clap itself accepts --log and --log-format before the subcommand. They are listed so that the
-// search for the subcommand passes over them.
+/// The flags with a value that may also be given before the subcommand.
+// clap accepts --log and --log-format there by itself. They are listed so that the search for the
+// subcommand skips them and their values.
 const COMMON: [&str; 9] = [
     "--connect",
     "--listen",
@@ -137,10 +137,10 @@ const COMMON: [&str; 9] = [
     "--log",
     "--log-format",
 ];
-/// The one such flag without a value.
+/// The only such flag without a value.
 const COMMON_SWITCH: &str = "--json";
 
-/// Moves the common flags before the subcommand to the place right behind it.
+/// Moves the common flags from before the subcommand to behind it and its own subcommands.
 fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
     let is = |word: &OsString, flag: &str| word == flag;
     let with_value = |word: &OsString| {
@@ -157,18 +157,31 @@ fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
             _ => break,
         };
     }
-    // There is no flag to move, or the subcommand is missing, which clap reports.
-    if subcommand == 1 || subcommand >= words.len() {
+    let named = subcommands(&words[subcommand.min(words.len())..]);
+    // `help` takes no flags. A missing or unknown subcommand is reported by clap.
+    if subcommand == 1 || words.get(subcommand).is_none_or(|word| word == "help") {
         return words;
     }
     let mut moved = words;
-    // The subcommand moves to the front, and the flags keep their order.
-    moved[1..=subcommand].rotate_right(1);
+    // The names move to the front, and the flags keep their order.
+    moved[1..subcommand + named].rotate_right(named);
     moved
 }
 
+/// The number of words at the front that name a subcommand, its subcommand, and so on. At least one, so that
+/// clap complains about an unknown subcommand, and not about the flags before it.
+fn subcommands(words: &[OsString]) -> usize {
+    let whole = command();
+    let mut command = Some(&whole);
+    let names = words.iter().take_while(|word| {
+        command = command.and_then(|command| command.find_subcommand(word));
+        command.is_some()
+    });
+    names.count().max(1)
+}
+
 impl Command {
-    /// Runs a subcommand to its end. `settings` are empty unless it is a daemon.
+    /// Runs a subcommand to its end. `settings` are empty unless the subcommand is a daemon.
     pub(crate) fn run(self, settings: Settings) -> Result<(), Failure> {
         match self {
             Self::Agent(args) => agent::run(args, settings),
@@ -208,8 +221,14 @@ mod tests {
         for (line, same) in [
             (
                 "ssntp --ca a --json --cert=c ctl nodes",
-                "ssntp ctl --ca a --json --cert=c nodes",
+                "ssntp ctl nodes --ca a --json --cert=c",
             ),
+            (
+                "ssntp --json config check server f",
+                "ssntp config check --json server f",
+            ),
+            ("ssntp --json unknown x", "ssntp unknown --json x"),
+            ("ssntp --log debug help", "ssntp --log debug help"),
             ("ssntp --listen :1 scheduler", "ssntp scheduler --listen :1"),
             ("ssntp ctl --ca a nodes", "ssntp ctl --ca a nodes"),
             ("ssntp --help", "ssntp --help"),
@@ -222,10 +241,10 @@ mod tests {
         }
     }
 
-    /// clap passes the value of such a flag to the command above as well, which may read another
-    /// type from it and panic.
+    /// If a subcommand has a flag with the id of a global flag, clap copies its value to the command
+    /// above, which may expect another type and panic.
     #[test]
-    fn no_flag_has_the_name_of_a_flag_of_all_commands_above_it() {
+    fn no_subcommand_has_a_flag_with_the_id_of_a_global_flag() {
         fn check(command: &clap::Command, above: &[clap::Id]) {
             let mut global = above.to_vec();
             for arg in command.get_arguments() {

@@ -63,6 +63,14 @@ impl Failure {
         }
     }
 
+    /// This failure with further advice in its message. An exit code without a message stays as it is.
+    pub(crate) fn with_advice(self, advice: impl Display) -> Self {
+        match self {
+            Self::Failed(message) => Self::Failed(format!("{message}; {advice}")),
+            other => other,
+        }
+    }
+
     /// An error of the standard output. If its reader has closed it, as `head -1` does, the exit
     /// code is 0.
     pub(crate) fn output(error: &io::Error) -> Self {

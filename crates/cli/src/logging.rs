@@ -39,7 +39,7 @@ use ssntp_transport::{cut, printable, printable_json, threads};
 use crate::clock::{since_1970, wall_clock};
 use crate::failure::Failure;
 
-/// The most lines in the queue: a burst of some hundred sessions that end at once.
+/// The maximum number of lines in the queue: a burst of some hundred sessions that end at once.
 const LINES: usize = 1024;
 /// The longest line, in bytes, so that the queue takes 4 MiB at most.
 const LINE: usize = 4096;

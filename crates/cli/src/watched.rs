@@ -12,7 +12,7 @@ use std::time::Duration;
 /// The time between two checks. A changed file is in force within about two of these.
 pub(crate) const POLL: Duration = Duration::from_secs(2);
 
-/// The most files of a directory that are watched. Each is checked every second or two, and a
+/// The maximum number of files of a directory that are watched. Each is checked every second or two, and a
 /// directory that was named by mistake may have many more.
 pub(crate) const FILES: usize = 10_000;
 

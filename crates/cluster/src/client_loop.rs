@@ -20,7 +20,7 @@ use ssntp::proto::Frame;
 use ssntp_transport::LogLimit;
 use ssntp_transport::threads::{self, Joined};
 
-/// The most requests that wait in the loop's channel.
+/// The maximum number of requests that wait in the loop's channel.
 const REQUESTS: usize = 16;
 /// The time limit of an owner's wait for the answer to a request.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -8,7 +8,8 @@ use ssntp::transport::Address;
 use ssntp_engine::{Member, View};
 use uuid::Uuid;
 
-/// The most members that a server dials. Each has a thread, and `docs/links.md` plans for a hundred.
+/// The maximum number of members that a server dials. Each has a thread, and `docs/links.md` plans for a
+/// hundred.
 const MOST: usize = 256;
 
 /// The members that a server dials.

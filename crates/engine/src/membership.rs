@@ -13,7 +13,7 @@ use crate::machine::{CALL, DOCUMENTS, Join, Machine, Next, View};
 
 /// The time for revoking the leases when the process leaves.
 const LEAVING: Duration = Duration::from_secs(2);
-/// The most orders that wait for the thread. A thread waits for each document.
+/// The maximum number of orders that wait for the thread. A thread waits for each document.
 const WAITING: usize = 16;
 /// The time limit for queueing a document, and for writing it: a call may be under way.
 const WRITING: Duration = Duration::from_secs(5);

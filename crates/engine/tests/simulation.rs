@@ -81,7 +81,7 @@ struct World {
     processes: Vec<Process>,
     holders: HashMap<u64, (usize, u64)>,
     blurred: u64,
-    /// The most time that a message takes, and how many of a hundred are lost.
+    /// The longest time that a message takes, and how many of a hundred are lost.
     delay: usize,
     lost: usize,
     terms: usize,

@@ -35,7 +35,7 @@ pub struct Budget(Arc<Counted>);
 
 struct Counted {
     limit: u64,
-    /// The most that one reservation may have.
+    /// The maximum that one reservation may have.
     longest: u64,
     used: AtomicU64,
     /// The budget of which this is a part.

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::de::{self, Expected, Unexpected};
 
-/// The most characters of a peer's text that an error repeats: errors are logged and sent to other
-/// peers.
+/// The maximum number of characters of a peer's text that an error repeats: errors are logged and sent to
+/// other peers.
 const SHOWN: usize = 64;
 
 /// A document was refused. The error has the path, the line and the column.

@@ -1,31 +1,31 @@
 //! ERROR frames (docs/protocol.md, "ERROR").
 
 super::operand::operand! {
-    /// The operand of an ERROR frame. Unknown values survive.
+    /// The operand of an ERROR frame. An unknown value is kept.
     ErrorCode of ERROR {
-        /// The receiver does not accept frames of that type or operand.
+        /// The receiver refused a frame: its type, its operand or, for some kinds, its payload.
         0x0 INVALID_FRAME_TYPE = "InvalidFrameType";
-        /// A workload did not start.
+        /// An instance could not be started.
         0x1 START_FAILURE = "StartFailure";
-        /// An instance was not stopped.
+        /// An instance could not be stopped.
         0x2 STOP_FAILURE = "StopFailure";
-        /// The connection failed and may be tried again.
+        /// The connection failed. The client may connect again.
         0x3 CONNECTION_FAILURE = "ConnectionFailure";
-        /// An instance was not deleted.
+        /// An instance could not be deleted.
         0x4 DELETE_FAILURE = "DeleteFailure";
-        /// An instance was not restarted.
+        /// An instance could not be restarted.
         0x5 RESTART_FAILURE = "RestartFailure";
-        /// The connection is refused for good.
+        /// The connection is refused. The client must not connect again.
         0x6 CONNECTION_ABORTED = "ConnectionAborted";
         /// A CONFIGURE payload is not valid.
         0x7 INVALID_CONFIGURATION = "InvalidConfiguration";
-        /// A volume was not attached.
+        /// A volume could not be attached.
         0x8 ATTACH_VOLUME_FAILURE = "AttachVolumeFailure";
-        /// A volume was not detached.
+        /// A volume could not be detached.
         0x9 DETACH_VOLUME_FAILURE = "DetachVolumeFailure";
-        /// A public IP address was not assigned.
+        /// A public IP address could not be assigned.
         0xa ASSIGN_PUBLIC_IP_FAILURE = "AssignPublicIPFailure";
-        /// A public IP address was not released.
+        /// A public IP address could not be released.
         0xb UNASSIGN_PUBLIC_IP_FAILURE = "UnassignPublicIPFailure";
     }
 }

@@ -1,15 +1,16 @@
-//! Streams: the output of an instance on its way to a controller. These frames are an addition of
-//! this project, from operand 0x40 on, and their payloads are plain bytes. `docs/streams.md`
+//! Streams: a stream carries the output of an instance to a controller. These frames are an addition
+//! of this project. They have the operands 0x40 to 0x42, and their payloads are plain bytes. `docs/streams.md`
 //! describes the bytes and the rules for senders.
 //!
 //! ```text
 //!  controller                    scheduler                     agent
-//!    OpenStream (credit) ───────────▶ finds the node ─────────▶ reads its logs
+//!    OpenStream (credit) ───────────▶ finds the node ─────────▶ reads the instance's log
 //!    ◀──────────────────────────────────────────────── StreamOpened
-//!    ◀─────────────────────────────────── StreamData, as far as there is credit
+//!    ◀─────────────────────────────────── StreamData, while credit remains
 //!    StreamCredit ────────────────────────────────────────────▶ goes on
-//!    CloseStream ─────────────────────────────────────────────▶ drops the stream
-//!    ◀──────────────────────────────────────── StreamEnded, with the reason
+//!
+//!  either CloseStream ────────────────────────────────────────▶ drops the stream
+//!  or     ◀─────────────────────────────────── StreamEnded, with the reason
 //! ```
 
 use byteorder::{BigEndian, ByteOrder};
@@ -19,18 +20,19 @@ use uuid::Uuid;
 
 use super::{Command, Event, Frame, FrameKind, HEADER_LEN};
 
-/// The most bytes of an instance's output in one StreamData.
+/// The maximum length of the output in one StreamData, in bytes.
 pub const MAX_STREAM_CHUNK: usize = 32 * 1024;
-/// The most credit that a stream may have at a time.
+/// The maximum credit of a stream that is not used yet, in bytes.
 pub const MAX_STREAM_CREDIT: u32 = 128 * 1024;
-/// The most bytes of text in StreamEnded.
+/// The maximum length of the text in StreamEnded, in bytes.
 pub const MAX_STREAM_TEXT: usize = 512;
 
 const UUID_LEN: usize = 16;
-// Two UUIDs, outputs and flags, the number of lines, the credit.
+// Two UUIDs; outputs, flags and two zeros; the number of lines; the credit.
 const OPEN_LEN: usize = 44;
-// The UUID, the output and flags.
+// The UUID; the output, flags and two zeros.
 const DATA_HEAD: usize = UUID_LEN + 4;
+// Flags, as bits: the first of OpenStream, the second of StreamData.
 const FOLLOW: u8 = 1;
 const MISSING: u8 = 1;
 const ALL_LINES: u32 = u32::MAX;
@@ -68,15 +70,16 @@ impl Outputs {
 pub struct OpenStream {
     /// The stream's UUID, which its controller chooses at random.
     pub stream: Uuid,
-    /// The instance.
+    /// The instance that writes the output.
     pub instance: Uuid,
-    /// The outputs.
+    /// The outputs to send.
     pub outputs: Outputs,
-    /// True to go on with later output until the instance has ended.
+    /// True to send later output as well, until the instance has ended.
     pub follow: bool,
-    /// The number of the last lines of each output to begin with; `None`: all that are kept.
+    /// The number of lines at the end of each output's log that are sent first. `None` sends the whole
+    /// log.
     pub tail: Option<u32>,
-    /// The first credit: see [`StreamData::cost`].
+    /// The first credit, in bytes as [`StreamData::cost`] counts them.
     pub credit: u32,
 }
 
@@ -98,7 +101,7 @@ impl OpenStream {
         })
     }
 
-    /// The frame.
+    /// Encodes the frame.
     pub fn frame(&self) -> Frame {
         let mut payload = Vec::with_capacity(OPEN_LEN);
         payload.extend(self.stream.as_bytes());
@@ -120,7 +123,7 @@ pub struct StreamCredit {
 }
 
 impl StreamCredit {
-    /// Reads a payload; `None` if it is too short or the stream's UUID is nil.
+    /// Reads a payload; `None` if it is too short or the stream's UUID is nil. Further bytes are ignored.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         Some(Self {
             stream: stream_of(payload)?,
@@ -128,7 +131,7 @@ impl StreamCredit {
         })
     }
 
-    /// The frame.
+    /// Encodes the frame.
     pub fn frame(&self) -> Frame {
         let payload = [&self.stream.as_bytes()[..], &self.bytes.to_be_bytes()].concat();
         Frame::with_payload(Command::STREAM_CREDIT, payload)
@@ -145,15 +148,15 @@ pub fn stream_opened(stream: Uuid) -> Frame {
     Frame::with_payload(Event::STREAM_OPENED, stream.as_bytes().to_vec())
 }
 
-/// The payload of StreamData (EVENT 0x41): a piece of the output of an instance. The bounds of a
-/// piece have no meaning.
+/// The payload of StreamData (EVENT 0x41): a chunk of the output of an instance. A chunk may begin or end
+/// within a line or a character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamData {
     /// The stream.
     pub stream: Uuid,
-    /// The output: exactly one.
+    /// The output that the bytes come from: stdout or stderr.
     pub output: Outputs,
-    /// True if output before this piece may be missing, because it was removed from the log before
+    /// True if output before this chunk may be missing, because it was removed from the log before
     /// the agent could read it.
     pub missing: bool,
     /// The bytes: at least one, at most [`MAX_STREAM_CHUNK`].
@@ -166,7 +169,7 @@ impl StreamData {
     pub fn decode(payload: &Bytes) -> Option<Self> {
         let output = Outputs(*payload.get(UUID_LEN)?);
         let data = payload.len().checked_sub(DATA_HEAD)?;
-        // A piece comes from one output. An empty piece would cost credit and carry no output.
+        // An empty chunk would cost credit and carry nothing.
         let is_one = output == Outputs::STDOUT || output == Outputs::STDERR;
         if !is_one || data == 0 || data > MAX_STREAM_CHUNK {
             return None;
@@ -179,7 +182,7 @@ impl StreamData {
         })
     }
 
-    /// The frame.
+    /// Encodes the frame.
     pub fn frame(&self) -> Frame {
         let mut payload = Vec::with_capacity(DATA_HEAD + self.data.len());
         payload.extend(self.stream.as_bytes());
@@ -188,27 +191,26 @@ impl StreamData {
         Frame::with_payload(Event::STREAM_DATA, payload)
     }
 
-    /// The credit that it costs: the length of the whole frame, so that many short pieces cost as
-    /// much as the memory that they take.
+    /// The credit that the chunk costs: the length of the whole frame. Otherwise many short chunks would
+    /// take far more memory of a controller than it allowed.
     pub fn cost(&self) -> u32 {
         Self::cost_of(self.data.len())
     }
 
-    /// The credit that a piece of `data` bytes costs.
+    /// The credit that a chunk of `data` bytes costs.
     pub fn cost_of(data: usize) -> u32 {
-        // Credit includes headers. Otherwise many pieces of one byte would take far more memory of a
-        // controller than it allowed.
         u32::try_from(HEADER_LEN + DATA_HEAD + data).unwrap_or(u32::MAX)
     }
 
-    /// The most bytes that a piece may have with this credit.
+    /// The maximum length of a chunk with this credit, in bytes. 0 if the credit is too small.
     pub fn room(credit: u32) -> usize {
         let head = HEADER_LEN + DATA_HEAD;
         (credit as usize).saturating_sub(head).min(MAX_STREAM_CHUNK)
     }
 }
 
-/// The payload of StreamEnded (EVENT 0x42): the stream has ended. It is not answered.
+/// The payload of StreamEnded (EVENT 0x42): the stream has ended. The receiver does not
+/// answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamEnded {
     /// The stream.
@@ -220,7 +222,7 @@ pub struct StreamEnded {
 }
 
 impl StreamEnded {
-    /// An end with details.
+    /// The end of a stream for this reason. `text` has details, or is empty.
     pub fn new(stream: Uuid, reason: StreamEndReason, text: impl Into<String>) -> Self {
         Self {
             stream,
@@ -233,7 +235,7 @@ impl StreamEnded {
     /// that are not UTF-8 are replaced.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let text = payload.get(UUID_LEN + 1..)?;
-        // The text is printed on a terminal, so its length is that of a message.
+        // The text is printed on a terminal, so it is no longer than a message.
         (text.len() <= MAX_STREAM_TEXT).then_some(())?;
         Some(Self {
             stream: stream_of(payload)?,
@@ -242,7 +244,7 @@ impl StreamEnded {
         })
     }
 
-    /// The frame; a text that is too long is cut.
+    /// Encodes the frame. A text that is too long is cut.
     pub fn frame(&self) -> Frame {
         let text = cut(&self.text, MAX_STREAM_TEXT);
         let payload = [&self.stream.as_bytes()[..], &[self.reason.0], text.as_bytes()].concat();
@@ -257,15 +259,15 @@ super::operand::named! {
         0 DONE = "done";
         /// No node has that instance.
         1 NO_INSTANCE = "no_instance";
-        /// The node of the instance is not connected, or has disconnected meanwhile.
+        /// The node of the instance is not connected, or disconnected while the stream was open.
         2 NOT_CONNECTED = "not_connected";
-        /// There are too many streams: of this session, of the node, or in total.
+        /// Too many streams are open: of this session, of the node, or in total.
         3 TOO_MANY = "too_many";
         /// The node cannot read the log.
         4 UNREADABLE = "unreadable";
         /// The request is not valid, or its credit is too large.
         5 REFUSED = "refused";
-        /// The agent broke the rules for streams.
+        /// The agent violated the rules of the stream protocol.
         6 BROKEN = "broken";
         /// The agent does not support streams.
         7 NOT_SUPPORTED = "not_supported";

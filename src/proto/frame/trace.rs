@@ -12,7 +12,7 @@ use ssntp_transport::{Role, cut};
 
 /// The largest block that a receiver accepts, in bytes.
 pub const MAX_TRACE_LEN: usize = 4096;
-/// The most hops a block holds.
+/// The maximum number of hops a block holds.
 pub const MAX_TRACE_NODES: usize = 32;
 
 const VERSION: u8 = 1;

@@ -29,7 +29,8 @@ use ssntp_transport::ConnectionId;
 use ssntp_transport::dispatch::Action;
 use ssntp_transport::pki::{CertificateDer, CertificateInfo};
 
-/// The most newcomers that wait for another server at a time. Further ones are admitted without asking.
+/// The maximum number of newcomers that wait for another server at a time. Further ones are admitted
+/// without asking.
 const MAX_CLAIMS: usize = 1024;
 
 /// A newcomer that waits for the verdict of the server that has a session of its UUID.

@@ -35,9 +35,9 @@ use ssntp_transport::{Cancel, LogLimit, Target, TcpOptions, deadline, excerpt, t
 const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
 /// The pause after an attempt that reached this server itself. The name may resolve to another server
 /// later.
-const OWN: Duration = Duration::from_secs(60);
+const OWN_PAUSE: Duration = Duration::from_secs(60);
 /// The longest time for connecting the socket. TLS and HELLO have the handshake timeout.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The next thing to do for a peer, from [`Redial::next`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +69,8 @@ impl Redial {
         Self::default()
     }
 
-    /// The thing to do at the time `now`. `share` is a random number between 0 and 1. `is_linked`
-    /// returns true if there is a link to a server, whichever side has dialled.
+    /// The thing to do at the time `now`. `share` is a random number from 0 to 1: 0 halves the next pause, 1 leaves it whole.
+    /// `is_linked` returns true if there is a link to a server, whichever side has dialled.
     pub fn next(&mut self, now: Instant, share: f64, is_linked: impl Fn(Uuid) -> bool) -> Attempt {
         if let Some(server) = self.known.filter(|server| is_linked(*server)) {
             self.linked.get_or_insert(now);
@@ -93,10 +93,11 @@ impl Redial {
     /// Notes the result of an attempt: the server that was found, if any, and the reason for which
     /// there is no link, if there is none.
     pub fn attempted(&mut self, server: Option<Uuid>, why: Option<&NoEntry>, now: Instant, share: f64) {
-        // A known server stays known after a failure, because that server may dial this one meanwhile.
+        // A known server stays known after a failure, because it may dial this server. `next` then finds
+        // that link, and this server does not dial.
         self.known = match why {
             Some(NoEntry(EntryFault::Link(LinkFailure::Own))) => {
-                self.next = Some(now + OWN);
+                self.next = Some(now + OWN_PAUSE);
                 return;
             }
             Some(NoEntry(EntryFault::Link(LinkFailure::Duplicate(server)))) => Some(*server),
@@ -117,8 +118,8 @@ impl Redial {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerState {
-    /// There is no link. The text is the reason for which the last attempt failed; empty before the
-    /// first attempt.
+    /// There is no link. The text is the reason: the last attempt failed, or the link has ended. It is
+    /// empty before the first attempt.
     Trying(String),
     /// There is a link to the server with this UUID, whichever side has dialled.
     Linked(Uuid),
@@ -140,7 +141,7 @@ impl fmt::Display for PeerState {
 /// Dials the peers of a server, see [`Server::dialler`](super::super::Server::dialler).
 ///
 /// # Threads
-/// Cheap to clone, and `Send`. Each peer has a thread `ssntp-peer-N`, which the server link_registry when it
+/// Cheap to clone, and `Send`. Each peer has a thread `ssntp-peer-N`, which the server joins when it
 /// stops. No call blocks.
 #[derive(Clone)]
 pub struct Dialler {
@@ -157,7 +158,7 @@ struct Shared {
 #[derive(Default)]
 struct Peers {
     closed: bool,
-    /// The number of threads that were started; the last one has it in its name.
+    /// The number of threads that were started. Thread N has the name `ssntp-peer-N`.
     number: u64,
     dialled: HashMap<String, Dialled>,
     /// Threads that were cancelled and are not joined yet.
@@ -252,7 +253,7 @@ impl Dialler {
         all
     }
 
-    /// Cancels all threads and link_registry them.
+    /// Cancels all threads and joins them.
     pub(in crate::server) fn close(&self) {
         let mut peers = lock(&self.shared.peers);
         peers.closed = true;
@@ -351,14 +352,16 @@ impl PeerThread {
             environment, events, ..
         } = &*self.shared;
         let refused = |e: &dyn fmt::Display| NoEntry(EntryFault::Link(LinkFailure::Refused(e.to_string())));
-        // Made by the dispatcher, because it has the newest token.
+        // The dispatcher makes it, because only the dispatcher knows the newest token.
         let hello = events.look(|core, _| core.hello());
-        let (hello, _) = hello.ok_or_else(|| refused(&"the server has stopped"))?;
+        let (hello, _) = hello.ok_or_else(|| refused(&"this server has stopped"))?;
         let active = environment.active();
         let credentials = &active.credentials;
         let connector = Connector::mutual(&credentials.identity, &credentials.trust);
         let connector = connector.map_err(|e| refused(&e))?.protocol(LINK_PROTOCOL);
-        let stream = self.target.connect(&self.shared.tcp, CONNECT, &self.cancel);
+        let stream = self
+            .target
+            .connect(&self.shared.tcp, CONNECT_TIMEOUT, &self.cancel);
         let stream = stream.map_err(|e| NoEntry(EntryFault::Link(LinkFailure::Lost(e))))?;
         // Shuts the socket down if this thread is cancelled during the handshake.
         let _watch = self.cancel.watch(&stream);
@@ -372,7 +375,9 @@ impl PeerThread {
         );
         let secured = secured.map_err(|e| refused(&e))?;
         if secured.alpn.as_deref() != Some(LINK_PROTOCOL) {
-            return Err(refused(&"it accepts no links: it runs without peers"));
+            return Err(refused(
+                &"it does not offer links: it is a server without peers, or no SSNTP server",
+            ));
         }
         let leaf = secured.peer.first();
         let leaf = leaf.ok_or_else(|| refused(&"it sent no certificate"))?;
@@ -401,8 +406,11 @@ mod tests {
         let own = NoEntry(EntryFault::Link(LinkFailure::Own));
         assert_eq!(redial.next(begin, 0.5, |_| false), Attempt::Now);
         redial.attempted(None, Some(&own), begin, 0.5);
-        assert_eq!(redial.next(begin, 0.5, |_| false), Attempt::Wait(begin + OWN));
-        let later = begin + OWN;
+        assert_eq!(
+            redial.next(begin, 0.5, |_| false),
+            Attempt::Wait(begin + OWN_PAUSE)
+        );
+        let later = begin + OWN_PAUSE;
         assert_eq!(redial.next(later, 0.5, |_| false), Attempt::Now);
         redial.attempted(Some(other), None, later, 0.5);
         assert_eq!(

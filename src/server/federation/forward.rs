@@ -220,7 +220,7 @@ impl ServerCore {
         let item = self
             .state
             .decode_forwarded(forward.traced, forward.frames, memory);
-        let item = item.ok_or(LinkFault::Value("FORWARD", "frames"))?;
+        let item = item.ok_or(LinkFault::Value("FORWARD"))?;
         let (kind, frames) = (item.kind(), item.frames());
         let operands = &self.state.environment.operands;
         // The other server may have registered kinds that this one has not.
@@ -267,7 +267,9 @@ impl ServerCore {
             // The application may keep the message, which must not keep a whole read alive.
             let message = Bytes::copy_from_slice(&message);
             self.state.origin = Origin::Application;
-            self.guarded("told", |handler, cx| handler.told(cx, server, message));
+            self.guarded("server_message", |handler, cx| {
+                handler.server_message(cx, server, message)
+            });
         }
     }
 }
@@ -300,13 +302,13 @@ impl Context<'_> {
     }
 
     /// Sends a message to the application of another server
-    /// ([`Handler::told`](super::super::Handler::told)). It arrives in order with all other frames that
+    /// ([`Handler::server_message`](super::super::Handler::server_message)). It arrives in order with all other frames that
     /// this server sends there. It is lost if the link ends.
     ///
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server;
     /// [`SendError::TooLong`] if the message is longer than a payload may be.
-    pub fn tell(&mut self, server: Uuid, message: Bytes) -> Result<(), SendError> {
+    pub fn send_to_server(&mut self, server: Uuid, message: Bytes) -> Result<(), SendError> {
         let limit = self.state.environment.max_payload;
         let len = message.len();
         if u32::try_from(len).is_ok_and(|len| len > limit) {
@@ -321,9 +323,9 @@ impl Context<'_> {
     }
 
     /// Sends a message to the application of every linked server. Returns the number of servers.
-    pub fn tell_all(&mut self, message: &Bytes) -> usize {
+    pub fn send_to_servers(&mut self, message: &Bytes) -> usize {
         let mut servers: Vec<_> = self.servers().map(|server| server.uuid).collect();
-        servers.retain(|server| self.tell(*server, message.clone()).is_ok());
+        servers.retain(|server| self.send_to_server(*server, message.clone()).is_ok());
         servers.len()
     }
 
@@ -333,15 +335,20 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server.
-    pub fn pass(&mut self, server: Uuid, from: &SessionInfo, run: &Run) -> Result<(), SendError> {
+    pub fn pass_to_server(&mut self, server: Uuid, from: &SessionInfo, run: &Run) -> Result<(), SendError> {
         self.state.pass_to(server, from, ForwardBody::from(run))
     }
 
-    /// As [`pass`](Self::pass), for one frame with its trace.
+    /// As [`pass_to_server`](Self::pass_to_server), for one frame with its trace.
     ///
     /// # Errors
-    /// As of [`pass`](Self::pass).
-    pub fn pass_frame(&mut self, server: Uuid, from: &SessionInfo, frame: &Frame) -> Result<(), SendError> {
+    /// As of [`pass_to_server`](Self::pass_to_server).
+    pub fn pass_frame_to_server(
+        &mut self,
+        server: Uuid,
+        from: &SessionInfo,
+        frame: &Frame,
+    ) -> Result<(), SendError> {
         let body = SharedEncoding::new(frame, self.state).for_link();
         self.state.pass_to(server, from, body)
     }
@@ -349,18 +356,18 @@ impl Context<'_> {
     /// Becomes the leader with this token, or a follower with `None`. Frames that a leader's
     /// application sends to other servers carry the token. A server drops frames whose token is lower
     /// than the highest one that it knows.
-    pub fn lead(&mut self, token: Option<u64>) {
+    pub fn set_leader_token(&mut self, token: Option<u64>) {
         self.state.links.leads = token;
         self.state.links.act(true);
-        self.see_token(token.unwrap_or_default());
+        self.note_token(token.unwrap_or_default());
     }
 
     /// Notes a token that the engine of the cluster has issued.
-    pub fn see_token(&mut self, token: u64) {
+    pub fn note_token(&mut self, token: u64) {
         self.state.links.raise_token(token);
     }
 
-    /// The highest token known, from [`see_token`](Self::see_token) or from other servers.
+    /// The highest token known, from [`note_token`](Self::note_token) or from other servers.
     pub fn token(&self) -> u64 {
         self.state.links.token
     }

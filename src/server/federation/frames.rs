@@ -32,7 +32,7 @@ pub(crate) const LINK: FrameType = FrameType(0x4c);
 /// own fields, and the short frames that were read together with a long one.
 pub(crate) const SLACK: u32 = 1 << 20;
 
-/// The most sessions that one FORWARD names.
+/// The maximum number of sessions that one FORWARD names.
 const MAX_TARGETS: usize = 1024;
 /// The rows of one SNAPSHOT. A row has some 60 bytes, so a frame has about 64 KiB.
 pub(super) const ROWS: usize = 1000;
@@ -47,24 +47,24 @@ pub(super) enum LinkFault {
     #[error("{0} has {1} bytes too many")]
     Long(&'static str, usize),
     /// A field has a value that is not defined.
-    #[error("{0}: the value of its {1} is not defined")]
-    Value(&'static str, &'static str),
-    /// The frame is not a link frame.
+    #[error("{0}: the value of a field is not defined")]
+    Value(&'static str),
+    /// The frame is not a link frame, or its operand is unknown.
     #[error("a frame {0} does not belong on a link")]
     Kind(FrameKind),
     /// A link frame came when it is not allowed, such as a second HELLO.
     #[error("unexpected {0}")]
     Turn(&'static str),
     /// A change of sessions is missing.
-    #[error("change {got} of its sessions came after change {before}")]
+    #[error("change {got} of the peer's sessions came after change {before}")]
     Gap {
-        /// The number of the change before.
+        /// The number of the previous change.
         before: u64,
         /// The number that came.
         got: u64,
     },
     /// The peer reports more sessions than a server can have.
-    #[error("it reported more than {0} sessions")]
+    #[error("the peer reported more than {0} sessions")]
     Sessions(usize),
 }
 
@@ -160,7 +160,7 @@ macro_rules! link_frames {
                     $($operand => Self::$frame {
                         $($field: Field::take(input).map_err(|malformed| match malformed {
                             Malformed::Short => LinkFault::Short($name),
-                            Malformed::Value => LinkFault::Value($name, stringify!($field)),
+                            Malformed::Value => LinkFault::Value($name),
                         })?),*
                     },)*
                     _ => return Ok(None),
@@ -173,7 +173,7 @@ macro_rules! link_frames {
 link_frames! {
     /// The first frame in each direction.
     0 "HELLO" Hello { hello: Hello }
-    /// A part of all sessions as of change `sequence`.
+    /// A part of the list of all sessions, which includes every change up to `sequence`.
     1 "SNAPSHOT" Snapshot { sequence: u64, is_last: bool, rows: Vec<Row> }
     /// The server has a new session.
     2 "CONNECTED" Connected { sequence: u64, row: Row }
@@ -181,19 +181,20 @@ link_frames! {
     3 "GONE" Gone { sequence: u64, number: u64, uuid: Uuid }
     /// Frames of clients or of the application.
     4 "FORWARD" Forward { forward: Forward }
-    /// A receiver has no room, so the session with this number must not be read.
+    /// A receiver has no room, so the session with this number is not read until GO.
     5 "HOLD" Hold { number: u64 }
     /// The session may be read again.
     6 "GO" Go { number: u64 }
-    /// A message from application to application.
+    /// A message of the application to the application of the other server.
     7 "TELL" Tell { token: u64, message: Bytes }
-    /// A client with this certificate asks for the UUID of a session of the receiving server.
+    /// A client with this certificate wants to connect with a UUID that has a session at the receiving
+    /// server. May it replace that session?
     8 "CLAIM" Claim { id: u64, uuid: Uuid, certificate: Bytes }
     /// The answer to CLAIM: 0 to admit, otherwise the code of a refusal.
     9 "CLAIMED" Claimed { id: u64, verdict: u8 }
     /// Sent each second, so that the peer notices a server that hangs.
     10 "ALIVE" Alive {}
-    /// The link ends, or does not begin. `server` is the server that sends it.
+    /// The link ends, or does not begin. `server` is the UUID of the sender.
     11 "END" End { code: EndCode, server: Uuid, reason: String }
 }
 
@@ -204,7 +205,7 @@ impl LinkFrame {
             Self::Forward { forward } => forward.frames.len(),
             _ => 0,
         };
-        // One allocation for a FORWARD to one session or to a role, whose other fields have less than
+        // One allocation for a FORWARD to one session or to a role: without its frames it has less than
         // 64 bytes.
         let mut out = Vec::with_capacity(HEADER_LEN + 64 + frames);
         out.resize(HEADER_LEN, 0);
@@ -215,7 +216,7 @@ impl LinkFrame {
         out.into()
     }
 
-    /// Decodes a frame of this kind. `payload` is what follows its header.
+    /// Decodes a frame of this kind. `payload` is the frame without its header.
     ///
     /// # Errors
     /// [`LinkFault`].
@@ -225,10 +226,11 @@ impl LinkFrame {
             false => None,
         };
         let frame = frame.ok_or(LinkFault::Kind(kind))?;
-        // HELLO of a later version may have more fields. The reason for the refusal names both versions.
-        let is_later = matches!(&frame, Self::Hello { hello } if hello.version != VERSION);
+        // HELLO of another version may have more fields. It is decoded all the same, so that the refusal
+        // can name both versions.
+        let is_other_version = matches!(&frame, Self::Hello { hello } if hello.version != VERSION);
         match payload.len() {
-            more if more > 0 && !is_later => Err(LinkFault::Long(frame.name(), more)),
+            more if more > 0 && !is_other_version => Err(LinkFault::Long(frame.name(), more)),
             _ => Ok(frame),
         }
     }

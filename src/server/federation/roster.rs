@@ -19,7 +19,7 @@ use crate::server::sessions::{ROLES, SessionId, SessionInfo, bits};
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
 use ssntp_transport::{ConnectionId, PeerAddress, Role};
 
-/// The most sessions of one server: more than the threads of a Linux system allow.
+/// The maximum number of sessions of one server: more than the threads of a Linux system allow.
 const MOST: usize = 1 << 21;
 
 /// Decides which of two sessions of one UUID stays: the one with the higher rank.

@@ -2,10 +2,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ssntp::client::{Client, ClientConfig, ClientError};
 use ssntp::pki::SigningKey;
 use ssntp::rustls::pki_types::SubjectPublicKeyInfoDer;
 use ssntp::rustls::sign::Signer;
 use ssntp::rustls::{Error as TlsFault, SignatureAlgorithm, SignatureScheme};
+
+use ssntp_test_support::TestServer;
 
 use super::*;
 
@@ -106,4 +109,33 @@ fn an_identity_with_a_signer_needs_a_role_and_a_certificate() {
     assert_eq!(fault(without_role), Fault::NoRole);
     let without_certificate = Identity::with_signer(Vec::new(), signer);
     assert_eq!(fault(without_certificate), Fault::NoCertificate);
+}
+
+/// A module whose driver panics.
+#[derive(Debug)]
+struct BrokenModule(Arc<dyn SigningKey>);
+
+impl SigningKey for BrokenModule {
+    fn choose_scheme(&self, _: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
+        panic!("the module was removed")
+    }
+
+    fn algorithm(&self) -> SignatureAlgorithm {
+        self.0.algorithm()
+    }
+}
+
+#[test]
+fn a_client_whose_signer_panics_ends_and_nobody_waits_for_it() {
+    let server = TestServer::start((), |c| c);
+    let agent = ssntp_test_support::identity(Role::AGENT);
+    let (_, key) = issue(Role::AGENT);
+    let broken = Arc::new(BrokenModule(Module::of(&key, true)));
+    let identity = Identity::with_signer(agent.chain().to_vec(), broken).unwrap();
+    let config = ClientConfig::new(identity, ssntp_test_support::trust());
+    let config = config.connect_in_memory(&server.listener);
+    let client = Client::start(config.clone()).unwrap();
+    assert!(client.frames().next().is_none());
+    assert!(matches!(client.ended(), Some(ClientError::Closed)));
+    assert!(matches!(Client::connect(config), Err(ClientError::Closed)));
 }

@@ -74,8 +74,8 @@ impl Handler for Answers {
         let _ = cx.send(from.uuid(), &frame);
     }
 
-    fn told(&mut self, cx: &mut Context<'_>, server: Uuid, message: bytes::Bytes) {
-        let _ = cx.tell(server, message);
+    fn server_message(&mut self, cx: &mut Context<'_>, server: Uuid, message: bytes::Bytes) {
+        let _ = cx.send_to_server(server, message);
     }
 }
 

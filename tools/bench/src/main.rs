@@ -199,16 +199,20 @@ fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
         programs: &programs,
         window: args.seconds,
     };
-    let systems: Vec<_> = std::iter::once(System::Ssntp)
+    let mut systems: Vec<_> = std::iter::once(System::Ssntp)
         .chain(others.iter().copied())
         .collect();
     let mut report = Report::default();
     let mut failed = 0;
-    for case in std::iter::repeat_n(cases, args.runs as usize).flatten() {
-        failed += measure(*case, &systems, &bench, &mut report);
-        if stop.requested() {
-            return Ok(());
+    for _ in 0..args.runs {
+        for case in cases {
+            failed += measure(*case, &systems, &bench, &mut report);
+            if stop.requested() {
+                return Ok(());
+            }
         }
+        // The system that is measured second may find the machine in another state than the first.
+        systems.reverse();
     }
     if args.json {
         print(report.json())?;

@@ -125,7 +125,7 @@ impl<S: Service> Door<S> {
             },
         };
         // The deadline covers the whole answer, so a slow client cannot hold a place for longer.
-        stream.begin(ANSWERING);
+        stream.restart(ANSWERING);
         let head = answer.head(&self.limits, body.is_some());
         let mut parts = vec![Outgoing::whole(Bytes::from(head), 1)];
         if !is_head && !answer.body.is_empty() {
@@ -144,7 +144,7 @@ impl<S: Service> Door<S> {
         // The system has taken the answer, so its memory and its permit are released before the wait
         // for the rest of the input.
         drop((parts, answer.permit));
-        stream.begin(LINGER);
+        stream.restart(LINGER);
         drain(&**stream, LINGER);
         Ok(())
     }
@@ -216,7 +216,7 @@ impl<S: Service> Door<S> {
                     Ok(Some((request, head, body))) => {
                         // Each part of a request has a time limit of its own.
                         let _ = arrived.split_to(head);
-                        stream.begin(SENDING);
+                        stream.restart(SENDING);
                         found = Some((request, body));
                     }
                     Err(refused) => return Ok(Err(refused)),

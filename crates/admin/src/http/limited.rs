@@ -8,50 +8,50 @@ use std::time::{Duration, Instant};
 
 use ssntp_transport::{Duplex, PeerAddress, deadline, is_timeout, left};
 
-/// A stream with one deadline for all its reads and writes together, so that a peer
-/// cannot extend the time by sending or reading single bytes. The time limits of single reads
-/// and writes are ignored.
+/// A stream with one deadline for all its blocking reads and writes together, so that a peer
+/// cannot extend the time by sending or reading single bytes. `set_read_timeout` and
+/// `set_write_timeout` have no effect.
 pub(super) struct Limited {
     stream: Arc<dyn Duplex>,
     deadline: Mutex<Instant>,
-    gives_up: Box<dyn Fn() -> bool + Send + Sync>,
+    is_cancelled: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// The time limit of one write. After it, the writer checks `gives_up`.
-const LOOK: Duration = Duration::from_millis(250);
+/// The longest time for which a write blocks before it checks `is_cancelled`.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The least time limit of a read or write, because sockets treat zero as no limit.
-const LEAST: Duration = Duration::from_millis(1);
+/// The shortest time limit of a read or write, because sockets treat zero as no limit.
+const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 
 impl Limited {
-    /// A stream whose reads and writes fail after `limit`. The owner of the stream can end a
-    /// read earlier by a shutdown, and a write by returning true from `gives_up`.
+    /// A stream whose reads and writes fail after `limit`. Its owner can end a blocked read earlier by a
+    /// shutdown, and a blocked write by letting `is_cancelled` return true.
     pub(super) fn new(
         stream: Arc<dyn Duplex>,
         limit: Duration,
-        gives_up: impl Fn() -> bool + Send + Sync + 'static,
+        is_cancelled: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Self {
         Self {
             stream,
             deadline: Mutex::new(deadline(limit)),
-            gives_up: Box::new(gives_up),
+            is_cancelled: Box::new(is_cancelled),
         }
     }
 
-    /// Sets a new deadline for further reads and writes.
-    pub(super) fn begin(&self, limit: Duration) {
+    /// Sets the deadline for further reads and writes to `limit` from now.
+    pub(super) fn restart(&self, limit: Duration) {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline(limit);
     }
 
-    /// The deadline.
     pub(super) fn deadline(&self) -> Instant {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn left(&self) -> io::Result<Duration> {
-        left(self.deadline()).map(|left| left.max(LEAST))
+        left(self.deadline()).map(|left| left.max(MIN_TIMEOUT))
     }
 
+    /// The stream, whose read timeout is the time that is left.
     fn for_reading(&self) -> io::Result<&dyn Duplex> {
         self.stream.set_read_timeout(Some(self.left()?))?;
         Ok(&*self.stream)
@@ -79,9 +79,10 @@ impl Duplex for Limited {
     }
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         loop {
-            self.stream.set_write_timeout(Some(self.left()?.min(LOOK)))?;
+            self.stream
+                .set_write_timeout(Some(self.left()?.min(CHECK_INTERVAL)))?;
             match self.stream.write(bytes) {
-                Err(e) if is_timeout(&e) && !(self.gives_up)() => {}
+                Err(e) if is_timeout(&e) && !(self.is_cancelled)() => {}
                 written => return written,
             }
         }
@@ -127,7 +128,7 @@ mod tests {
             }
         };
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        limited.begin(Duration::from_secs(60));
+        limited.restart(Duration::from_secs(60));
         assert_eq!(limited.read(&mut [0; 1]).unwrap(), 1);
         drop(limited);
         dripping.unwrap().join().unwrap();

@@ -9,10 +9,10 @@ use ssntp_transport::rustls::pki_types::CertificateDer;
 
 /// The media type of JSON.
 pub const JSON: &str = "application/json";
-/// The longest head of a request.
-const HEAD: usize = 8 * 1024;
-/// The most headers of a request. Browsers send some twenty.
-const HEADERS: usize = 64;
+/// The longest head of a request, in bytes.
+const MAX_HEAD: usize = 8 * 1024;
+/// The maximum number of headers of a request. Browsers send some twenty.
+const MAX_HEADERS: usize = 64;
 
 /// A request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Request {
     pub headers: Vec<(String, String)>,
     /// The body; always empty for GET and HEAD.
     pub body: Bytes,
-    /// The certificates that the client proved by TLS, its own first; none in clear.
+    /// The certificates that the client sent in TLS, its own first. Empty on a connection without TLS.
     pub chain: Vec<CertificateDer<'static>>,
 }
 
@@ -64,13 +64,13 @@ impl Request {
     /// Reads the head of a request: the request without its body, the length of the head, and
     /// that of the body. `None` means that more bytes are needed.
     pub(super) fn parse(input: &[u8], limits: &Limits) -> Result<Option<(Self, usize, usize)>, Refused> {
-        let mut headers = [EMPTY_HEADER; HEADERS];
+        let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut head = httparse::Request::new(&mut headers);
         // Bytes after the limit are not parsed, so a head that is too long is refused even if all of
         // it has arrived.
-        let length = match head.parse(&input[..input.len().min(HEAD)]) {
+        let length = match head.parse(&input[..input.len().min(MAX_HEAD)]) {
             Ok(Status::Complete(length)) => length,
-            Ok(Status::Partial) if input.len() < HEAD => return Ok(None),
+            Ok(Status::Partial) if input.len() < MAX_HEAD => return Ok(None),
             Ok(Status::Partial) | Err(Error::TooManyHeaders) => {
                 return Err(Refused::new(431, "the request's head is too long"));
             }
@@ -78,8 +78,10 @@ impl Request {
         };
         let method = head.method.unwrap_or_default();
         if !limits.methods.split(", ").any(|known| known == method) {
-            let (methods, last) = limits.methods.rsplit_once(", ").unwrap_or(("", limits.methods));
-            let why = format!("only {methods} and {last} are supported");
+            let why = match limits.methods.rsplit_once(", ") {
+                Some((methods, last)) => format!("only {methods} and {last} are supported"),
+                None => format!("only {} is supported", limits.methods),
+            };
             return Err(Refused::new(405, why));
         }
         let target = head.path.unwrap_or_default();
@@ -145,7 +147,7 @@ impl Request {
             return Ok(0);
         };
         // `parse` alone would accept a sign.
-        let digits = length.bytes().all(|byte| byte.is_ascii_digit());
+        let digits = !length.is_empty() && length.bytes().all(|byte| byte.is_ascii_digit());
         match length.parse() {
             Ok(length) if digits && length <= limits.body => Ok(length),
             _ if digits => Err(Refused::new(
@@ -161,7 +163,7 @@ fn without_port(host: &str) -> String {
     let host = host.trim().to_ascii_lowercase();
     match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((ip, port)) if port.is_empty() || port.starts_with(':') => ip.to_owned(),
-        // An unclosed `[`: no host matches it.
+        // The text after `]` is no port. The header is kept whole, so that it is the name of no host.
         Some(_) => host,
         None => host.split(':').next().unwrap_or_default().to_owned(),
     }
@@ -195,10 +197,10 @@ impl Answer {
         }
     }
 
-    /// A permit for a large answer, if fewer than `most` are held: each is a clone of `large`.
+    /// Takes a permit for a large answer. Permits are clones of `large`.
     ///
     /// # Errors
-    /// 503.
+    /// Status 503 if `most` permits are in use.
     pub fn permit(large: &Arc<()>, most: usize) -> Result<Arc<()>, Refused> {
         let permit = Arc::clone(large);
         // One count is that of the owner of `large`. Two threads that are here at the same time may
@@ -319,8 +321,8 @@ mod tests {
 
     #[test]
     fn invalid_requests_are_refused() {
-        let long = format!("GET / HTTP/1.1\r\nx: {}", "y".repeat(HEAD));
-        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(HEADERS + 1));
+        let long = format!("GET / HTTP/1.1\r\nx: {}", "y".repeat(MAX_HEAD));
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(MAX_HEADERS + 1));
         for (text, code) in [
             ("POST / HTTP/1.1\r\n\r\n", 405),
             ("GET http://a/ HTTP/1.1\r\n\r\n", 400),

@@ -45,8 +45,8 @@ use ssntp::pki::{Identity, Trust};
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{Acceptance, Address, Newcomer};
 
-/// The most connections at a time. Each has a thread, and an answer that is mostly below a hundred
-/// KiB; a scrape takes some milliseconds.
+/// The maximum number of connections at a time. Each has a thread, and an answer that is mostly below a
+/// hundred KiB; a scrape takes some milliseconds.
 const CONNECTIONS: usize = 32;
 
 /// Makes the answers. It is called on the threads of the connections, at most 32.
@@ -54,7 +54,7 @@ pub trait Service: Send + Sync + 'static {
     /// The supported methods, and the limit of bodies.
     fn limits(&self) -> Limits;
 
-    /// The most answers that may be streams at a time. Default: 0.
+    /// The maximum number of answers that may be streams at a time. Default: 0.
     fn streams(&self) -> usize {
         0
     }

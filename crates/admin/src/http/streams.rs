@@ -36,7 +36,7 @@ impl Stream {
     /// # Errors
     /// The client is gone or does not read, or the server stops. The function has to return then.
     pub fn send(&mut self, part: impl Into<Bytes>) -> io::Result<()> {
-        self.limited.begin(READING);
+        self.limited.restart(READING);
         let part = Outgoing::whole(part.into(), 1);
         self.halves.transmit.transmit(&[part])?;
         self.halves.transmit.idle();

@@ -1,4 +1,4 @@
-//! The pages of a scheduler, an agent and a concentrator.
+//! The admin pages of a scheduler, an agent and a concentrator: figures in JSON, and metrics.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -29,14 +29,14 @@ pub(crate) fn of_scheduler(server: ServerHandle, membership: Weak<Membership>) -
     })
 }
 
-/// The pages of an agent. They have a weak reference and do not keep the agent alive.
+/// The pages of an agent. They hold a weak reference, so that they do not keep the agent alive.
 pub(crate) fn of_agent(agent: &Arc<Agent>) -> Figures {
     let agent = Arc::downgrade(agent);
     Box::new(move || {
-        let agent = agent.upgrade().ok_or("it is stopping")?;
-        let figures = agent.figures().ok_or("it does not answer")?;
+        let agent = agent.upgrade().ok_or("the agent is stopping")?;
+        let figures = agent.figures().ok_or("the agent does not answer")?;
         let mut snapshot = Snapshot::of_client(&figures.client);
-        introduce(&mut snapshot, &agent.client());
+        show_identity(&mut snapshot, &agent.client());
         snapshot.show("status", figures.status);
         snapshot.show("limits", figures.limits);
         let down = figures.tunnels_down.iter();
@@ -48,38 +48,38 @@ pub(crate) fn of_agent(agent: &Arc<Agent>) -> Figures {
     })
 }
 
-/// The pages of a concentrator. They have a weak reference and do not keep it alive.
+/// The pages of a concentrator (CNCI). They hold a weak reference, so that they do not keep it alive.
 pub(crate) fn of_cnci(cnci: &Arc<Cnci>) -> Figures {
     let cnci = Arc::downgrade(cnci);
     Box::new(move || {
-        let cnci = cnci.upgrade().ok_or("it is stopping")?;
-        let figures = cnci.figures().ok_or("it does not answer")?;
+        let cnci = cnci.upgrade().ok_or("the concentrator is stopping")?;
+        let figures = cnci.figures().ok_or("the concentrator does not answer")?;
         let mut snapshot = Snapshot::of_client(&figures.client);
-        introduce(&mut snapshot, &cnci.client());
+        show_identity(&mut snapshot, &cnci.client());
         snapshot.metrics.add(CNCI, &figures);
         Ok(snapshot)
     })
 }
 
-/// The pages of a client without further figures.
+/// The pages of a client that has no figures of its own.
 pub(crate) fn of_client(client: ClientHandle) -> Figures {
     Box::new(move || {
         let mut snapshot = Snapshot::of_client(&client.figures());
-        introduce(&mut snapshot, &client);
+        show_identity(&mut snapshot, &client);
         Ok(snapshot)
     })
 }
 
-fn introduce(snapshot: &mut Snapshot, client: &ClientHandle) {
+fn show_identity(snapshot: &mut Snapshot, client: &ClientHandle) {
     snapshot.show("uuid", client.uuid());
     snapshot.show("role", client.role().to_string());
 }
 
 #[rustfmt::skip] // A table: one row a metric.
 const SCHEDULER: &[Metric<SchedulerFigures>] = &[
-    gauge("ssntp_scheduler_nodes", "Nodes that are connected, by status.", |f| by("status", f.nodes.clone())),
-    gauge("ssntp_scheduler_instances", "Instances, by state.", |f| by("state", f.instances.clone())),
-    counter("ssntp_scheduler_starts_received_total", "STARTs received, including those of instances that are moved.",
+    gauge("ssntp_scheduler_nodes", "Connected nodes by status.", |f| by("status", f.nodes.clone())),
+    gauge("ssntp_scheduler_instances", "Instances by state.", |f| by("state", f.instances.clone())),
+    counter("ssntp_scheduler_starts_received_total", "STARTs received, and those that moves of instances cause.",
         |f| one(f.starts.received)),
     counter("ssntp_scheduler_starts_given_total", "STARTs that were sent to a node.", |f| one(f.starts.given)),
     counter("ssntp_scheduler_starts_total", "STARTs by outcome, started or failed, and by the reason of the failure.",
@@ -89,18 +89,18 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
         |f| by("outcome", [("started", f.starts.start_time), ("failed", f.starts.failure_time)])),
     gauge("ssntp_scheduler_held_starts", "STARTs that wait for a READY.", |f| one(f.starts.held)),
     gauge("ssntp_scheduler_held_starts_bytes", "Bytes of the STARTs that wait.", |f| one(f.starts.held_bytes)),
-    gauge("ssntp_scheduler_held_starts_limit", "The most STARTs that wait.", |f| one(f.limits.held_starts)),
+    gauge("ssntp_scheduler_held_starts_limit", "The maximum number of STARTs that wait.", |f| one(f.limits.held_starts)),
     gauge("ssntp_scheduler_starts_in_flight", "STARTs that wait for the answer of their node.",
         |f| one(f.starts.in_flight)),
-    gauge("ssntp_scheduler_starts_in_flight_limit", "The most STARTs that wait for the answer of their node.",
+    gauge("ssntp_scheduler_starts_in_flight_limit", "The maximum number of STARTs that wait for the answer of their node.",
         |f| one(f.limits.starts_in_flight)),
-    gauge("ssntp_scheduler_kept_bytes", "Bytes that are kept for the next leader, or wait until there is one.",
+    gauge("ssntp_scheduler_kept_bytes", "Bytes of frames that are kept for the next leader, or wait until there is a leader.",
         |f| one(f.kept_bytes)),
-    gauge("ssntp_scheduler_streams", "Streams that are open.", |f| one(f.streams)),
+    gauge("ssntp_scheduler_streams", "Log streams that are open.", |f| one(f.streams)),
     gauge("ssntp_scheduler_moving_instances", "Instances that are being moved.", |f| one(f.moving)),
     gauge("ssntp_scheduler_controllers", "Controllers that are connected.", |f| one(f.controllers)),
     gauge("ssntp_scheduler_concentrators", "Concentrators that have announced themselves.", |f| one(f.concentrators)),
-    counter("ssntp_scheduler_streams_opened_total", "Streams that were opened.", |f| one(f.streams_opened)),
+    counter("ssntp_scheduler_streams_opened_total", "Log streams that were opened.", |f| one(f.streams_opened)),
     counter("ssntp_scheduler_moved_instances_total", "Instances whose START was sent to another node.",
         |f| one(f.moved)),
     counter("ssntp_scheduler_foreign_reports_total",
@@ -109,8 +109,8 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
         |f| one(f.invalid_frames)),
 ];
 
-// Each status and each state has a series at all times, because Prometheus does not take an absent
-// series for 0.
+// The agent has a series for each status and each state at all times, because Prometheus does not take an
+// absent series for 0.
 const STATUSES: [&str; 4] = ["READY", "FULL", "OFFLINE", "MAINTENANCE"];
 const STATES: [&str; 6] = ["launching", "active", "terminating", "hung", "exited", "removing"];
 
@@ -120,34 +120,34 @@ const AGENT: &[Metric<AgentFigures>] = &[
         |f| by("status", STATUSES.map(|status| (status, f.status == Some(status))))),
     gauge("ssntp_agent_instances", "Instances by state.",
         |f| by("state", STATES.map(|state| (state, f.instances.get(state).copied().unwrap_or(0))))),
-    gauge("ssntp_agent_instances_limit", "The most instances, over all states.", |f| one(f.limits.instances)),
-    gauge("ssntp_agent_worker_threads", "Threads of a crew of workers.", |f| by_crew(f, |crew| crew.threads)),
-    gauge("ssntp_agent_jobs", "Jobs under way, by crew.", |f| by_crew(f, |crew| crew.busy)),
-    gauge("ssntp_agent_waiting_jobs", "Instances whose next job waits for a worker, by crew.",
+    gauge("ssntp_agent_instances_limit", "The maximum number of instances of all states together.", |f| one(f.limits.instances)),
+    gauge("ssntp_agent_worker_threads", "Threads by crew. A crew is a pool of workers.", |f| by_crew(f, |crew| crew.threads)),
+    gauge("ssntp_agent_jobs", "Jobs in progress by crew.", |f| by_crew(f, |crew| crew.busy)),
+    gauge("ssntp_agent_waiting_jobs", "Instances whose next job waits for a free worker, by crew.",
         |f| by_crew(f, |crew| crew.waiting)),
-    counter("ssntp_agent_reports_total", "STATS that were sent.", |f| one(f.reports)),
+    counter("ssntp_agent_reports_total", "STATS frames that were sent.", |f| one(f.reports)),
     counter("ssntp_agent_restarts_total", "Instances that were started again.", |f| one(f.restarts)),
     counter("ssntp_agent_starts_total", "STARTs by outcome, started or failed, and by the reason of the failure.",
         |f| outcomes(f.starts, &f.failures)),
     gauge("ssntp_agent_tunnels", "Tunnels of tenants' networks.", |f| one(f.tunnels)),
     gauge("ssntp_agent_tunnels_down", "Tunnels of tenants' networks that carry no packets.", |f| one(f.tunnels_down.len())),
-    gauge("ssntp_agent_held_frames", "Frames that wait for a session, or for room.", |f| one(f.frames_held)),
+    gauge("ssntp_agent_held_frames", "Frames that wait for a session or for room in its queue.", |f| one(f.frames_held)),
 ];
 
 #[rustfmt::skip]
 const CNCI: &[Metric<CnciFigures>] = &[
     gauge("ssntp_cnci_tunnels", "Tunnels to nodes.", |f| one(f.tunnels)),
-    gauge("ssntp_cnci_peers", "The tenant's other concentrators.", |f| one(f.peers)),
+    gauge("ssntp_cnci_peers", "The other concentrators of the tenant.", |f| one(f.peers)),
     gauge("ssntp_cnci_public_ips", "Public addresses that are assigned.", |f| one(f.public_ips)),
-    gauge("ssntp_cnci_held_frames", "Answers that wait for a session, or for room.", |f| one(f.frames_held)),
+    gauge("ssntp_cnci_held_frames", "Answers that wait for a session or for room in its queue.", |f| one(f.frames_held)),
 ];
 
 /// The number of STARTs that succeeded, and of those that failed by each reason. Each reason of the
 /// protocol has a series from the start, because `increase()` does not count the event with which
 /// a series begins.
 fn outcomes(started: u64, failed: &BTreeMap<&'static str, u64>) -> Samples {
-    let none = StartFailureReason::ALL.iter().map(|reason| (reason.as_str(), 0));
-    let mut all: BTreeMap<_, _> = none.collect();
+    let zeros = StartFailureReason::ALL.iter().map(|reason| (reason.as_str(), 0));
+    let mut all: BTreeMap<_, _> = zeros.collect();
     all.extend(failed);
     let labels = |outcome: &str, reason: &str| vec![("outcome", outcome.into()), ("reason", reason.into())];
     let failed = all

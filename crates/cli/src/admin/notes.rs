@@ -1,4 +1,4 @@
-//! Notes of the main thread for the pages: reloads, and the lifetimes of certificates.
+//! The state that the main thread records for the admin pages: reloads, and the lifetimes of certificates.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -9,7 +9,7 @@ use ssntp_admin::{Labels, Metric, Samples, Snapshot, by, counter, gauge, one};
 use crate::clock::{since_1970, wall_clock};
 use crate::credentials::Lifetime;
 
-/// Notes for the pages. A clone shares them.
+/// The recorded state. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes(Arc<Mutex<Noted>>);
 
@@ -19,13 +19,13 @@ struct Noted {
     reloads: [u64; 2],
     /// The time of the last reload, and the reason if it failed.
     last: Option<(SystemTime, Option<String>)>,
-    /// Ordered by their ends.
+    /// Ordered by expiry, the earliest first.
     lifetimes: Vec<Lifetime>,
 }
 
 #[rustfmt::skip] // A table: one row a metric.
 const NOTED: &[Metric<Noted>] = &[
-    counter("ssntp_reloads_total", "Reloads of the files, by outcome.",
+    counter("ssntp_reloads_total", "Reloads of certificates and settings by outcome.",
         |noted| by("outcome", ["success", "failure"].into_iter().zip(noted.reloads))),
     gauge("ssntp_last_reload_timestamp_seconds", "The time of the last reload, in seconds since 1970.",
         |noted| noted.last.iter().flat_map(|(at, _)| one(seconds(*at))).collect()),
@@ -36,17 +36,17 @@ const NOTED: &[Metric<Noted>] = &[
 ];
 
 impl Notes {
-    /// Notes a reload, with the reason if it failed.
+    /// Records a reload. `failure` is the reason if it failed.
     pub(crate) fn reloaded(&self, failure: Option<String>) {
         let mut noted = self.lock();
         noted.reloads[usize::from(failure.is_some())] += 1;
         noted.last = Some((wall_clock(), failure));
     }
 
-    /// Notes the lifetimes of the certificates that are in force now.
+    /// Records the lifetimes of the certificates, authorities and revocation lists in use.
     pub(crate) fn lifetimes(&self, mut lifetimes: Vec<Lifetime>) {
-        // An old authority and its successor may have the same name. Of series with the same labels
-        // the first is shown, which is then the one that expires first.
+        // An old authority and its successor may have the same name, and so the same labels. Only the first
+        // series with given labels is shown. By this order it is the one that expires first.
         lifetimes.sort_by_key(|lifetime| lifetime.end);
         self.lock().lifetimes = lifetimes;
     }

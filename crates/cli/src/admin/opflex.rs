@@ -13,7 +13,7 @@ use ssntp_opflex::server::{AgentInfo, SessionInfo};
 
 use super::{Figures, members};
 
-/// The most agents with their own series since the start: agents choose their names, and a
+/// The maximum number of agents with their own series since the start: agents choose their names, and a
 /// database of series keeps every name.
 const AGENTS: usize = 256;
 /// The methods that are counted for each agent.
@@ -67,9 +67,9 @@ fn row(session: SessionInfo) -> Row {
 #[rustfmt::skip] // A table: one row a metric.
 const OPFLEX: &[Metric<ServerFigures>] = &[
     gauge("ssntp_opflex_sessions", "Clients that are connected.", |f| one(f.sessions.len())),
-    gauge("ssntp_opflex_sessions_limit", "The most clients.", |f| one(f.max_sessions)),
+    gauge("ssntp_opflex_sessions_limit", "The maximum number of clients.", |f| one(f.max_sessions)),
     gauge("ssntp_opflex_handshakes", "Handshakes under way.", |f| one(f.handshakes)),
-    gauge("ssntp_opflex_handshakes_limit", "The most handshakes under way.", |f| one(f.max_handshakes)),
+    gauge("ssntp_opflex_handshakes_limit", "The maximum number of handshakes under way.", |f| one(f.max_handshakes)),
     gauge("ssntp_opflex_policy_objects", "Objects of policy.", |f| one(f.policy_objects)),
     gauge("ssntp_opflex_endpoint_objects", "Objects of endpoints.", |f| one(f.endpoint_objects)),
     gauge("ssntp_opflex_reports", "Objects that have a state report.", |f| one(f.reports)),

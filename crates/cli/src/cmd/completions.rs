@@ -10,10 +10,10 @@ use clap_complete::Shell;
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// Print the script with which a shell completes the command lines of this program
+/// Print a shell's completion script
 ///
-/// For bash, source <(ssntp completions bash) in ~/.bashrc; for zsh, write it to
-/// a file _ssntp in a directory of $fpath; for fish, to
+/// bash: add the line `source <(ssntp completions bash)` to ~/.bashrc. zsh: write the
+/// script to a file _ssntp in a directory of $fpath. fish: write it to
 /// ~/.config/fish/completions/ssntp.fish.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -29,10 +29,11 @@ pub(crate) fn run(args: &Args, mut whole: Command) -> Result<(), Failure> {
     output.flush()
 }
 
-/// Write the manual page of each subcommand, as in `ssntp man pages; man pages/ssntp.1`
+/// Write the manual page of each subcommand: `ssntp man DIR`, then `man DIR/ssntp.1`
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManualArgs {
-    /// The directory for them
+    /// The directory for the pages; it is made if it does not exist
+    #[arg(value_name = "DIR")]
     directory: PathBuf,
 }
 

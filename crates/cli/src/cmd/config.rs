@@ -16,9 +16,9 @@ use crate::settings::{
     self, Flags, Problem, Problems, Read, Refused, Setting, choices, is_repeated, is_switch,
 };
 
-/// Check and show what daemons read by --config-file
+/// Check, show and print files with the settings of daemons (--config-file)
 ///
-/// Such a file is YAML: each key is a flag of the daemon without its dashes, switches
+/// Such a file is YAML: each key is a flag of the daemon without the dashes, switches
 /// are true or false, and flags that may be given several times are lists. Flags win
 /// over the environment, the environment over the file, and the file over defaults.
 #[derive(Debug, Subcommand)]
@@ -32,11 +32,11 @@ pub(crate) enum Args {
     },
 }
 
-/// Check files, and print what is wrong with them
+/// Check files with settings, and print their problems
 ///
-/// Each problem is a line with FILE:LINE:COLUMN, and the exit code is 1 if there is
-/// one. Certificates and other files that a file names are read, too. Nothing is
-/// started.
+/// Each problem is a line, with FILE:LINE:COLUMN if it has a place. The exit code is 1 if
+/// any file has a problem. Certificates and other files that the settings name are read,
+/// too. Nothing is started.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Check {
     /// The daemon that reads the files
@@ -45,10 +45,10 @@ pub(crate) struct Check {
     /// The files with settings
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// Further flags of the daemon
+    /// Further flags of the daemon, after --
     #[arg(value_name = "FLAGS", last = true)]
     more: Vec<OsString>,
-    /// Print one JSON object a problem
+    /// Print one JSON object for each problem, and for each file without one
     #[arg(long)]
     json: bool,
 }
@@ -62,7 +62,7 @@ pub(crate) struct Show {
     /// The file with settings [default: none]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Further flags of the daemon
+    /// Further flags of the daemon, after --
     #[arg(value_name = "FLAGS", last = true)]
     more: Vec<OsString>,
     /// Print one JSON object
@@ -84,7 +84,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    /// Its subcommand.
+    /// The subcommand that starts the daemon.
     fn words(self) -> &'static [&'static str] {
         match self {
             Self::Server => &["server"],
@@ -97,8 +97,8 @@ impl Name {
         }
     }
 
-    /// The values that an example sets, because the daemon does not run without them, or not as
-    /// a service. All others stand there as comments.
+    /// The values that an example sets, because the daemon does not run without them, or not as a service.
+    /// An element without --watch ends after its first answers. The example has all other keys as comments.
     fn needs(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Server => &[
@@ -170,7 +170,7 @@ impl Name {
     }
 }
 
-/// Runs `ssntp config`, of a program with this command line.
+/// Runs `ssntp config`. `command` is the definition of the whole command line.
 pub(crate) fn run(args: Args, command: &Command) -> Result<(), Failure> {
     match args {
         Args::Check(args) => check(command, &args),
@@ -184,14 +184,14 @@ fn check(command: &Command, args: &Check) -> Result<(), Failure> {
     let mut is_right = true;
     for file in &args.files {
         let name = file.to_string_lossy();
-        let wrong = wrong(command, args.daemon, file, &args.more)?;
-        is_right &= wrong.is_empty();
-        match (wrong.is_empty(), args.json) {
+        let problems = problems_of(command, args.daemon, file, &args.more)?;
+        is_right &= problems.is_empty();
+        match (problems.is_empty(), args.json) {
             (true, true) => output.json(json!({"file": name, "ok": true}))?,
             (true, false) => output.line(format_args!("{}: OK", printable(&name)))?,
             (false, _) => {}
         }
-        for problem in wrong {
+        for problem in problems {
             match args.json {
                 true => output.json(json!({
                     "file": name, "ok": false, "problem": problem.what,
@@ -208,22 +208,27 @@ fn check(command: &Command, args: &Check) -> Result<(), Failure> {
     }
 }
 
-/// All that is wrong with a file, as far as can be told without starting the daemon.
-fn wrong(command: &Command, daemon: Name, file: &Path, more: &[OsString]) -> Result<Vec<Problem>, Failure> {
-    let (mut wrong, read) = match daemon.read(command, Some(file), more) {
+/// All problems of a file that can be found without starting the daemon.
+fn problems_of(
+    command: &Command,
+    daemon: Name,
+    file: &Path,
+    more: &[OsString],
+) -> Result<Vec<Problem>, Failure> {
+    let (mut found, read) = match daemon.read(command, Some(file), more) {
         Ok(read) => (Vec::new(), Some(read)),
         // The keys that could be read are checked as well, so that one run shows every problem.
         Err(Refused::File { problems, rest, .. }) => (problems, rest.map(|rest| *rest)),
         Err(refused @ Refused::Words(_)) => return Err(refused.failure()),
     };
     if let Some((matches, settings)) = read {
-        wrong.extend(daemon.problems(&matches)?.into_iter().map(|(key, why)| Problem {
+        found.extend(daemon.problems(&matches)?.into_iter().map(|(key, why)| Problem {
             at: settings.position(key),
             what: format!("{key}: {why}"),
         }));
     }
-    wrong.sort_by_key(|problem| problem.at.map(|at| (at.line, at.column)));
-    Ok(wrong)
+    found.sort_by_key(|problem| problem.at.map(|at| (at.line, at.column)));
+    Ok(found)
 }
 
 fn show(command: &Command, args: &Show) -> Result<(), Failure> {
@@ -249,19 +254,20 @@ const SETTINGS: Columns<(), Setting> = &[
 /// The longest line of a comment in an example.
 const WIDTH: usize = 78;
 
-/// A file with every key of the daemon. Keys that the daemon does not need stand in comments.
+/// A file with every key of the daemon. Keys that the daemon does not need are comments.
 fn example(command: &Command, daemon: Name) -> Result<String, Failure> {
     let name = daemon.words().join(" ");
     let flags = Flags::of(command, daemon.words());
-    let flags = flags.ok_or_else(|| Failure::new("this build has no such daemon"))?;
+    let flags =
+        flags.ok_or_else(|| Failure::new(format_args!("this build does not include `ssntp {name}`")))?;
     let value = daemon.to_possible_value();
     let checked = value.as_ref().map_or("", |value| value.get_name());
     let mut text = format!(
         "# Settings of `ssntp {name}`, for its --config-file.\n\
          #\n\
-         # Each key is a flag of it. A flag counts more than the environment, that more\n\
-         # than this file. Keys in comments have the default that stands there, if any.\n\
-         # `ssntp config check {checked} FILE` says whether it is right.\n"
+         # Each key is a flag of the daemon. Flags override environment variables, and these\n\
+         # override this file. A key in a comment shows its default or, if it has none, a\n\
+         # placeholder in capitals. `ssntp config check {checked} FILE` checks this file.\n"
     );
     for (key, arg) in flags.all() {
         let needed = daemon.needs().iter().find(|(needed, _)| *needed == key);
@@ -292,7 +298,7 @@ fn comment(arg: &Arg) -> String {
         paragraphs.push(format!("One of: {}", choices.join(", ")));
     }
     let variable = arg.get_env().map(|name| name.to_string_lossy());
-    paragraphs.extend(variable.map(|name| format!("In the environment: {name}")));
+    paragraphs.extend(variable.map(|name| format!("Environment variable: {name}")));
     let mut text = String::new();
     for paragraph in paragraphs {
         let mut line = String::from("#");

@@ -1,4 +1,4 @@
-//! `ssntp context`: names servers, and how to reach them.
+//! `ssntp context`: manages contexts, which are named settings of the connection to a server.
 
 use clap::Subcommand;
 use serde_json::json;
@@ -9,17 +9,17 @@ use crate::context::{self, Context, Contexts};
 use crate::failure::Failure;
 use crate::output::print_line;
 
-/// Name a server and how to reach it, so that commands need no options
+/// Save the address and certificates for a server under a name, so that commands need no options
 ///
-/// A command takes the values that its options and SSNTP_CONNECT, SSNTP_CA, SSNTP_CERT
-/// and SSNTP_CRL do not give from the context that --context or SSNTP_CONTEXT names,
-/// else from the current context.
+/// If neither an option nor SSNTP_CONNECT, SSNTP_CA, SSNTP_CERT or SSNTP_CRL gives a
+/// value, a command takes it from a context: the one that --context or SSNTP_CONTEXT
+/// names, else the current one.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
     Add(Add),
     /// Make a context the current one
     Use {
-        /// Its name
+        /// The name of the context
         name: String,
     },
     /// Show the contexts
@@ -28,16 +28,16 @@ pub(crate) enum Args {
         #[arg(long)]
         json: bool,
     },
-    /// Forget a context; its files stay
+    /// Remove a context; its certificate files stay
     Remove {
-        /// Its name
+        /// The name of the context
         name: String,
     },
 }
 
 /// Add a context, or replace it
 ///
-/// The first one becomes the current one.
+/// It becomes the current one if there is none.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Add {
     /// The context's name
@@ -53,7 +53,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args {
         Args::Add(add) => self::add(&add),
         Args::Use { name } => Contexts::change(|contexts| {
-            // This includes the context of the older file, which a user may choose as well.
+            // `load` also has the context of the older file, which `contexts` has not.
             let all = Contexts::load()?;
             if !all.contexts.contains_key(&name) {
                 return Err(all.unknown(&name));
@@ -67,14 +67,14 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn add(args: &Add) -> Result<(), Failure> {
-    let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if args.name.is_empty() || args.name.len() > 64 || !args.name.chars().all(is_of_a_name) {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if args.name.is_empty() || args.name.len() > 64 || !args.name.chars().all(is_allowed) {
         return Err(Failure::usage(format!(
-            "{:?} is not a name of up to 64 letters, digits, -, _ and .",
+            "{:?} cannot be a context's name: it needs 1 to 64 letters, digits, -, _ and .",
             args.name
         )));
     }
-    // A mistake is better reported now than by the first command.
+    // The files are read now, so that a mistake is reported here and not by a later command.
     let context = args.server.to_context()?;
     Contexts::change(|contexts| {
         if contexts.has_no_current() || args.is_current {
@@ -118,7 +118,7 @@ const COLUMNS: Columns<Contexts, (String, Context)> = &[
 
 fn remove(name: &str) -> Result<(), Failure> {
     Contexts::change(|contexts| {
-        // No other context takes its place, so that no command goes to another server unnoticed.
+        // No other context becomes the current one, because commands would go to another server unnoticed.
         if contexts.current == name {
             contexts.current.clear();
         }

@@ -59,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "repeat", value_name = "N", default_value_t = 1,
           conflicts_with = "lines", value_parser = value_parser!(u64).range(1..))]
     count: u64,
-    /// The most frames a second [default: as fast as they are taken]
+    /// The maximum number of frames a second [default: as fast as they are taken]
     #[arg(long, value_name = "N", value_parser = rate)]
     rate: Option<f64>,
     /// Wait with the first frame until another session with this role is

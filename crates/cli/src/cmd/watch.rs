@@ -7,7 +7,7 @@ use ssntp::payload::{InvalidFrameType, Payload, Watch as Question, Watched};
 use ssntp::proto::{Command, Frame, Operands};
 use uuid::Uuid;
 
-use super::ctl::sessions::{new_id, refused};
+use super::ctl::sessions::{new_id, refusal_text};
 use super::listen::{clock, time};
 use super::operands;
 use crate::application::Applications;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 if let Ok(refusal) = frame.payload::<InvalidFrameType>()
                     && refusal.refused() == Command::WATCH
                 {
-                    return Err(Failure::new(refused(&refusal)));
+                    return Err(Failure::new(refusal_text(&refusal)));
                 }
             }
             Waited::Event(_) => {}

@@ -17,10 +17,10 @@ use crate::input;
 /// The flags for the clients that a server admits.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Admission {
-    /// The most sessions at a time [default: what the system allows]
+    /// The maximum number of sessions at a time [default: what the system allows]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
-    /// The most sessions of one certificate, up to three quarters of all sessions
+    /// The maximum number of sessions of one certificate, up to three quarters of all sessions
     /// [default: three quarters]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     sessions_per_certificate: Option<u32>,

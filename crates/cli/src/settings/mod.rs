@@ -111,7 +111,7 @@ pub(crate) enum Refused {
     },
 }
 
-/// The most problems that are reported: a file with more is not a settings file.
+/// The maximum number of problems that are reported: a file with more is not a settings file.
 pub(super) const MOST_PROBLEMS: usize = 100;
 
 /// The matches of clap, and the settings of a daemon.

@@ -43,7 +43,7 @@ pub struct AgentFigures {
 #[derive(Clone, Copy, Debug, Serialize)]
 #[non_exhaustive]
 pub struct AgentLimits {
-    /// The most instances, all states together.
+    /// The maximum number of instances, all states together.
     pub instances: usize,
 }
 
@@ -55,7 +55,7 @@ pub struct CrewFigures {
     pub name: &'static str,
     /// The number of threads.
     pub threads: usize,
-    /// The most threads of the crew.
+    /// The maximum number of threads of the crew.
     pub max_threads: usize,
     /// The number of jobs under way.
     pub busy: usize,

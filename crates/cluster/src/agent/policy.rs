@@ -68,13 +68,13 @@ pub struct Policy {
     pub directories: Option<Vec<PathBuf>>,
     /// The names of the images from which machines may boot. Default: all images of the agent.
     pub images: Option<Vec<String>>,
-    /// The most memory of an instance, in MB, and the memory of an instance whose START names no
+    /// The maximum memory of an instance, in MB, and the memory of an instance whose START names no
     /// amount. Default: no limit.
     pub mem_mb: Option<u32>,
-    /// The most processes and threads of an instance. The limit is enforced by control groups, and
-    /// without them only for an instance with a UID of its own. Default: 1024.
+    /// The maximum number of processes and threads of an instance. The limit is enforced by control groups,
+    /// and without them only for an instance with a UID of its own. Default: 1024.
     pub pids: u32,
-    /// The most that an instance may keep in its own directory, in MB; also the most for all disks
+    /// The maximum that an instance may keep in its own directory, in MB; also the most for all disks
     /// of a START together. The directory is measured at each interval, and an instance with more is
     /// killed. `None`, which is 0 in a file, stands for no limit. Default: 10240.
     #[serde(deserialize_with = "limit")]
@@ -84,7 +84,7 @@ pub struct Policy {
     /// The time in seconds for which an ended instance that is not persistent is kept. Default:
     /// 86400, a day.
     pub retention_s: u32,
-    /// The most such instances, of which the latest are kept. They do not count for the limit of
+    /// The maximum number of such instances, of which the latest are kept. They do not count for the limit of
     /// instances. Default: 256.
     pub retention_count: u32,
 }

@@ -119,7 +119,7 @@ impl AgentConfig {
         self
     }
 
-    /// The most instances, stopped ones included. Default: [`DEFAULT_MAX_INSTANCES`].
+    /// The maximum number of instances, stopped ones included. Default: [`DEFAULT_MAX_INSTANCES`].
     #[must_use]
     pub fn max_instances(mut self, instances: usize) -> Self {
         self.settings.max_instances = instances;

@@ -27,7 +27,7 @@ pub struct SteppedConfig {
     pub role: Role,
     /// The facts that the node reports.
     pub facts: Facts,
-    /// The most instances of the node.
+    /// The maximum number of instances of the node.
     pub max_instances: usize,
     /// The interval between STATS.
     pub interval: Duration,

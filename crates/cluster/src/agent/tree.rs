@@ -27,10 +27,10 @@ use rustix::path::Arg;
 
 use super::driver::User;
 
-/// The most files that a measurement counts. Beyond that the space is unknown, so that a measurement
-/// ends in time.
+/// The maximum number of files that a measurement counts. Beyond that the space is unknown, so that a
+/// measurement ends in time.
 const MAX_FILES: usize = 200_000;
-/// The most levels that a measurement descends, because each level needs a descriptor.
+/// The maximum number of levels that a measurement descends, because each level needs a descriptor.
 const MAX_DEPTH: usize = 64;
 
 /// Removes a directory with its content. A file or a link at the path is removed as well. A

@@ -23,8 +23,8 @@ use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::Frame;
 
-/// The most answers that wait for a session. Beyond that the oldest are dropped. Their controllers
-/// get no answer, and can send the command again.
+/// The maximum number of answers that wait for a session. Beyond that the oldest are dropped. Their
+/// controllers get no answer, and can send the command again.
 const MAX_HELD: usize = 1024;
 /// The pause before answers are sent again for which the client had no room.
 const RETRY: Duration = Duration::from_millis(200);

@@ -19,10 +19,10 @@ use ssntp::proto::{Command, Event, Frame};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
-/// The most orders that may wait at a time: several STARTs for each node of the largest
+/// The maximum number of orders that may wait at a time: several STARTs for each node of the largest
 /// cluster that one scheduler serves.
 const MAX_ORDERS: usize = 65_536;
-/// The most changes that may wait for a subscriber: one STATS of a node with some thousand
+/// The maximum number of changes that may wait for a subscriber: one STATS of a node with some thousand
 /// instances can cause as many.
 const MAX_CHANGES: usize = 16_384;
 /// After SnapshotComplete, the time without news after which the view counts as complete although
@@ -232,7 +232,7 @@ impl Shared {
     /// Waits until the snapshot of the session is complete; false at the deadline.
     pub(super) fn wait_complete(&self, deadline: Instant) -> bool {
         let complete = |view: &View, quiet: Duration| {
-            let enough = match view.is_told() {
+            let enough = match view.has_snapshot() {
                 true => QUIET,
                 false => LONG_QUIET,
             };

@@ -39,7 +39,7 @@
 //! # A new session
 //! At the beginning of a session the scheduler announces every node, and then sends the last
 //! STATS of each and the events of its instances since. SnapshotComplete marks the end:
-//! [`Change::SnapshotComplete`], and [`View::is_told`]. [`Controller::wait_complete`] also waits
+//! [`Change::SnapshotComplete`], and [`View::has_snapshot`]. [`Controller::wait_complete`] also waits
 //! for the first STATS of nodes that have only just connected, until there is no news for 300 ms.
 //! With a scheduler that sends no SnapshotComplete it waits for 2 s without news. NewLeader, the
 //! event of several schedulers, is handled like the end of a session and the beginning of another.
@@ -133,8 +133,8 @@ impl ControllerConfig {
         self.tracing(true)
     }
 
-    /// The most failures, the most traces and the most disconnected nodes that the view keeps.
-    /// Default: 1024 of each.
+    /// The maximum number of failures, the maximum number of traces and the maximum number of disconnected nodes that
+    /// the view keeps. Default: 1024 of each.
     #[must_use]
     pub fn history(mut self, length: usize) -> Self {
         self.history = length;

@@ -12,7 +12,7 @@ use super::{CommandError, Controller, feed};
 use ssntp::payload::{self, InvalidFrameType, Payload};
 use ssntp::proto::{ErrorCode, Frame, FrameKind};
 
-/// The most answers in the channel of one question, which also receives the answers to other
+/// The maximum number of answers in the channel of one question, which also receives the answers to other
 /// questions of the same kind.
 const MAX_ANSWERS: usize = 16;
 

@@ -17,7 +17,7 @@ use ssntp::proto::{
     StreamEndReason, StreamEnded, close_stream, stream_of,
 };
 
-/// The most events that wait to be received: all pieces that the credit allows, each of which
+/// The maximum number of events that wait to be received: all pieces that the credit allows, each of which
 /// costs at least 29 bytes, and the first and the last event.
 const MAX_PIECES: usize = MAX_STREAM_CREDIT as usize / 29 + 2;
 /// The received bytes after which credit is returned: half of the credit, so that the node can
@@ -129,7 +129,7 @@ impl OutputStream {
     }
 
     /// The channel of the events, for `select!`. It is disconnected after the last event. Pass the
-    /// bytes of each [`Data`](StreamEvent::Data) to [`dealt_with`](Self::dealt_with); otherwise
+    /// bytes of each [`Data`](StreamEvent::Data) to [`return_credit`](Self::return_credit); otherwise
     /// the stream stops when its credit is used up.
     pub fn events(&self) -> &Receiver<StreamEvent> {
         &self.events
@@ -137,7 +137,7 @@ impl OutputStream {
 
     /// Returns the credit of a piece, so that the node can send more. Blocks only while the
     /// session's queue is full.
-    pub fn dealt_with(&self, bytes: &Bytes) {
+    pub fn return_credit(&self, bytes: &Bytes) {
         let mut received = lock(&self.received);
         *received = received.saturating_add(StreamData::cost_of(bytes.len()));
         if *received < RETURN_CREDIT {

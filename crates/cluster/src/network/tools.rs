@@ -11,14 +11,14 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 
-/// The most commands in a batch of [`anyway`].
+/// The maximum number of commands in a batch of [`anyway`].
 const BATCH: usize = 1000;
 /// The time limit for one call. A batch for a thousand tenants needs some three seconds.
 const LIMIT: Timespec = Timespec {
     tv_sec: 30,
     tv_nsec: 0,
 };
-/// The most bytes that are read of a tool's output.
+/// The maximum number of bytes that are read of a tool's output.
 const MOST: u64 = 64 << 20;
 
 /// Runs commands of `ip` as one batch, which ends at the first command that fails. An empty batch is

@@ -18,15 +18,15 @@ use ssntp::payload::{Error, Id, PublicIpAssigned, PublicIpUnassigned, TenantRemo
 use ssntp::proto::{Event, Frame};
 use ssntp::server::{Context, SessionInfo};
 
-/// The most public addresses that are kept of a concentrator.
+/// The maximum number of public addresses that are kept of a concentrator.
 const MAX_ADDRESSES: usize = 4096;
-/// The most public addresses of all concentrators together.
+/// The maximum number of public addresses of all concentrators together.
 const MAX_ADDRESSES_OF_ALL: usize = 65_536;
 /// The length limit of an event that is kept, in bytes: events hold a few UUIDs and addresses.
 const MAX_EVENT: usize = 512;
-/// The most tenants that are kept of an agent: one for each of its instances.
+/// The maximum number of tenants that are kept of an agent: one for each of its instances.
 const MAX_TENANTS: usize = 4096;
-/// The most tenants of all agents together, at some 500 bytes each. Beyond that, a concentrator
+/// The maximum number of tenants of all agents together, at some 500 bytes each. Beyond that, a concentrator
 /// that reconnects learns of a tenant when its agent reports it again.
 const MAX_TENANTS_OF_ALL: usize = 65_536;
 /// A concentrator, a tenant, and the subnet of that tenant that the concentrator serves.

@@ -26,7 +26,7 @@ use ssntp::payload::{CommandSubject, Id, InstanceState, StatsSummary};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 
-/// The most commands that are tracked, at some 500 bytes each. A command beyond that has no
+/// The maximum number of commands that are tracked, at some 500 bytes each. A command beyond that has no
 /// deadline, and its failure is forwarded unchanged.
 const MAX_COMMANDS: usize = 65_536;
 /// The reason if a node has not answered in time. The failures of some commands have their own

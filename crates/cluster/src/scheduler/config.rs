@@ -93,7 +93,7 @@ impl SchedulerConfig {
         self
     }
 
-    /// The most STARTs that may wait for a node's READY, the most bytes of them, and the longest
+    /// The maximum number of STARTs that may wait for a node's READY, the most bytes of them, and the longest
     /// time. A START beyond these limits is answered with `full_cloud`. Default: 1024 STARTs,
     /// 64 MiB, 60 s.
     #[must_use]
@@ -102,7 +102,7 @@ impl SchedulerConfig {
         self
     }
 
-    /// The most STARTs in flight: sent to a node, and not answered yet by STATS or a failure. A
+    /// The maximum number of STARTs in flight: sent to a node, and not answered yet by STATS or a failure. A
     /// further START is answered with `full_cloud`. Default: 1,048,576, of about 200 bytes each.
     #[must_use]
     pub fn in_flight(mut self, starts: usize) -> Self {

@@ -11,8 +11,8 @@ use ssntp::proto::Frame;
 use ssntp::server::{Context, SessionInfo, SessionKey};
 use ssntp_transport::LogLimit;
 
-/// The most frames and bytes in the queue of a new controller while its snapshot is being sent. The
-/// STATS of all nodes together may be more than the queue can hold.
+/// The maximum number of frames and bytes in the queue of a new controller while its snapshot is being
+/// sent. The STATS of all nodes together may be more than the queue can hold.
 const MAX_QUEUED_FRAMES: u64 = 4096;
 const MAX_QUEUED_BYTES: u64 = 4 << 20;
 /// The pause between two parts of a snapshot, in which the controller can read.

@@ -57,9 +57,9 @@ pub struct SchedulerFigures {
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct SchedulerLimits {
-    /// The most STARTs that may be held.
+    /// The maximum number of STARTs that may be held.
     pub held_starts: usize,
-    /// The most STARTs that may be in flight.
+    /// The maximum number of STARTs that may be in flight.
     pub starts_in_flight: usize,
 }
 

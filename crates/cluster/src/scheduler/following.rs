@@ -28,7 +28,7 @@ use ssntp::server::{Context, SendError, SessionInfo};
 
 /// The time for which a command waits for a leader. A leader that has died is replaced within six seconds.
 const HOLD_TIME: Duration = Duration::from_secs(10);
-/// The most commands that wait for a leader, and the most bytes of them.
+/// The maximum number of commands that wait for a leader, and the maximum number of bytes of them.
 const MAX_HELD: usize = 1024;
 const MAX_HELD_BYTES: usize = 4 << 20;
 /// The bytes of one part of a transfer, the bytes that may still wait for a link before the next
@@ -37,11 +37,11 @@ const MAX_HELD_BYTES: usize = 4 << 20;
 const PART: usize = 512 << 10;
 const MAX_QUEUED: u64 = 2 << 20;
 const PAUSE: Duration = Duration::from_millis(10);
-/// The most events that are kept of a client, and the length limit of an event in bytes. There is
-/// one event for each tenant of a node, and one for each public address of a concentrator.
+/// The maximum number of events that are kept of a client, and the length limit of an event in bytes. There
+/// is one event for each tenant of a node, and one for each public address of a concentrator.
 const MAX_EVENTS: usize = 1024;
 const MAX_EVENT: usize = 1024;
-/// The most bytes that are kept of all clients together. A frame beyond this is not kept: a new
+/// The maximum number of bytes that are kept of all clients together. A frame beyond this is not kept: a new
 /// leader gets the client's next report instead.
 const MAX_KEPT_BYTES: usize = 256 << 20;
 /// The length limit of STATS that are kept, in bytes.
@@ -338,7 +338,7 @@ impl Scheduler {
                 left = left.saturating_sub(frame.encoded_len());
                 if to == cx.uuid() {
                     self.handle(cx, &session, &frame);
-                } else if cx.pass_frame(to, &session, &frame).is_err() {
+                } else if cx.pass_frame_to_server(to, &session, &frame).is_err() {
                     return self.forget_leader(to);
                 }
             }
@@ -355,9 +355,9 @@ impl Scheduler {
             return self.finish_sync(cx);
         }
         let held = term.following.take_held();
-        let sent = cx.tell(to, Message::Complete.encode());
+        let sent = cx.send_to_server(to, Message::Complete.encode());
         for (from, frame) in held {
-            if let Err(e) = cx.pass_frame(to, &from, &frame) {
+            if let Err(e) = cx.pass_frame_to_server(to, &from, &frame) {
                 debug!(target: "ssntp::scheduler", "{from}: {}: {e}", frame.kind());
                 self.hold(cx, &from, &frame);
             }

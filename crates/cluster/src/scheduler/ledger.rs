@@ -24,9 +24,9 @@ use ssntp_transport::threads::{self, Joined};
 
 const FILE: &str = "instances";
 const LOCK: &str = "lock";
-/// The most changes that wait for the disk: the STARTs of some seconds.
+/// The maximum number of changes that wait for the disk: the STARTs of some seconds.
 const MAX_WAITING: usize = 65_536;
-/// The most changes in one write.
+/// The maximum number of changes in one write.
 const BATCH: usize = 4096;
 /// The file is rewritten if it has more outdated lines than this number plus the number of
 /// instances.

@@ -15,7 +15,7 @@
 use bytes::Bytes;
 use uuid::Uuid;
 
-/// The most intents in a message.
+/// The maximum number of intents in a message.
 const MAX_PER_MESSAGE: usize = 1000;
 /// The length limit of a `command_id`, in bytes. Failures do not repeat a longer one.
 const MAX_ID: usize = 64;

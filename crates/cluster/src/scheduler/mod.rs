@@ -451,21 +451,25 @@ impl Handler for Scheduler {
         }
     }
 
-    fn told(&mut self, cx: &mut Context<'_>, server: Uuid, message: Bytes) {
+    fn server_message(&mut self, cx: &mut Context<'_>, server: Uuid, message: Bytes) {
         self.receive_message(cx, server, &message);
     }
 
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
         match self.leads(cx) {
             true => run.frames().for_each(|frame| self.frame(cx, from, frame)),
-            false => self.pass_or_hold(cx, from, run.frames(), |cx, leader| cx.pass(leader, from, run)),
+            false => self.pass_or_hold(cx, from, run.frames(), |cx, leader| {
+                cx.pass_to_server(leader, from, run)
+            }),
         }
     }
 
     fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
         if !self.leads(cx) {
             let frames = std::iter::once(frame.clone());
-            return self.pass_or_hold(cx, from, frames, |cx, leader| cx.pass_frame(leader, from, &frame));
+            return self.pass_or_hold(cx, from, frames, |cx, leader| {
+                cx.pass_frame_to_server(leader, from, &frame)
+            });
         }
         if let Some(term) = self.term.as_mut().filter(|_| from.server() == cx.uuid()) {
             term.following.keep(from.uuid(), &frame);

@@ -42,7 +42,7 @@ const ENTRY: usize = 128;
 /// remembered.
 const UNKNOWN: &str = "not_moved_unknown";
 
-/// The most nodes to which a START is sent if each refuses it because it is full or in
+/// The maximum number of nodes to which a START is sent if each refuses it because it is full or in
 /// maintenance. The policy of a node may refuse a START although the node has room.
 const MAX_NODES: u8 = 4;
 

@@ -28,7 +28,7 @@ use ssntp::proto::{Command, Frame, Status};
 use ssntp::server::{Context, DisconnectReason, SessionInfo};
 use ssntp_transport::excerpt;
 
-/// The most events between two STATS of a node that are kept for new controllers. Further events
+/// The maximum number of events between two STATS of a node that are kept for new controllers. Further events
 /// are not kept, because the next STATS show the same.
 const MAX_EVENTS: usize = 1024;
 /// The length limit of these events, in bytes: they hold one UUID.

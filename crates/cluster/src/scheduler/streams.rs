@@ -29,12 +29,12 @@ use ssntp::proto::{
 };
 use ssntp::server::{Context, SessionInfo, SessionKey};
 
-/// The most streams of one controller's session.
+/// The maximum number of streams of one controller's session.
 const MAX_OF_SESSION: usize = 32;
-/// The most streams of one node.
+/// The maximum number of streams of one node.
 const MAX_OF_NODE: usize = 64;
-/// The most streams in all: their data in the queues of controllers is at most 64 MiB. The number
-/// is small enough that the streams of a session are found by visiting all of them.
+/// The maximum number of streams in all: their data in the queues of controllers is at most 64 MiB. The
+/// number is small enough that the streams of a session are found by visiting all of them.
 const MAX_STREAMS: usize = 512;
 /// The length limit of an InvalidFrameType that is read, in bytes: it holds two numbers and a word.
 const MAX_REFUSAL: usize = 1024;

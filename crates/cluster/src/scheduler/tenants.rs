@@ -31,11 +31,11 @@ use ssntp::payload::{
 use ssntp::proto::Frame;
 use ssntp::server::{Context, SessionInfo};
 
-/// The most tenants. Each is a subnet with a concentrator.
+/// The maximum number of tenants. Each is a subnet with a concentrator.
 const MAX_TENANTS: usize = 4096;
-/// The most tenants in one answer. An entry has some 300 bytes.
+/// The maximum number of tenants in one answer. An entry has some 300 bytes.
 const PAGE: usize = 256;
-/// The most changes that wait for the disk; a further one is refused.
+/// The maximum number of changes that wait for the disk; a further one is refused.
 const MAX_WAITING: usize = 256;
 
 /// Why a Tenant is refused: the reason and its text.

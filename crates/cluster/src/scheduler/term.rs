@@ -242,7 +242,7 @@ impl Scheduler {
             return;
         }
         let view = term.shared.lock().clone();
-        cx.see_token(view.leader.map_or(0, |leader| leader.token));
+        cx.note_token(view.leader.map_or(0, |leader| leader.token));
         let token = cx.token();
         let Some(documents) = term.shared.documents.get() else {
             return;
@@ -285,7 +285,7 @@ impl Scheduler {
         term.acting = Some(acting);
         term.leader = None;
         term.sync_until = Some(cx.now() + SYNC_TIME);
-        cx.lead(Some(acting.token));
+        cx.set_leader_token(Some(acting.token));
         let intents: Vec<_> = std::mem::take(&mut term.intents).into_values().collect();
         for intent in &intents {
             if let StartState::InFlight { command_id, .. } = &intent.state {
@@ -327,7 +327,7 @@ impl Scheduler {
         };
         let intents = self.instances.intents(|instance| self.moves.command_id(instance));
         for message in std::iter::once(leads.encode()).chain(Message::of(&intents)) {
-            if let Err(e) = cx.tell(server, message) {
+            if let Err(e) = cx.send_to_server(server, message) {
                 // The link has just ended. The next link to this server begins with all messages.
                 warn!(target: "ssntp::scheduler", "{server} cannot be informed that this scheduler leads: {e}");
             }
@@ -338,7 +338,7 @@ impl Scheduler {
     pub(super) fn send_intents(&mut self, cx: &mut Context<'_>) {
         let new_intents = self.instances.take_new_intents();
         for message in Message::of(&new_intents) {
-            cx.tell_all(&message);
+            cx.send_to_servers(&message);
         }
     }
 
@@ -348,7 +348,7 @@ impl Scheduler {
         };
         let configuration = self.configuration.current().clone();
         let token = acting.token;
-        cx.tell_all(&Message::Leads { token, configuration }.encode());
+        cx.send_to_servers(&Message::Leads { token, configuration }.encode());
     }
 
     fn take_documents(&mut self, cx: &mut Context<'_>, view: &View) -> Result<(), SchedulerError> {
@@ -369,8 +369,8 @@ impl Scheduler {
     /// the next leader needs.
     fn step_down(&mut self, cx: &mut Context<'_>) {
         warn!(target: "ssntp::scheduler", "this scheduler no longer leads");
-        cx.tell_all(&Message::LeadsNoMore.encode());
-        cx.lead(None);
+        cx.send_to_servers(&Message::LeadsNoMore.encode());
+        cx.set_leader_token(None);
         let intents = self.instances.intents(|instance| self.moves.command_id(instance));
         let held = std::iter::from_fn(|| self.held.take(0)).collect::<Vec<_>>();
         self.forget();

@@ -382,7 +382,7 @@ fn a_false_greatest_token_ends_no_term() {
     let (_engine, mut all) = several(2);
     let mut controller = all[1].connect(Role::CONTROLLER);
     let (wrong, _listener) = stranger();
-    wrong.handle().with(|cx| cx.see_token(u64::MAX)).unwrap();
+    wrong.handle().with(|cx| cx.note_token(u64::MAX)).unwrap();
     for one in &all {
         let dialler = dial(&wrong, one);
         await_that("it has tried", || {
@@ -420,7 +420,7 @@ fn intents_are_accepted_only_from_the_leader() {
     intent.push(0);
     other
         .handle()
-        .with(move |cx| cx.tell(next, intent.into()))
+        .with(move |cx| cx.send_to_server(next, intent.into()))
         .unwrap()
         .unwrap();
     // A later frame of the same link has arrived.

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::application::uuid;
+use super::certificates::{BOUND, UNBOUND};
 use super::cluster::Program;
 use super::peers::Ending;
 use super::threads::Fails;
-use super::world::{BOUND, Connection, UNBOUND, World};
+use super::world::{Connection, World};
 use ssntp::server::{DisconnectReason, SlowConsumer};
 use ssntp_transport::outbox::Outbox;
 
@@ -70,7 +71,7 @@ impl World {
             let id = id.connection();
             let reads = connection.peer.reads() && connection.peer.connected && !outbox.is_over();
             let waits_to_receive = reads && (outbox.waiting().items > 0 || flow.is_waited_for(id));
-            let received = [connection.peer.taken, flow.dealt_with(id)];
+            let received = [connection.peer.taken, flow.handled_runs(id)];
             let waits = [waits_to_receive, flow.may_take_a_turn(id)];
             for (which, what) in ["gets what waits for it", "gets a turn"].into_iter().enumerate() {
                 let (before, since) = &mut connection.progress[which];

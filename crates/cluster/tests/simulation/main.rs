@@ -63,6 +63,7 @@
 )]
 
 mod application;
+mod certificates;
 mod checks;
 mod cluster;
 mod network;

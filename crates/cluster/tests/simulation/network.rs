@@ -50,7 +50,7 @@ struct Pipe {
     end: bool,
     /// The reader takes nothing more.
     deaf: bool,
-    /// The most that one write takes.
+    /// The maximum that one write takes.
     piece: usize,
     /// The number of bytes that were written.
     written: u64,
@@ -166,7 +166,7 @@ impl Stream {
         self.pipes().pipes[self.end].written
     }
 
-    /// The most that one write of this end takes.
+    /// The maximum that one write of this end takes.
     pub(super) fn set_piece(&self, piece: usize) {
         self.pipes().pipes[self.end].piece = piece;
     }

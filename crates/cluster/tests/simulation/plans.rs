@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::certificates::{BOUND, UNBOUND};
 use super::peers::{Ending, Pace, Plan};
-use super::world::{BOUND, UNBOUND};
 use ssntp::Role;
 use ssntp_test_support::random::Random;
 

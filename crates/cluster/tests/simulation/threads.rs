@@ -19,7 +19,7 @@ use ssntp::proto::Item;
 use ssntp::server::core::{CLAIM, Decoder, Entry, Environment, Grant, NoEntry, ServerCore, Step as Taking};
 use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
-use ssntp_transport::flow::{Credit, Look, Unfinished};
+use ssntp_transport::flow::{Credit, NextRead, Unfinished};
 use ssntp_transport::outbox::Outbox;
 use ssntp_transport::slots::{HandshakeState, Slots, Wait};
 use ssntp_transport::{
@@ -53,7 +53,7 @@ pub(super) struct View<'a> {
     pub(super) full: &'a dyn Fn() -> bool,
     pub(super) write_timeout: Duration,
     pub(super) pool: &'a BufferPool,
-    /// The most that one write takes, one of these.
+    /// The maximum that one write takes, one of these.
     pub(super) pieces: &'a [usize],
     /// The time of day.
     pub(super) wall: SystemTime,
@@ -251,8 +251,8 @@ impl Reader {
             }
             Reading::Reserve(held, wanted) => {
                 let now = view.now;
-                match self.unfinished.look(held, wanted, || now, || ()) {
-                    Look::Read(most) => {
+                match self.unfinished.next_read(held, wanted, || now, || ()) {
+                    NextRead::Read(most) => {
                         let piece = match self.piece {
                             0 => usize::MAX,
                             piece => view.random.between(1, piece),
@@ -261,9 +261,9 @@ impl Reader {
                         (Reading::Receive, Step::Moved)
                     }
                     // The end of the connection ends this wait.
-                    Look::Wait if self.outbox.is_closed() => (self.reason(EndReason::Local), Step::Moved),
-                    Look::Wait => (Reading::Reserve(held, wanted), Step::Waits(None)),
-                    Look::End(why) => (self.reason(EndReason::Memory(why)), Step::Moved),
+                    NextRead::Wait if self.outbox.is_closed() => (self.reason(EndReason::Local), Step::Moved),
+                    NextRead::Wait => (Reading::Reserve(held, wanted), Step::Waits(None)),
+                    NextRead::End(why) => (self.reason(EndReason::Memory(why)), Step::Moved),
                 }
             }
             Reading::Receive => {
@@ -508,7 +508,7 @@ impl Newcomer {
                 Shaking::Takes(taking, admitting)
             }
             Shaking::Takes(Taking::Claim(..) | Taking::Admit(_), admitting)
-                if !self.goes_on(Slots::heard) =>
+                if !self.goes_on(Slots::input_complete) =>
             {
                 Shaking::Takes(self.entry.stopping(), admitting)
             }

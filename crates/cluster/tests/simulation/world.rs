@@ -3,10 +3,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::application::{Application, Router, SharedLog, filter, operands, rules, uuid};
+use super::application::{Application, Router, SharedLog, filter, rules};
+use super::certificates::{MAX_PAYLOAD, certificates};
 use super::network::Stream;
 use super::peers::{Pace, Peer, Plan};
 use super::plans::plans;
@@ -15,8 +16,7 @@ use super::threads::{
     Core, Fails, Newcomer, PIECES, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer,
 };
 use ssntp::Role;
-use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
-use ssntp::server::core::{ArrivalKind, Entry, Environment};
+use ssntp::server::core::{ArrivalKind, Entry};
 use ssntp::server::{ServerConfig, SessionId, SlowConsumer};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
 use ssntp_test_support::random::Random;
@@ -25,11 +25,10 @@ use ssntp_transport::dispatch::{Core as _, DispatchEvent, EVENTS, Queue, Runner,
 use ssntp_transport::outbox::{Outbox, interleaving};
 use ssntp_transport::slots::{PATIENCE, Slots};
 use ssntp_transport::{Budget, BufferPool, Limits, PeerAddress};
-use uuid::Uuid;
 
 /// A world that has not ended after this number of steps never ends.
 const MOST_STEPS: u64 = 200_000;
-/// The most reads of ledgers by the dispatcher in one step.
+/// The maximum number of reads of ledgers by the dispatcher in one step.
 const MOST_LOOKS: u64 = 20_000;
 /// After this time without events, no frame is on its way: no sender waits for a slow receiver so
 /// long, and agents have reported every change.
@@ -37,60 +36,8 @@ const REST: Duration = Duration::from_secs(2);
 /// Every timer of a server is nearer than this.
 const FAR: Duration = Duration::from_secs(86_400);
 
-/// The parts that all worlds share, because they take time to make.
-struct Certificates {
-    identity: Identity,
-    trust: Trust,
-    clients: Vec<CertificateInfo>,
-    environment: Arc<Environment>,
-    /// The same, where sessions outlive their certificates: nothing is looked at later.
-    lasting: Arc<Environment>,
-}
-
-/// The first certificates are not bound, and the others to the entities
-/// from 0 on.
-pub(super) const UNBOUND: usize = 2;
-pub(super) const BOUND: usize = 3;
-/// As the default of a server is.
-const MAX_PAYLOAD: u32 = 16 << 20;
 /// The time of day at which each world begins.
 const MORNING: SystemTime = SystemTime::UNIX_EPOCH;
-
-fn certificates() -> &'static Certificates {
-    static MADE: OnceLock<Certificates> = OnceLock::new();
-    MADE.get_or_init(|| {
-        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
-        let info = |request: &CertificateRequest| {
-            let issued = authority.issue(request).unwrap();
-            CertificateInfo::from_der(&issued.identity().chain()[0]).unwrap()
-        };
-        let roles = Role::AGENT | Role::CONTROLLER;
-        let mut clients: Vec<_> = (0..UNBOUND)
-            .map(|_| info(&CertificateRequest::new(roles)))
-            .collect();
-        for entity in 0..BOUND {
-            let entity = u32::try_from(entity).unwrap();
-            clients.push(info(&CertificateRequest::new(roles).uuid(uuid(entity))));
-        }
-        let server = authority
-            .issue(&CertificateRequest::new(Role::SCHEDULER))
-            .unwrap();
-        let (identity, trust) = (server.identity().clone(), authority.trust().clone());
-        let config = || {
-            ServerConfig::new(identity.clone(), trust.clone())
-                .uuid(Uuid::from_u128(1))
-                .max_payload(MAX_PAYLOAD)
-                .operands(operands())
-        };
-        Certificates {
-            environment: Environment::new(&config()).unwrap(),
-            lasting: Environment::new(&config().outlive_certificates(true)).unwrap(),
-            identity,
-            trust,
-            clients,
-        }
-    })
-}
 
 /// One connection, both of its ends.
 pub(super) struct Connection {
@@ -160,7 +107,7 @@ pub(super) struct World {
     eager: usize,
     steps: u64,
     pub(super) most_used: u64,
-    /// The most connections that a bound certificate had at a time.
+    /// The maximum number of connections that a bound certificate had at a time.
     pub(super) most_places: usize,
     trace: bool,
 }
@@ -635,7 +582,7 @@ impl World {
         self.budget
     }
 
-    /// The most that one turn may leave in a line: what its reader may have
+    /// The maximum that one turn may leave in a line: what its reader may have
     /// handed over, as often as there are receivers, and what each item takes
     /// beside its bytes.
     pub(super) fn longest_turn(&self) -> u64 {

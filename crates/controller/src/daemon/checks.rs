@@ -15,7 +15,8 @@ use ssntp_transport::{TcpOptions, connect_tcp};
 // Four checks that time out take three seconds by default, so this is some eighty checks a minute
 // even if every port is dead.
 const THREADS: usize = 4;
-/// The most checks that wait for a thread, and the most outcomes that wait for the reconciler.
+/// The maximum number of checks that wait for a thread, and the maximum number of outcomes that wait for
+/// the reconciler.
 const MOST_WAITING: usize = 1024;
 
 struct Check {

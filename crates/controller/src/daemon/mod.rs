@@ -39,7 +39,7 @@ use ssntp_cluster::controller::{Controller, ControllerConfig};
 use ssntp_transport::deadline;
 use ssntp_transport::threads::{self, Joined};
 
-/// The most calls that wait for the thread.
+/// The maximum number of calls that wait for the thread.
 const MOST_CALLS: usize = 64;
 /// The time limit of a call. A commit may take long if the disk is busy.
 const CALL: Duration = Duration::from_secs(10);

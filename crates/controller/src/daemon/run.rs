@@ -26,9 +26,9 @@ use ssntp_transport::excerpt;
 const TICK: Duration = Duration::from_millis(500);
 /// The least time between two steps, because the STATS of a thousand nodes arrive one by one.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The most changes that are handled before calls are served again.
+/// The maximum number of changes that are handled before calls are served again.
 const MOST_CHANGES: usize = 4096;
-/// The most plans that are carried out in a row before calls and changes are served again.
+/// The maximum number of plans that are carried out in a row before calls and changes are served again.
 const MOST_PLANS: usize = 64;
 /// A UUID that no node has. A START for it starts nothing; its answer shows whether the scheduler
 /// has the instance.

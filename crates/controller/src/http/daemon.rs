@@ -22,9 +22,9 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// The highest age of a list of the scheduler, because a list of a thousand sessions takes sixteen
 /// answers.
 const LIST_AGE: Duration = Duration::from_secs(2);
-/// The most pages of a list. At 64 sessions a page this is more than a scheduler can have.
+/// The maximum number of pages of a list. At 64 sessions a page this is more than a scheduler can have.
 const PAGES: usize = 1024;
-/// The most figures of a chart: 12 hours at one a minute, five days at one in ten minutes.
+/// The maximum number of figures of a chart: 12 hours at one a minute, five days at one in ten minutes.
 const FIGURES: usize = 720;
 /// The number of lines of earlier output with which an output begins.
 const LINES: u32 = 200;
@@ -181,7 +181,7 @@ fn next(stream: &mut OutputStream, held: &mut [Vec<u8>; 2], limit: Duration) -> 
                 missing,
                 bytes,
             } => {
-                stream.dealt_with(&bytes);
+                stream.return_credit(&bytes);
                 let gap = if missing { GAP } else { "" };
                 let [out, err] = held;
                 return Some(match output == Outputs::STDERR {

@@ -26,7 +26,7 @@ use super::Source;
 use super::source::{Output, Rows, Written};
 use crate::Query;
 
-/// The most clients that may follow at a time. Each has a thread, which is nearly always asleep.
+/// The maximum number of clients that may follow at a time. Each has a thread, which is nearly always asleep.
 pub(super) const FOLLOWERS: usize = 64;
 /// The least time between two sends, so that a page changes at most four times a second. Old rows
 /// are sent without this pause.
@@ -35,9 +35,9 @@ const PACE: Duration = Duration::from_millis(250);
 const SILENCE: Duration = Duration::from_secs(15);
 /// The time between two checks that the client is connected and still has the right to read.
 const CHECK: Duration = Duration::from_secs(1);
-/// The most rows of one send.
+/// The maximum number of rows of one send.
 const BATCH: usize = 256;
-/// The most bytes of output of one send. Output beyond that waits on the node of the instance.
+/// The maximum number of bytes of output of one send. Output beyond that waits on the node of the instance.
 const OUTPUT: usize = 64 << 10;
 
 /// The reply to a request for events. The stream ends when its client loses the right to read.

@@ -27,7 +27,7 @@ use uuid::Uuid;
 use crate::page::time;
 use crate::store::unix_ms;
 
-/// The most tokens. Each request with a token compares it with all of them.
+/// The maximum number of tokens. Each request with a token compares it with all of them.
 const MOST: usize = 256;
 
 /// The right of a client.

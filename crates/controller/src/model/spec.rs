@@ -18,11 +18,11 @@ pub(crate) const SLOT_LABEL: &str = "ssntp.slot";
 pub(crate) const TEMPLATE_LABEL: &str = "ssntp.template";
 const OWN_LABELS: usize = 3;
 
-/// The most instances of a workload.
+/// The maximum number of instances of a workload.
 pub const MAX_COUNT: u32 = 10_000;
 /// The longest name of a workload. In the name of an instance a hyphen and the slot follow it.
 const MAX_NAME: usize = 56;
-/// The most bytes of user data, and of meta data. A frame has room for both.
+/// The maximum number of bytes of user data, and of meta data. A frame has room for both.
 const MAX_DATA: usize = 256 << 10;
 /// The longest time of a setting, in seconds: a week.
 const MAX_SECONDS: u32 = 7 * 86_400;
@@ -114,7 +114,7 @@ pub struct HealthCheck {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Update {
-    /// The most instances that may be missing at a time. Default: 1.
+    /// The maximum number of instances that may be missing at a time. Default: 1.
     pub max_unavailable: u32,
     /// The time for which a new instance has to be healthy before the next step, in seconds.
     /// Default: 5.

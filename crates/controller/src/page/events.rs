@@ -10,7 +10,7 @@ const KINDS: [&str; 15] = [
     "applied", "deleted", "rollout", "starting", "running", "ended", "gone", "lost", "failed", "adopted",
     "state", "node", "session", "tenant", "trace",
 ];
-/// The most rows that one search reads, so that it does not read the history of a whole year.
+/// The maximum number of rows that one search reads, so that it does not read the history of a whole year.
 const MOST_SEARCHED: usize = 20_000;
 /// The number of rows that are read at a time.
 const CHUNK: usize = 1000;

@@ -16,7 +16,7 @@ use ssntp::payload::{InstanceState, timestamp};
 use ssntp_cluster::controller::{self, Node};
 use ssntp_transport::{deadline, left};
 
-/// The most bytes of output on a page: the last ones.
+/// The maximum number of bytes of output on a page: the last ones.
 const OUTPUT: usize = 128 << 10;
 /// The time in which the node of an instance has to send its output.
 const SENDING: Duration = Duration::from_secs(2);

@@ -7,7 +7,7 @@ use super::params::encode;
 use super::words::{Bytes, Grade, Link, State};
 use super::{Made, Scene, instances, nodes, workloads};
 
-/// The most nodes or instances that a problem names. The rest are counted.
+/// The maximum number of nodes or instances that a problem names. The rest are counted.
 const NAMED: usize = 8;
 /// A certificate that expires within this time is a warning.
 const SOON: Duration = Duration::from_secs(30 * 86_400);

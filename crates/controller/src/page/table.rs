@@ -15,7 +15,7 @@ use super::html::{Html, Show, html};
 use super::params::Params;
 use super::words::{Grade, State};
 
-/// The most rows of a page: enough for an overview, and few enough for a phone.
+/// The maximum number of rows of a page: enough for an overview, and few enough for a phone.
 pub(crate) const ROWS: usize = 200;
 
 /// The value by which a row is sorted.

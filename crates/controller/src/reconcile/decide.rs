@@ -14,10 +14,10 @@ use super::soft::{Progress, Unanswered};
 use super::{Command, Pass, Status};
 use crate::model::{Instance, InstanceState, Rollout, RolloutState, Version, Workload, Write};
 
-/// The most instances that are started at a time, because the scheduler holds a bounded number.
+/// The maximum number of instances that are started at a time, because the scheduler holds a bounded number.
 const MOST_STARTING: usize = 256;
-/// The most instances of one workload that are started at a time, so that a workload with slow images
-/// does not block the others.
+/// The maximum number of instances of one workload that are started at a time, so that a workload with slow
+/// images does not block the others.
 const MOST_STARTING_OF_ONE: usize = 64;
 /// The time after which a query without an answer is repeated.
 const QUERY: Duration = Duration::from_secs(30);

@@ -12,12 +12,12 @@ use super::decide::trim;
 use crate::model::{Event, KEPT_VERSIONS, Rollout, RolloutState, Spec, SpecError, Version, Workload, Write};
 use crate::store::StoreError;
 
-/// The most instances of all workloads together.
+/// The maximum number of instances of all workloads together.
 const MOST_INSTANCES: u64 = 100_000;
 /// The longest encoded START, in bytes. A server accepts 64 KiB, and the labels of the controller
 /// take some of that.
 const MOST_START: usize = 60 << 10;
-/// The most differences that are listed for a workload.
+/// The maximum number of differences that are listed for a workload.
 const MOST_DIFFERENCES: usize = 256;
 
 /// The outcome of [`Core::apply`] for one workload.

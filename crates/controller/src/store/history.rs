@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{StoreError, schema, unix_ms};
 use crate::model::{Figures, Row};
 
-/// The most rows that one query returns.
+/// The maximum number of rows that one query returns.
 pub(super) const MAX_ROWS: usize = 1000;
 /// The time limit for waiting for the connection that writes.
 const BUSY: Duration = Duration::from_secs(2);
@@ -36,7 +36,7 @@ pub struct Query {
     pub node: Option<Uuid>,
     /// Only rows of this kind.
     pub kind: Option<String>,
-    /// The most rows; values above 1,000 count as 1,000.
+    /// The maximum number of rows; values above 1,000 count as 1,000.
     pub limit: usize,
     /// True if the newest rows come first.
     pub newest_first: bool,

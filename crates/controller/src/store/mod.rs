@@ -51,8 +51,8 @@ use ssntp_transport::threads::{self, Joined};
 
 const FILE: &str = "controller.db";
 const LOCK: &str = "lock";
-/// The most jobs that wait for the thread. The reconciler has one job at a time, and each call of
-/// the API one; the rest are notes.
+/// The maximum number of jobs that wait for the thread. The reconciler has one job at a time, and each call
+/// of the API one; the rest are notes.
 const MOST_WAITING: usize = 4096;
 
 /// Bounds of a database.

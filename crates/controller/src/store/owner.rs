@@ -13,7 +13,8 @@ use crate::LOG;
 const MOST_GROUPED: usize = 256;
 /// The least time between two prunings.
 const PRUNE: Duration = Duration::from_secs(10);
-/// The most rows that one pruning deletes. This takes some milliseconds, and commits wait for it.
+/// The maximum number of rows that one pruning deletes. This takes some milliseconds, and commits wait for
+/// it.
 const MOST_PRUNED: i64 = 5_000;
 /// The age above which only the figures of every tenth minute are kept.
 const THINNED_MS: i64 = 3 * 3_600_000;

@@ -11,7 +11,7 @@ use ssntp_transport::{Address, BufferPool, Cancel, Halves, Outgoing, Target, Tcp
 
 /// The longest head of an answer. etcd sends some 400 bytes.
 const HEAD: usize = 8 * 1024;
-/// The most headers of an answer. etcd sends eight.
+/// The maximum number of headers of an answer. etcd sends eight.
 const HEADERS: usize = 32;
 /// The longest answer. A cluster of 100 members with a configuration of 1 MiB in base64 needs a third
 /// of this.

@@ -28,7 +28,7 @@ use self::http::{Connection, ODD, Reply};
 use crate::engine::{Answer, Engine, EngineError, Entry, Kept, Lease, Request, When};
 use crate::machine::CALL;
 
-/// The most keys of a cluster: members, a leader and documents.
+/// The maximum number of keys of a cluster: members, a leader and documents.
 const KEYS: usize = 4096;
 /// The default port of etcd for clients.
 const PORT: u16 = 2379;

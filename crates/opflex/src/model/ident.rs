@@ -27,7 +27,7 @@ const NAMING: [&str; 5] = ["name", "identifier", "ip", "mac", "uuid"];
 /// The property that holds the context, unless the model file sets another one for the class.
 const CONTEXT: &str = "context";
 
-/// The most identifiers of one object. Objects of libopflex have up to three.
+/// The maximum number of identifiers of one object. Objects of libopflex have up to three.
 const MOST: usize = 16;
 
 impl Ident {

@@ -36,7 +36,7 @@ impl Uri {
     /// The longest URI, in bytes. Those of agent-ovs have some hundred. Together with the depth, it
     /// limits the work of a look-up of all ancestors.
     pub const MAX_LEN: usize = 8 * 1024;
-    /// The most segments. URIs of agent-ovs have about ten.
+    /// The maximum number of segments. URIs of agent-ovs have about ten.
     pub const MAX_DEPTH: usize = 128;
 
     /// The root of the tree, `/`.
@@ -54,7 +54,7 @@ impl Uri {
         UriBuilder(format!("{}/", self.path()))
     }
 
-    /// The text.
+    /// The text, as it was received or built.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -64,7 +64,8 @@ impl Uri {
         self.path().is_empty()
     }
 
-    /// The segments, unescaped. Empty segments are skipped; an invalid escape stays as it is.
+    /// The segments, unescaped. Empty segments are skipped, invalid escapes are kept, and bytes that are
+    /// not UTF-8 are replaced.
     pub fn elements(&self) -> impl DoubleEndedIterator<Item = Cow<'_, str>> {
         let segments = self.0.split('/').filter(|segment| !segment.is_empty());
         segments.map(unescape)
@@ -86,10 +87,11 @@ impl Uri {
     /// slash.
     pub(crate) fn prefixes(&self) -> impl Iterator<Item = &str> {
         let path = self.path();
-        // Both forms, because some peers omit the last slash.
-        path.match_indices('/')
-            .flat_map(move |(at, _)| [&path[..=at], &path[..at]])
-            .filter(|text| !text.is_empty())
+        // Both forms, because some peers omit the last slash. Between two slashes they are the same text.
+        path.match_indices('/').flat_map(move |(at, _)| {
+            let bare = Some(&path[..at]).filter(|text| !text.is_empty() && !text.ends_with('/'));
+            std::iter::once(&path[..=at]).chain(bare)
+        })
     }
 
     /// The text without its last slash.

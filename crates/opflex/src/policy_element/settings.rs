@@ -61,11 +61,12 @@ pub struct Settings {
 /// The limits of the data that the element keeps for servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElementLimits {
-    /// The most learned servers; further ones are not dialled. Default 64.
+    /// The maximum number of learned servers; further ones are not dialled. Default 64.
     pub learned_peers: usize,
-    /// The most objects of policy, and the most objects of endpoints. Default 1,000,000.
+    /// The maximum number of objects of policy, and the maximum number of objects of endpoints. Default
+    /// 1,000,000.
     pub objects: usize,
-    /// The most policies that are resolved only because others refer to them. Default 100,000.
+    /// The maximum number of policies that are resolved only because others refer to them. Default 100,000.
     pub followed: usize,
 }
 

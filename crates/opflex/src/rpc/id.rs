@@ -5,12 +5,12 @@ use std::fmt;
 use bytes::Bytes;
 use serde_json::Value;
 
-/// The `id` of a request: any JSON value, kept as the characters that arrived.
+/// The `id` of a request: any JSON value, kept as the text that was received.
 ///
-/// A response returns the id of its request unchanged, so the exact text is kept: numbers
-/// from 2^63 on are usual, and null is a valid id. The ids of libopflex are
+/// A response returns the id of its request unchanged, so the exact text is kept: many
+/// ids have numbers of 2^63 and more, and null is a valid id. Two ids are equal if their texts are. The ids of libopflex are
 /// `["method", number]`, and libopflex chooses the handler of a response by the method in
-/// its id. [`Id::call`] makes that form; [`Id::method`] and [`Id::xid`] read it.
+/// its id. [`Id::call`] makes an id of this form; [`Id::method`] and [`Id::xid`] return its parts.
 ///
 /// ```
 /// use ssntp_opflex::rpc::Id;
@@ -29,20 +29,19 @@ impl Id {
         Self(Bytes::from(format!("[{},{xid}]", Value::from(method))))
     }
 
-    /// The id with this JSON text, which the caller has checked.
+    /// The id with this text. The caller guarantees that it is one JSON value without blanks around it.
     pub(super) fn from_text(text: Bytes) -> Self {
         Self(text)
     }
 
-    /// The JSON text, without blanks around it.
+    /// The JSON text, without white space around it.
     pub fn as_json(&self) -> &[u8] {
         &self.0
     }
 
-    /// The id as a JSON value. An id with a number that fits neither a 64-bit integer nor a double
-    /// becomes null here; its text stays unchanged.
+    /// The id as a JSON value, or null if a [`Value`] cannot hold it, as a number beyond the range of a
+    /// double.
     pub fn to_value(&self) -> Value {
-        // The text is valid JSON, so only a number that is too large fails here.
         serde_json::from_slice(&self.0).unwrap_or(Value::Null)
     }
 
@@ -58,7 +57,7 @@ impl Id {
         }
     }
 
-    /// The number, if the id is an array whose second element is an unsigned 64-bit integer.
+    /// The transaction number, if the id is an array whose second element is an unsigned 64-bit integer.
     pub fn xid(&self) -> Option<u64> {
         self.to_value().get(1).and_then(Value::as_u64)
     }

@@ -41,7 +41,7 @@ const NOTHING: &[u8] = b"[]";
 /// The time limit for reading an edit back, and for repeating an edit that lost against others. A
 /// read follows each write at once, so only an overloaded machine reaches the limit.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The most members in the list for elements, because an identity has to stay short.
+/// The maximum number of members in the list for elements, because an identity has to stay short.
 const MOST: usize = 64;
 
 /// The membership of a server, and the thread that follows the policy of the others.

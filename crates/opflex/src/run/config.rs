@@ -47,10 +47,10 @@ pub struct ServerConfig {
     /// The limits of the queue of one client. A client whose queue is full is disconnected as too
     /// slow.
     pub queue: Limits,
-    /// The most clients at a time, without control connections. Default as many as the system
+    /// The maximum number of clients at a time, without control connections. Default as many as the system
     /// allows.
     pub max_connections: Option<usize>,
-    /// The most TLS handshakes at a time. If the system's limits are tight, fewer are used.
+    /// The maximum number of TLS handshakes at a time. If the system's limits are tight, fewer are used.
     /// Default [`default_max_handshakes`].
     pub max_handshakes: usize,
     /// The time limit of a TLS handshake. Default 10 s.
@@ -149,13 +149,13 @@ pub struct ElementConfig {
     /// The Unix socket where programs on this host read the resolved objects and their changes,
     /// as lines of JSON. Default none.
     pub serve: Option<LocalSocket>,
-    /// The most bytes of queued lines for all these programs together. Beyond that the slowest program
-    /// is disconnected. Default 32 MiB, because an edit of a whole large policy takes some ten
+    /// The maximum number of bytes of queued lines for all these programs together. Beyond that the slowest
+    /// program is disconnected. Default 32 MiB, because an edit of a whole large policy takes some ten
     /// megabytes.
     pub serve_queue: usize,
     /// The policy that is used for a resolve until a server has answered it. Default none.
     pub start_policy: Vec<ManagedObject>,
-    /// The most queued events for the application. Default 16,384.
+    /// The maximum number of queued events for the application. Default 16,384.
     pub events: usize,
     /// A server that receives no byte for this time is disconnected. Default 30 s.
     pub write_timeout: Duration,

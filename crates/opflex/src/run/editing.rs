@@ -22,7 +22,7 @@ use super::{CallError, cluster, keeper};
 use crate::model::{Edit, ManagedObject, Tree, Uri};
 use ssntp_transport::dispatch;
 
-/// The most objects in one piece of an edit.
+/// The maximum number of objects in one piece of an edit.
 const PIECE: usize = 1000;
 /// The number of times that a reload is compared with a copy of the policy. If another edit comes
 /// between each time, the reload is made in one call.

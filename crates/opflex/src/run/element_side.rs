@@ -60,7 +60,7 @@ pub(super) struct ElementSide {
 /// this type sends, and it checks the length before.
 pub(super) struct Listener {
     pub(super) channel: Sender<ElementEvent>,
-    /// The most events in the channel.
+    /// The maximum number of events in the channel.
     pub(super) most: usize,
     /// Events that were dropped and have not been reported.
     pub(super) missed: u64,

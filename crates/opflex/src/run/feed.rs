@@ -36,9 +36,9 @@ use super::{ELEMENT_LOG as LOG, ElementConfig};
 use crate::model::{ChangeKind, Cursor, Piece, Uri};
 use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 
-/// The most readers.
+/// The maximum number of readers.
 pub(super) const READERS: usize = 16;
-/// The most objects or changes in one line.
+/// The maximum number of objects or changes in one line.
 const STEP: usize = 500;
 /// The approximate length of a line with objects of the trees, in bytes.
 const STEP_BYTES: usize = 1 << 20;
@@ -82,7 +82,7 @@ pub(super) struct Feed {
     /// The name and the domain of the element, for the first line.
     name: String,
     domain: String,
-    /// The most bytes of queued lines for all readers together.
+    /// The maximum number of bytes of queued lines for all readers together.
     most: usize,
     /// The bytes of queued lines.
     memory: Arc<AtomicUsize>,

@@ -1,4 +1,4 @@
-//! The threads of the feed's readers; see `feed`.
+//! The threads that serve the readers of the feed, which are clients of its socket; see `feed`.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -17,16 +17,16 @@ use ssntp_transport::{Acceptance, Duplex, Newcomer};
 /// The interval in which the connection of an idle reader is checked.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Listens at the socket. The dispatcher has to run until the threads of the readers have ended,
-/// which they do after its `Stop` event.
+/// Listens at the socket. The threads call the dispatcher, so it has to run until all of them have ended,
+/// which they do once it has handled `Stop`.
 pub(super) fn start(socket: &LocalSocket, events: ElementEvents) -> Result<Acceptance, StartError> {
-    // Some more, because a reader that is refused needs a thread for a moment.
+    // Four more, because a reader that is refused also needs a thread, which sends the refusal.
     local::start(socket, "feed", LOG, READERS + 4, move |newcomer| {
         serve(&events, newcomer)
     })
 }
 
-/// Runs `call` with the feed on the dispatcher.
+/// Runs `call` with the feed on the dispatcher's thread, and returns its result.
 fn on_feed<T: Send + 'static>(
     events: &ElementEvents,
     call: impl FnOnce(&mut Feed, &ElementCore) -> T + Send + 'static,
@@ -39,17 +39,18 @@ fn on_feed<T: Send + 'static>(
 /// Serves one reader until it disconnects, is too slow, or the element stops.
 fn serve(events: &ElementEvents, newcomer: &Newcomer) -> io::Result<()> {
     let write = |text: &[u8]| local::write_all(newcomer, text);
-    let end = |why: &str| write(&line(&json!({ "event": "end", "reason": why })));
+    let send_end = |reason: &str| write(&line(&json!({ "event": "end", "reason": reason })));
     let joined = on_feed(events, |feed, core| feed.join(core));
-    // A line, so that the reader can distinguish a refusal from a crash.
     let Joined { id, lines, waiting } = match joined.unwrap_or(Err(STOPPING)) {
         Ok(joined) => joined,
-        Err(why) => return end(why),
+        // The `end` line shows that this is a refusal and not a crash.
+        Err(reason) => return send_end(reason),
     };
     let _leave = LeaveOnDrop { events, id };
     let mut is_complete = false;
     loop {
         let next = match lines.try_recv() {
+            // The state at the beginning is queued piece by piece, each when the queue is empty.
             Err(TryRecvError::Empty) if !is_complete => {
                 let more = on_feed(events, move |feed, core| feed.send_next(id, core));
                 is_complete = !matches!(more, Ok(true));
@@ -63,7 +64,7 @@ fn serve(events: &ElementEvents, newcomer: &Newcomer) -> io::Result<()> {
                 write(&text.bytes)?;
                 waiting.fetch_sub(text.bytes.len(), Ordering::Relaxed);
             }
-            Ok(Line::End(why)) => return end(why),
+            Ok(Line::End(reason)) => return send_end(reason),
             Err(RecvTimeoutError::Timeout) if is_closed(newcomer) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
@@ -85,7 +86,7 @@ impl Drop for LeaveOnDrop<'_> {
     }
 }
 
-/// True if the reader has closed its connection. Received bytes are dropped.
+/// True if the reader has closed its connection. Bytes that it has sent are dropped.
 fn is_closed(stream: &Newcomer) -> bool {
     match stream.try_read(&mut [0; 4096]) {
         Ok(read) => read == 0,

@@ -1,42 +1,42 @@
-//! A snapshot of a server, for its pages.
+//! Figures of an OpFlex server at one moment, for its HTTP pages.
 
 use super::super::server::{AgentInfo, RequestCounters, SessionInfo};
 use ssntp_transport::{BudgetFigures, DispatcherFigures};
 
-/// A snapshot of an OpFlex server, see
+/// The figures of an OpFlex server, from
 /// [`ServerHandle::figures`](super::ServerHandle::figures).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerFigures {
-    /// The clients, in the order in which they connected.
+    /// The sessions of the connected clients, oldest first.
     pub sessions: Vec<SessionInfo>,
-    /// The agents that have sent a name, including those that have left, with the counters of
+    /// The agents that the server knows by name, connected or not, with the sums of the counters of
     /// all their sessions.
     pub agents: Vec<AgentInfo>,
     /// The number of these agents.
     pub known_agents: usize,
-    /// The counters of all agents together, including agents that the server has removed.
+    /// The counters of all agents together, including agents that the server has forgotten.
     pub requests: RequestCounters,
-    /// The most clients.
+    /// The maximum number of clients.
     pub max_sessions: usize,
-    /// The number of handshakes under way.
+    /// The number of handshakes in progress.
     pub handshakes: usize,
-    /// The most handshakes at a time.
+    /// The maximum number of handshakes in progress.
     pub max_handshakes: usize,
     /// The number of policy objects.
     pub policy_objects: usize,
-    /// The revision of policy.
+    /// The revision of the policy, which grows with each change.
     pub policy_revision: u64,
     /// The number of endpoint objects.
     pub endpoint_objects: usize,
-    /// The number of objects that have a state report.
+    /// The number of objects for which an agent has reported a state.
     pub reports: usize,
-    /// The number of series: numbers in reports that are summed up over time.
+    /// The number of series: a series is the sum over time of one number in reports.
     pub series: usize,
     /// The load of the dispatcher.
     pub dispatcher: DispatcherFigures,
-    /// The memory of all queues to clients.
+    /// The memory of all queues to clients, and its limit.
     pub queues: BudgetFigures,
-    /// The memory of all received messages that the dispatcher has not handled.
+    /// The memory of the received messages that wait for the dispatcher, and its limit.
     pub received: BudgetFigures,
 }

@@ -41,7 +41,7 @@ use ssntp_transport::{Acceptance, Newcomer};
 const QUERY: &str = "org.opendaylight.opflex.policy_query";
 /// The class of the object at `/`, which contains all topmost objects.
 const ROOT: &str = "DmtreeRoot";
-/// The most connections.
+/// The maximum number of connections.
 const CONNECTIONS: usize = 8;
 /// A client that sends no query for this time is disconnected.
 const IDLE: Duration = Duration::from_secs(60);

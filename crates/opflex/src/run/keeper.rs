@@ -63,7 +63,7 @@ struct Pending {
     is_closed: bool,
 }
 
-/// The most objects in edits that are not on the disk. Beyond that, all policy is written.
+/// The maximum number of objects in edits that are not on the disk. Beyond that, all policy is written.
 const MAX_OBJECTS: usize = 10_000;
 
 impl KeeperSender {

@@ -15,7 +15,7 @@ use crate::rpc::Id;
 
 /// The longest name, location and role that a session keeps, in bytes.
 const MAX_TEXT: usize = 1024;
-/// The most roles that a session keeps.
+/// The maximum number of roles that a session keeps.
 const MAX_ROLES: usize = 16;
 
 /// A snapshot of the session of a client.

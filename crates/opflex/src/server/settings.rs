@@ -92,29 +92,29 @@ pub struct RollUp {
 /// would exceed a limit is answered with ERROR and has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// The most resolves in force, for each connection and each of the two stores.
+    /// The maximum number of resolves in force, for each connection and each of the two stores.
     /// Default 100,000.
     pub resolves: usize,
     /// The memory of the resolves of all connections, in bytes, for each of the two stores. A
     /// connection gets at most as much as stays free. Default 256 MiB.
     pub resolve_bytes: usize,
-    /// The most endpoint objects. Default 1,000,000.
+    /// The maximum number of endpoint objects. Default 1,000,000.
     pub endpoint_objects: usize,
     /// The memory of all endpoints, in allocated bytes. An element gets at most as much as stays
     /// free. Default 512 MiB, for some 250,000 objects.
     pub endpoint_bytes: usize,
-    /// The most state reports; the oldest is dropped for a new one. Default 200,000.
+    /// The maximum number of state reports; the oldest is dropped for a new one. Default 200,000.
     pub reports: usize,
     /// The memory of all reports, in allocated bytes. The oldest report is dropped for a new one; the
     /// oldest report of the same element, if the element has used its share. Default 128 MiB.
     pub report_bytes: usize,
-    /// The most numbers that are kept over time, two kibibytes each with the default intervals. The
-    /// numbers of the oldest report are dropped for new ones. Default 20,000.
+    /// The maximum number of numbers that are kept over time, two kibibytes each with the default
+    /// intervals. The numbers of the oldest report are dropped for new ones. Default 20,000.
     pub series: usize,
-    /// The most agents that have left and whose counters are kept, in about half a kibibyte each. The
-    /// agent that left first is removed for a new one. Default 10,000.
+    /// The maximum number of agents that have left and whose counters are kept, in about half a kibibyte
+    /// each. The agent that left first is removed for a new one. Default 10,000.
     pub agents: usize,
-    /// The most objects in one update; a larger update is sent in pieces. Default 1000.
+    /// The maximum number of objects in one update; a larger update is sent in pieces. Default 1000.
     pub update_objects: usize,
     /// The approximate length of an answer or update, in bytes, unless a single object is longer. A
     /// longer update is sent in pieces. A longer answer is sent as updates, and its result has the

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Admitted, Core, DispatchEvent, Events};
 use crate::budget::Budget;
 use crate::end::EndReason;
-use crate::flow::{Credit, Look, Unfinished};
+use crate::flow::{Credit, NextRead, Unfinished};
 use crate::link::Sink;
 use crate::outbox::Outbox;
 use crate::table::ConnectionId;
@@ -53,12 +53,12 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
             let credit = Arc::clone(&self.credit);
             let look = self
                 .unfinished
-                .look(held, wanted, super::clock, move || credit.nudge());
+                .next_read(held, wanted, super::clock, move || credit.nudge());
             match look {
-                Look::Read(most) => return Ok(most),
-                Look::Wait if self.credit.wait_for(|| self.unfinished.is_granted()) => {}
-                Look::Wait => return Err(EndReason::Local),
-                Look::End(why) => return Err(EndReason::Memory(why)),
+                NextRead::Read(most) => return Ok(most),
+                NextRead::Wait if self.credit.wait_for(|| self.unfinished.is_granted()) => {}
+                NextRead::Wait => return Err(EndReason::Local),
+                NextRead::End(why) => return Err(EndReason::Memory(why)),
             }
         }
     }

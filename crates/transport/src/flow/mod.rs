@@ -81,7 +81,7 @@ use self::line::Waiting;
 pub use self::state::FlowState;
 use self::turns::Turns;
 pub(crate) use self::unfinished::UNRESERVED;
-pub use self::unfinished::{Look, Unfinished};
+pub use self::unfinished::{NextRead, Unfinished};
 use crate::end::EndReason;
 use crate::host::after;
 use crate::outbox::{Limits, Outbox, PushError};
@@ -127,7 +127,7 @@ const ACTION_COST: u64 = 1_000;
 /// The number of frames in a connection's first run. If each takes a third of a millisecond, the
 /// run takes a few milliseconds.
 const FIRST_RUN: u32 = 8;
-/// The most frames of a run: a batch of frames without payload.
+/// The maximum number of frames of a run: a batch of frames without payload.
 const LONGEST_RUN: u32 = 1 << 20;
 
 /// The cause of an item. An item that waits in a line holds its origin.

@@ -82,7 +82,7 @@ impl<I> Flow<I> {
     }
 
     /// The number of runs of a connection that were handled.
-    pub fn dealt_with(&self, id: ConnectionId) -> u64 {
+    pub fn handled_runs(&self, id: ConnectionId) -> u64 {
         self.rows.get(id).map_or(0, |row| row.runs)
     }
 

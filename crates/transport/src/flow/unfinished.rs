@@ -8,7 +8,7 @@ use crate::budget::{Asked, Budget, Reserved};
 /// memory that the server plans for a connection includes it, so short frames never wait.
 pub(crate) const UNRESERVED: usize = 16 * 1024;
 
-/// The most bytes of a read while memory is short and nothing is reserved for it. Together with
+/// The maximum number of bytes of a read while memory is short and nothing is reserved for it. Together with
 /// the rest of a record before it, it completes one record at most.
 const SHORT_READ: usize = UNRESERVED / 4;
 
@@ -31,7 +31,7 @@ pub struct Unfinished {
 
 /// The next step of a connection with an item that is not complete.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum NextRead {
     /// Read at most this number of bytes.
     Read(usize),
     /// Wait until the memory is granted.
@@ -58,13 +58,13 @@ impl Unfinished {
     /// Decides the next step for an item of which `held` bytes have arrived. `wanted` is its whole
     /// length, or 0 if that is unknown. If the answer is `Wait`, `wake` is called once the memory
     /// is granted.
-    pub fn look(
+    pub fn next_read(
         &mut self,
         held: usize,
         wanted: usize,
         clock: impl FnOnce() -> Instant,
         wake: impl Fn() + Send + 'static,
-    ) -> Look {
+    ) -> NextRead {
         let needed = held.max(wanted);
         if needed <= UNRESERVED {
             self.done();
@@ -72,28 +72,28 @@ impl Unfinished {
                 true => SHORT_READ,
                 false => usize::MAX,
             };
-            return Look::Read(most);
+            return NextRead::Read(most);
         }
         self.reserved.at_least((held.saturating_sub(UNRESERVED)) as u64);
         match self.reserved.ask((needed - UNRESERVED) as u64, wake) {
-            Asked::Never(limit) => Look::End(format!(
+            Asked::Never(limit) => NextRead::End(format!(
                 "its frame of {needed} bytes exceeds the memory of this server, {limit} bytes"
             )),
             Asked::Waits => {
                 self.since = None;
-                Look::Wait
+                NextRead::Wait
             }
             Asked::Granted => self.check_progress(held, needed, clock),
         }
     }
 
-    fn check_progress(&mut self, held: usize, needed: usize, clock: impl FnOnce() -> Instant) -> Look {
+    fn check_progress(&mut self, held: usize, needed: usize, clock: impl FnOnce() -> Instant) -> NextRead {
         match self.since {
             None => self.since = Some(clock()),
             Some(since) if self.reserved.is_wanted() => {
                 let took = clock().saturating_duration_since(since);
                 if took > TIME_LIMIT + Duration::from_secs(needed as u64 / PACE) {
-                    return Look::End(format!(
+                    return NextRead::End(format!(
                         "others wait for memory, and after {} s only {held} of the {needed} bytes of its \
                          frame have arrived",
                         took.as_secs()
@@ -102,7 +102,7 @@ impl Unfinished {
             }
             Some(_) => {}
         }
-        Look::Read(usize::MAX)
+        NextRead::Read(usize::MAX)
     }
 
     /// True if no reservation is waiting.
@@ -120,11 +120,11 @@ mod tests {
         Instant::now()
     }
 
-    fn look(unfinished: &mut Unfinished, held: usize, wanted: usize, now: Instant) -> Look {
-        unfinished.look(held, wanted, || now, || ())
+    fn next_read(unfinished: &mut Unfinished, held: usize, wanted: usize, now: Instant) -> NextRead {
+        unfinished.next_read(held, wanted, || now, || ())
     }
 
-    const ALL: Look = Look::Read(usize::MAX);
+    const ALL: NextRead = NextRead::Read(usize::MAX);
 
     #[test]
     fn the_announced_length_is_reserved_until_the_item_is_complete() {
@@ -137,15 +137,15 @@ mod tests {
             (8, 300_000, 300_000 - UNRESERVED),
             (200_000, 0, 300_000 - UNRESERVED),
         ] {
-            assert_eq!(look(&mut unfinished, held, wanted, now), ALL);
+            assert_eq!(next_read(&mut unfinished, held, wanted, now), ALL);
             assert_eq!(budget.used(), used as u64);
         }
         unfinished.done();
         assert_eq!(budget.used(), 0);
         // If no length is announced, the bytes that have arrived count.
-        assert_eq!(look(&mut unfinished, 50_000, 0, now), ALL);
+        assert_eq!(next_read(&mut unfinished, 50_000, 0, now), ALL);
         assert_eq!(budget.used(), 50_000 - UNRESERVED as u64);
-        assert_eq!(look(&mut unfinished, 100, 0, now), ALL);
+        assert_eq!(next_read(&mut unfinished, 100, 0, now), ALL);
         assert_eq!(budget.used(), 0, "the next one is short");
     }
 
@@ -155,15 +155,17 @@ mod tests {
         let now = start();
         let part = budget.of(b"one certificate");
         let mut all: Vec<_> = (0..500).map(|_| Unfinished::new(&part)).collect();
-        let looks = all.iter_mut().map(|one| look(one, UNRESERVED, 15 << 20, now));
+        let looks = all
+            .iter_mut()
+            .map(|one| next_read(one, UNRESERVED, 15 << 20, now));
         let granted = looks.filter(|look| *look == ALL);
         assert_eq!(granted.count(), 1, "it is ahead of the others");
         let used = budget.figures().used;
         assert!(used <= 15 << 20, "{used}");
         // Others are not stopped by that, and read little at a time.
         let mut other = Unfinished::new(&budget.of(b"another one"));
-        assert_eq!(look(&mut other, UNRESERVED, 1 << 20, now), ALL);
-        assert_eq!(look(&mut other, 100, 0, now), Look::Read(SHORT_READ));
+        assert_eq!(next_read(&mut other, UNRESERVED, 1 << 20, now), ALL);
+        assert_eq!(next_read(&mut other, 100, 0, now), NextRead::Read(SHORT_READ));
     }
 
     #[test]
@@ -172,23 +174,33 @@ mod tests {
         let now = start();
         let mut holders: Vec<_> = (0..3u8).map(|n| Unfinished::new(&budget.of(&[n]))).collect();
         for holder in &mut holders {
-            assert_eq!(look(holder, UNRESERVED, 500_000, now), ALL);
+            assert_eq!(next_read(holder, UNRESERVED, 500_000, now), ALL);
         }
         let late = now + TIME_LIMIT * 2;
-        assert_eq!(look(&mut holders[0], 499_999, 500_000, late), ALL, "nobody waits");
+        assert_eq!(
+            next_read(&mut holders[0], 499_999, 500_000, late),
+            ALL,
+            "nobody waits"
+        );
         let mut victim = Unfinished::new(&budget.of(b"victim"));
         let used = budget.used();
-        assert_eq!(look(&mut victim, 3 * UNRESERVED, 400_000, late), Look::Wait);
+        assert_eq!(
+            next_read(&mut victim, 3 * UNRESERVED, 400_000, late),
+            NextRead::Wait
+        );
         assert_eq!(budget.used(), used + 2 * UNRESERVED as u64, "what is here counts");
         assert!(!victim.is_granted());
-        assert_eq!(look(&mut holders[1], UNRESERVED, 500_000, now + TIME_LIMIT), ALL);
-        let Look::End(why) = look(&mut holders[0], 499_999, 500_000, late) else {
+        assert_eq!(
+            next_read(&mut holders[1], UNRESERVED, 500_000, now + TIME_LIMIT),
+            ALL
+        );
+        let NextRead::End(why) = next_read(&mut holders[0], 499_999, 500_000, late) else {
             panic!("it may keep the memory");
         };
         assert!(why.contains("only 499999 of the 500000 bytes"), "{why}");
         holders.remove(0);
         assert!(victim.is_granted());
-        assert_eq!(look(&mut victim, 3 * UNRESERVED, 400_000, late), ALL);
+        assert_eq!(next_read(&mut victim, 3 * UNRESERVED, 400_000, late), ALL);
     }
 
     #[test]
@@ -196,13 +208,15 @@ mod tests {
         let budget = Budget::new(4 << 20);
         let begin = start();
         let mut all: Vec<_> = (0..3u8).map(|n| Unfinished::new(&budget.of(&[n]))).collect();
-        let looks = all.iter_mut().map(|one| look(one, UNRESERVED, 3 << 20, begin));
-        assert_eq!(looks.collect::<Vec<_>>(), [ALL, Look::Wait, Look::Wait]);
+        let looks = all
+            .iter_mut()
+            .map(|one| next_read(one, UNRESERVED, 3 << 20, begin));
+        assert_eq!(looks.collect::<Vec<_>>(), [ALL, NextRead::Wait, NextRead::Wait]);
         let after = |seconds| begin + Duration::from_secs(seconds);
-        assert_eq!(look(&mut all[0], UNRESERVED, 3 << 20, after(4)), ALL);
+        assert_eq!(next_read(&mut all[0], UNRESERVED, 3 << 20, after(4)), ALL);
         assert!(matches!(
-            look(&mut all[0], UNRESERVED, 3 << 20, after(5)),
-            Look::End(_)
+            next_read(&mut all[0], UNRESERVED, 3 << 20, after(5)),
+            NextRead::End(_)
         ));
     }
 
@@ -211,7 +225,7 @@ mod tests {
         let budget = Budget::new(1 << 20);
         let now = start();
         let mut unfinished = Unfinished::new(&budget);
-        let Look::End(why) = look(&mut unfinished, 100, 2 << 20, now) else {
+        let NextRead::End(why) = next_read(&mut unfinished, 100, 2 << 20, now) else {
             panic!("it is longer than the budget");
         };
         assert!(
@@ -221,7 +235,7 @@ mod tests {
         budget.take(1 << 20);
         for held in (UNRESERVED * 2..1 << 20).step_by(UNRESERVED) {
             assert_eq!(
-                look(&mut unfinished, held, 2 * held.min(500_000), now),
+                next_read(&mut unfinished, held, 2 * held.min(500_000), now),
                 ALL,
                 "{held}"
             );

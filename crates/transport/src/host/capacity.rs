@@ -85,7 +85,8 @@ impl Cost {
 /// An arena of the C library's allocator, in KiB of address space.
 const ARENA: u64 = 64 * 1024;
 
-/// The most arenas that the C library makes: eight for each core, or MALLOC_ARENA_MAX of the environment.
+/// The maximum number of arenas that the C library makes: eight for each core, or MALLOC_ARENA_MAX of the
+/// environment.
 fn arenas() -> u64 {
     let told = env::var("MALLOC_ARENA_MAX")
         .ok()

@@ -1,4 +1,4 @@
-//! The reader thread of a link: it receives, decodes, and brings the link to its end.
+//! The reader thread of a link: it receives and decodes, and closes the link at the end.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,15 +12,14 @@ use crate::outbox::Outbox;
 use crate::socket::Duplex;
 use crate::stream::{Decode, Receive};
 
-/// The receiver of a link's items and events. All calls come from the reader thread, except
-/// for those of [`room`](Self::room).
+/// The receiver of a link's items and events. The reader thread makes all calls. Only the function that
+/// [`room`](Self::room) returns is called by the writer thread.
 pub trait Sink<I>: Send + 'static {
     /// Receives items in the order of the stream, with the number of bytes that were received for
-    /// them. May block: then the peer's socket fills, and the peer has to wait. False ends the
-    /// link.
+    /// them. It may block; then the socket fills and the peer cannot send more. False ends the link.
     fn items(&mut self, items: &mut Vec<I>, bytes: usize) -> bool;
 
-    /// Returns how many bytes the next read may bring. `held` bytes of an item have arrived, and
+    /// Returns the maximum number of bytes of the next read. `held` bytes of an item have arrived, and
     /// `wanted` is its whole length, or 0 if that is unknown. May block until there is memory for
     /// the item.
     ///
@@ -37,8 +36,8 @@ pub trait Sink<I>: Send + 'static {
     /// Called when both threads are about to end, so that joining the link does not block.
     fn finished(&mut self);
 
-    /// A function for the writer thread to call when a requested report of room is due, and when
-    /// writing fails, because then no sender needs to wait for room.
+    /// Returns a function that the writer thread calls when the queue has room again, if that was
+    /// requested, and when a write fails, so that no sender waits for room in vain.
     fn room(&self) -> Box<dyn Fn() + Send> {
         Box::new(|| ())
     }
@@ -68,8 +67,10 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         let lost = reason.is_loss();
         self.sink.ended(reason);
         if !lost {
-            // The peer may receive no more, so further writes have a short limit.
+            // The peer may read no more, so the last writes have a short limit.
             let _ = self.stream.set_write_timeout(Some(LAST_WRITE));
+            // A long item may have set one, with which a pause of the peer would end `drain`.
+            let _ = self.stream.set_read_timeout(None);
             self.outbox.close();
             self.drain();
             let mut last = LastWrites::begin(&self.outbox, now());
@@ -83,8 +84,8 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         self.sink.finished();
     }
 
-    /// Receives until the end; blocks in it while the stream is idle. Not inlined: this stack frame
-    /// and those below it are the stack of an idle session's reader.
+    /// Receives until the link ends. Not inlined, because an idle link blocks in this stack frame, and a
+    /// small one keeps the memory of an idle link low.
     #[inline(never)]
     fn read(&mut self) -> EndReason {
         let mut items = Vec::new();

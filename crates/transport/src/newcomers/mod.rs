@@ -465,8 +465,8 @@ impl Newcomer {
     /// Notes that all input of the handshake was received. From now on there may be a session to
     /// which others send, so a stop ends that session instead of this input. False if it was cut or
     /// stopped before.
-    pub fn heard(&self) -> bool {
-        self.state.lock().slots.heard(self.slot)
+    pub fn input_complete(&self) -> bool {
+        self.state.lock().slots.input_complete(self.slot)
     }
 
     /// Notes that the handshake is over. From now on it is neither cut nor stopped, and reads may

@@ -3,7 +3,7 @@
 //! simulation does so in virtual time; the module is public for simulations.
 //!
 //! ```text
-//!  take ─▶ Computes ─ waits ▶ Waits ─ goes_on ▶ Computes … ─ heard ─▶ … ─ admitted ─▶
+//!  take ─▶ Computes ─ waits ▶ Waits ─ goes_on ▶ Computes … ─ input_complete ─▶ … ─ admitted ─▶
 //!                               │                                          give_back
 //!                               └─ too long, and all slots are used: cut ─▶
 //! ```
@@ -64,7 +64,7 @@ pub enum HandshakeState {
     /// Its input has ended because the server stops. The peer gets the reason.
     Stopping,
     /// All of its input was received, and the answer is being sent.
-    Heard,
+    InputComplete,
     /// It was ended to make room for another newcomer.
     Cut,
     /// It is over, and the peer has a session.
@@ -73,7 +73,7 @@ pub enum HandshakeState {
 
 impl HandshakeState {
     fn is_under_way(self) -> bool {
-        matches!(self, Self::UnderWay | Self::Heard)
+        matches!(self, Self::UnderWay | Self::InputComplete)
     }
 }
 
@@ -188,7 +188,7 @@ impl<P> Slots<P> {
         self.taken.values().filter_map(since).count()
     }
 
-    /// The fate of the handshake. `None` once its slot was given back.
+    /// The state of the handshake. `None` once its slot was given back.
     pub fn state_of(&self, slot: u64) -> Option<HandshakeState> {
         self.taken.get(&slot).map(|(_, progress)| progress.state)
     }
@@ -196,16 +196,18 @@ impl<P> Slots<P> {
     /// Notes that all input of the handshake was received. From now on there may be a session to
     /// which others send, so a stop ends that session instead of this input. False if it was cut or
     /// stopped before.
-    pub fn heard(&mut self, slot: u64) -> bool {
-        self.advance(slot, HandshakeState::UnderWay, HandshakeState::Heard) == Some(HandshakeState::Heard)
+    pub fn input_complete(&mut self, slot: u64) -> bool {
+        self.advance(slot, HandshakeState::UnderWay, HandshakeState::InputComplete)
+            == Some(HandshakeState::InputComplete)
     }
 
     /// Notes that the handshake is over. From now on it is neither cut nor stopped, and reads may
     /// wait. False if it was cut or stopped before.
     pub fn admitted(&mut self, slot: u64) -> bool {
         // A handshake may be admitted without a separate report that its input is complete.
-        self.advance(slot, HandshakeState::UnderWay, HandshakeState::Heard);
-        self.advance(slot, HandshakeState::Heard, HandshakeState::Admitted) == Some(HandshakeState::Admitted)
+        self.advance(slot, HandshakeState::UnderWay, HandshakeState::InputComplete);
+        self.advance(slot, HandshakeState::InputComplete, HandshakeState::Admitted)
+            == Some(HandshakeState::Admitted)
     }
 
     fn advance(&mut self, slot: u64, from: HandshakeState, to: HandshakeState) -> Option<HandshakeState> {

@@ -288,9 +288,9 @@ fn a_handshake_with_all_input_is_not_stopped_but_may_be_cut() {
         (handshakes.take_slot(0, Arc::new(here)).unwrap(), there)
     };
     let [(early, _early), (late, _late), (stuck, _stuck)] = [slot(), slot(), slot()];
-    assert!(late.newcomer.heard() && stuck.newcomer.heard());
+    assert!(late.newcomer.input_complete() && stuck.newcomer.input_complete());
     handshakes.close();
-    assert!(early.newcomer.is_stopping() && !early.newcomer.heard() && !early.newcomer.admitted());
+    assert!(early.newcomer.is_stopping() && !early.newcomer.input_complete() && !early.newcomer.admitted());
     assert_eq!(early.newcomer.read(&mut [0]).unwrap(), 0, "its input is over");
     assert!(!late.newcomer.is_stopping() && late.newcomer.admitted());
     waits(&stuck, Wait::Write, now());

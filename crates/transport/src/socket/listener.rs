@@ -17,8 +17,8 @@ use crate::socket::memory::MemoryListener;
 /// A bound listening socket.
 ///
 /// # Threads
-/// [`accept`](Self::accept) blocks; [`close`](Self::close) ends it from another thread. Dropping the
-/// listener of a Unix socket removes its file.
+/// [`accept`](Self::accept) blocks; [`close`](Self::close) ends it from another thread. Closing or
+/// dropping the listener of a Unix socket removes the socket's file.
 #[derive(Debug)]
 pub struct Listener {
     bound: Bound,
@@ -34,8 +34,8 @@ enum Bound {
 }
 
 impl Listener {
-    /// Binds `address`; a host name with several addresses gives several listeners on one port. A
-    /// Unix socket file whose server has ended is replaced.
+    /// Binds `address`. A host name with several addresses results in a listener for each of them, all on
+    /// one port. The socket file of a Unix server that has ended is replaced.
     ///
     /// # Errors
     /// The system's error: address in use, no permission, no such host.
@@ -43,7 +43,8 @@ impl Listener {
         Self::bind_to(address, options, None)
     }
 
-    /// As [`bind`](Self::bind). The file of a Unix socket has `mode` from its first moment.
+    /// As [`bind`](Self::bind). The file of a Unix socket is made with `mode`, so it never has a
+    /// wider one.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -72,7 +73,7 @@ impl Listener {
         }
     }
 
-    /// The address it is bound to, with the port that the system chose. `None` for memory.
+    /// The address that the listener is bound to, with the port that the system chose. `None` for memory.
     pub fn local_address(&self) -> Option<Address> {
         match &self.bound {
             Bound::Tcp(socket) => {
@@ -84,7 +85,7 @@ impl Listener {
         }
     }
 
-    /// Blocks until a peer connects. `None` once it is closed.
+    /// Blocks until a peer connects. Returns `None` once the listener is closed.
     ///
     /// # Errors
     /// The system's error: no descriptors left, or a connection that ended before it was accepted.
@@ -98,7 +99,7 @@ impl Listener {
             Bound::Unix(socket, _) => socket.accept().map(|(stream, _)| Arc::new(stream) as _),
             Bound::Memory(listener) => listener.accept().map(|stream| Arc::new(stream) as _),
         };
-        // After the accept, because `close` makes it return, with a stream or an error.
+        // After the accept, because `close` makes it return with an error or one last stream.
         if self.closed.load(Ordering::Acquire) {
             return Ok(None);
         }
@@ -107,9 +108,16 @@ impl Listener {
 
     /// Ends [`accept`](Self::accept), which returns `None` from now on.
     pub fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Bound::Unix(_, path) = &self.bound {
+            // First, because the next server may use the path once this one does not listen, and its file
+            // must not be removed. This fails if somebody has removed the file.
+            let _ = std::fs::remove_file(path);
+        }
         match &self.bound {
-            // A listening socket that is shut down makes accept return at once.
+            // On Linux, accept returns at once if its socket is shut down.
             Bound::Tcp(socket) | Bound::Unix(socket, _) => drop(socket.shutdown(Shutdown::Both)),
             Bound::Memory(listener) => listener.close(),
         }
@@ -118,9 +126,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Bound::Unix(_, path) = &self.bound {
-            // It fails if the file is gone already.
-            let _ = std::fs::remove_file(path);
+        if matches!(self.bound, Bound::Unix(..)) {
+            self.close();
         }
     }
 }

@@ -25,8 +25,8 @@ use crossbeam_channel::{after, select};
 use super::cancel::{Cancel, cancelled_error};
 use crate::host::{now, threads};
 
-/// The most look-ups at a time in a process: enough for an agent's reconnects, and few enough that a
-/// dead resolver cannot use up the threads.
+/// The maximum number of look-ups at a time in a process: enough for an agent's reconnects, and few enough
+/// that a dead resolver cannot use up the threads.
 const MOST: usize = 64;
 
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);

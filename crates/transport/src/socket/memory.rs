@@ -22,7 +22,7 @@ pub const CAPACITY: usize = 64 * 1024;
 /// The faults of the bytes that one end receives. Default: none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// The most bytes that a read returns.
+    /// The maximum number of bytes that a read returns.
     pub short_reads: Option<usize>,
     /// The time after which written bytes become readable.
     pub delay: Option<Duration>,

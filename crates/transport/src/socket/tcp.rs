@@ -214,18 +214,18 @@ fn is_not_here(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error())
 }
 
-/// The most received bytes that the system keeps for a connection until they are read; they take
+/// The maximum number of received bytes that the system keeps for a connection until they are read; they take
 /// twice that memory. By default the buffer of each peer that has to wait would grow to megabytes. A
 /// thousand of them reach the limit of all sockets together (`net.ipv4.tcp_mem`), and then the
 /// system slows down every connection, also those that should drain. 256 KiB is enough for a gigabit
 /// over 2 ms.
 const RECEIVE_BUFFER: usize = 256 * 1024;
 
-/// The most written bytes that the system keeps for a connection before it sends them. By default it
-/// takes up to 4 MiB if segments are long, such as the 64 KiB of loopback. A thousand receivers that
-/// are slower than their senders then reach the same limit of all sockets, segments are dropped, and
-/// all connections wait for retransmissions. Bytes that the system has not taken are in the queue,
-/// where they count against the budget and a policy may drop them.
+/// The maximum number of written bytes that the system keeps for a connection before it sends them. By
+/// default it takes up to 4 MiB if segments are long, such as the 64 KiB of loopback. A thousand receivers
+/// that are slower than their senders then reach the same limit of all sockets, segments are dropped, and
+/// all connections wait for retransmissions. Bytes that the system has not taken are in the queue, where
+/// they count against the budget and a policy may drop them.
 const UNSENT: u32 = 256 * 1024;
 
 fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {

@@ -33,7 +33,7 @@ pub struct Inbox {
     pub(crate) bytes: BytesMut,
     /// The length for which memory is reserved.
     pub(crate) wanted: usize,
-    /// The most bytes that one read may take off the socket.
+    /// The maximum number of bytes that one read may take off the socket.
     pub(crate) most: usize,
     /// The capacity of `bytes` when it was allocated. If its capacity is less now, items have been
     /// cut off its front.
@@ -74,8 +74,8 @@ impl Inbox {
         self.bytes.extend_from_slice(data);
     }
 
-    /// The most bytes that one read may bring so that an item that nearly fills a buffer, and the
-    /// bytes after it, need no second buffer: the rest of a buffer, less a record in part.
+    /// The maximum number of bytes that one read may bring so that an item that nearly fills a buffer, and
+    /// the bytes after it, need no second buffer: the rest of a buffer, less a record in part.
     pub(crate) fn room(&self) -> usize {
         const MOST: usize = BUFFER_LEN - RECORD_LEN;
         if (BUFFER_LEN / 2..=MOST).contains(&self.wanted) {

@@ -24,11 +24,11 @@ use rustls::{ClientConfig, CommonState, HandshakeKind, ServerConfig};
 
 use crate::stream::{Inbox, Received};
 
-/// The most plaintext in one TLS record.
+/// The maximum plaintext in one TLS record.
 pub(super) const RECORD: usize = 16 * 1024;
 
-/// The most bytes that a sealed record takes beyond its data: header, nonce, tag and padding, and a
-/// key update before it.
+/// The maximum number of bytes that a sealed record takes beyond its data: header, nonce, tag and padding,
+/// and a key update before it.
 pub(super) const OVERHEAD: usize = 256;
 
 /// Both halves of a client's connection whose handshake has not begun.

@@ -141,7 +141,7 @@ impl Case {
             | Self::Sessions { .. }
             | Self::Curve { .. }
             | Self::Reconnects { .. }
-            | Self::Linked(_) => &all[..all.len().min(1)],
+            | Self::Linked(_) => &[System::Ssntp],
             _ => all,
         }
     }

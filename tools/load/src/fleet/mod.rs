@@ -111,7 +111,7 @@ impl FleetConfig {
         self
     }
 
-    /// The most instances of each agent. Default:
+    /// The maximum number of instances of each agent. Default:
     /// [`DEFAULT_MAX_INSTANCES`].
     #[must_use]
     pub(crate) fn max_instances(mut self, instances: usize) -> Self {

@@ -42,7 +42,7 @@ pub(crate) struct Options {
     /// The disk of each agent's node
     #[arg(long, value_name = "MB", default_value_t = 500_000)]
     disk: u32,
-    /// The most instances of each agent
+    /// The maximum number of instances of each agent
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES)]
     max_instances: usize,
     /// The time between two STATS of an agent

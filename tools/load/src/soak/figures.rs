@@ -7,15 +7,15 @@ use std::path::Path;
 
 use crate::soak::cluster::Cluster;
 
-/// The most memory that a process may have gained at the end: tables and
+/// The maximum memory that a process may have gained at the end: tables and
 /// histories that are bounded are fuller than after the warm-up, and an
 /// allocator keeps the memory of the worst moment.
 const MORE_KIB: u64 = 4 << 10;
 /// The further growth of memory that is allowed, in percent.
 const MORE_PERCENT: u64 = 50;
-/// The most descriptors that a process may have gained: a connection may be under way.
+/// The maximum number of descriptors that a process may have gained: a connection may be under way.
 const MORE_DESCRIPTORS: u64 = 4;
-/// The most threads that a process may have gained: those of a handshake and of a connection.
+/// The maximum number of threads that a process may have gained: those of a handshake and of a connection.
 const MORE_THREADS: u64 = 3;
 
 #[derive(Debug)]

@@ -23,7 +23,7 @@ const VIEW: Duration = Duration::from_secs(30);
 const RUN: Duration = Duration::from_secs(3);
 /// The pause before a job that failed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// The most faults that are printed one by one.
+/// The maximum number of faults that are printed one by one.
 const MOST_FAULTS: usize = 20;
 
 #[derive(Default)]

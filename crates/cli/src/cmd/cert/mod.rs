@@ -1,6 +1,7 @@
 //! `ssntp cert`: makes, renews, revokes, shows and checks certificates.
 //!
-//! `signing` has `cert request` and `cert sign`, for keys that stay with their holder.
+//! `signing` has `cert request` and `cert sign`, for holders that make their own key and send a
+//! request only.
 
 mod signing;
 
@@ -43,17 +44,17 @@ pub(crate) enum Args {
 /// Make a certificate authority: DIR/ca.pem and DIR/ca.key
 #[derive(Debug, clap::Args)]
 pub(crate) struct Ca {
-    /// The directory for it, which is made if it does not exist
+    /// The directory for the authority's files; it is made if it does not exist
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// The organization that its certificate names
+    /// The organization in the authority's certificate
     #[arg(long, value_name = "ORG", default_value = "ssntp")]
     name: String,
-    /// A name at which clients look for a server by default: a DNS name or an IP
-    /// address; may be given several times
+    /// A DNS name or IP address at which clients look for a server if they are given
+    /// none; may be given several times
     #[arg(long = "host", value_name = "NAME-OR-IP")]
     hosts: Vec<Host>,
-    /// Kind of its key: p256, rsa2048, rsa4096 or ed25519
+    /// Kind of the authority's key: p256, rsa2048, rsa4096 or ed25519
     #[arg(long, value_name = "KIND", default_value_t)]
     key: KeyKind,
     /// Lifetime in days
@@ -69,7 +70,7 @@ pub(crate) struct Ca {
 /// An older file of that name is replaced.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Issue {
-    /// The directory of the authority, and for the certificate
+    /// The authority's directory; the certificate is written there
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     #[command(flatten)]
@@ -77,7 +78,7 @@ pub(crate) struct Issue {
     /// Kind of the key: p256, rsa2048, rsa4096 or ed25519
     #[arg(long, value_name = "KIND", default_value_t)]
     key: KeyKind,
-    /// Lifetime in days; it ends with the authority's own at the latest
+    /// Lifetime in days; a certificate ends with its authority's at the latest
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
 }
@@ -90,15 +91,15 @@ struct Holder {
     #[arg(long = "role", value_name = "ROLE[,ROLE…]")]
     roles: Role,
     /// A DNS name or IP address of a server; may be given several times.
-    /// Without it a server or scheduler gets localhost, 127.0.0.1, ::1 and
-    /// this machine's name
+    /// Without --host the certificate of a server or scheduler has localhost,
+    /// 127.0.0.1, ::1 and this machine's name
     #[arg(long = "host", value_name = "NAME-OR-IP")]
     hosts: Vec<Host>,
-    /// The only UUID its holder may connect with
+    /// Bind the certificate to this UUID, the only one that its holder may connect with
     #[arg(long, conflicts_with = "bound")]
     uuid: Option<Uuid>,
-    /// Bind it to a new UUID, which is printed; a scheduler without --allow-unbound
-    /// admits only certificates that are bound to a UUID
+    /// Bind the certificate to a new UUID, and print it; a scheduler without
+    /// --allow-unbound admits only certificates that are bound to a UUID
     #[arg(long)]
     bound: bool,
     /// The name of the holder and of the file [default: the roles joined with -]
@@ -117,8 +118,8 @@ impl Holder {
 
 /// Replace a certificate in its file by a new one: DIR/NAME.pem
 ///
-/// The new certificate has the same content and lifetime and a new key. The old one
-/// stays valid until its end, or until it is revoked. NAME `ca` is the authority
+/// The new certificate has the same names and roles, as many days, and a new key. The
+/// old one stays valid until it expires or is revoked. NAME `ca` is the authority
 /// itself, which keeps its key: certificates that it has issued are valid under its
 /// old and its new certificate.
 #[derive(Debug, clap::Args)]
@@ -129,14 +130,14 @@ pub(crate) struct Renew {
     /// Keep the key
     #[arg(long)]
     keep_key: bool,
-    /// Lifetime in days [default: that of the old certificate]; it ends with the
-    /// authority's own at the latest
+    /// Lifetime in days [default: that of the old certificate]; a certificate ends with
+    /// its authority's at the latest
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=36_500))]
     days: Option<u32>,
-    /// Revoke the old certificate, as superseded
+    /// Revoke the old certificate with the reason `superseded`; the list is valid for 30 days
     #[arg(long)]
     revoke_old: bool,
-    /// Further authorities that may have issued the old certificate: for a cluster that
+    /// Accept old certificates of the authorities in this file as well, for a cluster that
     /// changes to another authority
     #[arg(long, value_name = "FILE")]
     issued_by: Option<PathBuf>,
@@ -144,14 +145,14 @@ pub(crate) struct Renew {
     /// [default: the crl.pem beside the file of --issued-by, if there is one]
     #[arg(long, value_name = "FILE", requires = "issued_by")]
     crl: Vec<PathBuf>,
-    /// The certificate's name, or its file
+    /// The certificate's name (DIR/NAME.pem), its file, or `ca` for the authority
     name: String,
 }
 
-/// Revoke certificates: DIR/crl.pem is the list of them
+/// Revoke certificates: put them on the revocation list, DIR/crl.pem
 ///
-/// Servers and clients with this list (--crl) refuse the certificates on it. An entry
-/// stays on the list.
+/// Servers and clients with this list (--crl) refuse the certificates on it. Entries are
+/// never removed from it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Revoke {
     /// The directory of the authority and its list
@@ -159,10 +160,10 @@ pub(crate) struct Revoke {
     dir: PathBuf,
     /// The reason: unspecified, key-compromise, affiliation-changed, superseded,
     /// cessation-of-operation or privilege-withdrawn
-    #[arg(long, value_name = "WHY", default_value_t)]
+    #[arg(long, value_name = "REASON", default_value_t)]
     reason: RevocationReason,
-    /// After how many days the list is out of date
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = value_parser!(u32).range(1..=36_500))]
+    /// The number of days for which the list is valid
+    #[arg(long, value_name = "N", default_value_t = LIST_DAYS, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
     /// The certificates, each by its name (DIR/NAME.pem), its file, or its serial number
     /// as `ssntp cert show` prints it
@@ -176,8 +177,8 @@ pub(crate) struct Crl {
     /// The directory of the authority and its list
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// After how many days the list is out of date
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = value_parser!(u32).range(1..=36_500))]
+    /// The number of days for which the list is valid
+    #[arg(long, value_name = "N", default_value_t = LIST_DAYS, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
 }
 
@@ -191,10 +192,10 @@ pub(crate) struct Inspect {
     file: PathBuf,
 }
 
-/// Check a certificate as a TLS peer would, its role, and its key if the file has one
+/// Check a certificate as a TLS peer would, and its private key if the file has one
 ///
-/// It checks the signatures up to the authority, the lifetimes, that the usages allow
-/// what the roles need, and that no list of --crl revokes the certificate.
+/// This checks the signatures up to the authority, the lifetimes, that the usages allow
+/// what the roles need, and that no list of --crl has the certificate.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Verify {
     /// A PEM file with the trusted authorities
@@ -205,25 +206,25 @@ pub(crate) struct Verify {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// A PEM file: the certificate, then intermediate ones
+    /// A PEM file: the certificate, then the intermediate certificates
     file: PathBuf,
 }
 
 /// Runs `ssntp cert`.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    // A signal does not interrupt the writing of a key or a list. If the program has to be ended by
-    // force, its exit code says that it was not done.
+    // A signal does not interrupt the writing of a key or a list. If the program is killed instead, its
+    // exit code is not 0.
     let _stop = Stop::install_for_commands()?;
     match args {
         Args::Ca(ca) => make(ca),
         Args::Issue(request) => issue(request),
         Args::Request(request) => signing::request(request),
         Args::Sign(request) => signing::sign(request),
-        Args::Renew(what) => renew(&what),
-        Args::Revoke(what) => revoke(&what),
-        Args::Crl(what) => sign_list(&what),
-        Args::Inspect(what) => inspect(&what),
-        Args::Verify(what) => verify(&what),
+        Args::Renew(args) => renew(&args),
+        Args::Revoke(args) => revoke(&args),
+        Args::Crl(args) => sign_list(&args),
+        Args::Inspect(args) => inspect(&args),
+        Args::Verify(args) => verify(&args),
     }
 }
 
@@ -233,7 +234,7 @@ fn make(args: Ca) -> Result<(), Failure> {
         .key(args.key)
         .days(args.days);
     request.hosts = args.hosts;
-    // Looked for before the key is made, because an RSA key takes seconds.
+    // Checked before the key is made, because an RSA key takes seconds.
     let present = ["ca.pem", "ca.key"].map(|name| args.dir.join(name));
     if let Some(path) = present.iter().find(|path| path.exists() && !args.force) {
         return Err(exists(path));
@@ -249,7 +250,7 @@ fn make(args: Ca) -> Result<(), Failure> {
     print_line(made(&args.dir.join("ca.pem"), &info.subject, info))
 }
 
-/// The line about a new certificate.
+/// The line that reports a new certificate.
 fn made(path: &Path, what: &str, info: &CertificateInfo) -> String {
     let (path, key, until) = (path.display(), &info.key, info.not_after_text());
     format!("{path}: {what}, {key} key, valid until {until}")
@@ -265,11 +266,11 @@ fn issue(args: Issue) -> Result<(), Failure> {
     let authority = authority(&args.dir)?;
     let issued = authority.issue(&request)?;
     issued.save(&path)?;
-    tell(&path, issued.info())
+    print_issued(&path, issued.info())
 }
 
-/// Prints the line about a new certificate of a holder.
-fn tell(path: &Path, info: &CertificateInfo) -> Result<(), Failure> {
+/// Prints the line that reports a new certificate of a holder.
+fn print_issued(path: &Path, info: &CertificateInfo) -> Result<(), Failure> {
     let made = made(path, &format!("for {}", info.roles), info);
     match info.uuid {
         Some(uuid) => print_line(format_args!("{made}, bound to {uuid}")),
@@ -299,7 +300,11 @@ fn renew(args: &Renew) -> Result<(), Failure> {
     request.days = args.days;
     request.keep_key = args.keep_key;
     if let Some(ca) = &args.issued_by {
-        request.issued_by = Some(trust_before(ca, &args.crl)?);
+        request.issued_by = Some(earlier_trust(ca, &args.crl)?);
+    }
+    if args.revoke_old {
+        // Before the renewal, because only the authority that issued a certificate can revoke it.
+        serial_in_file(&authority, &path)?;
     }
     let renewed = authority.renew(&args.dir, &path, &request)?;
     let (before, info) = (&renewed.before, renewed.issued.info());
@@ -311,23 +316,19 @@ fn renew(args: &Renew) -> Result<(), Failure> {
             "the old certificate is valid until {until}, serial {serial}"
         ));
     }
-    // Only the authority that issued a certificate can revoke it.
-    authority
-        .check_issued(before)
-        .map_err(|fault| Failure::new(format_args!("the old certificate is not revoked: {fault}")))?;
     let old = Revoked::now(Serial::from(before), RevocationReason::SUPERSEDED);
-    tell_of_list(&args.dir, &authority.revoke(&args.dir, &[old], LIST_DAYS)?)
+    print_list(&args.dir, &authority.revoke(&args.dir, &[old], LIST_DAYS)?)
 }
 
-/// The authorities that a certificate may have come from, with their lists.
-fn trust_before(ca: &Path, lists: &[PathBuf]) -> Result<Trust, Failure> {
-    // Without its list, a certificate that the earlier authority revoked would be renewed.
+/// The authorities that may have issued the old certificate, with their revocation lists.
+fn earlier_trust(ca: &Path, lists: &[PathBuf]) -> Result<Trust, Failure> {
+    // Without the list of the earlier authority, a certificate that is on it would be renewed.
     let mut crl = lists.to_vec();
     let beside = ca.with_file_name("crl.pem");
     if crl.is_empty() && beside.symlink_metadata().is_ok() {
         crl.push(beside);
     }
-    // Also a list that is out of date names certificates that must not be renewed.
+    // The certificates on a list that is out of date must not be renewed either.
     let crl_strict = false;
     CrlArgs { crl, crl_strict }.trust(ca)
 }
@@ -344,12 +345,12 @@ fn renew_authority(authority: &Authority, args: &Renew) -> Result<(), Failure> {
     print_line(format_args!("{made}, serial {}", info.serial))
 }
 
-/// The days for which a list that a renewal signs is valid: the default of `cert revoke`.
+/// The number of days for which a revocation list is valid by default.
 const LIST_DAYS: u32 = 30;
 
 fn revoke(args: &Revoke) -> Result<(), Failure> {
     let authority = authority(&args.dir)?;
-    // All certificates are found before the first is revoked, so that a wrong name revokes none.
+    // All certificates are found before the first is revoked, so that one wrong name changes nothing.
     let mut revoked = Vec::new();
     for text in &args.certificates {
         let serial = serial(&authority, &args.dir, text)?;
@@ -359,19 +360,19 @@ fn revoke(args: &Revoke) -> Result<(), Failure> {
     let mut output = Output::new();
     for (text, Revoked { serial, .. }) in args.certificates.iter().zip(&revoked) {
         let is_new = list.added().iter().any(|added| added.serial == *serial);
-        let what = if is_new { "revoked" } else { "was revoked before" };
+        let what = if is_new { "revoked" } else { "was already revoked" };
         output.line(format_args!("{}: {what}, serial {serial}", printable(text)))?;
     }
     output.flush()?;
-    tell_of_list(&args.dir, &list)
+    print_list(&args.dir, &list)
 }
 
 fn sign_list(args: &Crl) -> Result<(), Failure> {
     let list = authority(&args.dir)?.revoke(&args.dir, &[], args.days)?;
-    tell_of_list(&args.dir, &list)
+    print_list(&args.dir, &list)
 }
 
-fn tell_of_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Failure> {
+fn print_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Failure> {
     let (path, info) = (directory.join("crl.pem"), list.info());
     let (path, count, next) = (
         path.display(),
@@ -379,37 +380,38 @@ fn tell_of_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Fai
         info.next_update_text().unwrap_or_default(),
     );
     print_line(format_args!(
-        "{path}: {count} revoked, to be signed anew before {next}"
+        "{path}: {count} revoked, to be signed again before {next}"
     ))
 }
 
-/// The serial number of a certificate that the authority issued, by its name, its file
-/// or that number itself.
+/// The serial number of a certificate that the authority issued: `text` is its name, its file, or the
+/// serial number.
 fn serial(authority: &Authority, directory: &Path, text: &str) -> Result<Serial, Failure> {
-    let of_file = |path: &Path| {
-        let unfit = |fault: Fault| Failure::at(path, fault);
-        let chain = load_certificates(path)?;
-        let info = CertificateInfo::from_der(&chain[0]).map_err(unfit)?;
-        let own = "this is the authority's own certificate, which no list revokes";
-        authority.check_issued(&info).map_err(|fault| match fault {
-            Fault::AuthorityAsPeer => Failure::at(path, own),
-            fault => unfit(fault),
-        })?;
-        Ok(Serial::from(&info))
-    };
     if is_path(text) {
-        return of_file(Path::new(text));
+        return serial_in_file(authority, Path::new(text));
     }
     let named = directory.join(format!("{text}.pem"));
     if named.exists() {
-        return of_file(&named);
+        return serial_in_file(authority, &named);
     }
     text.parse::<Serial>().map_err(|_| {
         Failure::new(format_args!(
-            "{text:?}: there is no {}, and it is neither a file's name nor a serial number",
+            "{text:?}: {} does not exist, and the text is neither a path (with a / or .pem) nor a serial number",
             named.display()
         ))
     })
+}
+
+/// The serial number of the first certificate in a file, which the authority must have issued.
+fn serial_in_file(authority: &Authority, path: &Path) -> Result<Serial, Failure> {
+    let refused = |fault: Fault| Failure::at(path, fault);
+    let chain = load_certificates(path)?;
+    let info = CertificateInfo::from_der(&chain[0]).map_err(refused)?;
+    authority.check_issued(&info).map_err(|fault| match fault {
+        Fault::AuthorityAsPeer => Failure::at(path, "the authority's own certificate cannot be revoked"),
+        fault => refused(fault),
+    })?;
+    Ok(Serial::from(&info))
 }
 
 /// True if the text is a path, and not the name of a certificate.
@@ -428,11 +430,14 @@ fn file_name(name: &str) -> Result<String, Failure> {
 }
 
 fn stem(name: &str) -> Result<&str, Failure> {
-    // Some file systems do not tell capital letters from small ones.
+    // Some file systems ignore case.
     let is_taken = is_authority(name) || name.eq_ignore_ascii_case("crl");
-    // A name with a dot in front would make a hidden file.
-    if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) || is_taken {
-        return Err(Failure::usage(format_args!("{name:?} cannot be a file's name")));
+    // A name with a dot in front would make a hidden file. Other commands take a name that ends with
+    // .pem for a path.
+    let is_path = name.ends_with(".pem") || name.contains(['/', '\0']);
+    if name.is_empty() || name.starts_with('.') || is_path || is_taken {
+        let what = "cannot be a certificate's name: it is empty, hidden, a path or reserved";
+        return Err(Failure::usage(format_args!("{name:?} {what}")));
     }
     Ok(name)
 }
@@ -441,7 +446,10 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
     let lists = RevocationList::load(&args.file);
     let found = match load_certificates(&args.file) {
         // A file that has only revocation lists is fine.
-        Err(_) if lists.is_ok() => Vec::new(),
+        Err(Error::Content {
+            fault: Fault::NoCertificate,
+            ..
+        }) if lists.is_ok() => Vec::new(),
         found => found?,
     };
     let lists = match lists {
@@ -485,8 +493,8 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
     output.flush()
 }
 
-/// The lines about a certificate, whose validity is judged at the time that is given.
-#[rustfmt::skip] // A table: one row a line.
+/// The lines about a certificate. `valid` is as of the given time.
+#[rustfmt::skip] // One source line for each row of the table.
 const CERTIFICATE: Columns<SystemTime, CertificateInfo> = &[
     ("subject", |_, info| info.subject.clone()),
     ("issuer", |_, info| info.issuer.clone()),
@@ -522,7 +530,7 @@ fn validity(now: &SystemTime, info: &CertificateInfo) -> String {
     let state = match info.check_validity(*now) {
         Ok(()) => "",
         Err(Fault::Expired { .. }) => " (expired)",
-        Err(_) => " (not yet)",
+        Err(_) => " (not yet valid)",
     };
     format!("{} to {}{state}", info.not_before_text(), info.not_after_text())
 }
@@ -594,12 +602,12 @@ impl Key {
     fn text(&self) -> String {
         match self {
             Self::None => "none".to_owned(),
-            Self::Matches => "there, and the first certificate's".to_owned(),
+            Self::Matches => "belongs to the first certificate".to_owned(),
             Self::Bad(fault) => fault.to_string(),
         }
     }
 
-    /// For programs.
+    /// The state as a word in JSON.
     fn name(&self) -> &'static str {
         match self {
             Self::None => "none",
@@ -614,7 +622,7 @@ impl Key {
 fn key_state(file: &Path) -> Key {
     match Identity::load(file) {
         Ok(_) => Key::Matches,
-        // `Identity::load` judges more than the key. What is asked here is whether the key is right.
+        // `Identity::load` also checks the certificate. Only faults of the key matter here.
         Err(Error::Content { fault, .. }) => match fault {
             Fault::NoKey => Key::None,
             // These faults are found after the key was checked.

@@ -7,7 +7,7 @@ use clap::value_parser;
 use ssntp::Role;
 use ssntp::pki::KeyKind;
 
-use super::{Holder, authority, file_name, stem, tell};
+use super::{Holder, authority, file_name, print_issued, stem};
 use crate::failure::Failure;
 use crate::output::print_line;
 
@@ -71,5 +71,5 @@ pub(super) fn sign(args: Sign) -> Result<(), Failure> {
     }
     let request = args.holder.request().days(args.days);
     let path = args.dir.join(file_name(&request.name)?);
-    tell(&path, &authority(&args.dir)?.sign(&request, &args.file, &path)?)
+    print_issued(&path, &authority(&args.dir)?.sign(&request, &args.file, &path)?)
 }

@@ -1,4 +1,4 @@
-//! `ssntp controller token`: the tokens for the API of a controller.
+//! `ssntp controller token`: makes, lists and removes the tokens for a controller's HTTP API.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use crate::output::print_either;
 
 /// Make, list and remove the tokens that browsers and programs use for the API
 ///
-/// A change takes effect at once, even while the controller runs.
+/// A change takes effect at once; the controller need not be started again.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Args {
     /// Make a token and print it; the token is not shown again
     Add {
         /// A name for the token
         name: String,
-        /// Let the token change workloads as well as read
+        /// Allow changes of workloads; without it the token may only read
         #[arg(long)]
         write: bool,
-        /// The number of days after which the token is refused; without it the token has no end
+        /// The number of days after which the token expires; without it the token never expires
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=36_500))]
         days: Option<u32>,
     },
@@ -53,11 +53,11 @@ pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> 
     }
 }
 
-#[rustfmt::skip] // A table: one row a column.
+#[rustfmt::skip] // One source line for each column of the table.
 const TOKENS: Columns<(), Token> = &[
     ("name", |(), token| token.name.clone()),
-    ("may", |(), token| if token.right == Right::Write { "look and write" } else { "look" }.to_owned()),
-    ("made", |(), token| token.made.clone()),
+    ("access", |(), token| if token.right == Right::Write { "read and write" } else { "read" }.to_owned()),
+    ("created", |(), token| token.made.clone()),
     ("expires", |(), token| token.expires.clone().unwrap_or_else(|| "never".to_owned())),
 ];
 

@@ -23,7 +23,7 @@ use crate::signals::Stop;
 const LIMIT: Duration = Duration::from_secs(30);
 /// The longest answer, in bytes: the instances of the largest cluster.
 const LONGEST: usize = 64 << 20;
-/// The most headers of an answer. A controller sends six.
+/// The maximum number of headers of an answer. A controller sends six.
 const HEADERS: usize = 32;
 
 /// The flags that name a controller daemon.

@@ -16,7 +16,7 @@ use crate::input;
 use crate::output::{print_either, print_json, print_line, printable};
 use crate::signals::Stop;
 
-/// The most workloads of a file.
+/// The maximum number of workloads of a file.
 const MOST: usize = 1000;
 
 /// Set the workloads that should run; the controller starts, replaces and deletes their instances
@@ -62,7 +62,7 @@ pub(super) struct HistoryArgs {
     /// Only rows of this kind, for example starting, failed or rollout
     #[arg(long, value_name = "WORD")]
     kind: Option<String>,
-    /// The most rows to show
+    /// The maximum number of rows to show
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u32).range(1..=1000))]
     limit: u32,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use ssntp::proto::Outputs;
-use ssntp_cluster::controller::{StreamError, StreamEvent, StreamRequest};
+use ssntp_cluster::controller::{OutputStream, StreamError, StreamEvent, StreamRequest};
 use uuid::Uuid;
 
 use super::options::Options;
@@ -19,9 +19,9 @@ use crate::signals::Stop;
 
 /// The time limit for the first answer of the instance's node, unless --timeout is given.
 const OPENING: Duration = Duration::from_secs(10);
-/// The time between two checks whether the output is still read.
+/// The time between two checks that our standard output still has a reader.
 const POLL: Duration = Duration::from_millis(500);
-/// In bytes. As JSON, a longer line is printed in pieces.
+/// The length of a line in one JSON object, in bytes. A longer line is printed in several objects.
 const LONGEST_LINE: usize = 64 * 1024;
 
 /// Print the output of an instance
@@ -31,12 +31,12 @@ const LONGEST_LINE: usize = 64 * 1024;
 /// of an instance that has ended are kept for as long as its node keeps the instance.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The instance
+    /// The instance: its UUID, the beginning of it, or its name
     instance: String,
     /// Continue with new output until the instance has ended
     #[arg(short, long)]
     follow: bool,
-    /// Start with the last lines of each output instead of the whole kept output
+    /// Print only the last lines of each output; with --follow, continue with new ones
     #[arg(long, value_name = "LINES")]
     tail: Option<u32>,
     /// The output to print
@@ -60,21 +60,34 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         follow: args.follow,
     };
     let stream = session.controller.stream(instance, request)?;
-    let opening = options.given_limit().unwrap_or(OPENING);
     let mut printer = Printer::new(options.json.then_some(instance));
-    let mut patience = opening;
-    let mut late = crossbeam_channel::after(opening);
-    let look = crossbeam_channel::tick(POLL);
+    let end = print(options, stop, args.follow, &stream, &mut printer);
+    // Also after a signal or a failure: the output may have ended within a line.
+    printer.finish()?;
+    end
+}
+
+/// Prints the output until it has ended.
+fn print(
+    options: &Options,
+    stop: &Stop,
+    follow: bool,
+    stream: &OutputStream,
+    printer: &mut Printer,
+) -> Result<(), Failure> {
+    let mut limit = options.given_limit().unwrap_or(OPENING);
+    let mut timeout = crossbeam_channel::after(limit);
+    let tick = crossbeam_channel::tick(POLL);
     loop {
         let event = crossbeam_channel::select! {
             recv(stream.events()) -> event => event,
             recv(stop.channel()) -> _ => return Err(stop.interrupted()),
-            recv(look) -> _ => match reader_is_gone() {
+            recv(tick) -> _ => match reader_is_gone() {
                 true => return Ok(()),
                 false => continue,
             },
-            recv(late) -> _ => {
-                let seconds = patience.as_secs_f64();
+            recv(timeout) -> _ => {
+                let seconds = limit.as_secs_f64();
                 return Err(Failure::new(format!("the instance's node has sent nothing in {seconds} s")));
             }
         };
@@ -85,21 +98,19 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
                 bytes,
             }) => {
                 printer.print(output, missing, &bytes)?;
-                // Credit is returned only after printing, so that a slow terminal receives little.
-                stream.dealt_with(&bytes);
+                // Only after printing, so that a slow terminal slows the node down.
+                stream.return_credit(&bytes);
             }
-            Ok(StreamEvent::Ended(how)) => {
-                printer.finish()?;
-                return Ok(how?);
-            }
+            Ok(StreamEvent::Ended(how)) => return Ok(how?),
             Ok(_) => {}
+            // The controller drops the stream if its events are not received fast enough.
             Err(_) => return Err(Failure::new(StreamError::Overrun)),
         }
-        patience = options.limit();
+        limit = options.limit();
         // With --follow, an instance may be silent for hours.
-        late = match args.follow {
+        timeout = match follow {
             true => crossbeam_channel::never(),
-            false => crossbeam_channel::after(patience),
+            false => crossbeam_channel::after(limit),
         };
     }
 }
@@ -112,14 +123,13 @@ struct Printer {
     json: Option<Uuid>,
 }
 
-/// The form in which one output is printed, with the bytes that wait for the rest of a character or
-/// a line.
+/// The form in which one output is printed, with the bytes of an incomplete character or line.
 enum Form {
     Raw,
     /// For a terminal. The bytes are the beginning of a character.
     Escaped(Vec<u8>),
-    /// As JSON. The bytes are the beginning of a line. The flag is true if output may be missing
-    /// before them.
+    /// As JSON. The bytes are the beginning of a line. The flag is true if output may be missing in
+    /// this line or before it.
     Lines(Vec<u8>, bool),
 }
 
@@ -140,7 +150,9 @@ impl Printer {
     fn print(&mut self, output: Outputs, missing: bool, bytes: &[u8]) -> Result<(), Failure> {
         if missing && self.json.is_none() {
             let name = output.name();
-            note(format_args!("ssntp: some of its {name} may be missing here"));
+            note(format_args!(
+                "ssntp: some of the instance's {name} may be missing here"
+            ));
         }
         let form = match output {
             Outputs::STDERR => &mut self.stderr,
@@ -159,14 +171,17 @@ impl Printer {
                     }
                 }
                 if held.len() > LONGEST_LINE {
+                    // The rest of a character stays for the next piece.
+                    let rest = held.split_off(held.len() - incomplete(held));
                     lines.json(line_of(self.json, output, held, true, gap))?;
+                    *held = rest;
                 }
                 lines.flush()
             }
         }
     }
 
-    /// Prints the bytes that still wait for the rest of a character or a line.
+    /// Prints the incomplete character or line at the end of each output.
     fn finish(&mut self) -> Result<(), Failure> {
         for (output, form) in [
             (Outputs::STDOUT, &mut self.stdout),
@@ -195,7 +210,7 @@ fn write(output: Outputs, bytes: &[u8]) -> Result<(), Failure> {
     stdout.flush()
 }
 
-/// Takes the held bytes, and makes their JSON object.
+/// The JSON object of a line. Empties `held`, and resets `gap`.
 fn line_of(
     instance: Option<Uuid>,
     output: Outputs,
@@ -212,7 +227,18 @@ fn line_of(
     })
 }
 
-/// Text for a terminal: line ends and tabulators stay, and all other characters that do not show are
+/// The number of bytes at the end that begin a character but do not complete it.
+fn incomplete(bytes: &[u8]) -> usize {
+    let end = bytes
+        .utf8_chunks()
+        .last()
+        .map_or(&[][..], |chunk| chunk.invalid());
+    // An error without a length means that the character is incomplete and not invalid.
+    let is_incomplete = str::from_utf8(end).is_err_and(|e| e.error_len().is_none());
+    if is_incomplete { end.len() } else { 0 }
+}
+
+/// Text for a terminal: line ends and tabs stay, and all other characters that are not printable are
 /// escaped. An incomplete character or line end is held.
 fn escaped(held: &mut Vec<u8>, bytes: &[u8]) -> String {
     held.extend(bytes);
@@ -222,14 +248,13 @@ fn escaped(held: &mut Vec<u8>, bytes: &[u8]) -> String {
     while let Some(chunk) = chunks.next() {
         let (mut text, mut invalid) = (chunk.valid(), chunk.invalid());
         if chunks.peek().is_none() {
-            // An error without a length means that the character is incomplete and not invalid.
-            if str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none()) {
+            if incomplete(invalid) > 0 {
                 held.extend(invalid);
                 invalid = &[];
             } else if invalid.is_empty()
                 && let Some(before) = text.strip_suffix('\r')
             {
-                // Its line feed may be the first of the next bytes.
+                // The line feed of this carriage return may come with the next bytes.
                 held.push(b'\r');
                 text = before;
             }
@@ -267,6 +292,19 @@ mod tests {
         assert_eq!(escaped(&mut held, b"\xa4\r"), "\u{e4}");
         assert_eq!(escaped(&mut held, b"\n\xff!"), "\n\u{fffd}!");
         assert!(held.is_empty());
+    }
+
+    #[test]
+    fn a_long_line_of_json_is_cut_between_characters() {
+        for (bytes, rest) in [
+            (&b"a\xc3"[..], 1),
+            (b"\xf0\x9f\x98", 3),
+            (b"\xc3\xa4", 0),
+            (b"\xff", 0),
+            (b"", 0),
+        ] {
+            assert_eq!(incomplete(bytes), rest, "{bytes:?}");
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `ssntp ctl sessions`, and the questions of an operator: the answer repeats the id of its question.
+//! `ssntp ctl sessions`, and [`Operator`], a client that sends requests to its server. An answer repeats
+//! the id of its request.
 
 use std::time::Duration;
 
@@ -19,12 +20,12 @@ use crate::connection::closed;
 use crate::failure::Failure;
 use crate::signals::Stop;
 
-/// Show the sessions of the server, of any role
+/// Show all sessions of the server
 ///
-/// Works with `ssntp server` as well.
+/// Works with `ssntp scheduler` and `ssntp server`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Only sessions with one of these roles, for example agent or agent,netagent
+    /// Only sessions with at least one of these roles, for example agent or agent,netagent
     #[arg(long, value_name = "ROLES")]
     role: Option<Role>,
 }
@@ -37,7 +38,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     })
 }
 
-/// A client that sends questions to its server.
+/// A client that sends requests to its server.
 pub(super) struct Operator<'a> {
     client: Client,
     options: &'a Options,
@@ -45,7 +46,7 @@ pub(super) struct Operator<'a> {
 }
 
 impl<'a> Operator<'a> {
-    /// Connects.
+    /// Connects, and waits until there is a session.
     pub(super) fn open(options: &'a Options, stop: &'a Stop) -> Result<Self, Failure> {
         let client = Client::start(options.client(stop)?)?;
         await_session(&client.handle(), "server", options.limit(), stop)?;
@@ -56,26 +57,26 @@ impl<'a> Operator<'a> {
         })
     }
 
-    /// Sends a question, and blocks until its answer, for at most the time limit.
+    /// Sends a request, and waits for its answer for at most the time limit.
     pub(super) fn ask<Q: Payload, A: Payload>(
         &self,
-        question: &Q,
+        request: &Q,
         is_answer: impl Fn(&A) -> bool,
     ) -> Result<A, Failure> {
-        self.client.send(Frame::of(question))?;
-        let late = crossbeam_channel::after(self.options.limit());
+        self.client.send(Frame::of(request))?;
+        let timeout = crossbeam_channel::after(self.options.limit());
         loop {
             let event = crossbeam_channel::select! {
                 recv(self.client.events()) -> event => event,
                 recv(self.stop.channel()) -> _ => return Err(self.stop.interrupted()),
-                recv(late) -> _ => {
+                recv(timeout) -> _ => {
                     let seconds = self.options.limit().as_secs_f64();
                     return Err(Failure::new(format!("the server has not answered in {seconds} s")));
                 }
             };
             let frame = match event {
                 Ok(ClientEvent::Frame(frame)) => frame,
-                // The server answers in the session of the question, which has ended.
+                // The answer would come in the session that has ended.
                 Ok(ClientEvent::Disconnected { reason, .. }) => {
                     return Err(Failure::new(format!(
                         "the session ended before the answer: {reason}"
@@ -89,8 +90,8 @@ impl<'a> Operator<'a> {
                     ));
                 }
             };
-            // A controller also receives events of the cluster, and answers to earlier questions that
-            // timed out.
+            // Other frames are events of the cluster, and late answers to requests that timed out. A
+            // refusal has no id, so the kind of the refused frame is compared.
             if frame.kind() == A::KIND {
                 let answer = frame.payload::<A>()?;
                 if is_answer(&answer) {
@@ -99,35 +100,35 @@ impl<'a> Operator<'a> {
             } else if let Ok(refusal) = frame.payload::<InvalidFrameType>()
                 && refusal.refused() == Q::KIND
             {
-                return Err(Failure::new(refused(&refusal)));
+                return Err(Failure::new(refusal_text(&refusal)));
             }
         }
     }
 
-    /// Blocks for this time, and drops the frames that arrive. Returns false if a signal comes first.
+    /// Waits for this time, and drops the frames that arrive. Returns false if a signal comes first.
     pub(super) fn pause(&self, time: Duration) -> Result<bool, Failure> {
-        let over = crossbeam_channel::after(time);
+        let timeout = crossbeam_channel::after(time);
         loop {
             crossbeam_channel::select! {
                 recv(self.client.events()) -> event => match event {
                     Ok(ClientEvent::Closed(why)) => return Err(closed(why)),
                     Ok(_) => {}
-                    // The next question fails with the reason.
+                    // The client has ended. The next request fails with the reason.
                     Err(_) => return Ok(true),
                 },
                 recv(self.stop.channel()) -> _ => return Ok(false),
-                recv(over) -> _ => return Ok(true),
+                recv(timeout) -> _ => return Ok(true),
             }
         }
     }
 
-    /// All sessions with one of the roles.
+    /// All sessions with at least one of the roles, or all sessions.
     pub(super) fn sessions(&self, roles: Option<Role>) -> Result<Vec<SessionEntry>, Failure> {
         let (id, roles) = (new_id(), roles.map(|roles| roles.to_string()).unwrap_or_default());
         all_pages(|after| {
             let (id, roles) = (id.clone(), roles.clone());
-            let question = ListSessions { id, roles, after };
-            let page: Sessions = self.ask(&question, |page: &Sessions| page.id == question.id)?;
+            let request = ListSessions { id, roles, after };
+            let page: Sessions = self.ask(&request, |page: &Sessions| page.id == request.id)?;
             Ok((page.entries, page.next))
         })
     }
@@ -141,18 +142,18 @@ impl<'a> Operator<'a> {
     pub(super) fn bans(&self) -> Result<Vec<BanEntry>, Failure> {
         let id = new_id();
         all_pages(|after| {
-            let question = ListBans {
+            let request = ListBans {
                 id: id.clone(),
                 after,
             };
-            let page: Bans = self.ask(&question, |page: &Bans| page.id == question.id)?;
+            let page: Bans = self.ask(&request, |page: &Bans| page.id == request.id)?;
             Ok((page.entries, page.next))
         })
     }
 }
 
-/// The entries of all pages. `page` requests the page after a number, and returns its entries and the
-/// number for the next page.
+/// The entries of all pages. `page` requests the page that begins after a number, and returns its entries
+/// and the number for the next page, which is 0 after the last page.
 pub(super) fn all_pages<T>(
     mut page: impl FnMut(u64) -> Result<(Vec<T>, u64), Failure>,
 ) -> Result<Vec<T>, Failure> {
@@ -160,7 +161,7 @@ pub(super) fn all_pages<T>(
     loop {
         let (entries, next) = page(after)?;
         all.extend(entries);
-        // Numbers must grow, or a faulty server could keep this loop running for ever.
+        // Numbers must grow, or a faulty server could keep this loop running.
         if next <= after {
             return Ok(all);
         }
@@ -168,20 +169,21 @@ pub(super) fn all_pages<T>(
     }
 }
 
-/// An id for a new question.
+/// An id for a new request.
 pub(in crate::cmd) fn new_id() -> Id {
     Uuid::new_v4().into()
 }
 
-pub(in crate::cmd) fn refused(refusal: &InvalidFrameType) -> String {
+/// The reason of a refusal, for people.
+pub(in crate::cmd) fn refusal_text(refusal: &InvalidFrameType) -> String {
     let kind = refusal.refused();
     match refusal.reason.as_str() {
         "role_not_allowed" => format!(
-            "the server does not allow {kind} for this controller: it admits no operators, or another \
+            "the server does not allow {kind} for this controller: it has no operators, or another \
              controller is the master"
         ),
         "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
-        "too_many" => "the most operators watch already; end another `ssntp watch` first".into(),
+        "too_many" => "too many operators watch already; end another `ssntp watch` first".into(),
         reason => format!("the server refuses {kind}: {reason}"),
     }
 }

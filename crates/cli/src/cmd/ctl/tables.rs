@@ -1,4 +1,4 @@
-//! The columns of the lists for people.
+//! The columns of the tables that `ssntp ctl` prints for people.
 
 use ssntp::payload::{
     BanEntry, Id, InstanceState, NodeStatus, ServerEntry, Servers, SessionEntry, TenantAddress, TenantEntry,
@@ -30,8 +30,8 @@ pub(super) const NODE: Columns<View, Node> = &[
     ("status", |_, node| node_status(node)),
     ("cpus", |_, node| with_unit(node.stats.cpus_online, "")),
     ("load", |_, node| with_unit(node.stats.load, "")),
-    ("memory", |_, node| share(node.stats.mem_available_mb, node.stats.mem_total_mb)),
-    ("disk", |_, node| share(node.stats.disk_available_mb, node.stats.disk_total_mb)),
+    ("memory free", |_, node| share(node.stats.mem_available_mb, node.stats.mem_total_mb)),
+    ("disk free", |_, node| share(node.stats.disk_available_mb, node.stats.disk_total_mb)),
     ("addresses", |_, node| joined(node.stats.networks.iter().map(|network| network.ip.as_str()))),
 ];
 
@@ -82,14 +82,14 @@ pub(super) const SESSIONS: Columns<(), SessionEntry> = &[
     ("uuid", |(), session| session.uuid.to_string()),
     ("roles", |(), session| session.roles.clone()),
     ("address", |(), session| session.address.clone()),
-    ("for", |(), session| span(session.age_s)),
+    ("connected", |(), session| span(session.age_s)),
     ("idle", |(), session| span(session.idle_s)),
-    ("bound", |(), session| if session.bound { "yes" } else { "no" }.into()),
+    ("UUID bound", |(), session| if session.bound { "yes" } else { "no" }.into()),
     ("serial", |(), session| or_dash(session.serial.replace(':', ""))),
     ("subject", |(), session| session.subject.clone()),
-    ("in", |(), session| session.frames_received.to_string()),
-    ("out", |(), session| session.frames_sent.to_string()),
-    ("waiting", |(), session| session.frames_waiting.to_string()),
+    ("frames in", |(), session| session.frames_received.to_string()),
+    ("frames out", |(), session| session.frames_sent.to_string()),
+    ("frames queued", |(), session| session.frames_waiting.to_string()),
 ];
 
 #[rustfmt::skip]
@@ -105,7 +105,7 @@ pub(super) const SERVERS: Columns<Id, ServerEntry> = &[
 
 fn server_state(leader: &Id, server: &ServerEntry) -> String {
     let leads = !leader.is_empty() && *leader == server.uuid;
-    let state = format!("{}{}", server.state, if leads { ", leads" } else { "" });
+    let state = format!("{}{}", server.state, if leads { ", leader" } else { "" });
     match server.detail.as_str() {
         "" => state,
         detail => format!("{state}: {detail}"),
@@ -118,16 +118,16 @@ pub(super) fn cluster(servers: &Servers) -> Option<String> {
         return None;
     }
     let leader = match servers.leader.as_str() {
-        "" => "no server leads".to_owned(),
-        leader => format!("{leader} leads with token {}", servers.token),
+        "" => "no leader".to_owned(),
+        leader => format!("leader {leader}, fencing token {}", servers.token),
     };
     let lease = match servers.lease_age_ms {
         0 => String::new(),
-        age => format!(", lease kept {age} ms ago"),
+        age => format!(", lease renewed {age} ms ago"),
     };
     let engine = match servers.engine.as_str() {
         "answers" => "the engine answers".to_owned(),
-        away => away.to_owned(),
+        problem => problem.to_owned(),
     };
     Some(format!("{leader}{lease}; {engine}"))
 }
@@ -135,9 +135,9 @@ pub(super) fn cluster(servers: &Servers) -> Option<String> {
 #[rustfmt::skip]
 pub(super) const BANS: Columns<(), BanEntry> = &[
     ("uuid", |(), ban| ban.uuid.to_string()),
-    ("left", |(), ban| span(ban.left_s)),
-    ("by", |(), ban| ban.by.to_string()),
-    ("since", |(), ban| format!("{} ago", span(ban.age_s))),
+    ("remaining", |(), ban| span(ban.left_s)),
+    ("banned by", |(), ban| ban.by.to_string()),
+    ("banned", |(), ban| format!("{} ago", span(ban.age_s))),
 ];
 
 #[rustfmt::skip]
@@ -145,8 +145,8 @@ pub(super) const TENANTS: Columns<(), TenantEntry> = &[
     ("tenant", |(), entry| entry.name.clone()),
     ("key", |(), entry| entry.key.to_string()),
     ("subnet", |(), entry| entry.subnet.clone()),
-    ("concentrator", |(), entry| entry.concentrator_ip.clone()),
-    ("concentrator's instance", |(), entry| entry.concentrator_uuid.to_string()),
+    ("concentrator address", |(), entry| entry.concentrator_ip.clone()),
+    ("concentrator instance", |(), entry| entry.concentrator_uuid.to_string()),
     ("UUID", |(), entry| entry.tenant_uuid.to_string()),
 ];
 
@@ -191,12 +191,12 @@ pub(super) fn tunnels(view: &View, entry: &TenantEntry) -> Vec<(Uuid, TunnelStat
     all.filter(|(_, tunnel)| tunnel.key == entry.key).collect()
 }
 
-/// The instance that has an address.
+/// The instance that holds this address.
 fn holder<'a>(view: &'a View, address: &TenantAddress) -> Option<&'a Instance> {
     view.instance(address.instance_uuid.uuid()?)
 }
 
-/// A time in its largest whole unit, in the form of `--ban`.
+/// A time in its largest unit, rounded down, in the form that `--ban` takes.
 pub(crate) fn span(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -274,12 +274,12 @@ pub(crate) fn running(view: &View, node: &Node) -> usize {
     instances.filter(|i| i.state == InstanceState::Active).count()
 }
 
-/// The end of an instance; empty while it has not ended.
+/// The way in which an instance ended; empty while it has not ended.
 pub(super) fn end(instance: &Instance) -> String {
     instance.ending().map(|end| end.to_string()).unwrap_or_default()
 }
 
-/// A number of STATS. A negative number means that it is unknown.
+/// A number from a STATS frame. A negative number means that it is unknown.
 pub(crate) fn with_unit(number: i64, unit: &str) -> String {
     match number {
         ..0 => "-".into(),
@@ -287,12 +287,12 @@ pub(crate) fn with_unit(number: i64, unit: &str) -> String {
     }
 }
 
-/// The free and the total amount, given in MB, as a text in GB.
+/// The free and the total amount, given in MB (of 2^20 bytes), as a text in GiB.
 pub(crate) fn share(free: i64, total: i64) -> String {
     if free < 0 || total <= 0 {
         return "-".into();
     }
-    #[expect(clippy::cast_precision_loss, reason = "one decimal of GB is shown")]
+    #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
     let gb = |mb: i64| mb as f64 / 1024.0;
-    format!("{:.1} of {:.1} GB", gb(free), gb(total))
+    format!("{:.1} of {:.1} GiB", gb(free), gb(total))
 }

@@ -87,17 +87,17 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         Args::Show(named) => show(options, stop, &named.name),
         Args::Delete(named) => delete(options, stop, &named.name),
         Args::Release(args) => {
-            let mut question = question(TenantAction::Release, &args.named.name);
-            question.instance_uuid = args.instance.into();
-            ask(options, stop, question).map(drop)
+            let mut request = request(TenantAction::Release, &args.named.name);
+            request.instance_uuid = args.instance.into();
+            send(options, stop, &request).map(drop)
         }
     }
 }
 
 fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
     let name = &args.named.name;
-    let mut question = question(TenantAction::Add, name);
-    question.entry = TenantEntry {
+    let mut request = request(TenantAction::Add, name);
+    request.entry = TenantEntry {
         tenant_uuid: new_id(),
         subnet: args.subnet.clone(),
         // 0 makes the scheduler choose a free key.
@@ -106,10 +106,10 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
         concentrator_ip: args.concentrator.clone(),
         ..TenantEntry::default()
     };
-    let entry = one(ask(options, stop, question)?)?;
+    let entry = one(send(options, stop, &request)?)?;
     start_concentrator(options, stop, &entry, args.mem).map_err(|why| {
-        Failure::new(format!(
-            "{why}; `ssntp ctl tenant delete {name}` removes the tenant"
+        why.with_advice(format_args!(
+            "`ssntp ctl tenant delete {name}` removes the tenant"
         ))
     })?;
     let (key, uuid, ip) = (entry.key, &entry.concentrator_uuid, &entry.concentrator_ip);
@@ -121,8 +121,8 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
 fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: i64) -> Result<(), Failure> {
     let uuid = uuid_of(&entry.concentrator_uuid)?;
     let (ip, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
-    // The command does not name the server and the certificate files, because the agent passes them to
-    // a concentrator in its environment. The state is below the directory of the instance.
+    // The agent passes the server and the certificate files in the environment, so the command does not
+    // name them. The path of the state is below the directory of the instance.
     let mut command: Vec<_> = "ssntp cnci --network tenants --state state".split(' ').collect();
     let own = uuid.to_string();
     command.extend(["--uuid", &own, "--tenant", entry.tenant_uuid.as_str(), "--ip", ip]);
@@ -131,6 +131,7 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
         instance_uuid: uuid,
         persistence: Persistence::All,
         vm_type: VmType::Process,
+        // The concentrator is in the network of the cluster, so this is its own address and that network.
         networking: Networking {
             subnet: entry.concentrator_ip.clone(),
             private_ip: ip.to_owned(),
@@ -152,21 +153,20 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
     let order = session.controller.start_workload(&StartPayload::from(start))?;
     session.settle(order)?;
     let announced = || Ok(session.controller.look(|view| view.cnci(uuid)?.since));
-    let announced = stop.poll(POLL, session.limit.min(ANNOUNCED), announced)?;
+    let announced = stop.poll(POLL, options.given_limit().unwrap_or(ANNOUNCED), announced)?;
     announced.map(drop).ok_or_else(|| {
         Failure::new(format!(
-            "the concentrator {uuid} does not announce itself: `ssntp ctl logs` shows why"
+            "the concentrator {uuid} has not announced itself in time: `ssntp ctl logs {uuid}` may show why"
         ))
     })
 }
 
-/// The time limit for a running concentrator to announce itself.
+/// The time that a running concentrator has to announce itself, unless --timeout is given.
 const ANNOUNCED: Duration = Duration::from_secs(30);
 
 fn delete(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
     let entry = find(options, stop, name)?;
-    // If instances still have addresses, they need the concentrator, and the scheduler refuses the
-    // deletion below.
+    // Instances with addresses need the concentrator. The scheduler refuses the request below then.
     if entry.addresses.is_empty() {
         let uuid = uuid_of(&entry.concentrator_uuid)?;
         let session = Session::open_complete(options, stop)?;
@@ -176,15 +176,16 @@ fn delete(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
             session.settle(order)?;
         }
     }
-    ask(options, stop, question(TenantAction::Delete, name)).map(drop)
+    send(options, stop, &request(TenantAction::Delete, name)).map(drop)
 }
 
 fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
     let (mut entries, mut after) = (Vec::new(), String::new());
     loop {
-        let page = ask(options, stop, question(TenantAction::List, &after))?;
+        // The name in a List is the last one of the page before.
+        let page = send(options, stop, &request(TenantAction::List, &after))?;
         entries.extend(page.entries);
-        // Names must grow, or a faulty server could keep this loop running for ever.
+        // Each page must continue after the last one, or a faulty server could keep this loop running.
         if page.next <= after {
             break;
         }
@@ -220,16 +221,16 @@ pub(super) fn join(
     ip: Option<Ipv4Addr>,
     starts: &mut [StartPayload],
 ) -> Result<(), Failure> {
-    // One session for all questions, because there may be 10,000 instances.
+    // One session for all requests, because there may be 10,000 instances.
     let operator = Operator::open(options, stop)?;
     for StartPayload { start, .. } in starts {
-        let mut question = question(TenantAction::Lease, name);
-        question.instance_uuid = start.instance_uuid.into();
-        question.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
-        let entry = one(answered(&operator, &question)?)?;
+        let mut request = request(TenantAction::Lease, name);
+        request.instance_uuid = start.instance_uuid.into();
+        request.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
+        let entry = one(send_in(&operator, &request)?)?;
         let mut addresses = entry.addresses.iter();
         let address = addresses.find(|address| address.instance_uuid == start.instance_uuid);
-        let address = address.ok_or_else(|| Failure::new("the scheduler's answer holds no address"))?;
+        let address = address.ok_or_else(|| Failure::new("the scheduler's answer contains no address"))?;
         let (concentrator, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
         start.tenant_uuid = entry.tenant_uuid.clone();
         start.networking = Networking {
@@ -246,10 +247,10 @@ pub(super) fn join(
 
 /// A tenant with its addresses.
 pub(super) fn find(options: &Options, stop: &Stop, name: &str) -> Result<TenantEntry, Failure> {
-    one(ask(options, stop, question(TenantAction::Show, name))?)
+    one(send(options, stop, &request(TenantAction::Show, name))?)
 }
 
-fn question(action: TenantAction, name: &str) -> Tenant {
+fn request(action: TenantAction, name: &str) -> Tenant {
     Tenant {
         id: new_id(),
         action,
@@ -258,13 +259,15 @@ fn question(action: TenantAction, name: &str) -> Tenant {
     }
 }
 
-/// Sends a question in a new session, because a client has one session at a time.
-fn ask(options: &Options, stop: &Stop, question: Tenant) -> Result<Tenants, Failure> {
-    answered(&Operator::open(options, stop)?, &question)
+/// Sends a request in a session of its own. The session of a controller has the same UUID, so it cannot be
+/// open at the same time.
+fn send(options: &Options, stop: &Stop, request: &Tenant) -> Result<Tenants, Failure> {
+    send_in(&Operator::open(options, stop)?, request)
 }
 
-fn answered(operator: &Operator<'_>, question: &Tenant) -> Result<Tenants, Failure> {
-    let answer = operator.ask(question, |answer: &Tenants| answer.id == question.id)?;
+/// Sends a request in this session, and waits for the answer.
+fn send_in(operator: &Operator<'_>, request: &Tenant) -> Result<Tenants, Failure> {
+    let answer = operator.ask(request, |answer: &Tenants| answer.id == request.id)?;
     match &answer.reason {
         TenantRefusal::Other(reason) if reason.is_empty() => Ok(answer),
         reason if answer.detail.is_empty() => Err(Failure::new(reason)),
@@ -276,7 +279,7 @@ fn one(answer: Tenants) -> Result<TenantEntry, Failure> {
     let mut entries = answer.entries.into_iter();
     entries
         .next()
-        .ok_or_else(|| Failure::new("the scheduler's answer holds no tenant"))
+        .ok_or_else(|| Failure::new("the scheduler's answer contains no tenant"))
 }
 
 fn uuid_of(id: &Id) -> Result<Uuid, Failure> {

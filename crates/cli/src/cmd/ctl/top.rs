@@ -22,17 +22,17 @@ use crate::signals::Stop;
 
 /// Show the sessions of a server that send and receive most, at intervals
 ///
-/// Works with a server that admits operators, as `ssntp server` and `ssntp scheduler` do.
-/// On a terminal each list replaces the one before, and has as many sessions as fit. Runs
-/// until a signal comes.
+/// Works with `ssntp server` and `ssntp scheduler`. On a terminal each list replaces the
+/// one before and has as many sessions as fit. Without --count the command runs until it
+/// is interrupted.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     options: Options,
-    /// Only sessions with one of these roles, for example agent or agent,netagent
+    /// Only sessions with at least one of these roles, for example agent or agent,netagent
     #[arg(long, value_name = "ROLES")]
     role: Option<Role>,
-    /// The time between two lists, over which rates are computed
+    /// The time between two lists; the rates are averages over this time
     #[arg(long, value_name = "SECONDS", default_value = "2")]
     interval: Seconds,
     /// End after N lists
@@ -49,17 +49,17 @@ const COLUMNS: Columns<(), Row> = &[
     ("uuid", |(), row| row.0.uuid.to_string()),
     ("roles", |(), row| row.0.roles.clone()),
     ("subject", |(), row| row.0.subject.clone()),
-    ("in/s", |(), row| short(row.1[0])),
-    ("in bytes/s", |(), row| short(row.1[1])),
-    ("out/s", |(), row| short(row.1[2])),
-    ("out bytes/s", |(), row| short(row.1[3])),
-    ("waiting", |(), row| row.0.frames_waiting.to_string()),
+    ("frames in/s", |(), row| short(row.1[0])),
+    ("bytes in/s", |(), row| short(row.1[1])),
+    ("frames out/s", |(), row| short(row.1[2])),
+    ("bytes out/s", |(), row| short(row.1[3])),
+    ("frames queued", |(), row| row.0.frames_waiting.to_string()),
 ];
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let stop = Stop::install()?;
     let done = watch(args, &stop).map_err(|failure| failure.in_json(args.options.json));
-    // A signal is the usual end, even during the wait for an answer.
+    // An interrupt is the usual end, so it is no failure, even while an answer is awaited.
     if stop.requested() { Ok(()) } else { done }
 }
 
@@ -100,7 +100,7 @@ fn print(rows: &[Row], json: bool) -> Result<(), Failure> {
     }
 }
 
-/// The counters of each session at one time, by the session's number.
+/// The counters of all sessions at one time, by the number that the server gave the session.
 struct Counted(HashMap<u64, [u64; 4]>, Instant);
 
 impl Counted {
@@ -109,11 +109,12 @@ impl Counted {
         Self(counted.collect(), at)
     }
 
-    /// The present sessions with their rates since then, ordered by bytes.
+    /// These sessions with their rates since the time of the counters, those with most bytes first.
     fn rates(&self, sessions: &[SessionEntry], at: Instant) -> Vec<Row> {
+        // Not zero, because it is a divisor.
         let seconds = at.saturating_duration_since(self.1).as_secs_f64().max(0.001);
         let rates = |session: &SessionEntry| {
-            // A new session has counted from zero.
+            // The counters of a new session began at zero.
             let before = self.0.get(&session.number).copied().unwrap_or_default();
             let now = counters(session);
             #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
@@ -139,7 +140,7 @@ fn counters(session: &SessionEntry) -> [u64; 4] {
     ]
 }
 
-/// A number with at most three digits before its unit: 950, 1.2k, 34.5M.
+/// A number with at most three digits before its point: 950, 1.2k, 34.5M.
 fn short(number: f64) -> String {
     let units = ["", "k", "M", "G"];
     let mut rest = number;

@@ -18,8 +18,8 @@ use crate::signals::Stop;
 
 /// The exit code if a workload has failed.
 const WORKLOAD_FAILED: u8 = 3;
-/// The time after the end of an instance in which its exit code may still be reported. After it, an
-/// ending without an exit code counts as final.
+/// The exit code may be reported up to this time after the end of an instance. From then on, an ending
+/// without an exit code counts as final.
 const EXIT_CODE_DELAY: Duration = Duration::from_secs(2);
 
 /// Wait until instances run, or have ended
@@ -31,10 +31,10 @@ const EXIT_CODE_DELAY: Duration = Duration::from_secs(2);
 /// signal or out of memory (--for ended).
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The instances
+    /// The instances, each by its UUID, the beginning of it, or its name
     #[arg(required = true, value_name = "INSTANCE")]
     instances: Vec<String>,
-    /// The state of the instances that ends the wait
+    /// The state to wait for
     #[arg(long = "for", value_enum, default_value_t = What::Ended)]
     what: What,
 }
@@ -57,19 +57,19 @@ enum Outcome {
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let session = Session::open_complete(options, stop)?;
-    let mut waiting = session.find_instances(&args.instances)?;
+    let mut pending = session.find_instances(&args.instances)?;
     let deadline = options.given_limit().map(|limit| now() + limit);
-    let mut progress = Progress::new(waiting.len());
+    let mut progress = Progress::new(pending.len());
     let (mut failed, mut gone) = (false, false);
     loop {
         let finished = |view: &View| {
             let found = |uuid: &Uuid| Some((*uuid, outcome(view, *uuid, args.what)?));
-            let found: Vec<_> = waiting.iter().filter_map(found).collect();
+            let found: Vec<_> = pending.iter().filter_map(found).collect();
             (!found.is_empty()).then_some(found)
         };
-        // A short wait, because a signal does not end it.
+        // In short steps, because a signal does not interrupt `wait`.
         for (uuid, outcome) in session.controller.wait(POLL, finished).unwrap_or_default() {
-            waiting.retain(|waiting| *waiting != uuid);
+            pending.retain(|other| *other != uuid);
             progress.one_done(|| report(uuid, &outcome, options.json))?;
             match (&outcome, args.what) {
                 (Outcome::Gone, _) => gone = true,
@@ -78,7 +78,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
                 (Outcome::Running { .. }, _) => {}
             }
         }
-        if waiting.is_empty() {
+        if pending.is_empty() {
             break;
         }
         if stop.requested() {
@@ -88,15 +88,15 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
             return Err(Failure::new(reason));
         }
         if deadline.is_some_and(|deadline| now() >= deadline) {
-            return Err(late(&session, &waiting, args.what));
+            return Err(timed_out(&session, &pending, args.what));
         }
-        progress.show(|| match waiting.as_slice() {
+        progress.show(|| match pending.as_slice() {
             [one] => session.controller.look(|view| state(view, *one)),
             several => format!("waiting for {} instances", several.len()),
         });
     }
     match (gone, failed) {
-        // An instance that is gone has priority over one that has failed, because its end is unknown.
+        // 1 has priority over 3, because the result of an instance that no longer exists is unknown.
         (true, _) => Err(Failure::silent(1)),
         (false, true) => Err(Failure::silent(WORKLOAD_FAILED)),
         (false, false) => Ok(()),
@@ -108,7 +108,7 @@ fn outcome(view: &View, uuid: Uuid, what: What) -> Option<Outcome> {
         return Some(Outcome::Gone);
     };
     if let Some(ending) = instance.ending() {
-        // `since` is the time of day at which this program saw the state.
+        // `since` is the time of day at which this program first saw the state.
         let age = wall_clock().duration_since(instance.since).unwrap_or_default();
         let is_final = ending.is_known() || age > EXIT_CODE_DELAY;
         return is_final.then_some(Outcome::Ended(ending));
@@ -138,23 +138,28 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
     print_either(json, value, printable(&text))
 }
 
-fn late(session: &Session<'_>, waiting: &[Uuid], what: What) -> Failure {
-    let one = waiting.first().copied().unwrap_or_default();
-    let is = session.controller.look(|view| state(view, one));
+fn timed_out(session: &Session<'_>, pending: &[Uuid], what: What) -> Failure {
+    let one = pending.first().copied().unwrap_or_default();
+    let state = session.controller.look(|view| state(view, one));
     let fails = match what {
         What::Running => "does not run",
         What::Ended => "has not ended",
     };
-    let others = match waiting.len() {
+    let others = match pending.len() {
         0 | 1 => String::new(),
-        several => format!("; the same is true of {} more", several - 1),
+        several => format!("; {} more are not done either", several - 1),
     };
-    Failure::new(format!("instance {one} {fails} in time: {is}{others}"))
+    Failure::new(format!("instance {one} {fails} in time: {state}{others}"))
 }
 
 fn state(view: &View, uuid: Uuid) -> String {
     match view.instance(uuid) {
-        Some(instance) => format!("it is {} on node {}", instance.state, instance.node),
+        Some(instance) => {
+            let node = view.node(instance.node);
+            let reports = node.is_some_and(|node| node.is_current());
+            let note = if reports { "" } else { ", which does not report" };
+            format!("it is {} on node {}{note}", instance.state, instance.node)
+        }
         None => "it is gone".into(),
     }
 }

@@ -55,7 +55,7 @@ pub(super) struct WorkloadArgs {
     /// The restarts by its node when it ends by itself
     #[arg(long, value_parser = one_of(RESTARTS), value_name = "POLICY", default_value = "never")]
     restart: RestartPolicy,
-    /// The most restarts in a row by its node; 0 is no limit
+    /// The maximum number of restarts in a row by its node; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 0)]
     restart_limit: u32,
     /// Run it on a network node, as concentrators do

@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, Read};
 use std::iter::Peekable;
 
-/// The most blanks between two digits, so that an endless input of blanks ends in an error.
+/// The maximum number of blanks between two digits, so that an endless input of blanks ends in an error.
 const MAX_BLANKS: usize = 1 << 20;
 
 /// Reads digits as bytes. Blanks are allowed anywhere, and 0x at the beginning of a word.

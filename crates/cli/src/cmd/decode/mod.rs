@@ -1,4 +1,4 @@
-//! `ssntp decode`: names every field of frames.
+//! `ssntp decode`: prints every field of frames.
 //!
 //! ```text
 //!  file, standard input ─▶ Digits, if it is text ─▶ Frames ─▶ print, JSON
@@ -6,15 +6,15 @@
 //! ```
 //!
 //! The input is read field by field and not by the codec, so that a frame that the codec refuses is
-//! still shown up to the wrong byte. After a fault in a frame of known length, the next frame is
-//! read; after a fault of the length, no further frame can be read.
+//! still shown up to the wrong byte. If the length of a faulty frame is known, the next frame is read. If
+//! the length itself is wrong, decoding stops.
 //!
 //! The input may be endless: one frame is in memory at a time.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `digits` | reads hexadecimal digits as bytes |
-//! | `frame` | the readable part of a frame, in text and JSON |
+//! | `frame` | the part of a frame that could be decoded, in text and JSON |
 //! | `walk` | the fields of one frame, and their faults |
 
 mod digits;
@@ -34,19 +34,19 @@ use self::walk::Walk;
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// The most problems. An input with more does not hold frames, for example because a device was named
-/// by mistake. The texts of all problems are kept until the end.
+/// Decoding stops after this number of problems: the input does not consist of frames, for example because
+/// a device was named by mistake.
 const MAX_PROBLEMS: usize = 1000;
 
 /// Print every field of frames
 ///
-/// The input holds frames one after the other: as raw bytes or, if it begins with a
-/// hexadecimal digit or a blank, as digits (0x is skipped). One frame is in memory at a
-/// time. Offsets count the frames' bytes. The exit code is 1 if a frame is wrong; after
+/// The input has one frame after the other, as raw bytes or, if it begins with a
+/// hexadecimal digit or a blank, as hexadecimal digits (0x is skipped). Offsets count
+/// bytes of frames, not digits. The exit code is 1 if a frame is wrong; after
 /// 1000 problems, no further frame is read.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print one JSON object per frame and line
+    /// Print each frame as a JSON object on one line
     #[arg(long)]
     json: bool,
     /// The file with the frames; - is the standard input
@@ -83,7 +83,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         }
         problems.extend(frame.problems);
         if is_stdin {
-            // The next frame may come much later, and a signal ends the program at once.
+            // The next frame may come much later, and a signal would lose what is in the buffer.
             output.flush()?;
         }
     }
@@ -91,12 +91,12 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     output.flush()?;
     let more = problems.len().saturating_sub(1);
     match problems.first() {
-        None if count == 0 => Err(fail(&"it holds no frame")),
+        None if count == 0 => Err(fail(&"it contains no frame")),
         None => Ok(()),
         Some(only) if more == 0 => Err(fail(only)),
         Some(first) if problems.len() < MAX_PROBLEMS => Err(fail(&format_args!("{first} (and {more} more)"))),
         Some(first) => Err(fail(&format_args!(
-            "{first} (and {more} more; reading has stopped at offset {:#x})",
+            "{first} (and {more} more; stopped reading at offset {:#x})",
             frames.at
         ))),
     }
@@ -105,8 +105,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 /// The frames of an input, up to a frame whose end is unknown.
 struct Frames {
     source: Box<dyn BufRead>,
+    /// The offset of the next frame.
     at: usize,
+    /// True if the end of the last frame is unknown.
     ended: bool,
+    /// The error of the input, which is returned next.
     failed: Option<io::Error>,
 }
 
@@ -115,8 +118,7 @@ impl Frames {
     fn of(mut source: Box<dyn BufRead>) -> io::Result<Self> {
         let begin = source.fill_buf()?.first();
         let is_text = begin.is_some_and(|c| c.is_ascii_hexdigit() || c.is_ascii_whitespace());
-        // `Digits` returns one byte for each read. The buffer around it only shows whether the input has
-        // ended, which `next` must know before it reads a frame.
+        // The buffer is for `fill_buf`, with which `next` sees the end of the input before it reads a frame.
         Ok(Self {
             source: match is_text {
                 true => Box::new(BufReader::new(Digits::new(source))),

@@ -68,7 +68,7 @@ pub(crate) struct Args {
     advertise: Option<Address>,
     #[command(flatten)]
     inspector: InspectorArgs,
-    /// The most clients at a time; one host may always have 64 of them, and more only while
+    /// The maximum number of clients at a time; one host may always have 64 of them, and more only while
     /// as many places stay free as it has clients [default: what the system allows]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,

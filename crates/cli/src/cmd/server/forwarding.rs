@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::output::{Output, note};
 use crate::receipt::{Question, sessions};
 
-/// The most frames that wait to be printed. It bounds the memory of a server whose output is
+/// The maximum number of frames that wait to be printed. It bounds the memory of a server whose output is
 /// read slowly.
 pub(super) const SHOWN: usize = 1024;
 

@@ -22,10 +22,10 @@ use crate::input;
 /// The longest line, in bytes: the longest payload as base64, or as text in which an escape
 /// doubles every character, and the rest of the line.
 const MAX_LINE: u64 = (32 << 20) + (64 << 10);
-/// The most requests that wait for answers, each on its own thread. An answer may have 16 MiB, and
-/// its thread blocks until the output is read.
+/// The maximum number of requests that wait for answers, each on its own thread. An answer may have 16 MiB,
+/// and its thread blocks until the output is read.
 const MAX_REQUESTS: usize = 32;
-/// The most requests of other clients that wait for replies, and their bytes.
+/// The maximum number of requests of other clients that wait for replies, and their bytes.
 const MAX_ASKED: usize = 1024;
 const MAX_ASKED_BYTES: usize = 64 << 20;
 /// The longest `timeout` of a line, in seconds: a day.

@@ -25,7 +25,7 @@ use super::line::{Error, Id, answer};
 use crate::clock::now;
 use crate::receipt::{Question, answered};
 
-/// The most pending receipts. Each takes some 300 bytes.
+/// The maximum number of pending receipts. Each takes some 300 bytes.
 const MAX_PENDING: usize = 1024;
 
 /// The pending receipts.

@@ -231,7 +231,7 @@ fn what_is_revoked_is_named_by_its_name_file_or_serial_number() {
     assert!(revoke("pki/agent-2.pem").contains("pki/agent-2.pem: revoked, serial "));
     assert!(revoke(&number).contains(": revoked, serial "));
     let again = revoke("agent-1");
-    assert!(again.contains("agent-1: was revoked before"), "{again}");
+    assert!(again.contains("agent-1: was already revoked"), "{again}");
     assert!(again.contains("3 revoked"), "{again}");
 
     user.done(&["cert", "ca", "--dir", "other"]);

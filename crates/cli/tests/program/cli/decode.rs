@@ -120,7 +120,7 @@ fn a_device_named_by_mistake_is_given_up() {
     let errors = String::from_utf8(output.stderr).unwrap();
     assert!(errors.starts_with("ssntp: /dev/zero: offset 0x4: no role is advertised (and 999 more;"));
     assert!(
-        errors.ends_with("reading has stopped at offset 0x4e20)\n"),
+        errors.ends_with("stopped reading at offset 0x4e20)\n"),
         "{errors}"
     );
 }

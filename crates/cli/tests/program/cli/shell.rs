@@ -268,7 +268,7 @@ fn a_context_says_what_a_command_is_not_told() {
     assert!(user.fails(&["context", "remove", "ctl"], 1).contains("ctl.yaml"));
     assert!(
         user.fails(&["context", "add", "a b", "--ca", ca, "--cert", cert], 2)
-            .contains("is not a name of up to 64")
+            .contains("cannot be a context's name: it needs 1 to 64")
     );
     assert!(
         user.fails(&["context", "add", "x", "--ca", ca, "--cert", ca], 1)
@@ -348,7 +348,7 @@ fn what_cannot_be_is_told_in_words_with_what_may_have_been_meant() {
     );
     assert!(
         user.fails(&["server"], 2)
-            .contains("\ntip: 'ssntp server --dev' needs no other flags")
+            .contains("\ntip: to try the protocol on this host, run 'ssntp server --dev'")
     );
     // An ordinary server knows no nodes: empty tables would say that there are none.
     let why = user.fails(&["ctl", "nodes"], 1);

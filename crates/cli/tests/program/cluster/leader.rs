@@ -121,9 +121,9 @@ fn a_leader_that_is_told_to_end_or_drained_is_replaced_at_once() {
     let leader = all.leader(None);
     let at = format!("--connect {}", all.addresses[leader]);
     let listed = all.cluster.done(&format!("servers {at}"));
-    assert!(listed.contains(" leads with token "), "{listed}");
+    assert!(listed.contains(", fencing token "), "{listed}");
     assert!(listed.contains("; the engine answers\n"), "{listed}");
-    assert_eq!(listed.matches("own, leads").count(), 1, "{listed}");
+    assert_eq!(listed.matches("own, leader").count(), 1, "{listed}");
     let drain = format!("servers drain {} --within 1s {at}", all.addresses[leader]);
     all.cluster.done(&drain);
     assert_eq!(all.processes[leader].end(LIMIT), Some(0));

@@ -239,7 +239,7 @@ fn an_output_is_followed_to_its_end_and_no_longer_than_somebody_reads() {
     drop(slow);
     until_followed(&cluster, "0");
 
-    // The most that a session may follow; one more is refused, and the rows of all continue.
+    // The maximum that a session may follow; one more is refused, and the rows of all continue.
     let mut followers: Vec<_> = (0..32).map(|_| Follower::new(&address, loud)).collect();
     for follower in &mut followers {
         follower.until("the end");

@@ -85,15 +85,15 @@ const SETTLE: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The pause before frames are sent again for which the client had no room.
 const RETRY: Duration = Duration::from_millis(200);
-/// The most frames that wait for a session. Each reports a single event. If there are more, the
+/// The maximum number of frames that wait for a session. Each reports a single event. If there are more, the
 /// oldest are dropped; STATS still report the present state.
 const MAX_HELD: usize = 1024;
-/// The most failed STARTs that are reported again in a new session.
+/// The maximum number of failed STARTs that are reported again in a new session.
 const MAX_FAILED: usize = 256;
 /// The age up to which a failed START is reported again. Within this time the loss of a session is
 /// noticed and a new session is established.
 const REPEATED: Duration = Duration::from_secs(60);
-/// The most volume commands of one instance that wait or are under way.
+/// The maximum number of volume commands of one instance that wait or are under way.
 const MAX_VOLUME_OPS: usize = 16;
 
 /// The settings of an agent.

@@ -77,7 +77,7 @@ impl ProcessDriver {
         })
     }
 
-    /// The most output of an instance that is kept, in MB, for each of `stdout.log` and
+    /// The maximum output of an instance that is kept, in MB, for each of `stdout.log` and
     /// `stderr.log`. The older half is in a file of its own, whose name ends with `.1`. The limit
     /// counts for runs that start from now on. Default: 16.
     #[must_use]

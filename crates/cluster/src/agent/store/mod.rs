@@ -64,7 +64,7 @@ const REMOVED: &str = "removed";
 const PRIVATE: u32 = 0o700;
 /// The mode of a directory that others may pass but not list.
 pub(crate) const PASSABLE: u32 = 0o711;
-/// The most numbered copies of one broken file.
+/// The maximum number of numbered copies of one broken file.
 const SET_ASIDE_COPIES: u32 = 100;
 
 /// The state directory of one agent. Any thread may call it, but two calls for the same

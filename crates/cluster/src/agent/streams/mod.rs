@@ -34,7 +34,7 @@ use ssntp::client::{ClientHandle, SendFault};
 use ssntp::proto::{Frame, OpenStream, StreamEndReason, StreamEnded, stream_opened};
 use ssntp_transport::threads;
 
-/// The most streams. It is the number that a scheduler opens to one node.
+/// The maximum number of streams. It is the number that a scheduler opens to one node.
 const MOST: usize = 64;
 /// The pause before a log is read again from which no more output could be read.
 const LOOK: Duration = Duration::from_millis(100);

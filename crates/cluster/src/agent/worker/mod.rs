@@ -102,7 +102,7 @@ impl Crew {
     }
 
     /// The name of the crew, the number of jobs that it does at the same time (apart from slow ones),
-    /// and the most threads.
+    /// and the maximum number of threads.
     fn limits(self) -> (&'static str, usize, usize) {
         match self {
             Self::Prompt => ("work", 4, 16),

@@ -16,9 +16,9 @@ const MAX_NAME: usize = 255;
 /// The length limit of the detail of a failure or an end, in bytes: 200 characters, some of them
 /// escaped.
 const MAX_DETAIL: usize = 1024;
-/// The most addresses of a node, and the most volumes of an instance.
+/// The maximum number of addresses of a node, and the maximum number of volumes of an instance.
 const MAX_LISTED: usize = 256;
-/// The most hops of a trace: a frame has two or three.
+/// The maximum number of hops of a trace: a frame has two or three.
 const MAX_HOPS: usize = 16;
 /// The length limit of an event, in bytes. The scheduler drops longer ones.
 const MAX_REPORT: usize = 64 << 10;

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{Instance, View};
 use ssntp::payload::Id;
 
-/// The most matches in the text of an error.
+/// The maximum number of matches in the text of an error.
 const MAX_NAMED: usize = 8;
 
 impl View {

@@ -50,13 +50,13 @@ use ssntp::payload::{
 };
 use ssntp::proto::{Command, Event, Frame, FrameType, Status};
 
-/// The most concentrators, and the most public addresses of each.
+/// The maximum number of concentrators, and the maximum number of public addresses of each.
 const MAX_CNCIS: usize = 65_536;
 const MAX_ADDRESSES: usize = 4096;
-/// The most nodes: more than a scheduler has sessions. STATS of further nodes are ignored.
+/// The maximum number of nodes: more than a scheduler has sessions. STATS of further nodes are ignored.
 const MAX_NODES: usize = 65_536;
-/// The most instances: a hundred on each of ten thousand nodes. Each takes at most six kilobytes,
-/// and half a kilobyte without labels and volumes.
+/// The maximum number of instances: a hundred on each of ten thousand nodes. Each takes at most six
+/// kilobytes, and half a kilobyte without labels and volumes.
 const MAX_INSTANCES: usize = 1 << 20;
 
 /// A controller's view of the cluster.
@@ -138,7 +138,7 @@ impl View {
 
     /// True if the scheduler has sent its whole snapshot in this session. An instance that is not
     /// in the view then is unknown to the scheduler, too.
-    pub fn is_told(&self) -> bool {
+    pub fn has_snapshot(&self) -> bool {
         self.has_snapshot
     }
 

@@ -151,7 +151,7 @@ fn a_node_that_has_left_is_shown_as_it_was() {
         take(&mut view, &SnapshotComplete::default()),
         ["snapshot_complete"]
     );
-    assert!(view.is_told());
+    assert!(view.has_snapshot());
     assert!(!view.is_complete(), "no STATS yet");
     take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
     assert!(view.is_complete());

@@ -16,7 +16,7 @@ use crate::scheduler::ledger::Ledger;
 use crate::scheduler::messages::{Intent, StartState};
 use crate::scheduler::placement::Allocation;
 
-/// The most intents that are sent to another scheduler: at some 35 bytes each they fit into the
+/// The maximum number of intents that are sent to another scheduler: at some 35 bytes each they fit into the
 /// queue of a link. The instances of connected nodes are also in STATS.
 pub(in crate::scheduler) const MAX_INTENTS: usize = 1 << 17;
 

@@ -49,10 +49,10 @@ use ssntp::payload::{CommandSubject, InstanceState, StartFailureReason};
 
 /// The time for which the instances of a node that is away still belong to it. A machine boots in that time.
 const AWAY_TIME: Duration = Duration::from_secs(600);
-/// The most instances of nodes that are away, at some 200 bytes each. Beyond that, the instances
+/// The maximum number of instances of nodes that are away, at some 200 bytes each. Beyond that, the instances
 /// of the node that disconnected first are forgotten.
 const MAX_AWAY: usize = 65_536;
-/// The most answered STARTs that are remembered, so that a failure that an agent repeats is
+/// The maximum number of answered STARTs that are remembered, so that a failure that an agent repeats is
 /// not forwarded twice. This covers the STARTs in flight of several agents that reconnect.
 const MAX_ANSWERED: usize = 4096;
 
@@ -468,7 +468,7 @@ impl Instances {
                 self.answered(instance, &pending);
                 // `already_running` and `instance_exists` refuse the START, but show that the
                 // node has the instance.
-                if reason.instance_is_there() {
+                if reason.node_has_instance() {
                     // The next STATS show whether it runs or has ended.
                     self.own(instance, node, State::Known(Phase::Running));
                 }
@@ -486,7 +486,7 @@ impl Instances {
                 StartFailed::Unknown
             }
             // The reason agrees with the state, so it may answer a START of an earlier scheduler.
-            _ if reason.instance_is_there() => StartFailed::Unknown,
+            _ if reason.node_has_instance() => StartFailed::Unknown,
             // The instance runs or has ended, so its START was done before.
             _ => StartFailed::Repeated,
         }

@@ -34,7 +34,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const GAP: Duration = Duration::from_secs(9);
 /// A session that is replaced stays for so long until its questions are answered.
 const ANSWERS: Duration = Duration::from_secs(5);
-/// The most questions that wait for answers.
+/// The maximum number of questions that wait for answers.
 const QUESTIONS: usize = 8;
 /// The frame of a client while its session is replaced, if it has no other frame.
 const IN_A_GAP: usize = 6;

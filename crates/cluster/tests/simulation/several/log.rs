@@ -141,7 +141,7 @@ impl Application {
 /// The actions of a leader at random times: it sends to the other servers, and to every client.
 pub(super) fn act(cx: &mut Context<'_>, start: Start, token: u64, shared: &Mutex<Acting>, log: &SharedLog) {
     log.lock().unwrap().acts(start, token);
-    cx.lead(Some(token));
+    cx.set_leader_token(Some(token));
     let clients: Vec<_> = cx.directory().sessions().map(SessionInfo::uuid).collect();
     let number = {
         let mut shared = shared.lock().unwrap();
@@ -155,7 +155,7 @@ pub(super) fn act(cx: &mut Context<'_>, start: Start, token: u64, shared: &Mutex
         to: 0,
     };
     let message = Bytes::from(mark.payload(&format!("token: {token}\n"), 0));
-    cx.tell_all(&message);
+    cx.send_to_servers(&message);
     for client in clients {
         let _ = cx.send(client, &Frame::with_payload(Event::TRACE_REPORT, message.clone()));
     }
@@ -182,7 +182,7 @@ impl Handler for Application {
         let mut shared = shared.lock().unwrap();
         match shared.leader {
             Some(leader) if leader != own && from.server() == own => {
-                let _ = cx.pass_frame(leader, from, &frame);
+                let _ = cx.pass_frame_to_server(leader, from, &frame);
             }
             // The leader, or one that was the leader's when it was passed on.
             _ => {
@@ -201,7 +201,7 @@ impl Handler for Application {
         }
     }
 
-    fn told(&mut self, _: &mut Context<'_>, server: Uuid, message: Bytes) {
+    fn server_message(&mut self, _: &mut Context<'_>, server: Uuid, message: Bytes) {
         let text = String::from_utf8_lossy(&message).into_owned();
         let token = text.lines().nth(1).and_then(|line| line.strip_prefix("token: "));
         let token = token.and_then(|token| token.parse().ok());

@@ -159,11 +159,11 @@ impl Server {
         let token = view.acts(clock);
         let (start, shared, log) = (self.start, Arc::clone(&self.shared), Arc::clone(log));
         self.call(move |cx| {
-            cx.see_token(seen);
+            cx.note_token(seen);
             // A token that was seen over a link since the last step counts as well.
             match token.filter(|token| *token >= cx.token()) {
                 Some(token) => act(cx, start, token, &shared, &log),
-                None => cx.lead(None),
+                None => cx.set_leader_token(None),
             }
         });
     }

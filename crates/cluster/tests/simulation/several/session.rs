@@ -19,7 +19,7 @@ use ssntp_transport::{
     BufferPool, Duplex, EndReason, Incoming, LastWrites, LinkConfig, Next, Receive, Sink, end_reason, plain,
 };
 
-/// The most that one read brings: fewer frames than the channel of events holds.
+/// The maximum that one read brings: fewer frames than the channel of events holds.
 const READ: usize = 16 << 10;
 
 enum Reading {

@@ -28,7 +28,7 @@ const MOST_ROUNDS: u64 = 200_000;
 const GRAIN: Duration = Duration::from_millis(4);
 /// The time limit of a dialler for a server that cannot be reached.
 const UNREACHABLE: Duration = Duration::from_secs(5);
-/// The most bytes of one write.
+/// The maximum number of bytes of one write.
 pub(super) const PIECES: &[usize] = &[1000, 100_000];
 /// The room of a client's connection, and of a link.
 const ROOMS: [usize; 2] = [64 << 10, 4 << 20];
@@ -138,7 +138,7 @@ pub(in super::super) struct World {
     pub(super) settings: Settings,
     pub(super) delay: Duration,
     pub(super) lost: usize,
-    /// The most milliseconds that a message to or from the engine takes.
+    /// The maximum number of milliseconds that a message to or from the engine takes.
     engine_delay: usize,
     pub(super) quiet_at: Instant,
     pub(super) is_quiet: bool,

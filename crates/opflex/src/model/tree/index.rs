@@ -32,8 +32,8 @@ pub(super) fn idents(object: &ManagedObject, schema: Option<&Schema>) -> Vec<Ide
 pub(super) struct Names(HashSet<Name>);
 
 impl Names {
-    /// The most names. A model has some thousand. If a peer sends more, its objects have copies of
-    /// their own.
+    /// The maximum number of names. A model has some thousand. If a peer sends more, its objects have
+    /// copies of their own.
     const MAX: usize = 16 * 1024;
 
     pub(super) fn share(&mut self, object: &mut ManagedObject) {

@@ -25,7 +25,7 @@ use ssntp_transport::Acceptance;
 /// microseconds.
 const PIECE: usize = 500;
 
-/// The most control connections at a time.
+/// The maximum number of control connections at a time.
 const CONNECTIONS: usize = 64;
 
 /// Listens at the socket, and answers programs that change policy or read the state of the server.

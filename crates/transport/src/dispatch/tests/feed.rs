@@ -47,7 +47,7 @@ fn a_reader_waits_for_credit_and_for_memory_until_its_connection_ends() {
     assert!(!goes_on && queue.try_next().is_some());
     let mut others: Vec<_> = (0..3u8).map(|n| Unfinished::new(&memory.of(&[n]))).collect();
     for other in &mut others {
-        other.look(UNRESERVED, 500_000, clock, || ());
+        other.next_read(UNRESERVED, 500_000, clock, || ());
     }
     let waits = feed.unfinished(3 * UNRESERVED, 400_000);
     assert!(matches!(waits, Err(EndReason::Local)), "{waits:?}");

@@ -182,7 +182,7 @@ fn a_turn_ends_with_exactly_one_share() {
     net.flow.take(peer.id);
     net.flow.charge(peer.id, 0, TURN, 0);
     assert!(net.flow.take(peer.id).is_none());
-    assert_eq!(net.flow.dealt_with(peer.id), 1);
+    assert_eq!(net.flow.handled_runs(peer.id), 1);
 }
 
 #[test]

@@ -160,7 +160,7 @@ impl World {
                 if !is_over {
                     return self.wait(slot);
                 }
-                let heard = self.slots.heard(slot);
+                let heard = self.slots.input_complete(slot);
                 if kind == Kind::Honest && heard {
                     assert!(self.slots.admitted(slot));
                     self.admitted += 1;
@@ -323,7 +323,7 @@ fn stop(mut world: World) {
     assert_eq!(world.slots.close().count(), 0);
     for slot in world.threads.keys() {
         assert!(
-            !world.slots.heard(*slot) && !world.slots.admitted(*slot),
+            !world.slots.input_complete(*slot) && !world.slots.admitted(*slot),
             "it is stopped"
         );
     }

@@ -42,7 +42,7 @@ const GIB: u64 = 1 << 30;
 const PIECE: u64 = 16 << 20;
 /// The time for which a program that was killed is waited for.
 const KILLED: Duration = Duration::from_secs(2);
-/// The most bytes of a program's output that become a part of an error.
+/// The maximum number of bytes of a program's output that become a part of an error.
 const COMPLAINT: u64 = 4096;
 
 /// The format of a disk's file.

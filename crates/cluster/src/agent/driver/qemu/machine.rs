@@ -22,7 +22,7 @@ const KVM: &str = "/dev/kvm";
 /// QEMU's sandbox, which denies obsolete system calls, new privileges, other programs, and a change
 /// of its own priority.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// The most bytes that are read of QEMU's list of options, which has some 60 KB.
+/// The maximum number of bytes that are read of QEMU's list of options, which has some 60 KB.
 const HELP: u64 = 1 << 20;
 /// The seed disk's name among the machine's disks.
 pub(super) const SEED: &str = "seed.img";
@@ -153,7 +153,7 @@ pub(super) struct Machine<'a> {
     pub(super) instance: Uuid,
     /// The memory in MB; 0 if the START names no amount.
     pub(super) mem_mb: i64,
-    /// The most memory of a machine whose START names no amount, in MB; 0 for no limit.
+    /// The maximum memory of a machine whose START names no amount, in MB; 0 for no limit.
     pub(super) most_mb: i64,
     /// True if the machine may be emulated.
     pub(super) emulation: bool,

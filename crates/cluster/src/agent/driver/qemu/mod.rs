@@ -84,7 +84,7 @@ const FIRST_ANSWER: Duration = Duration::from_secs(10);
 const QUIT: Duration = Duration::from_secs(2);
 /// The time limit for the system in a machine to release a disk.
 const UNPLUG: Duration = Duration::from_secs(5);
-/// The most bytes that are read from the end of QEMU's log of errors.
+/// The maximum number of bytes that are read from the end of QEMU's log of errors.
 const LAST_WORDS: u64 = 4096;
 /// The pause between two checks while a worker waits for a machine.
 const LOOK: Duration = Duration::from_millis(20);
@@ -123,7 +123,7 @@ impl QemuDriver {
         self
     }
 
-    /// The most output of a machine's serial port (`stdout.log`) and of QEMU's errors (`stderr.log`)
+    /// The maximum output of a machine's serial port (`stdout.log`) and of QEMU's errors (`stderr.log`)
     /// that is kept, in MB each: see [`ProcessDriver::log_mb`](super::ProcessDriver::log_mb).
     /// Default: 16.
     #[must_use]

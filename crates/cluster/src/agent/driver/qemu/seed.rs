@@ -2,33 +2,38 @@
 //!
 //! ```text
 //!  sector 0   boot record   geometry, label CIDATA
-//!         1   FAT           for each cluster the next one of its file, in twelve bits
+//!         1   FAT           for each cluster the next cluster of its file, in twelve bits
 //!         …   FAT           a copy
 //!         …   root          label, USER-D~1 "user-data", META-D~1 "meta-data"
 //!         …   clusters      user data, then meta data, byte for byte
 //! ```
 //!
-//! The format is always FAT12, because every system reads it. With larger clusters it has room for
-//! the longest payload. The same documents always result in the same bytes.
+//! The format is always FAT12, because every system reads it. The clusters grow with the files, so that
+//! the longest payload fits. The same documents always result in the same bytes.
 
 /// The label that cloud-init looks for.
 const LABEL: &[u8; 11] = b"CIDATA     ";
 const SECTOR: usize = 512;
-/// The most clusters of a FAT12; a disk with more would be a FAT16.
+// The attributes of directory entries.
+const VOLUME_LABEL: u8 = 0x08;
+const ARCHIVE: u8 = 0x20;
+const LONG_NAME: u8 = 0x0f;
+/// The maximum number of clusters of a FAT12; a disk with more would be a FAT16.
 const MAX_CLUSTERS: usize = 4084;
 /// The fewest clusters of a seed disk, because some readers reject tiny disks.
 const MIN_CLUSTERS: usize = 512;
 const ROOT_ENTRIES: usize = 16;
 /// The type of medium: a hard disk.
 const MEDIA: u8 = 0xf8;
-/// The date of all files: 1980-01-01, the first day of this format. It is fixed, so that the bytes
+/// The date of all files: 1980-01-01, the earliest that the format has. It is fixed, so that the bytes
 /// are always the same.
+
 const DATE: [u8; 2] = [0x21, 0x00];
 /// The entry of the last cluster of a file.
 const LAST: u16 = 0xfff;
 
-/// The image of a disk with these two files. `None` if they are too large, which the length limit
-/// of payloads excludes.
+/// The image of a disk with these two files. `None` if they are too large, which cannot happen because of
+/// the length limit of payloads.
 pub(super) fn image(user_data: &[u8], meta_data: &[u8]) -> Option<Vec<u8>> {
     let files = [
         (*b"USER-D~1   ", "user-data", user_data),
@@ -49,12 +54,13 @@ pub(super) fn image(user_data: &[u8], meta_data: &[u8]) -> Option<Vec<u8>> {
     let total = data_at / SECTOR + clusters * per_cluster;
 
     let mut fat = Fat::new(fat_sectors * SECTOR);
-    let mut root = entry(LABEL, 0x08, 0, 0).to_vec();
+    let mut root = entry(LABEL, VOLUME_LABEL, 0, 0).to_vec();
     let mut data = Vec::new();
     // The format numbers clusters from 2.
     let mut next = 2u16;
     for (short, long, bytes) in files {
         let count = u16::try_from(bytes.len().div_ceil(per_cluster * SECTOR)).ok()?;
+        // An empty file has no cluster.
         let first = if count == 0 { 0 } else { next };
         for cluster in next..next + count {
             let following = cluster + 1;
@@ -69,7 +75,7 @@ pub(super) fn image(user_data: &[u8], meta_data: &[u8]) -> Option<Vec<u8>> {
         }
         next += count;
         root.extend(long_name(long, &short));
-        root.extend(entry(&short, 0x20, first, u32::try_from(bytes.len()).ok()?));
+        root.extend(entry(&short, ARCHIVE, first, u32::try_from(bytes.len()).ok()?));
         data.extend_from_slice(bytes);
         data.resize(usize::from(next - 2) * per_cluster * SECTOR, 0);
     }
@@ -86,29 +92,29 @@ pub(super) fn image(user_data: &[u8], meta_data: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn boot_record(per_cluster: usize, fat_sectors: usize, total: usize) -> Option<Vec<u8>> {
-    let mut record = vec![0xeb, 0x3c, 0x90];
+    let mut record = vec![0xeb, 0x3c, 0x90]; // a jump over this record
     record.extend(b"SSNTP   ");
     record.extend(512u16.to_le_bytes());
     record.push(u8::try_from(per_cluster).ok()?);
-    record.extend(1u16.to_le_bytes()); // before the first FAT
-    record.push(2); // FATs
+    record.extend(1u16.to_le_bytes()); // the sectors before the first FAT: this one
+    record.push(2); // the number of FATs
     record.extend(u16::try_from(ROOT_ENTRIES).ok()?.to_le_bytes());
-    // A small disk has its size in this field, a larger one in a field below.
+    // The size in sectors: a small disk has it in this field, a larger one in a field below.
     let small = u16::try_from(total).unwrap_or(0);
     record.extend(small.to_le_bytes());
     record.push(MEDIA);
     record.extend(u16::try_from(fat_sectors).ok()?.to_le_bytes());
     record.extend(32u16.to_le_bytes()); // sectors per track
     record.extend(2u16.to_le_bytes()); // heads
-    record.extend(0u32.to_le_bytes()); // hidden
+    record.extend(0u32.to_le_bytes()); // hidden sectors
     let large = if small == 0 { u32::try_from(total).ok()? } else { 0 };
     record.extend(large.to_le_bytes());
-    record.extend([0x80, 0, 0x29]); // a hard disk; the next three fields exist
+    record.extend([0x80, 0, 0x29]); // a hard disk; 0x29: id, label and type follow
     record.extend(*b"SEED");
     record.extend(LABEL);
     record.extend(b"FAT12   ");
     record.resize(SECTOR - 2, 0);
-    record.extend([0x55, 0xaa]);
+    record.extend([0x55, 0xaa]); // the signature of a boot record
     Some(record)
 }
 
@@ -125,14 +131,15 @@ fn entry(name: &[u8; 11], attributes: u8, cluster: u16, len: u32) -> [u8; 32] {
     entry
 }
 
-/// The entry before that of a file, with the file's long name. Each of the two names fits into one
-/// entry.
+/// The entry with the long name of a file, which precedes the entry of that file. Each of the two names
+/// fits into one entry.
 fn long_name(name: &str, short: &[u8; 11]) -> [u8; 32] {
-    // The field has the name, a zero, and 0xffff up to its end.
+    // The name ends with a zero, and 0xffff fills the rest.
     let mut units = name.encode_utf16().chain([0]).chain(std::iter::repeat(0xffff));
     let mut entry = [0; 32];
     entry[0] = 0x41; // number 1, and the last one
-    entry[11] = 0x0f;
+    entry[11] = LONG_NAME;
+    // The checksum of the short name.
     entry[13] = short
         .iter()
         .fold(0u8, |sum, byte| sum.rotate_right(1).wrapping_add(*byte));
@@ -149,6 +156,7 @@ struct Fat(Vec<u8>);
 impl Fat {
     fn new(len: usize) -> Self {
         let mut fat = Self(vec![0; len]);
+        // Entry 0 has the type of medium, entry 1 an end mark.
         fat.set(0, 0xf00 | u16::from(MEDIA));
         fat.set(1, LAST);
         fat
@@ -256,9 +264,9 @@ mod tests {
         assert_eq!(&image[43..54], LABEL);
         assert_eq!(&image[54..62], b"FAT12   ");
         assert_eq!(image[510..512], [0x55, 0xaa]);
-        // By the rule, worked out by hand for a name of eleven zeros: none.
-        assert_eq!(long_name("a", &[0; 11])[13], 0);
         let long = long_name("user-data", b"USER-D~1   ");
+        // The checksum of the short name, computed by another program.
+        assert_eq!(long[13], 0xb0);
         assert_eq!(long[1..5], *b"u\0s\0");
         assert_eq!(long[22..26], [0, 0, 0xff, 0xff]);
     }

@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, openat, renameat};
 
-/// The most that is read at a time.
+/// The maximum that is read at a time.
 const PIECE: usize = 16 * 1024;
-/// The most pieces that are read after the end of a run: as much as a pipe can hold, which is 64 KiB
-/// by default and 1 MiB at most.
+/// The maximum number of pieces that are read after the end of a run: as much as a pipe can hold, which is
+/// 64 KiB by default and 1 MiB at most.
 const LAST_PIECES: usize = 64;
 
-/// The most bytes of an output that are read in a second, once the output has filled its log. The
-/// CPU time for reading is charged to the supervisor and not to the instance, so it is limited to
-/// some percent of a CPU. A log of 16 MB, the default, contains four seconds of such output.
+/// The maximum number of bytes of an output that are read in a second, once the output has filled its log.
+/// The CPU time for reading is charged to the supervisor and not to the instance, so it is limited to some
+/// percent of a CPU. A log of 16 MB, the default, contains four seconds of such output.
 const RATE: u64 = 4 << 20;
 /// The pause before an output that was too fast is read again.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
@@ -109,7 +109,7 @@ pub(super) struct Log {
     /// `None` if the file can't be opened.
     file: Option<File>,
     length: u64,
-    /// The most bytes of this file: half of the log's limit.
+    /// The maximum number of bytes of this file: half of the log's limit.
     most: u64,
 }
 

@@ -11,7 +11,7 @@ use super::procfs::{self, Stat, Tree};
 use super::{MB, Supervisors, is_of, lock, now};
 use crate::agent::tree;
 
-/// The most files in use by an instance that are counted, at some two microseconds each. An
+/// The maximum number of files in use by an instance that are counted, at some two microseconds each. An
 /// instance with more counts as too large, so that it cannot hide files behind others.
 const MAX_USED: usize = 1_000_000;
 

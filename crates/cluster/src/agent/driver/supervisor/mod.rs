@@ -224,13 +224,13 @@ pub(super) struct Program<'a> {
     /// The program with its arguments, environment, directory and user. [`Supervisors::launch`]
     /// adds the instance's directory and the limits.
     pub(super) order: Order,
-    /// The most memory, in MB; 0 for no limit.
+    /// The maximum memory, in MB; 0 for no limit.
     pub(super) mem_mb: i64,
-    /// The most CPUs; 0 for no limit.
+    /// The maximum number of CPUs; 0 for no limit.
     pub(super) vcpus: i64,
-    /// The most processes and threads.
+    /// The maximum number of processes and threads.
     pub(super) pids: u32,
-    /// The most that is kept of each log, in MB.
+    /// The maximum that is kept of each log, in MB.
     pub(super) log_mb: u32,
     /// The network of the program; `None` for the host's.
     pub(super) network: Option<&'a Wire>,

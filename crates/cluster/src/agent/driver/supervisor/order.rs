@@ -20,7 +20,7 @@ const MAX_ORDER: usize = 16 << 20;
 pub(in super::super) struct Order {
     /// The instance's directory, which holds the logs.
     pub(in super::super) place: OsString,
-    /// The most that each log may take, in bytes.
+    /// The maximum that each log may take, in bytes.
     pub(in super::super) log_bytes: u64,
     /// The name of the program, which is looked for in the `PATH` of `env`, or the path of the
     /// program's file.
@@ -39,10 +39,10 @@ pub(in super::super) struct Order {
     pub(in super::super) cgroups: Vec<OsString>,
     /// The file that counts the processes of the control group that were killed for memory.
     pub(in super::super) oom: Option<OsString>,
-    /// The most data of each process, in bytes. It applies only if the program is in no control
+    /// The maximum data of each process, in bytes. It applies only if the program is in no control
     /// group.
     pub(in super::super) data: Option<u64>,
-    /// The most processes of the user.
+    /// The maximum number of processes of the user.
     pub(in super::super) processes: Option<u64>,
     /// The soft limit of open files with which the agent was started; the agent has raised its own.
     pub(in super::super) files: Option<u64>,

@@ -37,8 +37,8 @@ use super::state::{State, StateFile};
 use super::{ENTER, LOGS, NAME, RUN, SOCKET, again, cgroup, user_of};
 use crate::agent::driver::{Exit, LaunchError, LaunchFault};
 
-/// The most connections of agents. There is one agent at a time, which has a few connections, and
-/// for a moment those of a former agent whose end was not noticed yet. Beyond this number the oldest
+/// The maximum number of connections of agents. There is one agent at a time, which has a few connections,
+/// and for a moment those of a former agent whose end was not noticed yet. Beyond this number the oldest
 /// connection is closed.
 const AGENTS: usize = 4;
 /// The longest line of an agent, in bytes.

@@ -143,11 +143,11 @@ fn a_session_is_complete_after_all_stats_or_a_time_without_news() {
 fn a_new_leader_sends_a_new_snapshot_and_orders_keep_waiting() {
     let rig = Rig::with(InstanceState::Exited);
     rig.frame(&SnapshotComplete::default());
-    assert!(rig.shared.look(View::is_told));
+    assert!(rig.shared.look(View::has_snapshot));
     let (changes, runs) = (rig.shared.subscribe(), rig.order(&restart()));
     rig.frame(&NewLeader::default());
     rig.shared.look(|view| {
-        assert!(view.is_online() && !view.is_told());
+        assert!(view.is_online() && !view.has_snapshot());
         assert!(view.nodes().all(|node| !node.connected), "not heard of yet");
     });
     let said: Vec<_> = changes.try_iter().map(|change| change.to_string()).collect();
