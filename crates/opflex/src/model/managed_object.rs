@@ -28,7 +28,7 @@ use crate::json;
 pub struct ManagedObject {
     /// The class.
     pub subject: Name,
-    /// The place in the tree.
+    /// The URI, which is also its place in the tree.
     pub uri: Uri,
     /// Named values, in no particular order.
     #[serde(default, deserialize_with = "json::objects")]
@@ -119,26 +119,36 @@ impl ManagedObject {
         }
     }
 
-    /// The approximate memory of the object, including its entries in the tables of a tree.
+    /// The approximate memory of the object, in bytes, including its entries in the tables of a tree. A
+    /// text that objects of a tree share counts for each of them, because a peer can send a different
+    /// one in each object.
     pub(crate) fn memory(&self) -> usize {
-        // The entries of an object in the tables of a tree, which are up to half empty.
-        const PLACES: usize = 2 * size_of::<ManagedObject>() + 300;
-        // The entries of a child, or of an identifier.
-        const PLACE: usize = 160;
-        // A shared text has two counters before it.
+        // The entries of an object in all tables of a tree. A table is up to half empty.
+        const OBJECT_ENTRIES: usize = 2 * size_of::<ManagedObject>() + 300;
+        // The entry of one child in the table of children, or of one identifier in the index.
+        const ENTRY: usize = 160;
+        // The allocation of a shared text begins with two reference counters.
         let shared = |text: &str| json::allocated(16 + text.len());
         let of_property = |property: &Property| {
             let names = property
                 .data
                 .as_str()
                 .filter(|_| Ident::is_naming(&property.name));
-            let ident = names.map_or(0, |name| PLACE + shared(name));
+            let ident = names.map_or(0, |name| ENTRY + shared(name));
             shared(&property.name) + json::memory(&property.data) + ident
         };
         let properties: usize = self.properties.iter().map(of_property).sum();
-        let children = self.children.iter().map(|child| PLACE + shared(child.as_str()));
-        PLACES
+        let children = self.children.iter().map(|child| ENTRY + shared(child.as_str()));
+        let names = [&self.parent_subject, &self.parent_relation]
+            .into_iter()
+            .flatten();
+        let parent = names
+            .map(Name::as_str)
+            .chain(self.parent_uri.as_ref().map(Uri::as_str));
+        OBJECT_ENTRIES
+            + shared(&self.subject)
             + shared(self.uri.as_str())
+            + parent.map(shared).sum::<usize>()
             + json::allocated(self.properties.capacity() * size_of::<Property>())
             + properties
             + children.sum::<usize>()
@@ -277,6 +287,26 @@ mod tests {
         }
         let twice = r#"{"subject":"a","uri":"/a/","uri":"/b/"}"#;
         assert!(serde_json::from_str::<ManagedObject>(twice).is_err());
+    }
+
+    #[test]
+    fn the_memory_of_each_text_counts() {
+        let short = parse(json!({"subject": "a", "uri": "/a/b/"})).unwrap().memory();
+        let long = [
+            json!({"subject": "x".repeat(1000), "uri": "/a/b/"}),
+            json!({"subject": "a", "uri": format!("/{}/", "x".repeat(1000))}),
+            json!({"subject": "a", "uri": "/a/b/", "parent_subject": "x".repeat(1000)}),
+            json!({"subject": "a", "uri": "/a/b/", "parent_uri": "x".repeat(1000)}),
+            json!({"subject": "a", "uri": "/a/b/", "parent_relation": "x".repeat(1000)}),
+            json!({"subject": "a", "uri": "/a/b/", "children": ["x".repeat(1000)]}),
+            json!({"subject": "a", "uri": "/a/b/", "properties": [{"name": "x".repeat(1000)}]}),
+            json!({"subject": "a", "uri": "/a/b/", "properties": [{"name": "p", "data": "x".repeat(1000)}]}),
+            json!({"subject": "a", "uri": "/a/b/", "more": "x".repeat(1000)}),
+        ];
+        for value in long {
+            let memory = parse(value.clone()).unwrap().memory();
+            assert!(memory > short + 900, "{memory} for {value}");
+        }
     }
 
     #[test]
