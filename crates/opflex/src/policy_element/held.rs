@@ -1,7 +1,7 @@
 //! The resolves, declarations and reports of the element, and the requests about them
 //! that have no answer yet.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
@@ -68,12 +68,10 @@ pub(super) struct Item {
     pub(super) following: usize,
     /// True if a followed policy refers to it.
     pub(super) followed: bool,
-    /// True if a server has answered its latest request.
+    /// True if a server has answered it. A declaration or a report with new objects begins anew.
     pub(super) answered: bool,
     /// The topmost objects of a resolve by identifier.
     pub(super) roots: BTreeSet<Uri>,
-    /// True while a resolve has objects of the start policy.
-    pub(super) is_start_policy: bool,
     /// True if an alarm was raised because no server answers.
     alarmed: bool,
     /// Its position in the order of declarations and reports.
@@ -120,6 +118,8 @@ pub(super) struct Held {
     /// The number of items with an alarm.
     alarms: usize,
     resolves: PerStore<Index>,
+    /// The policies in the tree that are of the start policy, and that no server has sent.
+    pub(super) start_objects: HashSet<Uri>,
 }
 
 /// Resolves by their topmost objects and by their identifiers.
@@ -145,6 +145,7 @@ impl Held {
             alarm_attempts: settings.alarm_attempts.max(1),
             alarms: 0,
             resolves: PerStore::default(),
+            start_objects: HashSet::new(),
         }
     }
 
@@ -228,6 +229,33 @@ impl Held {
             let roots = &mut self.resolves[*what].roots;
             add(roots, root.clone(), key.clone());
         }
+    }
+
+    /// Removes a topmost object from a resolve by identifier.
+    pub(super) fn remove_root(&mut self, key: &Key, root: &Uri) {
+        if let (Key::Resolve(what, _, Target::Ident(_)), Some(item)) = (key, self.items.get_mut(key))
+            && item.roots.remove(root)
+        {
+            remove(&mut self.resolves[*what].roots, root, key);
+        }
+    }
+
+    /// The resolves that have this topmost object.
+    pub(super) fn with_root(&self, what: Store, root: &Uri) -> impl Iterator<Item = &Key> {
+        let keys = self.resolves[what].roots.get(root);
+        keys.into_iter().flat_map(OneOrMany::iter)
+    }
+
+    /// True if a resolve needs the object at this URI. An object of the start policy is needed only
+    /// until a server has answered the resolve.
+    pub(super) fn needs(&self, what: Store, uri: &Uri) -> bool {
+        let is_start = what == Store::Policy && self.start_objects.contains(uri);
+        let mut holders = self.holders(what, uri);
+        holders.any(|key| !is_start || !self.is_answered(key))
+    }
+
+    pub(super) fn is_answered(&self, key: &Key) -> bool {
+        self.items.get(key).is_some_and(|item| item.answered)
     }
 
     /// The resolves that cover an object.

@@ -55,7 +55,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use log::warn;
@@ -84,11 +84,15 @@ pub struct ElementCore {
     settings: Settings,
     pool: Pool,
     held: Held,
+    /// The references of the application, each with its resolve and whether the references of the
+    /// policy are followed.
     references: HashMap<ReferenceId, (Key, bool)>,
+    /// Released references, each with the time until which the resolve is kept.
+    released: VecDeque<(Instant, Key, bool)>,
     next_reference: u64,
-    /// The objects of answered resolves.
+    /// The objects of the resolves: received objects, and objects of the start policy.
     trees: PerStore<Tree>,
-    /// The objects of resolves that no server has answered.
+    /// The whole start policy, of which resolves without an answer use parts.
     start_policy: Tree,
     /// The time at which resolves without a reference are removed.
     sweep: Option<Instant>,
@@ -97,6 +101,8 @@ pub struct ElementCore {
     proxies: Option<Proxies>,
     /// The number of resolves that exist only because other policies refer to them.
     followed: usize,
+    /// True if a policy was not resolved because of the limit of `followed`.
+    follow_limited: bool,
     /// Limits the log lines that servers cause, by address.
     log: LogLimit<String>,
     actions: Actions<ElementEvent>,
@@ -114,6 +120,7 @@ impl ElementCore {
             location: settings.location.clone(),
             settings,
             references: HashMap::new(),
+            released: VecDeque::new(),
             next_reference: 1,
             trees: PerStore::default(),
             start_policy: Tree::new(),
@@ -121,6 +128,7 @@ impl ElementCore {
             health: Health::Down,
             proxies: None,
             followed: 0,
+            follow_limited: false,
             log: LogLimit::default(),
             actions: Actions::new(now),
         }
@@ -133,11 +141,13 @@ impl ElementCore {
     }
 
     /// Sets the start policy. A resolve has the objects of the start policy until a server answers.
-    /// Call it before the first resolve.
+    /// Call it before the first resolve. A further call replaces the start policy; if it fails, the
+    /// earlier one stays.
     pub fn start_with(&mut self, policy: Vec<ManagedObject>) -> Result<(), ModelError> {
-        // A second call replaces the start policy of the first.
-        self.start_policy = Tree::new();
-        self.start_policy.merge(policy).map(drop)
+        let mut start_policy = Tree::new();
+        start_policy.merge(policy)?;
+        self.start_policy = start_policy;
+        Ok(())
     }
 
     /// Resolves a policy and keeps it up to date until [`release`](Self::release). With
@@ -167,23 +177,16 @@ impl ElementCore {
     /// Releases a reference. If it was the last reference to the resolve, the servers get an
     /// unresolve after [`Settings::linger`], and the objects are removed.
     pub fn release(&mut self, reference: ReferenceId, now: Instant) {
-        let Some((key, follow)) = self.references.remove(&reference) else {
-            return;
-        };
-        if let Some(item) = self.held.get_mut(&key) {
-            // The table has the reference no more, so each reference is released once.
-            item.references -= 1;
-            item.following -= usize::from(follow);
-            if item.references == 0 && item.followed {
-                self.followed += 1;
-            }
+        // The table has the reference no more, so each reference is released once.
+        if let Some((key, follow)) = self.references.remove(&reference) {
+            // Not at once, because a released policy is often resolved again at the same time.
+            let end = after(now, self.settings.linger);
+            self.released.push_back((end, key, follow));
         }
-        // Not at once, because a released policy is often resolved again at the same time.
-        self.sweep_soon(now);
     }
 
     /// Declares an endpoint: its topmost object first, then everything below it. It replaces an
-    /// earlier declaration with the URI of the topmost object.
+    /// earlier declaration with the URI of the topmost object. An empty list has no effect.
     pub fn declare(&mut self, endpoint: Vec<ManagedObject>, now: Instant) -> Result<(), ModelError> {
         endpoint.iter().try_for_each(ManagedObject::check)?;
         if let Some(top) = endpoint.first() {
@@ -199,7 +202,7 @@ impl ElementCore {
         // Sent before the declaration is dropped, because the request has the class of the object.
         let to = self.pool.ready(&key.role());
         self.held.take_back(&key, to, &mut self.actions);
-        self.held.drop(&key).is_some()
+        self.stop_sending(&key)
     }
 
     /// Reports an object now, and periodically until it is withdrawn. It replaces an earlier report
@@ -214,11 +217,12 @@ impl ElementCore {
     /// Stops reporting an object. The observer keeps the last report until it expires. Returns false
     /// if the object was not reported.
     pub fn withdraw(&mut self, uri: &Uri) -> bool {
-        self.held.drop(&Key::Report(uri.clone())).is_some()
+        self.stop_sending(&Key::Report(uri.clone()))
     }
 
-    /// Forgets the location and the learned servers, closes all connections, and dials the
-    /// configured servers again.
+    /// Sets the location to that of the settings, drops the proxies and the learned servers, closes
+    /// all connections, and dials the configured servers again. Resolves, declarations, reports and
+    /// received objects stay.
     pub fn reset(&mut self, now: Instant) {
         self.location.clone_from(&self.settings.location);
         // The fabric may use other proxies after a reset, so those of before are dropped.
@@ -240,6 +244,7 @@ impl ElementCore {
         let deadlines = [
             self.pool.next_deadline(&self.settings),
             self.held.next_deadline(),
+            self.released.front().map(|(at, ..)| *at),
             self.sweep,
         ];
         deadlines.into_iter().flatten().min()
@@ -267,8 +272,9 @@ impl ElementCore {
         while let Some(key) = self.held.refresh(now) {
             self.request_from_all(&key, now);
         }
+        self.drop_released(now);
         if self.sweep.is_some_and(|at| at <= now) {
-            self.sweep();
+            self.sweep(now);
         }
         self.settle(now);
     }
@@ -288,7 +294,8 @@ impl ElementCore {
         &self.trees[what]
     }
 
-    /// The health: if all, some or none of the servers are ready.
+    /// The health. It depends on how many of the servers are ready, and on requests without an
+    /// answer.
     pub fn health(&self) -> Health {
         self.health
     }
@@ -317,7 +324,8 @@ impl ElementCore {
         self.held.sent_objects_after(place)
     }
 
-    /// The number of resolves, declarations and reports whose latest request has no answer.
+    /// The number of resolves, declarations and reports that no server has answered since they began
+    /// or their objects changed.
     pub fn unanswered(&self) -> usize {
         self.held.iter().filter(|(_, item)| !item.answered).count()
     }
@@ -387,6 +395,31 @@ impl ElementCore {
         for key in keys.iter().filter(|key| roles.contains(&key.role())) {
             self.held
                 .send_request(key, vec![connection], now, &mut self.actions);
+        }
+    }
+
+    /// Removes a declaration or a report. Returns false if there is none.
+    fn stop_sending(&mut self, key: &Key) -> bool {
+        let existed = self.held.drop(key).is_some();
+        // Its alarm has ended.
+        self.update_health();
+        existed
+    }
+
+    /// Drops the released references whose time is over. The next sweep removes their resolves.
+    fn drop_released(&mut self, now: Instant) {
+        while self.released.front().is_some_and(|(at, ..)| *at <= now) {
+            let Some((_, key, follow)) = self.released.pop_front() else {
+                return;
+            };
+            if let Some(item) = self.held.get_mut(&key) {
+                item.references -= 1;
+                item.following -= usize::from(follow);
+                if item.references == 0 && item.followed {
+                    self.followed += 1;
+                }
+            }
+            self.sweep = Some(now);
         }
     }
 

@@ -4,59 +4,68 @@ use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
 use log::{debug, warn};
+use ssntp_transport::excerpt;
 
 use super::held::{Item, Key};
 use super::{ElementCore, ElementEvent, ObjectChange, Store};
 use crate::message::{ErrorResponse, Update};
-use crate::model::{Change, ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Uri};
+use crate::model::{
+    Change, ChangeKind, Changes, ManagedObject, ModelError, ObjectRef, Reference, Target, Uri,
+};
 
 impl ElementCore {
-    /// Handles the answer to a resolve. Returns false if the answer exceeds the limit of objects; it
-    /// is dropped then. An empty answer removes nothing: the element keeps its objects until a
-    /// server deletes them.
-    pub(super) fn resolved(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) -> bool {
+    /// Handles the answer to a resolve. An empty answer removes nothing but the start policy: the
+    /// element keeps received objects until a server deletes them.
+    ///
+    /// # Errors
+    /// The reason for which the answer was dropped.
+    pub(super) fn resolved(
+        &mut self,
+        key: &Key,
+        objects: Vec<ManagedObject>,
+        now: Instant,
+    ) -> Result<(), String> {
         let Key::Resolve(what, subject, target) = key else {
-            return true;
+            return Ok(());
         };
         // Computed before unwanted objects are dropped: the server has found the object in any case.
         let found = !objects.is_empty();
-        if !self.has_room(*what, objects.iter()) {
-            warn!(
-                "{}: an answer was dropped: it exceeds the limit of objects",
-                key.about()
-            );
+        if !self.has_room(*what, objects.iter(), std::iter::empty()) {
             self.emit(ElementEvent::NotTaken {
                 about: key.about(),
                 limit: self.settings.limits.objects,
             });
-            return false;
+            return Err("it exceeds the limit of objects".to_owned());
         }
-        // After the check of the limit, which counts all objects of the answer.
-        let objects = self.wanted(*what, objects);
+        let checked = objects.iter().try_for_each(ManagedObject::check);
+        let entered = checked.and_then(|()| self.enter(*what, &[], Vec::new(), objects));
+        let changes = entered.map_err(|error| error.to_string())?;
+        let item = self.held.get_mut(key);
+        let is_first = item.is_some_and(|item| !std::mem::replace(&mut item.answered, true));
+        if is_first {
+            self.emit(ElementEvent::Resolved {
+                what: *what,
+                subject: subject.clone(),
+                target: target.clone(),
+                found,
+            });
+        }
+        self.changed(*what, &changes, now);
         // The first answer replaces the start policy, also if it is empty.
-        let outdated = self.take_start_policy(key);
-        match self.trees[*what].update(&outdated, objects, Vec::new()) {
-            Ok(changes) => {
-                let first = self
-                    .held
-                    .get_mut(key)
-                    .is_some_and(|item| !std::mem::replace(&mut item.answered, true));
-                if first {
-                    self.emit(ElementEvent::Resolved {
-                        what: *what,
-                        subject: subject.clone(),
-                        target: target.clone(),
-                        found,
-                    });
-                }
-                self.changed(*what, &changes, now);
-            }
-            Err(error) => warn!("{}: an answer was dropped: {error}", key.about()),
+        if is_first && !self.held.start_objects.is_empty() {
+            let item = self.held.get(key);
+            let roots: Vec<Uri> = item
+                .into_iter()
+                .flat_map(|item| item.roots(key))
+                .cloned()
+                .collect();
+            self.prune(*what, &roots, now);
         }
-        true
+        Ok(())
     }
 
-    /// Adds the objects of the start policy for a resolve.
+    /// Adds the objects of the start policy for a resolve, except for objects about which a server has
+    /// answered already.
     pub(super) fn bring_start_policy(&mut self, key: &Key) {
         let Key::Resolve(Store::Policy, subject, target) = key else {
             return;
@@ -76,50 +85,37 @@ impl ElementCore {
                 .map(|o| o.uri().clone())
                 .collect(),
         };
+        let is_unknown = |object: &ObjectRef<'_>| {
+            let mut holders = self.held.holders(Store::Policy, object.uri());
+            self.policy().get(object.uri()).is_none() && !holders.any(|key| self.held.is_answered(key))
+        };
         let objects = roots.iter().flat_map(|root| start.subtree(root));
-        let objects: Vec<_> = objects.map(|object| object.to_object()).collect();
-        if objects.is_empty() || !self.has_room(Store::Policy, objects.iter()) {
-            return;
+        let objects = objects.filter(is_unknown).map(|object| ManagedObject {
+            // Each object names its parent. A list could name objects that are left out.
+            children: Vec::new(),
+            ..object.to_object()
+        });
+        let objects: Vec<_> = objects.collect();
+        if !self.has_room(Store::Policy, objects.iter(), std::iter::empty()) {
+            return warn!(
+                "{}: the start policy was not used: it exceeds the limit of objects",
+                key.about()
+            );
+        }
+        let uris: Vec<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
+        match self.trees[Store::Policy].merge(objects) {
+            Ok(changes) => {
+                self.held.start_objects.extend(uris);
+                self.emit_changes(Store::Policy, &changes);
+            }
+            Err(error) => warn!("{}: the start policy was not used: {error}", key.about()),
         }
         for root in &roots {
-            // The resolve covers them as if a server had sent them.
-            self.held.add_root(key, root);
+            // A resolve by identifier covers them as if a server had sent them.
+            if self.held.start_objects.contains(root) {
+                self.held.add_root(key, root);
+            }
         }
-        match self.trees[Store::Policy].update(&[], objects, Vec::new()) {
-            Ok(changes) => self.emit_changes(Store::Policy, &changes),
-            Err(error) => warn!("{}: start policy was not used: {error}", key.about()),
-        }
-        if let Some(item) = self.held.get_mut(key) {
-            item.is_start_policy = true;
-        }
-    }
-
-    /// Removes the start policy from the resolves that an update covers, and returns its topmost
-    /// objects. A long answer begins with updates, so an update may be the first part of an answer.
-    fn outdated(&mut self, what: Store, update: &Update) -> Vec<Uri> {
-        if what != Store::Policy || self.start_policy.is_empty() {
-            return Vec::new();
-        }
-        let objects = update
-            .replace
-            .iter()
-            .chain(update.merge_children.iter().flatten());
-        let uris = objects.map(|object| &object.uri);
-        let keys: HashSet<Key> = uris
-            .flat_map(|uri| self.held.holders(what, uri))
-            .cloned()
-            .collect();
-        keys.iter().flat_map(|key| self.take_start_policy(key)).collect()
-    }
-
-    /// Removes the start policy from a resolve, and returns its topmost objects.
-    fn take_start_policy(&mut self, key: &Key) -> Vec<Uri> {
-        let item = match self.held.get_mut(key) {
-            Some(item) if item.is_start_policy => item,
-            _ => return Vec::new(),
-        };
-        item.is_start_policy = false;
-        item.roots(key).cloned().collect()
     }
 
     /// Carries out all updates of a request, or none.
@@ -137,22 +133,38 @@ impl ElementCore {
                     .chain(update.merge_children.iter().flatten())
             })
         };
-        if !self.has_room(what, objects()) {
+        let deleted = updates.iter().flat_map(|update| &update.delete);
+        if !self.has_room(what, objects(), deleted.map(|deletion| &deletion.uri)) {
             return Err(ErrorResponse::error("too many objects"));
         }
         // All objects are checked before the first is entered: a request counts as a whole.
         objects().try_for_each(|object| object.check().map_err(ErrorResponse::error))?;
         for update in updates {
-            // The start policy is removed by the same edit, so that objects in both count as kept.
-            let mut delete = self.outdated(what, &update);
-            let replace = self.wanted(what, update.replace);
-            let merge = self.wanted(what, update.merge_children.unwrap_or_default());
-            delete.extend(update.delete.into_iter().map(|deletion| deletion.uri));
-            let changes = self.trees[what].update(&delete, replace, merge);
+            let delete: Vec<Uri> = update.delete.into_iter().map(|deletion| deletion.uri).collect();
+            let merge = update.merge_children.unwrap_or_default();
+            let changes = self.enter(what, &delete, update.replace, merge);
             let changes = changes.map_err(ErrorResponse::error)?;
             self.changed(what, &changes, now);
         }
         Ok(())
+    }
+
+    /// Deletes objects, and adds those of a server's objects that a resolve covers.
+    fn enter(
+        &mut self,
+        what: Store,
+        delete: &[Uri],
+        replace: Vec<ManagedObject>,
+        merge: Vec<ManagedObject>,
+    ) -> Result<Changes, ModelError> {
+        let replace = self.wanted(what, replace);
+        let merge = self.wanted(what, merge);
+        if what == Store::Policy && !self.held.start_objects.is_empty() {
+            for object in replace.iter().chain(&merge) {
+                self.held.start_objects.remove(&object.uri);
+            }
+        }
+        self.trees[what].update(delete, replace, merge)
     }
 
     /// Resolves the policies to which the objects of a policy refer.
@@ -163,7 +175,7 @@ impl ElementCore {
 
     /// Removes the resolves that have no reference and to which no followed policy refers, and the
     /// objects that only these resolves cover.
-    pub(super) fn sweep(&mut self) {
+    pub(super) fn sweep(&mut self, now: Instant) {
         self.sweep = None;
         let mut reached: HashSet<Key> = HashSet::new();
         let following = self.held.iter().filter(|(_, item)| item.following > 0);
@@ -195,12 +207,22 @@ impl ElementCore {
         // Sorted, because the order of a hash map differs in each run.
         unwanted.sort_unstable();
         for key in unwanted {
-            self.unresolve(&key);
+            self.unresolve(&key, now);
+        }
+        if self.follow_limited && self.followed < self.settings.limits.followed {
+            // Policies that the limit has refused may be resolved now.
+            self.follow_limited = false;
+            let follows = self.held.iter().filter(|(_, item)| item.follows());
+            let mut keys: Vec<Key> = follows.map(|(key, _)| key.clone()).collect();
+            keys.sort_unstable();
+            for key in keys {
+                self.follow(&key, now);
+            }
         }
     }
 
     /// Removes a resolve, and the objects that no other resolve covers.
-    fn unresolve(&mut self, key: &Key) {
+    fn unresolve(&mut self, key: &Key, now: Instant) {
         let Key::Resolve(what, ..) = key else {
             return;
         };
@@ -209,11 +231,15 @@ impl ElementCore {
         let Some(item) = self.held.drop(key) else {
             return;
         };
-        let held = &self.held;
         let roots: Vec<Uri> = item.roots(key).cloned().collect();
-        let is_held = |_: &Uri, uri: &Uri| held.holders(*what, uri).next().is_some();
-        let changes = self.trees[*what].delete_sparing(&roots, is_held);
-        self.emit_changes(*what, &changes);
+        self.prune(*what, &roots, now);
+    }
+
+    /// Removes the objects at and below these URIs that no resolve needs.
+    fn prune(&mut self, what: Store, roots: &[Uri], now: Instant) {
+        let held = &self.held;
+        let changes = self.trees[what].delete_sparing(roots, |_, uri| held.needs(what, uri));
+        self.changed(what, &changes, now);
     }
 
     /// Drops the objects that no resolve covers. A resolve by identifier covers the objects with the
@@ -247,11 +273,50 @@ impl ElementCore {
         if what == Store::Policy {
             self.follow_changes(changes, now);
         }
+        if self.held.has_idents(what) {
+            self.remove_lost_roots(what, changes, now);
+        }
+    }
+
+    /// Removes changed objects from the resolves by identifier whose identifier they had and have no
+    /// more. Without this, a server could add objects to a resolve without end.
+    fn remove_lost_roots(&mut self, what: Store, changes: &Changes, now: Instant) {
+        let tree = self.tree(what);
+        let mut lost: Vec<(Key, Uri)> = Vec::new();
+        for change in changes {
+            let Some(before) = &change.before else {
+                continue;
+            };
+            // Compared with the object before, because a peer may omit the parent, which is the context.
+            let has_lost =
+                |ident| tree.idents_of(before).contains(ident) && !tree.idents(&change.uri).contains(ident);
+            let keys = self.held.with_root(what, &change.uri).filter(|key| match key {
+                Key::Resolve(_, subject, Target::Ident(ident)) => {
+                    change.kind == ChangeKind::Deleted || change.subject != *subject || has_lost(ident)
+                }
+                _ => false,
+            });
+            lost.extend(keys.map(|key| (key.clone(), change.uri.clone())));
+        }
+        if lost.is_empty() {
+            return;
+        }
+        for (key, root) in &lost {
+            self.held.remove_root(key, root);
+        }
+        let roots: Vec<Uri> = lost.into_iter().map(|(_, root)| root).collect();
+        self.prune(what, &roots, now);
     }
 
     fn emit_changes(&mut self, what: Store, changes: &Changes) {
         if changes.is_empty() {
             return;
+        }
+        if what == Store::Policy {
+            let deleted = changes.iter().filter(|change| change.kind == ChangeKind::Deleted);
+            for change in deleted {
+                self.held.start_objects.remove(&change.uri);
+            }
         }
         let tree = self.tree(what);
         let change = |change: &Change| ObjectChange {
@@ -293,10 +358,14 @@ impl ElementCore {
             let known = self.held.get(&key).is_some();
             // The server sends the references, so their number needs a limit.
             if !known && self.followed >= self.settings.limits.followed {
-                warn!(
-                    "{}: not resolved: it exceeds the limit of followed policies",
-                    key.about()
-                );
+                self.follow_limited = true;
+                // The reference is not of one server, so there is no address.
+                if let Some(more) = self.log.admit(String::new(), "followed", now) {
+                    warn!(
+                        "{}: not resolved: it exceeds the limit of followed policies{more}",
+                        excerpt(key.about())
+                    );
+                }
                 continue;
             }
             self.held.hold(&key, now);
@@ -330,12 +399,26 @@ impl ElementCore {
         data.flat_map(Reference::all).collect()
     }
 
-    /// True if the tree may take the objects within its limit.
-    fn has_room<'a>(&self, what: Store, objects: impl Iterator<Item = &'a ManagedObject>) -> bool {
+    /// True if the tree may take the objects within its limit, when the objects at `deleted` are gone.
+    fn has_room<'a>(
+        &self,
+        what: Store,
+        objects: impl Iterator<Item = &'a ManagedObject> + Clone,
+        deleted: impl Iterator<Item = &'a Uri>,
+    ) -> bool {
         let (tree, most) = (self.tree(what), self.settings.limits.objects);
+        let listed: usize = objects.clone().map(|object| 1 + object.children.len()).sum();
+        // True for nearly every message, and needs no tables.
+        if tree.entries() + listed <= most {
+            return true;
+        }
+        let uris = objects.flat_map(|object| std::iter::once(&object.uri).chain(&object.children));
+        let coming: HashSet<&Uri> = uris.collect();
+        let gone = deleted.filter(|uri| tree.has_entry(uri) && !coming.contains(uri));
+        let gone: HashSet<&Uri> = gone.collect();
         // Objects that replace others take no more room.
-        let coming = objects.filter(|object| tree.get(&object.uri).is_none()).count();
-        tree.len() + coming <= most
+        let new = coming.iter().filter(|uri| !tree.has_entry(uri)).count();
+        tree.entries() + new - gone.len() <= most
     }
 }
 

@@ -1,5 +1,6 @@
 //! Connections to servers: identity, echoes, and received messages.
 
+use std::fmt::Display;
 use std::time::Instant;
 
 use log::{debug, info, warn};
@@ -105,6 +106,11 @@ impl ElementCore {
     /// Updates the health and the fallback. Call it after each event.
     pub(super) fn settle(&mut self, now: Instant) {
         self.pool.settle(&self.settings, now);
+        self.update_health();
+    }
+
+    /// Computes the health, and emits an event if it has changed.
+    pub(super) fn update_health(&mut self) {
         let most = match self.held.alarms() {
             0 => Health::Healthy,
             _ => Health::Degraded,
@@ -128,7 +134,8 @@ impl ElementCore {
                 self.refused(connection, &id, method, error, now);
             }
             Incoming::BadResult { method, fault, .. } if method != Method::SendIdentity => {
-                warn!("{connection}: the result of {method} can't be used: {fault}");
+                let text = format_args!("the result of {method} can't be used: {fault}");
+                self.warn(connection, "bad result", text, now);
             }
             // The connection is useless without the identity of the server.
             Incoming::Failure { error, .. } => {
@@ -245,12 +252,17 @@ impl ElementCore {
         // A server could send a result of another method with this number.
         let method = reply.method();
         if method != key.method() {
-            return warn!("{connection}: an answer to {method} has the number of another request");
+            let text = format_args!("an answer to {method} has the number of another request");
+            return self.warn(connection, "other number", text, now);
         }
         if let Reply::Resolve(_, objects) = reply {
             // A dropped answer counts as no answer, so the request is repeated.
-            if self.resolved(&key, objects, now) {
-                self.held.answered(connection, xid);
+            match self.resolved(&key, objects, now) {
+                Ok(()) => self.held.answered(connection, xid),
+                Err(fault) => {
+                    let text = format_args!("the answer about {} was dropped: {fault}", key.about());
+                    self.warn(connection, "dropped answer", text, now);
+                }
             }
             return;
         }
@@ -274,9 +286,8 @@ impl ElementCore {
             .and_then(|xid| self.held.unanswered_item(connection, xid));
         let about = key.map_or_else(String::new, |key| key.about());
         let address = self.pool.address(connection).unwrap_or_default().to_owned();
-        if let Some(more) = self.log.admit(address.clone(), "refused", now) {
-            warn!("{address} refused {method} {about}: {}{more}", excerpt(&error));
-        }
+        let text = format_args!("{method} {about} was refused: {error}");
+        self.warn(connection, "refused", text, now);
         self.emit(ElementEvent::Refused {
             address,
             method,
@@ -295,15 +306,21 @@ impl ElementCore {
 
     fn lost(&mut self, connection: ConnectionId, reason: Option<CloseReason>, now: Instant) {
         if let Some(address) = self.pool.address(connection).map(str::to_owned) {
-            if let Some(reason) = &reason
-                && let Some(more) = self.log.admit(address.clone(), "lost", now)
-            {
-                warn!("{address} ({connection}): {}{more}", excerpt(reason));
+            if let Some(reason) = &reason {
+                self.warn(connection, "lost", reason, now);
             }
             // The requests are sent again when the server is ready the next time.
             self.held.connection_ended(connection);
             self.pool.failed(connection, &self.settings, now);
             self.emit_peer_state(address, reason);
+        }
+    }
+
+    /// Logs a warning that a server has caused, within the limit of such lines.
+    fn warn(&mut self, connection: ConnectionId, kind: &'static str, text: impl Display, now: Instant) {
+        let address = self.pool.address(connection).unwrap_or_default();
+        if let Some(more) = self.log.admit(address.to_owned(), kind, now) {
+            warn!("{address} ({connection}): {}{more}", excerpt(text));
         }
     }
 

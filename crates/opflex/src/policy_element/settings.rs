@@ -63,8 +63,8 @@ pub struct Settings {
 pub struct ElementLimits {
     /// The maximum number of learned servers; further ones are not dialled. Default 64.
     pub learned_peers: usize,
-    /// The maximum number of objects of policy, and the maximum number of objects of endpoints. Default
-    /// 1,000,000.
+    /// The maximum number of objects of policy, and of endpoints. A child that is listed and has not
+    /// arrived counts as an object. Default 1,000,000.
     pub objects: usize,
     /// The maximum number of policies that are resolved only because others refer to them. Default 100,000.
     pub followed: usize,

@@ -106,6 +106,16 @@ impl Tree {
         self.objects.is_empty()
     }
 
+    /// The number of objects and of announced children, which take memory as well.
+    pub(crate) fn entries(&self) -> usize {
+        self.objects.len() + self.announced.len()
+    }
+
+    /// True if the URI is that of an object or of an announced child.
+    pub(crate) fn has_entry(&self, uri: &Uri) -> bool {
+        self.objects.contains_key(uri) || self.announced.contains_key(uri)
+    }
+
     /// The object with this URI.
     pub fn get(&self, uri: &Uri) -> Option<ObjectRef<'_>> {
         self.objects

@@ -7,7 +7,7 @@ use crate::model::{ChangeKind, Ident, ManagedObject, Target};
 
 const FIRST: u64 = 1 << 63;
 
-fn resolve(world: &mut World, text: &str) -> ReferenceId {
+pub(super) fn resolve(world: &mut World, text: &str) -> ReferenceId {
     world.act(|element, now| element.resolve_policy("class", uri(text), false, now))
 }
 
@@ -15,7 +15,7 @@ fn follow(world: &mut World, text: &str) -> ReferenceId {
     world.act(|element, now| element.resolve_policy("class", uri(text), true, now))
 }
 
-fn release(world: &mut World, reference: ReferenceId) {
+pub(super) fn release(world: &mut World, reference: ReferenceId) {
     world.element.release(reference, world.now);
 }
 
@@ -31,7 +31,7 @@ fn declare(world: &mut World, text: &str, value: i64) {
         .unwrap();
 }
 
-fn known(world: &World) -> Vec<String> {
+pub(super) fn known(world: &World) -> Vec<String> {
     world
         .element
         .policy()
@@ -289,6 +289,20 @@ fn a_policy_that_is_resolved_again_in_time_is_not_unresolved() {
 }
 
 #[test]
+fn each_released_policy_is_kept_for_the_whole_linger_time() {
+    let (mut world, server) = World::ready(Settings::default());
+    let (one, two) = (resolve(&mut world, "/a/"), resolve(&mut world, "/b/"));
+    world.serve(server, &[object("/a/", 1), object("/b/", 1)]);
+    release(&mut world, one);
+    world.pass(0.2);
+    release(&mut world, two);
+    world.pass(0.1);
+    assert_eq!(known(&world), ["/b/"]);
+    world.pass(0.2);
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
 fn a_policy_below_a_released_one_stays_if_it_is_resolved_itself() {
     let (mut world, server) = World::ready(Settings::default());
     let outer = resolve(&mut world, "/a/");
@@ -434,7 +448,15 @@ fn following_can_begin_later_and_has_a_limit() {
     );
     assert_eq!(world.take_sent(server), NOTHING);
     follow(&mut world, "/a/");
-    assert_eq!(world.requests(server).len(), 1);
+    assert_eq!(world.requests(server), [sent("policy_resolve", "/b/")]);
+    // When a followed policy has gone, the limit allows another one.
+    let update = json!([{"merge_children": [object("/a/", json!([reference("/c/")]))]}]);
+    world.ask(server, "policy_update", update);
+    world.pass(1.0);
+    assert_eq!(
+        world.requests(server),
+        [sent("policy_unresolve", "/b/"), sent("policy_resolve", "/c/")]
+    );
 }
 
 #[test]
@@ -469,6 +491,34 @@ fn policy_is_resolved_by_identifier() {
         "web"
     );
     assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn a_policy_without_its_identifier_is_not_of_the_resolve_any_more() {
+    let (mut world, server) = World::ready(Settings::default());
+    let ident = Ident {
+        context: uri("/s/"),
+        name: "web".into(),
+    };
+    let target: Target = ident.into();
+    world.act(|element, now| element.resolve_policy("class", target.clone(), false, now));
+    let named = |text: &str, name: &str| {
+        json!({"subject": "class", "uri": text, "parent_uri": "/s/",
+            "properties": [{"name": "name", "data": name}]})
+    };
+    let replace = json!([{"replace": [named("/s/1/", "web"), named("/s/2/", "web"), object("/s/1/x/", 1)]}]);
+    world.ask(server, "policy_update", replace);
+    assert_eq!(known(&world), ["/s/1/", "/s/1/x/", "/s/2/"]);
+    world.ask(
+        server,
+        "policy_update",
+        json!([{"merge_children": [named("/s/1/", "db")]}]),
+    );
+    assert_eq!(known(&world), ["/s/2/"]);
+    let delete = json!([{"delete": [{"subject": "class", "uri": "/s/2/"}]}]);
+    world.ask(server, "policy_update", delete);
+    let roots = world.element.held.iter().map(|(_, item)| item.roots.len());
+    assert_eq!((known(&world).len(), roots.sum::<usize>()), (0, 0));
 }
 
 #[test]
@@ -580,6 +630,16 @@ fn the_objects_of_a_server_are_limited() {
     );
     assert_eq!(known(&world), ["/a/", "/a/b/"]);
     assert!(world.due() > 0.0);
+
+    // Objects that the update deletes make room.
+    let delete = json!([{"subject": "class", "uri": "/a/b/"}]);
+    let update = json!([{"replace": [object("/a/c/", 1)], "delete": delete}]);
+    assert_eq!(world.ask(server, "policy_update", update), NOTHING);
+    assert_eq!(known(&world), ["/a/", "/a/c/"]);
+    // A listed child counts, also if it never arrives.
+    let listing = json!({"subject": "class", "uri": "/a/", "children": ["/a/c/", "/a/d/"]});
+    let answers = world.ask(server, "policy_update", json!([{"merge_children": [listing]}]));
+    assert_eq!(answers[0]["error"]["code"], "ERROR");
 }
 
 #[test]
@@ -638,4 +698,11 @@ fn an_unanswered_request_raises_one_alarm_and_degrades_the_health_until_it_is_an
         (alarms(&world), world.element.health()),
         (1, crate::policy_element::Health::Healthy)
     );
+
+    // An alarm ends with its declaration.
+    declare(&mut world, "/ep/", 1);
+    requests(&mut world);
+    assert_eq!(world.element.health(), crate::policy_element::Health::Degraded);
+    world.act(|element, _| element.undeclare(&uri("/ep/")));
+    assert_eq!(world.element.health(), crate::policy_element::Health::Healthy);
 }

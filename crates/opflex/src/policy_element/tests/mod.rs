@@ -2,6 +2,7 @@
 
 mod holding;
 mod servers;
+mod start_policy;
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
