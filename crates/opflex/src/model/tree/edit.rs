@@ -9,9 +9,6 @@ use super::changes::{Before, same};
 use super::{Changes, Tree};
 use crate::one_or_many::{self, OneOrMany};
 
-/// Returns true for a URI that must not be deleted.
-type Spare<'a> = &'a dyn Fn(&Uri) -> bool;
-
 /// A change of a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Edit {
@@ -48,10 +45,9 @@ impl Tree {
         self.update(&[], Vec::new(), objects)
     }
 
-    /// Adds objects, or replaces those with the same URIs. Objects below them that
-    /// no list of children names any more are deleted (draft 4.2.6, `replace`).
-    /// The objects are a flat list, in which an object may name a parent that does
-    /// not list it.
+    /// Adds objects, or replaces those with the same URIs together with everything below them (draft
+    /// 4.2.6, `replace`). Their former children are deleted with everything below them, unless these
+    /// objects contain or list them. An object also lists a child that names it as its parent.
     pub fn replace(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
         self.update(&[], objects, Vec::new())
     }
@@ -65,7 +61,7 @@ impl Tree {
     ) -> Result<Changes, ModelError> {
         self.check_all(&objects)?;
         let mut before = Before::default();
-        self.put_whole(objects, &spare, &mut before);
+        self.put_whole(objects, spare, &mut before);
         Ok(self.compare(before))
     }
 
@@ -79,7 +75,7 @@ impl Tree {
     pub(crate) fn delete_sparing(&mut self, uris: &[Uri], spare: impl Fn(&Uri, &Uri) -> bool) -> Changes {
         let mut before = Before::default();
         for top in uris {
-            self.remove_with_all_below(top, &|uri| spare(top, uri), &mut before);
+            self.remove_with_all_below(top, |uri| spare(top, uri), &mut before);
         }
         self.compare(before)
     }
@@ -96,19 +92,41 @@ impl Tree {
         self.check_all(&merge)?;
         let mut before = Before::default();
         for uri in delete {
-            self.remove_with_all_below(uri, &|_| false, &mut before);
+            self.remove_with_all_below(uri, |_| false, &mut before);
         }
-        self.put_whole(replace, &|_| false, &mut before);
+        self.put_whole(replace, |_| false, &mut before);
         for object in self.with_parents(merge) {
-            self.put(object, None, &mut before);
+            self.put(object, &mut before);
         }
         Ok(self.compare(before))
     }
 
-    /// Replaces objects with everything below them.
-    fn put_whole(&mut self, objects: Vec<ManagedObject>, spare: Spare<'_>, before: &mut Before) {
-        for object in with_all_children(self.with_parents(objects)) {
-            self.put(object, Some(spare), before);
+    /// Replaces objects with everything below them, except the objects for which `spare` returns true.
+    fn put_whole(&mut self, objects: Vec<ManagedObject>, spare: impl Fn(&Uri) -> bool, before: &mut Before) {
+        let objects = with_all_children(self.with_parents(objects));
+        let mut unlisted: Vec<Uri> = Vec::new();
+        for object in &objects {
+            if let Some(there) = self.children.get(&object.uri) {
+                let listed: HashSet<&Uri> = object.children.iter().collect();
+                unlisted.extend(there.iter().filter(|child| !listed.contains(child)).cloned());
+            }
+        }
+        let mut kept: HashSet<Uri> = HashSet::new();
+        if !unlisted.is_empty() {
+            kept.extend(objects.iter().flat_map(|object| object.children.iter().cloned()));
+            kept.extend(objects.iter().map(|object| object.uri.clone()));
+        }
+        for object in objects {
+            self.put(object, before);
+        }
+        // Deleted after all objects are added, because a child may have moved from one of the objects to
+        // another one.
+        for child in unlisted.iter().filter(|child| !kept.contains(*child)) {
+            let is_kept = |uri: &Uri| {
+                let mut below = uri.prefixes().filter(|above| above.len() > child.as_str().len());
+                kept.contains(uri) || below.any(|above| kept.contains(above))
+            };
+            self.remove_with_all_below(child, |uri| spare(uri) || is_kept(uri), before);
         }
     }
 
@@ -132,7 +150,7 @@ impl Tree {
     }
 
     /// Checks objects that one edit will add. With a model file, each is checked
-    /// against the parent that it will have after the edit.
+    /// against the parent that it will have after the edit, if the edit deletes no object.
     pub fn check_all<'a>(&'a self, objects: &'a [ManagedObject]) -> Result<(), ModelError> {
         objects.iter().try_for_each(ManagedObject::check)?;
         let Some(schema) = &self.schema else {
@@ -146,16 +164,16 @@ impl Tree {
             let known = || self.objects.get(uri).map(|known| &known.subject);
             coming.get(uri).copied().or_else(known)
         };
-        let lists = |object: &'a ManagedObject| object.children.iter().map(move |child| (child, object));
-        let listed: HashMap<&Uri, &ManagedObject> = objects.iter().flat_map(lists).collect();
+        // If several parents are given for an object, the last one counts.
+        let mut parents: HashMap<&Uri, &Uri> = HashMap::new();
+        for object in objects {
+            parents.extend(object.parent_uri.as_ref().map(|parent| (&object.uri, parent)));
+            parents.extend(object.children.iter().map(|child| (child, &object.uri)));
+        }
         for object in objects {
             let known = || self.objects.get(&object.uri)?.parent_uri.as_ref();
-            let parent = object
-                .parent_uri
-                .as_ref()
-                .or_else(|| listed.get(&object.uri).map(|parent| &parent.uri))
-                .or_else(known)
-                .or_else(|| self.announced.get(&object.uri));
+            let given = parents.get(&object.uri).copied();
+            let parent = given.or_else(known).or_else(|| self.announced.get(&object.uri));
             let parent_class = match parent {
                 Some(parent) => class(parent.as_str()).or(object.parent_subject.as_ref()),
                 None => {
@@ -165,12 +183,11 @@ impl Tree {
             };
             schema.check_below(object, parent_class)?;
         }
-        for (child, parent) in listed
-            .iter()
-            .filter(|(child, _)| !coming.contains_key(child.as_str()))
-        {
-            if let Some(known) = self.objects.get(*child) {
-                schema.check_place(child, &known.subject, Some(&parent.subject))?;
+        for (child, parent) in parents {
+            if !coming.contains_key(child.as_str())
+                && let Some(known) = self.objects.get(child)
+            {
+                schema.check_place(child, &known.subject, class(parent.as_str()))?;
             }
         }
         Ok(())
@@ -183,14 +200,14 @@ impl Tree {
     /// Sets the parent of objects that name no parent and that no object lists: the nearest object
     /// above them, by URI, in the tree or in the list.
     fn with_parents(&self, mut objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
-        let is_lost = |object: &ManagedObject| {
+        let has_no_parent = |object: &ManagedObject| {
             let known = self
                 .objects
                 .get(&object.uri)
                 .is_some_and(|known| known.parent_uri.is_some());
             object.parent_uri.is_none() && !known && !self.announced.contains_key(&object.uri)
         };
-        if !objects.iter().any(is_lost) {
+        if !objects.iter().any(has_no_parent) {
             return objects;
         }
         let listed: HashSet<Uri> = objects
@@ -199,7 +216,7 @@ impl Tree {
             .collect();
         let coming: HashSet<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
         for object in &mut objects {
-            if is_lost(object) && !listed.contains(&object.uri) {
+            if has_no_parent(object) && !listed.contains(&object.uri) {
                 let above: Vec<&str> = object.uri.prefixes().collect();
                 let there = |text: &&str| coming.contains(*text) || self.objects.contains_key(*text);
                 let nearest = above.into_iter().rev().find(there);
@@ -209,9 +226,8 @@ impl Tree {
         objects
     }
 
-    /// Adds or replaces one object. With `spare`, its former children that it does not
-    /// list are deleted, except those for which `spare` returns true.
-    fn put(&mut self, mut object: ManagedObject, spare: Option<Spare<'_>>, before: &mut Before) {
+    /// Adds or replaces one object. Children that it does not list stay.
+    fn put(&mut self, mut object: ManagedObject, before: &mut Before) {
         self.names.share(&mut object);
         let uri = self.share_uri(&mut object);
         let children = std::mem::take(&mut object.children);
@@ -240,19 +256,6 @@ impl Tree {
             one_or_many::add(&mut self.children, parent.clone(), uri.clone());
         }
 
-        if let Some(spare) = spare
-            && let Some(there) = self.children.get(&uri)
-        {
-            let listed: HashSet<&Uri> = children.iter().collect();
-            let gone: Vec<Uri> = there
-                .iter()
-                .filter(|child| !listed.contains(child))
-                .cloned()
-                .collect();
-            for child in gone {
-                self.remove_with_all_below(&child, spare, before);
-            }
-        }
         for child in children {
             self.adopt(child, &uri, before);
         }
@@ -302,7 +305,8 @@ impl Tree {
         }
     }
 
-    fn remove_with_all_below(&mut self, uri: &Uri, spare: Spare<'_>, before: &mut Before) {
+    /// Removes an object and everything below it, except the objects for which `spare` returns true.
+    fn remove_with_all_below(&mut self, uri: &Uri, spare: impl Fn(&Uri) -> bool, before: &mut Before) {
         // Collected first, because removing changes the set that is iterated.
         let gone: Vec<Uri> = self.covered(uri).filter(|uri| !spare(uri)).cloned().collect();
         for uri in gone {

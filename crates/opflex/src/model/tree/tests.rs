@@ -71,6 +71,53 @@ fn replace_deletes_unlisted_children_and_merge_keeps_them() {
 }
 
 #[test]
+fn replace_keeps_a_child_that_moves_to_another_object_of_the_list() {
+    let all = || {
+        vec![
+            object("/a/"),
+            under("/a/b/", "/a/"),
+            under("/a/b/c/", "/a/"),
+            under("/a/b/c/d/", "/a/b/c/"),
+            under("/a/x/", "/a/"),
+            under("/a/x/y/", "/a/x/"),
+        ]
+    };
+    let replace = [
+        listing(object("/a/"), &["/a/b/", "/a/x/y/"]),
+        listing(object("/a/b/"), &["/a/b/c/"]),
+    ];
+    for reversed in [false, true] {
+        let mut tree = Tree::new();
+        tree.merge(all()).unwrap();
+        let mut objects = replace.to_vec();
+        if reversed {
+            objects.reverse();
+        }
+        let changes = tree.replace(objects).unwrap();
+        assert_eq!(
+            kinds(&changes),
+            [("/a/b/c/", Modified), ("/a/x/", Deleted), ("/a/x/y/", Modified)]
+        );
+        assert_eq!(uris(&tree), ["/a/", "/a/b/", "/a/b/c/", "/a/b/c/d/", "/a/x/y/"]);
+    }
+}
+
+#[test]
+fn an_object_is_checked_against_the_parent_that_counts() {
+    let model = b"{\"classes\":{\"a\":{},\"b\":{},\"c\":{\"under\":[\"a\"]}}}";
+    let schema = Schema::read(model, Default::default()).unwrap();
+    let mut tree = Tree::with_schema(schema.into());
+    let child = || ManagedObject::new("c", uri("/a/b/c/")).under("a", uri("/a/"));
+    let a = || ManagedObject::new("a", uri("/a/"));
+    let b = || listing(ManagedObject::new("b", uri("/a/b/")), &["/a/b/c/"]);
+    // The object that arrives last decides on the parent.
+    let error = tree.merge(vec![a(), child(), b()]).unwrap_err();
+    assert!(matches!(error, ModelError::WrongParent { .. }), "{error}");
+    tree.merge(vec![a(), b(), child()]).unwrap();
+    assert_eq!(tree.get(&uri("/a/b/c/")).unwrap().parent_uri(), Some(&uri("/a/")));
+}
+
+#[test]
 fn an_object_without_a_parent_is_below_the_nearest_object_above() {
     let mut tree = Tree::new();
     tree.merge(vec![object("/a/b/c/d/"), object("/a/"), object("/x/y/")])
@@ -299,11 +346,12 @@ impl Naive {
             .collect()
     }
 
-    fn delete(&mut self, uri: &Uri) {
+    fn delete(&mut self, uri: &Uri, kept: &[Uri]) {
+        let is_kept = |other: &Uri| kept.iter().any(|kept| kept.covers(other));
         let gone: Vec<Uri> = self
             .objects
             .keys()
-            .filter(|other| uri.covers(other))
+            .filter(|other| uri.covers(other) && !is_kept(other))
             .cloned()
             .collect();
         for uri in gone.iter().chain([uri]) {
@@ -320,11 +368,6 @@ impl Naive {
             self.parents.insert(object.uri.clone(), parent.clone());
         }
         self.objects.insert(object.uri.clone(), object.clone());
-        for child in self.children(&object.uri) {
-            if whole && !listed.contains(&child) {
-                self.delete(&child);
-            }
-        }
         for child in &object.children {
             self.parents.insert(child.clone(), object.uri.clone());
         }
@@ -347,13 +390,25 @@ impl Naive {
             }
         }
         let objects = &objects;
-        for object in objects {
+        let listed = |object: &ManagedObject| -> Vec<Uri> {
             let named = objects
                 .iter()
                 .filter(|o| o.parent_uri.as_ref() == Some(&object.uri))
                 .map(|o| &o.uri);
-            let listed: Vec<_> = object.children.iter().chain(named).cloned().collect();
-            self.put(object, &listed, whole);
+            object.children.iter().chain(named).cloned().collect()
+        };
+        let former = objects.iter().flat_map(|object| self.children(&object.uri));
+        let former: Vec<Uri> = former.filter(|_| whole).collect();
+        for object in objects {
+            self.put(object, &listed(object), whole);
+        }
+        let stay: Vec<Uri> = objects
+            .iter()
+            .flat_map(|object| listed(object).into_iter().chain([object.uri.clone()]))
+            .collect();
+        for child in former.iter().filter(|child| !stay.contains(child)) {
+            let below = stay.iter().filter(|uri| child.is_ancestor_of(uri));
+            self.delete(child, &below.cloned().collect::<Vec<_>>());
         }
     }
 
@@ -461,7 +516,7 @@ proptest! {
                     tree.replace(objects.clone()).unwrap()
                 }
                 Edit::Delete(uris) => {
-                    uris.iter().for_each(|uri| naive.delete(uri));
+                    uris.iter().for_each(|uri| naive.delete(uri, &[]));
                     tree.delete(uris)
                 }
             };
