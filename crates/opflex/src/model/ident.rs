@@ -23,12 +23,12 @@ impl fmt::Display for Ident {
 }
 
 /// The properties that hold names, unless the model file sets others for the class.
-const NAMING: [&str; 5] = ["name", "identifier", "ip", "mac", "uuid"];
+pub(super) const NAMING: [&str; 5] = ["name", "identifier", "ip", "mac", "uuid"];
 /// The property that holds the context, unless the model file sets another one for the class.
 const CONTEXT: &str = "context";
 
 /// The maximum number of identifiers of one object. Objects of libopflex have up to three.
-const MOST: usize = 16;
+const MAX_IDENTS: usize = 16;
 
 impl Ident {
     /// True if a property holds a name, unless the model file sets other properties for the class.
@@ -36,19 +36,20 @@ impl Ident {
         NAMING.contains(&property)
     }
 
-    /// The identifiers of an object.
+    /// The identifiers of an object. `properties` are the property of the context and the properties
+    /// of the names, if the model file sets them for the class.
     ///
-    /// The draft does not define them, and libopflex does not support them. Here the context
-    /// is the property `context` (a URI or a reference), or else the parent. The names are the
-    /// values of `name`, `identifier`, `ip`, `mac` and `uuid`; a model file can set other
-    /// properties for a class. A URI that ends in `class/name/` or `class/context/name/`, as the
-    /// URIs of libopflex do, also gives an identifier, so an object needs no properties for it.
+    /// The draft does not define which identifiers an object has, and libopflex does not support
+    /// them. Here the context is the property `context` (a URI or a reference). If the object has no
+    /// such property, the context is its parent, and without a parent it is the context in its URI.
+    /// The names are the values of `name`, `identifier`, `ip`, `mac` and `uuid`. A URI that ends in
+    /// `class/name/` or `class/context/name/`, as the URIs of libopflex do, also gives an identifier.
     pub fn of(object: &ManagedObject, properties: Option<(&str, &[Name])>) -> Vec<Self> {
         let mut idents = Vec::new();
         let mut add = |context: &Uri, name: &str| {
             // Each name is compared with all others, so the number that a peer can send needs a
             // bound.
-            if idents.len() == MOST {
+            if idents.len() == MAX_IDENTS {
                 return;
             }
             let known = |ident: &Self| ident.name == *name && ident.context == *context;

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::ident::NAMING;
 use super::{FileError, Format, ManagedObject, ModelError, Name, Reference};
 
 /// The classes of a policy model, against which objects are checked.
@@ -22,14 +23,15 @@ use super::{FileError, Format, ManagedObject, ModelError, Name, Reference};
 ///       intraGroup: {enum: [allow, deny]}
 ///       contract: {reference: [GbpContract]}
 ///   EprL3Ep:
-///     context: context            # the property that gives identifiers their context
-///     names: [ip, uuid]           # the properties that are identifiers in it
+///     context: context            # the property with the context of its identifiers
+///     names: [ip, uuid]           # the properties that are names in this context
 ///     properties: {context: uri, ip: string, mac: mac, uuid: string}
 /// ```
 ///
 /// The types are `string`, `u64`, `i64`, `f64`, `bool`, `mac`, `uri`,
 /// `reference` and `any`, each also in brackets for a list; `enum` and `reference`
-/// have values as shown. A class without `properties` accepts any.
+/// have values as shown. A class without `properties` accepts any. Without `context`, the property
+/// is `context`; without `names`, the properties are `name`, `identifier`, `ip`, `mac` and `uuid`.
 #[derive(Debug)]
 pub struct Schema {
     open: bool,
@@ -81,17 +83,22 @@ struct File {
 impl Schema {
     /// Reads a model file.
     pub fn read(text: &[u8], format: Format) -> Result<Self, FileError> {
-        let File { open, mut classes } = format.read(text)?;
-        for class in classes.values_mut().filter(|class| class.context.is_some()) {
-            class.names.get_or_insert_with(|| vec!["name".into()]);
-        }
+        let File { open, classes } = format.read(text)?;
         // Classes may name each other in any order, so the names are checked at the end.
-        let schema = Self { open, classes };
+        let mut schema = Self { open, classes };
         schema.check_names()?;
+        for class in schema
+            .classes
+            .values_mut()
+            .filter(|class| class.context.is_some())
+        {
+            class.names.get_or_insert_with(|| NAMING.map(Name::from).to_vec());
+        }
         Ok(schema)
     }
 
-    /// Refuses a file that uses a class without defining it, which is most likely a typing error.
+    /// Refuses a file that uses a class or a property without defining it, which is most likely a
+    /// typing error.
     fn check_names(&self) -> Result<(), FileError> {
         for (name, class) in &self.classes {
             let named = class.under.iter().flatten();
@@ -100,6 +107,20 @@ impl Schema {
             if let Some(unknown) = named.find(|subject| !self.knows(subject)) {
                 return Err(FileError::Model(format!(
                     "class {name} names the unknown class {unknown}"
+                )));
+            }
+            let naming = class
+                .names
+                .iter()
+                .flatten()
+                .map(Name::as_str)
+                .chain(class.context.as_deref());
+            let types = class.properties.as_ref();
+            let mut undefined =
+                naming.filter(|property| types.is_some_and(|types| !types.contains_key(*property)));
+            if let Some(unknown) = undefined.next() {
+                return Err(FileError::Model(format!(
+                    "class {name} has no property {unknown} for its identifiers"
                 )));
             }
         }
@@ -287,7 +308,7 @@ impl fmt::Display for Type {
                 let names: Vec<_> = classes.iter().map(Name::as_str).collect();
                 write!(f, "a reference to {}", names.join(" or "))
             }
-            Self::ListOf(kind) => write!(f, "a list, each {kind}"),
+            Self::ListOf(kind) => write!(f, "a list in which each element is {kind}"),
         }
     }
 }
@@ -305,6 +326,7 @@ fn is_mac(text: &str) -> bool {
 mod tests {
     use serde_json::json;
 
+    use super::super::Ident;
     use super::*;
 
     const MODEL: &str = "
@@ -380,12 +402,33 @@ classes:
     }
 
     #[test]
+    fn a_class_that_sets_only_its_context_has_the_usual_names() {
+        let text = b"classes: {A: {context: net, properties: {net: uri, ip: string}}}";
+        let schema = Schema::read(text, Format::Yaml).unwrap();
+        let object = ManagedObject::new("A", "/x/".parse().unwrap());
+        let object = object.with("net", "/n/").with("ip", "10.0.0.1");
+        let idents = Ident::of(&object, schema.naming("A"));
+        assert_eq!(
+            idents.iter().map(Ident::to_string).collect::<Vec<_>>(),
+            ["\"10.0.0.1\" in /n/"]
+        );
+    }
+
+    #[test]
     fn errors_of_a_model_file_name_the_fault() {
         for (text, what) in [
             ("classes: {A: {properties: {p: strnig}}}", "strnig"),
             ("classes: {A: {properties: {p: '[[string]]'}}}", "[[string]]"),
             ("classes: {A: {properties: {p: {enum: 7}}}}", "enum"),
             ("classes: {A: {propertise: {}}}", "propertise"),
+            (
+                "classes: {A: {context: contxet, properties: {context: uri}}}",
+                "contxet",
+            ),
+            (
+                "classes: {A: {names: [nmae], properties: {name: string}}}",
+                "nmae",
+            ),
             ("open: true", "classes"),
         ] {
             let error = Schema::read(text.as_bytes(), Format::Yaml)
