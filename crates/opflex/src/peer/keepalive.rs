@@ -83,8 +83,9 @@ impl Keepalive {
             return Beat::Wait;
         }
         // Checked only when an echo is due, as in libopflex. So a peer may be silent for `silence`
-        // and one interval.
-        if now.saturating_duration_since(self.last_received) > settings.silence {
+        // and one interval. Counted to the time at which the echo was due: after a pause of the whole
+        // process, the bytes of the peer wait to be read.
+        if self.next.saturating_duration_since(self.last_received) > settings.silence {
             return Beat::Dead;
         }
         // Counted from now, so that a process that was suspended sends one echo and not a series.
@@ -113,5 +114,17 @@ mod tests {
             assert_eq!(keepalive.beat(&settings, at(seconds)), Beat::Echo(n), "{seconds}");
         }
         assert_eq!(keepalive.beat(&settings, at(145)), Beat::Dead);
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "some instant to count from")]
+    fn a_pause_of_the_process_is_no_silence_of_the_peer() {
+        let settings = KeepaliveSettings::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut keepalive = Keepalive::new(&settings, start);
+        assert_eq!(keepalive.beat(&settings, at(1000)), Beat::Echo(1));
+        // The peer has sent nothing before the pause and after it.
+        assert_eq!(keepalive.beat(&settings, at(1015)), Beat::Dead);
     }
 }
