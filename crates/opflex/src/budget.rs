@@ -5,9 +5,9 @@ use std::hash::Hash;
 
 /// The memory that is kept for each of several holders, in bytes as they are allocated.
 ///
-/// No holder may have more than the part that is free. So one greedy holder gets half of the
-/// limit, and `n` of them get an `n + 1`th each. The last part stays free for holders that
-/// have no memory yet.
+/// A holder may take bytes only if, afterwards, it has no more bytes than are free. So one greedy
+/// holder gets half of the limit, and two greedy holders get a third each. Some bytes always stay
+/// free for holders that have none yet.
 #[derive(Debug)]
 pub(crate) struct Budget<K> {
     used: usize,
@@ -29,7 +29,8 @@ impl<K: Eq + Hash> Budget<K> {
         self.of.get(holder).copied().unwrap_or_default()
     }
 
-    /// True if a holder may take `more` bytes of a limit.
+    /// True if a holder may take `more` bytes of a limit. It may be false for zero bytes, so a caller
+    /// that replaces an object by a smaller one does not ask.
     pub(crate) fn fits(&self, holder: &K, more: usize, limit: usize) -> bool {
         let used = self.used.saturating_add(more);
         self.of(holder).saturating_add(more) <= limit.saturating_sub(used)
@@ -43,11 +44,12 @@ impl<K: Eq + Hash> Budget<K> {
 
     /// Counts bytes that a holder gives back.
     pub(crate) fn refund(&mut self, holder: &K, bytes: usize) {
-        self.used = self.used.saturating_sub(bytes);
         let Some(of) = self.of.get_mut(holder) else {
             return;
         };
-        *of = of.saturating_sub(bytes);
+        let bytes = bytes.min(*of);
+        self.used -= bytes;
+        *of -= bytes;
         // Peers choose the names of holders, so empty entries must not pile up.
         if *of == 0 {
             self.of.remove(holder);
