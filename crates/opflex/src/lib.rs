@@ -26,7 +26,7 @@
 //! | [`rpc`] | JSON-RPC 1.0: framing, ids, requests without an answer | – |
 //! | [`model`] | managed objects: URIs, the tree store, watchers, files | – |
 //! | [`message`] | the methods with typed parameters and results | `rpc`, `model` |
-//! | [`peer`] | the code that servers and policy elements share | `message` |
+//! | [`peer`] | the code that servers and policy elements share | `rpc`, `message` |
 //! | [`server`] | policy repository, endpoint registry, observer | all above |
 //! | [`policy_element`] | the client of these servers | all above |
 //! | [`run`] | server and policy element on threads, over sockets | all above, `transport` |

@@ -42,8 +42,8 @@ impl Identified {
 }
 
 impl Decoder {
-    /// The longest message before the identity is accepted, in bytes. Those of libopflex have a few
-    /// hundred, including lists of servers.
+    /// The maximum length of a message before the identity is accepted, in bytes. The messages of
+    /// libopflex until then have a few hundred bytes each, including lists of servers.
     pub const BEFORE_IDENTITY: usize = 256 * 1024;
 
     /// The approximate memory that all messages before the identity may take together, in bytes.
@@ -68,8 +68,9 @@ impl Decoder {
         }
     }
 
-    /// A decoder for a stream on which no identity is sent.
-    pub fn trusting(limits: Limits) -> Self {
+    /// A decoder for a stream on which no identity is sent, such as the control socket. The limits
+    /// apply from the first message on.
+    pub fn without_identity(limits: Limits) -> Self {
         Self {
             messages: rpc::Decoder::new(limits),
             before: None,
@@ -96,8 +97,9 @@ impl Decoder {
                 return Ok(());
             };
             if self.before.is_some() {
-                // Not refunded when the messages are handled: they may wait for the dispatcher, and
-                // a peer needs few messages before its identity.
+                // The limit falls by the memory of each message and does not rise again when the
+                // message is handled. A peer needs few messages before its identity, and counting
+                // handled messages would need a signal from the dispatcher.
                 let mut limits = self.messages.limits();
                 limits.memory = limits.memory.saturating_sub(self.messages.memory());
                 self.messages.set_limits(limits);

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 pub struct ErrorCode(Cow<'static, str>);
 
 impl ErrorCode {
-    /// Any other failure.
+    /// A failure for which the draft has no other code.
     pub const ERROR: Self = Self(Cow::Borrowed("ERROR"));
     /// The receiver does not support the method.
     pub const EUNSUPPORTED: Self = Self(Cow::Borrowed("EUNSUPPORTED"));

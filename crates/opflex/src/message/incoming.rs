@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::error_response::cut;
-use super::resolve::Worded;
+use super::resolve::Named;
 use super::{
     Custom, CustomResult, Echo, EndpointDeclare, EndpointUndeclare, ErrorCode, ErrorResponse, Identity,
     IdentityResult, Method, Resolve, StateReport, Store, Update,
@@ -23,7 +23,7 @@ use crate::rpc::{self, EncodeError, Frame, Id, Payload};
 #[non_exhaustive]
 #[expect(
     missing_docs,
-    reason = "each variant is the method of that name, or both methods"
+    reason = "a variant has the name of its method; with a `Store`, it is the method for policy or for endpoints"
 )]
 pub enum Request {
     Echo(Echo),
@@ -43,7 +43,7 @@ pub enum Request {
 pub enum Reply {
     /// The identity of the other side.
     SendIdentity(Box<IdentityResult>),
-    /// The resolved policy or endpoints, parents before children.
+    /// The resolved policy or endpoints. Servers send parents before children, which is not checked.
     Resolve(Store, Vec<ManagedObject>),
     /// The result of an inner method.
     Custom(CustomResult),
@@ -128,8 +128,9 @@ impl Request {
             Self::Echo(Echo(params)) => Frame::request(id, method, params),
             Self::SendIdentity(identity) => Frame::request(id, method, &[identity]),
             Self::Resolve(of, params) | Self::Unresolve(of, params) => {
-                let worded: Vec<_> = params.iter().map(|params| Worded(*of, params)).collect();
-                Frame::request(id, method, &worded)
+                // The names of the members differ for policy and for endpoints.
+                let named: Vec<_> = params.iter().map(|params| Named(*of, params)).collect();
+                Frame::request(id, method, &named)
             }
             Self::Update(_, params) => Frame::request(id, method, params),
             Self::EndpointDeclare(params) => Frame::request(id, method, params),
@@ -143,13 +144,13 @@ impl Request {
         Ok(match method {
             Method::Echo => Self::Echo(Echo(list(params)?)),
             // Without parameters, all members of the identity are missing. libopflex sends exactly one
-            // object; further ones are ignored.
+            // object; the first of several is used, and all of them must be valid.
             Method::SendIdentity => {
                 Self::SendIdentity(objects(params)?.into_iter().next().unwrap_or_default())
             }
             Method::PolicyResolve => {
                 let resolves: Vec<Resolve> = objects(params)?;
-                // Checked here and not by the type, because a resolve of endpoints may omit it.
+                // The type allows a missing refresh rate, because a resolve of endpoints may omit it.
                 if resolves.iter().any(|resolve| resolve.prr.is_none()) {
                     return Err("missing field `prr`".to_owned());
                 }
@@ -252,10 +253,10 @@ impl Incoming {
     }
 
     fn response(rpc::Response { id, outcome }: rpc::Response) -> Self {
-        // JSON-RPC responses have no method. libopflex reads it from the id as well.
+        // A response has no member for its method, so the method is read from the id, as in libopflex.
         let method = id.method().as_deref().and_then(Method::from_name);
         match (method, outcome) {
-            // libopflex ignores it as well.
+            // libopflex ignores a response with an unknown method, too.
             (None, _) => Self::Stray { id },
             (Some(method), Ok(result)) => match Reply::read(method, &result) {
                 Ok(reply) => Self::Result { id, reply },
@@ -267,10 +268,14 @@ impl Incoming {
             },
             (Some(method), Err(error)) => match error.parse() {
                 Ok(error) => Self::Failure { id, method, error },
+                // The error is an object, but it may have a value that can't be read, such as 1e400.
                 Err(fault) => Self::Failure {
                     id,
                     method,
-                    error: ErrorResponse::new(ErrorCode::ERROR, fault),
+                    error: ErrorResponse::new(
+                        ErrorCode::ERROR,
+                        format_args!("the error can't be read: {fault}"),
+                    ),
                 },
             },
         }

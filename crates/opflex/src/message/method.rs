@@ -11,9 +11,10 @@ use serde::Serialize;
 pub enum Method {
     /// Checks that the other side is alive. Sent by either side at any time.
     Echo,
-    /// Sends the identity, and gets that of the server. Element to server, first of all.
+    /// Sends the identity of the element; the result is the identity of the server. Element to
+    /// server, before all other requests but echoes.
     SendIdentity,
-    /// Gets policy, and updates of it. Element to repository.
+    /// Gets policy; the server sends updates of it from then on. Element to repository.
     PolicyResolve,
     /// Ends a resolve of policy. Element to repository.
     PolicyUnresolve,
@@ -23,7 +24,7 @@ pub enum Method {
     EndpointDeclare,
     /// Ends a declaration. Element to registry.
     EndpointUndeclare,
-    /// Gets an endpoint, and updates of it. Element to registry.
+    /// Gets an endpoint; the server sends updates of it from then on. Element to registry.
     EndpointResolve,
     /// Ends a resolve of an endpoint. Element to registry.
     EndpointUnresolve,

@@ -85,9 +85,9 @@ impl TryFrom<Wire> for Resolve {
 struct NotOneTarget;
 
 /// A resolve for sending, with the member names for policy or for endpoints.
-pub(super) struct Worded<'a>(pub(super) Store, pub(super) &'a Resolve);
+pub(super) struct Named<'a>(pub(super) Store, pub(super) &'a Resolve);
 
-impl Serialize for Worded<'_> {
+impl Serialize for Named<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(of, resolve) = self;
         // Not derived, because the names of the members depend on the store.

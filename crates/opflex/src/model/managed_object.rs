@@ -50,7 +50,8 @@ pub struct ManagedObject {
         skip_serializing_if = "Option::is_none"
     )]
     pub parent_uri: Option<Uri>,
-    /// The parent's name for the relation. The default is the class of the object.
+    /// The name under which the parent contains this object. If it is not given, it is the class of
+    /// this object.
     #[serde(
         default,
         deserialize_with = "empty_as_none",

@@ -14,8 +14,8 @@ pub enum CloseReason {
     /// The peer sent a response before the identities were exchanged.
     #[error("the peer answered {0} before the identities were exchanged")]
     ResponseBeforeIdentity(Method),
-    /// The connection was not made, or the identities were not exchanged, in time.
-    #[error("the peer did not connect and send its identity in time")]
+    /// The time limit of connecting or of the exchange of identities has passed.
+    #[error("the connection was not made, or the peer did not send its identity, in time")]
     IdentityTimeout,
     /// No byte has arrived from the peer for longer than
     /// [`KeepaliveSettings::silence`](super::KeepaliveSettings::silence).
@@ -33,8 +33,8 @@ pub enum CloseReason {
     /// The list of servers that the server sent does not include the address that was dialled.
     #[error("the server lists only other servers")]
     NotInItsList,
-    /// The server was learned, and no list of servers includes it any more.
-    #[error("no list of servers has this server any more")]
+    /// The server was learned from the list of another server, and no server lists it any more.
+    #[error("no server lists this server any more")]
     NotListed,
     /// The application has reset or stopped the element.
     #[error("the element was reset or stopped")]

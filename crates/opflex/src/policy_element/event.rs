@@ -17,8 +17,8 @@ pub type Action = crate::peer::Action<ElementEvent>;
 pub enum Health {
     /// No server is ready.
     Down,
-    /// Some servers are ready, or all are and a request has no answer after several
-    /// attempts.
+    /// Some servers are ready and some are not, or all are ready and a request has no answer after
+    /// several attempts.
     Degraded,
     /// All servers are ready, and all requests are answered in time.
     Healthy,
@@ -139,7 +139,7 @@ pub struct ObjectChange {
     pub object: Option<ManagedObject>,
 }
 
-// JSON has a text for each state, also for a server that was removed.
+// In JSON, the state of a removed server is the text "dropped" instead of null.
 fn state_or_dropped<S: Serializer>(state: &Option<PeerState>, serializer: S) -> Result<S::Ok, S::Error> {
     match state {
         Some(state) => state.serialize(serializer),

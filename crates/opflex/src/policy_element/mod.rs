@@ -28,7 +28,7 @@
 //!    │ policy_resolve of all that is held ─────>│ to policy repositories
 //!    │ endpoint_declare, endpoint_resolve ─────>│ to endpoint registries
 //!    │ state_report ───────────────────────────>│ to observers
-//!    │<──────────────────────────────── results │ no answer: repeated, less and less often
+//!    │<──────────────────────────────── results │ no result: repeated, with growing pauses
 //!    │<────────────────────────── policy_update │ ElementEvent::Changed
 //!    │ the same requests, after prr/3 to prr/2 ─>│
 //!    │ policy_unresolve ───────────────────────>│ when the last reference is released
@@ -99,7 +99,7 @@ pub struct ElementCore {
     health: Health,
     location: Option<String>,
     proxies: Option<Proxies>,
-    /// The number of resolves that exist only because other policies refer to them.
+    /// The number of policies that are resolved only because other policies refer to them.
     followed: usize,
     /// True if a policy was not resolved because of the limit of `followed`.
     follow_limited: bool,
@@ -177,7 +177,7 @@ impl ElementCore {
     /// Releases a reference. If it was the last reference to the resolve, the servers get an
     /// unresolve after [`Settings::linger`], and the objects are removed.
     pub fn release(&mut self, reference: ReferenceId, now: Instant) {
-        // The table has the reference no more, so each reference is released once.
+        // Removed from the table, so a second release of the same reference has no effect.
         if let Some((key, follow)) = self.references.remove(&reference) {
             // Not at once, because a released policy is often resolved again at the same time.
             let end = after(now, self.settings.linger);
@@ -268,7 +268,7 @@ impl ElementCore {
                 });
             }
         }
-        // After the repetitions: a refresh replaces the earlier request of its item.
+        // Repetitions come first, because a refresh sends a new request in place of the earlier one.
         while let Some(key) = self.held.refresh(now) {
             self.request_from_all(&key, now);
         }

@@ -164,7 +164,7 @@ impl ElementCore {
             }
             Ok(()) => {}
             Err(error) => {
-                debug!("{connection}: refused: {error}");
+                debug!("{connection}: refused: {}", excerpt(&error));
                 self.actions.send(connection, Frame::failure(id, &error));
             }
         }

@@ -329,7 +329,7 @@ mod tests {
         let (events, queue) = events::channel::<DispatchEvent<Machine<ServerSide>>>(4);
         let id = ssntp_transport::ConnectionId(1 << 24);
         let mut codec = Codec {
-            decoder: Decoder::trusting(Limits::default()),
+            decoder: Decoder::without_identity(Limits::default()),
             wanted: 0,
             id,
             events,

@@ -48,7 +48,7 @@ pub(super) fn receive(
     idle: Option<Duration>,
     mut answer: impl FnMut(Incoming) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut decoder = Decoder::trusting(limits);
+    let mut decoder = Decoder::without_identity(limits);
     let (mut input, mut messages) = (BytesMut::new(), Vec::new());
     let mut read = vec![0; READ];
     newcomer.set_read_timeout(idle)?;

@@ -373,7 +373,7 @@ mod tests {
 
         fn receive(&mut self, id: ssntp_transport::ConnectionId, text: &str) {
             let mut messages = Vec::new();
-            let mut decoder = Decoder::trusting(Limits::default());
+            let mut decoder = Decoder::without_identity(Limits::default());
             // The text may have several messages.
             let text = text.replace("}{", "}\0{") + "\0";
             decoder
@@ -466,7 +466,7 @@ mod tests {
         let (id, outbox) = bench.connect().unwrap();
         let resolve = r#"{"id":["policy_resolve",2],"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
         bench.receive(id, &format!("{IDENTITY}{resolve}"));
-        let mut decoder = Decoder::trusting(Limits::default());
+        let mut decoder = Decoder::without_identity(Limits::default());
         let (mut input, mut messages) = (BytesMut::new(), Vec::new());
         let wire = Wire::default();
         outbox.open(Box::new(wire.clone()));

@@ -221,7 +221,7 @@ impl ServerCore {
                     format!("its identity is refused: {}", excerpt(error))
                 });
             }
-            _ => debug!("{connection}: refused: {error}"),
+            _ => debug!("{connection}: refused: {}", excerpt(error)),
         }
         if let Some((session, method)) = self.sessions.get_mut(&connection).zip(method) {
             session.counters.count_refused(method);

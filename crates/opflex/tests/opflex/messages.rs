@@ -349,6 +349,12 @@ fn failures_keep_their_code() {
             other => panic!("{other:?}"),
         }
     }
+    // The code is a number out of range.
+    let (messages, _) = decode(b"{\"id\":[\"echo\",1],\"error\":{\"code\":1e400}}\0");
+    let [Incoming::Failure { error, .. }] = &messages[..] else {
+        panic!("{messages:?}");
+    };
+    assert!(error.to_string().contains("can't be read"), "{error}");
 }
 
 #[test]

@@ -26,13 +26,13 @@ impl Cursor {
     /// The beginning of the objects at and below a URI. The root means the whole tree.
     pub(crate) fn below(uri: Uri) -> Self {
         Self {
-            // URIs of peers need not begin with a slash, so they need not be below `/`.
+            // No root instead of `/`: a URI of a peer may begin without a slash, and `/` does not cover it.
             root: Some(uri).filter(|uri| !uri.is_root()),
             last: None,
         }
     }
 
-    /// True if the cursor has still to pass a URI.
+    /// True if the URI is behind the position, in the part of the tree that the cursor reads.
     pub(crate) fn is_ahead(&self, uri: &Uri) -> bool {
         self.last.as_ref().is_none_or(|last| uri > last)
             && self.root.as_ref().is_none_or(|root| root.covers(uri))

@@ -96,7 +96,7 @@ impl World {
     fn say(&mut self, connection: ConnectionId, text: &Value) {
         let mut messages = Vec::new();
         let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
-        let mut decoder = Decoder::trusting(Default::default());
+        let mut decoder = Decoder::without_identity(Default::default());
         decoder.decode(&mut buffer, &mut messages).unwrap();
         for message in messages {
             self.act(|element, now| element.message(connection, message, now));

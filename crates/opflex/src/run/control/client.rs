@@ -48,7 +48,7 @@ impl Control {
         };
         Ok(Self {
             halves: plain(stream, BufferPool::new()),
-            decoder: Decoder::trusting(limits),
+            decoder: Decoder::without_identity(limits),
             limit,
             last: 0,
             if_revision: None,

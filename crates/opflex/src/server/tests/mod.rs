@@ -69,7 +69,7 @@ impl World {
     pub(super) fn say(&mut self, connection: ConnectionId, text: &Value) -> Vec<Value> {
         let mut messages = Vec::new();
         let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
-        let mut decoder = Decoder::trusting(Default::default());
+        let mut decoder = Decoder::without_identity(Default::default());
         decoder.decode(&mut buffer, &mut messages).unwrap();
         for message in messages {
             self.act(|server, now| server.message(connection, message, now));
