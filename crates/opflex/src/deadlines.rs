@@ -2,15 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// The longest delay, about a hundred years. Adding a longer one to an `Instant` could overflow.
-pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
-/// The time at which `duration` has passed since `time`; a longer duration counts as [`LONGEST`].
-pub(crate) fn after(time: Instant, duration: Duration) -> Instant {
-    time + duration.min(LONGEST)
-}
+pub(crate) use ssntp_transport::{NEVER, after};
 
 /// One deadline for each key, sorted by time.
 #[derive(Debug)]
@@ -68,6 +62,8 @@ impl<K: Clone + Eq + Hash + Ord> Deadlines<K> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

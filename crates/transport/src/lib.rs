@@ -73,7 +73,9 @@ pub use self::dispatch::DispatcherFigures;
 pub use self::end::EndReason;
 pub use self::flow::{Credit, PATIENCE};
 pub use self::histogram::Histogram;
-pub use self::host::{ProcessFigures, Room, after, deadline, descriptors, left, memory_for_queues, threads};
+pub use self::host::{
+    NEVER, ProcessFigures, Room, after, deadline, descriptors, left, memory_for_queues, threads,
+};
 pub use self::link::{
     Incoming, LastWrites, Link, LinkConfig, Next, Sink, Writing, Wrote, end_reason, silent_peer,
 };

@@ -394,13 +394,6 @@ impl Subscriber {
 #[cfg(test)]
 mod tests;
 
-/// The end of a wait that begins now. A limit that no clock can represent is a wait of a century.
-pub(super) fn deadline(limit: Duration) -> Instant {
-    let now = now();
-    let century = Duration::from_secs(100 * 365 * 86_400);
-    now.checked_add(limit).unwrap_or_else(|| now + century)
-}
-
 #[expect(clippy::disallowed_methods, reason = "time limits of waits")]
 fn now() -> Instant {
     Instant::now()

@@ -93,7 +93,7 @@ use ssntp::payload::{
 };
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{Command, Frame, Trace, TraceParent};
-use ssntp_transport::threads;
+use ssntp_transport::{deadline, threads};
 
 /// The log target of this module and all below it.
 const LOG: &str = "ssntp::controller";
@@ -212,7 +212,7 @@ impl Controller {
     /// Calls `look` with the view now and after each change, until it returns `Some`. Returns `None`
     /// after `limit`.
     pub fn wait<T>(&self, limit: Duration, mut look: impl FnMut(&View) -> Option<T>) -> Option<T> {
-        let deadline = feed::deadline(limit);
+        let deadline = deadline(limit);
         self.shared
             .wait(deadline, |view, _| look(view).ok_or(Duration::MAX))
     }
@@ -220,7 +220,7 @@ impl Controller {
     /// Waits until the snapshot of the session is complete, and each node has sent STATS or there
     /// was no news for 300 ms. Returns false after `limit`.
     pub fn wait_complete(&self, limit: Duration) -> bool {
-        self.shared.wait_complete(feed::deadline(limit))
+        self.shared.wait_complete(deadline(limit))
     }
 
     /// Waits until there is a session, for at most `limit`; false if there is none by then.

@@ -8,9 +8,10 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use thiserror::Error;
 use uuid::Uuid;
 
-use super::{CommandError, Controller, feed};
+use super::{CommandError, Controller};
 use ssntp::payload::{self, InvalidFrameType, Payload};
 use ssntp::proto::{ErrorCode, Frame, FrameKind};
+use ssntp_transport::deadline;
 
 /// The maximum number of answers in the channel of one question, which also receives the answers to other
 /// questions of the same kind.
@@ -49,7 +50,7 @@ impl Controller {
         is_answer: impl Fn(&A) -> bool,
         limit: Duration,
     ) -> Result<A, AskError> {
-        let deadline = feed::deadline(limit);
+        let deadline = deadline(limit);
         // Registered before the frame is sent, so that no answer can arrive too early.
         let asked = OpenQuestion::register(&self.shared.questions, Q::KIND, A::KIND);
         let sent = self.client.send(Frame::of(question));

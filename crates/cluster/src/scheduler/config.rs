@@ -10,6 +10,7 @@ use thiserror::Error;
 use super::instances::StartLimits;
 use super::placement::Policy;
 use ssntp::payload;
+use ssntp_transport::NEVER;
 
 /// The controllers that may send commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,7 +99,7 @@ impl SchedulerConfig {
     /// 64 MiB, 60 s.
     #[must_use]
     pub fn held(mut self, starts: usize, bytes: usize, time: Duration) -> Self {
-        (self.held_starts, self.held_bytes, self.held_time) = (starts, bytes, time);
+        (self.held_starts, self.held_bytes, self.held_time) = (starts, bytes, time.min(NEVER));
         self
     }
 
@@ -116,7 +117,7 @@ impl SchedulerConfig {
     /// deleted. Default: 60 s, 15 minutes.
     #[must_use]
     pub fn start_time(mut self, quiet: Duration, most: Duration) -> Self {
-        (self.starts.quiet, self.starts.most) = (quiet, most);
+        (self.starts.quiet, self.starts.most) = (quiet.min(NEVER), most.min(NEVER));
         self
     }
 
@@ -125,7 +126,7 @@ impl SchedulerConfig {
     /// Default: 15 s.
     #[must_use]
     pub fn absence(mut self, time: Duration) -> Self {
-        self.starts.absence = time;
+        self.starts.absence = time.min(NEVER);
         self
     }
 
@@ -133,7 +134,7 @@ impl SchedulerConfig {
     /// STATS for three intervals is stale. Default: 30 s.
     #[must_use]
     pub fn stats_interval(mut self, interval: Duration) -> Self {
-        self.stats_interval = interval;
+        self.stats_interval = interval.min(NEVER);
         self
     }
 

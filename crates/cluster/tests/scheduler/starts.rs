@@ -222,6 +222,26 @@ fn the_queue_of_held_starts_is_bounded() {
 }
 
 #[test]
+fn no_time_limit_is_too_long() {
+    let (config, max) = (SchedulerConfig::new(), Duration::MAX);
+    let config = config.held(2, 1 << 20, max).start_time(max, max);
+    let cluster = Cluster::new(config.absence(max).stats_interval(max));
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let [first, second] = [1, 1].map(start);
+    start_on(&mut controller, &mut node, &first);
+    node.send_payload(&stats(node.uuid, &[first.instance_uuid]));
+    controller.expect(Command::STATS);
+    controller.send_payload(&second);
+    controller.expect_nothing();
+    node.send_payload(&ready(node.uuid, 1000));
+    expect_start(&mut node, &second);
+    drop(node);
+    controller.expect(Event::NODE_DISCONNECTED);
+    controller.expect_nothing();
+}
+
+#[test]
 fn a_start_that_is_held_too_long_is_answered() {
     let cluster = Cluster::new(SchedulerConfig::new().held(8, 1 << 20, Duration::from_millis(20)));
     let mut controller = cluster.controller();

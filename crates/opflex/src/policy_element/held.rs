@@ -6,7 +6,7 @@ use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use super::{ElementEvent, Settings};
-use crate::deadlines::{Deadlines, LONGEST, after};
+use crate::deadlines::{Deadlines, NEVER, after};
 use crate::message::{
     EndpointDeclare, EndpointUndeclare, Method, PerStore, Request, Resolve, Role, StateReport, Store,
 };
@@ -141,7 +141,7 @@ impl Held {
             refresh: Deadlines::default(),
             random,
             // A shorter refresh rate would send requests without a pause.
-            prr: settings.prr.clamp(Duration::from_secs(1), LONGEST),
+            prr: settings.prr.clamp(Duration::from_secs(1), NEVER),
             alarm_attempts: settings.alarm_attempts.max(1),
             alarms: 0,
             resolves: PerStore::default(),

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::{Health, PeerState, Settings};
-use crate::deadlines::{LONGEST, after};
+use crate::deadlines::{NEVER, after};
 use crate::message::{IdentityResult, Role};
 use crate::peer::{Beat, CloseReason, ConnectionId, Keepalive, bracketed};
 use crate::rpc::Random;
@@ -422,7 +422,7 @@ fn wait(settings: &Settings, failures: u32, random: &mut Random) -> Duration {
         .reconnect
         .saturating_mul(1 << doublings)
         .min(settings.reconnect_max)
-        .min(LONGEST);
+        .min(NEVER);
     let shortest = Duration::from_millis(1);
     random
         .between(middle - middle / 10, middle + middle / 10)

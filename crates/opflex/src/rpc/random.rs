@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::deadlines::LONGEST;
+use crate::deadlines::NEVER;
 
 /// A sequence of pseudo-random numbers (splitmix64). The same seed gives the same sequence. It
 /// spreads delays, so that many peers do not send at the same time. It is not for secrets.
@@ -27,7 +27,7 @@ impl Random {
 
     /// A duration that is at least `low` and at most `high`.
     pub fn between(&mut self, low: Duration, high: Duration) -> Duration {
-        let span = high.saturating_sub(low).min(LONGEST);
+        let span = high.saturating_sub(low).min(NEVER);
         // 32 bits resolve a delay of a year to less than 10 ms.
         low + span.mul_f64(f64::from((self.bits() >> 32) as u32) / f64::from(u32::MAX))
     }

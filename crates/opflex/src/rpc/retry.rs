@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Random;
-use crate::deadlines::LONGEST;
+use crate::deadlines::NEVER;
 
 /// Delays that double, with a random part. The first is [`base`](Self::base), and each further
 /// one is twice as long. Each is up to [`spread`](Self::spread) per cent longer or shorter,
@@ -35,7 +35,7 @@ impl RetryPolicy {
             .base
             // A shift by 32 or more would wrap around to a short delay.
             .saturating_mul(1_u32.checked_shl(attempt).unwrap_or(u32::MAX));
-        let middle = doubled.min(cap).min(LONGEST);
+        let middle = doubled.min(cap).min(NEVER);
         let spread = middle / 100 * self.spread.min(100);
         let delay = random.between(middle - spread, (middle + spread).min(cap));
         delay.max(Self::SHORTEST)

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Longer than any process runs.
-const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+/// Longer than any process runs, and a few times this time still fits into an `Instant`.
+pub const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// The end of a time limit that begins now.
 pub fn deadline(limit: Duration) -> Instant {

@@ -19,5 +19,5 @@ pub mod threads;
 pub use self::available_memory::memory_for_queues;
 pub use self::capacity::{Room, descriptors};
 pub(crate) use self::deadline::now;
-pub use self::deadline::{after, deadline, left};
+pub use self::deadline::{NEVER, after, deadline, left};
 pub use self::process::ProcessFigures;

@@ -72,8 +72,7 @@ use ssntp::payload::{
     TraceReport, TunnelStats,
 };
 use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
-use ssntp_transport::LogLimit;
-use ssntp_transport::excerpt;
+use ssntp_transport::{LogLimit, NEVER, excerpt};
 
 /// After a change of an instance, the agent waits for further changes before it sends STATS:
 /// [`SETTLE_EACH`] for each instance in the STATS, but at most [`SETTLE`]. Encoding STATS takes
@@ -341,7 +340,11 @@ struct Tally {
 impl Control {
     pub(crate) fn new(settings: Settings, facts: Facts, now: Instant) -> Self {
         Self {
-            settings,
+            settings: Settings {
+                interval: settings.interval.min(NEVER),
+                grace: settings.grace.min(NEVER),
+                ..settings
+            },
             launcher: LauncherConfig::default(),
             facts,
             instances: BTreeMap::new(),

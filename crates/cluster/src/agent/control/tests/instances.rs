@@ -319,6 +319,20 @@ fn a_failed_restart_keeps_the_instance() {
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
 }
 
+#[test]
+fn no_interval_and_no_grace_period_is_too_long() {
+    let (interval, grace) = (Duration::MAX, Duration::MAX);
+    let mut stage = Stage::of(Settings {
+        interval,
+        grace,
+        ..settings()
+    });
+    stage.run(&start(ONE));
+    stage.send(&evacuate());
+    stage.job(|job| matches!(job, Job::Terminate(..)).then_some(()));
+    assert_eq!(stage.state(ONE), Some(InstanceState::Stopping));
+}
+
 /// The workers may have thousands of signals to send. An instance that has not got its signal yet is
 /// neither killed nor hung.
 #[test]

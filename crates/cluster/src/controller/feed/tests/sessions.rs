@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::controller::view::tests::name;
+use ssntp_transport::deadline;
 
 #[test]
 fn invalid_frame_type_settles_the_order_that_fits_best() {
