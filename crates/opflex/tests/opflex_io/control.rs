@@ -1,8 +1,8 @@
 //! The control socket, and kept policy.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 
 use serde_json::{Value, json};
 use ssntp_opflex::model::{Format, Schema};
@@ -521,4 +521,31 @@ fn the_requests_of_an_agent_are_counted_over_all_its_sessions() {
     let names: Vec<_> = agents().iter().map(|agent| agent["name"].clone()).collect();
     assert_eq!(names, ["pe2", "pe3", "stays"]);
     assert_eq!(server.handle().agents().unwrap().len(), 3);
+}
+
+#[test]
+fn the_time_limit_of_a_call_holds_for_all_its_writes_together() {
+    const LONG: usize = 8 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let (done, ended) = crossbeam_channel::bounded::<()>(0);
+    // Takes some bytes often enough for each write, but would take more than a second for all.
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let (mut taken, mut piece) = (0, [0; 64 << 10]);
+        while ended
+            .recv_timeout(Duration::from_millis(10))
+            .unwrap_err()
+            .is_timeout()
+        {
+            taken += stream.read(&mut piece).unwrap();
+        }
+        taken
+    });
+    let mut control = Control::connect(&socket, Duration::from_millis(100)).unwrap();
+    let late = control.call("method", json!("x".repeat(LONG)));
+    assert!(matches!(late, Err(ControlError::TimedOut)), "{late:?}");
+    drop((done, control));
+    assert!(server.join().unwrap() < LONG);
 }

@@ -10,20 +10,22 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::super::editing::Edited;
-use super::super::now;
 use super::{
     AGENTS, DELETE, DUMP, ENDPOINTS, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
 };
 use crate::message::{Custom, CustomResult, Decoder, ErrorResponse, Incoming, Method, Reply, Request};
 use crate::model::{ManagedObject, Uri};
 use crate::rpc::{Id, Limits};
-use ssntp_transport::{BufferPool, Halves, Outgoing, connect_unix, plain};
+use ssntp_transport::{BufferPool, Halves, Outgoing, connect_unix, deadline, left, plain};
+
+/// The longest write, in bytes: the system has at most one wait in it, so its time limit holds.
+const WRITE: usize = 16 << 10;
 
 /// A connection to the control socket of a server.
 ///
 /// # Threads
 /// One thread owns it. Each call blocks until it is answered, for at most the time limit of
-/// [`connect`](Self::connect).
+/// [`connect`](Self::connect). A long list takes several calls.
 #[derive(Debug)]
 pub struct Control {
     halves: Halves,
@@ -110,13 +112,12 @@ impl Control {
     /// # Errors
     /// [`ControlError`].
     pub fn dump(&mut self, uri: &Uri) -> Result<Vec<ManagedObject>, ControlError> {
-        let end = now() + self.limit;
+        let end = deadline(self.limit);
         loop {
-            match self.pages(DUMP, uri, "objects")? {
-                (objects, true) => return Ok(objects),
-                _ if now() >= end => return Err(ControlError::TimedOut),
-                _ => {}
+            if let (objects, true) = self.pages(DUMP, uri, "objects")? {
+                return Ok(objects);
             }
+            left(end)?;
         }
     }
 
@@ -223,9 +224,12 @@ impl Control {
                 what,
             )));
         }
-        let deadline = now() + self.limit;
-        self.halves.stream.set_write_timeout(Some(self.limit))?;
-        self.halves.transmit.transmit(&[Outgoing::whole(frame, 1)])?;
+        let deadline = deadline(self.limit);
+        for piece in frame.chunks(WRITE) {
+            self.halves.stream.set_write_timeout(Some(left(deadline)?))?;
+            let piece = Outgoing::whole(frame.slice_ref(piece), 1);
+            self.halves.transmit.transmit(&[piece])?;
+        }
         self.halves.transmit.idle();
         self.answer(&id, deadline)
     }
@@ -249,12 +253,7 @@ impl Control {
                     _ => {}
                 }
             }
-            let left = deadline.saturating_duration_since(now());
-            if left.is_zero() {
-                return Err(ControlError::TimedOut);
-            }
-            self.halves.stream.set_read_timeout(Some(left))?;
-            if self.halves.receive.receive(&mut self.halves.inbox)?.end {
+            if self.halves.receive_until(deadline)?.end {
                 return Err(ControlError::Closed);
             }
         }
