@@ -45,22 +45,21 @@ pub(super) struct Keeper {
 pub(super) struct KeeperSender {
     /// Has one slot, because one wake-up serves all requests.
     wake: Sender<()>,
+    /// The callers that wait for the next write. Each gets the error, or `None`. The thread owns the
+    /// receiver, so when it ends, also by a panic, every caller gets an error.
+    callers: Sender<Sender<Option<String>>>,
     pending: Arc<Mutex<Pending>>,
 }
 
 /// The work for the next write.
 #[derive(Debug, Default)]
 struct Pending {
-    /// The callers that wait for the next write. Each gets the error, or `None`.
-    callers: Vec<Sender<Option<String>>>,
     /// The edits that are not on the disk, in their order.
     edits: Vec<Line>,
     /// The number of objects in these edits.
     objects: usize,
     /// True if there were too many edits, so all policy has to be written.
     all: bool,
-    /// True if the thread has ended, so further callers would wait for ever.
-    is_closed: bool,
 }
 
 /// The maximum number of objects in edits that are not on the disk. Beyond that, all policy is written.
@@ -92,12 +91,8 @@ impl KeeperSender {
     /// The write failed, or the thread has ended.
     pub(super) fn wait(&self) -> Result<(), CallError> {
         let (caller, result) = crossbeam_channel::bounded(1);
-        let mut pending = self.lock();
-        if pending.is_closed {
-            return Err(CallError::Stopped);
-        }
-        pending.callers.push(caller);
-        drop(pending);
+        // If the thread has ended, this drops `caller`, and receiving fails.
+        let _ = self.callers.send(caller);
         self.wake();
         match result.recv() {
             Ok(None) => Ok(()),
@@ -115,13 +110,16 @@ impl Keeper {
     pub(super) fn start(path: PathBuf, copy: Copy) -> io::Result<Self> {
         let (wake, woken) = crossbeam_channel::bounded(1);
         let (stop, stopped) = crossbeam_channel::bounded(0);
+        // Bounded by the number of threads that wait.
+        let (callers, waiting) = crossbeam_channel::unbounded();
         let sender = KeeperSender {
             wake,
+            callers,
             pending: Arc::default(),
         };
         let shared = sender.clone();
         let thread = threads::spawn("opflex-keep", move || {
-            run(&path, &copy, &shared, &woken, &stopped)
+            run(&path, &copy, &shared, &woken, &waiting, &stopped)
         })?;
         Ok(Self { sender, stop, thread })
     }
@@ -143,7 +141,14 @@ struct Failed {
     pause: Duration,
 }
 
-fn run(path: &Path, copy: &Copy, sender: &KeeperSender, woken: &Receiver<()>, stopped: &Receiver<()>) {
+fn run(
+    path: &Path,
+    copy: &Copy,
+    sender: &KeeperSender,
+    woken: &Receiver<()>,
+    waiting: &Receiver<Sender<Option<String>>>,
+    stopped: &Receiver<()>,
+) {
     let mut failed: Option<Failed> = None;
     // Begun by the first write of all policy.
     let mut journal: Option<Journal> = None;
@@ -158,10 +163,6 @@ fn run(path: &Path, copy: &Copy, sender: &KeeperSender, woken: &Receiver<()>, st
             recv(stopped) -> _ => true,
         };
         if last && woken.try_recv().is_err() && (failed.is_none() || tried_last) {
-            let mut pending = sender.lock();
-            pending.callers.clear();
-            pending.is_closed = true;
-            drop(pending);
             if journal.is_some_and(|journal| journal.is_used())
                 && let Err(e) = write(path, copy)
             {
@@ -170,6 +171,8 @@ fn run(path: &Path, copy: &Copy, sender: &KeeperSender, woken: &Receiver<()>, st
             return;
         }
         tried_last = last;
+        // Taken before the edits, so that the edits of these callers are part of this write.
+        let callers: Vec<_> = waiting.try_iter().collect();
         // Taken before the copy, so that later edits are part of the next write.
         let pending = std::mem::take(&mut *sender.lock());
         let shown = path.display();
@@ -197,7 +200,7 @@ fn run(path: &Path, copy: &Copy, sender: &KeeperSender, woken: &Receiver<()>, st
                 Some(Failed { why, pause })
             }
         };
-        for caller in pending.callers {
+        for caller in callers {
             // Sending fails only if the caller has ended.
             let _ = caller.send(failed.as_ref().map(|failed| failed.why.clone()));
         }
@@ -231,15 +234,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_caller_that_waits_after_the_stop_gets_an_error() {
-        let directory = tempfile::tempdir().unwrap();
-        let keeper = Keeper::start(directory.path().join("kept"), Box::new(|| Ok(Vec::new()))).unwrap();
-        let sender = keeper.sender();
-        sender.wait().unwrap();
-        keeper.stop();
-        let (result, waited) = crossbeam_channel::bounded(1);
-        threads::spawn("late", move || result.send(sender.wait())).unwrap();
-        let waited = waited.recv_timeout(Duration::from_secs(30));
-        assert!(matches!(waited, Ok(Err(CallError::Stopped))));
+    fn a_caller_that_waits_after_a_stop_or_a_panic_gets_an_error() {
+        let panics: Copy = Box::new(|| panic!("on purpose: the test wants it"));
+        for (copy, is_kept) in [(Box::new(|| Ok(Vec::new())) as Copy, true), (panics, false)] {
+            let directory = tempfile::tempdir().unwrap();
+            let keeper = Keeper::start(directory.path().join("kept"), copy).unwrap();
+            let sender = keeper.sender();
+            assert_eq!(sender.wait().is_ok(), is_kept);
+            keeper.stop();
+            let (result, waited) = crossbeam_channel::bounded(1);
+            threads::spawn("late", move || result.send(sender.wait())).unwrap();
+            let waited = waited.recv_timeout(Duration::from_secs(30));
+            assert!(matches!(waited, Ok(Err(CallError::Stopped))));
+        }
     }
 }
