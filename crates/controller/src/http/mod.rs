@@ -322,9 +322,10 @@ impl Routes {
             Err(expired) if expired.code == 401 => return Ok(html(401, page::login(&expired.why))),
             known => known?,
         };
-        let (Some(_), Some(digest)) = (known, tokens::digest(secret)) else {
+        if known.is_none() {
             return Ok(html(401, page::login("this token is not known")));
-        };
+        }
+        let digest = tokens::digest(secret);
         // There is no `Secure`, because a login is used in clear at loopback addresses only.
         let cookie = format!("{COOKIE}={digest}; HttpOnly; SameSite=Strict; Path=/");
         Ok(Answer::new(303, HTML, "")
