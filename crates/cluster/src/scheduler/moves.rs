@@ -97,13 +97,11 @@ impl Moves {
         if is_due || (self.bytes + sent.bytes() > MAX_BYTES && self.added > self.starts.len() / 8) {
             self.drop_gone(instances);
         }
-        if self.bytes + sent.bytes() <= MAX_BYTES {
-            self.bytes += sent.bytes();
-            self.starts.insert(start.instance, sent);
-        }
+        self.keep(start.instance, sent);
     }
 
-    /// Remembers the id of a START that an earlier leader sent, so that a failure repeats it.
+    /// Remembers the id of a START that an earlier leader sent, so that a failure repeats it, unless
+    /// there is no room for it: then a failure of that START has no `command_id`.
     pub(super) fn adopt(&mut self, instance: Uuid, command_id: &str) {
         // Every JSON string is also a YAML string.
         let id = serde_json::Value::from(command_id);
@@ -113,8 +111,15 @@ impl Moves {
             restarts: false,
             immovable: Some(UNKNOWN),
         };
-        self.bytes += sent.bytes();
-        self.starts.insert(instance, sent);
+        self.keep(instance, sent);
+    }
+
+    /// Adds a START of an instance that has none, if there is room for it.
+    fn keep(&mut self, instance: Uuid, sent: SentStart) {
+        if self.bytes + sent.bytes() <= MAX_BYTES {
+            self.bytes += sent.bytes();
+            self.starts.insert(instance, sent);
+        }
     }
 
     /// Forgets the STARTs and the moves of instances that no longer exist.
@@ -246,5 +251,24 @@ impl Scheduler {
         // refused one.
         self.placement.await_ready(node);
         back.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_starts_of_an_earlier_leader_have_the_bound_of_all_starts() {
+        let (first, second) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let mut moves = Moves::default();
+        moves.adopt(first, "one");
+        let left = moves.bytes;
+        moves.bytes = MAX_BYTES - left;
+        moves.adopt(second, "two");
+        assert_eq!((moves.bytes, moves.command_id(second)), (MAX_BYTES, "two".into()));
+        let third = Uuid::from_u128(3);
+        moves.adopt(third, "six");
+        assert_eq!((moves.bytes, moves.command_id(third)), (MAX_BYTES, String::new()));
     }
 }
