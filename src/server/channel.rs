@@ -1,6 +1,6 @@
 //! A handler that sends a server's events to a channel, for applications that use `select!`.
 
-use crossbeam_channel::{Receiver, Sender, TrySendError};
+use crossbeam_channel::{Receiver, Sender};
 
 use super::{Context, DisconnectReason, Handler, HeldFrame, Request, SessionInfo};
 use crate::proto::Frame;
@@ -29,7 +29,8 @@ pub enum ServerEvent {
 ///
 /// The channel has room for `capacity` events; its memory is allocated now. The dispatcher never blocks:
 /// an event that finds the channel full is lost, and [`ServerEvent::Missed`] with the number of lost
-/// events precedes the next event that finds room. If no event may be lost, write a [`Handler`].
+/// events precedes the next event that finds room. A lost request is refused with `queue_full`. If no
+/// event may be lost, write a [`Handler`].
 ///
 /// ```
 /// # #[cfg(feature = "issue")] {
@@ -67,16 +68,14 @@ pub struct ChannelHandler {
 }
 
 impl ChannelHandler {
-    fn send(&mut self, event: ServerEvent) {
-        if self.missed > 0 {
-            match self.events.try_send(ServerEvent::Missed(self.missed)) {
-                Ok(()) => self.missed = 0,
-                Err(_) => return self.missed += 1,
-            }
+    /// Returns false if the event is lost.
+    fn send(&mut self, event: ServerEvent) -> bool {
+        if self.missed > 0 && self.events.try_send(ServerEvent::Missed(self.missed)).is_ok() {
+            self.missed = 0;
         }
-        if let Err(TrySendError::Full(_)) = self.events.try_send(event) {
-            self.missed += 1;
-        }
+        let is_sent = self.missed == 0 && self.events.try_send(event).is_ok();
+        self.missed += u64::from(!is_sent);
+        is_sent
     }
 }
 
@@ -93,8 +92,11 @@ impl Handler for ChannelHandler {
         self.send(ServerEvent::Frame(from.clone(), frame));
     }
 
-    fn request(&mut self, _: &mut Context<'_>, from: &SessionInfo, request: Request) {
-        self.send(ServerEvent::Request(from.clone(), request));
+    fn request(&mut self, cx: &mut Context<'_>, from: &SessionInfo, request: Request) {
+        if !self.send(ServerEvent::Request(from.clone(), request.clone())) {
+            // A client that has gone meanwhile needs no answer.
+            let _ = cx.refuse(&request, "queue_full");
+        }
     }
 
     fn expired(&mut self, _: &mut Context<'_>, held: HeldFrame) {

@@ -64,7 +64,14 @@ impl ServerCore {
                 } else if self.state.rules.get(frame.kind()).is_some() {
                     self.ask_by_rule(info, &request, &of_sender.readdress(frame));
                 } else {
-                    self.guarded("request", |handler, cx| handler.request(cx, info, request));
+                    let mut panicked = true;
+                    self.guarded("request", |handler, cx| {
+                        handler.request(cx, info, request.clone());
+                        panicked = false;
+                    });
+                    if panicked {
+                        self.state.refuse(&request, Uuid::nil(), "not_answered");
+                    }
                 }
             }
             Step::Reply | Step::Refusal if to_server => {

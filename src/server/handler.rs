@@ -80,7 +80,8 @@ pub trait Handler: Any + Send {
 
     /// A client has sent a request to this server: a frame whose kind is registered as a request
     /// ([`ServerConfig::operands`](super::ServerConfig::operands)), which passed the role filter and has
-    /// no forwarding rule. Answer with [`Context::reply`], now or later. The default refuses.
+    /// no forwarding rule. Answer with [`Context::reply`], now or later. The default refuses. If this
+    /// panics, the server refuses with `not_answered`.
     fn request(&mut self, cx: &mut Context<'_>, _from: &SessionInfo, request: Request) {
         // A client that has gone meanwhile needs no answer.
         let _ = cx.refuse(&request, "not_answered");

@@ -204,7 +204,7 @@ fn the_role_filter_decides_about_frames_of_the_application() {
     assert_eq!(sent.len(), 1);
 }
 
-/// Answers with the payload of the request, and refuses an empty one.
+/// Answers with the payload of the request, refuses an empty one, and panics if it is `panic`.
 struct Echo;
 
 impl Handler for Echo {
@@ -212,6 +212,7 @@ impl Handler for Echo {
         assert_eq!(from.uuid(), request.from());
         let answered = match &request.payload()[..] {
             b"" => cx.refuse(&request, "empty"),
+            b"panic" => panic!("on purpose: the test wants it"),
             question => cx.reply(&request, question.to_vec()),
         };
         answered.unwrap();
@@ -237,6 +238,8 @@ fn a_server_answers_each_request_of_each_client() {
     askers.into_iter().for_each(|asker| asker.join().unwrap());
     let refused = client.request(Frame::new(QUERY), LIMIT);
     assert_eq!(refused, Err(RequestError::Refused("empty".into())));
+    let refused = client.request(Frame::with_payload(QUERY, "panic"), LIMIT);
+    assert_eq!(refused, Err(RequestError::Refused("not_answered".into())));
     let (one_way, asking) = (
         client.request(Frame::new(DRAIN), LIMIT),
         client.send(Frame::new(QUERY)),
@@ -361,6 +364,23 @@ fn a_server_that_does_not_know_a_request_refuses_it_at_once() {
     let client = client(&kit, Role::AGENT, operands());
     let refused = client.request(Frame::new(QUERY), LIMIT);
     assert_eq!(refused, Err(RequestError::Refused("unsupported".into())));
+}
+
+#[test]
+fn a_request_for_which_the_channel_has_no_room_is_refused() {
+    let kit = Testkit::new().unwrap();
+    let (handler, events) = ssntp::server::channel(2);
+    let config = kit.server_config().unwrap().operands(operands());
+    let mut test = HandlerTest::new(config, handler).unwrap();
+    let agent = test.connect(&kit.identity(Role::AGENT).unwrap()).unwrap().uuid();
+    let mut ask = || test.request(agent, &Frame::new(QUERY));
+    assert_eq!(
+        ask(),
+        None,
+        "it waits for the application, behind the event of the session"
+    );
+    assert_eq!(ask(), Some(Err("queue_full".into())));
+    assert_eq!(events.len(), 2);
 }
 
 #[test]
