@@ -249,7 +249,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         }),
         on(toggle, |signal| match signal {
             Some(()) => {
-                agent.toggle_offline();
+                if !agent.toggle_offline() {
+                    warn!("OFFLINE is not changed: too many requests wait, or the agent has ended");
+                }
                 Ok(Next::Continue)
             }
             // The thread that receives the signals has ended, so no signal could end the daemon

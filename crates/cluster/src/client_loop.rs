@@ -129,10 +129,9 @@ impl<R: Send + 'static> ClientLoop<R> {
         })
     }
 
-    /// Hands a request over without blocking; false if there is no room for it.
+    /// Hands a request over without blocking; false if there is no room for it, or the loop has ended.
     pub(crate) fn request(&self, request: R) -> bool {
-        // If the loop has ended, the request is dropped, which is not a lack of room.
-        !self.requests.try_send(request).is_err_and(|e| e.is_full())
+        self.requests.try_send(request).is_ok()
     }
 
     /// Sends a request, and waits for the answer for at most [`ANSWER`].
@@ -190,4 +189,47 @@ fn run<S: Service>(
 #[expect(clippy::disallowed_methods, reason = "time limits, and log lines are limited")]
 fn now() -> Instant {
     Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssntp::client::ClientConfig;
+    use ssntp::transport::memory::MemoryListener;
+    use ssntp_test_support::{identity, trust};
+
+    /// Waits until the sender of this channel is dropped, and panics at the first request.
+    struct Stuck(Receiver<()>);
+
+    impl Service for Stuck {
+        type Request = Sender<()>;
+        type Outcome = ();
+
+        fn handle(&mut self, _: &mut Uplink, event: Event<Sender<()>, ()>) {
+            assert!(
+                !matches!(event, Event::Request(_)),
+                "on purpose: the test wants it"
+            );
+            let _ = self.0.recv();
+        }
+
+        fn deadline(&self) -> Option<Instant> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_request_without_room_or_after_a_panic_is_an_error_at_once() {
+        let config = ClientConfig::new(identity(Role::AGENT), trust());
+        let client = Client::start(config.connect_in_memory(&MemoryListener::new())).unwrap();
+        let ((go, stuck), (reply, _)) = (bounded(0), bounded(1));
+        let mut inner = ClientLoop::start("t", client, Stuck(stuck), never()).unwrap();
+        for waiting in 0..=REQUESTS {
+            assert_eq!(inner.request(reply.clone()), waiting < REQUESTS);
+        }
+        drop(go);
+        assert_eq!(inner.ask(|reply| reply), None);
+        inner._thread = Joined::default();
+        assert!(!inner.request(reply));
+    }
 }

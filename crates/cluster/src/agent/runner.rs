@@ -279,12 +279,11 @@ impl Agent {
         self.inner.client.renew(identity, trust)
     }
 
-    /// Takes the node out of service (OFFLINE), or back into service. Does not wait. If 16 requests
-    /// wait already, the request is dropped and logged.
-    pub fn toggle_offline(&self) {
-        if !self.inner.request(Order::ToggleOffline) {
-            warn!("{}: OFFLINE is not changed: too many requests wait", self.uuid());
-        }
+    /// Takes the node out of service (OFFLINE), or back into service. Does not wait. False if 16
+    /// requests wait already, or the agent has ended: then nothing changes.
+    #[must_use]
+    pub fn toggle_offline(&self) -> bool {
+        self.inner.request(Order::ToggleOffline)
     }
 
     /// The agent's figures at one moment; `None` if the agent has ended, or does not answer in 5 s.

@@ -109,7 +109,7 @@ impl Cluster {
     }
 
     pub fn toggle_offline(&self) {
-        self.agent.as_ref().unwrap().toggle_offline();
+        assert!(self.agent.as_ref().unwrap().toggle_offline());
     }
 
     pub fn send<T: Payload>(&self, payload: &T) {
