@@ -313,6 +313,17 @@ fn links_do_not_count_as_sessions() {
 }
 
 #[test]
+fn a_listener_in_memory_is_dialled_once_until_it_is_undialled() {
+    let node = Node::start(&[]);
+    let dialler = node.server.server.as_ref().unwrap().dialler().unwrap();
+    let [one, other] = [(); 2].map(|()| Target::from(&MemoryListener::new()));
+    assert!(dialler.dial(one.clone()).unwrap() && dialler.dial(other).unwrap());
+    assert!(!dialler.dial(one.clone()).unwrap());
+    assert!(dialler.undial(&one) && !dialler.undial(&one));
+    assert_eq!(dialler.peers().len(), 1);
+}
+
+#[test]
 fn a_server_sends_requests_only_to_its_own_clients() {
     let query = FrameKind::new(FrameType::COMMAND, 0x90);
     let configure = |config: ServerConfig| config.operands(Operands::new().request(query, "QUERY").unwrap());

@@ -200,12 +200,8 @@ impl Dialler {
     /// The thread cannot be started.
     pub fn dial(&self, target: impl Into<Target>) -> io::Result<bool> {
         let target = target.into();
+        let name = target.to_string();
         let mut peers = lock(&self.shared.peers);
-        let name = match &target {
-            // Listeners in memory have no addresses.
-            Target::Memory(_) => format!("{target}-{}", peers.number),
-            Target::Address(_) => target.to_string(),
-        };
         if peers.closed || peers.dialled.contains_key(&name) {
             return Ok(false);
         }

@@ -4,6 +4,7 @@
 //! read. [`Faults`] simulate a bad network.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -283,6 +284,13 @@ impl Network {
     fn change(&self, change: impl Fn(&mut State)) {
         let pipes = self.pipes.iter().filter_map(Weak::upgrade);
         pipes.for_each(|pipe| pipe.end(&change));
+    }
+}
+
+impl fmt::Display for MemoryListener {
+    /// A name that no other listener has.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "memory-{:p}", self.network)
     }
 }
 

@@ -63,7 +63,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(address) => address.fmt(f),
-            Self::Memory(_) => f.write_str("memory"),
+            Self::Memory(listener) => listener.fmt(f),
         }
     }
 }
