@@ -3,6 +3,8 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use ssntp_transport::NEVER;
+
 /// A number of seconds with decimals, from a millisecond to a year.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seconds(Duration);
@@ -45,8 +47,9 @@ impl FromStr for Age {
             _ => None,
         };
         let seconds = unit.and_then(|unit: u64| unit.checked_mul(digits.parse().ok()?));
-        let seconds = seconds.ok_or("expected a time such as 90s, 30m, 12h or 7d")?;
-        Ok(Self(Duration::from_secs(seconds)))
+        // A time before the first one of the clock would count as none, and `prune` delete everything.
+        let age = seconds.map(Duration::from_secs).filter(|age| *age <= NEVER);
+        age.map(Self).ok_or("expected a time such as 90s, 30m, 12h or 7d")
     }
 }
 
@@ -82,6 +85,7 @@ mod tests {
             "1h30m",
             "99999999999999999999",
             "9999999999999999999d",
+            "200000000000000d",
         ] {
             assert!(seconds(text).is_err(), "{text}");
         }
