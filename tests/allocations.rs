@@ -1,9 +1,8 @@
 //! The number of allocations of a server while it routes, and the memory that a session of another server
 //! takes.
 //!
-//! An allocator around the system's counts what the server's own threads ask
-//! for: reader, dispatcher and writer, TLS included. The peers' threads, which
-//! are in the same process, do not count.
+//! An allocator around the system's counts the allocations of the server's threads: reader, dispatcher
+//! and writer, including TLS. The threads of the peers, which are in the same process, do not count.
 #![allow(unsafe_code, reason = "an allocator is unsafe to implement")]
 #![allow(
     clippy::unwrap_used,
@@ -45,7 +44,7 @@ thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
     /// The bytes that this thread has asked for and not given back.
     static HELD: Cell<isize> = const { Cell::new(0) };
-    /// The maximum that it has held.
+    /// The most bytes that this thread has held.
     static MOST: Cell<isize> = const { Cell::new(0) };
 }
 
@@ -122,8 +121,8 @@ fn connect(identity: &Identity, authority: &Authority, role: Role, address: &Add
     halves
 }
 
-/// The allocations of the server while it routed so many batches of frames of
-/// this length: allocations for each frame, and for each batch.
+/// The allocations of the server while it routed this number of batches of frames of this length:
+/// allocations for each frame, and for each batch.
 fn routed(payload: usize, batches: u32) -> (f64, f64) {
     MINE.set(true);
     let authority = Authority::new(&AuthorityRequest::default()).unwrap();
@@ -177,9 +176,9 @@ fn routed(payload: usize, batches: u32) -> (f64, f64) {
     (found / batches / frames as f64, found / batches)
 }
 
-/// Two for each TLS record are rustls's: what it seals into, and what it
-/// opened. Ours are for each read, which brings one record or several: the
-/// buffer that its frames share, with its count, and the list of runs.
+/// Two allocations for each TLS record are rustls's: the sealed and the opened record. Ours are for
+/// each read, which brings one or several records: the shared buffer of its frames with its count, and
+/// the list of runs.
 const FOR_EACH_RECORD: f64 = 6.0;
 
 #[test]

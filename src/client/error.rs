@@ -455,7 +455,7 @@ mod tests {
         }
         assert!(
             !DialFault::Revoked.may_be_mended(),
-            "also at a server that has accepted the client before"
+            "a server that has accepted the client before may send this as well"
         );
     }
 }

@@ -450,7 +450,7 @@ mod tests {
     #[test]
     fn volumes_are_skimmed_before_and_after_other_keys() {
         let document = b"instances:\n- volumes:\n  - a\n  - b\n  instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\n- instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1002\n  volumes:\n    - c\nload: 1\n";
-        let summary = skimmed(document).expect("it has the form");
+        let summary = skimmed(document).expect("the document has the form of STATS");
         assert_eq!(summary, yaml::decode::<Whole>(document).unwrap().into());
         assert_eq!(summary.volumes.len(), 3);
     }
@@ -513,13 +513,13 @@ mod tests {
             "a\u{200d}b",
             "🙂",
         ] {
-            let mut told = stats();
-            told.hostname = value.into();
-            for instance in &mut told.instances {
+            let mut report = stats();
+            report.hostname = value.into();
+            for instance in &mut report.instances {
                 instance.labels.insert("a/b".into(), value.into());
                 instance.detail = value.into();
             }
-            let document = told.encode();
+            let document = report.encode();
             let skimmed = skimmed(&document).unwrap_or_else(|| panic!("{value:?}: {document:?}"));
             assert_eq!(
                 skimmed,
@@ -535,14 +535,14 @@ mod tests {
         let whole: Whole = yaml::decode(document).unwrap();
         assert_eq!(StatsSummary::read(document).unwrap(), whole.into());
         let document = b"node_uuid: 0\ninstances:\n- state: active\n  networks:\n  - a: b\n    c: d\n  instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\nload: 3\n";
-        let summary = skimmed(document).expect("it has the form");
+        let summary = skimmed(document).expect("the document has the form of STATS");
         assert_eq!(summary.instances.len(), 1);
     }
 
     #[test]
     fn unknown_keys_are_skipped() {
         let document = b"node_uuid: n\ntaints:\n  example.org/gpu: only, for (some)\ninstances:\n- instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\n  labels:\n    state: odd\n    app.kubernetes.io/name: \"a: b \\\"c\\\"\"\n  state: exited\n  detail: it isn't there\n";
-        let summary = skimmed(document).expect("it has the form");
+        let summary = skimmed(document).expect("the document has the form of STATS");
         assert_eq!(summary.instances[0].1, InstanceState::Exited);
         let whole: Whole = yaml::decode(document).unwrap();
         assert_eq!(summary, whole.into());

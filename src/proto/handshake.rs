@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn connect_is_known_byte_for_byte() {
+    fn connect_has_the_expected_bytes() {
         let bytes = Connect::new(Role::AGENT | Role::NETAGENT, CLIENT, true).encode();
         assert_eq!(bytes[..8], [0x80, 1, 0, 0, 0, 0, 0, 0x14]);
         assert_eq!(&bytes[8..24], CLIENT.as_bytes());
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn connected_is_known_byte_for_byte() {
+    fn connected_has_the_expected_bytes() {
         let reply = ServerHandshake::connected(
             &agent(),
             SERVER,
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn connect_may_come_in_any_pieces_and_leaves_what_follows() {
+    fn connect_may_arrive_in_any_pieces_and_later_bytes_are_kept() {
         let mut bytes = agent().encode().to_vec();
         bytes.extend([0, 1, 1, 2, 0, 0, 0, 0]);
         let handshake = ServerHandshake::new(Role::AGENT, None);
@@ -342,12 +342,12 @@ mod tests {
     }
 
     #[test]
-    fn the_client_first_sends_what_it_connects_with() {
+    fn the_client_sends_connect_first() {
         assert_eq!(client(Role::SERVER).connect(), agent().encode());
     }
 
     #[test]
-    fn frames_are_traced_where_the_client_asks_and_the_server_agrees() {
+    fn frames_are_traced_if_the_client_asks_and_the_server_agrees() {
         for (asks, agrees) in [(false, false), (false, true), (true, false), (true, true)] {
             let connect = Connect::new(Role::AGENT, CLIENT, asks);
             let asked = judge(&connect, Role::AGENT, None).unwrap().unwrap();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_takes_connected_in_any_pieces() {
+    fn the_client_accepts_connected_in_any_pieces() {
         let bytes = reply(Role::SERVER, SERVER, CLIENT);
         let mut input = BytesMut::new();
         for byte in &bytes {
@@ -382,7 +382,7 @@ mod tests {
         }
         let connected = client(Role::SERVER).receive(&mut input).unwrap().unwrap();
         assert_eq!(connected.payload[..], *b"configure: {}\n");
-        assert!(!connected.trace, "tracing was not asked for");
+        assert!(!connected.trace, "the client did not ask for tracing");
         assert!(input.is_empty());
     }
 
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_refusals_are_told_apart() {
+    fn the_client_distinguishes_the_refusals_of_a_server() {
         for (code, refusal, retry) in [
             (ErrorCode::CONNECTION_FAILURE, Refusal::PeerFailed, true),
             (ErrorCode::CONNECTION_ABORTED, Refusal::PeerAborted, false),

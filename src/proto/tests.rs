@@ -10,7 +10,7 @@ use ssntp_transport::Role;
 
 const LIMIT: u32 = 1 << 20;
 
-/// Feeds `wire` in pieces that end at `cuts`, and returns what came out.
+/// Feeds `wire` in pieces that end at `cuts`, and returns the decoded items.
 fn feed(wire: &[u8], cuts: &[usize], tracing: bool) -> (Vec<Item>, Result<(), ProtocolError>) {
     let mut codec = Codec::new(LIMIT, tracing);
     let mut input = BytesMut::new();
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn a_trace_survives_its_block(trace in any_trace()) {
+    fn a_trace_is_read_back_from_its_block(trace in any_trace()) {
         let mut block = Vec::new();
         trace.encode(&mut block);
         prop_assert_eq!(block.len(), trace.encoded_len());
@@ -261,7 +261,7 @@ fn every_operand_has_its_number_and_name() {
 }
 
 #[test]
-fn a_traced_frame_is_known_byte_for_byte() {
+fn a_traced_frame_has_the_expected_bytes() {
     let mut trace = Trace::new("j");
     (trace.start, trace.end) = (1, 2);
     trace.stamp_sent(Uuid::from_u128(0xab), Role::CONTROLLER, 3);
@@ -337,7 +337,7 @@ fn an_error_is_never_answered() {
 }
 
 #[test]
-fn protocol_errors_are_found_in_the_header_and_keep_what_came_before() {
+fn protocol_errors_are_found_in_the_header_and_earlier_frames_are_kept() {
     let max = LIMIT.to_be_bytes();
     let over = (LIMIT + 1).to_be_bytes();
     let cases: [(&[u8], ProtocolError); 6] = [
@@ -460,7 +460,7 @@ fn payloads_share_the_memory_they_arrived_in() {
 }
 
 #[test]
-fn a_small_run_does_not_keep_alive_what_arrived_with_it() {
+fn a_small_run_does_not_keep_alive_the_bytes_around_it() {
     let long = Frame::with_payload(Status::READY, vec![1; 100_000]);
     let mut trace = Trace::new("t");
     trace.start = 1;

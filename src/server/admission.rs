@@ -249,12 +249,12 @@ mod tests {
     }
 
     #[test]
-    fn every_pair_of_certificates_for_one_uuid_has_its_row() {
+    fn every_pair_of_certificates_for_one_uuid_gets_its_verdict() {
         let in_use = Err(Refusal::UuidInUse(CLIENT));
         let owned = Err(Refusal::UuidOwned(CLIENT));
         let other = Err(Refusal::OtherAuthority(CLIENT));
-        // The columns: is the newcomer bound, is the session bound, and the relation of their
-        // certificates.
+        // The columns: true if the newcomer is bound, true if the session is bound, and the relation of
+        // their certificates.
         let rows = [
             (false, false, Same, TAKES_OVER),
             (true, true, Same, TAKES_OVER),
@@ -533,8 +533,8 @@ mod tests {
                 }
                 Step::End(at) if !self.sessions.is_empty() => self.end(at.index(self.sessions.len())),
                 Step::Join(at) if !self.leaving.is_empty() => {
-                    let gone = self.leaving.swap_remove(at.index(self.leaving.len()));
-                    self.places.remove(&gone);
+                    let ended = self.leaving.swap_remove(at.index(self.leaving.len()));
+                    self.places.remove(&ended);
                 }
                 _ => {}
             }
@@ -543,7 +543,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_sequence_gives_a_uuid_to_other_than_its_owner(
+        fn no_sequence_of_connections_takes_a_uuid_from_its_owner(
             maximum in 1usize..8,
             share in prop::option::of(1usize..4),
             steps in prop::collection::vec(step(0..CERTIFICATES.len()), 0..80),
@@ -585,8 +585,8 @@ mod tests {
                 }
             }
             let all = model.sessions.drain(..).map(|session| session.3);
-            for gone in all.chain(model.leaving.drain(..)) {
-                model.places.remove(&gone);
+            for leaving in all.chain(model.leaving.drain(..)) {
+                model.places.remove(&leaving);
             }
             prop_assert_eq!(model.places.counted(), (0, 0));
         }

@@ -81,15 +81,15 @@ mod tests {
         let now = Instant::now();
         let later = |seconds| now + Duration::from_secs(seconds);
         let mut bans = Bans::default();
-        let who = |number: usize| Uuid::from_u128(number as u128);
+        let uuid = |number: usize| Uuid::from_u128(number as u128);
         for number in 0..MAX_BANS {
             let ends = if number == 7 { 10 } else { 20 };
-            assert!(bans.add(who(number), Uuid::nil(), now, later(ends)));
+            assert!(bans.add(uuid(number), Uuid::nil(), now, later(ends)));
         }
-        let next = who(MAX_BANS);
+        let next = uuid(MAX_BANS);
         assert!(!bans.add(next, Uuid::nil(), later(9), later(30)));
         // A second ban of the same UUID replaces the first one.
-        assert!(bans.add(who(8), Uuid::max(), now, later(15)));
+        assert!(bans.add(uuid(8), Uuid::max(), now, later(15)));
         assert_eq!(bans.standing(later(9)).count(), MAX_BANS);
         assert_eq!(
             bans.standing(later(9)).last().map(|ban| ban.by),

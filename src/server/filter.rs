@@ -194,7 +194,7 @@ mod tests {
             ),
         ];
         let filter = Filter::spec();
-        let mut seen = 0;
+        let mut allowed = 0;
         for (kinds, roles) in rows {
             let senders: Role = roles.parse().unwrap();
             for name in kinds.split(' ') {
@@ -206,12 +206,12 @@ mod tests {
                         "{role} sends {kind}"
                     );
                 }
-                seen += 1;
+                allowed += 1;
             }
         }
         // The table lacks the four frames of the handshake, and the twelve events that only the
         // scheduler makes.
-        assert_eq!(FrameKind::all().count(), seen + 16);
+        assert_eq!(FrameKind::all().count(), allowed + 16);
         assert!(!filter.allows(Role::ALL, Event::SNAPSHOT_COMPLETE.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_DISCONNECTED.into()));

@@ -121,7 +121,10 @@ mod tests {
         assert_eq!(held.take(first).map(|h| h.id), Some(first));
         assert!(held.take(first).is_none());
         let long = Frame::with_payload(Command::START, vec![0; 60]);
-        assert!(held.keep(Uuid::nil(), long, now).is_err(), "and 100 bytes");
+        assert!(
+            held.keep(Uuid::nil(), long, now).is_err(),
+            "100 bytes are the limit"
+        );
         assert_eq!(held.next_expiry(), Some(now + time / 2 + time));
         assert!(held.expire(now + time).is_none());
         assert_eq!(held.expire(now + 2 * time).map(|h| h.id), Some(second));

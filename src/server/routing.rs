@@ -354,14 +354,14 @@ mod tests {
         );
         assert_eq!(rules.receivers(own), Some(Role::AGENT));
         assert!(Rules::parse("").unwrap().receivers(Command::STATS).is_none());
-        for (word, why) in [
+        for (word, reason) in [
             ("STATS", "\"STATS\": expected OPERAND=ROLE"),
             ("STATZ=agent", "did you mean STATS?"),
             ("STATS=agents", "agents"),
             ("STATS=", "\"STATS=\""),
         ] {
             let error = Rules::parse(word).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
+            assert!(error.contains(reason), "{error}");
         }
     }
 

@@ -373,8 +373,8 @@ mod tests {
     #[test]
     fn a_session_is_found_by_uuid_and_each_role_until_it_is_removed() {
         let mut sessions = Sessions::default();
-        let mut there: Vec<(u64, u32)> = Vec::new();
-        let agree = |sessions: &Sessions, there: &[(u64, u32)]| {
+        let mut listed: Vec<(u64, u32)> = Vec::new();
+        let agree = |sessions: &Sessions, listed: &[(u64, u32)]| {
             let roster = Roster::default();
             let directory = Directory {
                 sessions,
@@ -382,24 +382,24 @@ mod tests {
             };
             assert_eq!(
                 (directory.len(), directory.is_empty()),
-                (there.len(), there.is_empty())
+                (listed.len(), listed.is_empty())
             );
             let id = |info: &SessionInfo| info.id().0.0;
-            assert_eq!(sessions.ids().len(), there.len());
+            assert_eq!(sessions.ids().len(), listed.len());
             assert!(
                 sessions
                     .ids()
                     .iter()
                     .map(|id| id.0.0)
-                    .eq(there.iter().map(|one| one.0))
+                    .eq(listed.iter().map(|one| one.0))
             );
             let mut all: Vec<_> = directory.sessions().map(id).collect();
             all.sort_unstable();
-            assert!(all.iter().eq(there.iter().map(|(id, _)| id)));
+            assert!(all.iter().eq(listed.iter().map(|(id, _)| id)));
             for number in 1..=128 {
                 let uuid = Uuid::from_u128(number.into());
                 let found = directory.session(uuid);
-                let is_there = there.iter().any(|(id, _)| *id == number);
+                let is_there = listed.iter().any(|(id, _)| *id == number);
                 assert_eq!(found.map(id), is_there.then_some(number));
                 assert!(found.is_none_or(|info| info.uuid() == uuid));
             }
@@ -407,29 +407,29 @@ mod tests {
                 let role = Role::from_bits(roles);
                 let mut found: Vec<_> = directory.with_role(role).map(id).collect();
                 found.sort_unstable();
-                let expected = there.iter().filter(|(_, has)| has & roles != 0);
+                let expected = listed.iter().filter(|(_, has)| has & roles != 0);
                 assert!(found.iter().eq(expected.map(|(id, _)| id)), "{role}: {found:?}");
                 assert!(directory.with_role(role).all(|info| info.role().intersects(role)));
             }
         };
-        agree(&sessions, &there);
-        // Each set of roles twice.
+        agree(&sessions, &listed);
+        // Each set of roles has two sessions.
         for id in 1..=2 * Role::ALL.bits() {
             let roles = (id - 1) % Role::ALL.bits() + 1;
             sessions.insert(session(id.into(), id.into(), Role::from_bits(roles)));
-            there.push((id.into(), roles));
+            listed.push((id.into(), roles));
         }
-        agree(&sessions, &there);
+        agree(&sessions, &listed);
         for third in [0, 1, 2] {
-            let gone = there
+            let removed = listed
                 .extract_if(.., |(id, _)| *id % 3 == third)
                 .collect::<Vec<_>>();
-            for (id, _) in gone {
+            for (id, _) in removed {
                 let id = SessionId(ConnectionId(id));
                 assert_eq!(sessions.remove(id).map(|session| session.info.id), Some(id));
                 assert!(sessions.remove(id).is_none());
             }
-            agree(&sessions, &there);
+            agree(&sessions, &listed);
         }
         // No index has any of them left.
         assert!(sessions.by_uuid.is_empty() && sessions.by_role.iter().all(Vec::is_empty));

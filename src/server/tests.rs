@@ -23,7 +23,7 @@ use ssntp_transport::{
     BufferPool, ConnectionId, EndReason, Limits, Outbox, Outgoing, PeerAddress, memory, plain,
 };
 
-/// The core with its application, at a time that stands still.
+/// The core with its application, at a fixed time.
 struct Rig {
     core: ServerCore,
     now: Instant,
@@ -200,7 +200,7 @@ fn sends(actions: &[Action]) -> Vec<(ConnectionId, u32)> {
 
 #[test]
 fn a_turn_handles_the_given_number_of_frames_and_returns_the_rest() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let mut rig = Rig::new(handler, |c| {
         c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
     });
@@ -210,7 +210,7 @@ fn a_turn_handles_the_given_number_of_frames_and_returns_the_rest() {
     let (taken, rest) = rig.core.item(agent.id, item, 2, rig.now, &mut actions);
     assert_eq!((taken, sends(&actions)), (2, vec![(controller.id, 2)]));
     assert_eq!(rig.counters(&agent).frames_received, 2);
-    assert_eq!(told.try_iter().count(), 2 + 2);
+    assert_eq!(received_notes.try_iter().count(), 2 + 2);
     let rest = rest.unwrap();
     assert_eq!(rest.frames(), 3);
     assert_eq!(sends(&rig.receive(&agent, rest)), [(controller.id, 3)]);
@@ -314,7 +314,7 @@ fn frames_caused_by_a_session_have_it_as_origin_and_others_the_application() {
     assert_eq!(
         origins(&frame),
         [Origin::Connection(agent.id); 2],
-        "a rule, the handler"
+        "the counts by rules and by the handler"
     );
     let mut call = Vec::new();
     rig.call(&mut call, |cx| cx.send(to, &Frame::new(Command::STATS)))
@@ -334,7 +334,7 @@ fn each_policy_for_slow_consumers_has_its_action() {
         SlowConsumer::DropNewest,
         SlowConsumer::DropOldest,
     ] {
-        let (handler, told) = notes();
+        let (handler, received_notes) = notes();
         let mut rig = Rig::new(handler, |c| c.slow_consumer(policy));
         let agent = rig.connect(Role::AGENT);
         let (load, mut actions) = (Outgoing::whole(Bytes::from_static(b"x"), 1).load(), Vec::new());
@@ -342,7 +342,7 @@ fn each_policy_for_slow_consumers_has_its_action() {
         rig.core.settle(rig.now, &mut actions);
         let ended = Note::Disconnected(DisconnectReason::SlowConsumer);
         assert_eq!(
-            told.try_iter().any(|note| note == ended),
+            received_notes.try_iter().any(|note| note == ended),
             policy == SlowConsumer::Disconnect
         );
         let right = match (policy, &actions[..]) {
@@ -373,7 +373,7 @@ fn ends_with_connection_failure(actions: &[Action], id: ConnectionId) -> bool {
 
 #[test]
 fn a_stop_ends_every_session_and_refuses_newcomers() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let mut rig = Rig::new(handler, |c| c);
     let ids = [(); 2].map(|()| rig.connect(Role::AGENT).id);
     let mut actions = Vec::new();
@@ -385,8 +385,11 @@ fn a_stop_ends_every_session_and_refuses_newcomers() {
     });
     assert_eq!(ended.collect::<Vec<_>>(), ids);
     let stopped = || Note::Disconnected(DisconnectReason::Stopped);
-    let told: Vec<_> = told.try_iter().collect();
-    assert_eq!(told, [Note::Connected, Note::Connected, stopped(), stopped()]);
+    let notes_so_far: Vec<_> = received_notes.try_iter().collect();
+    assert_eq!(
+        notes_so_far,
+        [Note::Connected, Note::Connected, stopped(), stopped()]
+    );
     assert!(rig.stopping.try_recv().is_err_and(|e| e.is_disconnected()));
     let refusal = rig.admit(Role::AGENT, Limits::default(), &mut actions).err();
     assert!(matches!(refusal, Some(Refusal::Busy(_))), "{refusal:?}");
@@ -399,16 +402,19 @@ fn connection_errors_of_a_client_end_its_session_and_other_errors_are_frames() {
         ErrorCode::CONNECTION_ABORTED,
         ErrorCode::START_FAILURE,
     ] {
-        let (handler, told) = notes();
+        let (handler, received_notes) = notes();
         let mut rig = Rig::new(handler, |c| c);
         let agent = rig.connect(Role::AGENT);
         let actions = rig.receive(&agent, run(code, 1));
-        let told = told.try_iter().nth(1).unwrap();
+        let second_note = received_notes.try_iter().nth(1).unwrap();
         if code == ErrorCode::START_FAILURE {
-            assert!(actions.is_empty() && told == Note::Frame(code.into()));
+            assert!(actions.is_empty() && second_note == Note::Frame(code.into()));
         } else {
             assert!(matches!(actions[..], [Action::End { abort: false, .. }]));
-            assert_eq!(told, Note::Disconnected(DisconnectReason::PeerRefused(code)));
+            assert_eq!(
+                second_note,
+                Note::Disconnected(DisconnectReason::PeerRefused(code))
+            );
         }
     }
 }
@@ -430,7 +436,7 @@ fn only_a_controllers_configure_replaces_the_configuration_if_the_server_takes_i
             (run(kind, 2), false),
             (traced(kind), false),
         ] {
-            let (handler, told) = notes();
+            let (handler, received_notes) = notes();
             let mut rig = Rig::new(handler, |c| {
                 c.takes_configure(takes)
                     .configuration("old")
@@ -449,15 +455,21 @@ fn only_a_controllers_configure_replaces_the_configuration_if_the_server_takes_i
             let sends = sends(&actions);
             assert!(sends.iter().all(|(to, _)| *to == receiver), "{case}");
             assert_eq!(sends.iter().map(|(_, n)| n).sum::<u32>(), frames, "{case}");
-            let told = told.try_iter().filter(|note| *note == Note::Frame(kind.into()));
-            assert_eq!(told.count(), if refused { 0 } else { frames as usize }, "{case}");
+            let forwarded = received_notes
+                .try_iter()
+                .filter(|note| *note == Note::Frame(kind.into()));
+            assert_eq!(
+                forwarded.count(),
+                if refused { 0 } else { frames as usize },
+                "{case}"
+            );
         }
     }
 }
 
 #[test]
 fn a_held_frame_expires_after_its_time() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let mut rig = Rig::new(handler, |c| {
         c.rules(Rules::new().route(Command::STOP, |_, _, _| Decision::Queue))
     });
@@ -467,19 +479,19 @@ fn a_held_frame_expires_after_its_time() {
     // There is room for one frame.
     rig.receive(&agent, run(Command::STOP, 1));
     let expired = || Note::Expired(Bytes::from_static(b"x: y\n"));
-    assert!(told.try_iter().any(|note| note == expired()));
+    assert!(received_notes.try_iter().any(|note| note == expired()));
     assert_eq!(rig.core.next_deadline(), Some(rig.now + HELD));
     let mut actions = Vec::new();
     rig.core
         .tick(rig.now + HELD - Duration::from_nanos(1), &mut actions);
-    assert!(told.try_recv().is_err());
+    assert!(received_notes.try_recv().is_err());
     rig.core.tick(rig.now + HELD, &mut actions);
     rig.core.settle(rig.now + HELD, &mut actions);
-    assert_eq!(told.try_iter().collect::<Vec<_>>(), [expired()]);
+    assert_eq!(received_notes.try_iter().collect::<Vec<_>>(), [expired()]);
     assert_eq!(rig.core.next_deadline(), None);
 }
 
-/// Has a timer at this time, or panics in `next_timer` once the flag is set.
+/// Sets a timer for this time, or panics in `next_timer` once the flag is set.
 struct Timed(Instant, Arc<AtomicBool>, Sender<()>);
 
 impl Handler for Timed {
@@ -497,41 +509,44 @@ impl Handler for Timed {
 fn a_timer_is_called_once_when_due_and_never_if_next_timer_panics() {
     #[expect(clippy::disallowed_methods, reason = "any time will do")]
     let due = Instant::now() + HELD;
-    let (panics, (sender, told)) = (Arc::new(AtomicBool::new(false)), unbounded());
+    let (panics, (sender, received_notes)) = (Arc::new(AtomicBool::new(false)), unbounded());
     let mut rig = Rig::new(Timed(due, Arc::clone(&panics), sender), |c| c);
     assert_eq!(rig.core.next_deadline(), Some(due));
     let before = due - Duration::from_nanos(1);
     for (at, times) in [(before, 0), (due, 1), (due, 0)] {
         rig.core.tick(at, &mut Vec::new());
-        assert_eq!(told.try_iter().count(), times);
+        assert_eq!(received_notes.try_iter().count(), times);
     }
     assert_eq!(rig.core.next_deadline(), Some(due));
     panics.store(true, Ordering::Relaxed);
     assert_eq!(rig.core.next_deadline(), None);
     rig.core.tick(due, &mut Vec::new());
-    assert!(told.try_recv().is_err());
+    assert!(received_notes.try_recv().is_err());
 }
 
 #[test]
-fn the_application_is_told_of_no_session_that_ended_before_it_began() {
-    let (handler, told) = notes();
+fn the_application_gets_no_event_of_a_session_that_ended_before_it_began() {
+    let (handler, received_notes) = notes();
     let mut rig = Rig::new(handler, |c| c);
     let (now, limits, mut actions) = (rig.now, Limits::default(), Vec::new());
     // A session whose threads could not be started, and one that ended before they were.
-    let gone = rig.admit(Role::AGENT, limits, &mut actions).unwrap();
-    rig.core.admitted(gone.id, false, now, &mut actions);
+    let unstarted = rig.admit(Role::AGENT, limits, &mut actions).unwrap();
+    rig.core.admitted(unstarted.id, false, now, &mut actions);
     let ended = rig.admit(Role::AGENT, limits, &mut actions).unwrap();
     rig.core.ended(ended.id, EndReason::PeerClosed, now, &mut actions);
     rig.core.admitted(ended.id, true, now, &mut actions);
     rig.core.settle(now, &mut actions);
-    assert!(told.try_recv().is_err());
+    assert!(received_notes.try_recv().is_err());
     let there = rig.call(&mut actions, |cx| cx.directory().len());
     assert_eq!(there, 0);
     let one = rig.connect(Role::AGENT);
     rig.core.ended(one.id, EndReason::PeerClosed, now, &mut actions);
     rig.core.settle(now, &mut actions);
     let closed = Note::Disconnected(DisconnectReason::PeerClosed);
-    assert_eq!(told.try_iter().collect::<Vec<_>>(), [Note::Connected, closed]);
+    assert_eq!(
+        received_notes.try_iter().collect::<Vec<_>>(),
+        [Note::Connected, closed]
+    );
 }
 
 #[test]

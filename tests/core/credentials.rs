@@ -63,14 +63,14 @@ fn stats(payload: &'static str) -> Frame {
 }
 
 /// Checks that a session ends with ConnectionFailure, after which a client tries again.
-fn is_told_to_come_again(peer: &mut Peer) {
+fn expect_connection_failure(peer: &mut Peer) {
     assert_eq!(peer.frame(), Frame::new(ErrorCode::CONNECTION_FAILURE));
     peer.end();
 }
 
 #[test]
 fn a_revoked_certificate_ends_only_its_own_sessions() {
-    let (handler, told) = ends();
+    let (handler, received_ends) = ends();
     let server = server_of(&trust(), handler);
     let mut controller = server.connect(Role::CONTROLLER);
     let [revoked, kept] = [(); 2].map(|()| identity(Role::AGENT));
@@ -81,9 +81,9 @@ fn a_revoked_certificate_ends_only_its_own_sessions() {
     server.handle().multicast(Role::AGENT, stats("before")).unwrap();
     assert_eq!(server.renew(&without(&[&revoked])), (4, 2));
     for peer in &mut out {
-        assert_eq!(peer.frame(), stats("before"), "what waited for it is sent");
-        is_told_to_come_again(peer);
-        assert_eq!(why(&told), "the certificate is revoked");
+        assert_eq!(peer.frame(), stats("before"), "the waiting frames are sent");
+        expect_connection_failure(peer);
+        assert_eq!(why(&received_ends), "the certificate is revoked");
     }
     agent.send(&stats("after"));
     assert_eq!(controller.frame(), stats("after"));
@@ -99,7 +99,7 @@ fn a_revoked_certificate_ends_only_its_own_sessions() {
 fn sessions_of_an_authority_that_is_no_longer_trusted_end() {
     let old = Authority::new(&AuthorityRequest::default().name("old")).unwrap();
     let both = [authority().certificate_pem(), old.certificate_pem()].concat();
-    let (handler, told) = ends();
+    let (handler, received_ends) = ends();
     let server = server_of(&Trust::from_pem(both.as_bytes(), "both").unwrap(), handler);
     let of_old = old
         .issue(&CertificateRequest::new(Role::AGENT))
@@ -108,9 +108,9 @@ fn sessions_of_an_authority_that_is_no_longer_trusted_end() {
     let mut left = server.connect_as(&of_old, Role::AGENT, Uuid::new_v4());
     let mut moved = server.connect(Role::CONTROLLER);
     assert_eq!(server.renew(&trust()), (2, 1));
-    is_told_to_come_again(&mut left);
+    expect_connection_failure(&mut left);
     assert_eq!(
-        why(&told),
+        why(&received_ends),
         "the certificate comes from no authority that is trusted here"
     );
     server.handle().broadcast(stats("still there")).unwrap();
@@ -144,7 +144,7 @@ fn a_ticket_is_valid_only_under_the_trust_it_was_made_under() {
     assert!(!resumed() && resumed());
     for trust in [trust(), without(&[]), without(&[&identity(Role::AGENT)])] {
         server.renew(&trust);
-        assert!(!resumed(), "it was made before");
+        assert!(!resumed(), "the handshake was made before");
         assert!(resumed());
     }
 }
@@ -155,7 +155,7 @@ fn a_chain_is_verified_with_the_intermediates_of_its_holder() {
     let [between, other] = ["between", "other"].map(|name| issuing(name, Some(&root), &[]));
     let both = [root.der.clone(), authority().info().der.clone()];
     let trust = Trust::from_der(&both).unwrap();
-    let (handler, told) = ends();
+    let (handler, received_ends) = ends();
     let server = server_of(&trust, handler);
     let mut peers = [&between, &between, &other]
         .map(|above| server.connect_as(&issued(above), Role::AGENT, Uuid::new_v4()));
@@ -164,8 +164,8 @@ fn a_chain_is_verified_with_the_intermediates_of_its_holder() {
     let list = root.lister.list(&[&info]);
     assert_eq!(server.renew(&trust.with_revocation_lists(&list).unwrap()), (3, 2));
     for peer in &mut peers[..2] {
-        is_told_to_come_again(peer);
-        assert_eq!(why(&told), "the certificate is revoked");
+        expect_connection_failure(peer);
+        assert_eq!(why(&received_ends), "the certificate is revoked");
     }
     server.handle().broadcast(stats("still there")).unwrap();
     assert_eq!(peers[2].frame(), stats("still there"));
@@ -193,22 +193,30 @@ fn short_session(server: &TestServer) -> (Identity, Peer, SystemTime) {
 
 #[test]
 fn a_session_ends_with_its_certificate_unless_it_may_outlive_it() {
-    let (handler, told) = ends();
+    let (handler, received_ends) = ends();
     let strict = TestServer::start(handler, |c| c);
     let (handler, of_lenient) = ends();
     let lenient = TestServer::start(handler, |c| c.outlive_certificates(true));
     let (agent, mut long, over) = short_session(&lenient);
     let (_, mut short, _) = short_session(&strict);
-    is_told_to_come_again(&mut short);
-    assert!(why(&told).starts_with("the certificate expired at "));
+    expect_connection_failure(&mut short);
+    assert!(why(&received_ends).starts_with("the certificate expired at "));
     while let Ok(left) = over.duration_since(SystemTime::now()) {
         std::thread::sleep(left + Duration::from_secs(1));
     }
-    assert_eq!(lenient.renew(&trust()), (1, 0), "it has expired, and may");
+    assert_eq!(
+        lenient.renew(&trust()),
+        (1, 0),
+        "the certificate has expired, and the session may outlive it"
+    );
     lenient.handle().broadcast(stats("still there")).unwrap();
     assert_eq!(long.frame(), stats("still there"));
-    assert_eq!(lenient.renew(&without(&[&agent])), (1, 1), "revoked, and may not");
-    is_told_to_come_again(&mut long);
+    assert_eq!(
+        lenient.renew(&without(&[&agent])),
+        (1, 1),
+        "the certificate is revoked, and the session may not outlive that"
+    );
+    expect_connection_failure(&mut long);
     assert_eq!(why(&of_lenient), "the certificate is revoked");
 }
 
@@ -254,18 +262,24 @@ fn a_client_with_a_revoked_certificate_stays_away() {
     let config = ClientConfig::new(agent.clone(), trust()).connect_in_memory(&server.listener);
     let client = Client::connect(config).unwrap();
     assert_eq!(server.renew(&without(&[&agent])), (1, 1));
-    let told = loop {
+    let refusal = loop {
         match client.recv_timeout(LIMIT).unwrap() {
             ClientEvent::Disconnected { reason, retrying } => {
                 let reason = reason.to_string();
                 assert!(reason.contains("certificate is no longer valid"), "{reason}");
-                assert!(retrying, "it may have a new certificate by then");
+                assert!(
+                    retrying,
+                    "the client tries again, because it may have a new certificate"
+                );
             }
             ClientEvent::Closed(why) => break why.to_string(),
             _ => {}
         }
     };
-    assert!(told.contains("it is revoked (CertificateRevoked)"), "{told}");
+    assert!(
+        refusal.contains("it is revoked (CertificateRevoked)"),
+        "{refusal}"
+    );
 }
 
 #[test]

@@ -40,22 +40,22 @@ fn refusal(frame: &Frame) -> (FrameKind, InvalidFrameTypeReason) {
 fn until(mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < LIMIT, "it never becomes so");
+        assert!(began.elapsed() < LIMIT, "the condition is never true");
         std::thread::yield_now();
     }
 }
 
 /// Sends its events to a channel, and answers no request.
-struct Told(Sender<(Uuid, Frame)>, Sender<ssntp::client::Request>);
+struct Channels(Sender<(Uuid, Frame)>, Sender<ssntp::client::Request>);
 
-type Heard = (Receiver<(Uuid, Frame)>, Receiver<ssntp::client::Request>);
+type Received = (Receiver<(Uuid, Frame)>, Receiver<ssntp::client::Request>);
 
-fn told() -> (Told, Heard) {
-    let ((frames, heard), (requests, asked)) = (unbounded(), unbounded());
-    (Told(frames, requests), (heard, asked))
+fn channels() -> (Channels, Received) {
+    let ((frames, received_frames), (requests, asked)) = (unbounded(), unbounded());
+    (Channels(frames, requests), (received_frames, asked))
 }
 
-impl Handler for Told {
+impl Handler for Channels {
     fn frame(&mut self, _: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
         let _ = self.0.send((from.uuid(), frame));
     }
@@ -111,7 +111,7 @@ fn operands_of_an_application_have_their_range_and_names_of_their_own() {
 #[test]
 fn a_frame_of_the_application_is_routed_with_its_bytes_unchanged() {
     let kit = Testkit::new().unwrap();
-    let (handler, (heard, _)) = told();
+    let (handler, (received_frames, _)) = channels();
     let rules = Rules::new().multicast(SCALED, Role::CONTROLLER);
     let config = kit.server_config().unwrap().operands(operands()).rules(rules);
     let server = Server::start(config, handler).unwrap();
@@ -129,7 +129,7 @@ fn a_frame_of_the_application_is_routed_with_its_bytes_unchanged() {
         (traced.payload_bytes(), traced.trace().map(|t| t.nodes().len())),
         (opaque.payload_bytes(), Some(3))
     );
-    assert_eq!(heard.recv_timeout(LIMIT).unwrap().1, opaque);
+    assert_eq!(received_frames.recv_timeout(LIMIT).unwrap().1, opaque);
     server
         .handle()
         .send(agent.uuid(), Frame::with_payload(DRAIN, "now"))
@@ -143,7 +143,7 @@ fn a_frame_of_the_application_is_routed_with_its_bytes_unchanged() {
 #[test]
 fn an_unregistered_operand_is_answered_as_unknown_and_the_session_continues() {
     let kit = Testkit::new().unwrap();
-    let (handler, (heard, _)) = told();
+    let (handler, (received_frames, _)) = channels();
     let only = Operands::new().application(DRAIN, "DRAIN").unwrap();
     let server = Server::start(kit.server_config().unwrap().operands(only), handler).unwrap();
     let (knows, does_not) = (
@@ -161,7 +161,7 @@ fn an_unregistered_operand_is_answered_as_unknown_and_the_session_continues() {
         .handle()
         .send(does_not.uuid(), Frame::with_payload(DRAIN, "x"))
         .unwrap();
-    let (from, answer) = heard.recv_timeout(LIMIT).unwrap();
+    let (from, answer) = received_frames.recv_timeout(LIMIT).unwrap();
     assert_eq!(
         (from, refusal(&answer)),
         (
@@ -171,7 +171,7 @@ fn an_unregistered_operand_is_answered_as_unknown_and_the_session_continues() {
     );
     does_not.send(Frame::new(Status::FULL)).unwrap();
     assert_eq!(
-        heard.recv_timeout(LIMIT).unwrap(),
+        received_frames.recv_timeout(LIMIT).unwrap(),
         (does_not.uuid(), Frame::new(Status::FULL))
     );
 
@@ -190,15 +190,15 @@ fn an_unregistered_operand_is_answered_as_unknown_and_the_session_continues() {
 #[test]
 fn the_role_filter_decides_about_frames_of_the_application() {
     let kit = Testkit::new().unwrap();
-    let (handler, (heard, _)) = told();
+    let (handler, (received_frames, _)) = channels();
     let filter = Filter::spec().allow(SCALED, Role::AGENT);
     let config = kit.server_config().unwrap().operands(operands()).filter(filter);
     let mut test = HandlerTest::new(config, handler).unwrap();
     let agent = test.connect(&kit.identity(Role::AGENT).unwrap()).unwrap().uuid();
     test.receive(agent, &Frame::new(SCALED));
-    assert_eq!(heard.try_recv().unwrap().1, Frame::new(SCALED));
+    assert_eq!(received_frames.try_recv().unwrap().1, Frame::new(SCALED));
     test.receive(agent, &Frame::new(DRAIN));
-    assert!(heard.try_recv().is_err());
+    assert!(received_frames.try_recv().is_err());
     let sent = test.sent_to(agent);
     assert_eq!(refusal(&sent[0]), (DRAIN, InvalidFrameTypeReason::RoleNotAllowed));
     assert_eq!(sent.len(), 1);
@@ -304,10 +304,10 @@ fn a_request_goes_to_its_addressee_or_by_the_rules() {
         .request(names[0], Frame::new(QUERY), LIMIT)
         .unwrap();
     assert_eq!(asked.payload_bytes()[..], *names[0].to_string().as_bytes());
-    let gone = server
+    let unanswered = server
         .handle()
         .request(Uuid::from_u128(7), Frame::new(QUERY), LIMIT);
-    assert_eq!(gone, Err(RequestError::NotConnected));
+    assert_eq!(unanswered, Err(RequestError::NotConnected));
     handles.iter().for_each(|handle| handle.close());
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
@@ -315,7 +315,7 @@ fn a_request_goes_to_its_addressee_or_by_the_rules() {
 #[test]
 fn requests_are_bounded_end_with_their_session_and_late_answers_are_dropped() {
     let kit = Testkit::new().unwrap();
-    let (handler, (_, asked)) = told();
+    let (handler, (_, asked)) = channels();
     let server = Server::start(kit.server_config().unwrap().operands(operands()), handler).unwrap();
     let config = kit
         .client_config(Role::AGENT)
@@ -386,7 +386,7 @@ fn a_request_for_which_the_channel_has_no_room_is_refused() {
 #[test]
 fn a_client_that_may_not_ask_gets_no_answers() {
     let kit = Testkit::new().unwrap();
-    let (handler, (_, asked)) = told();
+    let (handler, (_, asked)) = channels();
     let filter = Filter::deny_all().allow(QUERY, Role::CONTROLLER);
     let config = kit.server_config().unwrap().operands(operands()).filter(filter);
     let mut test = HandlerTest::new(config, handler).unwrap();
@@ -401,7 +401,7 @@ fn a_client_that_may_not_ask_gets_no_answers() {
     assert_eq!(
         test.request(controller, &Frame::with_payload(QUERY, "x")),
         None,
-        "not yet"
+        "the request is not answered yet"
     );
     let request = asked.try_recv().unwrap();
     assert_eq!((request.from(), &request.payload()[..]), (controller, &b"x"[..]));
@@ -528,15 +528,18 @@ fn a_handler_is_tested_in_virtual_time() {
 #[test]
 fn a_stalled_network_delivers_its_bytes_once_it_continues() {
     let kit = Testkit::new().unwrap();
-    let (handler, (heard, _)) = told();
+    let (handler, (received_frames, _)) = channels();
     let _server = Server::start(kit.server_config().unwrap(), handler).unwrap();
     let agent = client(&kit, Role::AGENT, Operands::new());
     kit.network().stall(true);
     agent.send(Frame::new(Status::FULL)).unwrap();
-    assert!(agent.flush(LIMIT), "the network takes it");
-    assert!(heard.is_empty());
+    assert!(agent.flush(LIMIT), "the stalled network accepts the bytes");
+    assert!(received_frames.is_empty());
     kit.network().stall(false);
-    assert_eq!(heard.recv_timeout(LIMIT).unwrap().1, Frame::new(Status::FULL));
+    assert_eq!(
+        received_frames.recv_timeout(LIMIT).unwrap().1,
+        Frame::new(Status::FULL)
+    );
 }
 
 #[test]
@@ -554,14 +557,14 @@ fn an_answer_from_the_wrong_client_is_ignored() {
     asked.takes(operands());
     let request = Exchange::read(asked.frame().payload_bytes()).unwrap();
     assert_eq!((request.step, request.peer), (Step::Request, asker.uuid()));
-    for (peer, what) in [(&mut stranger, &b"forged"[..]), (&mut asked, b"true")] {
+    for (peer, payload) in [(&mut stranger, &b"forged"[..]), (&mut asked, b"true")] {
         let mut reply = Exchange {
             step: Step::Reply,
             ..request
         }
         .encode()
         .to_vec();
-        reply.extend(what);
+        reply.extend(payload);
         peer.send(&Frame::with_payload(QUERY, reply));
         until(|| asker.counters().late_replies == 1);
     }

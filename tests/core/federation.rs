@@ -98,7 +98,7 @@ impl Node {
 
     pub(crate) fn start_with(peers: &[&Node], configure: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
         let links = MemoryListener::new();
-        let (news, heard) = unbounded();
+        let (news, received_news) = unbounded();
         let federation = Federation::new().peers(peers.iter().map(|peer| &peer.links));
         let is_closed = Arc::new(AtomicBool::new(false));
         let watch = Watch {
@@ -117,7 +117,7 @@ impl Node {
         let node = Self {
             server,
             links,
-            news: heard,
+            news: received_news,
             is_closed,
         };
         let mut linked: Vec<_> = peers.iter().map(|peer| peer.uuid()).collect();
@@ -175,8 +175,8 @@ impl Node {
     /// Waits for a link to a server, which the test itself may play.
     pub(crate) fn await_link_of(&self, server: Uuid) {
         let deadline = Instant::now() + LONG;
-        let stands = |link: &LinkFigures| link.server.uuid == server;
-        while !self.server.handle().links().unwrap().iter().any(stands) {
+        let is_linked = |link: &LinkFigures| link.server.uuid == server;
+        while !self.server.handle().links().unwrap().iter().any(is_linked) {
             assert!(Instant::now() < deadline, "no link to {server}");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -255,14 +255,14 @@ fn an_application_sees_and_reaches_sessions_of_other_servers() {
     let mut agent = one.connect(Role::AGENT, &[&two, &three]);
     let mut controller = two.connect(Role::CONTROLLER, &[&one, &three]);
     let (agent_uuid, first) = (agent.uuid, one.uuid());
-    let seen = three.with(move |cx| {
+    let sessions_seen = three.with(move |cx| {
         let directory = cx.directory();
         let roles = [Role::AGENT, Role::CONTROLLER, Role::NETAGENT];
         let counts = roles.map(|role| directory.with_role(role).count());
         let server = directory.session(agent_uuid).map(SessionInfo::server);
         (directory.len(), counts, server, cx.counters(agent_uuid).is_some())
     });
-    assert_eq!(seen, (2, [1, 1, 0], Some(first), false));
+    assert_eq!(sessions_seen, (2, [1, 1, 0], Some(first), false));
     // By UUID, by role, and to all.
     let frame = Frame::with_payload(Command::STOP, "x");
     let sent = three.with(move |cx| {
@@ -285,7 +285,7 @@ fn an_application_sees_and_reaches_sessions_of_other_servers() {
     // A frame that came over a link goes to no other link, so each server has it once.
     assert_eq!(agent.arrived(), []);
     assert_eq!(controller.arrived(), []);
-    // From application to application.
+    // A message goes from application to application.
     let second = two.uuid();
     three.with(move |cx| {
         cx.send_to_server(second, Bytes::from_static(b"an intent"))
@@ -300,8 +300,8 @@ fn an_application_sees_and_reaches_sessions_of_other_servers() {
     drop(agent);
     two.await_news(&News::RemoteGone(agent_uuid));
     three.await_news(&News::RemoteGone(agent_uuid));
-    let gone = three.with(move |cx| cx.send(agent_uuid, &Frame::new(Status::READY)));
-    assert_eq!(gone, Err(SendError::NotConnected(agent_uuid)));
+    let refused = three.with(move |cx| cx.send(agent_uuid, &Frame::new(Status::READY)));
+    assert_eq!(refused, Err(SendError::NotConnected(agent_uuid)));
 }
 
 #[test]
@@ -384,12 +384,12 @@ fn frames_are_passed_to_the_application_of_another_server() {
     };
     leader.with(move |cx| order(cx, 7, "first"));
     assert_eq!(agent.frame().payload_bytes()[..], *b"first");
-    let seen = follower.handle().with(|cx| {
-        let seen = cx.token();
+    let token_seen = follower.handle().with(|cx| {
+        let token_seen = cx.token();
         cx.note_token(9);
-        seen
+        token_seen
     });
-    assert_eq!(seen, Ok(7));
+    assert_eq!(token_seen, Ok(7));
     leader.with(move |cx| order(cx, 8, "old"));
     leader.with(move |cx| order(cx, 9, "new"));
     assert_eq!(agent.frame().payload_bytes()[..], *b"new");
@@ -479,7 +479,7 @@ fn a_stuck_receiver_behind_a_link_holds_only_its_senders() {
     fast.join().unwrap();
     // The other server may have held the fast sender for a while, and sends GO later.
     one.await_link(&two, |link| link.held == 1);
-    assert!(!slow.is_finished(), "its sender is held back");
+    assert!(!slow.is_finished(), "the sender is held back");
     // When the receiver reads, it gets all frames in order, and its sender continues.
     receive(&mut stuck, FRAMES);
     slow.join().unwrap();

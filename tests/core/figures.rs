@@ -79,7 +79,7 @@ fn frames_are_counted_by_kind_and_result_and_stay_counted_after_their_session() 
             ..
         } = figures;
         assert_eq!([*filtered, *unsupported, *answered, *dropped], [1, 1, 2, 0]);
-        assert_eq!(*unreceived, 1, "nobody with the role is there for the report");
+        assert_eq!(*unreceived, 1, "no session has the role for the report");
         assert!(figures.frames.is_sorted_by_key(|frames| frames.kind));
     };
     let figures = figures_when(&server, "the last frame", |figures| {
@@ -336,14 +336,14 @@ fn a_handler_is_reached_by_its_type_and_figures_are_refused_on_a_dispatcher() {
     assert_eq!(set, Ok(()));
     server.connect(Role::AGENT).send(&Frame::new(Event::TRACE_REPORT));
     let deadline = Instant::now() + LIMIT;
-    let seen = loop {
-        let seen = handle.with_handler(|counts: &mut Counts, _| (counts.frames, counts.refused));
-        if seen != Ok((0, None)) {
-            break seen;
+    let counted = loop {
+        let counted = handle.with_handler(|counts: &mut Counts, _| (counts.frames, counts.refused));
+        if counted != Ok((0, None)) {
+            break counted;
         }
         assert!(Instant::now() < deadline);
     };
-    assert_eq!(seen, Ok((1, Some(SendError::OnDispatcher))));
+    assert_eq!(counted, Ok((1, Some(SendError::OnDispatcher))));
     let other = handle.with_handler(|(): &mut (), _| ());
     assert_eq!(other, Err(SendError::OtherHandler));
     // The handler must not keep a handle of its own server.

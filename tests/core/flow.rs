@@ -164,7 +164,7 @@ fn a_session_that_does_not_take_its_answers_is_not_read() {
     let mut other = server.connect(Role::AGENT);
     let uuid = peer.uuid;
     let sending = std::thread::spawn(move || {
-        // It ends when the server stops.
+        // The held session ends when the server stops.
         while peer.try_send_bytes(&unknown).is_ok() {}
     });
     let waiting = || {
@@ -175,8 +175,8 @@ fn a_session_that_does_not_take_its_answers_is_not_read() {
             .unwrap();
         (counters.frames_waiting, counters.frames_received)
     };
-    // It is read from until a mebibyte of answers waits, and then no more: two
-    // looks that find the same show that, however long they are apart.
+    // The server reads from the session until a mebibyte of answers waits, and then no more. Two equal
+    // observations show this.
     let deadline = Instant::now() + LIMIT;
     let mut before = waiting();
     loop {
@@ -189,7 +189,10 @@ fn a_session_that_does_not_take_its_answers_is_not_read() {
             break;
         }
         before = now;
-        assert!(Instant::now() < deadline, "it is read from without end: {now:?}");
+        assert!(
+            Instant::now() < deadline,
+            "the server reads without a limit: {now:?}"
+        );
     }
     drop(server);
     sending.join().unwrap();
@@ -225,8 +228,8 @@ fn connected_is_neither_overtaken_nor_dropped() {
     sending.join().unwrap();
 }
 
-/// A server with the memory of a control group of 64 MiB, of which 4 MiB are for what
-/// arrives, and the log of its sessions' ends.
+/// A server with the memory of a control group of 64 MiB, of which 4 MiB are for received bytes, and
+/// the log of its sessions' ends.
 fn small_server() -> (TestServer, Receiver<ServerEvent>) {
     let (handler, events) = ssntp::server::channel(1 << 10);
     let server = TestServer::start(handler, |c| {
@@ -300,9 +303,9 @@ fn frames_without_their_last_byte_stop_no_session_and_are_given_up() {
         assert!(controller.frame() == long(len));
     }
     for _ in 0..holders.len() {
-        let why = next_end(&events).to_string();
-        let silent = why.contains("did not come to its end");
-        assert!(silent || why.contains("others wait for memory"), "{why}");
+        let reason = next_end(&events).to_string();
+        let silent = reason.contains("did not come to its end");
+        assert!(silent || reason.contains("others wait for memory"), "{reason}");
     }
     drop(holders);
     // A reader gives its memory back when its threads end.
@@ -324,12 +327,15 @@ fn a_frame_for_which_there_will_never_be_memory_is_refused_at_its_header() {
     let mut agent = server.connect(Role::AGENT);
     // Its header announces 16 MiB, and nothing follows.
     agent.send_bytes(&[0, 1, 0, 3, 1, 0, 0, 0]);
-    let why = next_end(&events).to_string();
-    assert!(why.contains("16777224 bytes") && why.contains("4194304"), "{why}");
+    let reason = next_end(&events).to_string();
+    assert!(
+        reason.contains("16777224 bytes") && reason.contains("4194304"),
+        "{reason}"
+    );
     assert_eq!(server.handle().figures().unwrap().received.refused, 1);
 }
 
-/// Takes its time with STATS, and answers READY.
+/// Handles STATS slowly, and answers READY.
 struct Slow {
     dealt_with: Arc<AtomicU32>,
 }
@@ -367,7 +373,7 @@ fn a_lone_frame_passes_the_backlog_of_others() {
     lone.send(&Frame::new(Status::READY));
     assert_eq!(lone.frame().kind(), Status::READY);
     let passed = dealt_with.load(Ordering::Relaxed) - before;
-    // One after the other they would all have come first.
+    // In the order of arrival all of these frames would have come first.
     assert!(passed < 8 * EACH / 2, "{passed} frames came before it");
 }
 
@@ -446,17 +452,17 @@ fn a_channel_of_events_states_the_number_of_missed_events() {
     // Its answer comes once all earlier frames have been handled.
     agent.send_bytes(&[0, 1, 0, 0x77, 0, 0, 0, 0]);
     assert_eq!(agent.frame().kind(), ErrorCode::INVALID_FRAME_TYPE);
-    let mut seen: Vec<ServerEvent> = events.try_iter().collect();
-    assert!(matches!(&seen[0], ServerEvent::Connected(who) if who.uuid() == agent.uuid));
+    let mut received: Vec<ServerEvent> = events.try_iter().collect();
+    assert!(matches!(&received[0], ServerEvent::Connected(who) if who.uuid() == agent.uuid));
     agent.send(&Frame::new(Status::FULL));
     agent.send_bytes(&[0, 1, 0, 0x77, 0, 0, 0, 0]);
     assert_eq!(agent.frame().kind(), ErrorCode::INVALID_FRAME_TYPE);
-    seen.extend(events.try_iter());
-    let missed = seen.iter().find_map(|event| match event {
+    received.extend(events.try_iter());
+    let missed = received.iter().find_map(|event| match event {
         ServerEvent::Missed(count) => Some(*count),
         _ => None,
     });
-    let frames = seen
+    let frames = received
         .iter()
         .filter(|event| matches!(event, ServerEvent::Frame(..)));
     assert_eq!(missed.unwrap() + frames.count() as u64, 11);

@@ -154,7 +154,7 @@ fn a_malformed_frame_ends_the_link_with_a_reason() {
     let server = identity(Role::SERVER);
     let good = hello(1, Uuid::from_u128(5), ssntp::proto::DEFAULT_MAX_PAYLOAD);
     let snapshot = link_frame(1, &[0, 0, 0, 0, 0, 0, 0, 3, 1]);
-    let gone = link_frame(3, &[&5u64.to_be_bytes()[..], &[0; 24]].concat());
+    let removed = link_frame(3, &[&5u64.to_be_bytes()[..], &[0; 24]].concat());
     let forward = [&[0; 33][..], &[1, 0, 0, 0, 1], &[0, 1, 0, 1, 0, 0, 0, 9]].concat();
     let longer = |version| {
         let hello = hello(version, Uuid::from_u128(5), ssntp::proto::DEFAULT_MAX_PAYLOAD);
@@ -176,7 +176,7 @@ fn a_malformed_frame_ends_the_link_with_a_reason() {
         ("unexpected HELLO", vec![good.clone(), good.clone()]),
         (
             "change 5 of its sessions came after change 3",
-            vec![good.clone(), snapshot.clone(), gone],
+            vec![good.clone(), snapshot.clone(), removed],
         ),
         (
             "0x4c/0xc8 does not belong on a link",

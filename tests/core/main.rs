@@ -2,12 +2,12 @@
 //!
 //! | file | rules |
 //! |---|---|
-//! | `pki` | certificates, good ones and each kind of bad one |
+//! | `pki` | valid certificates, and each kind of bad one |
 //! | `transport` | the two threads of a link, in clear and as TLS |
 //! | `revocation` | revocation lists |
 //! | `resumption` | a session that is resumed |
 //! | `credentials` | certificates that change while a server runs |
-//! | `server` | the server as clients and the application see it |
+//! | `server` | the behaviour of a server for its clients and its application |
 //! | `flow` | back-pressure: the senders that are held and the receivers that are slow |
 //! | `federation` | several linked servers |
 //! | `links` | the link of two servers, frame by frame |

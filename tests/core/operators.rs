@@ -126,7 +126,7 @@ fn a_list_has_each_session_once_and_pages_of_64() {
     rig.test.receive(agents[3], &Frame::new(Command::STATS));
     let listed = rig.sessions("agent,netagent");
     let uuids: Vec<_> = listed.iter().filter_map(|entry| entry.uuid.uuid()).collect();
-    assert_eq!(uuids, agents, "in the order in which they came");
+    assert_eq!(uuids, agents, "the sessions are in the order of connecting");
     let numbers: Vec<_> = listed.iter().map(|entry| entry.number).collect();
     assert!(numbers.is_sorted_by(|one, other| one < other));
     assert_eq!((listed[3].frames_received, listed[4].frames_received), (1, 0));
@@ -149,8 +149,8 @@ fn a_list_has_each_session_once_and_pages_of_64() {
         after: 0,
     });
     assert_eq!((first.total, first.entries.len()), (151, 64));
-    for gone in [agents[63], agents[64]] {
-        assert_eq!(rig.kick(by_uuid(gone, 0)).count, 1);
+    for ended in [agents[63], agents[64]] {
+        assert_eq!(rig.kick(by_uuid(ended, 0)).count, 1);
     }
     let second: Sessions = rig.ask(&ListSessions {
         id: "2".into(),
@@ -239,8 +239,8 @@ impl Handler for Strict {
 
 #[test]
 fn an_application_may_allow_lists_and_refuse_changes() {
-    let (told, _reasons) = std::sync::mpsc::channel();
-    let mut rig = Rig::with(Strict(false, told), |config| config.operators(Role::CONTROLLER));
+    let (sender, _reasons) = std::sync::mpsc::channel();
+    let mut rig = Rig::with(Strict(false, sender), |config| config.operators(Role::CONTROLLER));
     let agent = rig.agent();
     let uuid = rig.test.connect(&agent).unwrap().uuid();
     let refused: InvalidFrameType = rig.ask(&Kick {
@@ -259,8 +259,8 @@ fn an_application_may_allow_lists_and_refuse_changes() {
 
 #[test]
 fn a_kicked_client_gets_connection_failure_and_may_connect_again() {
-    let (told, reasons) = std::sync::mpsc::channel();
-    let mut rig = Rig::with(Strict(true, told), |config| config.operators(Role::CONTROLLER));
+    let (sender, reasons) = std::sync::mpsc::channel();
+    let mut rig = Rig::with(Strict(true, sender), |config| config.operators(Role::CONTROLLER));
     let agent = rig.agent();
     let uuid = rig.test.connect(&agent).unwrap().uuid();
     let kicked = rig.kick(by_uuid(uuid, 0));
@@ -291,7 +291,7 @@ fn a_ban_of_a_uuid_ends_with_its_time() {
     assert_eq!((kicked.count, kicked.ban_s), (1, 3600));
     assert!(
         kicked.detail.contains("another"),
-        "an unbound client may: {}",
+        "an unbound client may connect with another UUID: {}",
         kicked.detail
     );
     rig.pass(3599);
@@ -383,7 +383,10 @@ fn bans_are_bounded_and_listed_in_pages() {
     let uuid = rig.test.connect(&agent).unwrap().uuid();
     let kicked = rig.kick(by_uuid(uuid, 60));
     assert_eq!(kicked.reason, OperatorRefusal::TooManyBans);
-    assert!(rig.test.is_connected(uuid), "it is done whole or not at all");
+    assert!(
+        rig.test.is_connected(uuid),
+        "a refused ban leaves the session connected"
+    );
     let (mut after, mut pages, mut listed) = (0, 0, Vec::new());
     loop {
         let page: Bans = rig.ask(&ListBans {
@@ -407,7 +410,7 @@ fn bans_are_bounded_and_listed_in_pages() {
 }
 
 #[test]
-fn an_operator_watches_who_sends_what() {
+fn an_operator_watches_the_senders_and_operands_of_frames() {
     let mut rig = Rig::new();
     let agent = rig.agent();
     let [one, other] = [1, 2].map(|_| rig.test.connect(&agent).unwrap().uuid());
@@ -416,7 +419,7 @@ fn an_operator_watches_who_sends_what() {
         uuid: uuid.into(),
         kind: kind.into(),
     };
-    let told = |rig: &mut Rig| -> Vec<(String, u64, u64)> {
+    let reported = |rig: &mut Rig| -> Vec<(String, u64, u64)> {
         let frames = rig.test.sent_to(rig.operator);
         let watched = frames.iter().filter(|frame| frame.kind() == Watched::KIND);
         let watched = watched.map(|frame| frame.payload::<Watched>().unwrap());
@@ -453,7 +456,7 @@ fn an_operator_watches_who_sends_what() {
     let _: Watched = rig.ask(&watch("", "ready"));
     rig.test.receive(one, &stats);
     rig.test.receive(other, &Frame::new(ssntp::proto::Status::READY));
-    assert_eq!(told(&mut rig), [("READY".to_owned(), 1, 0)]);
+    assert_eq!(reported(&mut rig), [("READY".to_owned(), 1, 0)]);
 }
 
 #[test]
@@ -479,7 +482,7 @@ fn only_sixteen_operators_may_watch() {
 }
 
 #[test]
-fn an_operator_that_watches_and_does_not_read_learns_how_much_it_has_missed() {
+fn an_operator_that_watches_and_does_not_read_gets_the_number_of_missed_frames() {
     let server = TestServer::start((), |config| config.operators(Role::CONTROLLER));
     let mut operator = server.connect(Role::CONTROLLER);
     operator.send(&Frame::of(&Watch {
@@ -500,12 +503,12 @@ fn an_operator_that_watches_and_does_not_read_learns_how_much_it_has_missed() {
     // No sender is held for the operator, so this request is answered.
     agent.send(&probe);
     agent.frame();
-    let (mut told, mut missed) = (0, 0);
+    let (mut reported, mut missed) = (0, 0);
     let deadline = ssntp_transport::deadline(Duration::from_secs(60));
-    while told + missed != sent {
+    while reported + missed != sent {
         assert!(
             ssntp_transport::left(deadline).is_ok(),
-            "{told} and {missed} of {sent}"
+            "{reported} and {missed} of {sent}"
         );
         let arrived = operator.arrived();
         if arrived.is_empty() {
@@ -517,11 +520,11 @@ fn an_operator_that_watches_and_does_not_read_learns_how_much_it_has_missed() {
         }
         for frame in arrived {
             let Received::Frame(frame) = frame else {
-                panic!("it ended")
+                panic!("the connection ended")
             };
             let watched: Watched = frame.payload().unwrap();
-            (told, missed) = (told + watched.frames, missed + watched.missed);
+            (reported, missed) = (reported + watched.frames, missed + watched.missed);
         }
     }
-    assert!(missed > 0 && told > 0, "{told} and {missed}");
+    assert!(missed > 0 && reported > 0, "{reported} and {missed}");
 }

@@ -114,7 +114,7 @@ fn the_tables_hold_every_operand_and_role_with_its_number() {
 
 const PAYLOADS: &str = include_str!("../../docs/payloads.md");
 
-/// Reads an example as the type that its frame carries, and what that writes again.
+/// Reads an example as the type of its frame, and checks that it is written back equal.
 fn read<T: Payload + PartialEq + std::fmt::Debug>(name: &str, yaml: &str) {
     assert_eq!(T::KIND.to_string(), name);
     let found = T::decode(yaml.as_bytes()).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -122,7 +122,7 @@ fn read<T: Payload + PartialEq + std::fmt::Debug>(name: &str, yaml: &str) {
 }
 
 #[test]
-fn each_payload_has_an_example_that_is_one() {
+fn each_payload_has_a_valid_example() {
     use ssntp::payload::*;
 
     let readers: &[fn(&str, &str)] = &[
@@ -185,7 +185,7 @@ fn each_payload_has_an_example_that_is_one() {
         let yaml = section.split("```yaml\n").nth(1).unwrap();
         read(name, yaml.split("```").next().unwrap());
     }
-    // The others have no payload, or another's.
+    // The other frames have no payload, or the payload of another frame.
     let without =
         FrameKind::all().filter(|kind| !sections.iter().any(|s| s.starts_with(&format!("{kind}\n"))));
     let without: Vec<String> = without.map(|kind| kind.to_string()).collect();
@@ -206,7 +206,7 @@ fn sources(directory: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
     }
 }
 
-/// The names that a source gives to threads, up to what is filled in.
+/// The names that a source gives to threads, up to the first formatted part.
 fn thread_names(source: &str) -> impl Iterator<Item = &str> {
     let product = source.split("#[cfg(test)]").next().unwrap_or_default();
     product.split("threads::").skip(1).filter_map(|call| {
@@ -218,7 +218,7 @@ fn thread_names(source: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn every_thread_has_its_row() {
+fn every_thread_has_a_row_on_the_page_of_threads() {
     let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = std::fs::read_to_string(package.join("docs/threads.md")).unwrap();
     let mut files = Vec::new();
@@ -245,7 +245,7 @@ fn every_thread_has_its_row() {
 }
 
 #[test]
-fn every_page_that_is_cited_is_here() {
+fn every_cited_page_exists() {
     let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = vec![package.join("README.md")];
     for directory in ["src", "docs", "tests", "examples", "crates", "tools", "benches"] {

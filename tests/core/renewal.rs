@@ -100,7 +100,7 @@ fn receive(client: Client) -> JoinHandle<(Vec<u64>, Vec<DisconnectReason>)> {
 fn until(mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !is_so() {
-        assert!(Instant::now() < end, "it never became so");
+        assert!(Instant::now() < end, "the condition is never true");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -174,7 +174,7 @@ fn a_pair_that_is_renewed_under_load_loses_no_frame() {
     }
     for (handle, counts) in handles.iter().zip(counts.chunks(3)) {
         assert_complete(of.remove(&handle.uuid()).unwrap(), counts[0]);
-        assert!(counts[2] > 0, "requests went on");
+        assert!(counts[2] > 0, "requests were sent during the renewals");
         assert_eq!(handle.counters().lost_frames, 0);
     }
     // The queues of the sessions are sent before they end.
@@ -290,7 +290,7 @@ fn an_authority_that_is_replaced_at_the_client_first_waits_for_the_server() {
 /// With a bundle of both authorities in between, in any order of hosts: all frames arrive, and no send
 /// fails for lack of a session.
 #[test]
-fn an_authority_that_is_replaced_by_way_of_both_loses_no_frame() {
+fn a_replacement_of_an_authority_with_both_trusted_meanwhile_loses_no_frame() {
     #[derive(Clone, Copy)]
     enum Step {
         Server(bool, bool),
@@ -351,12 +351,12 @@ fn an_authority_that_is_replaced_by_way_of_both_loses_no_frame() {
                     let identity = if renewed { &new[1] } else { &old[1] };
                     let moves = handle.identity().chain() != identity.chain();
                     handle.renew(identity, &trust(is_both)).unwrap();
-                    // After a reconnection it is back, with either certificate.
+                    // The agent reconnects, with either certificate.
                     until(|| !moves || handle.counters().sessions > before.sessions && handle.is_connected());
                 }
             }
         }
-        // Also if the session was replaced because the server was renewed.
+        // The session may also have been replaced because the server was renewed.
         until(|| handle.is_connected() && handle.identity().chain() == new[1].chain());
         let count = load.end()[0];
         let arrived = (0..count).map(|_| all.notes.recv_timeout(LIMIT).expect("all frames arrive").1);

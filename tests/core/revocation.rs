@@ -34,7 +34,7 @@ impl Lister {
         Self(Issuer::new(params, key))
     }
 
-    /// As an authority of another name.
+    /// The same for an authority of another name.
     fn named(authority: &Authority, name: &str) -> Self {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -124,17 +124,17 @@ fn revoked(identity: &Identity) -> Fault {
 /// The errors of a handshake on both sides. With TLS 1.3 a client gets the server's refusal with its first
 /// read.
 fn meet(acceptor: &Acceptor, connector: &Connector) -> (Option<TlsError>, Option<TlsError>) {
-    let (here, there) = memory::pair();
+    let (local, remote) = memory::pair();
     let deadline = Instant::now() + LIMIT;
     std::thread::scope(|scope| {
         let client = scope.spawn(move || {
             let mut secured =
-                connector.connect(Arc::new(there), "localhost", &BufferPool::new(), deadline)?;
+                connector.connect(Arc::new(remote), "localhost", &BufferPool::new(), deadline)?;
             secured.halves.stream.set_read_timeout(Some(LIMIT))?;
             secured.halves.receive.receive(&mut secured.halves.inbox)?;
             Ok(())
         });
-        let accepted = acceptor.accept(Arc::new(here), &BufferPool::new(), deadline);
+        let accepted = acceptor.accept(Arc::new(local), &BufferPool::new(), deadline);
         let accepted = accepted.map(|mut secured| {
             let byte = Outgoing::whole(vec![1].into(), 1);
             let _ = secured.halves.transmit.transmit(&[byte]);
@@ -194,7 +194,7 @@ fn a_file_may_hold_lists_of_several_authorities_among_other_things() {
     let both = Trust::from_der(&[one.info().der.clone(), other.info().der.clone()]).unwrap();
     let trust = both.with_revocation_lists(&lists).unwrap();
     assert_eq!(trust.revocation_lists().len(), 2);
-    assert!(both.revocation_lists().is_empty(), "the old trust is what it was");
+    assert!(both.revocation_lists().is_empty(), "the old trust is unchanged");
 }
 
 #[test]
@@ -227,12 +227,12 @@ fn both_sides_of_a_handshake_refuse_a_revoked_certificate_by_name() {
     let (accepted, connected) = meet(&acceptor(&without(&server)), &connector(&without(&agent)));
     assert!(
         accepted.is_none() && connected.is_none(),
-        "each is revoked where nobody asks"
+        "without lists each certificate is accepted"
     );
 
     let (accepted, connected) = meet(&acceptor(&without(&agent)), &connector(&plain));
-    let told = accepted.as_ref().unwrap().to_string();
-    assert_eq!(told, "TLS: the peer's certificate is revoked");
+    let text = accepted.as_ref().unwrap().to_string();
+    assert_eq!(text, "TLS: the peer's certificate is revoked");
     assert!(is_revoked(accepted));
     assert_eq!(alert(connected), Some(AlertDescription::CertificateRevoked));
 
@@ -240,7 +240,7 @@ fn both_sides_of_a_handshake_refuse_a_revoked_certificate_by_name() {
     assert_eq!(alert(accepted), Some(AlertDescription::CertificateRevoked));
     assert!(is_revoked(connected));
 
-    // Also where no name is asked for.
+    // This also holds if no name is checked.
     let check = without(&server);
     let any = Connector::checking(ServerCheck::Authority(&check), Some(&agent)).unwrap();
     assert!(is_revoked(meet(&acceptor(&plain), &any).1));
@@ -258,8 +258,8 @@ fn a_peer_refused_for_a_clock_or_an_overdue_list_may_try_again() {
         let request = CertificateRequest::new(Role::AGENT).valid_from(from).days(1);
         let agent = authority.issue(&request).unwrap().identity();
         let connector = Connector::mutual(&agent, &authority.trust()).unwrap();
-        let told = alert(meet(&plain, &connector).1);
-        assert_eq!(told, Some(AlertDescription::CertificateExpired));
+        let alert_of_peer = alert(meet(&plain, &connector).1);
+        assert_eq!(alert_of_peer, Some(AlertDescription::CertificateExpired));
     }
     let mut valid = Duration::from_secs(2);
     let late = loop {
@@ -283,8 +283,8 @@ fn a_peer_refused_for_a_clock_or_an_overdue_list_may_try_again() {
     };
     let connector = Connector::mutual(&agent, &authority.trust()).unwrap();
     let (accepted, connected) = meet(&late, &connector);
-    let why = accepted.unwrap().to_string();
-    assert!(why.contains("should have been replaced"), "{why}");
+    let error = accepted.unwrap().to_string();
+    assert!(error.contains("should have been replaced"), "{error}");
     assert_eq!(alert(connected), Some(AlertDescription::HandshakeFailure));
 }
 
@@ -338,8 +338,8 @@ fn no_list_is_replaced_by_an_older_one_or_left_out() {
         let fault = with(lister.numbered(number, year))
             .check_follows(&former)
             .unwrap_err();
-        let told = "is older than the one in force, which was signed at 2024-01-01T00:00:00Z";
-        assert!(fault.to_string().ends_with(told), "{fault}");
+        let reason = "is older than the one in force, which was signed at 2024-01-01T00:00:00Z";
+        assert!(fault.to_string().ends_with(reason), "{fault}");
     }
     for (number, year) in [(7, 2024), (8, 2024), (8, 2025)] {
         with(lister.numbered(number, year))
@@ -356,7 +356,7 @@ fn no_list_is_replaced_by_an_older_one_or_left_out() {
 }
 
 #[test]
-fn lists_of_others_alone_are_refused_if_expiry_is_enforced() {
+fn lists_of_other_authorities_alone_are_refused_if_expiry_is_enforced() {
     let (authority, stranger) = (authority(), Authority::new(&AuthorityRequest::default()).unwrap());
     let foreign = Lister::named(&stranger, "strangers").der(&[]);
     let lists = |ders: &[CertificateRevocationListDer<'static>]| RevocationLists::from_der(ders).unwrap();
@@ -386,9 +386,9 @@ fn a_warning_is_logged_if_the_own_certificate_is_revoked() {
     let names = [server, agent].map(|identity| identity.info().subject.clone());
     assert_eq!(warned.len(), 2, "{warned:?}");
     for (line, name) in warned.iter().zip(names) {
-        let told =
+        let is_warning =
             line.contains("this program's own certificate is not accepted any more") && line.contains(&name);
-        assert!(told, "{line}");
+        assert!(is_warning, "{line}");
     }
 }
 
@@ -436,7 +436,7 @@ fn a_list_that_becomes_overdue_refuses_peers_for_now() {
 }
 
 #[test]
-fn what_is_no_list_is_named() {
+fn a_file_without_a_list_is_named_in_the_error() {
     let authority = authority();
     let der = Lister::of(&authority).der(&[]);
     let from_pem = |pem: &str| fault(RevocationLists::from_pem(pem.as_bytes(), "x"));
@@ -595,9 +595,9 @@ fn a_certificate_of_version_1_is_revoked_like_any_other() {
         let (accepted, connected) = meet(&acceptor, &connector);
         assert_eq!(accepted.is_some(), refused, "{accepted:?}");
         assert_eq!(is_revoked(accepted), refused);
-        let told = refused.then_some(AlertDescription::CertificateRevoked);
-        assert_eq!(alert(connected), told);
-        // Also as the certificate of a server, if it is accepted.
+        let expected = refused.then_some(AlertDescription::CertificateRevoked);
+        assert_eq!(alert(connected), expected);
+        // The certificate of a server is refused as well, if version 1 is accepted.
         let acceptor = Acceptor::server_only(&old).unwrap();
         let check = ServerCheck::Authority(&trust);
         let (_, connected) = meet(&acceptor, &Connector::checking(check, None).unwrap());

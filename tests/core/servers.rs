@@ -87,9 +87,9 @@ fn the_named_server_is_drained_also_from_another_one() {
     assert_eq!((answer.id.as_str(), answer.reason.as_str()), ("d", ""));
     assert_eq!(answer.entries[0].uuid.uuid(), Some(one.uuid()));
     assert_eq!(answer.entries[0].state, ServerState::Draining);
-    let told = agent.frame();
-    assert_eq!(told.kind(), Event::DRAINING);
-    assert_eq!(told.payload::<Draining>().unwrap().within_s, 0);
+    let frame = agent.frame();
+    assert_eq!(frame.kind(), Event::DRAINING);
+    assert_eq!(frame.payload::<Draining>().unwrap().within_s, 0);
     // It stops once its last client has left.
     drop(agent);
     two.await_news(&News::Unlinked(one.uuid()));
@@ -126,10 +126,10 @@ fn a_session_that_is_no_operator_at_both_servers_drains_none() {
         (refused.id.as_str(), refused.reason),
         ("d", OperatorRefusal::NotAllowed)
     );
-    let stands = list(&mut operator);
+    let entries = list(&mut operator);
     assert!(
-        stands.iter().any(|entry| entry.state == ServerState::Linked),
-        "{stands:?}"
+        entries.iter().any(|entry| entry.state == ServerState::Linked),
+        "{entries:?}"
     );
 }
 
@@ -151,11 +151,11 @@ impl Handler for Told {
 }
 
 #[test]
-fn many_servers_come_in_pages_and_the_application_is_told_of_a_drain_once() {
+fn many_servers_are_listed_in_pages_and_a_drain_is_one_event_of_the_application() {
     let kit = Testkit::new().unwrap();
-    let told = Arc::new(AtomicUsize::new(0));
+    let drains = Arc::new(AtomicUsize::new(0));
     let config = operators(kit.server_config().unwrap());
-    let mut test = HandlerTest::new(config, Told(Arc::clone(&told))).unwrap();
+    let mut test = HandlerTest::new(config, Told(Arc::clone(&drains))).unwrap();
     let operator = test
         .connect(&kit.identity(Role::CONTROLLER).unwrap())
         .unwrap()
@@ -179,7 +179,7 @@ fn many_servers_come_in_pages_and_the_application_is_told_of_a_drain_once() {
     test.receive(operator, &Frame::of(&long));
     let refused: Servers = test.sent_to(operator)[0].payload().unwrap();
     assert_eq!(refused.reason, OperatorRefusal::InvalidData);
-    assert_eq!(told.load(Ordering::Relaxed), 0);
+    assert_eq!(drains.load(Ordering::Relaxed), 0);
     test.with(|cx| cx.drain(Duration::from_secs(5)));
-    assert_eq!(told.load(Ordering::Relaxed), 1);
+    assert_eq!(drains.load(Ordering::Relaxed), 1);
 }

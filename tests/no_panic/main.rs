@@ -61,15 +61,15 @@ fn damages() -> impl Strategy<Value = Vec<Damage>> {
 }
 
 fn damaged(mut bytes: Vec<u8>, damages: Vec<Damage>) -> Vec<u8> {
-    for (place, gone, new) in damages {
+    for (place, removed, new) in damages {
         let from = place.index(bytes.len() + 1);
-        let to = bytes.len().min(from + gone);
+        let to = bytes.len().min(from + removed);
         bytes.splice(from..to, new);
     }
     bytes
 }
 
-/// Seeds are damaged in so many ways for each target.
+/// The number of damaged variants of the seeds of each target.
 const CASES: u32 = 2000;
 
 fn survives(target: &str) {

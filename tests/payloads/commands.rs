@@ -5,50 +5,50 @@ use ssntp::payload::*;
 use super::*;
 
 #[test]
-fn stop() {
-    let found: Stop = current(&fixture("old2017_STOP"));
+fn stop_is_read_and_written_back() {
+    let decoded: Stop = current(&fixture("old2017_STOP"));
     let expected = Stop {
         instance_uuid: INSTANCE.into(),
         workload_agent_uuid: NODE.into(),
         stop: false,
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 }
 
 #[test]
-fn delete_says_whether_the_instance_is_kept_elsewhere() {
+fn delete_has_a_flag_for_an_instance_that_is_kept_elsewhere() {
     for (name, stop) in [("DELETE", false), ("DELETE_stop", true)] {
-        let found: Delete = current(&fixture(name));
+        let decoded: Delete = current(&fixture(name));
         let expected = Delete {
             instance_uuid: INSTANCE.into(),
             workload_agent_uuid: NODE.into(),
             stop,
         };
-        assert_eq!(found, expected);
+        assert_eq!(decoded, expected);
     }
 }
 
 #[test]
-fn restart_in_its_older_forms() {
-    let found: Restart = older(&fixture("old2016_RESTART"));
-    assert_eq!(found.tenant_uuid, TENANT);
-    assert_eq!(found.instance_uuid, INSTANCE);
-    assert_eq!(found.workload_agent_uuid, NODE);
-    assert_eq!(found.fw_type, FwType::Efi);
-    assert_eq!(found.persistence, Persistence::Host);
-    assert_eq!(found.networking.vnic_mac, "02:42:ac:10:00:05");
-    assert_eq!(found.networking.subnet_key, "4096");
+fn restart_is_read_in_its_older_forms() {
+    let decoded: Restart = older(&fixture("old2016_RESTART"));
+    assert_eq!(decoded.tenant_uuid, TENANT);
+    assert_eq!(decoded.instance_uuid, INSTANCE);
+    assert_eq!(decoded.workload_agent_uuid, NODE);
+    assert_eq!(decoded.fw_type, FwType::Efi);
+    assert_eq!(decoded.persistence, Persistence::Host);
+    assert_eq!(decoded.networking.vnic_mac, "02:42:ac:10:00:05");
+    assert_eq!(decoded.networking.subnet_key, "4096");
     let expected = Requirements {
         mem_mb: 512,
         vcpus: 2,
         ..Requirements::default()
     };
-    assert_eq!(found.requirements, expected);
-    assert_eq!(older::<Restart>(&fixture("old2017_RESTART")), found);
+    assert_eq!(decoded.requirements, expected);
+    assert_eq!(older::<Restart>(&fixture("old2017_RESTART")), decoded);
 }
 
 #[test]
-fn restart_in_its_current_form() {
+fn restart_is_read_in_its_current_form() {
     let document = format!(
         "restart:
   tenant_uuid: {TENANT}
@@ -72,19 +72,22 @@ fn restart_in_its_current_form() {
     privileged: true
 "
     );
-    let found: Restart = current(document.as_bytes());
-    assert_eq!(found.fw_type, FwType::Legacy);
-    assert_eq!(found.persistence, Persistence::Vm);
-    assert_eq!(found.networking.concentrator_uuid, CNCI);
-    assert!(found.networking.public_ip && found.requirements.privileged);
-    assert_eq!((found.requirements.mem_mb, found.requirements.vcpus), (256, 1));
+    let decoded: Restart = current(document.as_bytes());
+    assert_eq!(decoded.fw_type, FwType::Legacy);
+    assert_eq!(decoded.persistence, Persistence::Vm);
+    assert_eq!(decoded.networking.concentrator_uuid, CNCI);
+    assert!(decoded.networking.public_ip && decoded.requirements.privileged);
+    assert_eq!(
+        (decoded.requirements.mem_mb, decoded.requirements.vcpus),
+        (256, 1)
+    );
 }
 
 #[test]
 fn evacuate_without_a_next_state_goes_to_maintenance() {
-    let found: Evacuate = current(&fixture("EVACUATE"));
-    assert_eq!(found.workload_agent_uuid, NODE);
-    assert_eq!(found.next_state, NextState::Maintenance);
+    let decoded: Evacuate = current(&fixture("EVACUATE"));
+    assert_eq!(decoded.workload_agent_uuid, NODE);
+    assert_eq!(decoded.next_state, NextState::Maintenance);
 
     for (word, next_state) in [
         ("shutdown", NextState::Shutdown),
@@ -97,20 +100,20 @@ fn evacuate_without_a_next_state_goes_to_maintenance() {
     }
     for word in ["maintenance", "\"\"", ""] {
         let document = format!("evacuate:\n  workload_agent_uuid: {NODE}\n  next_state: {word}\n");
-        let found: Evacuate = older(document.as_bytes());
-        assert_eq!(found.next_state, NextState::Maintenance);
-        assert!(!text(&found.encode()).contains("next_state"));
+        let decoded: Evacuate = older(document.as_bytes());
+        assert_eq!(decoded.next_state, NextState::Maintenance);
+        assert!(!text(&decoded.encode()).contains("next_state"));
     }
 }
 
 #[test]
-fn restore() {
-    let found: Restore = current(&fixture("Restore"));
-    assert_eq!(found.workload_agent_uuid, NODE);
+fn restore_is_read_and_written_back() {
+    let decoded: Restore = current(&fixture("Restore"));
+    assert_eq!(decoded.workload_agent_uuid, NODE);
 }
 
 #[test]
-fn assign_and_release_public_ip() {
+fn assign_and_release_public_ip_are_read_and_written_back() {
     let assign: AssignPublicIp = current(&fixture("AssignPublicIP"));
     let expected = AssignPublicIp {
         concentrator_uuid: CNCI.into(),
@@ -131,7 +134,7 @@ fn assign_and_release_public_ip() {
 }
 
 #[test]
-fn attach_and_detach_volume() {
+fn attach_and_detach_volume_are_read_and_written_back() {
     let attach: AttachVolume = current(&fixture("AttachVolume"));
     let expected = AttachVolume {
         instance_uuid: INSTANCE.into(),
@@ -149,8 +152,8 @@ fn attach_and_detach_volume() {
 }
 
 #[test]
-fn refresh_cnci() {
-    let found: RefreshCnci = current(&fixture("RefreshCNCI"));
+fn refresh_cnci_is_read_and_written_back() {
+    let decoded: RefreshCnci = current(&fixture("RefreshCNCI"));
     let expected = RefreshCnci {
         cnci_uuid: CNCI.into(),
         cncis: vec![CnciPeer {
@@ -160,5 +163,5 @@ fn refresh_cnci() {
             tunnel_id: 0xdead_beef,
         }],
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 }

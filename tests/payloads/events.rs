@@ -7,7 +7,7 @@ use ssntp::payload::*;
 use super::*;
 
 #[test]
-fn tenant_added_and_removed() {
+fn tenant_added_and_removed_are_read_and_written_back() {
     let added: TenantAdded = current(&fixture("TenantAdded"));
     let expected = TenantAdded {
         agent_uuid: NODE.into(),
@@ -33,7 +33,7 @@ fn tenant_added_and_removed() {
 }
 
 #[test]
-fn instance_deleted_and_stopped() {
+fn instance_deleted_and_stopped_are_read_and_written_back() {
     let deleted: InstanceDeleted = current(&fixture("InstanceDeleted"));
     assert_eq!(deleted.instance_uuid, INSTANCE);
     let stopped: InstanceStopped = current(&fixture("InstanceStopped"));
@@ -42,19 +42,19 @@ fn instance_deleted_and_stopped() {
 }
 
 #[test]
-fn concentrator_instance_added() {
-    let found: ConcentratorInstanceAdded = current(&fixture("ConcentratorInstanceAdded"));
+fn concentrator_instance_added_is_read_and_written_back() {
+    let decoded: ConcentratorInstanceAdded = current(&fixture("ConcentratorInstanceAdded"));
     let expected = ConcentratorInstanceAdded {
         instance_uuid: CNCI.into(),
         tenant_uuid: TENANT.into(),
         concentrator_ip: "10.0.0.33".to_owned(),
         concentrator_mac: "02:42:0a:00:00:21".to_owned(),
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 }
 
 #[test]
-fn public_ip_assigned_and_unassigned() {
+fn public_ip_assigned_and_unassigned_are_read_and_written_back() {
     let assigned: PublicIpAssigned = current(&fixture("PublicIPAssigned"));
     let expected = PublicIpAssigned {
         concentrator_uuid: CNCI.into(),
@@ -71,7 +71,7 @@ fn public_ip_assigned_and_unassigned() {
 }
 
 #[test]
-fn node_connected_and_disconnected() {
+fn node_connected_and_disconnected_are_read_and_written_back() {
     let connected: NodeConnected = current(&fixture("NodeConnected"));
     assert_eq!(connected.node_uuid, NODE);
     assert_eq!(connected.node_type, NodeType::ComputeNode);
@@ -83,14 +83,14 @@ fn node_connected_and_disconnected() {
 #[test]
 fn unknown_names_are_kept() {
     let document = format!("node_connected:\n  node_uuid: {NODE}\n  node_type: storage_node\n");
-    let found: NodeConnected = current(document.as_bytes());
-    assert_eq!(found.node_type, NodeType::Other("storage_node".to_owned()));
-    assert!(!found.node_type.is_known());
+    let decoded: NodeConnected = current(document.as_bytes());
+    assert_eq!(decoded.node_type, NodeType::Other("storage_node".to_owned()));
+    assert!(!decoded.node_type.is_known());
     assert_eq!(NodeType::from("compute_node"), NodeType::ComputeNode);
 }
 
 #[test]
-fn commands_of_operators_and_their_answers() {
+fn commands_of_operators_and_their_answers_are_read_and_written_back() {
     let list: ListSessions = current(&fixture("ours_ListSessions"));
     assert_eq!((list.roles.as_str(), list.after), ("agent,netagent", 0));
     let sessions: Sessions = current(&fixture("ours_Sessions"));

@@ -6,8 +6,8 @@ use ssntp::proto::{Command, Frame};
 use super::*;
 
 #[test]
-fn start_failure() {
-    let found: StartFailure = current(&fixture("StartFailure"));
+fn start_failure_is_read_in_both_forms_and_written_back() {
+    let decoded: StartFailure = current(&fixture("StartFailure"));
     let expected = StartFailure {
         node_uuid: NODE.into(),
         instance_uuid: INSTANCE.into(),
@@ -15,13 +15,13 @@ fn start_failure() {
         restart: true,
         ..StartFailure::default()
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 
-    let found: StartFailure = older(&fixture("old2017_StartFailure"));
-    assert!(found.node_uuid.is_empty(), "made by the scheduler");
-    assert_eq!(found.instance_uuid, INSTANCE);
-    assert_eq!(found.reason, StartFailureReason::FullCloud);
-    assert!(!found.restart);
+    let decoded: StartFailure = older(&fixture("old2017_StartFailure"));
+    assert!(decoded.node_uuid.is_empty(), "made by the scheduler");
+    assert_eq!(decoded.instance_uuid, INSTANCE);
+    assert_eq!(decoded.reason, StartFailureReason::FullCloud);
+    assert!(!decoded.restart);
 }
 
 /// A key of this project, which others ignore.
@@ -41,12 +41,12 @@ fn a_start_failure_may_have_details() {
 
 #[test]
 fn only_two_reasons_mean_that_the_node_has_the_instance() {
-    let there: Vec<_> = StartFailureReason::ALL
+    let reasons: Vec<_> = StartFailureReason::ALL
         .iter()
         .filter(|r| r.node_has_instance())
         .collect();
     assert_eq!(
-        there,
+        reasons,
         [
             &StartFailureReason::AlreadyRunning,
             &StartFailureReason::InstanceExists
@@ -56,44 +56,44 @@ fn only_two_reasons_mean_that_the_node_has_the_instance() {
 }
 
 #[test]
-fn stop_failure() {
-    let found: StopFailure = older(&fixture("old2017_StopFailure"));
-    assert!(found.node_uuid.is_empty());
-    assert_eq!(found.instance_uuid, INSTANCE);
-    assert_eq!(found.reason, StopFailureReason::AlreadyStopped);
+fn stop_failure_is_read_in_both_forms_and_written_back() {
+    let decoded: StopFailure = older(&fixture("old2017_StopFailure"));
+    assert!(decoded.node_uuid.is_empty());
+    assert_eq!(decoded.instance_uuid, INSTANCE);
+    assert_eq!(decoded.reason, StopFailureReason::AlreadyStopped);
     let document = format!("node_uuid: {NODE}\ninstance_uuid: {INSTANCE}\nreason: no_instance\n");
-    let found: StopFailure = current(document.as_bytes());
+    let decoded: StopFailure = current(document.as_bytes());
     assert_eq!(
-        (found.node_uuid, found.reason),
+        (decoded.node_uuid, decoded.reason),
         (NODE.into(), StopFailureReason::NoInstance)
     );
 }
 
 #[test]
-fn restart_failure() {
-    let found: RestartFailure = older(&fixture("old2017_RestartFailure"));
-    assert!(found.node_uuid.is_empty());
-    assert_eq!(found.instance_uuid, INSTANCE);
-    assert_eq!(found.reason, RestartFailureReason::InstanceCorrupt);
+fn restart_failure_is_read_in_both_forms_and_written_back() {
+    let decoded: RestartFailure = older(&fixture("old2017_RestartFailure"));
+    assert!(decoded.node_uuid.is_empty());
+    assert_eq!(decoded.instance_uuid, INSTANCE);
+    assert_eq!(decoded.reason, RestartFailureReason::InstanceCorrupt);
     let document = format!("node_uuid: {NODE}\ninstance_uuid: {INSTANCE}\nreason: launch_failure\n");
-    let found: RestartFailure = current(document.as_bytes());
-    assert_eq!(found.reason, RestartFailureReason::LaunchFailure);
+    let decoded: RestartFailure = current(document.as_bytes());
+    assert_eq!(decoded.reason, RestartFailureReason::LaunchFailure);
 }
 
 #[test]
-fn delete_failure() {
-    let found: DeleteFailure = current(&fixture("DeleteFailure"));
+fn delete_failure_is_read_and_written_back() {
+    let decoded: DeleteFailure = current(&fixture("DeleteFailure"));
     let expected = DeleteFailure {
         node_uuid: NODE.into(),
         instance_uuid: INSTANCE.into(),
         reason: DeleteFailureReason::NoInstance,
         ..DeleteFailure::default()
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 }
 
 #[test]
-fn volume_failures() {
+fn volume_failures_are_read_and_written_back() {
     let attach: AttachVolumeFailure = current(&fixture("AttachVolumeFailure"));
     let expected = AttachVolumeFailure {
         node_uuid: NODE.into(),

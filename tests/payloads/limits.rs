@@ -41,7 +41,7 @@ fn fill(part: &str) -> String {
 
 #[test]
 fn alias_bombs_are_refused() {
-    let too_many = |what, limit| ErrorKind::TooMany { what, limit };
+    let too_many = |kind, limit| ErrorKind::TooMany { what: kind, limit };
     let instance = "node_uuid: n\ninstances:\n- &a\n  instance_uuid: i\n  state: active\n  volumes: [v]\n";
     let document = format!("{instance}{}", "- *a\n".repeat(10_000));
     assert_eq!(
@@ -155,8 +155,14 @@ fn payloads_that_the_dispatcher_reads_are_short() {
     // Aliases make a short document as large as a long one.
     let list = vec!["a"; 1000].join(",");
     let document = format!("a: &a [{list}]\nb: [{}]\n", vec!["*a"; 90].join(","));
-    let what = "keys and values";
-    assert_eq!(error(&document), ErrorKind::TooMany { what, limit: most });
+    let limit = "keys and values";
+    assert_eq!(
+        error(&document),
+        ErrorKind::TooMany {
+            what: limit,
+            limit: most
+        }
+    );
     let document = format!(
         "a: &a {}\nb: [{}]\n",
         "x".repeat(10_000),

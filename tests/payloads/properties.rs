@@ -354,7 +354,7 @@ fn a_schema_has_the_short_limit_unless_it_holds_lists() {
             "Servers",
             "Tenants"
         ],
-        "a server reads none of them in full on its dispatcher"
+        "the dispatcher of a server reads none of these documents in full"
     );
 }
 

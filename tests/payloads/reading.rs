@@ -22,7 +22,7 @@ networks:
 load: 3
 "
     );
-    let found = Ready::decode(document.as_bytes()).unwrap();
+    let decoded = Ready::decode(document.as_bytes()).unwrap();
     let expected = Ready {
         node_uuid: NODE.into(),
         networks: vec![NodeNetwork {
@@ -32,7 +32,7 @@ load: 3
         load: 3,
         ..Ready::default()
     };
-    assert_eq!(found, expected, "and keys are case sensitive");
+    assert_eq!(decoded, expected, "keys are case sensitive");
 }
 
 #[test]
@@ -51,7 +51,7 @@ instances:
   volumes:{nothing}
 "
         );
-        let found = Stats::decode(document.as_bytes()).unwrap();
+        let decoded = Stats::decode(document.as_bytes()).unwrap();
         let expected = Stats {
             node_uuid: NODE.into(),
             instances: vec![InstanceStats {
@@ -60,7 +60,7 @@ instances:
             }],
             ..Stats::default()
         };
-        assert_eq!(found, expected, "{nothing:?}");
+        assert_eq!(decoded, expected, "{nothing:?}");
 
         let document = format!(
             "configure:
@@ -93,7 +93,7 @@ instances:
   dir:{nothing}
 "
         );
-        let found = Start::decode(document.as_bytes()).unwrap();
+        let decoded = Start::decode(document.as_bytes()).unwrap();
         let expected = Start {
             instance_uuid: INSTANCE.parse().unwrap(),
             vm_type: VmType::Process,
@@ -101,21 +101,21 @@ instances:
             env: BTreeMap::from([("EMPTY".to_owned(), String::new())]),
             ..Start::default()
         };
-        assert_eq!(found, expected, "{nothing:?}");
+        assert_eq!(decoded, expected, "{nothing:?}");
     }
 }
 
 #[test]
 fn an_empty_element_of_a_list_is_empty() {
     let document = format!("node_uuid: {NODE}\nnetworks:\n-\n- ip: a\ninstances:\n- volumes:\n  -\n  - v\n");
-    let found = Stats::decode(document.as_bytes()).unwrap();
-    assert_eq!(found.networks[0], NodeNetwork::default());
-    assert_eq!(found.networks[1].ip, "a");
-    assert_eq!(found.instances[0].volumes, ["", "v"]);
+    let decoded = Stats::decode(document.as_bytes()).unwrap();
+    assert_eq!(decoded.networks[0], NodeNetwork::default());
+    assert_eq!(decoded.networks[1].ip, "a");
+    assert_eq!(decoded.instances[0].volumes, ["", "v"]);
 }
 
 #[test]
-fn numbers_and_booleans_are_text_where_text_is_expected() {
+fn numbers_and_booleans_are_text_if_text_is_expected() {
     for word in [
         "4096",
         "-1",
@@ -137,9 +137,9 @@ fn numbers_and_booleans_are_text_where_text_is_expected() {
         "=",
     ] {
         let document = format!("node_uuid: {NODE}\nhostname: {word}\n");
-        let found = Ready::decode(document.as_bytes()).unwrap();
-        assert_eq!(found.hostname, word);
-        survives(&found);
+        let decoded = Ready::decode(document.as_bytes()).unwrap();
+        assert_eq!(decoded.hostname, word);
+        survives(&decoded);
     }
 }
 
@@ -158,8 +158,8 @@ fn booleans_of_yaml_1_1_are_booleans() {
         ("n", false),
     ] {
         let document = format!("configure: {{launcher: {{mem_limit: {word}}}}}");
-        let found = Configure::decode(document.as_bytes()).unwrap();
-        assert_eq!(found.launcher.mem_limit, value, "{word}");
+        let decoded = Configure::decode(document.as_bytes()).unwrap();
+        assert_eq!(decoded.launcher.mem_limit, value, "{word}");
     }
 }
 
@@ -183,19 +183,19 @@ fn aliases_within_bounds_have_the_value_of_their_anchor() {
     let document = format!(
         "node_uuid: &id {NODE}\nnetworks:\n- &n {{ip: &ip 10.0.0.7, mac: m}}\n- *n\n- ip: *ip\nhostname: *id\n"
     );
-    let found = Ready::decode(document.as_bytes()).unwrap();
-    assert_eq!(found.hostname, NODE);
-    assert_eq!(found.networks.len(), 3);
-    assert_eq!(found.networks[1], found.networks[0]);
-    assert_eq!(found.networks[2].ip, "10.0.0.7");
+    let decoded = Ready::decode(document.as_bytes()).unwrap();
+    assert_eq!(decoded.hostname, NODE);
+    assert_eq!(decoded.networks.len(), 3);
+    assert_eq!(decoded.networks[1], decoded.networks[0]);
+    assert_eq!(decoded.networks[2].ip, "10.0.0.7");
 }
 
 #[test]
 fn a_tag_changes_the_type_of_a_scalar() {
     let document =
         format!("node_uuid: {NODE}\nhostname: !!str 12\nload: !!int \"3\"\nunknown: !own {{a: 1}}\n");
-    let found = Ready::decode(document.as_bytes()).unwrap();
-    assert_eq!((found.hostname.as_str(), found.load), ("12", 3));
+    let decoded = Ready::decode(document.as_bytes()).unwrap();
+    assert_eq!((decoded.hostname.as_str(), decoded.load), ("12", 3));
 }
 
 #[test]
@@ -206,8 +206,8 @@ fn flow_style_json_and_markers_are_read() {
         format!("---\n{json}\n...\n"),
         format!("%YAML 1.1\n--- {json}"),
     ] {
-        let found = Ready::decode(document.as_bytes()).unwrap();
-        assert_eq!((found.networks[0].ip.as_str(), found.load), ("a", 3));
+        let decoded = Ready::decode(document.as_bytes()).unwrap();
+        assert_eq!((decoded.networks[0].ip.as_str(), decoded.load), ("a", 3));
     }
     let windows = format!("\u{feff}node_uuid: {NODE}\r\nload: 3\r\n");
     assert_eq!(Ready::decode(windows.as_bytes()).unwrap().load, 3);

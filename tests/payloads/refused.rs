@@ -132,7 +132,7 @@ fn bad<T: Payload + Debug>(root: Option<&str>, required: &[&str], fields: &[(&st
 }
 
 #[test]
-fn start() {
+fn each_error_of_a_start_is_refused_with_its_place() {
     let fields = [
         ("tenant_uuid", "text"),
         ("docker_image", "text"),
@@ -262,7 +262,7 @@ fn start() {
 }
 
 #[test]
-fn commands() {
+fn each_error_of_a_command_is_refused_with_its_place() {
     let two = ["instance_uuid", "workload_agent_uuid"];
     let flags = [
         ("instance_uuid", "text"),
@@ -324,7 +324,7 @@ fn commands() {
 }
 
 #[test]
-fn configure() {
+fn each_error_of_configure_is_refused_with_its_place() {
     let blocks = ["scheduler", "storage", "controller", "launcher"].map(|block| (block, "map"));
     bad::<Configure>(Some("configure"), &[], &blocks);
     for (block, field, value, says) in [
@@ -354,7 +354,7 @@ fn configure() {
 }
 
 #[test]
-fn stats_and_ready() {
+fn each_error_of_stats_and_ready_is_refused_with_its_place() {
     let numbers = [
         "mem_total_mb",
         "mem_available_mb",
@@ -399,7 +399,7 @@ fn stats_and_ready() {
 }
 
 #[test]
-fn events() {
+fn each_error_of_an_event_is_refused_with_its_place() {
     let tenant = [
         ("agent_uuid", "text"),
         ("agent_ip", "text"),
@@ -438,7 +438,7 @@ fn events() {
 }
 
 #[test]
-fn failures() {
+fn each_error_of_a_failure_is_refused_with_its_place() {
     let instance = [
         ("node_uuid", "text"),
         ("instance_uuid", "text"),

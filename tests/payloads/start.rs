@@ -22,8 +22,8 @@ fn networking() -> Networking {
 }
 
 #[test]
-fn virtual_machine() {
-    let found: Start = current(&fixture("START"));
+fn a_start_of_a_virtual_machine_is_read_and_written_back() {
+    let decoded: Start = current(&fixture("START"));
     let expected = Start {
         tenant_uuid: TENANT.into(),
         instance_uuid: INSTANCE.parse().unwrap(),
@@ -49,12 +49,12 @@ fn virtual_machine() {
         },
         ..Start::default()
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 }
 
 #[test]
-fn concentrator() {
-    let found: Start = current(&fixture("START_cnci"));
+fn a_start_of_a_concentrator_is_read_and_written_back() {
+    let decoded: Start = current(&fixture("START_cnci"));
     let expected = Start {
         tenant_uuid: TENANT.into(),
         instance_uuid: CNCI.parse().unwrap(),
@@ -79,12 +79,12 @@ fn concentrator() {
         },
         ..Start::default()
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 }
 
 #[test]
-fn container() {
-    let found: Start = current(&fixture("START_docker"));
+fn a_start_of_a_container_is_read_and_written_back() {
+    let decoded: Start = current(&fixture("START_docker"));
     let expected = Start {
         tenant_uuid: TENANT.into(),
         instance_uuid: SECOND_INSTANCE.parse().unwrap(),
@@ -102,11 +102,11 @@ fn container() {
         restart: true,
         ..Start::default()
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 }
 
 #[test]
-fn process() {
+fn a_start_of_a_process_is_read_and_written_back() {
     let document = format!(
         "start:
   tenant_uuid: {TENANT}
@@ -138,18 +138,18 @@ fn process() {
   dir: /tmp
 "
     );
-    let found: Start = current(document.as_bytes());
-    assert_eq!(found.vm_type, VmType::Process);
-    assert_eq!(found.command, ["/bin/sleep", "60"]);
-    assert_eq!(found.env["EMPTY"], "");
-    assert_eq!(found.env["LANG"], "C");
-    assert_eq!(found.dir, "/tmp");
-    assert_eq!(found.requirements.mem_mb, 64);
+    let decoded: Start = current(document.as_bytes());
+    assert_eq!(decoded.vm_type, VmType::Process);
+    assert_eq!(decoded.command, ["/bin/sleep", "60"]);
+    assert_eq!(decoded.env["EMPTY"], "");
+    assert_eq!(decoded.env["LANG"], "C");
+    assert_eq!(decoded.dir, "/tmp");
+    assert_eq!(decoded.requirements.mem_mb, 64);
 }
 
 #[test]
 fn older_forms_are_read_and_not_written() {
-    let found: Start = older(&fixture("old2017_START"));
+    let decoded: Start = older(&fixture("old2017_START"));
     let expected = Start {
         tenant_uuid: TENANT.into(),
         instance_uuid: INSTANCE.parse().unwrap(),
@@ -178,10 +178,10 @@ fn older_forms_are_read_and_not_written() {
         },
         ..Start::default()
     };
-    assert_eq!(found, expected);
-    assert!(!text(&found.encode()).contains("resources"));
+    assert_eq!(decoded, expected);
+    assert!(!text(&decoded.encode()).contains("resources"));
 
-    let found: Start = older(&fixture("old2016_START"));
+    let decoded: Start = older(&fixture("old2016_START"));
     let image = Storage {
         id: "59460b8a-5f53-4e3e-b5ce-b71fed8c7e64".into(),
         boot: true,
@@ -193,7 +193,7 @@ fn older_forms_are_read_and_not_written() {
         storage: vec![image],
         ..expected
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 }
 
 #[test]
@@ -205,27 +205,27 @@ fn resources_are_requested_or_estimated() {
   - {type: vcpus, value: 1}
   - {type: mem_mb, value: 300}
 ";
-    let found: Start = older(format!("{COMMAND}{resources}").as_bytes());
+    let decoded: Start = older(format!("{COMMAND}{resources}").as_bytes());
     let expected = Requirements {
         mem_mb: 300,
         vcpus: 2,
         network_node: true,
         ..Requirements::default()
     };
-    assert_eq!(found.requirements, expected);
-    let found: Start = older(format!("{COMMAND}{resources}  requirements: {{mem_mb: 7}}\n").as_bytes());
-    assert_eq!((found.requirements.mem_mb, found.requirements.vcpus), (7, 0));
+    assert_eq!(decoded.requirements, expected);
+    let decoded: Start = older(format!("{COMMAND}{resources}  requirements: {{mem_mb: 7}}\n").as_bytes());
+    assert_eq!((decoded.requirements.mem_mb, decoded.requirements.vcpus), (7, 0));
 }
 
 #[test]
 fn storage_may_be_a_single_map() {
-    let found: Start = older(format!("{COMMAND}  storage: {{id: v, size: 3}}\n").as_bytes());
+    let decoded: Start = older(format!("{COMMAND}  storage: {{id: v, size: 3}}\n").as_bytes());
     let expected = Storage {
         id: "v".into(),
         size: 3,
         ..Storage::default()
     };
-    assert_eq!(found.storage, [expected]);
+    assert_eq!(decoded.storage, [expected]);
 }
 
 #[test]
@@ -239,22 +239,22 @@ fn a_command_without_an_instance_is_refused() {
 
 #[test]
 fn missing_keys_have_their_defaults() {
-    let found: Start = older(COMMAND.as_bytes());
+    let decoded: Start = older(COMMAND.as_bytes());
     let expected = Start {
         instance_uuid: INSTANCE.parse().unwrap(),
         ..Start::default()
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 }
 
 /// Reads a payload and checks its raw documents, and that writing does not change them.
 fn documents(payload: &str, user_data: Option<&str>, meta_data: Option<&str>) {
-    let found = StartPayload::decode(payload.as_bytes()).unwrap_or_else(|e| panic!("{e}\n{payload}"));
+    let decoded = StartPayload::decode(payload.as_bytes()).unwrap_or_else(|e| panic!("{e}\n{payload}"));
     let given = |document: &Option<RawDocument>| document.as_ref().map(|d| d.as_text().unwrap().to_owned());
-    assert_eq!(given(&found.user_data).as_deref(), user_data, "{payload}");
-    assert_eq!(given(&found.meta_data).as_deref(), meta_data, "{payload}");
-    assert_eq!(found.start.instance_uuid.to_string(), INSTANCE);
-    survives(&found);
+    assert_eq!(given(&decoded.user_data).as_deref(), user_data, "{payload}");
+    assert_eq!(given(&decoded.meta_data).as_deref(), meta_data, "{payload}");
+    assert_eq!(decoded.start.instance_uuid.to_string(), INSTANCE);
+    survives(&decoded);
 }
 
 #[test]
@@ -327,10 +327,13 @@ fn documents_of_any_bytes_stay_unchanged() {
     );
 
     let binary = [COMMAND.as_bytes(), b"---\n\xff\xfe\x00"].concat();
-    let found = StartPayload::decode(&binary).unwrap();
-    assert_eq!(&found.meta_data.as_ref().unwrap().as_bytes()[..], b"\xff\xfe\x00");
-    assert_eq!(found.meta_data.as_ref().unwrap().as_text(), None);
-    survives(&found);
+    let decoded = StartPayload::decode(&binary).unwrap();
+    assert_eq!(
+        &decoded.meta_data.as_ref().unwrap().as_bytes()[..],
+        b"\xff\xfe\x00"
+    );
+    assert_eq!(decoded.meta_data.as_ref().unwrap().as_text(), None);
+    survives(&decoded);
 }
 
 #[test]

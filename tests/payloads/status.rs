@@ -5,8 +5,8 @@ use ssntp::payload::{self, *};
 use super::*;
 
 #[test]
-fn stats() {
-    let found: Stats = current(&fixture("STATS"));
+fn stats_are_read_and_written_back() {
+    let decoded: Stats = current(&fixture("STATS"));
     let expected = Stats {
         node_uuid: NODE.into(),
         status: NodeStatus::Ready,
@@ -41,7 +41,7 @@ fn stats() {
         ],
         ..Stats::default()
     };
-    assert_eq!(found, expected);
+    assert_eq!(decoded, expected);
 }
 
 /// Keys of this project, which others ignore.
@@ -92,17 +92,17 @@ fn stats_have_their_interval_if_it_is_known() {
 }
 
 #[test]
-fn ready() {
-    let found: Ready = current(&fixture("READY"));
-    assert_eq!(found.node_uuid, NODE);
-    assert_eq!(found.mem_total_mb, 64000);
-    assert_eq!(found.mem_available_mb, 48211);
-    assert_eq!(found.disk_total_mb, 500_000);
-    assert_eq!(found.disk_available_mb, 256_000);
-    assert_eq!((found.load, found.cpus_online), (3, 16));
-    assert_eq!(found.networks[0].ip, "10.0.0.7");
-    assert_eq!(found.networks[0].mac, "52:54:00:12:34:56");
-    assert_eq!(found.hostname, "rack1-n07");
+fn ready_is_read_and_written_back() {
+    let decoded: Ready = current(&fixture("READY"));
+    assert_eq!(decoded.node_uuid, NODE);
+    assert_eq!(decoded.mem_total_mb, 64000);
+    assert_eq!(decoded.mem_available_mb, 48211);
+    assert_eq!(decoded.disk_total_mb, 500_000);
+    assert_eq!(decoded.disk_available_mb, 256_000);
+    assert_eq!((decoded.load, decoded.cpus_online), (3, 16));
+    assert_eq!(decoded.networks[0].ip, "10.0.0.7");
+    assert_eq!(decoded.networks[0].mac, "52:54:00:12:34:56");
+    assert_eq!(decoded.hostname, "rack1-n07");
 }
 
 #[test]
@@ -112,13 +112,13 @@ fn maintenance_has_the_payload_of_ready_or_none() {
         assert_eq!(nothing.ready, None);
         assert!(nothing.encode().is_empty());
     }
-    let found: Maintenance = current(&fixture("READY"));
-    assert_eq!(found.ready.unwrap().hostname, "rack1-n07");
+    let decoded: Maintenance = current(&fixture("READY"));
+    assert_eq!(decoded.ready.unwrap().hostname, "rack1-n07");
 }
 
 #[test]
-fn configure() {
-    let found: Configure = current(&fixture("CONFIGURE_and_CONNECTED"));
+fn configure_is_read_and_written_back() {
+    let decoded: Configure = current(&fixture("CONFIGURE_and_CONNECTED"));
     let network = || vec!["10.0.0.0/24".to_owned()];
     let expected = Configure {
         scheduler: SchedulerConfig {
@@ -146,24 +146,24 @@ fn configure() {
             child_user: "ciao".to_owned(),
         },
     };
-    assert_eq!(found, expected);
-    assert_eq!(found.validate(), Ok(()));
+    assert_eq!(decoded, expected);
+    assert_eq!(decoded.validate(), Ok(()));
 }
 
 #[test]
 fn older_configure_takes_single_networks_and_ignores_older_keys() {
-    let found: Configure = older(&fixture("old2016_CONFIGURE"));
-    assert_eq!(found.scheduler.storage_uri, "/etc/ciao/ciao.json");
-    assert_eq!(found.controller.compute_ca, "/etc/pki/ciao/compute_ca.pem");
-    assert_eq!(found.controller.compute_cert, "/etc/pki/ciao/compute_key.pem");
-    assert_eq!(found.controller.ciao_port, 8889);
-    assert_eq!(found.controller.cnci_net, "192.168.0.0");
-    assert_eq!(found.launcher.compute_net, ["10.0.0.0/24"]);
-    assert_eq!(found.launcher.mgmt_net, ["10.0.0.0/24"]);
-    assert!(found.launcher.disk_limit && found.launcher.mem_limit);
-    assert_eq!(found.validate(), Ok(()));
+    let decoded: Configure = older(&fixture("old2016_CONFIGURE"));
+    assert_eq!(decoded.scheduler.storage_uri, "/etc/ciao/ciao.json");
+    assert_eq!(decoded.controller.compute_ca, "/etc/pki/ciao/compute_ca.pem");
+    assert_eq!(decoded.controller.compute_cert, "/etc/pki/ciao/compute_key.pem");
+    assert_eq!(decoded.controller.ciao_port, 8889);
+    assert_eq!(decoded.controller.cnci_net, "192.168.0.0");
+    assert_eq!(decoded.launcher.compute_net, ["10.0.0.0/24"]);
+    assert_eq!(decoded.launcher.mgmt_net, ["10.0.0.0/24"]);
+    assert!(decoded.launcher.disk_limit && decoded.launcher.mem_limit);
+    assert_eq!(decoded.validate(), Ok(()));
 
-    let found: Configure = older(&fixture("old2017_CONFIGURE"));
+    let decoded: Configure = older(&fixture("old2017_CONFIGURE"));
     let expected = Configure {
         scheduler: SchedulerConfig {
             storage_uri: "file:///etc/ciao/configuration.yaml".to_owned(),
@@ -173,8 +173,8 @@ fn older_configure_takes_single_networks_and_ignores_older_keys() {
         },
         ..Configure::default()
     };
-    assert_eq!(found, expected);
-    assert_eq!(found.validate(), Ok(()));
+    assert_eq!(decoded, expected);
+    assert_eq!(decoded.validate(), Ok(()));
 }
 
 #[test]
@@ -188,10 +188,10 @@ fn empty_configure_has_every_default() {
         "configure: {}\n",
         "other: 1\n",
     ] {
-        let found = Configure::decode(document.as_bytes()).unwrap();
-        assert_eq!(found, Configure::default(), "{document:?}");
-        assert_eq!(found.controller.cnci_mem, 2048);
-        assert!(found.launcher.disk_limit);
+        let decoded = Configure::decode(document.as_bytes()).unwrap();
+        assert_eq!(decoded, Configure::default(), "{document:?}");
+        assert_eq!(decoded.controller.cnci_mem, 2048);
+        assert!(decoded.launcher.disk_limit);
     }
 }
 
@@ -257,8 +257,8 @@ fn configure_values_are_checked_with_path_and_line() {
         assert_eq!(error.path(), format!("configure.{path}"), "{document}{error}");
         assert_eq!(error.line(), Some(line), "{document}{error}");
         assert!(!error.is_malformed());
-        let found = Configure::decode(document.as_bytes()).unwrap();
-        assert_eq!(found.validate().unwrap_err().path(), error.path());
+        let decoded = Configure::decode(document.as_bytes()).unwrap();
+        assert_eq!(decoded.validate().unwrap_err().path(), error.path());
     }
     let fine =
         "configure:\n  scheduler: {storage_uri: \"https://a/%20b\"}\n  launcher: {mgmt_net: [fd00::/8]}\n";
@@ -273,17 +273,17 @@ fn invalid_configuration_returns_the_refused_payload() {
         b"\xff",
         b"",
     ] {
-        let found = InvalidConfiguration::decode(refused).unwrap();
-        assert_eq!(found.refused, refused);
-        assert_eq!(found.encode(), refused);
+        let decoded = InvalidConfiguration::decode(refused).unwrap();
+        assert_eq!(decoded.refused, refused);
+        assert_eq!(decoded.encode(), refused);
     }
 }
 
 #[test]
-fn trace_report() {
-    let found: TraceReport = current(&fixture("TraceReport"));
-    let [frame] = &found.frames[..] else {
-        panic!("{found:?}")
+fn a_trace_report_is_read_and_written_back() {
+    let decoded: TraceReport = current(&fixture("TraceReport"));
+    let [frame] = &decoded.frames[..] else {
+        panic!("{decoded:?}")
     };
     assert_eq!(frame.label, "job-17");
     assert_eq!((&*frame.frame_type, &*frame.operand), ("COMMAND", "START"));
@@ -338,14 +338,14 @@ fn a_trace_report_of_frames_equals_that_of_the_peer_library() {
 }
 
 #[test]
-fn invalid_frame_type() {
-    let found: InvalidFrameType = current(b"type: 0\noperand: 119\nreason: unsupported_operand\n");
-    assert_eq!((found.frame_type, found.operand), (0, 119));
-    assert_eq!(found.reason, InvalidFrameTypeReason::UnsupportedOperand);
-    assert_eq!(found.refused().to_string(), "COMMAND/0x77");
+fn an_invalid_frame_type_is_read_and_written_back() {
+    let decoded: InvalidFrameType = current(b"type: 0\noperand: 119\nreason: unsupported_operand\n");
+    assert_eq!((decoded.frame_type, decoded.operand), (0, 119));
+    assert_eq!(decoded.reason, InvalidFrameTypeReason::UnsupportedOperand);
+    assert_eq!(decoded.refused().to_string(), "COMMAND/0x77");
     assert_eq!(
-        InvalidFrameType::new(found.refused(), found.reason.clone()),
-        found
+        InvalidFrameType::new(decoded.refused(), decoded.reason.clone()),
+        decoded
     );
 }
 

@@ -247,7 +247,7 @@ mod tests {
     fn each_kind_is_written_as_prometheus_reads_it() {
         let mut times = Histogram::default();
         times.record(Duration::from_micros(2));
-        // Longer than every bound.
+        // This duration is longer than every bound.
         times.record(Duration::from_secs(2000));
         let table: &[Metric<Histogram>] = &[
             counter("a_total", "As.", |_| one(7u64)),

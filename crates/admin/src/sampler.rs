@@ -205,7 +205,7 @@ mod tests {
         });
         let threads: Vec<_> = threads.collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        // One more for each second that this host took.
+        // The source is called once more for each second that a slow host takes.
         let most = 1 + began.elapsed().as_secs();
         assert!(questions.len() as u64 <= most, "{}", questions.len());
         drop(sampler);
@@ -216,8 +216,8 @@ mod tests {
         let (asked, _questions) = bounded(10);
         let (held, hold) = bounded(0);
         let sampler = counting(asked, hold);
-        let why = sampler.sampled().sample().unwrap_err();
-        assert!(why.contains("has not answered for"), "{why}");
+        let error = sampler.sampled().sample().unwrap_err();
+        assert!(error.contains("has not answered for"), "{error}");
         drop(held);
         let figures = sampler.sampled();
         while figures.sample().is_err() {}

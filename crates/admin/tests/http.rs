@@ -73,7 +73,7 @@ fn a_body_that_comes_in_pieces_is_given_whole() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.ends_with(&format!("\r\n\r\n{body}")));
-    // A body that is cut is not given at all.
+    // The service does not receive a body that is cut.
     let mut stream = connect(&address, "PUT / HTTP/1.1");
     write!(stream, "Content-Length: 9\r\n\r\nhalf").unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -84,7 +84,7 @@ fn a_body_that_comes_in_pieces_is_given_whole() {
 }
 
 #[test]
-fn streams_have_places_of_their_own_and_end_with_their_client_or_the_service() {
+fn streams_have_a_limit_of_their_own_and_end_with_their_client_or_the_service() {
     let (http, address) = start();
     let open = || {
         let mut stream = connect(&address, "GET /count HTTP/1.1");
@@ -101,8 +101,8 @@ fn streams_have_places_of_their_own_and_end_with_their_client_or_the_service() {
         line.clear();
         first.read_line(&mut line).unwrap();
     }
-    assert!(!open().0, "there is one place");
-    // Other answers do not need it.
+    assert!(!open().0, "the limit is one stream");
+    // Other answers do not count towards the limit of streams.
     let mut whole = connect(&address, "GET / HTTP/1.1");
     whole.write_all(b"\r\n").unwrap();
     whole.read_to_string(&mut line).unwrap();
@@ -112,7 +112,7 @@ fn streams_have_places_of_their_own_and_end_with_their_client_or_the_service() {
     let mut second = loop {
         match open() {
             (true, stream) => break stream,
-            _ => assert!(Instant::now() < deadline, "the place does not come back"),
+            _ => assert!(Instant::now() < deadline, "the limit has no room again"),
         }
     };
     drop(http);

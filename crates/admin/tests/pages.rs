@@ -26,7 +26,7 @@ use ssntp_admin::{Admin, AdminConfig, AdminError, Metric, Row, Snapshot, counter
 const LIMIT: Duration = Duration::from_secs(60);
 const SHOP: &[Metric<u64>] = &[counter("shop_orders_total", "Orders.", |orders| one(*orders))];
 
-/// The page's code and body.
+/// The status code and the body of a page.
 fn get(admin: &Admin, page: &str) -> (u16, String) {
     let urls = admin.urls();
     let mut stream = TcpStream::connect(urls[0].strip_prefix("http://").unwrap()).unwrap();
@@ -38,7 +38,7 @@ fn get(admin: &Admin, page: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// An application that does nothing else once it has a frame.
+/// An application that blocks its dispatcher at the first frame.
 struct Stuck(Receiver<()>);
 
 impl Handler for Stuck {
@@ -48,7 +48,7 @@ impl Handler for Stuck {
 }
 
 #[test]
-fn a_dispatcher_that_does_not_answer_shows_and_takes_no_page_with_it() {
+fn a_dispatcher_that_does_not_answer_is_reported_and_blocks_no_page() {
     let authority = Authority::new(&AuthorityRequest::default()).unwrap();
     let identity = |role| {
         authority
@@ -79,14 +79,14 @@ fn a_dispatcher_that_does_not_answer_shows_and_takes_no_page_with_it() {
         .send(Frame::with_payload(Command::STATS, "load: 1\n"))
         .unwrap();
     let deadline = Instant::now() + LIMIT;
-    let why = loop {
-        // The last figures may be shown for another second.
+    let body = loop {
+        // The former figures may be shown for a second.
         match get(&admin, "/healthz") {
             (503, why) => break why,
-            _ => assert!(Instant::now() < deadline, "it is still well"),
+            _ => assert!(Instant::now() < deadline, "the server is still healthy"),
         }
     };
-    assert!(why.contains("the application has not answered for"), "{why}");
+    assert!(body.contains("the application has not answered for"), "{body}");
     assert_eq!(get(&admin, "/readyz").0, 503);
     assert_eq!(get(&admin, "/sessions").0, 503);
     let (code, text) = get(&admin, "/metrics");
@@ -97,7 +97,7 @@ fn a_dispatcher_that_does_not_answer_shows_and_takes_no_page_with_it() {
     );
     drop(release);
     while get(&admin, "/healthz").0 != 200 {
-        assert!(Instant::now() < deadline, "it is not well again");
+        assert!(Instant::now() < deadline, "the server is not healthy again");
     }
     admin.stopping();
     assert!(get(&admin, "/readyz").1.contains("it is stopping"));
@@ -107,7 +107,7 @@ fn a_dispatcher_that_does_not_answer_shows_and_takes_no_page_with_it() {
 }
 
 #[test]
-fn pages_that_others_could_see_do_not_start_without_tls() {
+fn pages_that_other_hosts_can_reach_do_not_start_without_tls() {
     let config = AdminConfig::new("0.0.0.0:0".parse().unwrap());
     let refused = Admin::start(config, || Ok(Snapshot::default())).unwrap_err();
     assert!(matches!(refused, AdminError::Open(_)), "{refused}");
@@ -144,9 +144,9 @@ fn ask(place: &Path, page: &str) -> (String, BufReader<UnixStream>) {
     (first, answer)
 }
 
-/// However many clients ask and do not read, there are two large answers at most.
+/// For any number of clients that do not read, at most two large answers are in memory.
 #[test]
-fn clients_that_do_not_read_take_the_memory_of_two_large_answers() {
+fn clients_that_do_not_read_hold_at_most_two_large_answers() {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("pages");
     let admin = pages_of_a_thousand(&place);
@@ -160,7 +160,7 @@ fn clients_that_do_not_read_take_the_memory_of_two_large_answers() {
         rest.read_to_string(&mut body).unwrap();
         assert!(body.contains("large answers are under way"), "{body}");
     }
-    // Small pages go on.
+    // Small pages are still served.
     for page in ["/sessions", "/healthz", "/metrics"] {
         assert!(ask(&place, page).0.contains(" 200 "), "{page}");
     }
@@ -169,7 +169,7 @@ fn clients_that_do_not_read_take_the_memory_of_two_large_answers() {
     kept.read_to_string(&mut body).unwrap();
     let deadline = Instant::now() + LIMIT;
     while !ask(&place, "/closed").0.contains(" 200 ") {
-        assert!(Instant::now() < deadline, "the permits do not come back");
+        assert!(Instant::now() < deadline, "no large answer is possible again");
     }
     // An answer ends at a MiB, and says where the next one begins.
     let (_, body) = body.split_once("\r\n\r\n").unwrap();
@@ -180,7 +180,7 @@ fn clients_that_do_not_read_take_the_memory_of_two_large_answers() {
     admin.stop();
 }
 
-/// A request without a name of this host is not let in by a name that is empty.
+/// An empty Host header is not a name of this host.
 #[test]
 fn an_empty_host_is_refused() {
     let admin = Admin::start(AdminConfig::new("127.0.0.1:0".parse().unwrap()), || {

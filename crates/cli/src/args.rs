@@ -244,7 +244,7 @@ mod tests {
     /// If a subcommand has a flag with the id of a global flag, clap copies its value to the command
     /// above, which may expect another type and panic.
     #[test]
-    fn no_subcommand_has_a_flag_with_the_id_of_a_global_flag() {
+    fn no_flag_of_a_subcommand_has_the_name_of_a_global_flag() {
         fn check(command: &clap::Command, above: &[clap::Id]) {
             let mut global = above.to_vec();
             for arg in command.get_arguments() {

@@ -299,34 +299,43 @@ mod tests {
     #[test]
     fn each_threshold_warns_once_with_the_file() {
         let mut expiry = Expiry::of(vec![lifetime(CERTIFICATE, 365)]);
-        let mut told = |day: f64| expiry.warnings(SystemTime::UNIX_EPOCH + DAY.mul_f64(day));
-        assert!(told(0.0).is_empty() && told(334.0).is_empty());
+        let mut warnings = |day: f64| expiry.warnings(SystemTime::UNIX_EPOCH + DAY.mul_f64(day));
+        assert!(warnings(0.0).is_empty() && warnings(334.0).is_empty());
         let words = |when: &str| vec![format!("agent.pem: the certificate of \"CN=agent\" {when}")];
-        assert_eq!(told(335.0), words("expires in 30 days"));
-        assert!(told(335.1).is_empty() && told(357.0).is_empty());
-        assert_eq!(told(358.0), words("expires in 7 days"));
-        assert_eq!(told(364.5), words("expires in 12 hours"));
-        assert!(told(364.9).is_empty());
-        assert_eq!(told(366.0), words("has expired"));
-        assert!(told(900.0).is_empty());
+        assert_eq!(warnings(335.0), words("expires in 30 days"));
+        assert!(warnings(335.1).is_empty() && warnings(357.0).is_empty());
+        assert_eq!(warnings(358.0), words("expires in 7 days"));
+        assert_eq!(warnings(364.5), words("expires in 12 hours"));
+        assert!(warnings(364.9).is_empty());
+        assert_eq!(warnings(366.0), words("has expired"));
+        assert!(warnings(900.0).is_empty());
     }
 
     #[test]
-    fn a_certificate_that_is_late_at_the_start_warns_once() {
+    fn a_certificate_that_expires_soon_at_the_start_warns_once() {
         let mut expiry = Expiry::of(vec![lifetime(AUTHORITY, 6)]);
         assert_eq!(expiry.warnings(SystemTime::UNIX_EPOCH).len(), 1);
         assert!(expiry.warnings(SystemTime::UNIX_EPOCH).is_empty());
     }
 
     #[test]
-    fn a_list_for_thirty_days_warns_in_its_last_week() {
+    fn a_revocation_list_for_thirty_days_warns_in_its_last_week() {
         let mut expiry = Expiry::of(vec![lifetime(REVOCATION_LIST, 30)]);
-        let mut told = |day: u32| expiry.warnings(SystemTime::UNIX_EPOCH + DAY * day).len();
-        assert_eq!([told(0), told(22), told(23), told(29), told(30)], [0, 0, 1, 1, 1]);
+        let mut warnings = |day: u32| expiry.warnings(SystemTime::UNIX_EPOCH + DAY * day).len();
+        assert_eq!(
+            [
+                warnings(0),
+                warnings(22),
+                warnings(23),
+                warnings(29),
+                warnings(30)
+            ],
+            [0, 0, 1, 1, 1]
+        );
     }
 
     #[test]
-    fn days_are_negative_after_the_end() {
+    fn days_are_negative_after_the_expiry() {
         let end = SystemTime::UNIX_EPOCH + DAY * 10;
         assert_eq!(days_left(end, SystemTime::UNIX_EPOCH), 10.0);
         assert_eq!(days_left(end, end + DAY / 2), -0.5);

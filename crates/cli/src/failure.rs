@@ -158,10 +158,10 @@ mod tests {
     fn a_message_stays_one_line() {
         let failure = Failure::new("a\nb\u{1b}[31m \u{fc}");
         assert_eq!(failure.line().as_deref(), Some("ssntp: a\\nb\\u{1b}[31m \u{fc}"));
-        let told = failure.in_json(true).line().unwrap();
+        let line = failure.in_json(true).line().unwrap();
         assert!(
-            told.starts_with(r#"{"error":"a\nb"#) && told.ends_with(r#""exit_code":1}"#),
-            "{told}"
+            line.starts_with(r#"{"error":"a\nb"#) && line.ends_with(r#""exit_code":1}"#),
+            "{line}"
         );
         assert_eq!(Failure::silent(3).line(), None);
     }

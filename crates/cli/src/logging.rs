@@ -489,19 +489,22 @@ mod tests {
         assert!(queue.end(Duration::from_secs(60)));
         thread.join().unwrap();
         let rest: String = written.try_iter().collect();
-        let told = "log lines were dropped: standard error is not read fast enough";
-        assert_eq!(rest, format!("ssntp: 4,995 {told}\nlater\n"));
+        let notice = "log lines were dropped: standard error is not read fast enough";
+        assert_eq!(rest, format!("ssntp: 4,995 {notice}\nlater\n"));
     }
 
     #[test]
     fn the_end_waits_for_the_last_lines_up_to_its_limit() {
         let (queue, thread, go_on, written) = slow(8, Style::Text);
         queue.queue(b"last\n");
-        assert!(!queue.end(Duration::from_millis(1)), "nobody reads");
+        assert!(!queue.end(Duration::from_millis(1)), "the lines have no reader");
         drop(go_on);
         thread.join().unwrap();
         assert_eq!(written.try_iter().collect::<Vec<_>>(), ["last\n"]);
-        assert!(queue.end(Duration::from_secs(60)), "it has ended");
+        assert!(
+            queue.end(Duration::from_secs(60)),
+            "the thread of the log has ended"
+        );
         queue.queue(b"too late\n");
         assert_eq!(written.try_iter().count(), 0);
     }
@@ -518,10 +521,10 @@ mod tests {
         std::panic::set_hook(usual);
         assert!(queue.end(Duration::from_secs(60)));
         thread.join().unwrap();
-        let told: String = written.try_iter().collect();
+        let log: String = written.try_iter().collect();
         let at = format!("thread 'worker' panicked at {}:", file!());
-        assert!(told.starts_with(&at), "{told}");
-        assert!(told.contains("\ntwo\nlines\\u{202e}\n"), "{told}");
+        assert!(log.starts_with(&at), "{log}");
+        assert!(log.contains("\ntwo\nlines\\u{202e}\n"), "{log}");
     }
 
     #[test]
@@ -571,9 +574,9 @@ mod tests {
             "{object}"
         );
         assert!(Style::JsonInJournal.lines("one\n").starts_with("<2>{"));
-        let told = Style::Journal.about_dropped(2);
+        let notice = Style::Journal.about_dropped(2);
         assert_eq!(
-            told,
+            notice,
             "<4>ssntp: 2 log lines were dropped: standard error is not read fast enough\n"
         );
     }

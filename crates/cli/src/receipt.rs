@@ -147,7 +147,7 @@ mod tests {
     use ssntp::Command;
 
     #[test]
-    fn a_question_is_answered_by_a_number_and_other_frames_are_no_question() {
+    fn a_question_gets_the_number_of_receivers_and_other_frames_are_not_questions() {
         let plain = Frame::new(Command::STATS);
         assert_eq!(Question::of(&plain), None);
         let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";

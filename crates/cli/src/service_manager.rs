@@ -280,21 +280,21 @@ mod tests {
     fn manager(name: &str) -> (UnixDatagram, Notices) {
         let name = format!("ssntp-test-{name}-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
-        let heard = UnixDatagram::bind_addr(&address).unwrap();
-        heard.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        (heard, Notices::to(&format!("@{name}")).unwrap())
+        let socket = UnixDatagram::bind_addr(&address).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        (socket, Notices::to(&format!("@{name}")).unwrap())
     }
 
-    fn next(heard: &UnixDatagram) -> String {
+    fn next(socket: &UnixDatagram) -> String {
         let mut buffer = [0; 1024];
-        let length = heard.recv(&mut buffer).unwrap();
+        let length = socket.recv(&mut buffer).unwrap();
         String::from_utf8(buffer[..length].to_vec()).unwrap()
     }
 
     /// The test decides when the working thread answers.
     #[test]
     fn a_working_thread_that_does_not_answer_makes_no_watchdog_notice() {
-        let (heard, notices) = manager("pulse");
+        let (socket, notices) = manager("pulse");
         let (asked, asks) = bounded(0);
         let (answer, answers) = bounded::<Option<&str>>(0);
         let work = move || {
@@ -304,7 +304,7 @@ mod tests {
         let (end, ended) = bounded(0);
         std::thread::scope(|scope| {
             scope.spawn(|| notices.pulse(&work, Duration::from_millis(1), true, &ended));
-            for (said, sent) in [
+            for (status, sent) in [
                 (Some("one"), Some("WATCHDOG=1\nSTATUS=one\n")),
                 (None, None),
                 (Some("one"), Some("WATCHDOG=1\n")),
@@ -313,15 +313,15 @@ mod tests {
             ] {
                 // The pulse has sent everything from before, and now waits for an answer.
                 asks.recv().unwrap();
-                heard.set_nonblocking(true).unwrap();
+                socket.set_nonblocking(true).unwrap();
                 assert_eq!(
-                    heard.recv(&mut [0; 64]).unwrap_err().kind(),
+                    socket.recv(&mut [0; 64]).unwrap_err().kind(),
                     io::ErrorKind::WouldBlock
                 );
-                heard.set_nonblocking(false).unwrap();
-                answer.send(said).unwrap();
+                socket.set_nonblocking(false).unwrap();
+                answer.send(status).unwrap();
                 if let Some(sent) = sent {
-                    assert_eq!(next(&heard), sent);
+                    assert_eq!(next(&socket), sent);
                 }
             }
             asks.recv().unwrap();
@@ -329,13 +329,13 @@ mod tests {
             // An answer after the end is not sent.
             answer.send(Some("three")).unwrap();
         });
-        heard.set_nonblocking(true).unwrap();
-        assert!(heard.recv(&mut [0; 64]).is_err());
+        socket.set_nonblocking(true).unwrap();
+        assert!(socket.recv(&mut [0; 64]).is_err());
     }
 
     #[test]
     fn the_status_shows_why_a_reload_failed() {
-        let (heard, notices) = manager("trouble");
+        let (socket, notices) = manager("trouble");
         let manager = ServiceManager {
             notices: Some(Arc::new(notices)),
             watchdog: None,
@@ -345,14 +345,14 @@ mod tests {
         let notices = manager.notices.as_ref().unwrap();
         notices.status(|status| status.work = "2 sessions".into());
         manager.reloading();
-        assert!(next(&heard).starts_with("RELOADING=1\nMONOTONIC_USEC="));
+        assert!(next(&socket).starts_with("RELOADING=1\nMONOTONIC_USEC="));
         for _ in 0..2 {
             manager.reloaded(Some("ca.pem: gone"));
-            assert_eq!(next(&heard), "READY=1\nSTATUS=2 sessions; ca.pem: gone\n");
+            assert_eq!(next(&socket), "READY=1\nSTATUS=2 sessions; ca.pem: gone\n");
             manager.reloaded(Some("ca.pem: gone"));
-            assert_eq!(next(&heard), "READY=1\n");
+            assert_eq!(next(&socket), "READY=1\n");
             manager.reloaded(None);
-            assert_eq!(next(&heard), "READY=1\nSTATUS=2 sessions\n");
+            assert_eq!(next(&socket), "READY=1\nSTATUS=2 sessions\n");
         }
     }
 

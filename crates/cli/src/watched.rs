@@ -119,15 +119,15 @@ mod tests {
         let mut watched = Watched::of(vec![path.clone()]);
         assert!(!watched.have_changed() && !watched.have_changed());
         fs::write(&path, "half of").unwrap();
-        assert!(!watched.have_changed(), "it may still be written");
+        assert!(!watched.have_changed(), "the file may still be written");
         fs::write(&path, "half of it").unwrap();
-        assert!(!watched.have_changed(), "it was still written");
+        assert!(!watched.have_changed(), "the file was still written");
         assert!(watched.have_changed());
         assert!(!watched.have_changed(), "a change is reported once");
     }
 
     #[test]
-    fn a_file_that_is_away_for_a_moment_has_not_changed() {
+    fn a_file_that_is_missing_for_a_moment_has_not_changed() {
         let dir = tempfile::tempdir().unwrap();
         let (path, aside) = (dir.path().join("a.pem"), dir.path().join("b.pem"));
         let link = dir.path().join("link.pem");
@@ -140,7 +140,7 @@ mod tests {
         assert!(!watched.have_changed() && !watched.have_changed());
         fs::rename(&path, &aside).unwrap();
         assert!(!watched.have_changed());
-        assert!(watched.have_changed(), "it stays away");
+        assert!(watched.have_changed(), "the file stays missing");
     }
 
     #[test]

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_and_stats_say_the_same() {
+    fn ready_and_stats_have_the_same_values() {
         use ssntp::payload::Payload;
 
         let facts = read(Path::new("."));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_files_of_the_kernel_are_unknown() {
+    fn unreadable_values_in_files_of_the_kernel_are_unknown() {
         let meminfo = "MemTotal:       24684084 kB\nMemAvailableX: 3 kB\nMemFree: -3 kB\nSwapTotal: 3\n";
         assert_eq!(meminfo_mb(meminfo, "MemTotal"), Some(24105));
         for key in ["MemAvailable", "MemFree", "SwapTotal", "Other"] {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_addresses_that_others_may_use() {
+    fn the_networks_of_a_machine_are_addresses_that_other_hosts_can_use() {
         for network in networks() {
             let ip: IpAddr = network.ip.parse().unwrap();
             assert!(!ip.is_loopback() && !ip.is_unspecified(), "{ip}");

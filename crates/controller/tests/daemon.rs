@@ -1,5 +1,5 @@
-//! A controller's daemon in this process: without a scheduler, and with a real one and a node
-//! that does at once what it is told.
+//! A controller's daemon in this process: without a scheduler, and with a real one and a node that
+//! carries out each command at once.
 
 #![allow(
     clippy::unwrap_used,
@@ -50,13 +50,13 @@ fn web(count: u32, command: &str) -> Spec {
     serde_json::from_value(json).unwrap()
 }
 
-/// Waits until a snapshot shows something.
-fn until(handle: &Handle, what: &str, shows: impl Fn(&Snapshot) -> bool) {
+/// Waits until a snapshot fulfils a condition.
+fn until(handle: &Handle, condition: &str, shows: impl Fn(&Snapshot) -> bool) {
     let deadline = Instant::now() + LIMIT;
     let mut follow = handle.follow(Some(0)).unwrap();
     while !shows(&handle.snapshot()) {
-        assert!(Instant::now() < deadline, "{what}: {:#?}", handle.snapshot());
-        // A row, or the next look.
+        assert!(Instant::now() < deadline, "{condition}: {:#?}", handle.snapshot());
+        // A new row ends the wait, or else the time limit.
         let _ = follow.next(Duration::from_millis(20)).unwrap();
     }
 }
@@ -89,7 +89,7 @@ fn without_a_scheduler_orders_are_stored_and_no_start_is_sent() {
     handle.rollout("web", RolloutOrder::Pause).unwrap();
     drop(controller);
     assert_eq!(follow.next(LIMIT).unwrap().unwrap().kind, "rollout");
-    // The end of the client may be a row, too.
+    // The end of the client may be a row as well.
     let mut rest = Vec::new();
     let end = loop {
         match follow.next(LIMIT) {
@@ -118,7 +118,7 @@ fn without_a_scheduler_orders_are_stored_and_no_start_is_sent() {
     assert_eq!(rows.len(), 2);
 }
 
-/// A scheduler and a node, which runs what it is told.
+/// A scheduler and a node that runs each instance that it gets.
 struct Cluster {
     listener: MemoryListener,
     _server: Server,
@@ -196,7 +196,10 @@ fn run_node(client: &Client, uuid: Uuid, stopped: &crossbeam_channel::Receiver<(
                 labels: payload.start.labels,
                 ..InstanceStats::default()
             };
-            assert!(instances.insert(instance, stats).is_none(), "it is started twice");
+            assert!(
+                instances.insert(instance, stats).is_none(),
+                "an instance is started twice"
+            );
         } else if frame.kind() == Command::DELETE && instances.remove(&instance).is_some() {
             let instance_uuid = instance.into();
             client
@@ -233,7 +236,7 @@ fn with_a_scheduler_each_wanted_instance_is_started_once() {
     let before = uuids(&handle);
     drop(controller);
 
-    // The next one finds them, and so does one whose database is lost.
+    // The next controller finds the instances, even if its database is lost.
     for lost in [false, true] {
         let other = tempfile::tempdir().unwrap();
         let store = if lost { other.path() } else { dir.path() };
@@ -248,7 +251,7 @@ fn with_a_scheduler_each_wanted_instance_is_started_once() {
         assert_eq!(uuids(handle), before);
     }
 
-    // A START that was written down and never sent is not waited for.
+    // The controller does not wait for a START that was recorded and never sent.
     let controller = daemon(&cluster.listener, dir.path());
     let handle = controller.handle().clone();
     handle.apply(vec![web(3, "b")], false).unwrap();
@@ -275,7 +278,7 @@ fn with_a_scheduler_each_wanted_instance_is_started_once() {
 #[test]
 fn an_instance_whose_start_was_never_sent_is_queried() {
     let dir = tempfile::tempdir().unwrap();
-    // As a controller leaves it that is killed between the commit and the START.
+    // This is the state after a controller was killed between the commit and the START.
     let nowhere = MemoryListener::new();
     let controller = daemon(&nowhere, dir.path());
     controller.handle().apply(vec![web(1, "a")], false).unwrap();

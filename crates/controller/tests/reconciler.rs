@@ -1,5 +1,4 @@
-//! The reconciler in situations that are laid out by hand. The simulation finds what nobody has
-//! thought of.
+//! The reconciler in constructed situations. The simulation covers situations that are not listed here.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
@@ -56,7 +55,7 @@ impl Bench {
         })
     }
 
-    /// Takes steps until there is nothing to do. Gives the commands.
+    /// Takes steps until there is nothing to do, and returns the commands.
     fn settle(&mut self) -> Vec<Command> {
         let mut all = Vec::new();
         loop {
@@ -102,7 +101,7 @@ impl Bench {
         self.now.unix_ms += i64::try_from(seconds).unwrap() * 1000;
     }
 
-    /// The one workload.
+    /// The only workload.
     fn workload(&self) -> &ssntp_controller::model::Workload {
         self.core.state().workloads.values().next().unwrap()
     }
@@ -120,7 +119,7 @@ fn a_cold_start_with_5_000_instances_starts_none_again() {
         bench.settle();
     }
     assert_eq!(bench.starts, 5000);
-    // Another process with the same database.
+    // The next process has the same database.
     let state = bench.core.state().clone();
     assert!(
         state
@@ -130,12 +129,15 @@ fn a_cold_start_with_5_000_instances_starts_none_again() {
     );
     bench.core = Core::new(state);
     let before = std::mem::replace(&mut bench.seen.told, false);
-    assert!(bench.plan().is_empty(), "nothing is decided before all was told");
+    assert!(
+        bench.plan().is_empty(),
+        "no decision is made before the snapshot is complete"
+    );
     bench.seen.told = before;
     assert!(bench.plan().is_empty());
     assert_eq!(bench.core.status()["web"].running, 5000);
 
-    // And one whose database was lost: it knows its instances by their labels.
+    // A process whose database was lost finds its instances by their labels.
     bench.core = Core::new(State::default());
     bench.apply(web(5000, "a"));
     let commands = bench.settle();
@@ -177,7 +179,10 @@ fn a_roll_out_takes_one_step_after_the_other() {
             (3, 4, 4 - step)
         );
         bench.wait(4);
-        assert!(bench.settle().is_empty(), "it has to do its work for 5 s");
+        assert!(
+            bench.settle().is_empty(),
+            "the instance has to be healthy for 5 s"
+        );
         if step == 2 {
             let writes = bench.core.rollout("web", RolloutOrder::Pause).unwrap();
             bench.core.committed(writes, 1);
@@ -193,7 +198,7 @@ fn a_roll_out_takes_one_step_after_the_other() {
     let writes = bench.core.rollout("web", RolloutOrder::Back).unwrap();
     bench.core.committed(writes, 1);
     assert_eq!(bench.workload().version, 1);
-    assert_eq!(bench.settle().len(), 2, "it goes back in steps, too");
+    assert_eq!(bench.settle().len(), 2, "the roll-back takes steps as well");
 }
 
 #[test]
@@ -212,7 +217,7 @@ fn a_step_that_takes_too_long_ends_the_roll_out() {
     bench.wait(299);
     bench.settle();
     assert_eq!(bench.workload().version, 2);
-    // The one that was replaced does its work by now, and the next one never comes.
+    // The first replacement is healthy by now, and the next one never becomes so.
     bench.wait(300);
     bench.settle();
     assert_eq!(bench.workload().version, 1);
@@ -234,11 +239,14 @@ fn a_slot_that_fails_waits_longer_each_time() {
         let [Command::Start(payload)] = &commands[..] else {
             panic!("{commands:?}");
         };
-        let why = "image_failure".to_owned();
+        let reason = "image_failure".to_owned();
         let is_its_fault = true;
         bench.core.answer(
             payload.start.instance_uuid,
-            Answer::NotStarted { why, is_its_fault },
+            Answer::NotStarted {
+                why: reason,
+                is_its_fault,
+            },
         );
         let mut pause = 0;
         while bench.settle().is_empty() {
@@ -291,7 +299,7 @@ fn a_node_that_is_away_for_longer_than_the_grace_loses_its_instances() {
     bench.seen.nodes.insert(other);
     let commands = bench.settle();
     assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
-    // It comes back with the instance, which is not needed any more.
+    // The node reconnects with the instance, which is not needed any more.
     let new = *bench.seen.instances.keys().next().unwrap();
     let mut back = bench.seen.instances[&new].clone();
     back.node = NODE;
@@ -376,7 +384,7 @@ fn orders_that_do_not_fit_the_state_are_refused() {
         spec.name = format!("w{number}");
         many.push(spec);
     }
-    // Each of them could be, but not all of them: then there is none.
+    // Each order is valid by itself, but not all of them together, so none is carried out.
     let error = bench.core.apply(many.clone()).unwrap_err().to_string();
     assert!(error.contains("more than 100000 instances"), "{error}");
     many.truncate(3);
@@ -438,12 +446,12 @@ fn a_starting_instance_is_given_up_when_its_node_is_away_too_long() {
     bench.wait(60);
     let commands = bench.settle();
     assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
-    // Nor does a workload wait for it that is deleted.
+    // A deleted workload does not wait for the instance either.
     let writes = bench.core.delete("web").unwrap();
     bench.core.committed(writes, 1);
     bench.settle();
     assert!(bench.core.state().workloads.is_empty());
-    // The node comes back with it.
+    // The node reconnects with the instance.
     bench.seen.nodes.insert(NODE);
     bench.seen.instances.get_mut(&old).unwrap().is_pending = false;
     let commands = bench.settle();
@@ -486,7 +494,7 @@ fn an_unanswered_start_that_is_no_longer_wanted_is_queried_early() {
     };
     bench.wait(40);
     assert!(bench.settle().is_empty());
-    // Its slot would be blocked for longer than the roll-out may take.
+    // Otherwise the slot would be blocked for longer than the roll-out may take.
     bench.apply(web(1, "b"));
     let commands = bench.settle();
     let [Command::Ask(asked)] = commands[..] else {
@@ -539,7 +547,7 @@ fn a_jump_of_the_clock_changes_no_decision() {
         bench.settle();
         bench.now.unix_ms += jump;
         let commands = bench.settle();
-        assert!(commands.is_empty(), "its slot is not free: {commands:?}");
+        assert!(commands.is_empty(), "the slot is not free: {commands:?}");
         bench.wait(181);
         let commands = bench.settle();
         let is_started = |command: &Command| matches!(command, Command::Start(_));
@@ -584,7 +592,7 @@ fn a_jump_of_the_clock_does_not_make_an_instance_forgotten() {
         bench.wait(3600);
         bench.settle();
         assert!(bench.core.state().instances.contains_key(&old), "{jump}");
-        // In the end nobody waits for the node, also if the clock was wrong before.
+        // After the grace the node is not waited for, even if the clock was wrong before.
         bench.wait(1);
         bench.settle();
         assert!(bench.core.state().instances.is_empty(), "{jump}");

@@ -235,22 +235,22 @@ mod tests {
             version: "1".to_owned(),
             token: 0,
         };
-        let (views, told) = crossbeam_channel::unbounded();
+        let (views, received_views) = crossbeam_channel::unbounded();
         let join = Join { member, leads: true };
         let tell = move |view: &View| drop(views.send(view.clone()));
-        Membership::start(Box::new(engine.clone()), join, tell).map(|membership| (membership, told))
+        Membership::start(Box::new(engine.clone()), join, tell).map(|membership| (membership, received_views))
     }
 
     #[test]
     fn an_engine_that_does_not_serve_is_an_error_at_the_start() {
         let engine = MemoryEngine::new();
-        for why in [
+        for reason in [
             EngineError::Away("nobody".to_owned()),
             EngineError::Full("no space".to_owned()),
             EngineError::Credentials("wrong".to_owned()),
         ] {
-            engine.fail(Some(why.clone()));
-            assert_eq!(start(&engine, 1).unwrap_err(), why);
+            engine.fail(Some(reason.clone()));
+            assert_eq!(start(&engine, 1).unwrap_err(), reason);
         }
         engine.fail(None);
         assert!(start(&engine, 1).is_ok());
@@ -309,11 +309,11 @@ mod tests {
         let engine = MemoryEngine::new();
         let (membership, views) = start(&engine, 1).unwrap();
         let leading = wait(&views, |view| view.acts(now()).is_some());
-        // As of an engine that had many more revisions.
-        let seen = leading.leader.unwrap().token + (1 << 40);
-        membership.documents().saw(seen);
+        // This token is from an engine with many more revisions.
+        let token = leading.leader.unwrap().token + (1 << 40);
+        membership.documents().saw(token);
         wait(&views, |view| view.acting.is_none());
         let again = wait(&views, |view| view.acting.is_some());
-        assert!(again.leader.unwrap().token > seen);
+        assert!(again.leader.unwrap().token > token);
     }
 }

@@ -208,13 +208,17 @@ mod tests {
         assert_eq!(granted, Answer::Granted(Lease(1)));
         let mine = put("a", Some(Lease(1)), When::Absent);
         let first = engine.ask_at(now, &mine).unwrap();
-        assert_eq!(engine.ask_at(now, &mine).unwrap(), first, "done once");
+        assert_eq!(
+            engine.ask_at(now, &mine).unwrap(),
+            first,
+            "the request was carried out once"
+        );
         let other = engine.ask_at(now, &put("a", None, When::Absent)).unwrap();
         assert!(matches!(other, Answer::Differs(Some(entry)) if entry.created == 1));
         let alive = engine.ask_at(now + 4 * second, &Request::KeepAlive(Lease(1)));
         assert_eq!(alive, Ok(Answer::Alive(true)));
         let Ok(Answer::Kept(kept)) = engine.ask_at(now + 8 * second, &Request::Read) else {
-            panic!("not read")
+            panic!("the entries were not read")
         };
         assert_eq!((kept.revision, kept.entries.len()), (1, 1));
         let alive = engine.ask_at(now + 9 * second, &Request::KeepAlive(Lease(1)));
@@ -223,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_second_can_be_forgotten_and_nothing_older() {
+    fn forget_drops_the_writes_of_the_last_second_and_no_older_ones() {
         let (engine, now) = begin();
         let at = |millis| now + Duration::from_millis(millis);
         engine.ask_at(at(0), &put("old", None, When::Always)).unwrap();
@@ -233,7 +237,7 @@ mod tests {
             .unwrap();
         engine.forget(at(2000));
         let Ok(Answer::Kept(kept)) = engine.ask_at(at(2000), &Request::Read) else {
-            panic!("not read")
+            panic!("the entries were not read")
         };
         assert_eq!((kept.revision, kept.entries.len()), (1, 1));
     }

@@ -1,5 +1,5 @@
-//! The client of etcd: against a real one, where there is one, and against a peer that
-//! answers what a test says.
+//! The client of etcd: with a real etcd, if it is installed, and with a peer that sends the answers of
+//! the test.
 
 #![expect(
     clippy::disallowed_types,
@@ -49,7 +49,8 @@ fn put(key: &str, value: &str, lease: Option<Lease>, when: When) -> Request {
     }
 }
 
-/// Asks a real etcd, which on a busy machine may need more than the time of one call.
+/// Sends a request to a real etcd. On a busy machine it may exceed the time limit of a call, so the
+/// request is repeated.
 fn ask(engine: &mut dyn Engine, request: &Request) -> Result<Answer, EngineError> {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -82,19 +83,19 @@ fn leases_conditions_and_revisions_are_those_of_etcd() {
     let lease = grant(&mut engine, 60);
     let mine = put("leader", "me", Some(lease), When::Absent);
     let Ok(Answer::Put(first)) = ask(&mut engine, &mine) else {
-        panic!("not put")
+        panic!("the entry was not written")
     };
     assert_eq!(
         ask(&mut engine, &mine),
         Ok(Answer::Put(first)),
-        "done once, and told twice"
+        "the write happens once and is answered twice"
     );
     let other = ask(&mut engine, &put("leader", "you", None, When::Absent)).unwrap();
     assert!(
         matches!(&other, Answer::Differs(Some(entry)) if entry.value == b"me" && entry.lease == Some(lease))
     );
 
-    // Another cluster's keys are not seen, also where one name begins as the other.
+    // The keys of another cluster are not visible, even if its name has the same beginning.
     let mut others = Etcd::new(EtcdConfig {
         cluster: "test2".to_owned(),
         ..config(&etcd.join())
@@ -110,7 +111,7 @@ fn leases_conditions_and_revisions_are_those_of_etcd() {
 
     // A document names the revision that it was made on.
     let Ok(Answer::Put(at)) = ask(&mut engine, &put("documents/d", "1", None, When::Always)) else {
-        panic!("not put")
+        panic!("the entry was not written")
     };
     let changed = ask(&mut engine, &put("documents/d", "2", None, When::At(at))).unwrap();
     assert!(matches!(changed, Answer::Put(later) if later > at));
@@ -128,7 +129,7 @@ fn leases_conditions_and_revisions_are_those_of_etcd() {
         Ok(Answer::Alive(false))
     );
     assert_eq!(ask(&mut engine, &mine), Err(EngineError::NoLease));
-    assert_eq!(read(&mut engine).entries.len(), 1, "the document alone");
+    assert_eq!(read(&mut engine).entries.len(), 1, "only the document is left");
 }
 
 #[test]
@@ -158,7 +159,7 @@ fn a_wrong_password_is_named_and_a_right_one_works_before_and_after_authenticati
     }
     read(&mut early);
     read(&mut with("root", "secret"));
-    for (mut engine, why) in [
+    for (mut engine, reason) in [
         (with("root", "wrong"), "authentication failed"),
         (with("nobody", "secret"), "authentication failed"),
         (with("guest", "guest"), "permission denied"),
@@ -168,8 +169,11 @@ fn a_wrong_password_is_named_and_a_right_one_works_before_and_after_authenticati
         let EngineError::Credentials(text) = &refused else {
             panic!("{refused:?}")
         };
-        assert!(text.contains(why) && !text.contains("secret"), "{text}");
-        assert!(text.starts_with("127.0.0.1:"), "it says which endpoint: {text}");
+        assert!(text.contains(reason) && !text.contains("secret"), "{text}");
+        assert!(
+            text.starts_with("127.0.0.1:"),
+            "the error names the endpoint: {text}"
+        );
     }
 }
 
@@ -209,11 +213,11 @@ fn an_etcd_with_certificates_is_reached_over_tls() {
         with(&authority.trust(), None),
         with(&other.trust(), Some(&identity(Role::SERVER))),
     ] {
-        let why = refused.ask(&Request::Read).unwrap_err();
-        println!("{why}");
+        let error = refused.ask(&Request::Read).unwrap_err();
+        println!("{error}");
         assert!(
-            matches!(why, EngineError::Away(_) | EngineError::Answer(_)),
-            "{why:?}"
+            matches!(error, EngineError::Away(_) | EngineError::Answer(_)),
+            "{error:?}"
         );
     }
     let clear = client(&etcd.join()).ask(&Request::Read).unwrap_err();
@@ -374,7 +378,7 @@ fn another_program_is_reported_as_such() {
 
 #[test]
 fn an_endpoint_that_hangs_or_is_dead_leaves_time_for_the_others() {
-    // It takes connections and says nothing.
+    // The peer accepts connections and sends nothing.
     let hanging = TcpListener::bind("127.0.0.1:0").unwrap();
     let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (hangs, dead) = (hanging.local_addr().unwrap().to_string(), dead.to_string());
@@ -418,13 +422,13 @@ fn a_full_etcd_keeps_leases_alive_and_refuses_new_members() {
         if let Err(e) = ask(&mut engine, &put("documents/d", &text, None, When::Always)) {
             break e;
         }
-        assert!(Instant::now() < end, "it takes any number of values");
+        assert!(Instant::now() < end, "the etcd does not become full");
     };
     assert!(
         matches!(&full, EngineError::Full(why) if why.contains("space exceeded")),
         "{full:?}"
     );
-    // So a leader goes on.
+    // So a leader continues.
     assert_eq!(
         ask(&mut engine, &Request::KeepAlive(lease)),
         Ok(Answer::Alive(true))
@@ -439,9 +443,9 @@ fn a_full_etcd_keeps_leases_alive_and_refuses_new_members() {
     assert!(matches!(refused, EngineError::Full(_)), "{refused:?}");
 }
 
-/// Enters the cluster "test" as a process of this number, and gives its views.
+/// Joins the cluster "test" as the process with this number, and returns its views.
 fn enter(config: EtcdConfig, number: u128) -> Result<(Membership, Receiver<View>), EngineError> {
-    let (views, told) = unbounded();
+    let (views, received_views) = unbounded();
     let tell = move |view: &View| drop(views.send(view.clone()));
     let member = Member {
         uuid: Uuid::from_u128(number),
@@ -451,10 +455,13 @@ fn enter(config: EtcdConfig, number: u128) -> Result<(Membership, Receiver<View>
         token: 0,
     };
     let join = Join { member, leads: true };
-    Ok((Membership::start(Box::new(Etcd::new(config)), join, tell)?, told))
+    Ok((
+        Membership::start(Box::new(Etcd::new(config)), join, tell)?,
+        received_views,
+    ))
 }
 
-/// The same with an etcd that answers, if not at once.
+/// The same with an etcd that may answer late.
 fn join(config: &EtcdConfig, number: u128) -> (Membership, Receiver<View>) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -486,7 +493,7 @@ fn the_engine_survives_the_loss_of_one_member_of_three_and_is_away_without_two()
     };
     let (_membership, views) = join(&config(&etcd.join()), 1);
     wait(&views, leads);
-    // Whichever leads etcd: another one does then.
+    // The killed member may be the leader of etcd. Then another member leads.
     etcd.kill(0);
     while views.try_recv().is_ok() {}
     wait(&views, leads);
@@ -504,7 +511,7 @@ fn an_etcd_is_away_if_it_is_slower_than_the_time_limit() {
     proxy.lead_to(etcd.join().strip_prefix("etcd://").unwrap());
     let (_membership, views) = join(&config(&format!("etcd://{}", proxy.address())), 1);
     wait(&views, leads);
-    // With a reading and a keep-alive in each second.
+    // Each second has a read and a keep-alive.
     proxy.delay(Duration::from_millis(150));
     let began = Instant::now();
     let keeps = |view: &View| {
@@ -514,7 +521,7 @@ fn an_etcd_is_away_if_it_is_slower_than_the_time_limit() {
                 .is_some_and(|kept| kept > began + Duration::from_secs(2))
     };
     wait(&views, keeps);
-    // Longer than a call may take.
+    // The delay is longer than the time limit of a call.
     proxy.delay(Duration::from_secs(2));
     wait(&views, |view| view.away.is_some() && !leads(view));
     proxy.delay(Duration::ZERO);

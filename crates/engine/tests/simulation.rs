@@ -8,14 +8,14 @@
 //!  Machine leads ── frame with token ── delay ──▶ receivers   last second, or all
 //! ```
 //!
-//! | invariant | says |
+//! | invariant | meaning |
 //! |---|---|
 //! | one holder | no two processes act under one token |
-//! | one leader | never do two believe at once that they may act, unless the engine has forgotten |
-//! | tokens | what a receiver takes never has a lower token than what it took before |
-//! | quiet | once no fault is left, one leads, all see the same, and all take what it sends |
+//! | one leader | no two processes may act at the same time, unless the engine has forgotten data |
+//! | tokens | the tokens of the frames that a receiver takes never decrease |
+//! | quiet | once all faults are over, one process leads, all have the same view, and all take its frames |
 //!
-//! `SSNTP_SEED=n` replays one seed and tells what happens; `SSNTP_SEEDS=n` runs so many.
+//! `SSNTP_SEED=n` replays one seed and prints its events; `SSNTP_SEEDS=n` runs this number of seeds.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,9 +32,9 @@ use uuid::Uuid;
 
 /// Faults begin before this, in milliseconds.
 const FAULTS: usize = 20_000;
-/// The longest fault is over: 15 s.
+/// The time at which the longest fault, of 15 s, is over.
 const CALM: u64 = 35_000;
-/// From here on there is a leader. All leases of before are over.
+/// From this time on there is a leader, because all earlier leases are over.
 const QUIET: u64 = 44_000;
 const END: u64 = 48_000;
 /// The time for which two servers may lead after the engine has lost data: until both have read.
@@ -57,13 +57,13 @@ enum Event {
 
 struct Process {
     machine: Machine,
-    /// Counts the starts of the process.
+    /// The number of starts of the process.
     incarnation: u64,
     paused: u64,
     /// The speed of the clock, in thousandths.
     rate: u32,
     waits_for: Option<u64>,
-    /// The highest token that it has taken a frame with.
+    /// The highest token in the frames that it has taken.
     taken: u64,
     taken_at: u64,
 }
@@ -73,15 +73,15 @@ struct World {
     is_told: bool,
     begin: Instant,
     now: u64,
-    /// By time, then in the order in which they were made. Each is of one incarnation of a
-    /// process.
+    /// The events by time, then in the order in which they were made. Each belongs to one incarnation of
+    /// a process.
     events: BTreeMap<(u64, u64), (usize, u64, Event)>,
     made: u64,
     engine: MemoryEngine,
     processes: Vec<Process>,
     holders: HashMap<u64, (usize, u64)>,
     blurred: u64,
-    /// The longest time that a message takes, and how many of a hundred are lost.
+    /// The longest delay of a message, and the percentage of lost messages.
     delay: usize,
     lost: usize,
     terms: usize,
@@ -149,7 +149,7 @@ impl World {
                 },
             };
             let at = world.random.below(count);
-            // Faults concern any incarnation.
+            // Faults apply to any incarnation.
             world.put(start, at, u64::MAX, fault);
         }
         world
@@ -286,8 +286,8 @@ impl World {
             "{before:?} and {holder:?} act under {token}"
         );
         for other in 0..self.processes.len() {
-            // A frame may wait long: in a queue, or because its sender was paused after it had
-            // looked at the clock.
+            // A frame may wait for a long time in a queue, or because its sender was paused after it had read
+            // the clock.
             let most = self.random.pick(&[10, 100, 8000]);
             let delay = self.random.below(most) as u64;
             self.after(delay, other, Event::Frame { token });
@@ -336,7 +336,7 @@ impl World {
     }
 
     fn check_quiet(&self) {
-        assert_eq!(self.acting().len(), 1, "one leads");
+        assert_eq!(self.acting().len(), 1, "exactly one process leads");
         let first = self.processes[0].machine.view();
         assert_eq!(first.members.len(), self.processes.len(), "{:?}", first.members);
         for process in &self.processes {
@@ -345,7 +345,7 @@ impl World {
             assert!(view.double.is_none());
             assert!(
                 process.taken_at > QUIET,
-                "nothing was taken since {}",
+                "no frame was taken since {}",
                 process.taken_at
             );
             assert_eq!(Some(process.taken), first.leader.map(|leader| leader.token));
@@ -373,6 +373,6 @@ fn at_most_one_server_leads_under_all_faults() {
         terms += world.terms;
     }
     println!("{count} seeds, {terms} terms of leaders");
-    // Or the faults have no effect.
+    // Otherwise the faults would have no effect.
     assert!(count == 1 || terms as u64 > count);
 }

@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_shrinks_with_what_others_take_and_something_is_left_for_each() {
+    fn a_share_shrinks_with_the_memory_of_others_and_each_owner_keeps_some() {
         let budget = Budget::new(1 << 30);
         assert_eq!(budget.share(), 1 << 30);
         budget.take(1 << 29);
@@ -409,7 +409,7 @@ mod tests {
         assert_eq!((budget.used(), budget.share()), (0, 1 << 20));
     }
 
-    /// A reservation of an owner, and how often it was woken.
+    /// A reservation of an owner, and the number of its wake-ups.
     fn asked(budget: &Budget, owner: &str, bytes: u64) -> (Reserved, Asked, Arc<AtomicUsize>) {
         let reserved = budget.of(owner.as_bytes()).reserve();
         let woken = Arc::new(AtomicUsize::new(0));
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(granted, Asked::Granted);
         let figures = budget.figures();
         assert_eq!((figures.used, figures.waiting), (4000, 0));
-        // It does not stop reservations that fit.
+        // A waiting reservation does not block reservations that fit.
         let (_short, granted, _) = asked(&budget, "b", 400);
         assert_eq!(granted, Asked::Granted);
         let (next, waits, woken) = asked(&budget, "c", 3000);
@@ -482,7 +482,7 @@ mod tests {
     #[test]
     fn the_line_is_served_in_order_and_owners_beyond_their_part_come_last() {
         let budget = Budget::new(1000);
-        // They hold all of it, and one is ahead.
+        // The reservations hold the whole budget, and one is ahead in the line.
         let held = [("a", 500), ("b", 350), ("b", 150), ("a", 900)];
         let held = held.map(|(owner, bytes)| asked(&budget, owner, bytes));
         assert!(held.iter().all(|(_, answer, _)| *answer == Asked::Granted));
@@ -499,9 +499,9 @@ mod tests {
         other.clear();
         assert!(
             second.is_granted() && !third.is_granted(),
-            "150 do not fit beside 860"
+            "150 bytes do not fit besides 860"
         );
-        // A reservation that arrives now does not overtake.
+        // A new reservation does not overtake the line.
         let (late, waits, _) = asked(&budget, "e", 1);
         assert_eq!(waits, Asked::Waits);
         drop(late);
@@ -510,7 +510,11 @@ mod tests {
         assert_eq!(again(&third, 150), Asked::Granted);
         assert_eq!(again(&first, 300), Asked::Granted);
         drop(first);
-        assert_eq!(again(&greedy, 100), Asked::Granted, "alone in line it is next");
+        assert_eq!(
+            again(&greedy, 100),
+            Asked::Granted,
+            "the only waiting reservation is next"
+        );
         drop((third, greedy, b));
         assert_eq!((budget.used(), budget.figures().waiting), (500, 0));
     }

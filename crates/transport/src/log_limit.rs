@@ -196,11 +196,11 @@ mod tests {
             assert_eq!(admitted(&mut limit, 1, start + PERIOD / 2), None);
         }
         let next = start + PERIOD;
-        let said = admitted(&mut limit, 1, next);
-        assert_eq!(said.as_deref(), Some(" (and 1,234 more like it since)"));
+        let line = admitted(&mut limit, 1, next);
+        assert_eq!(line.as_deref(), Some(" (and 1,234 more like it since)"));
         assert_eq!(admitted(&mut limit, 1, next), None);
-        let said = admitted(&mut limit, 1, next + PERIOD);
-        assert_eq!(said.as_deref(), Some(" (and 1 more like it since)"));
+        let line = admitted(&mut limit, 1, next + PERIOD);
+        assert_eq!(line.as_deref(), Some(" (and 1 more like it since)"));
     }
 
     #[test]
@@ -235,12 +235,16 @@ mod tests {
         assert!(admitted(&mut limit, 0, start).is_some());
         let left_out = 100_000 - PEERS as u64 - u64::from(FIRST);
         let lines = flood(&mut limit, 100_000..100_001, start + PERIOD / 2);
-        assert!(lines.is_empty(), "nobody can be forgotten yet");
-        // All but peer 0 are forgotten, and come again under other names.
+        assert!(lines.is_empty(), "no peer can be forgotten yet");
+        // All peers except peer 0 are forgotten, and return under other names.
         let lines = flood(&mut limit, 200_000..300_000, start + PERIOD);
-        assert_eq!(lines.len(), PEERS - 1 + 1, "one line comes back to the others");
-        let said = format!(" (and {} more like it since)", Grouped(left_out + 1));
-        assert_eq!(lines.last(), Some(&said));
+        assert_eq!(
+            lines.len(),
+            PEERS - 1 + 1,
+            "the other peers may log one line again"
+        );
+        let suffix = format!(" (and {} more like it since)", Grouped(left_out + 1));
+        assert_eq!(lines.last(), Some(&suffix));
         assert_eq!(limit.kinds["READY refused"].known.len(), PEERS);
     }
 
@@ -248,8 +252,8 @@ mod tests {
     fn an_owner_of_many_names_leaves_other_owners_their_lines() {
         let (mut limit, now) = (LogLimit::default(), now());
         let mut lines = |names: std::ops::Range<u32>, owner: &str| {
-            let said = names.filter_map(|name| limit.admit_of(name, &owner, "connected", now));
-            said.count()
+            let admitted_lines = names.filter_map(|name| limit.admit_of(name, &owner, "connected", now));
+            admitted_lines.count()
         };
         assert_eq!(lines(0..100_000, "greedy"), PEERS + FIRST as usize);
         assert_eq!(lines(100_000..100_001, "other"), 1);
@@ -257,15 +261,15 @@ mod tests {
         assert_eq!(
             lines(300_000..300_010, "other"),
             FIRST as usize - 1,
-            "for all its names"
+            "the owner has one allowance for all its names"
         );
     }
 
     #[test]
     fn the_shared_allowance_states_the_omitted_lines_of_a_removed_peer() {
         let (mut limit, start) = (LogLimit::default(), now());
-        let said: Vec<_> = (0..10).filter_map(|_| admitted(&mut limit, 0, start)).collect();
-        assert_eq!(said.len(), FIRST as usize);
+        let lines: Vec<_> = (0..10).filter_map(|_| admitted(&mut limit, 0, start)).collect();
+        assert_eq!(lines.len(), FIRST as usize);
         let later = start + PERIOD * FIRST;
         for peer in (1..).take(PEERS - 1) {
             assert!(admitted(&mut limit, peer, later).is_some());
@@ -273,13 +277,13 @@ mod tests {
         assert_eq!(
             admitted(&mut limit, 1000, later).as_deref(),
             Some(""),
-            "a new one"
+            "a line of a new peer"
         );
-        let said = admitted(&mut limit, 1001, later);
+        let line = admitted(&mut limit, 1001, later);
         assert_eq!(
-            said.as_deref(),
+            line.as_deref(),
             Some(" (and 5 more like it since)"),
-            "one of the others"
+            "a line of another peer"
         );
     }
 

@@ -117,7 +117,7 @@ fn does_not_show(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// Some of each class that is escaped.
+    /// Characters of each class that is escaped.
     const HIDDEN: [(&str, &str); 8] = [
         ("C0 and line ends", "\0\u{7}\t\n\r\u{1b}"),
         ("DEL and C1", "\u{7f}\u{80}\u{85}\u{9b}\u{9f}"),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn json_keeps_its_meaning_and_hides_nothing() {
+    fn escaped_json_keeps_its_meaning_and_hides_no_characters() {
         for (class, characters) in HIDDEN {
             let value = serde_json::json!({ characters: [characters, "ü"] });
             for json in [value.to_string(), format!("{value:#}")] {

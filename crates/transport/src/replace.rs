@@ -100,7 +100,7 @@ mod tests {
         replace(&path, b"one").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-        // Torn by a crash.
+        // A crash left an incomplete file.
         fs::write(dir.path().join(".kept.yaml.new"), b"tw").unwrap();
         replace(&path, b"three").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"three");
@@ -108,26 +108,26 @@ mod tests {
         assert_eq!(
             fs::read_dir(dir.path()).unwrap().count(),
             1,
-            "nothing is left beside it"
+            "no other file is left in the directory"
         );
     }
 
     #[test]
     fn a_file_or_link_with_the_name_of_the_new_file_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let [path, beside, victim] =
+        let [path, temporary, victim] =
             ["kept.yaml", ".kept.yaml.new", "victim"].map(|name| dir.path().join(name));
         fs::write(&victim, b"theirs").unwrap();
-        std::os::unix::fs::symlink(&victim, &beside).unwrap();
+        std::os::unix::fs::symlink(&victim, &temporary).unwrap();
         replace(&path, b"one").unwrap();
         assert_eq!(fs::read(&victim).unwrap(), b"theirs");
         assert!(path.symlink_metadata().unwrap().is_file());
         assert_eq!(fs::read(&path).unwrap(), b"one");
         fs::remove_file(&path).unwrap();
-        fs::write(&beside, b"tw").unwrap();
-        fs::set_permissions(&beside, fs::Permissions::from_mode(0o666)).unwrap();
+        fs::write(&temporary, b"tw").unwrap();
+        fs::set_permissions(&temporary, fs::Permissions::from_mode(0o666)).unwrap();
         // A process that has the old file open reads none of the new bytes.
-        let open = fs::File::open(&beside).unwrap();
+        let open = fs::File::open(&temporary).unwrap();
         replace(&path, b"three").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(io::read_to_string(open).unwrap(), "tw");

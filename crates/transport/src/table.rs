@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_given_again_and_a_number_is_not() {
+    fn a_slot_is_used_again_and_a_number_is_not() {
         let (mut numbers, mut table) = (Numbers::default(), Table::default());
         let [first, second] = [numbers.take(), numbers.take()];
         table.insert(first, 'a');
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(third.slot(), first.slot());
         assert!(third > second && second > first, "numbers grow");
         table.insert(third, 'c');
-        assert_eq!(table.get(first), None, "it names nobody else");
+        assert_eq!(table.get(first), None, "the former number names no other entry");
         assert_eq!(table.remove(first), None);
         assert_eq!((table.get(third), table.len()), (Some(&'c'), 2));
         assert_eq!(table.ids(), [second, third]);

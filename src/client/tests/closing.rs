@@ -212,7 +212,7 @@ fn close_wakes_every_step_of_the_handshake() {
         let client = Client::start(config.clone()).unwrap();
         let mut before_connected = server.connect();
         at_once(|| client.close());
-        assert!(before_connected.try_recv().is_err(), "it was cut");
+        assert!(before_connected.try_recv().is_err(), "the queue was cut");
         let client = Client::start(config).unwrap();
         let mut half = server.connect();
         let mut reply = half.connected(crate::Role::SERVER, b"configure: {}\n");
@@ -238,7 +238,7 @@ fn a_client_whose_application_receives_nothing_can_be_closed() {
         std::thread::yield_now();
     }
     client.send(stats(99)).unwrap();
-    assert_eq!(number(&peer.recv()), 99, "sending goes on");
+    assert_eq!(number(&peer.recv()), 99, "sending still works");
     let threads = threads_of(&client);
     let closing = threads::spawn("t", move || {
         peer.expect_end();

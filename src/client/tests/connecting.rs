@@ -49,21 +49,21 @@ fn figures_have_the_start_of_the_session_and_the_failed_attempts() {
     assert_eq!((before.frames_waiting, before.bytes_waiting), (1, 12));
     let peer = server.session();
     connected(&client);
-    let stands = client.handle().figures();
-    assert_eq!(stands.server.unwrap().uuid(), SERVER);
-    assert_eq!(stands.failures, BTreeMap::from([("connect", 1)]));
+    let figures = client.handle().figures();
+    assert_eq!(figures.server.unwrap().uuid(), SERVER);
+    assert_eq!(figures.failures, BTreeMap::from([("connect", 1)]));
     assert_eq!(
-        (stands.counters.sessions, stands.counters.failed_attempts),
+        (figures.counters.sessions, figures.counters.failed_attempts),
         (1, 1)
     );
-    assert!(stands.since > before.since);
+    assert!(figures.since > before.since);
     peer.cut();
     disconnected(&client);
     let deadline = Instant::now() + LIMIT;
     loop {
         // The threads of the session end a moment later.
         let over = client.handle().figures();
-        if over.server.is_none() && over.since > stands.since {
+        if over.server.is_none() && over.since > figures.since {
             break;
         }
         assert!(Instant::now() < deadline);
@@ -187,7 +187,7 @@ fn a_lost_session_makes_no_pause_before_the_next_server_and_one_after_a_whole_ro
     }
     // Short sessions do not lead to rounds without a pause.
     assert!(!client.handle().wait_connected(Some(Duration::ZERO)).unwrap());
-    assert!(servers[0].0.nobody_connected());
+    assert!(servers[0].0.has_no_connection());
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn aborted_is_final_even_if_other_servers_are_left() {
         matches!(&reason, ClientError::Aborted { server } if server.starts_with("memory-")),
         "{reason}"
     );
-    assert!(other.nobody_connected());
+    assert!(other.has_no_connection());
     let unsent = client.send(stats(1)).unwrap_err();
     assert!(matches!(
         unsent.fault(),
@@ -239,7 +239,7 @@ fn aborted_on_a_session_is_final_and_failure_is_not() {
     let aborted = DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
     assert_eq!(disconnected(&client), (aborted, false));
     assert!(matches!(closed(&client), ClientError::Aborted { .. }));
-    assert!(server.nobody_connected());
+    assert!(server.has_no_connection());
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_server_whose_role_does_not_match_receives_an_error_and_is_ruled_out() {
     disconnected(&client);
     let _peer = good.session();
     connected(&client);
-    assert!(server.nobody_connected(), "it is not tried again");
+    assert!(server.has_no_connection(), "the server is not tried again");
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn a_server_that_refuses_our_certificate_is_ruled_out() {
 }
 
 #[test]
-fn a_server_that_calls_our_certificate_expired_is_tried_again() {
+fn a_server_that_refuses_our_certificate_as_expired_is_tried_again() {
     let day = Duration::from_secs(24 * 60 * 60);
     let tomorrow = authority().info().not_before + 2 * day;
     let request = CertificateRequest::new(Role::AGENT).valid_from(tomorrow);

@@ -24,7 +24,7 @@ fn a_client_leaves_a_draining_server_in_order_and_loses_nothing() {
     assert_eq!(
         number(&next_frame(&client)),
         7,
-        "the application is not told of Draining"
+        "the application does not receive Draining"
     );
     assert_eq!(disconnected(&client), (DisconnectReason::Draining, true));
     let mut new = server.session();
@@ -68,7 +68,7 @@ fn a_client_answers_open_requests_before_it_leaves() {
     let copied = request.copied();
     assert!(
         copied.payload() == "?" && copied.payload().is_unique(),
-        "it keeps no other memory"
+        "the client keeps no other memory"
     );
     drop(copied);
     let answer = peer.recv();

@@ -89,7 +89,7 @@ fn the_latest_configuration_is_kept() {
     assert_eq!(
         client.configuration().unwrap()[..],
         *b"v: 3\n",
-        "also without a session"
+        "the configuration is kept without a session"
     );
     let _peer = server.session_with(b"v: 4\n");
     connected(&client);
@@ -167,7 +167,7 @@ fn a_slow_application_holds_the_server_back_and_gets_everything() {
         n
     });
     let sent = is_stuck.recv_timeout(LIMIT).unwrap();
-    assert!(sent < FRAMES, "nothing held the server back");
+    assert!(sent < FRAMES, "the client did not hold the server back");
     let waiting = client.events().len();
     assert!(waiting <= 11, "{waiting} frames of 100 kB wait in 1 MiB");
     let mut received = 0;

@@ -88,9 +88,9 @@ fn threads_of(client: &Client) -> Weak<ClientState> {
 }
 
 /// Checks that `act` takes little time.
-fn at_once<T>(what: impl FnOnce() -> T) -> T {
+fn at_once<T>(call: impl FnOnce() -> T) -> T {
     let began = Instant::now();
-    let result = what();
+    let result = call();
     let took = began.elapsed();
     assert!(took < AT_ONCE, "it took {took:?}");
     result

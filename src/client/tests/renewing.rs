@@ -42,7 +42,10 @@ fn a_renewed_client_replaces_its_session_and_loses_nothing() {
     // Frames that the server still sends are received; frames that the client sends wait.
     client.try_send(stats(100)).unwrap();
     old.send(&stats(7));
-    assert!(server.nobody_connected(), "it waits for the old session's end");
+    assert!(
+        server.has_no_connection(),
+        "the frame waits for the end of the old session"
+    );
     old.close();
     assert_eq!(number(&next_frame(&client)), 7);
     assert_eq!(disconnected(&client), (DisconnectReason::Renewed, true));
@@ -69,8 +72,12 @@ fn the_session_stays_until_the_time_of_its_replacement() {
     client.renew(&identity(Role::AGENT), &trust()).unwrap();
     client.send(stats(1)).unwrap();
     assert_eq!(number(&peer.recv()), 1);
-    assert_eq!(client.handle().identity().chain(), older.chain(), "in use still");
-    // The session is lost before: the next one has the new certificate.
+    assert_eq!(
+        client.handle().identity().chain(),
+        older.chain(),
+        "the first session is still in use"
+    );
+    // The session is lost before its replacement, and the next one has the new certificate.
     peer.cut();
     disconnected(&client);
     let _peer = server.session();
@@ -106,7 +113,7 @@ fn a_session_stays_if_only_the_trust_changes_and_still_holds_the_server() {
         peer.send(&stats(n));
         assert_eq!(number(&next_frame(&client)), n);
     }
-    assert!(server.nobody_connected());
+    assert!(server.has_no_connection());
 }
 
 #[test]
@@ -144,7 +151,7 @@ fn credentials_that_do_not_fit_change_nothing() {
     client.send(stats(1)).unwrap();
     assert_eq!(number(&peer.recv()), 1);
     assert_eq!(client.handle().identity().chain(), before.chain());
-    assert!(server.nobody_connected());
+    assert!(server.has_no_connection());
     client.close();
     let refused = client.renew(&before, &trust());
     assert!(matches!(refused, Err(ClientError::Closed)), "{refused:?}");
@@ -161,10 +168,13 @@ fn the_old_certificate_is_used_if_the_server_refuses_the_new_one() {
     client.send(stats(1)).unwrap();
     peer.close();
     assert_eq!(disconnected(&client).0, DisconnectReason::Renewed);
-    assert!(server.tls().is_err(), "it does not know the new authority");
+    assert!(
+        server.tls().is_err(),
+        "the server does not trust the new authority"
+    );
     let mut peer = server.session();
     connected(&client);
-    assert_eq!(number(&peer.recv()), 1, "what was sent meanwhile");
+    assert_eq!(number(&peer.recv()), 1, "the frames that were sent meanwhile");
     assert_eq!(client.handle().identity().chain(), older.chain());
     // Once the server knows the authority, the next attempt has the new one.
     server.renew(&identity(Role::SERVER), &both(&other));
@@ -222,7 +232,7 @@ fn open_requests_are_answered_and_new_ones_wait_for_the_next_session() {
     }
     let second = ask(client.handle(), "second");
     client.send(stats(1)).unwrap();
-    assert_eq!(number(&old.recv()), 1, "the session goes on until the answer");
+    assert_eq!(number(&old.recv()), 1, "the session stays until the answer");
     old.send(&reply);
     assert_eq!(first.join().unwrap().unwrap().payload_bytes()[..], *b"first");
     old.expect_end();

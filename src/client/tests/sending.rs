@@ -229,7 +229,10 @@ fn flush_waits_also_if_the_queue_has_no_limits() {
     let (client, mut peer, _server) = pair(|config| config.queue(endless).inbound(endless));
     let long = Frame::with_payload(Command::STATS, vec![0; 1 << 20]);
     client.send(long.clone()).unwrap();
-    assert!(!client.flush(Duration::from_millis(50)), "the server takes none");
+    assert!(
+        !client.flush(Duration::from_millis(50)),
+        "the server reads no frames"
+    );
     assert_eq!(peer.recv(), long);
     assert!(client.flush(Duration::MAX));
 }

@@ -150,7 +150,7 @@ impl TestServer {
         self.incoming.recv_timeout(LIMIT).unwrap()
     }
 
-    pub(super) fn nobody_connected(&self) -> bool {
+    pub(super) fn has_no_connection(&self) -> bool {
         self.incoming.is_empty()
     }
 

@@ -46,7 +46,7 @@ impl Stepped {
     }
 
     /// A session is established. Returns the sink of its reader.
-    fn stands(&mut self) -> SessionSink {
+    fn establish(&mut self) -> SessionSink {
         let standing = Standing {
             server: server_info(),
             configuration: Bytes::new(),
@@ -88,7 +88,7 @@ fn frames_and_requests_wait_ten_seconds_for_the_session_that_replaces_another() 
     let mut client = Stepped::new(config.renewal_spread(Duration::ZERO));
     let handle = client.core.handle();
     client.dials();
-    let mut session = client.stands();
+    let mut session = client.establish();
     handle.renew(&identity(Role::AGENT), &trust()).unwrap();
     assert!(matches!(client.step(), Next::Wait(_)), "the server ends its side");
     handle.send(stats(1)).unwrap();
@@ -135,7 +135,7 @@ fn time_limits_of_any_length_end_a_session_without_a_panic() {
     // The session is replaced.
     let mut client = Stepped::new(config().renewal_spread(Duration::ZERO));
     client.dials();
-    let mut session = client.stands();
+    let mut session = client.establish();
     let newer = identity(Role::AGENT);
     client.core.handle().renew(&newer, &trust()).unwrap();
     assert!(
@@ -147,7 +147,7 @@ fn time_limits_of_any_length_end_a_session_without_a_panic() {
     // The client is closed.
     let mut client = Stepped::new(config());
     client.dials();
-    let _session = client.stands();
+    let _session = client.establish();
     client.core.handle().close();
     assert!(matches!(client.step(), Next::Wait(Some(_))), "the queue is sent");
 }
@@ -157,7 +157,7 @@ fn a_session_that_is_being_replaced_ends_soon_if_its_server_is_no_longer_trusted
     let config = agent().address("a:1".parse().unwrap());
     let mut client = Stepped::new(config.renewal_spread(Duration::ZERO));
     client.dials();
-    let _session = client.stands();
+    let _session = client.establish();
     let newer = identity(Role::AGENT);
     client.core.handle().renew(&newer, &trust()).unwrap();
     let waits_for = |client: &mut Stepped| match client.step() {

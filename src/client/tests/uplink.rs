@@ -1,5 +1,5 @@
-//! Any order of sending, sessions that come and go, and renewals, stepped on one thread: an
-//! uplink loses no frame that it does not count, sends none twice, and keeps their order.
+//! Sending, sessions and renewals in any order, stepped on one thread: an uplink counts each frame that
+//! it loses, sends none twice, and keeps their order.
 
 use std::io;
 use std::sync::Mutex;
@@ -45,7 +45,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// Collects everything that is written to it.
+/// Collects all written bytes.
 #[derive(Debug)]
 struct Wire(Arc<Mutex<Vec<u32>>>);
 

@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn texts_that_the_recommendation_calls_invalid_are_refused() {
         use BadTraceParent as Bad;
-        for (text, why) in [
+        for (text, reason) in [
             ("", Bad::Length),
             (&GOOD[..54], Bad::Length),
             (
@@ -196,7 +196,7 @@ mod tests {
                 Bad::Length,
             ),
         ] {
-            assert_eq!(text.parse::<TraceParent>(), Err(why), "{text}");
+            assert_eq!(text.parse::<TraceParent>(), Err(reason), "{text}");
         }
     }
 

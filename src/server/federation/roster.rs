@@ -347,7 +347,7 @@ mod tests {
     fn a_snapshot_counts_once_complete_and_its_rows_end_with_the_link() {
         let mut roster = Roster::default();
         assert!(roster.snapshot(A, 7, vec![agent(1)], false).unwrap().is_none());
-        assert_eq!(roster.len(), 0, "it is not complete");
+        assert_eq!(roster.len(), 0, "the snapshot is not complete");
         let changes = roster.snapshot(A, 7, vec![agent(2)], true).unwrap().unwrap();
         assert_eq!(
             (changes.connected.len(), changes.gone.len(), roster.len()),
@@ -393,7 +393,11 @@ mod tests {
         assert_eq!(shown(&roster), Some(B));
         assert_eq!(roster.with_role(Role::CONTROLLER).count(), 1);
         roster.connected(A, 2, row(1, 7, 8, Role::AGENT)).unwrap();
-        assert_eq!(shown(&roster), Some(B), "the greater of the servers");
+        assert_eq!(
+            shown(&roster),
+            Some(B),
+            "the session of the greater server counts"
+        );
     }
 
     proptest! {

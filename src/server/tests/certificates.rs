@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_session_ends_when_its_certificate_expires() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let mut rig = Rig::new(handler, |c| c);
     let before = rig.connect(Role::AGENT);
     rig.ends = Some(rig.wall + Duration::from_secs(10));
@@ -15,9 +15,9 @@ fn a_session_ends_when_its_certificate_expires() {
     rig.pass(Duration::from_secs(1));
     let actions = rig.tick();
     assert!(ends_with_connection_failure(&actions, agent.id), "{actions:?}");
-    let why = "the certificate expired at 1970-01-01T00:00:00Z".to_owned();
-    let ended = Note::Disconnected(DisconnectReason::Certificate(why));
-    assert_eq!(told.try_iter().last(), Some(ended));
+    let reason = "the certificate expired at 1970-01-01T00:00:00Z".to_owned();
+    let ended = Note::Disconnected(DisconnectReason::Certificate(reason));
+    assert_eq!(received_notes.try_iter().last(), Some(ended));
     assert_eq!(rig.core.next_deadline(), None);
     assert!(rig.core.state.sessions.get(SessionId(before.id)).is_some());
 }
@@ -31,7 +31,7 @@ fn a_clock_set_back_ends_no_session_and_one_set_ahead_is_noticed_within_the_hour
     rig.ends = Some(start + hour / 2);
     let agent = rig.connect(Role::AGENT);
     rig.pass(hour / 2);
-    // As on a host that boots without a battery-backed clock.
+    // A host without a battery-backed clock boots with such a time.
     rig.set_clock(UNIX_EPOCH);
     assert!(rig.tick().is_empty());
     assert_eq!(rig.core.next_deadline(), Some(rig.now + hour));
@@ -92,15 +92,15 @@ fn a_certificate_that_is_not_valid_yet_ends_no_session() {
         assert_eq!(objection(agent.info().not_before), None);
         let expired = (!outlive).then(|| "the certificate has expired".to_owned());
         assert_eq!(objection(far), expired);
-        // The trust counts at any time.
+        // The trust is checked at any time.
         let stranger = Authority::new(&AuthorityRequest::default()).unwrap();
         let stranger = stranger
             .issue(&CertificateRequest::new(Role::AGENT))
             .unwrap()
             .identity();
-        let why = active
+        let text = active
             .objection(stranger.chain(), stranger.info(), UNIX_EPOCH)
             .unwrap();
-        assert!(why.contains("signed by") || why.contains("trusted"), "{why}");
+        assert!(text.contains("signed by") || text.contains("trusted"), "{text}");
     }
 }

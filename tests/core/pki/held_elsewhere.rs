@@ -94,8 +94,8 @@ fn a_signer_of_another_certificate_is_refused_here_or_by_the_peer() {
     let (authority, server) = issue(Role::SERVER);
     let agent = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
     let other = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
-    let told = Identity::with_signer(chain(&agent), Module::of(&other, true));
-    assert_eq!(fault(told), Fault::KeyMismatch);
+    let error = Identity::with_signer(chain(&agent), Module::of(&other, true));
+    assert_eq!(fault(error), Fault::KeyMismatch);
     let untold = Identity::with_signer(chain(&agent), Module::of(&other, false)).unwrap();
     let (accepted, _) = handshake(&authority.trust(), &server.identity(), &untold);
     assert!(matches!(accepted, Err(TlsError::Tls(_))), "{accepted:?}");

@@ -143,11 +143,11 @@ fn both_sides_of_a_handshake_hold_the_other_to_its_limits() {
     const SERVER: u64 = 5;
     let (accepted, connected) = handshake(&trust, &direct(SERVER), &direct(AGENT));
     assert!(accepted.is_ok() && connected.is_ok());
-    let why = "there are more intermediate authorities than the trusted authority allows";
+    let reason = "there are more intermediate authorities than the trusted authority allows";
     let (accepted, _) = handshake(&trust, &direct(SERVER), &beyond(AGENT));
-    assert!(accepted.unwrap_err().to_string().contains(why));
+    assert!(accepted.unwrap_err().to_string().contains(reason));
     let (_, connected) = handshake(&trust, &beyond(SERVER), &direct(AGENT));
-    assert!(connected.unwrap_err().to_string().contains(why));
+    assert!(connected.unwrap_err().to_string().contains(reason));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_handshake_holds_a_peer_to_the_usages_of_its_issuer_and_of_its_key() {
     let server = peer(&between, 5, None);
     let met = |client: Identity| handshake(&trust, &server, &client).0;
     met(peer(&between, 1, Some(KeyUsagePurpose::DigitalSignature))).unwrap();
-    for (client, why) in [
+    for (client, reason) in [
         (
             peer(&between, CONTROLLER, None),
             "a role that \"CN=between\" may not give",
@@ -175,7 +175,7 @@ fn a_handshake_holds_a_peer_to_the_usages_of_its_issuer_and_of_its_key() {
         ),
     ] {
         let refused = met(client).unwrap_err().to_string();
-        assert!(refused.contains(why), "{refused}");
+        assert!(refused.contains(reason), "{refused}");
     }
     let beyond = peer(&signer, 5, Some(KeyUsagePurpose::KeyAgreement));
     let (_, connected) = handshake(&trust, &beyond, &peer(&signer, 1, None));

@@ -1,5 +1,4 @@
-//! Certificates as the rest of the crate meets them: issued here or by
-//! openssl, good ones and each kind of bad one.
+//! Certificates that are issued here or by openssl: valid ones, and each kind of bad one.
 
 mod held_elsewhere;
 mod limits;
@@ -35,7 +34,7 @@ fn issue(roles: Role) -> (Authority, Issued) {
     (authority, issued)
 }
 
-/// About now, without reading the clock.
+/// A time near the present, without reading the clock.
 fn now(authority: &Authority) -> SystemTime {
     authority.info().not_before
 }
@@ -95,8 +94,8 @@ fn role_identifiers_stand_in_the_certificate_byte_by_byte() {
         let der = issued.info().der.as_ref();
         for (_, other) in last_arcs {
             let oid = [0x06, 0x09, 0x2b, 6, 1, 4, 1, 0x82, 0x57, 8, other];
-            let there = der.windows(oid.len()).any(|window| window == oid);
-            assert_eq!(there, other == arc, "{role} {other}");
+            let is_present = der.windows(oid.len()).any(|window| window == oid);
+            assert_eq!(is_present, other == arc, "{role} {other}");
         }
     }
 }
@@ -533,14 +532,16 @@ fn a_key_that_other_users_may_read_or_replace_is_warned_of() {
     issued.save(&path).unwrap();
     for (mode, warned) in [(0o600, 0), (0o640, 0), (0o644, 1), (0o660, 1), (0o666, 1)] {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-        let told = warnings(|| drop(Identity::load(&path).unwrap()));
-        assert_eq!(told.len(), warned, "{mode:o}: {told:?}");
-        let told = warnings(|| drop(Identity::load_parts(&path, &path).unwrap()));
+        let lines = warnings(|| drop(Identity::load(&path).unwrap()));
+        assert_eq!(lines.len(), warned, "{mode:o}: {lines:?}");
+        let lines = warnings(|| drop(Identity::load_parts(&path, &path).unwrap()));
         assert!(
-            told.iter().all(|line| line.contains(&format!("(mode {mode:o})"))),
-            "{told:?}"
+            lines
+                .iter()
+                .all(|line| line.contains(&format!("(mode {mode:o})"))),
+            "{lines:?}"
         );
-        assert_eq!(told.len(), warned);
+        assert_eq!(lines.len(), warned);
     }
 }
 
@@ -594,7 +595,7 @@ fn a_damaged_certificate_is_read_or_refused_without_panic() {
 }
 
 #[test]
-fn everything_may_cross_threads() {
+fn every_type_of_the_pki_is_send_and_sync() {
     fn crosses<T: Send + Sync>() {}
     crosses::<Authority>();
     crosses::<Identity>();
@@ -657,7 +658,7 @@ fn der_of_the_wrong_kind_is_named() {
     assert_eq!(fault(Trust::from_der(&chain)), Fault::NotAuthority { subject });
 }
 
-/// A handshake as the server and as the client see it.
+/// The results of a handshake at the server and at the client.
 fn handshake(
     trust: &Trust,
     server: &Identity,
@@ -665,12 +666,12 @@ fn handshake(
 ) -> (Result<Secured, TlsError>, Result<Secured, TlsError>) {
     let acceptor = Acceptor::mutual(server, trust).unwrap();
     let connector = Connector::mutual(client, trust).unwrap();
-    let (here, there) = memory::pair();
+    let (local, remote) = memory::pair();
     #[expect(clippy::disallowed_methods, reason = "a time limit")]
     let deadline = Instant::now() + Duration::from_secs(20);
     #[expect(clippy::disallowed_methods, reason = "the other end")]
     let connecting =
-        thread::spawn(move || connector.connect(Arc::new(there), "localhost", &BufferPool::new(), deadline));
-    let accepted = acceptor.accept(Arc::new(here), &BufferPool::new(), deadline);
+        thread::spawn(move || connector.connect(Arc::new(remote), "localhost", &BufferPool::new(), deadline));
+    let accepted = acceptor.accept(Arc::new(local), &BufferPool::new(), deadline);
     (accepted, connecting.join().unwrap())
 }

@@ -48,13 +48,13 @@ fn malformed_connects_fail() {
 
 #[test]
 fn a_first_frame_that_is_not_connect_is_neither_answered_nor_forwarded() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, stats_to_controllers);
     let mut peer = server.dial(&identity(Role::AGENT));
     peer.send(&stats("x: y\n"));
     assert_eq!(peer.refusal(), None);
     drop(server);
-    assert!(told.try_recv().is_err(), "the application was told of nothing");
+    assert!(received_notes.try_recv().is_err(), "the application has no event");
 }
 
 #[test]
@@ -84,10 +84,10 @@ fn a_client_that_leaves_before_connect_gets_no_answer() {
 #[cfg(target_os = "linux")]
 #[test]
 fn the_threads_of_a_session_have_its_name() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, |c| c);
     let _agent = server.connect(Role::AGENT);
-    let Note::Connected(info) = note(&told) else {
+    let Note::Connected(info) = note(&received_notes) else {
         panic!("connected comes first")
     };
     let deadline = Instant::now() + LIMIT;
@@ -107,17 +107,17 @@ fn the_threads_of_a_session_have_its_name() {
 
 #[test]
 fn a_peer_that_reads_no_data_is_cut_at_the_write_timeout() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, |c| c.write_timeout(Duration::from_millis(100)));
     let stuck = server.connect(Role::CONTROLLER);
     server.handle().send(stuck.uuid, stats(vec![0; 1 << 20])).unwrap();
-    let reason = disconnected(&told);
+    let reason = disconnected(&received_notes);
     assert!(matches!(reason, DisconnectReason::Lost(_)), "{reason:?}");
 }
 
 #[test]
 fn the_session_limit_fails_newcomers_and_frees_with_a_session() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, |c| c.max_sessions(1));
     let mut first = server.connect(Role::AGENT);
     let mut second = server.dial(&identity(Role::AGENT));
@@ -126,7 +126,7 @@ fn the_session_limit_fails_newcomers_and_frees_with_a_session() {
     first.finish();
     first.end();
     drop(first);
-    assert_eq!(disconnected(&told), DisconnectReason::PeerClosed);
+    assert_eq!(disconnected(&received_notes), DisconnectReason::PeerClosed);
     // Its threads end a moment later.
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -135,7 +135,7 @@ fn the_session_limit_fails_newcomers_and_frees_with_a_session() {
         if third.next_is_connected() {
             break;
         }
-        assert!(Instant::now() < deadline, "the place is not freed");
+        assert!(Instant::now() < deadline, "the place of the session is not freed");
     }
 }
 
@@ -155,7 +155,7 @@ fn refused(server: &TestServer, identity: &Identity, uuid: Uuid) -> Option<Frame
     let mut peer = server.dial(identity);
     peer.send_bytes(&Connect::new(Role::AGENT, uuid, false).encode());
     let refusal = peer.refusal();
-    assert!(peer.was_closed, "it ended without close_notify");
+    assert!(peer.was_closed, "the connection ended without close_notify");
     refusal
 }
 
@@ -178,7 +178,7 @@ fn reads_no_connected(server: &TestServer, identity: &Identity, uuid: Uuid) -> P
         if peer.next_is_connected() {
             return peer;
         }
-        assert!(Instant::now() < deadline, "it is not admitted");
+        assert!(Instant::now() < deadline, "the client is not admitted");
     }
 }
 
@@ -215,14 +215,14 @@ fn a_stop_does_not_wait_for_a_newcomer_that_does_not_read() {
         server.stop();
         done.send(()).unwrap();
     });
-    stopped.recv_timeout(LIMIT).expect("it does not stop");
+    stopped.recv_timeout(LIMIT).expect("the server does not stop");
     stopping.join().unwrap();
     drop(stuck);
 }
 
 #[test]
 fn the_same_certificate_takes_a_session_over_and_another_may_try_again() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, stats_to_controllers);
     let mut controller = server.connect(Role::CONTROLLER);
     let certificate = identity(Role::AGENT);
@@ -231,22 +231,22 @@ fn the_same_certificate_takes_a_session_over_and_another_may_try_again() {
     assert_eq!(refused(&server, &identity(Role::AGENT), uuid), FAILED);
     let mut new = server.connect_as(&certificate, Role::AGENT, uuid);
     old.end();
-    assert_eq!(disconnected(&told), DisconnectReason::Replaced);
+    assert_eq!(disconnected(&received_notes), DisconnectReason::Replaced);
     new.send(&stats("new"));
     assert_eq!(controller.frame(), stats("new"));
     assert_eq!(server.handle().sessions().unwrap().len(), 2);
 }
 
 #[test]
-fn the_owner_of_a_uuid_takes_it_from_who_only_claims_it() {
-    let (handler, told) = notes();
+fn the_owner_of_a_uuid_takes_it_from_a_client_that_only_claims_it() {
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, stats_to_controllers);
     let mut controller = server.connect(Role::CONTROLLER);
     let uuid = Uuid::new_v4();
     let mut claimant = server.connect_as(&identity(Role::AGENT), Role::AGENT, uuid);
     let mut owner = server.connect_as(&bound_identity(Role::AGENT, uuid), Role::AGENT, uuid);
     claimant.end();
-    assert_eq!(disconnected(&told), DisconnectReason::Replaced);
+    assert_eq!(disconnected(&received_notes), DisconnectReason::Replaced);
     assert_eq!(refused(&server, &identity(Role::AGENT), uuid), FAILED);
     owner.send(&stats("mine"));
     assert_eq!(controller.frame(), stats("mine"));
@@ -259,7 +259,7 @@ fn the_owner_of_a_uuid_takes_it_from_who_only_claims_it() {
 }
 
 #[test]
-fn a_client_that_only_claims_a_uuid_comes_back_when_the_owner_has_gone() {
+fn a_client_that_only_claims_a_uuid_reconnects_when_the_owner_has_left() {
     let server = TestServer::start((), |c| c);
     let uuid = Uuid::new_v4();
     let mut owner = server.connect_as(&bound_identity(Role::AGENT, uuid), Role::AGENT, uuid);
@@ -269,21 +269,21 @@ fn a_client_that_only_claims_a_uuid_comes_back_when_the_owner_has_gone() {
         assert!(client.ended().is_none(), "{:?}", client.ended());
         std::thread::yield_now();
     }
-    let told = client.failures()[0].to_string();
-    assert!(told.contains("connected with another certificate"), "{told}");
+    let error = client.failures()[0].to_string();
+    assert!(error.contains("connected with another certificate"), "{error}");
     owner.finish();
     owner.end();
     assert!(client.wait_connected(Some(LIMIT)).unwrap());
 }
 
 #[test]
-fn an_owner_by_another_authority_waits_for_the_one_that_is_there() {
+fn an_owner_of_another_authority_waits_for_the_end_of_the_session() {
     let other = Authority::new(&AuthorityRequest::default()).unwrap();
     let both = [authority().certificate_pem(), other.certificate_pem()].concat();
     let trust = Trust::from_pem(both.as_bytes(), "both").unwrap();
     let listener = MemoryListener::new();
     let config = ServerConfig::new(identity(Role::SERVER), trust).listen_in_memory(&listener);
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let server = TestServer {
         server: Some(Server::start(config, handler).unwrap()),
         listener,
@@ -295,12 +295,12 @@ fn an_owner_by_another_authority_waits_for_the_one_that_is_there() {
     assert_eq!(refused(&server, &second, uuid), FAILED);
     first.finish();
     first.end();
-    assert_eq!(disconnected(&told), DisconnectReason::PeerClosed);
+    assert_eq!(disconnected(&received_notes), DisconnectReason::PeerClosed);
     server.connect_as(&second, Role::AGENT, uuid);
 }
 
 #[test]
-fn the_servers_own_uuid_is_nobodys() {
+fn no_client_may_have_the_uuid_of_the_server() {
     let uuid = Uuid::new_v4();
     let server = TestServer::start((), |c| c.uuid(uuid));
     assert_eq!(refused(&server, &identity(Role::AGENT), uuid), ABORTED);
@@ -320,7 +320,7 @@ fn a_server_that_requires_bound_certificates_aborts_the_others() {
 #[test]
 fn one_certificate_leaves_places_for_others() {
     for (setting, share) in [(None, 6), (Some(2), 2)] {
-        let (handler, told) = notes();
+        let (handler, received_notes) = notes();
         let server = TestServer::start(handler, |c| {
             let mut policy = AdmissionPolicy::default();
             policy.sessions_per_certificate = setting;
@@ -339,7 +339,7 @@ fn one_certificate_leaves_places_for_others() {
         let taken = sessions[1].uuid;
         sessions[1] = server.connect_as(&certificate, Role::AGENT, taken);
         sessions.remove(0).finish();
-        while disconnected(&told) != DisconnectReason::PeerClosed {}
+        while disconnected(&received_notes) != DisconnectReason::PeerClosed {}
         let deadline = Instant::now() + LIMIT;
         loop {
             let mut next = server.dial(&certificate);
@@ -347,7 +347,7 @@ fn one_certificate_leaves_places_for_others() {
             if next.next_is_connected() {
                 break;
             }
-            assert!(Instant::now() < deadline, "the place is not freed");
+            assert!(Instant::now() < deadline, "the place of the session is not freed");
         }
     }
 }

@@ -3,12 +3,12 @@
 use super::*;
 
 #[test]
-fn the_application_is_told_and_sends_to_uuid_role_and_all() {
-    let (handler, told) = notes();
+fn the_application_gets_events_and_sends_to_uuid_role_and_all() {
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, |c| c);
     let mut agent = server.connect(Role::AGENT);
     let mut net = server.connect(Role::NETAGENT);
-    let Note::Connected(info) = note(&told) else {
+    let Note::Connected(info) = note(&received_notes) else {
         panic!("connected comes first")
     };
     assert_eq!((info.uuid(), info.role()), (agent.uuid, Role::AGENT));
@@ -37,7 +37,7 @@ fn the_application_is_told_and_sends_to_uuid_role_and_all() {
     );
     assert_eq!(handle.disconnect(agent.uuid), Ok(true));
     agent.end();
-    assert_eq!(disconnected(&told), DisconnectReason::Application);
+    assert_eq!(disconnected(&received_notes), DisconnectReason::Application);
     drop(server);
     assert_eq!(
         handle.broadcast(Frame::new(Status::FULL)),
@@ -92,7 +92,7 @@ impl Handler for Careless {
 }
 
 #[test]
-fn a_panic_in_the_application_takes_nobody_down() {
+fn a_panic_in_a_handler_ends_no_other_session() {
     let count = Arc::new(Mutex::new(0));
     let server = TestServer::start(Careless(Arc::clone(&count)), stats_to_controllers);
     let mut controller = server.connect(Role::CONTROLLER);
@@ -117,7 +117,7 @@ fn a_full_queue_meets_the_policy_of_that_session_alone() {
         SlowConsumer::DropNewest,
         SlowConsumer::DropOldest,
     ] {
-        let (handler, told) = notes();
+        let (handler, received_notes) = notes();
         let server = TestServer::start(handler, |c| {
             stats_to_controllers(c).slow_consumer(policy).queue(Limits {
                 frames: 1 << 20,
@@ -140,7 +140,7 @@ fn a_full_queue_meets_the_policy_of_that_session_alone() {
             (0..count).map(|_| number(peer.frame())).collect()
         };
         if policy == SlowConsumer::Disconnect {
-            assert_eq!(disconnected(&told), DisconnectReason::SlowConsumer);
+            assert_eq!(disconnected(&received_notes), DisconnectReason::SlowConsumer);
             // The frames in its queue are counted once its threads have ended.
             let handle = server.handle();
             let deadline = Instant::now() + LIMIT;
@@ -159,7 +159,10 @@ fn a_full_queue_meets_the_policy_of_that_session_alone() {
         assert!(counters.frames_dropped > 100, "{counters:?}");
         let kept = COUNT as usize - counters.frames_dropped as usize;
         let received = numbers(&mut stuck, kept);
-        assert!(received.is_sorted_by(|a, b| a < b), "in order, each once");
+        assert!(
+            received.is_sorted_by(|a, b| a < b),
+            "the frames arrive in order, each once"
+        );
         let last = received.last() == Some(&(COUNT - 1));
         assert_eq!(
             last,
@@ -192,10 +195,10 @@ impl Handler for Timed {
 }
 
 #[test]
-fn a_panic_in_next_timer_is_caught_and_what_a_timer_does_is_told() {
-    let (sender, told) = channel();
+fn a_panic_in_next_timer_is_caught_and_a_disconnect_by_a_timer_is_an_event() {
+    let (sender, received_reasons) = channel();
     let server = TestServer::start(Timed(sender, false), |c| c);
     server.handle().with(|_| ()).unwrap();
     server.connect(Role::AGENT).end();
-    assert_eq!(disconnected(&told), DisconnectReason::Application);
+    assert_eq!(disconnected(&received_reasons), DisconnectReason::Application);
 }

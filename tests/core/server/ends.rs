@@ -42,7 +42,7 @@ fn a_client_that_ends_its_side_still_gets_its_answers() {
 
 #[test]
 fn a_session_that_ends_is_cut_off_even_if_its_peer_takes_a_little_at_a_time() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, |c| {
         c.max_sessions(1).write_timeout(Duration::from_millis(500))
     });
@@ -58,7 +58,7 @@ fn a_session_that_ends_is_cut_off_even_if_its_peer_takes_a_little_at_a_time() {
         }
     });
     assert_eq!(server.handle().disconnect(slow.uuid), Ok(true));
-    assert_eq!(disconnected(&told), DisconnectReason::Application);
+    assert_eq!(disconnected(&received_notes), DisconnectReason::Application);
     let deadline = Instant::now() + LIMIT;
     loop {
         let mut next = server.dial(&identity(Role::AGENT));
@@ -66,15 +66,15 @@ fn a_session_that_ends_is_cut_off_even_if_its_peer_takes_a_little_at_a_time() {
         if next.next_is_connected() {
             break;
         }
-        assert!(Instant::now() < deadline, "the place is not freed");
+        assert!(Instant::now() < deadline, "the place of the session is not freed");
     }
     drop(slow);
     reader.join().unwrap();
 }
 
 #[test]
-fn a_limit_of_time_may_be_endless() {
-    let (handler, told) = notes();
+fn a_time_limit_may_be_endless() {
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, |c| {
         c.held(1, 1 << 20, Duration::MAX)
             .handshake_timeout(Duration::MAX)
@@ -84,9 +84,9 @@ fn a_limit_of_time_may_be_endless() {
     });
     let mut controller = server.connect(Role::CONTROLLER);
     controller.send(&Frame::new(Command::STOP));
-    while !matches!(note(&told), Note::Frame(..)) {}
+    while !matches!(note(&received_notes), Note::Frame(..)) {}
     let held = server.handle().with(|cx| cx.held().count());
     assert_eq!(held, Ok(1));
     controller.finish();
-    assert_eq!(disconnected(&told), DisconnectReason::PeerClosed);
+    assert_eq!(disconnected(&received_notes), DisconnectReason::PeerClosed);
 }

@@ -1,4 +1,4 @@
-//! The server as its clients and its application see it.
+//! The behaviour of a server for its clients and its application.
 
 mod admission;
 mod application;
@@ -55,7 +55,7 @@ impl Handler for Notes {
 }
 
 fn note(notes: &Receiver<Note>) -> Note {
-    notes.recv_timeout(LIMIT).expect("the application was not told")
+    notes.recv_timeout(LIMIT).expect("the application got no event")
 }
 
 /// Waits for a disconnection and returns its reason.

@@ -55,7 +55,7 @@ fn payloads_of_every_size_are_routed_intact() {
 }
 
 #[test]
-fn order_holds_over_a_hundred_thousand_frames() {
+fn the_order_of_a_hundred_thousand_frames_is_kept() {
     let server = TestServer::start((), stats_to_controllers);
     let mut controller = server.connect(Role::CONTROLLER);
     let mut agent = server.connect(Role::AGENT);
@@ -77,7 +77,7 @@ fn order_holds_over_a_hundred_thousand_frames() {
 }
 
 #[test]
-fn bytes_may_come_one_at_a_time() {
+fn bytes_may_arrive_one_at_a_time() {
     let server = TestServer::start((), stats_to_controllers);
     let mut controller = server.connect(Role::CONTROLLER);
     let mut agent = server.dial(&identity(Role::AGENT));
@@ -151,7 +151,7 @@ fn unknown_types_and_operands_are_answered_and_the_session_stays() {
 }
 
 #[test]
-fn protocol_errors_end_the_session_and_what_came_before_is_routed() {
+fn protocol_errors_end_the_session_and_earlier_frames_are_routed() {
     let cases: [&[u8]; 6] = [
         &[1, 1, 1, 1, 0, 0, 0, 0],
         &[0, 1, 0, 3, 0xff, 0xff, 0xff, 0xff],
@@ -161,7 +161,7 @@ fn protocol_errors_end_the_session_and_what_came_before_is_routed() {
         &[0, 1, 1, 0, 0, 0, 0, 1],
     ];
     for bytes in cases {
-        let (handler, told) = notes();
+        let (handler, received_notes) = notes();
         let server = TestServer::start(handler, |c| stats_to_controllers(c).max_payload(1 << 20));
         let mut controller = server.connect(Role::CONTROLLER);
         let mut agent = server.connect(Role::AGENT);
@@ -170,14 +170,14 @@ fn protocol_errors_end_the_session_and_what_came_before_is_routed() {
         agent.end();
         assert_eq!(controller.frame(), stats("before"));
         assert!(
-            matches!(disconnected(&told), DisconnectReason::Protocol(_)),
+            matches!(disconnected(&received_notes), DisconnectReason::Protocol(_)),
             "{bytes:?}"
         );
     }
 }
 
 #[test]
-fn the_filter_rejects_or_drops_what_a_role_may_not_send() {
+fn the_filter_rejects_or_drops_frames_that_a_role_may_not_send() {
     for action in [FilterAction::Reject, FilterAction::Drop] {
         let server = TestServer::start((), |c| {
             c.filter(Filter::spec().action(action))
@@ -224,7 +224,7 @@ fn the_filter_rejects_or_drops_what_a_role_may_not_send() {
 
 #[test]
 fn a_routing_function_forwards_discards_and_queues() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, |c| {
         c.rules(Rules::new().route(
             Command::STOP,
@@ -242,7 +242,7 @@ fn a_routing_function_forwards_discards_and_queues() {
         controller.send(&Frame::with_payload(Command::STOP, payload));
     }
     assert_eq!(agent.frame().payload_bytes()[..], *b"forward");
-    while !matches!(note(&told), Note::Frame(from, frame)
+    while !matches!(note(&received_notes), Note::Frame(from, frame)
         if from == controller.uuid && frame.payload_bytes()[..] == *b"forward")
     {}
     let to = agent.uuid;
@@ -261,7 +261,7 @@ fn a_routing_function_forwards_discards_and_queues() {
 
 #[test]
 fn queued_frames_are_bounded_and_expire() {
-    let (handler, told) = notes();
+    let (handler, received_notes) = notes();
     let server = TestServer::start(handler, |c| {
         c.held(1, 1 << 20, Duration::from_millis(50))
             .rules(Rules::new().route(Command::STOP, |_, _, _| Decision::Queue))
@@ -272,7 +272,7 @@ fn queued_frames_are_bounded_and_expire() {
     }
     let mut expired = Vec::new();
     while expired.len() < 2 {
-        if let Note::Expired(held) = note(&told) {
+        if let Note::Expired(held) = note(&received_notes) {
             assert_eq!(held.from, controller.uuid);
             expired.push(held.frame.payload_bytes().to_vec());
         }

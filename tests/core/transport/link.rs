@@ -1,4 +1,4 @@
-//! The two threads of a link: what they send, receive, and how they end.
+//! The two threads of a link: the bytes that they send and receive, and their end.
 
 use super::*;
 
@@ -72,8 +72,7 @@ fn an_item_past_the_writer_keeps_its_place() {
             let (gate, shut) = channel();
             let mut client = Side::with(client, outbox(), LinkConfig::default(), Some(shut));
             let server = Side::new(server);
-            // The client takes nothing: at some point the socket is full, in the
-            // middle of one of these, and then the rest waits.
+            // The client reads nothing, so the socket becomes full within an item, and the rest waits.
             let mut sent = 0;
             for len in LENGTHS.into_iter().cycle().take(600) {
                 let item = Outgoing::whole(pattern(sent, len), 1);
@@ -111,10 +110,10 @@ fn a_reset_is_an_error() {
 fn a_peer_that_has_ended_its_side_still_receives() {
     for kind in KINDS {
         let (mut raw, halves) = Raw::and_client(kind);
-        let (told, receiver) = channel();
+        let (sender, receiver) = channel();
         let outbox = outbox();
         let notes = Notes {
-            told,
+            sender,
             gate: None,
             last: Some((outbox.clone(), Outgoing::whole(pattern(0, 10_000), 1))),
         };
@@ -150,7 +149,7 @@ impl Decode for Refuses {
 fn a_peer_that_is_refused_may_send_on_and_gets_its_answer() {
     for kind in KINDS {
         let (peer, server) = in_clear(kind());
-        let (told, receiver) = channel();
+        let (sender, receiver) = channel();
         let outbox = outbox();
         queue(&outbox, 0, 100, 100);
         let config = LinkConfig {
@@ -158,7 +157,7 @@ fn a_peer_that_is_refused_may_send_on_and_gets_its_answer() {
             ..LinkConfig::default()
         };
         let notes = Notes {
-            told,
+            sender,
             gate: None,
             last: None,
         };
@@ -166,7 +165,7 @@ fn a_peer_that_is_refused_may_send_on_and_gets_its_answer() {
         let stream = &peer.stream;
         stream.set_write_timeout(Some(LIMIT)).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        // More than any buffer holds.
+        // These are more bytes than any buffer holds.
         for at in 0..HEAVY / (1 << 16) {
             let mut piece = &[1; 1 << 16][..];
             while !piece.is_empty() {
@@ -182,7 +181,7 @@ fn a_peer_that_is_refused_may_send_on_and_gets_its_answer() {
         assert!(answer.len() == 100 && is_pattern(0, &answer), "{answer:?}");
         assert!(matches!(
             receiver.recv_timeout(LIMIT),
-            Ok(Told::Ended(EndReason::Protocol(_)))
+            Ok(Note::Ended(EndReason::Protocol(_)))
         ));
         link.join();
     }
@@ -235,7 +234,7 @@ fn an_idle_stream_holds_no_buffer() {
             pass(&mut client, &mut server);
             pass(&mut server, &mut client);
         }
-        // Memory that they held would come back only now, or be lost with them.
+        // If idle streams held memory, it would come back only now, or be lost with them.
         let idle = format!("{pool:?}");
         assert_ne!(idle, format!("{:?}", BufferPool::new()));
         drop((client, server));
@@ -297,7 +296,10 @@ fn frames_that_wait_share_their_records() {
     // The peer may read faster than the writer counts.
     let deadline = Instant::now() + LIMIT;
     while side.outbox.waiting().frames > 0 {
-        assert!(Instant::now() < deadline, "what was taken is not counted");
+        assert!(
+            Instant::now() < deadline,
+            "frames that were taken are not counted"
+        );
         std::thread::yield_now();
     }
 }
@@ -347,8 +349,8 @@ fn abort_wakes_a_blocked_reader_and_a_stuck_writer() {
     }
 }
 
-/// Waits until so many threads have a name that begins so: the kernel's list
-/// lags a little, and misses some that are there while others end.
+/// Waits until this number of threads has a name with this beginning. The kernel's list is a little
+/// late, and may lack running threads while others end.
 #[cfg(target_os = "linux")]
 fn expect_threads(prefix: &str, expected: usize) {
     let count = || {

@@ -1,5 +1,5 @@
-//! The two threads of a link over real sockets and in memory, in clear and as
-//! TLS, against each other and against a peer that rustls drives alone.
+//! The two threads of a link over real sockets and in memory, with and without TLS, connected to each
+//! other and to a peer that uses only rustls.
 
 mod link;
 mod tls;
@@ -68,7 +68,7 @@ fn connector() -> Connector {
     Connector::mutual(&identity(Role::AGENT), &trust()).unwrap()
 }
 
-/// Both ends as TLS, the client's first.
+/// Both ends with TLS, the client's first.
 fn secure((client, server): (Stream, Stream)) -> (Halves, Halves) {
     let deadline = Instant::now() + LIMIT;
     let accepting = std::thread::spawn(move || acceptor().accept(server, &BufferPool::new(), deadline));
@@ -99,7 +99,7 @@ impl Decode for Anything {
     }
 }
 
-enum Told {
+enum Note {
     Item(Bytes),
     Ended(EndReason),
     Finished,
@@ -107,7 +107,7 @@ enum Told {
 
 /// Reports the events of a link's owner to the test.
 struct Notes {
-    told: Sender<Told>,
+    sender: Sender<Note>,
     /// Items are held back until this is closed.
     gate: Option<Receiver<()>>,
     /// The item that is pushed when the peer's side has ended.
@@ -121,18 +121,18 @@ impl Sink<Bytes> for Notes {
         }
         items
             .drain(..)
-            .all(|item| self.told.send(Told::Item(item)).is_ok())
+            .all(|item| self.sender.send(Note::Item(item)).is_ok())
     }
 
     fn ended(&mut self, reason: EndReason) {
         if let Some((outbox, last)) = self.last.take() {
             outbox.push(last).unwrap();
         }
-        let _ = self.told.send(Told::Ended(reason));
+        let _ = self.sender.send(Note::Ended(reason));
     }
 
     fn finished(&mut self) {
-        let _ = self.told.send(Told::Finished);
+        let _ = self.sender.send(Note::Finished);
     }
 }
 
@@ -140,7 +140,7 @@ impl Sink<Bytes> for Notes {
 struct Side {
     link: Link,
     outbox: Outbox,
-    told: Receiver<Told>,
+    notes: Receiver<Note>,
     received: usize,
 }
 
@@ -150,20 +150,26 @@ impl Side {
     }
 
     fn with(halves: Halves, outbox: Outbox, config: LinkConfig, gate: Option<Receiver<()>>) -> Self {
-        let (told, receiver) = channel();
+        let (sender, receiver) = channel();
         let notes = Notes {
-            told,
+            sender,
             gate,
             last: None,
         };
         Self::start(halves, outbox, config, notes, receiver)
     }
 
-    fn start(halves: Halves, outbox: Outbox, config: LinkConfig, notes: Notes, told: Receiver<Told>) -> Self {
+    fn start(
+        halves: Halves,
+        outbox: Outbox,
+        config: LinkConfig,
+        notes: Notes,
+        received: Receiver<Note>,
+    ) -> Self {
         Self {
             link: Link::start(halves, Anything, outbox.clone(), notes, config).unwrap(),
             outbox,
-            told,
+            notes: received,
             received: 0,
         }
     }
@@ -177,13 +183,13 @@ impl Side {
     fn expect(&mut self, len: usize) {
         let until = self.received + len;
         while self.received < until {
-            match self.told.recv_timeout(LIMIT).expect("nothing arrived") {
-                Told::Item(item) => {
+            match self.notes.recv_timeout(LIMIT).expect("nothing arrived") {
+                Note::Item(item) => {
                     assert!(is_pattern(self.received, &item), "at {}", self.received);
                     self.received += item.len();
                 }
-                Told::Ended(reason) => panic!("it ended after {} bytes: {reason}", self.received),
-                Told::Finished => unreachable!("it has ended before"),
+                Note::Ended(reason) => panic!("the link ended after {} bytes: {reason}", self.received),
+                Note::Finished => unreachable!("the link has ended before"),
             }
         }
     }
@@ -191,17 +197,17 @@ impl Side {
     /// Waits for the end and returns its reason; earlier items are dropped.
     fn ended(&mut self) -> EndReason {
         loop {
-            match self.told.recv_timeout(LIMIT).expect("it did not end") {
-                Told::Item(_) => {}
-                Told::Ended(reason) => return reason,
-                Told::Finished => unreachable!("it has ended before"),
+            match self.notes.recv_timeout(LIMIT).expect("the link did not end") {
+                Note::Item(_) => {}
+                Note::Ended(reason) => return reason,
+                Note::Finished => unreachable!("the link has ended before"),
             }
         }
     }
 
     /// Waits for both threads.
     fn join(self) {
-        assert!(matches!(self.told.recv_timeout(LIMIT), Ok(Told::Finished)));
+        assert!(matches!(self.notes.recv_timeout(LIMIT), Ok(Note::Finished)));
         self.link.join();
     }
 }
@@ -216,7 +222,7 @@ fn outbox() -> Outbox {
 /// The period of the bytes of every stream here.
 const PERIOD: usize = 251;
 
-/// A part of every stream here, from a place on; a mebibyte at most.
+/// A part of the pattern of every stream here, from a position on; at most a mebibyte.
 fn pattern(from: usize, len: usize) -> Bytes {
     static REPEATED: OnceLock<Bytes> = OnceLock::new();
     let repeated = REPEATED.get_or_init(|| {
@@ -249,7 +255,7 @@ struct Tap {
     left: usize,
     /// Records of application data or, in TLS 1.3, of anything encrypted.
     records: usize,
-    /// Each write takes so many bytes at most.
+    /// The most bytes of each write.
     piece: usize,
 }
 
@@ -392,14 +398,14 @@ impl Raw {
         self.flush();
     }
 
-    /// Receives the pattern, from its begin or from a place on.
+    /// Receives the pattern, from its begin or from a position on.
     fn expect(&mut self, from: usize, len: usize) {
         let mut at = from;
         let mut buffer = vec![0; 64 * 1024];
         while at < from + len {
             let wanted = buffer.len().min(from + len - at);
             match self.tls.reader().read(&mut buffer[..wanted]) {
-                Ok(0) => panic!("it ended after {} bytes", at - from),
+                Ok(0) => panic!("the stream ended after {} bytes", at - from),
                 Ok(n) => {
                     assert!(is_pattern(at, &buffer[..n]), "at {at}");
                     at += n;
@@ -410,7 +416,7 @@ impl Raw {
         }
     }
 
-    /// Takes some more off the wire.
+    /// Reads further bytes from the stream.
     fn more(&mut self) -> Result<usize, rustls::Error> {
         let n = self.tls.read_tls(&mut self.tap).unwrap();
         self.tls.process_new_packets()?;

@@ -13,7 +13,7 @@ fn key_updates_of_the_peer_pass_while_the_writer_is_idle() {
         }
         raw.flush();
         side.expect(5000);
-        // Its answers to the updates, then data under the newest keys.
+        // The peer receives the answers to its updates, then data under the newest keys.
         side.push(0, 1000, 10);
         raw.expect(0, 1000);
         raw.close();
@@ -111,7 +111,7 @@ fn one_flipped_byte_is_an_error_here_and_an_alert_there() {
             alert,
             rustls::Error::AlertReceived(AlertDescription::BadRecordMac)
         );
-        // It has an end as well: the peer need not time out.
+        // The peer's stream ends as well, so it need not time out.
         while raw.tap.read(&mut [0; 1024]).is_ok_and(|n| n > 0) {}
         drop(raw);
         side.join();
@@ -201,7 +201,7 @@ fn a_silent_peer_ends_the_handshake_at_its_deadline() {
 #[test]
 fn a_peer_that_takes_nothing_ends_the_handshake_at_its_deadline() {
     let (client, _server) = in_memory();
-    // There is no room from the first byte on.
+    // The stream has no room for the first byte.
     assert_eq!(client.write(&[0; memory::CAPACITY]).unwrap(), memory::CAPACITY);
     let (done, ended) = channel();
     std::thread::spawn(move || {
@@ -209,7 +209,9 @@ fn a_peer_that_takes_nothing_ends_the_handshake_at_its_deadline() {
         let secured = connector().connect(client, "localhost", &BufferPool::new(), deadline);
         done.send(secured.err())
     });
-    let error = ended.recv_timeout(LIMIT).expect("it waits for ever");
+    let error = ended
+        .recv_timeout(LIMIT)
+        .expect("the handshake waits without a limit");
     assert!(matches!(error, Some(TlsError::Deadline)), "{error:?}");
 }
 
@@ -217,7 +219,7 @@ fn a_peer_that_takes_nothing_ends_the_handshake_at_its_deadline() {
 fn each_server_check_checks_exactly_what_it_states() {
     let (ours, other) = (trust(), Authority::new(&AuthorityRequest::default()).unwrap());
     let theirs = other.trust();
-    // The check, the name, and whether the server passes.
+    // The check, the name, and true if the server is accepted.
     let cases = [
         (ServerCheck::Name(&ours), "localhost", true),
         (ServerCheck::Name(&ours), "elsewhere.example", false),
@@ -257,23 +259,26 @@ fn a_server_names_the_authorities_that_it_trusts() {
     let (client, server) = in_memory();
     let deadline = Instant::now() + LIMIT;
     let accepting = std::thread::spawn(move || acceptor().accept(server, &BufferPool::new(), deadline));
-    let (told, hints) = channel();
+    let (sender, hints) = channel();
     let config = rustls::ClientConfig::builder_with_provider(pki::provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(Arc::clone(trust().roots()))
-        .with_client_cert_resolver(Arc::new(Hints(told)));
+        .with_client_cert_resolver(Arc::new(Hints(sender)));
     let connector = Connector::with_config(Arc::new(config));
     let _ = connector.connect(client, "localhost", &BufferPool::new(), deadline);
     let trust = trust();
     let subjects = trust.roots().subjects();
     let names: Vec<_> = subjects.iter().map(|name| name.as_ref().to_vec()).collect();
     assert_eq!(hints.recv_timeout(LIMIT).unwrap(), names);
-    assert!(accepting.join().unwrap().is_err(), "it has shown no certificate");
+    assert!(
+        accepting.join().unwrap().is_err(),
+        "the client has shown no certificate"
+    );
 }
 
 #[test]
-fn tls_1_2_carries_the_same() {
+fn tls_1_2_carries_the_same_frames() {
     let (mut raw, halves) = Raw::and_server_with(tcp, &[&rustls::version::TLS12]);
     assert_eq!(raw.tls.protocol_version(), Some(ProtocolVersion::TLSv1_2));
     let mut side = Side::new(halves);

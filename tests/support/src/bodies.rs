@@ -57,7 +57,9 @@ pub fn codec(data: &[u8]) {
         let mut encoded = BytesMut::from(&frame.encode()[..]);
         let mut items = Vec::new();
         let mut again = Codec::new(MAX_PAYLOAD, true);
-        again.decode(&mut encoded, &mut items).expect("it was decoded");
+        again
+            .decode(&mut encoded, &mut items)
+            .expect("the value was decoded");
         assert_eq!(frames(items), [Ok(frame.clone())]);
         assert!(encoded.is_empty());
         assert_eq!(Run::of(frame).frames().count(), 1);
@@ -151,7 +153,8 @@ pub fn stream(data: &[u8]) {
     }
     if let Some(ended) = StreamEnded::decode(data) {
         assert_eq!(Some(ended.stream), id);
-        let again = StreamEnded::decode(ended.frame().payload_bytes()).expect("it is no longer than allowed");
+        let again =
+            StreamEnded::decode(ended.frame().payload_bytes()).expect("the payload is within its limit");
         assert!(again.text.len() <= MAX_STREAM_TEXT && ended.text.starts_with(&again.text));
         let _ = ended.reason.to_string();
     }
@@ -312,9 +315,9 @@ pub fn start_documents(data: &[u8]) {
     if let Ok(document) = RawDocument::new(Bytes::copy_from_slice(data)) {
         let start = StartPayload {
             meta_data: Some(document),
-            ..StartPayload::decode(COMMAND).expect("it is complete")
+            ..StartPayload::decode(COMMAND).expect("the document is complete")
         };
-        let again = StartPayload::decode(&start.encode()).expect("it was encoded");
+        let again = StartPayload::decode(&start.encode()).expect("the value was encoded");
         assert_eq!(again.start, start.start);
     }
 }

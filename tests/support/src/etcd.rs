@@ -165,9 +165,9 @@ impl EtcdProcess {
         }
     }
 
-    /// Starts a member that was killed, with its data or, with `anew`, without any data.
-    pub fn restart(&mut self, at: usize, anew: bool) {
-        if anew {
+    /// Starts a killed member again. With `is_empty` it loses its data first.
+    pub fn restart(&mut self, at: usize, is_empty: bool) {
+        if is_empty {
             std::fs::remove_dir_all(&self.members[at].dir).unwrap();
         }
         self.spawn(at);

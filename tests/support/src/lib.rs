@@ -1,5 +1,4 @@
-//! A temporary PKI, and a client that a test controls frame by frame, so that the test reads as a
-//! conversation. Every receive has a time limit.
+//! A temporary PKI, and a client that a test controls frame by frame. Every receive has a time limit.
 #![allow(
     dead_code,
     unreachable_pub,

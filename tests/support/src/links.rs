@@ -217,12 +217,12 @@ impl Directory {
             None,
         );
         let (admitted, mut decoder) = self.server.bring_in(entry, &mut input).expect("a link");
-        let mut told = 0;
-        while told < sessions {
-            let rows = ROWS.min(sessions - told);
+        let mut frames = 0;
+        while frames < sessions {
+            let rows = ROWS.min(sessions - frames);
             let mut fields = 0u64.to_be_bytes().to_vec();
-            fields.push(u8::from(told + rows == sessions));
-            for number in told..told + rows {
+            fields.push(u8::from(frames + rows == sessions));
+            for number in frames..frames + rows {
                 let uuid = Uuid::from_u128(other << 64 | number as u128);
                 fields.extend_from_slice(uuid.as_bytes());
                 // Its number, the token and the stamp.
@@ -240,7 +240,7 @@ impl Directory {
             input.extend_from_slice(&header.encode());
             input.extend_from_slice(&fields);
             self.server.take(&admitted, &mut decoder, &mut input);
-            told += rows;
+            frames += rows;
         }
         self.links.push(admitted);
     }
@@ -276,7 +276,9 @@ pub fn link(data: &[u8]) {
         vec![made.client.der.clone()],
         memory,
     );
-    let client = server.bring_in(entry, &mut input).expect("the client comes in");
+    let client = server
+        .bring_in(entry, &mut input)
+        .expect("the client is admitted");
     let mut input = BytesMut::new();
     if options & 1 == 0 {
         input.extend_from_slice(&made.hello);
@@ -297,7 +299,7 @@ pub fn link(data: &[u8]) {
     server.runner.core_mut().call(server.now, &mut Vec::new(), |cx| {
         served = cx.directory().session(CLIENT).is_none() || cx.send(CLIENT, &stats).is_ok();
     });
-    assert!(served, "its client is not reached");
+    assert!(served, "the client of the server is not reached");
     server.handle(DispatchEvent::Stop);
     for admitted in all {
         admitted.outbox.abort();

@@ -84,20 +84,26 @@ fn every_name_of_the_list_can_be_chosen_with_and_without_peers() {
 fn a_case_that_does_not_exist_is_wrong_usage() {
     let output = bench(&["--only", "nothing"]);
     assert_eq!(output.status.code(), Some(2));
-    let why = String::from_utf8(output.stderr).unwrap();
-    assert!(why.contains("--only nothing"), "{why}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("--only nothing"), "{error}");
 }
 
 #[test]
 fn a_comparison_without_peers_fails_and_names_them() {
     let output = bench(&["--peers"]);
     assert_eq!(output.status.code(), Some(1));
-    let why = String::from_utf8(output.stderr).unwrap();
-    assert!(why.contains("nats-server") && why.contains("mosquitto"), "{why}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.contains("nats-server") && error.contains("mosquitto"),
+        "{error}"
+    );
     let output = bench(&["--peers=mosquitto"]);
     assert_eq!(output.status.code(), Some(1));
-    let why = String::from_utf8(output.stderr).unwrap();
-    assert!(!why.contains("nats-server") && why.contains("mosquitto"), "{why}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !error.contains("nats-server") && error.contains("mosquitto"),
+        "{error}"
+    );
 }
 
 fn objects(arguments: &[&str]) -> Vec<Value> {
@@ -174,8 +180,8 @@ fn a_program_that_cannot_be_started_is_an_error() {
     for flag in ["--program", "--server-program"] {
         let output = bench(&["--only", "handshakes/full", flag, "/nowhere/ssntp"]);
         assert_eq!(output.status.code(), Some(1));
-        let why = String::from_utf8(output.stderr).unwrap();
-        assert!(why.contains("cannot start the server"), "{why}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains("cannot start the server"), "{error}");
     }
 }
 
@@ -191,10 +197,10 @@ fn a_missing_program_is_an_error_that_says_how_to_build_it() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let why = String::from_utf8(output.stderr).unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
     assert!(
-        why.contains("cargo build --release") && why.contains("--program"),
-        "{why}"
+        error.contains("cargo build --release") && error.contains("--program"),
+        "{error}"
     );
 }
 

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agents_that_change_their_names_make_no_more_series() {
+    fn agents_that_change_their_names_add_no_series() {
         let mut named = BTreeSet::new();
         let shown = (0..10_000).filter(|n| has_series(&mut named, &format!("agent-{n}")));
         assert_eq!(shown.count(), AGENTS);

@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arm_is_served_until_its_channel_is_closed_and_may_end_the_daemon() {
+    fn a_daemon_serves_a_channel_until_its_close_and_an_arm_may_end_the_daemon() {
         let mut daemon = Daemon::install_for_trying().unwrap();
         let sum = Cell::new(0);
         let (numbers, received) = crossbeam_channel::unbounded();

@@ -241,12 +241,12 @@ mod tests {
     fn refused(text: &str) -> Vec<String> {
         let mut problems = Vec::new();
         entries(text, &mut problems);
-        let said = |problem: Problem| format!("{}: {}", problem.at.unwrap(), problem.what);
-        problems.into_iter().map(said).collect()
+        let line = |problem: Problem| format!("{}: {}", problem.at.unwrap(), problem.what);
+        problems.into_iter().map(line).collect()
     }
 
     #[test]
-    fn entries_know_where_they_stand() {
+    fn each_entry_has_its_line_and_column() {
         let mut problems = Vec::new();
         let read = entries(
             "# first\nlisten:\n- :1\n- ':2'\njson: true\nuuid:\n",
@@ -269,16 +269,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_says_nothing_has_no_entries_and_no_problems() {
+    fn an_empty_file_has_no_entries_and_no_problems() {
         for text in ["", "\n", "# a comment\n", "---\n", "---\n...\n", "{}\n"] {
             assert_eq!(refused(text), Vec::<String>::new(), "{text:?}");
         }
     }
 
     #[test]
-    fn everything_that_is_no_plain_map_is_told_with_its_place() {
+    fn anything_but_a_plain_map_is_refused_with_its_position() {
         let nested = "settings files do not support a map or list within another: a key has a value or a list of values";
-        for (text, told) in [
+        for (text, expected) in [
             (
                 "a: {b: 1}\nc: [[1]]\n",
                 vec![format!("1:4: {nested}"), format!("2:5: {nested}")],
@@ -311,7 +311,7 @@ mod tests {
                 vec!["1:1: a key must be text, not a map or a list".into()],
             ),
         ] {
-            assert_eq!(refused(text), told, "{text:?}");
+            assert_eq!(refused(text), expected, "{text:?}");
         }
         assert!(
             refused("a: 'b\n")[0].contains(": not YAML: "),

@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_named_and_one_that_keeps_out_less_warns() {
+    fn each_changed_setting_is_logged_and_a_removed_filter_is_a_warning() {
         let mut running = of(&[("filter", "spec"), ("forward", "STATS=agent")]);
         for setting in &mut running.values {
             setting.origin = Origin::File(Position { line: 1, column: 1 });

@@ -1,15 +1,14 @@
-//! The program, and what needs it: processes of its own, their output, their exit codes.
+//! Tests that start the program: processes, their output, their exit codes.
 //!
 //! | folder | rules |
 //! |---|---|
-//! | `cli` | each command as a user meets it |
+//! | `cli` | the output, exit code and files of each command |
 //! | `cluster` | a whole cluster in separate processes |
 //! | `networks` | networks of tenants, with packets, in network namespaces |
 //! | `agent` | agents whose instances are real processes, over memory and TLS |
 //! | `processes` | a scheduler, agents and a controller as processes, for all of these |
 //!
-//! They are one test program, because each one more costs a second to link and fifty
-//! megabytes.
+//! They are one test program, because linking another one takes a second and fifty megabytes.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,7 +31,7 @@ mod networks;
 mod processes;
 mod resumption;
 
-/// The program, out of reach of the contexts and variables of the user who runs the tests.
+/// The program without the contexts and the environment variables of the user who runs the tests.
 fn program() -> std::process::Command {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ssntp"));
     for (name, _) in std::env::vars_os() {

@@ -1,6 +1,5 @@
-//! A cluster of processes: a scheduler, agents, and a controller that reads
-//! as a conversation. Every receive has a time limit, and no process is left
-//! behind.
+//! A cluster of processes: a scheduler, agents, and a controller that reads its frames in order.
+//! Every receive has a time limit, and no process is left behind.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -78,7 +77,7 @@ impl Cluster {
         let certificate = format!("{name}.pem");
         let mut command = ssntp(self.dir.path(), &[name, "--ca", "ca.pem", "--cert", &certificate]);
         command.args(["--connect", &self.address]).args(arguments);
-        // The directory is one that other users can't get to.
+        // Other users cannot enter the temporary directory, so instances run as the agent's user.
         command.args(["--users", "agent"]);
         command
     }
@@ -118,7 +117,7 @@ impl Drop for Cluster {
     }
 }
 
-/// The words of a command line, which blanks and line breaks separate.
+/// The words of a command line, separated by blanks and line breaks.
 pub fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
@@ -142,7 +141,7 @@ pub fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A child that is not left behind when a test fails.
+/// A child process that is killed when it is dropped, so that a failed test leaves none behind.
 pub struct Program(Child);
 
 impl Program {
@@ -158,12 +157,12 @@ impl Program {
         line.trim_end().to_owned()
     }
 
-    /// Its process, as a name in /proc.
+    /// The number of its process, as a name in /proc.
     pub fn id(&self) -> String {
         self.0.id().to_string()
     }
 
-    /// The UUID that it says it has.
+    /// The UUID that it prints in its first line.
     pub fn uuid(&mut self) -> Uuid {
         let line = self.first_line();
         line.split_once(' ').unwrap().1.parse().unwrap()
@@ -173,13 +172,13 @@ impl Program {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// As a power cut does.
+    /// Kills it with SIGKILL, as a power cut would.
     pub fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 
-    /// Asks it to end; it does in order, and soon.
+    /// Sends a signal, and waits until the process has ended in order.
     pub fn end(mut self, signal: Signal) {
         let asked = Instant::now();
         self.signal(signal);

@@ -40,7 +40,7 @@ fn start(at: &Path, line: &str) -> (Running, u16) {
 }
 
 #[test]
-fn servers_resume_unless_told_not_to() {
+fn servers_resume_tls_sessions_unless_a_flag_says_otherwise() {
     let place = tempfile::tempdir().unwrap();
     authority().save(place.path(), false).unwrap();
     let request = CertificateRequest::new(Role::SERVER | Role::SCHEDULER);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_run_ends_when_asked_and_one_that_refuses_is_killed() {
+fn a_run_ends_at_sigterm_and_a_run_that_ignores_it_is_killed() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let running = stage.launch("trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 1; done");
     stage.await_output("up\n");
@@ -20,13 +20,13 @@ fn a_run_ends_when_asked_and_one_that_refuses_is_killed() {
     let exit = stage.end().exit;
     assert_eq!((exit.code, exit.signal), (Some(137), Some(9)));
     assert!(!runs(pid));
-    // A second time, nobody is hurt.
+    // A second signal to a run that has ended reaches no other process.
     stage.driver.kill(&running).unwrap();
     stage.driver.terminate(&running).unwrap();
 }
 
 #[test]
-fn a_run_that_has_just_begun_ends_when_asked() {
+fn a_run_that_has_just_begun_ends_at_sigterm() {
     let mut stage = Stage::new(Confinement::Auto);
     for _ in 0..10 {
         let running = stage.launch("exec sleep 1000");
@@ -35,8 +35,7 @@ fn a_run_that_has_just_begun_ends_when_asked() {
     }
 }
 
-/// Without control groups, too: whatever session a process is in, and whoever
-/// its parent was.
+/// Also without control groups, whatever the session and the parent of a process.
 #[test]
 fn no_process_escapes_the_end_of_its_run() {
     let escape = "setsid sh -c 'echo $$ >one; sleep 1000' & \
@@ -71,8 +70,8 @@ fn no_process_escapes_the_end_of_its_run() {
     }
 }
 
-/// A program whose first thread has ended, though others go on: Linux shows it like one that
-/// has ended.
+/// A program whose first thread has ended while other threads run. Linux shows such a process
+/// like a zombie.
 const HEADLESS: &str = "import ctypes, os, signal, threading, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 open('headless', 'w').write('%d\\n' % os.getpid())
@@ -112,8 +111,8 @@ fn a_process_whose_first_thread_has_ended_ends_with_its_run() {
     }
 }
 
-/// As root alone: only then does an instance have a user of its own, by which its processes
-/// are found when nothing else tells whose they are.
+/// Only as root: only then an instance has a user of its own, by which its processes are found
+/// if they have left its session.
 #[test]
 fn a_process_that_left_its_session_does_not_survive_its_killed_supervisor() {
     if !rustix::process::geteuid().is_root() {
@@ -132,26 +131,26 @@ fn a_process_that_left_its_session_does_not_survive_its_killed_supervisor() {
     assert!(!runs(pid));
 }
 
-/// No agent can find such a run any more.
+/// Without its directory no agent can find a run, so its supervisor ends it.
 #[test]
-fn a_run_ends_once_its_directory_was_removed() {
+fn a_run_ends_once_its_directory_is_removed() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let running = stage.launch("trap '' TERM; echo $$ >pid; while :; do sleep 1; done");
     let pid = stage.number("pid");
     fs::remove_dir_all(stage.dir.path()).unwrap();
-    // The supervisor looks by itself after half a minute, and whenever something wakes it.
+    // The supervisor checks its directory each half minute, and whenever a signal wakes it.
     signal(running.handle.pid, Signal::CHILD);
     wait_for(|| (!runs(running.handle.pid) && !runs(pid)).then_some(()));
     stage.handle = None;
 }
 
-/// An instance with the agent's own user kills its supervisor, and leaves another file where the agent
-/// reads the end.
+/// An instance that runs as the agent's user kills its supervisor, and replaces the state file from
+/// which the agent reads the end.
 fn ends_by_killing_its_supervisor(leave: &str) {
     let mut stage = Stage::new(Confinement::ResourceLimits);
-    // Also for a version of which the file is elsewhere. The supervisor says that the program
-    // runs only after the program has begun, so a program that kills it at once makes the
-    // launch itself fail. It therefore waits until the launch is over.
+    // Older versions had the file in another place, so it is replaced in both. The supervisor
+    // reports that the program runs only after the program has begun. A program that kills it at
+    // once would make the launch fail, so it waits until the launch is over.
     let script = format!(
         "for f in ../exit ../run/state; do {leave}; done; sleep 1000 & echo $! >pid; \
          while ! [ -e go ]; do sleep 0.01; done; kill -9 $PPID; wait"
@@ -160,17 +159,17 @@ fn ends_by_killing_its_supervisor(leave: &str) {
     fs::write(stage.path("work/go"), "").unwrap();
     assert_eq!(stage.end().exit, Exit::default());
     assert_eq!(stage.driver.find(&running), Found::Ended(Exit::default()));
-    // Nothing of it is left, once the system has carried the signals out.
+    // No process of the run is left once the kernel has delivered the signals.
     let pid = stage.number("pid");
     wait_for(|| (!runs(pid)).then_some(()));
-    // And the thread that notices ends goes on.
+    // The thread that watches for ends still works.
     fs::remove_dir_all(stage.path("run")).unwrap();
     stage.launch("exit 6");
     assert_eq!(stage.end().exit.code, Some(6));
 }
 
 #[test]
-fn a_sparse_file_in_place_of_the_state_is_not_read() {
+fn a_sparse_file_in_place_of_the_state_file_is_not_read() {
     ends_by_killing_its_supervisor("rm -f $f; truncate -s 3G $f");
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let peak = status
@@ -182,16 +181,15 @@ fn a_sparse_file_in_place_of_the_state_is_not_read() {
 }
 
 #[test]
-fn a_pipe_in_place_of_the_state_makes_nobody_wait() {
+fn a_pipe_in_place_of_the_state_file_blocks_no_thread() {
     ends_by_killing_its_supervisor("rm -f $f; mkfifo $f");
     ends_by_killing_its_supervisor("rm -f $f; mkdir $f");
     ends_by_killing_its_supervisor("rm -f $f; ln -s /dev/zero $f");
 }
 
-/// A supervisor that does nothing any more, since its instance, which has the
-/// agent's own user, stopped it.
+/// An instance that runs as the agent's user stops its supervisor with SIGSTOP.
 #[test]
-fn a_run_is_killed_without_its_supervisor_if_need_be() {
+fn a_run_is_killed_although_its_supervisor_is_stopped() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let running = stage.launch(
         "setsid sleep 1000 & echo $! >pid; while ! [ -e go ]; do sleep 0.01; done; kill -STOP $PPID; wait",
@@ -205,6 +203,6 @@ fn a_run_is_killed_without_its_supervisor_if_need_be() {
     stage.driver.terminate(&running).unwrap_err();
     stage.driver.kill(&running).unwrap();
     assert_eq!(stage.end().exit, Exit::default());
-    // A process that is killed takes a moment to be gone.
+    // The kernel needs a moment to end a killed process.
     wait_for(|| (!runs(pid)).then_some(()));
 }

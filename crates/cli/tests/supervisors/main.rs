@@ -1,5 +1,5 @@
-//! Instances that are processes, and their supervisors: real ones, of nothing
-//! but a Linux system's own programs, as a driver runs them for an agent.
+//! Instances that are processes, and their supervisors. The processes are real, run programs that
+//! every Linux system has, and are launched by the driver that an agent uses.
 
 #![allow(
     clippy::unwrap_used,
@@ -34,8 +34,8 @@ use uuid::Uuid;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A place for one instance, and what its driver says of it. Whatever runs
-/// there is killed at the end.
+/// A directory for one instance, and the ends that its driver reports. Processes that run there
+/// are killed when the stage is dropped.
 struct Stage {
     dir: TempDir,
     place: InstanceDir,
@@ -125,7 +125,7 @@ impl Stage {
         }
     }
 
-    /// The next agent's driver; nothing of this one is left.
+    /// Replaces the driver by a new one without any state, as the next agent has.
     fn next_agent(&mut self) {
         self.driver = driver(Confinement::ResourceLimits);
     }
@@ -143,7 +143,7 @@ impl Stage {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Once the instance has written that.
+    /// Waits until the instance has written this text.
     #[track_caller]
     fn await_output(&self, text: &str) {
         wait_for(|| (self.read("stdout.log") == text).then_some(()));
@@ -197,7 +197,7 @@ fn signal(pid: i32, signal: Signal) {
 }
 
 #[test]
-fn a_program_runs_in_its_directory_and_its_end_is_kept() {
+fn a_program_runs_in_its_directory_and_its_end_is_recorded() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let before = SystemTime::now() - Duration::from_millis(1);
     let running = stage.launch("echo \"$A|$(pwd)|$(cat)\"; echo oops >&2; echo more >/dev/stdout; exit 7");
@@ -221,39 +221,39 @@ fn a_program_runs_in_its_directory_and_its_end_is_kept() {
 }
 
 #[test]
-fn nothing_runs_before_it_is_written_down() {
+fn a_program_does_not_run_before_its_run_is_recorded() {
     let stage = Stage::new(Confinement::Auto);
-    let mut seen = None;
+    let mut record = None;
     let error = stage.try_launch(&["touch", "ran"], &mut |handle| {
-        seen = Some(handle.clone());
+        record = Some(handle.clone());
         Err(io::ErrorKind::StorageFull.into())
     });
     assert_eq!(error.unwrap_err().fault, LaunchFault::Full);
-    assert!(!runs(seen.unwrap().pid));
+    assert!(!runs(record.unwrap().pid));
     assert!(!stage.path("work/ran").exists());
 }
 
-/// Its agent dies between writing it down and letting it run.
+/// The agent dies after it has written the record and before it sends `go`.
 #[test]
 fn a_supervisor_whose_agent_died_before_go_runs_nothing() {
     let stage = Stage::new(Confinement::ResourceLimits);
-    let (mut seen, mut found) = (None, None);
+    let (mut handle_of_record, mut found_state) = (None, None);
     let _ = stage.try_launch(&["touch", "ran"], &mut |handle| {
-        // All that the next agent has: a record, and a supervisor that ends.
-        seen = Some(handle.clone());
+        // The next agent finds only a record, and a supervisor that has ended.
+        handle_of_record = Some(handle.clone());
         signal(handle.pid, Signal::KILL);
         wait_for(|| (!runs(handle.pid)).then_some(()));
         let running = Running {
             place: stage.place.clone(),
             handle: handle.clone(),
         };
-        found = Some(driver(Confinement::ResourceLimits).find(&running));
+        found_state = Some(driver(Confinement::ResourceLimits).find(&running));
         Ok(())
     });
-    assert_eq!(found, Some(Found::NeverRan));
+    assert_eq!(found_state, Some(Found::NeverRan));
     assert!(!stage.path("work/ran").exists());
-    // That of another boot may be older than it seems.
-    let mut handle = seen.unwrap();
+    // A record of another boot: the program may have run before the boot.
+    let mut handle = handle_of_record.unwrap();
     handle.boot_id = "another".into();
     let running = Running {
         place: stage.place.clone(),
@@ -264,7 +264,7 @@ fn a_supervisor_whose_agent_died_before_go_runs_nothing() {
 
 /// A program that cannot be executed is reported with its path and the reason.
 #[test]
-fn what_cannot_be_executed_says_why() {
+fn a_program_that_cannot_be_executed_fails_with_the_reason() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let make = |name: &str, text: &str, mode: u32| {
         fs::write(stage.path("work").join(name), text).unwrap();
@@ -274,7 +274,7 @@ fn what_cannot_be_executed_says_why() {
     make("lost", "#!/no/such/interpreter\n", 0o755);
     make("text", "echo as a shell does\n", 0o755);
     make("odd", "\u{7f}ELF", 0o755);
-    for (program, why) in [
+    for (program, reason) in [
         ("no-such-program", "there is no program no-such-program"),
         ("./absent", "there is no program ./absent"),
         ("./data", "work/./data: Permission denied"),
@@ -283,7 +283,7 @@ fn what_cannot_be_executed_says_why() {
     ] {
         let error = stage.try_launch(&[program], &mut |_| Ok(())).unwrap_err();
         assert_eq!(error.fault, LaunchFault::Launch);
-        assert!(error.why.contains(why), "{program}: {error}");
+        assert!(error.why.contains(reason), "{program}: {error}");
     }
     stage.start.dir = "absent".into();
     let error = stage.try_launch(&["true"], &mut |_| Ok(())).unwrap_err();
@@ -299,13 +299,13 @@ fn what_cannot_be_executed_says_why() {
         .collect();
     let error = stage.try_launch(&words, &mut |_| Ok(())).unwrap_err();
     assert!(error.why.contains("Argument list too long"), "{error}");
-    // For the next agent, should this one die before it hears.
+    // The next agent reads this if the present one dies before it gets the answer.
     assert!(stage.read("run/state").starts_with("{\"state\":\"failed\""));
 }
 
-/// Users exist by their numbers: only root can become one.
+/// Only root can start a process as another user, which needs no entry in /etc/passwd.
 #[test]
-fn a_program_runs_as_its_user_with_nothing_more_to_gain() {
+fn a_program_runs_as_its_user_and_cannot_gain_privileges() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let is_root = rustix::process::geteuid().is_root();
     if is_root {
@@ -338,11 +338,11 @@ fn a_program_runs_as_its_user_with_nothing_more_to_gain() {
     }
 }
 
-/// Prints `all` where forty processes are no problem.
+/// Prints `all` if forty processes can be started.
 const FORTY: &str = "i=0; while [ $i -lt 40 ]; do sleep 60 & i=$((i+1)); done; echo all";
 
 #[test]
-fn an_instance_in_a_control_group_has_no_more_processes_than_it_may() {
+fn a_control_group_limits_the_processes_of_its_instance() {
     let mut stage = Stage::new(Confinement::Auto);
     stage.policy.pids = 20;
     let grouped = "grep -qE '^([0-9]+:pids:|0::).*/ssntp/' /proc/self/cgroup";
@@ -353,9 +353,9 @@ fn an_instance_in_a_control_group_has_no_more_processes_than_it_may() {
     assert!(!output.contains("all"), "{output}");
 }
 
-/// As root alone: a user's processes are counted, whatever they belong to.
+/// Only as root: the limit counts all processes of a user, so the instance needs its own user.
 #[test]
-fn an_instance_with_a_user_of_its_own_needs_no_group_for_that() {
+fn the_processes_of_an_instance_with_its_own_user_are_limited_without_a_group() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -371,7 +371,7 @@ fn an_instance_with_a_user_of_its_own_needs_no_group_for_that() {
 }
 
 #[test]
-fn a_process_is_started_where_the_policy_lets_it_whatever_links_say() {
+fn links_do_not_lead_a_process_out_of_the_directories_of_the_policy() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     std::os::unix::fs::symlink("/", stage.path("work").join("link")).unwrap();
     let launch = |stage: &mut Stage, dir: &str| {
@@ -392,7 +392,7 @@ fn a_process_is_started_where_the_policy_lets_it_whatever_links_say() {
     }
 }
 
-/// Whatever the instance writes, and though no agent looks at it.
+/// The supervisor bounds the logs, so no agent is needed.
 #[test]
 fn logs_stay_within_bounds_while_no_agent_runs() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
@@ -408,7 +408,7 @@ fn logs_stay_within_bounds_while_no_agent_runs() {
 }
 
 #[test]
-fn the_next_agent_finds_what_runs_and_how_it_ended() {
+fn the_next_agent_finds_running_instances_and_the_ends_of_others() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let running = stage.launch("trap 'exit 9' TERM; echo up; while :; do sleep 0.01; done");
     stage.await_output("up\n");
@@ -427,22 +427,22 @@ fn the_next_agent_finds_what_runs_and_how_it_ended() {
     );
     assert_eq!(stage.driver.find_unrecorded(&stage.place), None);
 
-    // One that ends while no agent is there.
+    // This run ends while no agent runs.
     let running = stage.launch("trap 'exit 8' TERM; echo up; while :; do sleep 0.01; done");
     stage.await_output("up\nup\n");
     stage.next_agent();
-    // Its supervisor passes on what asks it to end.
+    // The supervisor passes SIGTERM on to the program.
     signal(running.handle.pid, Signal::TERM);
     wait_for(|| (!runs(running.handle.pid)).then_some(()));
     let Found::Ended(exit) = stage.driver.find(&running) else {
         panic!()
     };
     assert!(exit.code == Some(8) && exit.ended.is_some(), "{exit:?}");
-    // A supervisor's watcher that starts only now receives the same end.
+    // A watch that starts only now receives the same end.
     stage.driver.watch(&running, &stage.sink);
     assert_eq!(stage.end().exit, exit);
 
-    // Another process has its number by now, or the machine was booted.
+    // Another process may have the same number by now, or the machine was booted.
     let own = i32::try_from(std::process::id()).unwrap();
     let boot = running.handle.boot_id.as_str();
     for (start_time, boot_id) in [(1, boot), (running.handle.start_time, "x")] {
@@ -458,23 +458,23 @@ fn the_next_agent_finds_what_runs_and_how_it_ended() {
     }
 }
 
-/// Most runs end while their agent is there, and it asks for nothing.
+/// Most runs end while their agent runs. The end arrives without a request of the agent.
 #[test]
-fn ends_are_told_at_once_whoever_launched_them() {
+fn an_agent_is_notified_of_each_end_at_once() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     for _ in 0..20 {
         let running = stage.launch("exit 4");
         assert_eq!(stage.end().exit.code, Some(4));
         assert!(
             !Path::new(&format!("/proc/{}", running.handle.pid)).exists(),
-            "it was waited for"
+            "the zombie was reaped"
         );
     }
 }
 
-/// Lines that an agent of another version could send.
+/// An agent of another version may send unknown lines.
 #[test]
-fn a_supervisor_passes_over_what_it_does_not_know() {
+fn a_supervisor_ignores_unknown_lines() {
     use std::io::{BufRead, BufReader, Read, Write};
 
     let mut stage = Stage::new(Confinement::ResourceLimits);
@@ -497,13 +497,13 @@ fn a_supervisor_passes_over_what_it_does_not_know() {
             "{text:?}"
         );
     }
-    // Connections that never end their line, or send no bytes, are closed.
+    // Connections that never finish their line, or send no bytes, are closed.
     assert_eq!(say(&mut agent, &"x".repeat(64)), "");
     let mut silent: Vec<_> = (0..5).map(|_| connect()).collect();
     assert_eq!(silent[0].read(&mut [0]).unwrap(), 0);
-    let told = say(&mut silent[4], "kill\n");
-    assert!(told.starts_with("{\"state\":\"running\""), "{told}");
-    // And everybody who is connected hears of the end.
+    let answer = say(&mut silent[4], "kill\n");
+    assert!(answer.starts_with("{\"state\":\"running\""), "{answer}");
+    // Every other connection receives the end.
     let mut end = String::new();
     silent[4].read_to_string(&mut end).unwrap();
     assert!(
@@ -515,11 +515,11 @@ fn a_supervisor_passes_over_what_it_does_not_know() {
 
 /// The binary of the agent is replaced while an instance runs.
 #[test]
-fn a_supervisor_is_the_file_that_it_was_started_from() {
+fn a_supervisor_survives_the_replacement_of_its_program_file() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let program = stage.path("ssntp");
-    // Copied by another process: while this one had the file open for writing, a child that
-    // another test starts could inherit that, and a file that is written to cannot be run.
+    // Another process copies the file. If this process wrote it, a child of another test could
+    // inherit the open descriptor, and a file that is open for writing cannot be executed.
     let copied = Command::new("cp")
         .arg(env!("CARGO_BIN_EXE_ssntp"))
         .arg(&program)
@@ -528,7 +528,7 @@ fn a_supervisor_is_the_file_that_it_was_started_from() {
     stage.driver = driver(Confinement::ResourceLimits).supervisor(&program);
     let removed = program.clone();
     let handle = stage.try_launch(&["sh", "-c", "echo up; exec sleep 1000"], &mut |_| {
-        // It has not started the process that is to become the program yet.
+        // At this point the supervisor has not yet started the process of the program.
         fs::remove_file(&removed)?;
         fs::write(&removed, "no program")
     });
@@ -540,19 +540,19 @@ fn a_supervisor_is_the_file_that_it_was_started_from() {
     assert_eq!(stage.end().exit.signal, Some(15));
 }
 
-/// Its own session: neither the end of the agent's terminal nor a signal for
-/// the agent's group is for it, nor for the instance.
+/// A supervisor has a session of its own. Neither the end of the agent's terminal nor a signal for
+/// the agent's group reaches it or the instance.
 #[test]
-fn what_is_sent_to_the_agents_group_or_session_is_not_for_instances() {
+fn signals_to_the_group_or_session_of_the_agent_do_not_reach_instances() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let running = stage.launch("echo $$ >pid; exec sleep 1000");
     let (supervisor, program) = (running.handle.pid, stage.number("pid"));
-    // The session of this process is not asked for: its leader may live outside of the container.
+    // The session of this process is not queried: its leader may be outside of the container.
     let session = |pid| getsid(Pid::from_raw(pid)).unwrap().as_raw_nonzero().get();
     let group = |pid| getpgid(Pid::from_raw(pid)).unwrap().as_raw_nonzero().get();
     assert_eq!((session(supervisor), group(supervisor)), (supervisor, supervisor));
     assert_eq!((session(program), group(program)), (supervisor, program));
-    // A unit that ends all processes of the agent, as by default, would end the instances as well.
+    // By default systemd kills all processes of a unit, so the unit must exclude the instances.
     let unit = fs::read_to_string(
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
             .join("packaging/systemd/ssntp-agent.service"),
@@ -561,9 +561,9 @@ fn what_is_sent_to_the_agents_group_or_session_is_not_for_instances() {
     assert!(unit.lines().any(|line| line == "KillMode=process"), "{unit}");
 }
 
-/// Run again by the next test, in a process with few descriptors.
+/// The next test runs this again in a process with few descriptors.
 #[test]
-fn an_agent_without_descriptors() {
+fn check_a_run_without_free_descriptors() {
     let Some(handle) = std::env::var_os("SSNTP_TEST_HANDLE") else {
         return;
     };
@@ -585,7 +585,7 @@ fn an_agent_without_descriptors() {
     driver.watch(&running, &sink);
     assert!(
         ends.recv_timeout(Duration::from_millis(700)).is_err(),
-        "it ended, they say"
+        "a run that cannot be checked is reported as ended"
     );
     let found = driver.find(&running);
     drop(taken);
@@ -595,10 +595,9 @@ fn an_agent_without_descriptors() {
     assert_eq!(ended.exit.signal, Some(15));
 }
 
-/// Without a descriptor nobody can look: that is not the same as seeing
-/// nothing.
+/// Without a free descriptor the driver cannot check a process. It must not report its end.
 #[test]
-fn what_cannot_be_looked_at_is_not_dead() {
+fn a_process_that_cannot_be_checked_does_not_count_as_dead() {
     use std::os::unix::process::CommandExt;
 
     let mut stage = Stage::new(Confinement::ResourceLimits);
@@ -611,11 +610,11 @@ fn what_cannot_be_looked_at_is_not_dead() {
     } = handle;
     let place = stage.dir.path().display();
     let mut command = Command::new("/bin/sh");
-    // The limit of files is the one thing to do before it begins.
+    // The shell lowers the limit of open files before the test program begins.
     command
         .args(["-c", "ulimit -n 40 && exec \"$0\" \"$@\""])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "an_agent_without_descriptors", "--nocapture"])
+        .args(["--exact", "check_a_run_without_free_descriptors", "--nocapture"])
         .env(
             "SSNTP_TEST_HANDLE",
             format!("{place} {pid} {start_time} {boot_id}"),
@@ -637,7 +636,7 @@ fn an_instance_has_the_limits_that_the_agent_was_started_with() {
     assert_eq!(stage.end().exit.code, Some(0));
     let text = stage.read("stdout.log");
     let words: Vec<_> = text.split_whitespace().collect();
-    // This process has raised its own since.
+    // This process has raised its own limit meanwhile.
     let before = FILES
         .get()
         .unwrap()
@@ -647,7 +646,7 @@ fn an_instance_has_the_limits_that_the_agent_was_started_with() {
 }
 
 #[test]
-fn usage_is_that_of_the_whole_run() {
+fn usage_is_the_sum_of_all_processes_of_the_run() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     assert_eq!(stage.driver.measure(&[stage.subject()])[0].memory_mb, 0);
     stage.launch("head -c 3000000 /dev/zero >data; echo up; setsid sh -c 'while :; do :; done' & wait");
@@ -657,9 +656,9 @@ fn usage_is_that_of_the_whole_run() {
     assert!((3..6).contains(&usage.disk_mb), "{usage:?}");
 }
 
-/// Control groups can be made by root, or by a user with a delegated group.
+/// Only root and users with a delegated group can make control groups.
 #[test]
-fn a_control_group_holds_memory_and_cpus_and_tells_what_was_killed() {
+fn a_control_group_limits_memory_and_cpus_and_reports_an_out_of_memory_kill() {
     let mut stage = Stage::new(Confinement::Auto);
     stage.start.requirements.mem_mb = 64;
     stage.launch("cat /proc/self/cgroup; echo done; while :; do :; done");
@@ -674,7 +673,7 @@ fn a_control_group_holds_memory_and_cpus_and_tells_what_was_killed() {
     stage.driver.kill(&stage.running()).unwrap();
     assert!(!stage.end().exit.out_of_memory);
 
-    // Its supervisor is in another group, and lives to tell.
+    // The supervisor is in another group, so it survives and reports the end.
     stage.launch("x=$(head -c 300000000 /dev/zero | tr '\\0' x); echo $?");
     let exit = stage.end().exit;
     assert!(exit.out_of_memory && exit.signal == Some(9), "{exit:?}");

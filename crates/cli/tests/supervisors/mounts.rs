@@ -1,4 +1,4 @@
-//! The node's files that a program can see.
+//! The files of the node that the program of an instance can see.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -9,8 +9,8 @@ use ssntp_cluster::agent::driver::{Confinement, Driver, User};
 
 use super::Stage;
 
-/// A stage outside of `/tmp`, whose program has a user of its own. None, with a word, if this
-/// process cannot give it what is tested.
+/// A stage outside of `/tmp` whose program has a user of its own. If this process may not make
+/// one, this prints the reason and returns `None`.
 fn stage() -> Option<Stage> {
     if !geteuid().is_root() {
         eprintln!("skipped: only root can mount");

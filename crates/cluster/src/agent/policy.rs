@@ -374,14 +374,14 @@ mod tests {
             retention_count: 9,
         };
         assert_eq!(read(full), Ok(expected));
-        for (text, where_it_is, what) in [
+        for (text, where_it_is, key) in [
             ("pids: 1\n  \nuser: [nobody]\n", "(line 3, column 1)", "user"),
             ("users: [nobody, 9-7]\n", "(line 1, column 17)", "not a range"),
             ("users: [0-7]\n", "line 1", "not a range"),
             ("pids: -1\n", "(line 1, column 7)", "pids"),
         ] {
             let error = read(text).unwrap_err();
-            assert!(error.contains(where_it_is) && error.contains(what), "{error}");
+            assert!(error.contains(where_it_is) && error.contains(key), "{error}");
             assert!(error.contains("policy.yaml"), "{error}");
         }
         std::fs::remove_file(&path).unwrap();
@@ -463,7 +463,7 @@ mod tests {
         assert_eq!(Policy::default().mem_mb(200), 200);
     }
 
-    /// Users that there are on every system.
+    /// These users exist on every system.
     #[test]
     fn no_instance_runs_as_root_unless_the_policy_allows_it() {
         let own = rustix::process::geteuid().as_raw();

@@ -312,7 +312,7 @@ mod tests {
 
     use super::*;
 
-    /// Directories in directories, deeper than any path may be long.
+    /// Nested directories whose path is longer than the limit of a path.
     fn nest(root: &Path, levels: usize) {
         let mut dir = open(CWD, root).unwrap();
         for _ in 0..levels {
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_tree_of_any_depth_is_removed() {
-        // In memory if possible, because a disk is slow.
+        // The test uses a file system in memory if possible, because a disk is slow.
         let dir = tempfile::tempdir_in("/dev/shm")
             .or_else(|_| tempfile::tempdir())
             .unwrap();

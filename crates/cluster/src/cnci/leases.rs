@@ -167,15 +167,19 @@ mod tests {
             let Some(first) = serve(&mut leases, "172.16.0.0/24") else {
                 return eprintln!("skipped: dnsmasq is not installed");
             };
-            assert_eq!(serve(&mut leases, "172.16.0.0/24"), Some(first), "it goes on");
-            // One that somebody kills is started again.
+            assert_eq!(
+                serve(&mut leases, "172.16.0.0/24"),
+                Some(first),
+                "the former dnsmasq runs on"
+            );
+            // A dnsmasq that is killed is started again.
             let mut killed = leases.server.take().unwrap();
             killed.kill().unwrap();
             killed.wait().unwrap();
             leases.server = Some(killed);
             assert_ne!(serve(&mut leases, "172.16.0.0/24"), Some(first));
             let mut former = leases.server.take().unwrap();
-            // A process has no words for a moment after it was started.
+            // The arguments of a process are empty for a moment after its start.
             while fs::read(format!("/proc/{}/cmdline", former.id())).unwrap() != own_words() {
                 assert!(former.try_wait().unwrap().is_none(), "dnsmasq has ended");
                 std::thread::yield_now();
@@ -191,7 +195,7 @@ mod tests {
                 child.wait().unwrap();
                 runs
             });
-            assert!(ended.is_some(), "the former one runs");
+            assert!(ended.is_some(), "the former dnsmasq still runs");
             assert!(next_runs && other_runs);
         });
     }
@@ -211,9 +215,9 @@ mod tests {
             "dhcp-option=option:dns-server,192.0.2.53",
             "dhcp-option=option:mtu,1450",
         ] {
-            assert!(config.lines().any(|there| there == line), "{line}: {config}");
+            assert!(config.lines().any(|present| present == line), "{line}: {config}");
         }
-        assert_eq!(config.matches("dhcp-host").count(), 5, "the gateway has none");
+        assert_eq!(config.matches("dhcp-host").count(), 5, "the gateway has no lease");
         assert_eq!(super::config(&BTreeMap::new(), &tunnels), "");
     }
 }

@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn an_interface_without_a_mac_address_gets_one_from_its_ip_address() {
         let Ok(Some(Attachment::Tenant(port))) = start(|_| {}) else {
-            panic!("it has a network");
+            panic!("the START has a network");
         };
         assert_eq!(port.interface.mac, "02:00:ac:10:00:05");
         assert_eq!(
@@ -203,8 +203,8 @@ mod tests {
             (|n| n.vnic_mac = "00:00:00:00:00:00".into(), "vnic_mac"),
         ];
         for (change, word) in rows {
-            let why = start(|s| change(&mut s.networking)).unwrap_err();
-            assert!(why.contains(word), "{word}: {why}");
+            let error = start(|s| change(&mut s.networking)).unwrap_err();
+            assert!(error.contains(word), "{word}: {error}");
         }
     }
 }

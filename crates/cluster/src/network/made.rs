@@ -222,12 +222,12 @@ mod tests {
         let [one, two] = [1, 2].map(Uuid::from_u128);
         let mut add = |instance, port: &TenantPort| made.add(instance, port, End::Machine(0));
         assert_eq!(add(one, &port(1, "172.16.0.5")), Ok(true));
-        let why = add(two, &port(1, "172.16.0.5")).unwrap_err();
-        assert!(why.contains("has the address"), "{why}");
+        let error = add(two, &port(1, "172.16.0.5")).unwrap_err();
+        assert!(error.contains("has the address"), "{error}");
         let mut other = port(1, "172.16.0.6");
         other.net.tenant = "another".into();
-        let why = add(two, &other).unwrap_err();
-        assert!(why.contains("subnet_key 1 is taken"), "{why}");
+        let error = add(two, &other).unwrap_err();
+        assert!(error.contains("subnet_key 1 is taken"), "{error}");
         assert_eq!(add(two, &port(1, "172.16.0.6")), Ok(false));
         assert!(!made.take(one).unwrap().2 && made.take(two).unwrap().2);
         assert!(made.take(one).is_none() && made.nets.is_empty());

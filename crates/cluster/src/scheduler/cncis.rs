@@ -183,7 +183,7 @@ mod tests {
             cncis.remember(served, Uuid::from_u128(agent), &frame);
             cncis.tenant_count
         };
-        assert_eq!(remember(0, 0, MAX_EVENT + 1), 0, "longer than it can be");
+        assert_eq!(remember(0, 0, MAX_EVENT + 1), 0, "the bytes exceed the limit");
         for agent in 0..17 {
             let before = usize::try_from(agent).unwrap() * MAX_TENANTS;
             for tenant in 0..=MAX_TENANTS {

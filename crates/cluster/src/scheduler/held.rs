@@ -121,11 +121,11 @@ mod tests {
         assert!(!keep(101, now), "101 bytes");
         assert!(keep(50, now));
         assert!(keep(40, now + time / 2));
-        assert!(!keep(8, now), "two are the limit");
+        assert!(!keep(8, now), "the limit is two frames");
         assert_eq!(held.next_expiry(), Some(now + time));
         assert_eq!(held.expire(now + time / 2), None);
         assert_eq!(held.expire(now + time), Some(50));
-        assert_eq!(held.expire(now + time), None, "the second came later");
+        assert_eq!(held.expire(now + time), None, "the second frame expires later");
         assert!(held.has_room(60) && !held.has_room(61));
         held.push(60, 60, now + time);
         assert_eq!((held.take(1), held.take(0)), (Some(60), Some(40)));

@@ -184,7 +184,7 @@ mod tests {
         assert!(!keep(MAX_WAITING));
         assert!(keep(1));
         given.recv().unwrap();
-        assert!(keep(1), "it is full again, which was logged before");
+        assert!(keep(1), "the queue is full again, which was logged before");
         given.try_iter().take(MAX_WAITING / 2 + 1).for_each(drop);
         assert!(!keep(1));
     }
@@ -197,9 +197,9 @@ mod tests {
         {
             let (mut ledger, owners) = Ledger::open(&path).unwrap();
             assert_eq!(owners.len(), 0);
-            assert!(Ledger::open(&path).is_err(), "it is in use");
-            let said = Ledger::open(&path.join(LOCK)).unwrap_err().to_string();
-            assert_eq!(said, "it is a file and no directory");
+            assert!(Ledger::open(&path).is_err(), "the ledger is in use");
+            let error = Ledger::open(&path.join(LOCK)).unwrap_err().to_string();
+            assert_eq!(error, "it is a file and no directory");
             for n in 1..=30_000 {
                 ledger.keep(uuid(n), Some(uuid(7)));
             }

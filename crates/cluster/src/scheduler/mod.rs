@@ -566,10 +566,10 @@ mod tests {
         let start = unplaced::UnplacedStart::read(Uuid::nil(), start, now).unwrap();
         let node = Uuid::nil();
         scheduler.held.push(HeldStart { start, node }, 100, now);
-        // It runs in time.
+        // The process was not paused.
         assert!(!scheduler.is_catching_up(now + time));
         assert_eq!(scheduler.next_timer(), Some(now + time));
-        // It was stopped for 18 s.
+        // The process was paused for 18 s.
         let late = now + time + Duration::from_secs(18);
         assert!(scheduler.is_catching_up(late));
         assert_eq!(scheduler.next_timer(), Some(late + CATCH_UP));

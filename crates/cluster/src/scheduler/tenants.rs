@@ -498,11 +498,15 @@ mod tests {
         let mut key = |asked: Tenant| table.handle(&asked).map(|(answer, _)| answer.entries[0].key);
         assert_eq!(key(add("a", 1, 0)), Ok(1));
         assert_eq!(key(add("b", 2, 3)), Ok(3));
-        assert_eq!(key(add("c", 3, 0)), Ok(2), "the first free one");
+        assert_eq!(key(add("c", 3, 0)), Ok(2), "the first free key");
         assert_eq!(key(add("d", 4, 0)), Ok(4));
-        assert_eq!(key(add("a", 1, 1)), Ok(1), "asked again");
-        assert_eq!(key(add("d", 4, 0)), Ok(4), "asked again, without the key");
-        let mut why = |change: &dyn Fn(&mut Tenant)| {
+        assert_eq!(key(add("a", 1, 1)), Ok(1), "the request is repeated");
+        assert_eq!(
+            key(add("d", 4, 0)),
+            Ok(4),
+            "the request is repeated without the key"
+        );
+        let mut refusal = |change: &dyn Fn(&mut Tenant)| {
             let mut asked = add("e", 9, 0);
             change(&mut asked);
             table.handle(&asked).unwrap_err()
@@ -540,7 +544,7 @@ mod tests {
             (&|t| t.name = String::new(), Refusal::InvalidData, ""),
         ];
         for (change, reason, word) in rows {
-            let (found, detail) = why(change);
+            let (found, detail) = refusal(change);
             assert_eq!(found, reason, "{detail}");
             assert!(detail.contains(word), "{detail}");
         }
@@ -561,7 +565,7 @@ mod tests {
         assert_eq!(
             ip(&mut table, &lease("a", 1, "")),
             Ok("172.16.0.2".into()),
-            "asked again"
+            "the request is repeated"
         );
         assert_eq!(ip(&mut table, &lease("b", 1, "")), Err(Refusal::Taken));
         assert_eq!(ip(&mut table, &lease("a", 2, "172.16.0.2")), Err(Refusal::Taken));
@@ -608,7 +612,10 @@ mod tests {
         assert_eq!((&again.table, &again.instances), (&table.table, &table.instances));
         assert!(again.release(Uuid::from_u128(1)));
         std::fs::write(&path, "tenants: {}\n").unwrap();
-        assert!(TenantTable::load(&configuration).is_err(), "it has no checksum");
+        assert!(
+            TenantTable::load(&configuration).is_err(),
+            "the table has no checksum"
+        );
     }
 
     #[test]

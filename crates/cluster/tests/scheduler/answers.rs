@@ -13,7 +13,7 @@ use ssntp::proto::{Command, ErrorCode, FrameKind};
 use ssntp_cluster::scheduler::SchedulerConfig;
 use uuid::Uuid;
 
-use super::{Cluster, command, nothing_comes_of, stats};
+use super::{Cluster, command, expect_no_frames, stats};
 use crate::client::Client;
 
 const INSTANCE: Uuid = Uuid::from_u128(0x1a5);
@@ -118,7 +118,7 @@ fn a_public_ip_for_a_cnci_that_is_not_connected_has_no_instance() {
 }
 
 #[test]
-fn a_failure_names_all_that_the_command_did_with_or_without_an_instance() {
+fn a_failure_repeats_all_fields_of_the_command_with_or_without_an_instance() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let nobody = Uuid::from_u128(9);
@@ -201,10 +201,10 @@ fn a_command_has_one_answer_with_its_id_and_other_failures_are_dropped() {
     let mut other = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller, &mut other]);
     for (command, asked, error, failed) in commands(node.uuid) {
-        // A scheduler that has just started knows no such command, and the node may never have
-        // had one.
+        // A scheduler that has just started does not know the command, and the node may never have
+        // received one.
         node.send_text(error, &failed);
-        nothing_comes_of(&mut node, &mut [&mut controller, &mut other]);
+        expect_no_frames(&mut node, &mut [&mut controller, &mut other]);
         controller.send_text(command, &asked);
         node.expect(command);
         for _ in 0..2 {
@@ -218,7 +218,7 @@ fn a_command_has_one_answer_with_its_id_and_other_failures_are_dropped() {
                 "{text}"
             );
         }
-        nothing_comes_of(&mut node, &mut [&mut controller, &mut other]);
+        expect_no_frames(&mut node, &mut [&mut controller, &mut other]);
     }
 }
 
@@ -238,7 +238,7 @@ fn a_failure_with_an_id_answers_that_command_and_not_an_older_one() {
             let text = String::from_utf8(frame.payload_bytes().to_vec()).unwrap();
             assert!(text.contains(&format!("command_id: {id}")), "{text}");
         }
-        nothing_comes_of(&mut node, &mut [&mut controller]);
+        expect_no_frames(&mut node, &mut [&mut controller]);
     }
 }
 
@@ -248,14 +248,14 @@ fn stop_of_an_ended_instance_is_answered_by_its_node_and_not_by_stats() {
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
     let [(stop, asked, error, failed), ..] = commands(node.uuid);
-    let mut said = stats(node.uuid, &[INSTANCE]);
-    said.instances[0].state = InstanceState::Exited;
-    node.send_payload(&said);
+    let mut report = stats(node.uuid, &[INSTANCE]);
+    report.instances[0].state = InstanceState::Exited;
+    node.send_payload(&report);
     controller.expect(Command::STATS);
     controller.send_text(stop, &asked);
     node.expect(stop);
     // The node may have written these before it received the STOP.
-    node.send_payload(&said);
+    node.send_payload(&report);
     controller.expect(Command::STATS);
     node.send_text(error, &failed);
     controller.expect(error);
@@ -268,10 +268,10 @@ fn stats_or_an_event_answer_a_command() {
     let mut node = cluster.node(1000, &mut [&mut controller]);
     for (command, asked, error, failed) in commands(node.uuid) {
         let listed = |state, volumes: &[Uuid]| {
-            let mut said = stats(node.uuid, &[INSTANCE]);
-            said.instances[0].state = state;
-            said.instances[0].volumes = volumes.iter().map(|volume| (*volume).into()).collect();
-            said
+            let mut report = stats(node.uuid, &[INSTANCE]);
+            report.instances[0].state = state;
+            report.instances[0].volumes = volumes.iter().map(|volume| (*volume).into()).collect();
+            report
         };
         let (before, after) = match command {
             Command::STOP => (
@@ -301,7 +301,7 @@ fn stats_or_an_event_answer_a_command() {
             if !is_answered {
                 controller.expect(error);
             }
-            nothing_comes_of(&mut node, &mut [&mut controller]);
+            expect_no_frames(&mut node, &mut [&mut controller]);
         }
     }
 }
@@ -348,6 +348,6 @@ fn a_command_that_its_node_does_not_answer_is_answered_at_its_deadline() {
         assert!(text.contains("command_id: mine\n"), "{text}");
         // The node's answer arrives too late.
         node.send_text(error, &failed);
-        nothing_comes_of(&mut node, &mut [&mut controller]);
+        expect_no_frames(&mut node, &mut [&mut controller]);
     }
 }

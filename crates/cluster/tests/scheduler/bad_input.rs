@@ -1,11 +1,11 @@
-//! Payloads that are none: each has its answer, and the scheduler goes on.
+//! Unreadable payloads: each has its answer, and the scheduler continues.
 
 use ssntp::Role;
 use ssntp::payload::{InvalidFrameType, StartFailure, StartFailureReason};
 use ssntp::proto::{Command, Event, Frame, FrameKind, Status};
 use uuid::Uuid;
 
-use super::{Cluster, refused, say_ready, start};
+use super::{Cluster, refused, send_ready, start};
 
 const INSTANCE: Uuid = Uuid::from_u128(0x1a5);
 
@@ -177,10 +177,10 @@ fn unreadable_reports_are_dropped() {
     }
     agent.expect_nothing();
     controller.expect_nothing();
-    // It names no entity.
+    // The report names no entity.
     let trace: FrameKind = "TraceReport".parse().unwrap();
     agent.send_text(trace, "[");
     assert_eq!(controller.expect(trace).payload_bytes(), "[");
-    say_ready(&mut agent, 1000);
+    send_ready(&mut agent, 1000);
     super::start_on(&mut controller, &mut agent, &start(1));
 }

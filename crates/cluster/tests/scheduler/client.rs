@@ -45,7 +45,7 @@ impl Client {
         }
     }
 
-    /// Connects, unless the scheduler sends it away.
+    /// Connects, unless the scheduler refuses it.
     pub fn try_connect(listener: &MemoryListener, role: Role) -> Option<Self> {
         let stream = listener.connect(Faults::default(), Faults::default()).unwrap();
         let mut peer = Peer::over(Arc::new(stream), &identity(role));
@@ -76,13 +76,13 @@ impl Client {
         self.send(&Frame::of(payload));
     }
 
-    /// Sends a payload as it stands here.
+    /// Sends a payload unchanged.
     pub fn send_text(&mut self, kind: impl Into<FrameKind>, payload: &str) {
         self.send(&Frame::with_payload(kind, payload.to_owned()));
     }
 
-    /// The next frame. SnapshotComplete is left out: most tests are not about it, and it comes
-    /// once to each controller.
+    /// The next frame. SnapshotComplete is skipped: it arrives once at each controller, and few tests
+    /// are about it.
     #[track_caller]
     pub fn recv(&mut self) -> Frame {
         loop {
@@ -107,17 +107,17 @@ impl Client {
         frame
     }
 
-    /// The next frame, which has to carry such a payload.
+    /// The next frame, which has to carry a payload of this type.
     #[track_caller]
     pub fn expect_payload<T: Payload>(&mut self) -> T {
         self.expect(T::KIND).payload().unwrap()
     }
 
-    /// Waits until the scheduler has handled all that this client has sent,
-    /// and gives what it had for this client until then.
+    /// Waits until the scheduler has handled all frames of this client, and returns the frames that it
+    /// has sent to this client until then.
     #[track_caller]
     pub fn drain(&mut self) -> Vec<Frame> {
-        // The server answers an operand that does not exist in its turn.
+        // The server answers an unknown operand after all earlier frames.
         self.send(&Frame::new(FrameKind::new(FrameType::COMMAND, 0x77)));
         let mut frames = Vec::new();
         loop {
@@ -130,8 +130,8 @@ impl Client {
         }
     }
 
-    /// Waits until the scheduler has handled all that this client has sent,
-    /// and had nothing for it.
+    /// Waits until the scheduler has handled all frames of this client, and checks that it has sent none
+    /// to this client.
     #[track_caller]
     pub fn expect_nothing(&mut self) {
         let frames = self.drain();
@@ -139,8 +139,8 @@ impl Client {
     }
 }
 
-/// The same identity for a role each time: a client that connects again has
-/// to show the certificate that it showed before.
+/// The identity of a role, which is always the same: a client that connects again has to show the
+/// certificate of its former session.
 pub fn identity(role: Role) -> Identity {
     static ISSUED: OnceLock<Mutex<HashMap<Role, Identity>>> = OnceLock::new();
     let mut issued = ISSUED.get_or_init(Mutex::default).lock().unwrap();

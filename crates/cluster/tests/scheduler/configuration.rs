@@ -1,4 +1,4 @@
-//! CONFIGURE: checked, kept, distributed, taken back.
+//! A configuration of CONFIGURE is checked, stored, distributed and replaced by the previous one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ fn a_refused_configuration_is_replaced_by_the_previous_one() {
         assert_eq!(agent.recv(), configure(SECOND));
     }
     let invalid = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, SECOND);
-    // Each of them refuses it, and the previous one is restored once.
+    // Each agent refuses the configuration, and the previous one is restored once.
     for agent in &mut agents {
         agent.send(&invalid);
     }
@@ -77,11 +77,15 @@ fn a_refused_configuration_is_replaced_by_the_previous_one() {
     for agent in &mut agents {
         agent.expect_nothing();
     }
-    assert_eq!(controller.recv(), configure(SECOND), "it was taken up");
-    assert_eq!(controller.recv(), invalid, "who sent it hears of it");
+    assert_eq!(
+        controller.recv(),
+        configure(SECOND),
+        "the configuration was accepted"
+    );
+    assert_eq!(controller.recv(), invalid, "its sender gets it back");
     controller.expect_nothing();
     assert_eq!(cluster.controller().connected.payload, FIRST);
-    // There is nothing before the first.
+    // The first configuration has no previous one.
     agents[0].send_text(ErrorCode::INVALID_CONFIGURATION, FIRST);
     agents[0].expect_nothing();
     assert_eq!(cluster.controller().connected.payload, FIRST);
@@ -132,7 +136,7 @@ fn a_restarted_scheduler_has_the_last_configuration() {
     let mut agent = cluster.agent(Role::AGENT, &mut [&mut controller]);
     controller.send(&configure(SECOND));
     controller.send(&configure(INVALID));
-    // It may or may not be refused while the previous one is being written.
+    // While the previous configuration is being written, this one may be refused.
     let mut answers = [controller.recv(), controller.recv()].map(|frame| frame.payload_bytes().clone());
     answers.sort();
     assert_eq!(answers, [INVALID, SECOND]);
@@ -140,7 +144,7 @@ fn a_restarted_scheduler_has_the_last_configuration() {
     assert_eq!(
         fs::read_to_string(&path).unwrap(),
         SECOND,
-        "it is kept before it is passed on"
+        "the configuration is written before it is distributed"
     );
     agent.send_text(ErrorCode::INVALID_CONFIGURATION, SECOND);
     agent.expect(Command::CONFIGURE);
@@ -148,7 +152,7 @@ fn a_restarted_scheduler_has_the_last_configuration() {
     assert_eq!(
         fs::read_to_string(&path).unwrap(),
         FIRST,
-        "going back is kept, too"
+        "the restored configuration is written as well"
     );
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
@@ -168,35 +172,34 @@ fn a_configuration_that_cannot_be_written_is_refused() {
     assert_eq!(cluster.controller().connected.payload, "");
 }
 
-/// A disk that takes its time: the scheduler writes beside the file first, and
-/// waits there until somebody opens the other end, which ends in an error.
+/// A slow disk. The scheduler writes a temporary file first, which is a pipe here, so it waits until
+/// the test opens the other end. Then the write fails.
 struct Disk {
-    beside: PathBuf,
+    temporary: PathBuf,
 }
 
 impl Disk {
     fn stuck(dir: &Path) -> Self {
-        let beside = dir.join(".cluster.yaml.new");
-        rustix::fs::mkfifoat(rustix::fs::CWD, &beside, rustix::fs::Mode::RWXU).unwrap();
-        Self { beside }
+        let temporary = dir.join(".cluster.yaml.new");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &temporary, rustix::fs::Mode::RWXU).unwrap();
+        Self { temporary }
     }
 
-    /// Waits until what is being written has come here, and gives it. That it
-    /// fails then is the last that happens to it.
+    /// Returns the text that is being written. The write fails afterwards.
     fn fail(self) -> String {
-        fs::read_to_string(&self.beside).unwrap()
+        fs::read_to_string(&self.temporary).unwrap()
     }
 }
 
 impl Drop for Disk {
-    /// A test that fails ends, too.
+    /// This lets the scheduler end even if the test has failed.
     fn drop(&mut self) {
         use std::os::unix::fs::OpenOptionsExt;
         let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
         let _ = fs::OpenOptions::new()
             .read(true)
             .custom_flags(nonblock)
-            .open(&self.beside);
+            .open(&self.temporary);
     }
 }
 
@@ -221,11 +224,19 @@ fn a_slow_disk_delays_only_the_configuration() {
     assert_eq!(other.recv(), stats);
     assert_eq!(controller.recv(), stats);
     agent.expect_nothing();
-    assert_eq!(cluster.controller().connected.payload, "", "it is not kept yet");
+    assert_eq!(
+        cluster.controller().connected.payload,
+        "",
+        "the configuration is not written yet"
+    );
 
     assert_eq!(disk.fail(), FIRST);
     assert_eq!(controller.recv(), refused(FIRST));
-    assert_eq!(controller.recv(), configure(THIRD), "it is taken up");
+    assert_eq!(
+        controller.recv(),
+        configure(THIRD),
+        "the configuration is accepted"
+    );
     assert_eq!(agent.recv(), configure(THIRD));
     assert_eq!(fs::read_to_string(&path).unwrap(), THIRD);
     assert_eq!(cluster.controller().connected.payload, THIRD);

@@ -1,4 +1,4 @@
-//! Any controller, or one master.
+//! The controllers that may send commands: all of them, or one master.
 
 use ssntp::Role;
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason, StartFailureReason};
@@ -79,21 +79,21 @@ fn the_longest_waiting_backup_takes_the_masters_place() {
     let cluster = with_master();
     let first = cluster.controller();
     let mut line: Vec<_> = (0..3).map(|_| cluster.controller()).collect();
-    let gone = line.remove(0);
-    // A watcher sees the order of events: each leaving ends in one.
-    drop(gone);
+    let master = line.remove(0);
+    // The disconnections happen one after the other.
+    drop(master);
     drop(first);
     let [mut second, mut third] = <[_; 2]>::try_from(line).ok().unwrap();
     until_master(&mut second);
     assert!(!commands(&mut third));
-    // It connects again, and stands at the end.
+    // A controller that connects again is the last in the line of backups.
     let uuid = second.uuid;
     let mut again = Client::connect_as(&cluster.listener, Role::CONTROLLER, uuid);
     until_master(&mut third);
     assert!(!commands(&mut again));
 }
 
-/// Leaving takes a moment: asks until the answer is another.
+/// The server needs a moment to notice a disconnection, so this asks until the answer changes.
 fn until_master(controller: &mut Client) {
     while !commands(controller) {}
 }
@@ -102,7 +102,7 @@ fn until_master(controller: &mut Client) {
 fn commands(controller: &mut Client) -> bool {
     controller.send(&Frame::new(Command::RESTORE));
     let answer: InvalidFrameType = loop {
-        // Failures that others caused are passed over.
+        // Failures of the commands of others are skipped.
         let frame = controller.recv();
         if let Ok(answer) = frame.payload() {
             break answer;

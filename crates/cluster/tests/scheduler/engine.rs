@@ -46,7 +46,7 @@ impl Engine for Counting {
 }
 
 #[test]
-fn the_engine_is_asked_no_more_with_many_sessions_than_with_few() {
+fn the_number_of_engine_requests_does_not_grow_with_the_sessions() {
     // A leader reads once a second, and keeps two leases alive: every second and every third.
     for sessions in [10, 200] {
         let counts = Arc::new(Counts::default());

@@ -45,9 +45,9 @@ fn each_start_is_counted_once_by_its_outcome() {
         start_on(&mut controller, &mut node, start);
     }
     assert_eq!(figures(&cluster).starts.in_flight, 4);
-    let mut said = stats(node.uuid, &[runs.instance_uuid, silent.instance_uuid]);
-    said.instances[0].state = InstanceState::Active;
-    node.send_payload(&said);
+    let mut report = stats(node.uuid, &[runs.instance_uuid, silent.instance_uuid]);
+    report.instances[0].state = InstanceState::Active;
+    node.send_payload(&report);
     controller.expect(Command::STATS);
     refused(&mut controller, &runs, Reason::AlreadyRunning);
     for (start, reason) in [(&fails, Reason::ImageFailure), (&odd, Reason::from("moonlight"))] {
@@ -78,7 +78,7 @@ fn each_start_is_counted_once_by_its_outcome() {
     );
     assert_eq!((starts.start_time.count(), starts.failure_time.count()), (1, 7));
     assert_eq!((starts.in_flight, starts.held), (0, 0));
-    // It had been given to the node that is away: 10 ms at least.
+    // The START had been sent to the node that is away, so it took at least 10 ms.
     assert!(starts.failure_time.sum() >= Duration::from_millis(10));
 }
 
@@ -114,10 +114,10 @@ fn nodes_and_instances_are_counted_by_state() {
     start_on(&mut controller, &mut node, &given);
     controller.send_payload(&held);
     controller.expect_nothing();
-    let mut said = stats(node.uuid, &[0, 1, 2].map(Uuid::from_u128));
-    said.instances[1].state = InstanceState::Active;
-    said.instances[2].state = InstanceState::Exited;
-    node.send_payload(&said);
+    let mut report = stats(node.uuid, &[0, 1, 2].map(Uuid::from_u128));
+    report.instances[1].state = InstanceState::Active;
+    report.instances[2].state = InstanceState::Exited;
+    node.send_payload(&report);
     controller.expect(Command::STATS);
     let after = figures(&cluster);
     assert_eq!(
@@ -146,19 +146,27 @@ fn a_concentrator_reports_its_tables_and_is_counted() {
     let cnci = Cnci::start(config).unwrap();
     let deadline = Instant::now() + LIMIT;
     while figures(&cluster).concentrators == 0 {
-        assert!(Instant::now() < deadline, "it does not announce itself");
+        assert!(
+            Instant::now() < deadline,
+            "the concentrator does not announce itself"
+        );
         std::thread::yield_now();
     }
-    let told = cnci.figures().unwrap();
-    assert!(told.client.server.is_some() && told.client.counters.sessions == 1);
+    let figures = cnci.figures().unwrap();
+    assert!(figures.client.server.is_some() && figures.client.counters.sessions == 1);
     assert_eq!(
-        [told.tunnels, told.peers, told.public_ips, told.frames_held],
+        [
+            figures.tunnels,
+            figures.peers,
+            figures.public_ips,
+            figures.frames_held
+        ],
         [0; 4]
     );
 }
 
 #[test]
-fn a_server_without_a_scheduler_has_no_figures_of_one() {
+fn a_server_without_a_scheduler_has_no_scheduler_figures() {
     let listener = ssntp::transport::memory::MemoryListener::new();
     let config = ssntp::server::ServerConfig::new(
         super::client::identity(Role::SCHEDULER),

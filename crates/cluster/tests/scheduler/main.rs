@@ -1,5 +1,5 @@
-//! The scheduler as its clients meet it, over memory and TLS: every row of
-//! docs/cluster.md's tables for it.
+//! The scheduler with clients over TLS in memory: every row of the scheduler's tables in
+//! docs/cluster.md.
 //!
 //! | file | rules |
 //! |---|---|
@@ -7,17 +7,17 @@
 //! | `nodes` | NodeConnected, NodeDisconnected, and the snapshot of a new controller |
 //! | `starts` | placement, held and lost STARTs |
 //! | `moves` | instances that are started elsewhere when their node is evacuated |
-//! | `truth` | the reports that a peer may send, and when a START counts as done |
+//! | `truth` | the reports that a peer may send, and the reports that settle a START |
 //! | `answers` | the answers of the scheduler itself |
 //! | `controllers` | any and master |
 //! | `questions` | the questions of a controller to the scheduler |
-//! | `configuration` | CONFIGURE, its file, and the way back |
+//! | `configuration` | CONFIGURE, its file, and the previous configuration |
 //! | `engine` | the requests to the engine, with few and with many sessions |
 //! | `streams` | the output of instances |
 //! | `term` | several schedulers, of which one leads |
 //! | `figures` | the figures of the scheduler |
-//! | `bad_input` | payloads that are none |
-//! | `client` | a client by hand |
+//! | `bad_input` | unreadable payloads |
+//! | `client` | a client that the test controls |
 
 #![allow(
     clippy::unwrap_used,
@@ -94,9 +94,9 @@ impl Cluster {
     }
 
     /// Waits until the session of `uuid` is over.
-    pub fn gone(&self, uuid: Uuid) {
-        let stands = move |cx: &mut Context<'_>| cx.directory().session(uuid).is_some();
-        while self.server.handle().with(stands).unwrap() {
+    pub fn wait_disconnected(&self, uuid: Uuid) {
+        let is_listed = move |cx: &mut Context<'_>| cx.directory().session(uuid).is_some();
+        while self.server.handle().with(is_listed).unwrap() {
             std::thread::yield_now();
         }
     }
@@ -128,21 +128,21 @@ impl Cluster {
         Client::connect_as(&self.listener, Role::AGENT, uuid)
     }
 
-    /// A compute node with so much memory, and 100,000 MB of disk, 8 CPUs.
+    /// A compute node with this memory, 100,000 MB of disk, and 8 CPUs.
     pub fn node(&self, mem_mb: i64, controllers: &mut [&mut Client]) -> Client {
         let mut agent = self.agent(Role::AGENT, controllers);
-        say_ready(&mut agent, mem_mb);
+        send_ready(&mut agent, mem_mb);
         agent
     }
 }
 
-/// Waits until the scheduler has handled all that `sender` has sent, and checks that it had
-/// nothing for the sender or for `others`.
+/// Waits until the scheduler has handled all frames of `sender`, and checks that it has sent none to
+/// the sender or to `others`.
 ///
-/// Frames of two sessions are not ordered among each other: that `others` have got nothing
-/// so far proves nothing while the frames of `sender` may still be on their way.
+/// Frames of two sessions have no common order. So `others` are checked only after the frames of
+/// `sender` were handled.
 #[track_caller]
-pub fn nothing_comes_of(sender: &mut Client, others: &mut [&mut Client]) {
+pub fn expect_no_frames(sender: &mut Client, others: &mut [&mut Client]) {
     sender.expect_nothing();
     for other in others {
         other.expect_nothing();
@@ -151,7 +151,7 @@ pub fn nothing_comes_of(sender: &mut Client, others: &mut [&mut Client]) {
 
 /// Sends READY, and waits until the scheduler has handled it.
 #[track_caller]
-pub fn say_ready(agent: &mut Client, mem_mb: i64) {
+pub fn send_ready(agent: &mut Client, mem_mb: i64) {
     agent.send_payload(&ready(agent.uuid, mem_mb));
     agent.expect_nothing();
 }
@@ -183,7 +183,7 @@ pub fn stats(node: Uuid, instances: &[Uuid]) -> Stats {
     }
 }
 
-/// A START of a new instance that needs so much memory.
+/// A START of a new instance that needs this memory.
 pub fn start(mem_mb: i64) -> Start {
     let mut start = Start {
         instance_uuid: Uuid::new_v4(),
@@ -194,7 +194,7 @@ pub fn start(mem_mb: i64) -> Start {
     start
 }
 
-/// Sends a START that this agent is to get.
+/// Sends a START, and expects it at this agent.
 #[track_caller]
 pub fn start_on(controller: &mut Client, agent: &mut Client, start: &Start) {
     controller.send_payload(start);
@@ -207,7 +207,7 @@ pub fn expect_start(agent: &mut Client, start: &Start) {
     assert_eq!(got.instance_uuid, start.instance_uuid);
 }
 
-/// The next frame is the StartFailure.
+/// Expects the StartFailure as the next frame.
 #[track_caller]
 pub fn expect_failure(controller: &mut Client, start: &Start, reason: StartFailureReason) -> StartFailure {
     let failure: StartFailure = controller.expect_payload();
@@ -216,14 +216,14 @@ pub fn expect_failure(controller: &mut Client, start: &Start, reason: StartFailu
     failure
 }
 
-/// Asks for the reason with which a START is answered.
+/// Sends a START, and returns the reason of its failure.
 #[track_caller]
 pub fn refused(controller: &mut Client, start: &Start, reason: StartFailureReason) {
     controller.send_payload(start);
     expect_failure(controller, start, reason);
 }
 
-/// STOP, DELETE and so on, as text.
+/// The payload of STOP, DELETE or a similar command, as text.
 pub fn command(kind: Command, root: &str, agent: Uuid, instance: Uuid) -> Frame {
     let volume = Uuid::from_u128(0x70);
     let payload = format!(

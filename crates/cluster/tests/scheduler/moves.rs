@@ -5,13 +5,13 @@ use ssntp::proto::{Command, Frame, Status};
 use uuid::Uuid;
 
 use crate::client::Client;
-use crate::{Cluster, ready, say_ready, start, start_on};
+use crate::{Cluster, ready, send_ready, start, start_on};
 
 /// A node that has these instances, all of which run.
 fn runs(controller: &mut Client, node: &mut Client, starts: &[&Start]) {
     for start in starts {
         start_on(controller, node, start);
-        say_ready(node, 1000);
+        send_ready(node, 1000);
     }
     let instances = starts.iter().map(|start| InstanceStats {
         instance_uuid: start.instance_uuid.into(),
@@ -41,8 +41,8 @@ fn stopped(controller: &mut Client, node: &mut Client, instance: Uuid) {
         instance_uuid: instance.into(),
         ..Default::default()
     });
-    let told: InstanceStopped = controller.expect_payload();
-    assert_eq!(told.instance_uuid, instance);
+    let event: InstanceStopped = controller.expect_payload();
+    assert_eq!(event.instance_uuid, instance);
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_movable_instance_is_started_elsewhere_once_it_has_ended() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
-    // Byte for byte, with the unknown keys.
+    // The START is byte for byte the same, with its unknown keys.
     let movable = start(10);
     let text = format!(
         "start: {{instance_uuid: {}, colour: blue, requirements: {{mem_mb: 10}}}}\n---\n#cloud-config\n---\n{{}}\n",
@@ -58,7 +58,7 @@ fn a_movable_instance_is_started_elsewhere_once_it_has_ended() {
     );
     controller.send_text(Command::START, &text);
     node.expect_payload::<Start>();
-    say_ready(&mut node, 1000);
+    send_ready(&mut node, 1000);
     let persistent = Start {
         persistence: Persistence::Host,
         ..start(10)
@@ -75,7 +75,7 @@ fn a_movable_instance_is_started_elsewhere_once_it_has_ended() {
     bound.requirements.node_id = node.uuid.into();
     for start in [&persistent, &stored, &bound] {
         start_on(&mut controller, &mut node, start);
-        say_ready(&mut node, 1000);
+        send_ready(&mut node, 1000);
     }
     let unknown = start(10);
     let instances = [&movable, &persistent, &stored, &bound, &unknown].map(|start| InstanceStats {
@@ -92,7 +92,7 @@ fn a_movable_instance_is_started_elsewhere_once_it_has_ended() {
     let mut other = cluster.node(1000, &mut [&mut controller]);
 
     evacuate(&mut controller, &mut node);
-    let mut told: Vec<_> = (0..4)
+    let mut failures: Vec<_> = (0..4)
         .map(|_| {
             let failure: StartFailure = controller.expect_payload();
             assert_eq!(failure.node_uuid, node.uuid);
@@ -105,13 +105,13 @@ fn a_movable_instance_is_started_elsewhere_once_it_has_ended() {
         (&bound, "not_moved_bound"),
         (&unknown, "not_moved_unknown"),
     ]
-    .map(|(start, why)| (start.instance_uuid.to_string(), why.to_owned()));
-    told.sort();
+    .map(|(start, reason)| (start.instance_uuid.to_string(), reason.to_owned()));
+    failures.sort();
     expected.sort();
-    assert_eq!(told, expected);
+    assert_eq!(failures, expected);
     other.expect_nothing();
 
-    // A READY of the node may have crossed the command.
+    // The node may have sent a READY before it received the command.
     node.send_payload(&ready(node.uuid, 100_000));
     stopped(&mut controller, &mut node, persistent.instance_uuid);
     other.expect_nothing();
@@ -167,7 +167,7 @@ fn refuses(node: &mut Client, instance: Uuid, reason: StartFailureReason) {
     });
 }
 
-/// With and without `move`.
+/// The node is evacuated with and without `move`.
 #[test]
 fn an_evacuating_node_gets_no_start_and_a_start_that_it_refuses_is_placed_again() {
     for moves in [false, true] {
@@ -219,7 +219,7 @@ fn a_start_that_a_full_node_refuses_goes_to_another_one_and_is_answered_once() {
     assert_eq!(again.instance_uuid, one.instance_uuid);
     controller.expect_nothing();
 
-    // Without another node that takes it, the refusal is the answer.
+    // If no other node accepts the START, the refusal is its answer.
     node.send(&Frame::new(Status::FULL));
     node.expect_nothing();
     refuses(&mut other, one.instance_uuid, StartFailureReason::FullCn);
@@ -229,10 +229,10 @@ fn a_start_that_a_full_node_refuses_goes_to_another_one_and_is_answered_once() {
         (one.instance_uuid.into(), StartFailureReason::FullCn)
     );
 
-    // A START that a controller has called off goes nowhere.
-    say_ready(&mut node, 1000);
+    // A START whose instance a controller has deleted is not placed again.
+    send_ready(&mut node, 1000);
     start_on(&mut controller, &mut node, &two);
-    say_ready(&mut other, 1000);
+    send_ready(&mut other, 1000);
     controller.send_payload(&Delete {
         instance_uuid: two.instance_uuid.into(),
         workload_agent_uuid: node.uuid.into(),

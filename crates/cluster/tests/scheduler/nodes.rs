@@ -31,14 +31,14 @@ fn every_controller_learns_of_nodes_that_connect_and_disconnect() {
         }
         drop(node);
         for controller in [&mut one, &mut two] {
-            let gone: NodeDisconnected = controller.expect_payload();
+            let event: NodeDisconnected = controller.expect_payload();
             assert_eq!(
-                (gone.node_uuid, gone.node_type),
+                (event.node_uuid, event.node_type),
                 (node_uuid.into(), node_type.clone())
             );
         }
     }
-    // A CNCI is no node, nor is a controller.
+    // Neither a CNCI nor a controller is a node.
     drop(cluster.connect(Role::CNCIAGENT));
     drop(cluster.controller());
     one.expect_nothing();
@@ -63,10 +63,10 @@ fn an_agent_that_reconnects_is_disconnected_first() {
     let mut controller = cluster.controller();
     let old = cluster.agent(Role::AGENT, &mut [&mut controller]);
     let new = Client::connect_as(&cluster.listener, Role::AGENT, old.uuid);
-    let gone: NodeDisconnected = controller.expect_payload();
+    let event: NodeDisconnected = controller.expect_payload();
     let back: NodeConnected = controller.expect_payload();
     assert_eq!(
-        (gone.node_uuid, back.node_uuid),
+        (event.node_uuid, back.node_uuid),
         (new.uuid.into(), new.uuid.into())
     );
     drop((old, new));
@@ -81,20 +81,20 @@ fn a_new_controller_receives_every_node_and_its_last_stats() {
     let mut nodes = Vec::new();
     for count in 0..4 {
         let mut node = cluster.agent(Role::AGENT, &mut [&mut first]);
-        // The last node has sent none yet.
+        // The last node has sent no STATS yet.
         for older in 0..count {
             node.send_payload(&stats(node.uuid, &[Uuid::from_u128(older)]));
             first.expect(Command::STATS);
         }
         nodes.push(node);
     }
-    let gone = nodes.pop().unwrap();
-    drop(gone);
+    let disconnected = nodes.pop().unwrap();
+    drop(disconnected);
     first.expect(Event::NODE_DISCONNECTED);
 
-    let told = cluster.controller().drain();
+    let snapshot = cluster.controller().drain();
     let expected: HashSet<_> = nodes.iter().map(|node| node.uuid.to_string()).collect();
-    let (connected, reported) = told.split_at(3);
+    let (connected, reported) = snapshot.split_at(3);
     let connected: HashSet<_> = connected
         .iter()
         .map(|frame| frame.payload::<NodeConnected>().unwrap().node_uuid.to_string())
@@ -123,8 +123,8 @@ fn a_controller_receives_snapshot_complete_once() {
     let _silent = cluster.agent(Role::AGENT, &mut [&mut first]);
     let [a, b, c] = [1, 2, 3].map(Uuid::from_u128);
     for (node, instances) in [(&mut one, &[a, b][..]), (&mut other, &[c, a])] {
-        let said = stats(node.uuid, instances);
-        node.send_payload(&said);
+        let report = stats(node.uuid, instances);
+        node.send_payload(&report);
         first.expect(Command::STATS);
     }
     one.send_payload(&InstanceDeleted {
@@ -141,8 +141,8 @@ fn a_controller_receives_snapshot_complete_once() {
             _ => before += 1,
         }
     };
-    assert_eq!(before, 3 + 2 + 1, "NodeConnected, STATS and the event since");
-    // The other node's `a` belongs to the first one, so its STATS are passed on without it.
+    assert_eq!(before, 3 + 2 + 1, "NodeConnected, STATS and the later event");
+    // The instance `a` belongs to the first node, so STATS of the other node are forwarded without it.
     assert_eq!(
         (complete.nodes, complete.reporting, complete.instances),
         (3, 2, 3)
@@ -155,7 +155,7 @@ fn a_controller_receives_snapshot_complete_once() {
 fn a_new_controller_receives_connected_concentrators_and_their_addresses() {
     let cluster = Cluster::strict();
     let mut first = cluster.controller();
-    // Both, so that it shows when it has gone.
+    // Both sessions end. The second event shows that the first one was handled.
     let mut cnci = cluster.agent(Role::AGENT | Role::CNCIAGENT, &mut [&mut first]);
     let added = ConcentratorInstanceAdded {
         instance_uuid: cnci.uuid.into(),

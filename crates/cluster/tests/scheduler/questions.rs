@@ -8,7 +8,7 @@ use ssntp::payload::{ListSessions, Sessions, Tenant, TenantAction, TenantEntry, 
 use ssntp_cluster::controller::{AskError, Controller, ControllerConfig};
 use uuid::Uuid;
 
-use super::{Cluster, client, expect_start, nothing_comes_of, ready, start, stats};
+use super::{Cluster, client, expect_no_frames, expect_start, ready, start, stats};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -38,15 +38,15 @@ fn a_question_gets_its_own_answer_and_ends_with_its_session() {
             });
         }
     });
-    // The answer of another question is none.
+    // The answer to another question does not count.
     let late = controller.ask(
         &question("a".into()),
         |_: &Sessions| false,
         Duration::from_millis(50),
     );
     assert!(matches!(late, Err(AskError::Late(_))), "{late:?}");
-    let (seen, was_seen) = crossbeam_channel::bounded(1);
-    let is_answer = |_: &Sessions| seen.send(()).is_err();
+    let (answers, was_seen) = crossbeam_channel::bounded(1);
+    let is_answer = |_: &Sessions| answers.send(()).is_err();
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| controller.ask(&question("b".into()), is_answer, LIMIT));
         was_seen.recv_timeout(LIMIT).unwrap();
@@ -105,19 +105,19 @@ fn the_address_of_an_instance_is_not_released_while_a_connected_node_has_it() {
     controller.send_payload(&ordered);
     let refused = ask(&mut controller, TenantAction::Release);
     assert_eq!(refused.reason, TenantRefusal::InUse);
-    assert_eq!(refused.detail, "its START waits for a node");
+    assert_eq!(refused.detail, "the START waits for a node");
     node.send_payload(&ready(node.uuid, 1000));
     expect_start(&mut node, &ordered);
     node.send_payload(&stats(node.uuid, &[ordered.instance_uuid]));
-    nothing_comes_of(&mut node, &mut []);
+    expect_no_frames(&mut node, &mut []);
     let refused = ask(&mut controller, TenantAction::Release);
     assert_eq!(refused.reason, TenantRefusal::InUse);
-    let why = format!("node {} has this instance", node.uuid);
-    assert!(refused.detail.starts_with(&why), "{}", refused.detail);
-    // Its node is lost.
+    let reason = format!("node {} has this instance", node.uuid);
+    assert!(refused.detail.starts_with(&reason), "{}", refused.detail);
+    // The node of the instance is disconnected.
     let uuid = node.uuid;
     node.close();
-    cluster.gone(uuid);
+    cluster.wait_disconnected(uuid);
     let released = ask(&mut controller, TenantAction::Release);
     assert!(released.entries[0].addresses.is_empty(), "{released:?}");
     cluster.stop();

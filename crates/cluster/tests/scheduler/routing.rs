@@ -98,11 +98,11 @@ fn reports_go_unchanged_to_controllers_only() {
     ] {
         for name in names.split_whitespace() {
             // Only STATS must name their node.
-            let what = match name {
+            let payload = match name {
                 "STATS" => format!("node_uuid: {}\nwhat: STATS", sender.uuid),
                 _ => format!("what: {{name: {name}}}"),
             };
-            let frame = Frame::with_payload(name.parse::<FrameKind>().unwrap(), what);
+            let frame = Frame::with_payload(name.parse::<FrameKind>().unwrap(), payload);
             sender.send(&frame);
             assert_eq!(one.recv(), frame);
             assert_eq!(two.recv(), frame);
@@ -145,7 +145,7 @@ fn frames_that_a_role_may_not_send_are_rejected() {
             assert_eq!(answer.reason, InvalidFrameTypeReason::RoleNotAllowed);
         }
     }
-    // Never an answer to an error.
+    // An ERROR frame is never answered.
     agent.send(&Frame::new(ErrorCode::ASSIGN_PUBLIC_IP_FAILURE));
     agent.expect_nothing();
     controller.expect_nothing();
@@ -156,7 +156,7 @@ fn a_frame_never_returns_to_its_sender() {
     let cluster = Cluster::strict();
     let mut other = cluster.controller();
     let mut both = cluster.agent(Role::CONTROLLER | Role::AGENT, &mut [&mut other]);
-    // It receives NodeConnected about itself, which the scheduler has made.
+    // The agent does not get its own frames. NodeConnected about itself comes from the scheduler.
     assert_eq!(both.drain().len(), 1);
     let stats = Frame::with_payload(Command::STATS, format!("node_uuid: {}\n", both.uuid));
     both.send(&stats);
@@ -165,7 +165,7 @@ fn a_frame_never_returns_to_its_sender() {
     both.send(&own);
     other.expect(ErrorCode::STOP_FAILURE);
     both.expect(ErrorCode::STOP_FAILURE);
-    // Once, as the confirmation.
+    // The sender gets its CONFIGURE back once, as the confirmation.
     both.send_text(Command::CONFIGURE, "configure: {}\n");
     both.expect(Command::CONFIGURE);
     both.expect_nothing();

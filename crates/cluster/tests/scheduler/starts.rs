@@ -10,10 +10,10 @@ use ssntp_cluster::scheduler::SchedulerConfig;
 use ssntp_cluster::scheduler::placement::Policy;
 use uuid::Uuid;
 
-use super::{Cluster, expect_failure, expect_start, ready, refused, say_ready, start, start_on, stats};
+use super::{Cluster, expect_failure, expect_start, ready, refused, send_ready, start, start_on, stats};
 use crate::client::Client;
 
-/// The time that a node may be away in these tests.
+/// The time for which a node may be disconnected in these tests.
 const SOON: Duration = Duration::from_millis(10);
 
 /// STATS that confirm a START.
@@ -24,7 +24,7 @@ fn runs(node: Uuid, instance: Uuid) -> Stats {
 }
 
 #[test]
-fn without_a_node_of_the_kind_there_is_no_cn_or_no_net_cn() {
+fn a_start_without_a_node_of_its_type_fails_with_no_cn_or_no_net_cn() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut network = start(1);
@@ -38,7 +38,7 @@ fn without_a_node_of_the_kind_there_is_no_cn_or_no_net_cn() {
 }
 
 #[test]
-fn a_start_that_fits_nowhere_finds_a_full_cloud() {
+fn a_start_that_fits_no_node_fails_with_full_cloud() {
     let cluster = Cluster::opportunistic();
     let mut controller = cluster.controller();
     let node = cluster.node(1000, &mut [&mut controller]);
@@ -133,7 +133,7 @@ fn requirements_choose_the_node() {
     let mut controller = cluster.controller();
     let mut nodes = [(); 3].map(|()| cluster.node(1000, &mut [&mut controller]));
     let mut network = cluster.agent(Role::NETAGENT, &mut [&mut controller]);
-    say_ready(&mut network, 1000);
+    send_ready(&mut network, 1000);
     for node in &mut nodes {
         let mut by_uuid = start(100);
         by_uuid.requirements.node_id = node.uuid.into();
@@ -145,7 +145,7 @@ fn requirements_choose_the_node() {
     let mut on_network = start(100);
     on_network.requirements.network_node = true;
     start_on(&mut controller, &mut network, &on_network);
-    // Of the wrong kind.
+    // This node has the wrong type.
     let mut wrong = start(100);
     wrong.requirements.node_id = network.uuid.into();
     refused(&mut controller, &wrong, Reason::FullCloud);
@@ -161,7 +161,7 @@ fn full_offline_and_maintenance_nodes_get_no_start_until_ready() {
         node.expect_nothing();
         controller.drain();
         refused(&mut controller, &start(1), Reason::FullCloud);
-        say_ready(&mut node, 1000);
+        send_ready(&mut node, 1000);
         start_on(&mut controller, &mut node, &start(1));
     }
 }
@@ -284,8 +284,8 @@ fn starts_wait_for_a_node_that_ended_its_session_in_order() {
     controller.expect_nothing();
     let mut node = cluster.agent_as(uuid);
     controller.expect(Event::NODE_CONNECTED);
-    say_ready_to(&mut node, &early);
-    // This time it does not come back.
+    send_ready_to(&mut node, &early);
+    // This time the node does not reconnect.
     node.close();
     controller.expect(Event::NODE_DISCONNECTED);
     controller.send_payload(&late);
@@ -294,7 +294,7 @@ fn starts_wait_for_a_node_that_ended_its_session_in_order() {
 
 /// Sends READY, and receives the START that was held for it.
 #[track_caller]
-fn say_ready_to(node: &mut Client, held: &Start) {
+fn send_ready_to(node: &mut Client, held: &Start) {
     node.send_payload(&ready(node.uuid, 1000));
     let given: Start = node.expect_payload();
     assert_eq!(given.instance_uuid, held.instance_uuid);
@@ -343,7 +343,7 @@ fn opportunistic_policy_subtracts_placed_starts() {
     start_on(&mut controller, &mut node, &start(600));
     start_on(&mut controller, &mut node, &start(400));
     refused(&mut controller, &start(1), Reason::FullCloud);
-    say_ready(&mut node, 300);
+    send_ready(&mut node, 300);
     start_on(&mut controller, &mut node, &start(300));
 }
 
@@ -412,7 +412,7 @@ fn starts_of_an_agent_that_vanishes_are_answered_unless_confirmed() {
 }
 
 #[test]
-fn a_start_too_many_in_flight_is_answered() {
+fn a_start_beyond_the_limit_in_flight_is_refused() {
     let config = SchedulerConfig::new().policy(Policy::Opportunistic).in_flight(2);
     let cluster = Cluster::new(config);
     let mut controller = cluster.controller();
@@ -421,7 +421,7 @@ fn a_start_too_many_in_flight_is_answered() {
     start_on(&mut controller, &mut node, &first);
     start_on(&mut controller, &mut node, &second);
     refused(&mut controller, &third, Reason::FullCloud);
-    // Nothing but the node's word makes room.
+    // Only STATS of the node settle a START and make room.
     node.send_payload(&runs(node.uuid, first.instance_uuid));
     controller.expect(Command::STATS);
     start_on(&mut controller, &mut node, &third);

@@ -1,5 +1,4 @@
-//! Streams of the output of instances: their receivers, their senders, and
-//! how they end.
+//! Streams of the output of instances: their receivers, their senders, and their ends.
 
 use ssntp::Role;
 use ssntp::payload::{InstanceState, InvalidFrameType, InvalidFrameTypeReason};
@@ -38,9 +37,9 @@ fn data(stream: Uuid, length: usize) -> Frame {
 fn node_with_instance(cluster: &Cluster, controllers: &mut [&mut Client]) -> (Client, Uuid) {
     let mut node = cluster.node(1000, controllers);
     let instance = Uuid::new_v4();
-    let mut said = stats(node.uuid, &[instance]);
-    said.instances[0].state = InstanceState::Active;
-    node.send_payload(&said);
+    let mut report = stats(node.uuid, &[instance]);
+    report.instances[0].state = InstanceState::Active;
+    node.send_payload(&report);
     node.expect_nothing();
     for controller in controllers {
         controller.expect(Command::STATS);
@@ -48,7 +47,7 @@ fn node_with_instance(cluster: &Cluster, controllers: &mut [&mut Client]) -> (Cl
     (node, instance)
 }
 
-/// Opens a stream, which its node takes.
+/// Opens a stream, which the node accepts.
 #[track_caller]
 fn opened(controller: &mut Client, node: &mut Client, open: &OpenStream) {
     controller.send(&open.frame());
@@ -71,18 +70,18 @@ fn a_stream_goes_from_the_instances_node_only_to_the_session_that_opened_it() {
     let (mut node, instance) = node_with_instance(&cluster, &mut [&mut controller, &mut other]);
     let open = open(instance);
     opened(&mut controller, &mut node, &open);
-    let said = [
+    let frames = [
         stream_opened(open.stream),
         data(open.stream, 1),
         data(open.stream, MAX_STREAM_CHUNK),
         StreamEnded::new(open.stream, Reason::DONE, "").frame(),
     ];
-    said.iter().for_each(|frame| node.send(frame));
-    for frame in &said {
+    frames.iter().for_each(|frame| node.send(frame));
+    for frame in &frames {
         assert_eq!(&controller.recv(), frame);
     }
     other.expect_nothing();
-    // It is over.
+    // The stream is over, so later data is dropped.
     node.send(&data(open.stream, 1));
     node.expect_nothing();
     controller.expect_nothing();
@@ -136,7 +135,7 @@ fn frames_of_other_sessions_for_a_stream_are_dropped() {
             assert_eq!(answer.reason, InvalidFrameTypeReason::RoleNotAllowed);
         }
     }
-    // Nor can another session take its UUID.
+    // Another session cannot open a stream with the same UUID.
     other.send(&open.frame());
     let answer: InvalidFrameType = other.expect_payload();
     assert_eq!(
@@ -145,7 +144,7 @@ fn frames_of_other_sessions_for_a_stream_are_dropped() {
     );
     node.expect_nothing();
     controller.expect_nothing();
-    // It stands all the same.
+    // The stream is still open.
     node.send(&data(open.stream, 1));
     assert_eq!(controller.recv(), data(open.stream, 1));
 }
@@ -160,9 +159,9 @@ fn an_impossible_stream_is_refused_with_the_reason() {
         ended(controller, open.stream)
     };
     let unknown = open(Uuid::new_v4());
-    let why = refused(&mut controller, unknown);
-    assert_eq!(why.reason, Reason::NO_INSTANCE);
-    assert_eq!(why.text, format!("no node has instance {}", unknown.instance));
+    let end = refused(&mut controller, unknown);
+    assert_eq!(end.reason, Reason::NO_INSTANCE);
+    assert_eq!(end.text, format!("no node has instance {}", unknown.instance));
 
     for wrong in [
         OpenStream {
@@ -186,21 +185,21 @@ fn an_impossible_stream_is_refused_with_the_reason() {
     let [first, held] = [start(1), start(1)];
     super::start_on(&mut controller, &mut node, &first);
     controller.send_payload(&held);
-    let why = refused(&mut controller, open(held.instance_uuid));
-    assert_eq!(why.reason, Reason::NO_INSTANCE);
-    assert!(why.text.ends_with("waits for a node"), "{}", why.text);
+    let end = refused(&mut controller, open(held.instance_uuid));
+    assert_eq!(end.reason, Reason::NO_INSTANCE);
+    assert!(end.text.ends_with("waits for a node"), "{}", end.text);
 
     let uuid = node.uuid;
     drop(node);
-    cluster.gone(uuid);
+    cluster.wait_disconnected(uuid);
     controller.drain();
-    let why = refused(&mut controller, open(instance));
-    assert_eq!(why.reason, Reason::NOT_CONNECTED);
-    assert_eq!(why.text, format!("its node {uuid} is not connected"));
+    let end = refused(&mut controller, open(instance));
+    assert_eq!(end.reason, Reason::NOT_CONNECTED);
+    assert_eq!(end.text, format!("its node {uuid} is not connected"));
 }
 
 #[test]
-fn an_agent_that_sends_more_than_it_may_has_its_stream_ended() {
+fn an_agent_that_exceeds_its_credit_has_its_stream_ended() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let (mut node, instance) = node_with_instance(&cluster, &mut [&mut controller]);
@@ -210,7 +209,7 @@ fn an_agent_that_sends_more_than_it_may_has_its_stream_ended() {
         payload.extend(vec![b'x'; length]);
         Frame::with_payload(Event::STREAM_DATA, payload)
     };
-    // 128 bytes of credit are 100 of data.
+    // 128 bytes of credit allow 100 bytes of data.
     for (length, wrong) in [
         (100, wrong(Uuid::nil(), 1, 1)),
         (99, wrong(Uuid::nil(), 1, 2)),
@@ -236,7 +235,7 @@ fn an_agent_that_sends_more_than_it_may_has_its_stream_ended() {
         );
         assert_eq!(node.recv(), close_stream(open.stream));
     }
-    // Nor may there be more credit than can be on its way.
+    // A credit beyond the limit of bytes on their way ends the stream as well.
     let open = open(instance);
     opened(&mut controller, &mut node, &open);
     let credit = StreamCredit {
@@ -260,9 +259,9 @@ fn a_stream_ends_with_the_session_of_either_end() {
     assert_eq!(node.recv(), close_stream(second.stream));
     let uuid = node.uuid;
     drop(node);
-    let why = ended(&mut controller, first.stream);
-    assert_eq!(why.reason, Reason::NOT_CONNECTED);
-    assert_eq!(why.text, format!("its node {uuid} has left"));
+    let end = ended(&mut controller, first.stream);
+    assert_eq!(end.reason, Reason::NOT_CONNECTED);
+    assert_eq!(end.text, format!("its node {uuid} has left"));
 }
 
 #[test]
@@ -274,17 +273,17 @@ fn an_agent_that_does_not_know_streams_ends_them() {
     opened(&mut controller, &mut node, &open);
     let unsupported =
         |kind: Command| InvalidFrameType::new(kind.into(), InvalidFrameTypeReason::UnsupportedOperand);
-    // About something else, it changes nothing.
+    // A refusal of another frame changes nothing.
     node.send_payload(&unsupported(Command::START));
     node.expect_nothing();
     controller.expect_nothing();
     node.send_payload(&unsupported(Command::OPEN_STREAM));
-    let why = ended(&mut controller, open.stream);
-    assert_eq!(why.reason, Reason::NOT_SUPPORTED);
+    let end = ended(&mut controller, open.stream);
+    assert_eq!(end.reason, Reason::NOT_SUPPORTED);
     assert!(
-        why.text.ends_with("is of a version without streams"),
+        end.text.ends_with("is of a version without streams"),
         "{}",
-        why.text
+        end.text
     );
 }
 
@@ -294,7 +293,7 @@ fn streams_are_bounded_for_each_session_and_each_node() {
     let mut controllers: Vec<_> = (0..3).map(|_| cluster.controller()).collect();
     let (mut node, instance) = node_with_instance(&cluster, &mut controllers.iter_mut().collect::<Vec<_>>());
     let [first, second, third] = &mut controllers[..] else {
-        panic!("there are three");
+        panic!("three streams are expected");
     };
     let mut opens = Vec::new();
     for _ in 0..32 {
@@ -302,18 +301,18 @@ fn streams_are_bounded_for_each_session_and_each_node() {
         opened(first, &mut node, opens.last().unwrap());
         opened(second, &mut node, &open(instance));
     }
-    for (controller, whose) in [
+    for (controller, limit) in [
         (&mut *first, "this session has 32"),
         (third, "the instance's node has 64"),
     ] {
         let open = open(instance);
         controller.send(&open.frame());
-        let why = ended(controller, open.stream);
-        assert_eq!(why.reason, Reason::TOO_MANY);
-        assert!(why.text.starts_with(whose), "{}", why.text);
+        let end = ended(controller, open.stream);
+        assert_eq!(end.reason, Reason::TOO_MANY);
+        assert!(end.text.starts_with(limit), "{}", end.text);
     }
     node.expect_nothing();
-    // One that is over makes room.
+    // The end of a stream makes room for another one.
     first.send(&close_stream(opens[0].stream));
     node.expect(Command::CLOSE_STREAM);
     opened(first, &mut node, &open(instance));
@@ -334,7 +333,7 @@ fn a_controller_that_does_not_read_holds_no_other_connection_back() {
             credit -= StreamData::cost_of(length);
         }
     }
-    // All of it was taken, though nothing was read.
+    // The scheduler has taken all data although the controller does not read.
     node.expect_nothing();
     node.send_payload(&stats(node.uuid, &[instance]));
     other.expect(Command::STATS);
@@ -344,7 +343,7 @@ fn a_controller_that_does_not_read_holds_no_other_connection_back() {
 }
 
 #[test]
-fn a_backup_may_read() {
+fn a_backup_controller_may_open_streams() {
     let cluster = Cluster::new(SchedulerConfig::new().controllers(ControllerMode::Master));
     let (mut master, mut backup) = (cluster.controller(), cluster.controller());
     let (mut node, instance) = node_with_instance(&cluster, &mut [&mut master, &mut backup]);
@@ -352,7 +351,7 @@ fn a_backup_may_read() {
 }
 
 #[test]
-fn a_network_agent_streams_as_well() {
+fn a_network_agent_serves_streams_as_well() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut node = cluster.agent(Role::NETAGENT, &mut [&mut controller]);

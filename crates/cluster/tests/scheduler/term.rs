@@ -1,5 +1,5 @@
-//! Several schedulers that share an engine: one leads, and the others pass on to it what their
-//! clients say.
+//! Several schedulers that share an engine: one leads, and the others pass the frames of their clients
+//! on to it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const YAML: &str = "configure:\n  launcher:\n    child_user: first\n";
 const OTHER: &str = "configure:\n  launcher:\n    child_user: second\n";
 
-/// An engine that one process may be cut off from.
+/// An engine whose connection to one process can be cut.
 #[derive(Clone, Debug)]
 struct Line(MemoryEngine, Arc<AtomicBool>);
 
@@ -76,7 +76,7 @@ impl One {
         leader.is_some_and(|leader| leader.uuid == self.uuid())
     }
 
-    /// Its process ends: its clients go, and another one leads.
+    /// Ends the process: its clients disconnect, and another scheduler leads.
     fn end(self) {
         self.joined.server.stop();
         drop(self.joined.membership);
@@ -107,16 +107,16 @@ fn several_with(count: usize, config: impl Fn() -> SchedulerConfig) -> (MemoryEn
 }
 
 #[track_caller]
-fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
+fn await_that(condition: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !is_so() {
-        assert!(Instant::now() < end, "not in time: {what}");
+        assert!(Instant::now() < end, "not in time: {condition}");
         std::thread::yield_now();
     }
 }
 
-/// The next frame of this kind. Those before it are left out: STATS and events reach a
-/// controller in any order with what its own server says.
+/// The next frame of this kind. Earlier frames are skipped, because STATS and events of other servers
+/// have no order with the frames of the controller's own server.
 #[track_caller]
 fn until(client: &mut Client, kind: impl Into<FrameKind>) -> Frame {
     let kind = kind.into();
@@ -134,31 +134,31 @@ fn failure(client: &mut Client) -> StartFailure {
 }
 
 /// Sends STATS that list this instance, and waits until the controller has them.
-fn says(agent: &mut Client, controller: &mut Client, instance: Uuid, state: InstanceState) {
+fn send_state(agent: &mut Client, controller: &mut Client, instance: Uuid, state: InstanceState) {
     let mut stats = stats(agent.uuid, &[instance]);
     stats.instances[0].state = state.clone();
     agent.send_payload(&stats);
     loop {
-        let told: Stats = until(controller, Command::STATS).payload().unwrap();
+        let report: Stats = until(controller, Command::STATS).payload().unwrap();
         let is_it = |listed: &ssntp::payload::InstanceStats| {
             listed.instance_uuid == instance && listed.state == state
         };
-        if told.instances.iter().any(is_it) {
+        if report.instances.iter().any(is_it) {
             return;
         }
     }
 }
 
-/// A START on a node that has sent READY.
+/// Sends a START to a node that has sent READY.
 fn starts(controller: &mut Client, agent: &mut Client) -> Uuid {
     let start = start(100);
     agent.send_payload(&ready(agent.uuid, 1000));
-    // Its STATS come after that, also by way of a link. A leader that did not know the node would
-    // refuse the START.
+    // STATS follow the READY, also over a link, so they show that the leader knows the node. Otherwise it
+    // would refuse the START.
     agent.send_payload(&stats(agent.uuid, &[]));
     loop {
-        let told: Stats = until(controller, Command::STATS).payload().unwrap();
-        if told.node_uuid == agent.uuid {
+        let report: Stats = until(controller, Command::STATS).payload().unwrap();
+        if report.node_uuid == agent.uuid {
             break;
         }
     }
@@ -197,9 +197,9 @@ fn clients_of_all_schedulers_are_those_of_one_cluster() {
     let connected: NodeConnected = controller.expect_payload();
     assert_eq!(connected.node_uuid, agent.uuid);
     let instance = starts(&mut controller, &mut agent);
-    says(&mut agent, &mut controller, instance, InstanceState::Active);
+    send_state(&mut agent, &mut controller, instance, InstanceState::Active);
 
-    // STOP, its failure, and an end.
+    // A STOP, its failure, and the end of an instance reach their receivers.
     controller.send(&command(Command::STOP, "stop", agent.uuid, instance));
     assert_eq!(agent.recv().kind(), Command::STOP);
     agent.send_payload(&StopFailure {
@@ -220,18 +220,18 @@ fn clients_of_all_schedulers_are_those_of_one_cluster() {
     assert_eq!(agent.expect(Command::CONFIGURE), configure(YAML));
     let mut late = all[1].connect(Role::CONTROLLER);
     assert_eq!(late.connected.payload, YAML);
-    // It receives the node's STATS and the end since, as from a single scheduler.
+    // A new controller receives the node's last STATS and the later end, as from a single scheduler.
     let connected: NodeConnected = late.expect_payload();
     assert_eq!(connected.node_uuid, agent.uuid);
     late.expect(Command::STATS);
     late.expect(Event::INSTANCE_STOPPED);
     assert_eq!(late.recv_any().kind(), Event::SNAPSHOT_COMPLETE);
 
-    // The agent goes to another server: one node, and its instance stays its own.
+    // The agent moves to another server. It is still one node, and keeps its instance.
     let uuid = agent.uuid;
     let again = Client::connect_as(&all[0].listener, Role::AGENT, uuid);
-    let gone: NodeDisconnected = until(&mut late, Event::NODE_DISCONNECTED).payload().unwrap();
-    assert_eq!(gone.node_uuid, uuid);
+    let event: NodeDisconnected = until(&mut late, Event::NODE_DISCONNECTED).payload().unwrap();
+    assert_eq!(event.node_uuid, uuid);
     late.expect(Event::NODE_CONNECTED);
     let mut same = start(10);
     same.instance_uuid = instance;
@@ -248,7 +248,7 @@ fn the_next_leader_has_the_starts_in_flight_and_starts_no_instance_twice() {
     until(&mut controller, Event::SNAPSHOT_COMPLETE);
     let mut away = all[0].connect(Role::AGENT);
     let mine = starts(&mut controller, &mut away);
-    says(&mut away, &mut controller, mine, InstanceState::Active);
+    send_state(&mut away, &mut controller, mine, InstanceState::Active);
     away.send_payload(&ready(away.uuid, 0));
     let mut agent = all[1].connect(Role::AGENT);
     let fails = starts(&mut controller, &mut agent);
@@ -256,11 +256,11 @@ fn the_next_leader_has_the_starts_in_flight_and_starts_no_instance_twice() {
 
     // The leader ends, and with it the session of one node.
     all.remove(0).end();
-    let told: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
-    let next = all.iter().find(|one| told.server_uuid == one.uuid());
-    assert!(next.is_some_and(One::leads), "{told:?}");
+    let event: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    let next = all.iter().find(|one| event.server_uuid == one.uuid());
+    assert!(next.is_some_and(One::leads), "{event:?}");
     until(&mut controller, Event::SNAPSHOT_COMPLETE);
-    // The node that is away has its instance, and the STARTs under way have theirs.
+    // The UUIDs of the instance of the disconnected node and of the STARTs under way are in use.
     for (instance, node) in [(mine, away.uuid), (fails, agent.uuid), (runs, agent.uuid)] {
         let mut same = start(10);
         same.instance_uuid = instance;
@@ -268,7 +268,7 @@ fn the_next_leader_has_the_starts_in_flight_and_starts_no_instance_twice() {
         let failure = expect_failure(&mut controller, &same, StartFailureReason::AlreadyRunning);
         assert_eq!(failure.node_uuid, node);
     }
-    // One failure for the one, and the other runs.
+    // One START fails once, and the instance of the other one runs.
     agent.send_payload(&StartFailure {
         node_uuid: agent.uuid.into(),
         instance_uuid: fails.into(),
@@ -276,9 +276,9 @@ fn the_next_leader_has_the_starts_in_flight_and_starts_no_instance_twice() {
         ..StartFailure::default()
     });
     assert_eq!(failure(&mut controller).instance_uuid, fails);
-    says(&mut agent, &mut controller, runs, InstanceState::Active);
+    send_state(&mut agent, &mut controller, runs, InstanceState::Active);
     let more = starts(&mut controller, &mut agent);
-    says(&mut agent, &mut controller, more, InstanceState::Active);
+    send_state(&mut agent, &mut controller, more, InstanceState::Active);
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn a_leader_that_has_lost_its_lease_follows_and_no_session_ends() {
     let mut controller = all[0].connect(Role::CONTROLLER);
     let mut agent = all[0].connect(Role::AGENT);
     let before = starts(&mut controller, &mut agent);
-    says(&mut agent, &mut controller, before, InstanceState::Active);
+    send_state(&mut agent, &mut controller, before, InstanceState::Active);
     agent.send_payload(&ready(agent.uuid, 1000));
     all[0].is_cut.store(true, Ordering::Relaxed);
     // Commands of the time without a leader wait for the next one.
@@ -296,25 +296,25 @@ fn a_leader_that_has_lost_its_lease_follows_and_no_session_ends() {
     });
     let start = start(100);
     controller.send_payload(&start);
-    let told: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
-    assert_eq!(told.server_uuid, all[1].uuid());
+    let event: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    assert_eq!(event.server_uuid, all[1].uuid());
     expect_start(&mut agent, &start);
     let mut stats = stats(agent.uuid, &[before, start.instance_uuid]);
     stats.instances[1].state = InstanceState::Active;
     agent.send_payload(&stats);
     loop {
-        let told: Stats = until(&mut controller, Command::STATS).payload().unwrap();
-        if told.instances.len() == 2 {
+        let report: Stats = until(&mut controller, Command::STATS).payload().unwrap();
+        if report.instances.len() == 2 {
             break;
         }
     }
-    // It may lead again later.
+    // The former leader may lead again later.
     all[0].is_cut.store(false, Ordering::Relaxed);
     let mut all = all.into_iter();
     let (first, second) = (all.next().unwrap(), all.next().unwrap());
     second.end();
-    let told: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
-    assert_eq!(told.server_uuid, first.uuid());
+    let event: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    assert_eq!(event.server_uuid, first.uuid());
     until(&mut controller, Event::SNAPSHOT_COMPLETE);
     let mut same = super::start(10);
     same.instance_uuid = start.instance_uuid;
@@ -323,7 +323,7 @@ fn a_leader_that_has_lost_its_lease_follows_and_no_session_ends() {
 }
 
 #[test]
-fn the_next_leader_has_the_configuration_and_the_tenants_of_the_one_before() {
+fn the_next_leader_has_the_configuration_and_the_tenants_of_the_former_leader() {
     let (engine, dir) = (MemoryEngine::new(), tempfile::tempdir().unwrap());
     let copy = dir.path().join("cluster.yaml");
     std::fs::write(&copy, OTHER).unwrap();
@@ -363,7 +363,7 @@ fn the_next_leader_has_the_configuration_and_the_tenants_of_the_one_before() {
     assert_eq!(refused.payload_bytes(), OTHER);
 }
 
-/// A server with a scheduler's certificate that is no scheduler.
+/// A server with the certificate of a scheduler that does not run a scheduler.
 fn stranger() -> (Server, MemoryListener) {
     let listener = MemoryListener::new();
     let config = ServerConfig::new(client::identity(Role::SCHEDULER), ssntp_test_support::trust());
@@ -392,13 +392,13 @@ fn a_false_greatest_token_ends_no_term() {
     }
     let before = all[1].joined.membership.view().leader.unwrap().token;
     all.remove(0).end();
-    let told: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
-    assert_eq!(told.server_uuid, all[0].uuid());
-    // There are higher tokens for all terms to come.
+    let event: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    assert_eq!(event.server_uuid, all[0].uuid());
+    // Higher tokens remain for all later terms.
     assert!(
-        told.token > before && told.token < 1 << 62,
+        event.token > before && event.token < 1 << 62,
         "{before}, {}",
-        told.token
+        event.token
     );
 }
 
@@ -413,7 +413,7 @@ fn intents_are_accepted_only_from_the_leader() {
     await_that("it is linked", || {
         other.handle().with(|cx| cx.servers().count()) == Ok(1)
     });
-    // As docs/links.md has it: the START of this instance is answered.
+    // The frame of docs/links.md which says that the START of this instance is answered.
     let mut intent = vec![3];
     intent.extend(start.instance_uuid.as_bytes());
     intent.extend(agent.uuid.as_bytes());
@@ -430,8 +430,8 @@ fn intents_are_accepted_only_from_the_leader() {
         handle.with(move |cx| cx.directory().session(uuid).is_some()) == Ok(true)
     });
     all.remove(0).end();
-    let told: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
-    assert_eq!(told.server_uuid, next);
+    let event: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    assert_eq!(event.server_uuid, next);
     agent.send_payload(&ready(agent.uuid, 1000));
     controller.send_payload(&start);
     expect_start(&mut agent, &start);
@@ -446,7 +446,7 @@ fn behind_a_lost_link_each_start_gets_one_answer_in_its_time() {
     until(&mut theirs, Event::SNAPSHOT_COMPLETE);
     let mut agent = all[1].connect(Role::AGENT);
     let given = starts(&mut mine, &mut agent);
-    // From now on nothing passes between the two, and a new link cannot be made either.
+    // From now on no bytes pass between the two, and no new link can be made.
     all[0].listener.stall(true);
     all[0].listener.cut();
     await_that("the link is lost", || {
@@ -468,7 +468,7 @@ fn behind_a_lost_link_each_start_gets_one_answer_in_its_time() {
         }
     };
     assert_eq!(refused.detail, "no scheduler leads: none has led for 10 s");
-    // No answer comes a second time with the next link, and the node gets neither.
+    // The next link causes no second answer, and the node gets neither command.
     all[0].listener.stall(false);
     await_that("they are linked again", || {
         all.iter().all(|one| {
@@ -482,7 +482,7 @@ fn behind_a_lost_link_each_start_gets_one_answer_in_its_time() {
         })
     });
     let more = starts(&mut theirs, &mut agent);
-    says(&mut agent, &mut mine, more, InstanceState::Active);
+    send_state(&mut agent, &mut mine, more, InstanceState::Active);
     let again = [mine.drain(), theirs.drain()].concat();
     assert!(
         again.iter().all(|frame| frame.kind() != ErrorCode::START_FAILURE),
@@ -490,7 +490,7 @@ fn behind_a_lost_link_each_start_gets_one_answer_in_its_time() {
     );
 }
 
-/// A frame of a link, as docs/links.md has it.
+/// A frame of a link, encoded as in docs/links.md.
 fn link_frame(operand: u8, fields: &[&[u8]]) -> Outgoing {
     let fields = fields.concat();
     let length = u32::try_from(fields.len()).unwrap().to_be_bytes();
@@ -519,7 +519,7 @@ fn an_intent_is_sent_before_its_start() {
     let longest = ssntp::proto::DEFAULT_MAX_PAYLOAD.to_be_bytes();
     let session = 1u64.to_be_bytes();
     let ready = Frame::of(&ready(node, 1000)).encode();
-    let said = [
+    let expected_frames = [
         link_frame(
             0,
             &[
@@ -547,11 +547,11 @@ fn an_intent_is_sent_before_its_start() {
         ),
         link_frame(4, &[&zero, &session, node.as_bytes(), &[0, 2], &ready]),
     ];
-    halves.transmit.transmit(&said).unwrap();
+    halves.transmit.transmit(&expected_frames).unwrap();
     until(&mut controller, Event::NODE_CONNECTED);
     let start = start(100);
     controller.send_payload(&start);
-    // Both name the instance, the one as 16 bytes and the other as text.
+    // Both frames name the instance, the intent as 16 bytes and the START as text.
     let (intent, text) = (start.instance_uuid.as_bytes(), start.instance_uuid.to_string());
     let mut is_told = false;
     loop {

@@ -15,7 +15,7 @@ use ssntp_cluster::scheduler::placement::Policy;
 use uuid::Uuid;
 
 use super::client::Client;
-use super::{Cluster, expect_failure, nothing_comes_of, refused, start, start_on, stats};
+use super::{Cluster, expect_failure, expect_no_frames, refused, start, start_on, stats};
 
 /// STATS in which each instance is in this state.
 fn in_state(node: Uuid, state: &InstanceState, instances: &[Uuid]) -> Stats {
@@ -55,13 +55,13 @@ fn pending_does_not_confirm_a_start() {
     for start in [&pending, &runs, &ended] {
         start_on(&mut controller, &mut node, start);
     }
-    let mut said = stats(
+    let mut report = stats(
         node.uuid,
         &[pending.instance_uuid, runs.instance_uuid, ended.instance_uuid],
     );
-    said.instances[1].state = InstanceState::Active;
-    said.instances[2].state = InstanceState::Exited;
-    node.send_payload(&said);
+    report.instances[1].state = InstanceState::Active;
+    report.instances[2].state = InstanceState::Exited;
+    node.send_payload(&report);
     controller.expect(Command::STATS);
     drop(node);
     controller.expect(Event::NODE_DISCONNECTED);
@@ -76,13 +76,13 @@ fn a_running_uuid_is_not_started_twice_by_any_controller() {
     let mut other = cluster.controller();
     other.drain();
     let (runs, stopped) = (start(1), start(1));
-    let mut said = in_state(
+    let mut report = in_state(
         one.uuid,
         &InstanceState::Active,
         &[runs.instance_uuid, stopped.instance_uuid],
     );
-    said.instances[1].state = InstanceState::Exited;
-    one.send_payload(&said);
+    report.instances[1].state = InstanceState::Exited;
+    one.send_payload(&report);
     controller.expect(Command::STATS);
     other.expect(Command::STATS);
     for (start, reason) in [
@@ -91,7 +91,7 @@ fn a_running_uuid_is_not_started_twice_by_any_controller() {
     ] {
         other.send_payload(start);
         let failure = expect_failure(&mut other, start, reason);
-        assert_eq!(failure.node_uuid, one.uuid, "it says where");
+        assert_eq!(failure.node_uuid, one.uuid, "the failure names the node");
     }
     // Only the sender gets it, so it does not settle an order of another controller.
     controller.expect_nothing();
@@ -141,8 +141,8 @@ fn stats_in_the_name_of_another_node_are_dropped() {
     }
     two.send_text(Command::STATS, "node_uuid: rack1\n");
     two.send_text(Command::STATS, "node_uuid: [");
-    nothing_comes_of(&mut two, &mut [&mut controller]);
-    // They are not in the snapshot of a later controller either.
+    expect_no_frames(&mut two, &mut [&mut controller]);
+    // The snapshot of a later controller does not have these STATS either.
     let mut later = cluster.controller();
     later.expect(Event::NODE_CONNECTED);
     later.expect(Event::NODE_CONNECTED);
@@ -156,8 +156,8 @@ fn an_instance_on_two_nodes_is_shown_and_can_be_deleted_on_the_second() {
     let third = cluster.node(1000, &mut [&mut controller]);
     let twice = Uuid::new_v4();
     for (node, instances, foreign) in [(&mut owner, 1, vec![]), (&mut second, 0, vec![twice.into()])] {
-        let said = in_state(node.uuid, &InstanceState::Active, &[twice]);
-        node.send_payload(&said);
+        let report = in_state(node.uuid, &InstanceState::Active, &[twice]);
+        node.send_payload(&report);
         let passed: Stats = controller.expect_payload();
         assert_eq!((passed.instances.len(), passed.foreign), (instances, foreign));
     }
@@ -170,7 +170,7 @@ fn an_instance_on_two_nodes_is_shown_and_can_be_deleted_on_the_second() {
     controller.expect_payload::<DeleteFailure>();
     controller.send_payload(&delete(second.uuid));
     assert_eq!(second.expect_payload::<Delete>(), delete(second.uuid));
-    // Its events would free the UUID, which is still the owner's.
+    // Events of this node would free the UUID, which still belongs to the owner.
     second.send_payload(&InstanceDeleted {
         instance_uuid: twice.into(),
         ..Default::default()
@@ -178,7 +178,7 @@ fn an_instance_on_two_nodes_is_shown_and_can_be_deleted_on_the_second() {
     second.send_payload(&stats(second.uuid, &[]));
     let passed: Stats = controller.expect_payload();
     assert!(passed.foreign.is_empty());
-    nothing_comes_of(&mut second, &mut [&mut controller]);
+    expect_no_frames(&mut second, &mut [&mut controller]);
     controller.send_payload(&delete(second.uuid));
     controller.expect_payload::<DeleteFailure>();
     controller.send_payload(&delete(owner.uuid));
@@ -217,15 +217,15 @@ fn reports_about_instances_of_other_nodes_are_dropped() {
             instance_uuid,
             ..Default::default()
         });
-        // A key that receivers ignore does not hide the one that they read.
+        // A key that receivers ignore does not hide the key that they read.
         let hidden = format!(
             "a: {{}}\ninstance_deleted: {{instance_uuid: {}}}\n",
             start.instance_uuid
         );
         liar.send_text(Event::INSTANCE_DELETED, &hidden);
     }
-    nothing_comes_of(&mut liar, &mut [&mut controller]);
-    // Its own part of the report is forwarded.
+    expect_no_frames(&mut liar, &mut [&mut controller]);
+    // The node's own part of the report is forwarded.
     let own = Uuid::new_v4();
     let claim = in_state(
         liar.uuid,
@@ -240,7 +240,7 @@ fn reports_about_instances_of_other_nodes_are_dropped() {
         (passed.node_uuid, passed.hostname),
         (claim.node_uuid, claim.hostname)
     );
-    // The START is still its node's to answer.
+    // Only the node of the START can answer it.
     honest.send_payload(&failed(honest.uuid, &given, Reason::ImageFailure));
     expect_failure(&mut controller, &given, Reason::ImageFailure);
 }
@@ -257,7 +257,7 @@ fn a_concentrator_reports_only_on_itself() {
         ..PublicIpAssigned::default()
     };
     liar.send_payload(&assigned);
-    nothing_comes_of(&mut liar, &mut [&mut controller]);
+    expect_no_frames(&mut liar, &mut [&mut controller]);
     cnci.send_payload(&assigned);
     assert_eq!(controller.expect_payload::<PublicIpAssigned>(), assigned);
 }
@@ -272,12 +272,12 @@ fn a_start_has_one_answer_even_if_its_agent_repeats_the_failure() {
     let failure = failed(node.uuid, &start, Reason::ImageFailure);
     node.send_payload(&failure);
     expect_failure(&mut controller, &start, Reason::ImageFailure);
-    // As it does after it has connected again.
+    // An agent repeats the failure after it has connected again.
     let mut again = Client::connect_as(&cluster.listener, Role::AGENT, node.uuid);
     controller.expect(Event::NODE_DISCONNECTED);
     controller.expect(Event::NODE_CONNECTED);
     again.send_payload(&failure);
-    nothing_comes_of(&mut again, &mut [&mut controller]);
+    expect_no_frames(&mut again, &mut [&mut controller]);
     drop(node);
 }
 
@@ -300,33 +300,33 @@ fn after_a_kill_the_next_scheduler_learns_the_instances_and_each_start_has_one_a
     for start in [&runs, &ended, &pending] {
         start_on(&mut controller, &mut node, start);
     }
-    // The next one knows nothing.
+    // The next scheduler has no state.
     let after = Cluster::new(several());
     let mut controller = after.controller();
     let mut again = Client::connect_as(&after.listener, Role::AGENT, node.uuid);
     controller.expect(Event::NODE_CONNECTED);
     let mut other = after.node(1000, &mut [&mut controller]);
     let all = [&runs, &ended, &pending].map(|start| start.instance_uuid);
-    let mut said = stats(again.uuid, &all);
-    said.instances[0].state = InstanceState::Active;
-    said.instances[1].state = InstanceState::Exited;
-    again.send_payload(&said);
+    let mut report = stats(again.uuid, &all);
+    report.instances[0].state = InstanceState::Active;
+    report.instances[1].state = InstanceState::Exited;
+    again.send_payload(&report);
     controller.expect(Command::STATS);
     refused(&mut controller, &runs, Reason::AlreadyRunning);
     refused(&mut controller, &ended, Reason::InstanceExists);
     refused(&mut controller, &pending, Reason::AlreadyRunning);
-    // No other node may speak of them, before its owner has answered or after.
+    // Reports of another node do not count, before and after the answer of the owner.
     let of_other = failed(other.uuid, &pending, Reason::ImageFailure);
     other.send_payload(&of_other);
-    nothing_comes_of(&mut other, &mut [&mut controller]);
+    expect_no_frames(&mut other, &mut [&mut controller]);
 
     let failure = failed(again.uuid, &pending, Reason::ImageFailure);
     again.send_payload(&failure);
     expect_failure(&mut controller, &pending, Reason::ImageFailure);
     again.send_payload(&failure);
-    nothing_comes_of(&mut again, &mut [&mut controller]);
+    expect_no_frames(&mut again, &mut [&mut controller]);
     other.send_payload(&of_other);
-    nothing_comes_of(&mut other, &mut [&mut controller]);
+    expect_no_frames(&mut other, &mut [&mut controller]);
     start_on(&mut controller, &mut other, &pending);
 }
 
@@ -345,12 +345,12 @@ fn a_start_is_answered_by_the_first_stats_of_a_returning_agent() {
     controller.expect_nothing();
     again.send_payload(&failed(again.uuid, &failed_there, Reason::ImageFailure));
     expect_failure(&mut controller, &failed_there, Reason::ImageFailure);
-    let mut said = stats(again.uuid, &[runs.instance_uuid, pending.instance_uuid]);
-    said.instances[0].state = InstanceState::Active;
-    again.send_payload(&said);
+    let mut report = stats(again.uuid, &[runs.instance_uuid, pending.instance_uuid]);
+    report.instances[0].state = InstanceState::Active;
+    again.send_payload(&report);
     controller.expect(Command::STATS);
     expect_failure(&mut controller, &lost, Reason::LaunchFailure);
-    // One that was being launched and is no longer there has failed, too.
+    // An instance that was being launched and is not listed any more has failed as well.
     again.send_payload(&in_state(
         again.uuid,
         &InstanceState::Active,
@@ -371,7 +371,7 @@ fn a_start_without_an_answer_fails_and_does_not_run_later() {
     start_on(&mut controller, &mut frozen, &start);
     let failure = expect_failure(&mut controller, &start, Reason::LaunchFailure);
     assert_eq!(failure.node_uuid, frozen.uuid);
-    // It may be starting there: no copy elsewhere.
+    // The instance may be starting on its node, so it is not started on another one.
     controller.send_payload(&start);
     expect_failure(&mut controller, &start, Reason::AlreadyRunning);
     // An instance whose START was answered with a failure is deleted.
@@ -394,7 +394,7 @@ fn a_start_without_an_answer_fails_and_does_not_run_later() {
         reason: ssntp::payload::DeleteFailureReason::NoInstance,
         ..ssntp::payload::DeleteFailure::default()
     });
-    nothing_comes_of(&mut frozen, &mut [&mut controller]);
+    expect_no_frames(&mut frozen, &mut [&mut controller]);
     start_on(&mut controller, &mut frozen, &start);
 }
 
@@ -421,10 +421,10 @@ fn a_node_without_stats_is_stale_until_it_reports_again() {
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
     let instance = Uuid::from_u128(1);
-    let mut said = in_state(node.uuid, &InstanceState::Active, &[instance]);
-    said.status = NodeStatus::Ready;
-    said.hostname = "n1".into();
-    node.send_payload(&said);
+    let mut report = in_state(node.uuid, &InstanceState::Active, &[instance]);
+    report.status = NodeStatus::Ready;
+    report.hostname = "n1".into();
+    node.send_payload(&report);
     let stale = loop {
         let stats: Stats = controller.expect_payload();
         if stats.status == NodeStatus::Stale && !stats.instances.is_empty() {
@@ -435,7 +435,7 @@ fn a_node_without_stats_is_stale_until_it_reports_again() {
         (stale.node_uuid, stale.hostname.as_str()),
         (node.uuid.into(), "n1")
     );
-    assert_eq!(stale.instances, said.instances);
+    assert_eq!(stale.instances, report.instances);
     controller.send_payload(&start(1));
     controller.expect(ErrorCode::START_FAILURE);
     node.expect_nothing();
@@ -443,8 +443,8 @@ fn a_node_without_stats_is_stale_until_it_reports_again() {
     let mut later = cluster.controller();
     later.expect(Event::NODE_CONNECTED);
     assert_eq!(later.expect_payload::<Stats>().status, NodeStatus::Stale);
-    // It tells its own interval, which is long.
-    let mut again = Frame::of(&said).payload_bytes().to_vec();
+    // The node states its own interval, which is long.
+    let mut again = Frame::of(&report).payload_bytes().to_vec();
     again.extend(b"interval: 1000\n");
     node.send(&Frame::with_payload(Command::STATS, again));
     assert_eq!(controller.expect_payload::<Stats>().status, NodeStatus::Ready);
@@ -477,16 +477,16 @@ fn a_concentrator_that_reconnects_receives_the_tenants_that_it_missed() {
     agent.send_payload(&goes);
     agent.expect_nothing();
     let mut back = Client::connect_as(&cluster.listener, Role::CNCIAGENT, cnci);
-    let mut told: Vec<TenantAdded> = (0..2).map(|_| back.expect_payload()).collect();
-    told.sort_by_key(|tenant| tenant.tenant_uuid.clone());
-    assert_eq!(told, [goes.clone(), stays.clone()]);
+    let mut events: Vec<TenantAdded> = (0..2).map(|_| back.expect_payload()).collect();
+    events.sort_by_key(|tenant| tenant.tenant_uuid.clone());
+    assert_eq!(events, [goes.clone(), stays.clone()]);
     // A removal while it is away is sent as well.
     drop(back);
     let removed = format!(
         "tenant_removed:\n  agent_uuid: {}\n  tenant_uuid: goes\n  tenant_subnet: 172.16.0.9/24\n  concentrator_uuid: {cnci}\n",
         agent.uuid
     );
-    cluster.gone(cnci);
+    cluster.wait_disconnected(cnci);
     agent.send_text(Event::TENANT_REMOVED, &removed);
     agent.expect_nothing();
     let mut back = Client::connect_as(&cluster.listener, Role::CNCIAGENT, cnci);
@@ -573,7 +573,7 @@ fn oversized_reports_are_dropped() {
     );
     let long = long.repeat(8);
     agent.send_text(Event::TRACE_REPORT, &format!("frames: [{{label: {long}}}]\n"));
-    nothing_comes_of(&mut agent, &mut [&mut controller]);
+    expect_no_frames(&mut agent, &mut [&mut controller]);
 }
 
 #[test]
@@ -581,9 +581,9 @@ fn an_instance_without_a_uuid_belongs_to_no_node() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut agent = cluster.node(1000, &mut [&mut controller]);
-    let mut said = stats(agent.uuid, &[]);
-    said.instances = vec![InstanceStats::default(); 2];
-    agent.send_payload(&said);
+    let mut report = stats(agent.uuid, &[]);
+    report.instances = vec![InstanceStats::default(); 2];
+    agent.send_payload(&report);
     assert_eq!(controller.expect_payload::<Stats>().instances.len(), 2);
 }
 
@@ -592,18 +592,18 @@ fn an_instance_without_a_uuid_belongs_to_no_node() {
 fn an_instance_is_not_started_a_second_time_after_a_restart_of_the_scheduler() {
     let dir = tempfile::tempdir().unwrap();
     let config = || several().state(dir.path());
-    let (runs, gone) = (start(1), start(1));
+    let (runs, ended) = (start(1), start(1));
     let node = {
         let cluster = Cluster::new(config());
         let mut controller = cluster.controller();
         let mut node = cluster.node(1000, &mut [&mut controller]);
-        for start in [&runs, &gone] {
+        for start in [&runs, &ended] {
             start_on(&mut controller, &mut node, start);
         }
         node.send_payload(&in_state(
             node.uuid,
             &InstanceState::Active,
-            &[runs.instance_uuid, gone.instance_uuid],
+            &[runs.instance_uuid, ended.instance_uuid],
         ));
         controller.expect(Command::STATS);
         let uuid = node.uuid;
@@ -618,11 +618,11 @@ fn an_instance_is_not_started_a_second_time_after_a_restart_of_the_scheduler() {
     assert_eq!(failure.node_uuid, node);
     other.expect_nothing();
 
-    // Its node is back, and has one of them no more.
+    // The node has reconnected, and one of the two instances has ended.
     let mut back = cluster.agent_as(node);
     controller.expect(Event::NODE_CONNECTED);
     back.send_payload(&in_state(node, &InstanceState::Active, &[runs.instance_uuid]));
     controller.expect(Command::STATS);
     refused(&mut controller, &runs, Reason::AlreadyRunning);
-    start_on(&mut controller, &mut other, &gone);
+    start_on(&mut controller, &mut other, &ended);
 }

@@ -1,5 +1,5 @@
-//! The application on the server: one that uses every way of routing,
-//! or the real scheduler; and the log of its callbacks and its frames.
+//! The application of the server, which uses every method of routing or is the real scheduler, and the
+//! log of its callbacks and its frames.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -17,8 +17,8 @@ use ssntp_cluster::scheduler::Scheduler;
 /// The origin of a frame: a peer's number, or the handler.
 pub(super) const HANDLER: u32 = 1_000_000;
 
-/// The marks of a frame: its sender, its number, and its receiver. They are a
-/// comment at the front of the payload, which YAML does not mind.
+/// The marks of a frame: its sender, its number, and its receiver. They are a YAML comment at the
+/// begin of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) sender: u32,
@@ -70,13 +70,13 @@ pub(super) struct SessionLog {
     pub(super) uuid: Uuid,
     pub(super) connected: u32,
     pub(super) disconnected: Option<DisconnectReason>,
-    /// The numbers of its frames that have arrived here, in order.
+    /// The numbers of its frames that have arrived at the server, in order.
     pub(super) seen: Vec<u64>,
     /// The frames to it that have not arrived, for each sender in order.
     expected: HashMap<u32, VecDeque<u64>>,
     last: HashMap<u32, u64>,
     pub(super) sent: u64,
-    /// The number of those that have arrived or were overtaken by later ones.
+    /// The number of frames that have arrived or were overtaken by later ones.
     pub(super) arrived: u64,
 }
 
@@ -145,7 +145,7 @@ enum Inner {
     Scheduler(Box<Scheduler>),
 }
 
-/// Sends by itself at random times.
+/// Sends frames at random times.
 pub(super) struct Router {
     pub(super) next: Option<Instant>,
     pub(super) every: Duration,
@@ -235,7 +235,7 @@ impl Router {
             note_multicast(log, cx, from, Role::AGENT, mark);
             let _ = cx.forward_all(from, Role::AGENT, frame);
         } else if kind == Status::READY {
-            // To its sender and to another client in turn, because a timer sends to all.
+            // The handler answers the sender and another client in turn. A timer sends to all.
             let receivers = [Some((from.id(), from.uuid())), receiver.map(|id| (id, target))];
             for at in 0..mark.to as usize % 4 {
                 let Some((id, to)) = receivers[at % 2] else {
@@ -265,7 +265,7 @@ impl Router {
         for (id, to) in everybody {
             self.number += 1;
             let number = self.number;
-            // A receiver that ends by this counts as well.
+            // A receiver that the policy ends counts as well.
             if cx
                 .directory()
                 .session(to)
@@ -367,8 +367,7 @@ impl Handler for Application {
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
         let mut panic = None;
         for frame in run.frames() {
-            // The frames behind one at which the application panics are its
-            // own loss; here each is to be seen.
+            // An application that panics loses the frames of the same run. Here each frame must be seen.
             let call = std::panic::AssertUnwindSafe(|| self.frame(cx, from, frame));
             panic = panic.or(std::panic::catch_unwind(call).err());
         }

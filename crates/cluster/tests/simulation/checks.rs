@@ -1,4 +1,4 @@
-//! The invariants: after each step, whenever no machine can move, and at the end.
+//! The invariants that hold after each step, whenever no machine can move, and at the end.
 
 use std::time::Duration;
 
@@ -39,9 +39,8 @@ impl World {
         self.check_places()
     }
 
-    /// A certificate that is bound to a UUID has a session, and the one before it while that
-    /// ends, and no more. The server gives a place back after the threads have gone, so it
-    /// counts at least as many.
+    /// A certificate that is bound to a UUID has at most one session and a former one that is ending. The
+    /// server counts a session until its threads have ended, so it counts at least as many.
     fn check_places(&mut self) -> Result<(), String> {
         let mut places = [0; BOUND];
         for connection in self.connections.iter().filter(|each| each.has_a_place()) {
@@ -73,7 +72,7 @@ impl World {
             let waits_to_receive = reads && (outbox.waiting().items > 0 || flow.is_waited_for(id));
             let received = [connection.peer.taken, flow.handled_runs(id)];
             let waits = [waits_to_receive, flow.may_take_a_turn(id)];
-            for (which, what) in ["gets what waits for it", "gets a turn"].into_iter().enumerate() {
+            for (which, promise) in ["gets what waits for it", "gets a turn"].into_iter().enumerate() {
                 let (before, since) = &mut connection.progress[which];
                 if !waits[which] || *before != received[which] {
                     *since = waits[which].then_some(now);
@@ -82,14 +81,14 @@ impl World {
                 let waited = since.map(|since| now.duration_since(since));
                 if waited.is_some_and(|waited| waited > PROGRESS) {
                     let number = connection.peer.plan.number;
-                    return Err(format!("progress: {number} never {what}, for {waited:?}"));
+                    return Err(format!("progress: {number} never {promise}, for {waited:?}"));
                 }
             }
         }
         Ok(())
     }
 
-    /// No machine can move before the time does.
+    /// Checks the state in which no machine can move before the time advances.
     pub(super) fn check_while_all_wait(&self) -> Result<(), String> {
         if let Some(fault) = self.runner.flow().fault() {
             return Err(format!("lines: {fault}"));
@@ -134,27 +133,27 @@ impl World {
     /// At rest, each controller must see the running instances.
     pub(super) fn check_the_cluster(&self) -> Result<(), String> {
         let mut log = self.log.lock().unwrap();
-        let stands = |connection: &&Connection| {
+        let is_established = |connection: &&Connection| {
             let session = connection.peer.session.and_then(|id| log.sessions.get(&id));
             connection.peer.reads()
                 && connection.peer.connected
                 && session.is_some_and(|session| session.connected == 1 && session.disconnected.is_none())
         };
-        let all: Vec<_> = self.connections.iter().filter(stands).collect();
+        let all: Vec<_> = self.connections.iter().filter(is_established).collect();
         for controller in &all {
             for agent in &all {
                 let node = uuid(agent.peer.plan.entity);
                 let running = agent.peer.program.as_ref().and_then(Program::running);
                 let view = controller.peer.program.as_ref();
-                let seen = view.and_then(|program| program.seen(node));
-                if let (Some(running), Some(seen)) = (running, seen) {
-                    log.known += seen.len();
-                    if running == seen {
+                let shown = view.and_then(|program| program.seen(node));
+                if let (Some(running), Some(shown)) = (running, shown) {
+                    log.known += shown.len();
+                    if running == shown {
                         continue;
                     }
                     let (number, node) = (controller.peer.plan.number, agent.peer.plan.number);
                     return Err(format!(
-                        "cluster: {running:?} run at {node}, and {number} sees {seen:?}"
+                        "cluster: {running:?} run at {node}, and {number} sees {shown:?}"
                     ));
                 }
             }
@@ -171,7 +170,7 @@ impl World {
         if self.runner.flow().connections() > 0 {
             return Err("end: a connection has not ended".into());
         }
-        // Peers read the rest of their input now.
+        // At the end peers read the rest of their input.
         self.let_peers_read();
         for connection in &self.connections {
             self.check_connection(connection)
@@ -179,10 +178,10 @@ impl World {
         }
         let of_each = |connection: &Connection| connection.outbox.as_ref().map_or(0, Outbox::lost);
         let lost: u64 = self.connections.iter().map(of_each).sum();
-        let mut told = 0;
+        let mut lost_frames = 0;
         let now = self.now;
         let core = self.runner.core_mut();
-        core.call(now, &mut Vec::new(), |cx| told = cx.frames_lost());
+        core.call(now, &mut Vec::new(), |cx| lost_frames = cx.frames_lost());
         let counted = core.dropped_by_gone();
         let of_each = |connection: &Connection| {
             connection
@@ -191,15 +190,14 @@ impl World {
                 .map_or(0, |o| o.gauge().books().dropped)
         };
         let dropped: u64 = self.connections.iter().map(of_each).sum();
-        // A newcomer that was cut before its callback has books, too, which
-        // no other machine can see.
+        // A newcomer that was cut before its callback has counts as well, which no other machine sees.
         let all_seen = self
             .connections
             .iter()
             .all(|connection| connection.outbox.is_some());
-        if told < lost || all_seen && told > lost {
+        if lost_frames < lost || all_seen && lost_frames > lost {
             return Err(format!(
-                "lost: the server counts {told} frames, its sessions {lost}"
+                "lost: the server counts {lost_frames} frames, its sessions {lost}"
             ));
         }
         if all_seen && counted != dropped {
@@ -251,7 +249,7 @@ impl World {
         let peer = &connection.peer;
         let log = self.log.lock().unwrap();
         let Some(session) = log.sessions.get(&id) else {
-            // The application had no callback for it.
+            // The application had no callback for this session.
             return Ok(());
         };
         if session.connected != 1 || session.disconnected.is_none() {
@@ -263,7 +261,7 @@ impl World {
         if outbox.waiting().items > 0 {
             return Err("zero: items are still counted as waiting".into());
         }
-        // The way in.
+        // Frames from peers to the server.
         let allowed = &peer.allowed;
         if !allowed.starts_with(&session.seen) {
             return Err(format!(
@@ -281,14 +279,13 @@ impl World {
                 session.seen.len()
             ));
         }
-        // The way out.
+        // Frames from the server to peers.
         let (sent, dropped, lost) = (
             outbox.sent().frames,
             outbox.gauge().books().dropped,
             outbox.lost(),
         );
-        // A batch that could not be written to its end is lost as a whole,
-        // although some of it may have arrived.
+        // A batch that was written in part counts as lost, although some of its frames may have arrived.
         if peer.received > sent + lost {
             return Err(format!(
                 "twice: {} frames are received, {sent} were sent",

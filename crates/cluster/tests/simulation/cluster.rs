@@ -24,7 +24,7 @@ use ssntp_cluster::controller::View;
 use ssntp_cluster::machine::Facts;
 use ssntp_test_support::random::Random;
 
-/// STATS follow what happens. Those that come by the clock would keep a world from its rest.
+/// Agents send STATS after events only. Regular STATS would keep a world from its rest.
 const NEVER: Duration = Duration::from_secs(10 * 86_400);
 
 /// The program behind a connection.
@@ -64,7 +64,7 @@ impl Program {
         Self::Agent(Box::new(SteppedAgent::new(config, driver, now)), table)
     }
 
-    /// CONNECTED has come. Returns what it sends.
+    /// Handles CONNECTED, and returns the frames to send.
     pub(super) fn connected(&mut self, payload: Bytes, now: Instant) -> Vec<Frame> {
         match self {
             Self::Agent(agent, _) => agent.step(now, Step::Connected(payload)),
@@ -75,7 +75,7 @@ impl Program {
         }
     }
 
-    /// A frame has come. Returns what it sends.
+    /// Handles a frame, and returns the frames to send.
     pub(super) fn receive(&mut self, frame: &Frame, now: Instant) -> Vec<Frame> {
         match self {
             Self::Agent(agent, table) => {
@@ -92,7 +92,7 @@ impl Program {
         }
     }
 
-    /// Does what is due. Returns what it sends.
+    /// Takes the actions that are due, and returns the frames to send.
     pub(super) fn tick(&mut self, now: Instant) -> Vec<Frame> {
         match self {
             Self::Agent(agent, table) if table.end_what_is_due(now) || agent.deadline() <= now => {
@@ -199,7 +199,7 @@ impl Table {
         Ok(())
     }
 
-    /// Notes the time, and ends the instances whose time is over. True if there are any.
+    /// Sets the time, and ends the instances whose time is over. True if there are any.
     fn end_what_is_due(&self, now: Instant) -> bool {
         let mut state = self.lock();
         state.0 = now;

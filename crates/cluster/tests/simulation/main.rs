@@ -17,31 +17,31 @@
 //! There are no threads, sockets or clocks. The serving code is real: the
 //! dispatcher's core and runner, outboxes, credit, budget, codec, handshakes, and
 //! the steps of readers and writers. A step that blocks in a thread is suspended here
-//! until it can go on. Writers also move between two looks of the dispatcher
-//! at a ledger (`transport::outbox::interleaving`), as other threads do.
+//! until it can continue. Writers also move between two reads of a ledger by the dispatcher
+//! (`transport::outbox::interleaving`), like other threads.
 //!
 //! | invariant | says |
 //! |---|---|
-//! | order, twice | for each sender and receiver, frames arrive once, in the order sent; a handler is one sender, whatever makes it send |
+//! | order, twice | for each sender and receiver, frames arrive once, in the order sent; a handler is one sender for all its frames |
 //! | lost | a frame that does not arrive was counted as dropped or lost, or its stream was cut |
-//! | zero | when all is over, nothing is counted any more |
-//! | memory | the queues take no more than the budget and what each may have beyond |
+//! | zero | at the end, all counts are zero |
+//! | memory | the queues take no more than the budget and the fixed allowance of each queue |
 //! | end | every connection ends within the grace, every newcomer gets a verdict |
-//! | healthy | no peer that reads at full speed counts as slow, or loses a frame for want of room |
+//! | healthy | no peer that reads at full speed counts as slow, or loses a frame for lack of room |
 //! | lines | the count of waiting frames is exact, and no sender waits for a receiver whose queue is below its mark |
 //! | progress | a peer that reads at full speed gets its frames, and a connection that may take a turn gets one, within a bound |
-//! | slots | there are never more handshakes than slots, and no peer is cut that answers at once |
-//! | places | a certificate that is bound to a UUID has a session and the one before it, which ends, and no more |
-//! | grace | a peer that reads to the end of a connection that ends in order has everything |
+//! | slots | there are never more handshakes than slots, and no peer that answers at once is cut |
+//! | places | a certificate that is bound to a UUID has at most one session and a former one that is ending |
+//! | grace | a peer that reads to the end of a connection that ends in order has received every frame |
 //! | limit | if every peer behaves, no connection ends by a time limit |
-//! | told once | the application hears of each session's begin and end once, in order |
+//! | told once | the application has one callback for the begin and one for the end of each session, in order |
 //! | standstill | no machine that could move waits |
 //! | cluster | no instance is launched twice, a controller sees the effect of an event at once, and at rest all running instances |
 //! | requests | a question is answered once, by its receiver |
 //! | happened | in some world each kind of end has happened, a question was answered, and so on |
 //!
-//! `SSNTP_SEED=n` replays one seed and prints each step; `SSNTP_SEEDS=n` runs so
-//! many; `make simulate` runs 100,000.
+//! `SSNTP_SEED=n` replays one seed and prints each step; `SSNTP_SEEDS=n` runs this number of seeds;
+//! `make simulate` runs 100,000.
 //!
 //! | file | holds |
 //! |---|---|
@@ -146,23 +146,24 @@ fn every_seed_keeps_the_invariants() {
     let all = each_seed(|seed, is_told| {
         let mut world = World::new(seed, is_told);
         let (steps, mut happened) = (world.run()?, Vec::new());
-        world.tell_what_happened(|what| happened.push(what));
+        world.report_events(|event| happened.push(event));
         Ok((steps, world.arrived(), happened))
     });
     let count = all.len() as u64;
     let (mut steps, mut frames, mut happened) = (0, 0, BTreeMap::<_, u64>::new());
-    for (taken, arrived, what) in all {
+    for (taken, arrived, events) in all {
         (steps, frames) = (steps + taken, frames + arrived);
-        what.into_iter()
-            .for_each(|what| *happened.entry(what).or_default() += 1);
+        events
+            .into_iter()
+            .for_each(|event| *happened.entry(event).or_default() += 1);
     }
     // A server that does nothing breaks no invariant. A few worlds may be quiet.
     assert!(
         frames > count || count < 20,
         "{count} seeds, {frames} frames have arrived"
     );
-    // Nor does a server to which nothing happens.
-    let missing = |what: &&&str| !happened.contains_key(**what);
+    // A server without any events breaks no invariant either.
+    let missing = |event: &&&str| !happened.contains_key(**event);
     let missing: Vec<_> = MUST_HAPPEN.iter().filter(missing).collect();
     assert!(missing.is_empty() || count < SEEDS, "no world has {missing:?}");
     eprintln!("{count} seeds, {steps} steps, {frames} frames have arrived; {happened:?}");
@@ -178,24 +179,24 @@ fn several_servers_keep_the_invariants() {
     let count = all.len() as u64;
     let rounds: u64 = all.iter().map(|(rounds, ..)| rounds).sum();
     let frames: u64 = all.iter().map(|(_, frames, _)| frames).sum();
-    let happened = |what: usize| all.iter().map(|(.., happened)| happened[what]).sum::<u64>();
+    let happened = |event: usize| all.iter().map(|(.., happened)| happened[event]).sum::<u64>();
     let [terms, renewed, drained, answered] = [0, 1, 2, 3].map(happened);
-    let told = format!(
+    let summary = format!(
         "{count} seeds, {rounds} rounds, {frames} frames have arrived, {terms} terms of leaders, {renewed} \
          clients were renewed, {drained} left a server that drained, {answered} questions were answered"
     );
     let is_busy =
         frames > 20 * count && terms > count / 10 && renewed.min(drained) > count / 50 && answered > count;
-    assert!(is_busy || count < 20, "{told}");
-    eprintln!("{told}");
+    assert!(is_busy || count < 20, "{summary}");
+    eprintln!("{summary}");
 }
 
 fn run<T>(seed: u64, world: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     let result = catch_unwind(AssertUnwindSafe(world));
     ssntp_transport::outbox::interleaving::set(None);
     let result = result.unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().cloned();
-        Err(said
+        let message = panic.downcast_ref::<String>().cloned();
+        Err(message
             .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
             .unwrap_or_else(|| "it panics".into()))
     });

@@ -1,8 +1,8 @@
 //! A stream between two ends: a bounded pipe for each direction.
 //!
-//! Bytes arrive in order, in the pieces that the reader takes, and after the time that
-//! they are on their way. A stream may be cut at any byte; the bytes on their way then may arrive or
-//! not. It may also stall, so that no byte arrives and neither end notices.
+//! Bytes arrive in order, in the pieces that the reader takes, and after a delay. A stream may be cut
+//! at any byte. Then the bytes on their way arrive or are lost. It may also stall, so that no byte
+//! arrives and neither end notices.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,13 +28,13 @@ pub(super) struct Pipes {
     /// The bytes under way, in each of the two directions.
     pipes: [Pipe; 2],
     cut: bool,
-    /// Something that was sent may not have arrived.
+    /// True if sent bytes may not have arrived.
     pub(super) lossy: bool,
-    /// A server has ended it by a time limit, or a policy, before everything was sent.
+    /// True if a server ended the stream by a time limit or a policy before everything was sent.
     pub(super) cut_off: bool,
-    /// The time at which this was looked at last.
+    /// The time of the last step.
     now: Option<Instant>,
-    /// The time that bytes are on their way.
+    /// The delay of bytes.
     delay: Duration,
     stalls: bool,
 }
@@ -42,13 +42,13 @@ pub(super) struct Pipes {
 #[derive(Debug)]
 struct Pipe {
     bytes: BytesMut,
-    /// The number of bytes that have arrived, and the times at which others do.
+    /// The number of bytes that have arrived, and the times at which further bytes arrive.
     here: usize,
     on_their_way: VecDeque<(Instant, usize)>,
     room: usize,
-    /// The writer has ended.
+    /// True if the writer has ended.
     end: bool,
-    /// The reader takes nothing more.
+    /// True if the reader takes no more bytes.
     deaf: bool,
     /// The maximum that one write takes.
     piece: usize,
@@ -109,7 +109,7 @@ impl Pipes {
 }
 
 impl Stream {
-    /// Both ends; `rooms` are for what each of them sends.
+    /// Makes both ends. `rooms` has the capacity for the bytes that each of them sends.
     pub(super) fn new(rooms: [usize; 2]) -> [Self; 2] {
         let pipes = Arc::new(Mutex::new(Pipes {
             pipes: rooms.map(Pipe::new),
@@ -130,17 +130,17 @@ impl Stream {
         self.pipes.lock().unwrap()
     }
 
-    /// Sets the time that bytes of this end are on their way from now on.
+    /// Sets the delay of bytes that this end sends from now on.
     pub(super) fn delay(&self, delay: Duration) {
         self.pipes().delay = delay;
     }
 
-    /// Nothing arrives any more, or everything goes on.
+    /// Stalls the stream, so that no bytes arrive, or continues it.
     pub(super) fn stall(&self, stalls: bool) {
         self.pipes().stalls = stalls;
     }
 
-    /// Tells the time. Returns when something arrives next.
+    /// Sets the time. Returns the time at which the next bytes arrive.
     pub(super) fn advance(&self, now: Instant) -> Option<Instant> {
         let mut pipes = self.pipes();
         pipes.now = Some(now);
@@ -196,12 +196,12 @@ impl Stream {
         pipe.read(most, stalls)
     }
 
-    /// This end sends nothing more.
+    /// Ends the sending direction of this end.
     pub(super) fn end(&self) {
         self.pipes().pipes[self.end].end = true;
     }
 
-    /// This end neither sends nor takes anything more.
+    /// Ends both directions of this end.
     pub(super) fn shut_down(&self) {
         let mut pipes = self.pipes();
         pipes.pipes[self.end].end = true;
@@ -210,7 +210,7 @@ impl Stream {
         other.clear();
     }
 
-    /// Cuts the stream, also unnoticed. The bytes that this end has sent arrive or are lost.
+    /// Cuts the stream, with or without notice. The bytes that this end has sent arrive or are lost.
     pub(super) fn cut(&self, keep: bool) {
         let mut pipes = self.pipes();
         pipes.cut = true;
@@ -297,7 +297,7 @@ impl Duplex for Stream {
 #[derive(Debug)]
 pub(super) struct SimTransmit {
     stream: Stream,
-    /// The batch that is being sent, and the number of its bytes that are.
+    /// The batch that is being sent, and the number of its bytes that were sent.
     batch: Vec<u8>,
     done: usize,
     rest: Vec<u8>,

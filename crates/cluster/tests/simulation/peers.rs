@@ -35,13 +35,13 @@ pub(super) enum Pace {
 /// The end of a peer once it has sent everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// Not by itself.
+    /// The peer does not end by itself.
     Stays,
     /// It ends its side, and reads to the end.
     HalfCloses,
     /// It ends its side in the middle of a frame.
     Truncates,
-    /// It is gone after so many bytes.
+    /// It disappears after this number of bytes.
     Cut(usize),
     /// It breaks the protocol.
     Junk,
@@ -74,9 +74,9 @@ pub(super) struct Plan {
     /// It is a real agent, or keeps the view of a real controller.
     pub(super) real: bool,
     pub(super) tracing: bool,
-    /// It asks others, and answers what it is asked.
+    /// It sends questions to others, and answers questions.
     pub(super) asks: bool,
-    /// It ends sessions, and keeps clients out.
+    /// It kicks and bans clients.
     pub(super) kicks: bool,
     /// The time from the beginning of the world to the expiry of its certificate.
     pub(super) expires: Option<Duration>,
@@ -119,9 +119,9 @@ pub(super) struct Peer {
     next_read: Option<Instant>,
     next_frame: Option<Instant>,
     ended: bool,
-    /// It has sent everything it had, and ended its side in order.
+    /// True if it has sent all its frames, and ended its side in order.
     pub(super) closed_in_order: bool,
-    /// It has read to the end.
+    /// True if it has read to the end.
     pub(super) read_to_end: bool,
     pub(super) connected: bool,
     pub(super) received: u64,
@@ -180,7 +180,7 @@ impl Peer {
         self.stage != Stage::Waits
     }
 
-    /// It gives up connecting.
+    /// It stops connecting.
     pub(super) fn give_up(&mut self) {
         self.stage = Stage::Over;
     }
@@ -363,7 +363,7 @@ impl Peer {
             ));
         };
         let is_refused = exchange.step == ExchangeStep::Refusal;
-        // The server answers under its own name.
+        // The server itself answers.
         let is_server = (0..self.plan.entities).all(|entity| exchange.peer != uuid(entity));
         if exchange.peer != whom && !((is_refused || whom.is_nil()) && is_server) {
             return Err(format!(
@@ -597,7 +597,7 @@ impl Peer {
 
     fn end(&mut self, random: &mut Random) -> Step {
         match self.plan.ending {
-            // There is nothing left to send.
+            // The peer has no further frames to send.
             Ending::Stays => return Step::Waits(None),
             Ending::Cut(_) => {}
             Ending::HalfCloses => {
@@ -610,7 +610,7 @@ impl Peer {
             Ending::Truncates => {
                 let whole = Header::new(Command::STATS.into(), 50).encode();
                 let part = random.between(1, 7);
-                // Without room for that, it ends in order.
+                // If the rest does not fit, the peer ends in order.
                 match self.stream.send(&whole[..part]) {
                     Ok(_) => {}
                     Err(_) => self.closed_in_order = true,

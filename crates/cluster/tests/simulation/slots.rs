@@ -76,7 +76,7 @@ impl Slot {
         self.acceptance.borrow().slots.state_of(self.number?)
     }
 
-    /// Notes for what the handshake waits after a step, as its stream does in the product.
+    /// Records the cause of the handshake's wait after a step, as its stream does in the product.
     pub(super) fn waits(&mut self, wait: Option<Wait>, now: Instant) {
         let (Some(number), slots) = (self.number, &mut self.acceptance.borrow_mut().slots) else {
             return;

@@ -1,6 +1,5 @@
-//! The threads of one connection on the server's side, as machines that are
-//! stepped: they act as `accept` and `link`, and are suspended where those
-//! block.
+//! The threads of one connection on the server's side, as machines that are stepped. They act like
+//! `accept` and `link`, and are suspended where a thread would block.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -31,7 +30,7 @@ pub(super) type Core = ServerCore;
 pub(super) type SimEvent = DispatchEvent<Core, SimThreads>;
 pub(super) type SimEvents = Events<SimEvent>;
 
-/// As in `accept` and `link`.
+/// The time limits of `accept` and `link`.
 const LINGER: Duration = Duration::from_secs(1);
 const LAST_WRITE: Duration = Duration::from_secs(1);
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -59,7 +58,7 @@ pub(super) struct View<'a> {
     pub(super) wall: SystemTime,
 }
 
-/// Small ones, so that a batch is written in many steps.
+/// Small writes, so that a batch is written in many steps.
 pub(super) const PIECES: &[usize] = &[1, 7, 64, 1000, 100_000];
 
 /// The handle of both threads.
@@ -414,7 +413,7 @@ impl Newcomer {
         }
     }
 
-    /// The same, with a handshake that begins when it has a slot.
+    /// The same, with a handshake that begins once it has a slot.
     pub(super) fn with_slot_of(mut self, acceptance: &Rc<RefCell<Acceptance>>) -> Self {
         self.slot = Some(Slot::of(acceptance));
         self
@@ -472,7 +471,7 @@ impl Newcomer {
         (step, threads)
     }
 
-    /// True if its handshake goes on, in a slot or without: it was neither cut nor stopped.
+    /// True if its handshake is under way, with or without a slot: it was neither cut nor stopped.
     fn goes_on(&self, to: fn(&mut Slots<Stream>, u64) -> bool) -> bool {
         self.slot.as_ref().is_none_or(|slot| slot.advance(to))
     }
@@ -521,11 +520,11 @@ impl Newcomer {
                 Shaking::Claimed(word, view.now + CLAIM)
             }
             Shaking::Claimed(word, until) => {
-                let said = word.try_recv();
-                if said == Err(TryRecvError::Empty) && view.now < until {
+                let message = word.try_recv();
+                if message == Err(TryRecvError::Empty) && view.now < until {
                     return (Shaking::Claimed(word, until), Step::Waits(Some(until)), None);
                 }
-                Shaking::Takes(self.entry.claimed(said.ok()), Box::new(None))
+                Shaking::Takes(self.entry.claimed(message.ok()), Box::new(None))
             }
             Shaking::Takes(Taking::Admit(request), admitting) => {
                 if (view.full)() {
@@ -579,7 +578,7 @@ impl Newcomer {
             }
             Shaking::Takes(Taking::Start, admitting) => {
                 let Some(mut admitting) = *admitting else {
-                    panic!("nobody was admitted");
+                    panic!("no newcomer was admitted");
                 };
                 if !self.goes_on(Slots::admitted) {
                     admitting.admission.started(Err(io::ErrorKind::TimedOut.into()));

@@ -1,5 +1,4 @@
-//! One world: everything that is drawn from the seed, and the loop that steps
-//! a machine that can move.
+//! One world: the values drawn from the seed, and the loop that steps the machines.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -30,10 +29,10 @@ use ssntp_transport::{Budget, BufferPool, Limits, PeerAddress};
 const MOST_STEPS: u64 = 200_000;
 /// The maximum number of reads of ledgers by the dispatcher in one step.
 const MOST_LOOKS: u64 = 20_000;
-/// After this time without events, no frame is on its way: no sender waits for a slow receiver so
-/// long, and agents have reported every change.
+/// After this time without events no frame is on its way: senders wait less for a slow receiver, and
+/// agents have reported every change.
 const REST: Duration = Duration::from_secs(2);
-/// Every timer of a server is nearer than this.
+/// No timer of a server is longer than this.
 const FAR: Duration = Duration::from_secs(86_400);
 
 /// The time of day at which each world begins.
@@ -48,7 +47,7 @@ pub(super) struct Connection {
     pub(super) reader: Option<Reader>,
     /// The figures of its ledger at its end: sent, dropped, lost.
     pub(super) outbox: Option<Outbox>,
-    /// Its pipes are wide enough for the pace that is waited for.
+    /// True if its pipes are wide enough for the expected pace.
     pub(super) wide: bool,
     /// Its received frames, its handled input, and the time since when both are the same.
     pub(super) progress: [(u64, Option<Instant>); 2],
@@ -130,14 +129,14 @@ impl World {
             1 => SlowConsumer::DropNewest,
             _ => SlowConsumer::DropOldest,
         };
-        // As long as a frame may be. A scheduler does not read that much.
+        // The longest payload. A scheduler accepts only shorter ones.
         let is_long = !scheduler && random.below(150) == 0;
         let budget = match is_long {
             true => 64 << 20,
             false => random.pick(&[64 << 10, 256 << 10, 1 << 20, 64 << 20]),
         };
         let settings = Settings {
-            // Half of the least of these holds what the application sends by itself.
+            // Half of the smallest limit holds the frames that the application sends by itself.
             queue: Limits {
                 frames: random.pick(&[16, 100, 1000, 1 << 20]),
                 bytes: match is_long {
@@ -156,7 +155,7 @@ impl World {
             .max_payload(MAX_PAYLOAD)
             .slow_consumer(policy)
             .operators(Role::CONTROLLER)
-            // Some do not fit into the narrow pipes, so that CONNECTED waits to be read.
+            // Some configurations do not fit into the narrow pipes, so CONNECTED waits to be read.
             .configuration(vec![b'#'; random.pick(&[0, 0, 0, 400, 5000])])
             .held(3, 10_000, millis(50));
         let ticks = random.pick(&[0, 0, 0, 0, 0, 0, 5, 5, 40]);
@@ -242,28 +241,28 @@ impl World {
         }
     }
 
-    fn say(&self, what: impl FnOnce() -> String) {
+    fn trace_step(&self, text: impl FnOnce() -> String) {
         if self.trace {
             let at = self.now.duration_since(self.begin);
             eprintln!(
                 "{:>8} {:>10.3} ms  {}",
                 self.steps,
                 at.as_secs_f64() * 1e3,
-                what()
+                text()
             );
         }
     }
 
     /// Lets the world run to its end.
     pub(super) fn run(&mut self) -> Result<u64, String> {
-        self.say(|| {
+        self.trace_step(|| {
             format!(
                 "{:?} {:?} scheduler: {}",
                 self.settings, self.policy, self.scheduler
             )
         });
         for connection in &self.connections {
-            self.say(|| format!("{:?} {:?}", connection.peer.plan, connection.fails));
+            self.trace_step(|| format!("{:?} {:?}", connection.peer.plan, connection.fails));
         }
         self.let_writers_interleave();
         let result = self.run_until_over();
@@ -273,8 +272,8 @@ impl World {
         Ok(self.steps)
     }
 
-    /// Calls `tell` for each thing that has happened.
-    pub(super) fn tell_what_happened(&self, mut tell: impl FnMut(&'static str)) {
+    /// Calls `tell` for each kind of event that has happened.
+    pub(super) fn report_events(&self, mut tell: impl FnMut(&'static str)) {
         let log = self.log.lock().unwrap();
         let ends = log
             .sessions
@@ -317,7 +316,7 @@ impl World {
         log.sessions.values().map(|session| session.arrived).sum()
     }
 
-    /// Between two looks of the dispatcher at a ledger any writer may write.
+    /// Between two reads of a ledger by the dispatcher any writer may write.
     fn let_writers_interleave(&mut self) {
         let (writers, looks, clock) = (
             Rc::clone(&self.writers),
@@ -330,7 +329,7 @@ impl World {
         let (write_timeout, pool) = (self.write_timeout, self.pool.clone());
         interleaving::set(Some(Box::new(move || {
             looks.set(looks.get() + 1);
-            assert!(looks.get() < MOST_LOOKS, "the dispatcher spins");
+            assert!(looks.get() < MOST_LOOKS, "the dispatcher takes steps without end");
             while random.chance(often) {
                 let mut writers = writers.borrow_mut();
                 let at = random.below(writers.len());
@@ -396,7 +395,7 @@ impl World {
                 }
                 _ if self.owner == Owner::Runs => {
                     self.check_the_cluster()?;
-                    self.say(|| "nothing moves any more: the server is stopped".into());
+                    self.trace_step(|| "nothing moves any more: the server is stopped".into());
                     self.owner = Owner::Stops;
                 }
                 _ => return Err(format!("standstill while it ends: the owner {:?}", self.owner)),
@@ -448,7 +447,7 @@ impl World {
     }
 
     fn handle(&mut self, event: SimEvent) {
-        self.say(|| match &event {
+        self.trace_step(|| match &event {
             DispatchEvent::Admit(arrival, ..) => match &arrival.kind {
                 ArrivalKind::Client { connect, .. } => format!("admit {}", connect.source),
                 ArrivalKind::Server(_) => "admit a link".into(),
@@ -512,7 +511,7 @@ impl World {
                 .peer
                 .step(self.begin, self.now, &mut self.random, &self.log);
             if !was_there && connection.peer.has_begun() && !stopping {
-                // Long frames in the smallest pieces would take for ever.
+                // Long frames in the smallest pieces would take too long.
                 let least = connection.peer.plan.longest / 10;
                 let piece = self.random.pick(&[0, 3 + least, 50 + least, 4000]);
                 let made = certificates();
@@ -582,9 +581,8 @@ impl World {
         self.budget
     }
 
-    /// The maximum that one turn may leave in a line: what its reader may have
-    /// handed over, as often as there are receivers, and what each item takes
-    /// beside its bytes.
+    /// The most that one turn may leave in a line: the bytes that its reader may have handed over, once
+    /// for each receiver, and the overhead of each item.
     pub(super) fn longest_turn(&self) -> u64 {
         let batch = 30_000 + self.longest + 100;
         let input = (1 << 20).min(self.budget / 4) + batch;
@@ -609,7 +607,7 @@ impl World {
             .map_or(Duration::ZERO, |at| self.now.duration_since(at))
     }
 
-    /// Gives everything back but the log and the books.
+    /// Drops everything except the log and the counts.
     pub(super) fn let_go(&mut self) {
         while self.queue.try_next().is_some() {}
         self.writers.borrow_mut().clear();

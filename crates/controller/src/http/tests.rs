@@ -165,10 +165,10 @@ fn an_error_names_the_field_and_the_place() {
         ("PUT", "web?revision", "revision"),
     ] {
         let head = format!("{method} /api/v1/workloads/{path} HTTP/1.1\r\nAuthorization: Bearer {token}");
-        let (code, _, said) = rig.ask(&format!("{head}\r\nContent-Type: application/json"), spec);
-        assert!(code == 400 && said.contains(at), "{method} {path}: {said}");
+        let (code, _, text) = rig.ask(&format!("{head}\r\nContent-Type: application/json"), spec);
+        assert!(code == 400 && text.contains(at), "{method} {path}: {text}");
     }
-    // Several are one order.
+    // Several workloads in one request are one order.
     let both = format!("[{spec}, {}]", spec.replace("web", "other"));
     assert_eq!(put("/api/v1/workloads?revision=7", &both).0, 404);
     assert_eq!(put("/api/v1/workloads", spec).0, 400);
@@ -271,10 +271,7 @@ fn a_browser_logs_in_once_with_its_token() {
         cookie.ends_with("; HttpOnly; SameSite=Strict; Path=/"),
         "{cookie}"
     );
-    assert!(
-        !cookie.contains(&token[6..]),
-        "the token itself stays where it was"
-    );
+    assert!(!cookie.contains(&token[6..]), "the token is not sent back");
     let cookie = cookie.split(';').next().unwrap();
     let (code, _, page) = rig.ask(&format!("GET /nodes HTTP/1.1\r\nCookie: a=b; {cookie}"), "");
     assert!(code == 200 && page.contains("rack1-n00"), "{code}");
@@ -287,7 +284,7 @@ fn a_browser_logs_in_once_with_its_token() {
     );
 }
 
-/// The next event of a stream: its id, and what else it says.
+/// The next event of a stream: its id, and its other lines.
 fn event(stream: &mut BufReader<TcpStream>) -> (Option<i64>, String) {
     let (mut id, mut rest) = (None, String::new());
     loop {
@@ -330,11 +327,11 @@ fn after_a_reconnect_no_row_is_missed_and_none_comes_twice() {
         "{data}"
     );
     let second = write("two\nid: 9999\n\nevent: reload");
-    // A text of a peer is one line of JSON, whatever it has in it.
+    // Any text of a peer is one line of JSON.
     assert_eq!(event(&mut stream).0, Some(second));
     drop(stream);
     let missed: Vec<_> = (0..300).map(|n| write(&n.to_string())).collect();
-    // The header is newer than the address.
+    // The header has a later row than the address, so the header counts.
     let query = format!("?after={}", first - 1);
     let mut stream = follow(&rig, &query, &format!("\r\nLast-Event-ID: {second}"));
     for id in missed {
@@ -350,8 +347,12 @@ fn a_client_that_missed_deleted_rows_gets_reload() {
     let newest = rig.made_up.row(0, "node", None, None, None, "x");
     rig.made_up.forget(3);
     for after in ["0", "2", "99999"] {
-        let (id, told) = event(&mut follow(&rig, &format!("?after={after}"), ""));
-        assert_eq!((id, told.as_str()), (None, "event: reloaddata: {}"), "{after}");
+        let (id, event_name) = event(&mut follow(&rig, &format!("?after={after}"), ""));
+        assert_eq!(
+            (id, event_name.as_str()),
+            (None, "event: reloaddata: {}"),
+            "{after}"
+        );
     }
     // Row 3 is deleted, and a client that already has it misses no row.
     assert_eq!(event(&mut follow(&rig, "?after=3", "")).0, Some(4));
@@ -365,7 +366,7 @@ fn a_client_that_missed_deleted_rows_gets_reload() {
             .unwrap()
             .len(),
     );
-    // Without any row nothing is missed: a page would otherwise load itself for ever.
+    // An empty history has no missed rows. Otherwise a page would reload itself again and again.
     let mut other = follow(&rig, &format!("?after={newest}"), "");
     let next = rig.made_up.row(0, "node", None, None, None, "y");
     assert_eq!(event(&mut stream).0, Some(next));
@@ -393,14 +394,14 @@ fn the_output_of_an_instance_comes_on_the_same_stream() {
         event(&mut stream).1,
         r#"event: outputdata: {"end":"its node left"}"#
     );
-    // The rows go on.
+    // The rows of the history continue.
     let row = rig.made_up.row(0, "node", None, None, None, "y");
     assert_eq!(event(&mut stream).0, Some(row));
     assert_eq!(rig.get("/api/v1/events?output=x").0, 400);
 }
 
 #[test]
-fn followers_have_a_limit_of_their_own_beside_the_pages() {
+fn followers_have_a_limit_of_their_own_besides_the_pages() {
     let rig = Rig::start(false);
     let streams: Vec<_> = (0..events::FOLLOWERS).map(|_| follow(&rig, "", "")).collect();
     let (code, problem) = rig.get("/api/v1/events");
@@ -418,7 +419,7 @@ fn followers_have_a_limit_of_their_own_beside_the_pages() {
         }
         assert!(
             ssntp_transport::left(deadline).is_ok(),
-            "the places do not come back"
+            "the limit has no room again"
         );
     }
 }

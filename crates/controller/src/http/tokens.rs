@@ -238,7 +238,8 @@ mod tests {
         let text = fs::read_to_string(directory.path().join("tokens")).unwrap();
         let cookie = digest(&write);
         assert!(!text.contains(&write[6..]) && !text.contains(&cookie), "{text}");
-        // The digest in a cookie is not accepted as a token, and the digest in the file as neither.
+        // The digest in a cookie is not accepted as a token, and the digest in the file neither as a
+        // token nor as a cookie.
         assert_eq!(tokens.right_of_cookie(&cookie).unwrap(), Some(Right::Write));
         assert_eq!(tokens.right(&cookie).unwrap(), None);
         for token in tokens.list().unwrap() {
@@ -286,8 +287,8 @@ mod tests {
             matches!(&ends[..], [Some(later), Some(end)] if later > end),
             "{ends:?}"
         );
-        // A file of an earlier version has tokens without an end, and one that was edited by hand may
-        // have an end that cannot be read.
+        // A file of an earlier version has tokens without an expiry, and a file that was edited by hand may
+        // have an expiry that cannot be read.
         let file = directory.path().join("tokens");
         let text = fs::read_to_string(&file).unwrap();
         fs::write(&file, text.replace(ends[1].as_deref().unwrap(), "tomorrow")).unwrap();

@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Spec>(&json).unwrap(), spec);
         let again = yaml::encode(&spec).unwrap();
         assert_eq!(yaml::decode::<Spec>(&again).unwrap(), spec);
-        // Defaults are left out, and the UUID, which the controller chooses.
+        // Defaults are not written, and neither is the UUID, which the controller chooses.
         assert!(
             !json.contains("instance_uuid") && !json.contains("networking"),
             "{json}"
@@ -421,8 +421,8 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
-        for (text, why) in [
+    fn an_error_of_a_spec_names_its_field() {
+        for (text, reason) in [
             ("count: 1\nstart: {command: [a]}", "name"),
             ("name: a b\nstart: {command: [a]}", "name: a name has"),
             ("name: a\ncuont: 1\nstart: {command: [a]}", "cuont"),
@@ -475,7 +475,7 @@ mod tests {
             ),
         ] {
             let error = read(text).unwrap_err();
-            assert!(error.contains(why), "{text}: {error}");
+            assert!(error.contains(reason), "{text}: {error}");
         }
         let long = format!("name: {}\nstart: {{command: [a]}}", "a".repeat(57));
         assert!(read(&long).unwrap_err().contains("56 bytes"));

@@ -85,7 +85,7 @@ mod tests {
             picture.contains("aria-label='Load: 4 now, between 2 and 8'"),
             "{picture}"
         );
-        // A figure that is not known has no point.
+        // An unknown figure has no point.
         assert!(
             picture.contains("points='0.0,75.0 400.0,0.0 600.0,50.0 '"),
             "{picture}"

@@ -270,14 +270,14 @@ mod tests {
     fn rows_are_filtered_then_sorted_then_paged() {
         assert_eq!(ids(&table("q=NUMBER+1&sort=-n", 20))[..3], [19, 18, 17]);
         assert_eq!(ids(&table("state=even", 9)), [0, 2, 4, 6, 8]);
-        // Equal rows stand in the order of their ids, whichever way the column is sorted.
+        // Equal rows are in the order of their ids, in both directions of the column.
         assert_eq!(ids(&table("sort=t", 6)), [0, 3, 1, 4, 2, 5]);
         assert_eq!(ids(&table("sort=-t", 6)), [2, 5, 1, 4, 0, 3]);
         let page = table("page=3", 1000);
         assert_eq!((ids(&page)[0], ids(&page).len()), (400, ROWS));
         assert!(page.contains("Page 3 of 5, 1000 rows"), "{page}");
         assert!(page.contains("href='?page=4'"), "{page}");
-        // Whatever the address says, there is a page.
+        // An address with any parameters has a page.
         assert_eq!(ids(&table("page=99999&sort=nothing", 300)).len(), 100);
         assert_eq!(ids(&table("page=0", 300))[0], 0);
         assert!(table("q=nothing", 5).contains("No row contains these words"));

@@ -1,5 +1,4 @@
-//! The database as its users see it: what was committed is there again, faults are named, and
-//! nothing grows without a bound.
+//! The database: committed changes survive a restart, faults are named, and all tables are bounded.
 
 use super::*;
 use crate::model::{Event, Figures, Instance, InstanceState, Spec};
@@ -71,7 +70,7 @@ fn committed_changes_are_read_back_after_a_restart() {
         Write::Instance(instance(2)),
     ]);
     assert_eq!(revision, Ok(2));
-    // A change without an event has the number of the last one before it.
+    // A change without an event has the number of the last event.
     assert_eq!(store.commit(vec![Write::InstanceGone(Uuid::from_u128(1))]), Ok(2));
     drop(store);
 
@@ -88,7 +87,7 @@ fn committed_changes_are_read_back_after_a_restart() {
 }
 
 #[test]
-fn a_second_controller_cannot_open_it() {
+fn a_second_controller_cannot_open_the_store() {
     let dir = tempfile::tempdir().unwrap();
     let first = Store::open(dir.path(), Limits::default()).unwrap();
     let second = Store::open(dir.path(), Limits::default()).unwrap_err();
@@ -238,7 +237,7 @@ fn a_database_of_a_later_version_is_named() {
 fn a_database_of_an_earlier_version_is_brought_up_to_date() {
     let dir = tempfile::tempdir().unwrap();
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
-    // As the first schema was, with an instance in it.
+    // A database of the first schema, with an instance in it.
     connection
         .execute_batch(
             "CREATE TABLE workloads (name TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
@@ -283,7 +282,7 @@ fn a_damaged_database_is_named_and_not_changed() {
         "{error}"
     );
     assert_eq!(fs::read(&file).unwrap(), bytes);
-    // No database at all.
+    // This file is not a database.
     fs::write(
         &file,
         "this is a text, and it is longer than the header of a database".repeat(9),
@@ -326,7 +325,7 @@ fn a_file_of_another_program_is_not_changed() {
         assert_eq!(fs::read(&file).unwrap(), before);
         fs::remove_file(&file).unwrap();
     }
-    // One that was made, and of which nothing more was written, is a new one.
+    // An empty database file counts as a new database.
     let connection = Connection::open(&file).unwrap();
     connection
         .pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))
@@ -334,7 +333,7 @@ fn a_file_of_another_program_is_not_changed() {
     drop(connection);
     assert!(size(&file) > 0);
     drop(Store::open(dir.path(), Limits::default()).unwrap());
-    // A directory in its place is named, too.
+    // A directory in place of the file is named as well.
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
     let error = Store::open(dir.path(), Limits::default()).unwrap_err();
@@ -360,7 +359,7 @@ fn a_locked_database_refuses_writes_until_it_is_unlocked() {
         "{error}"
     );
     assert_eq!(store.failing(), Some(error));
-    // Reading goes on.
+    // Reading still works.
     assert_eq!(store.reading().history().unwrap().last_id(), Ok(0));
     other.execute_batch("ROLLBACK").unwrap();
     store.commit(vec![event("b")]).unwrap();
@@ -391,7 +390,7 @@ fn a_full_database_refuses_writes_until_there_is_room() {
             Ok(_) => kept += 1,
             Err(e) => break e,
         }
-        assert!(kept < 1000, "twice the limit is the end");
+        assert!(kept < 1000, "the database may grow to twice its limit");
     };
     assert!(
         error
@@ -400,7 +399,7 @@ fn a_full_database_refuses_writes_until_there_is_room() {
         "{error}"
     );
     assert_eq!(store.failing(), Some(error));
-    // Reading goes on.
+    // Reading still works.
     assert_eq!(store.reading().history().unwrap().last_id(), Ok(0));
     let room = (0..kept / 2)
         .map(|number| Write::InstanceGone(Uuid::from_u128(number)))
@@ -413,7 +412,7 @@ fn a_full_database_refuses_writes_until_there_is_room() {
     assert_eq!(
         state.instances.len() as u128,
         kept - kept / 2 + 1,
-        "nothing that was refused is there"
+        "no refused change is stored"
     );
 }
 
@@ -425,7 +424,7 @@ fn a_read_only_database_refuses_writes() {
     let file = dir.path().join(FILE);
     let limits = Limits::default();
     let connection = schema::open(&file, limits).unwrap();
-    // A right that is missing does not keep root from writing. This does.
+    // Modes do not keep root from writing. This does.
     connection.pragma_update(None, "query_only", true).unwrap();
     let shared = Arc::new(Shared {
         file,
@@ -479,7 +478,7 @@ fn the_history_is_bounded_by_age_and_by_size() {
         })
     };
     let minute = 60_000;
-    // Older than a week, older than three hours, and new.
+    // The rows are older than a week, older than three hours, and new.
     let times = [2 * day, 9 * day, 9 * day + minute, 10 * day - minute].map(figures);
     schema::write(&connection, &times, 0).unwrap();
     let shared = Shared {
@@ -523,20 +522,20 @@ fn an_hour_of_a_thousand_nodes_with_ten_thousand_instances_is_small() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
     let node = |number: u128| Uuid::from_u128((0xa000 + number) << 64 | number);
-    let row = |kind, about: &Instance, what: &str| {
+    let row = |kind, about: &Instance, text: &str| {
         Write::Event(Event {
             kind,
             workload: Some(about.workload.clone()),
             instance: Some(about.uuid),
             node: about.node,
-            text: format!("{}-{} ({}) {what}", about.workload, about.slot, about.uuid),
+            text: format!("{}-{} ({}) {text}", about.workload, about.slot, about.uuid),
         })
     };
-    // Each instance is started and runs, as the reconciler writes it: 256 at a time.
+    // Each instance is started and runs, in transactions of 256 instances like those of the reconciler.
     let all: Vec<u128> = (0..10_000).collect();
     for some in all.chunks(256) {
         let each = |number: &u128| Instance {
-            // Spread over all keys, as random UUIDs are.
+            // The keys are spread evenly, like random UUIDs.
             uuid: Uuid::from_u128(number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)),
             workload: format!("workload-{}", number % 10),
             since: unix_ms(),
@@ -575,7 +574,7 @@ fn an_hour_of_a_thousand_nodes_with_ten_thousand_instances_is_small() {
                 instances: 10,
             })
         });
-        // 25 nodes a minute come, go or change their state.
+        // 25 nodes a minute connect, disconnect or change their state.
         let rows = (0..25).map(|_| event(&format!("node {} is connected", node(5))));
         store.commit(figures.chain(rows).collect()).unwrap();
         largest = largest.max(size(&wal));

@@ -1,5 +1,5 @@
-//! A scheduler and its nodes, as far as a controller can tell: they answer STARTs as the real
-//! ones do, lose what the real ones may lose, and run what they were given.
+//! A scheduler and its nodes, as a controller sees them. They answer STARTs like the real ones, lose
+//! the frames that the real ones may lose, and run the instances that they get.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -28,7 +28,7 @@ pub(crate) struct Running {
 #[derive(Debug, Default)]
 pub(crate) struct Node {
     pub(crate) is_connected: bool,
-    /// It never comes back.
+    /// The node never reconnects.
     pub(crate) is_dead: bool,
     pub(crate) back_at: u64,
     pub(crate) instances: BTreeMap<Uuid, Running>,
@@ -44,7 +44,7 @@ pub(crate) struct Cluster {
     given_up: Vec<(u64, Uuid)>,
     /// Answers on their way to the controller.
     pub(crate) answers: VecDeque<(Uuid, Answer)>,
-    /// Every UUID that a node was ever given, with that node.
+    /// Every UUID that was ever sent to a node, with that node.
     given: BTreeMap<Uuid, Uuid>,
 }
 
@@ -63,7 +63,7 @@ impl Cluster {
         }
     }
 
-    /// The scheduler takes a command.
+    /// The scheduler receives a command.
     pub(crate) fn take(&mut self, command: Command, random: &mut Random) {
         match command {
             Command::Start(payload) => {
@@ -118,7 +118,7 @@ impl Cluster {
         incoming.push_back(Command::Start(Box::new(payload)));
     }
 
-    /// Time goes on for the scheduler and for every node.
+    /// Advances the time of the scheduler and of every node.
     pub(crate) fn advance(&mut self, now: u64, random: &mut Random) {
         if random.happens(300) {
             for payload in std::mem::take(&mut self.held) {
@@ -153,14 +153,14 @@ impl Cluster {
             match command {
                 Command::Start(payload) => {
                     let start = &payload.start;
-                    let what = start.command[0].as_str();
+                    let program = start.command[0].as_str();
                     let running = Running {
                         mark: mark(&payload),
                         ended: false,
                         pending_until: now + random.between(0, 5000),
                         is_pending: true,
-                        is_bad: what == "unstartable",
-                        fails_at: (what == "fails").then(|| now + random.between(0, 3000)),
+                        is_bad: program == "unstartable",
+                        fails_at: (program == "fails").then(|| now + random.between(0, 3000)),
                     };
                     node.instances.insert(start.instance_uuid, running);
                 }
@@ -191,7 +191,7 @@ impl Cluster {
         }
     }
 
-    /// A node loses its connection, perhaps with what was on its way to it.
+    /// A node loses its connection, perhaps with the frames that were on their way to it.
     pub(crate) fn disconnect(&mut self, uuid: Uuid, now: u64, random: &mut Random) {
         let node = self.nodes.get_mut(&uuid).unwrap();
         node.is_connected = false;
@@ -206,7 +206,7 @@ impl Cluster {
         }
     }
 
-    /// A node is lost with all that it ran. It may come back without that.
+    /// A node is lost with all its instances. It may reconnect without them.
     pub(crate) fn destroy(&mut self, uuid: Uuid, now: u64, random: &mut Random) {
         self.disconnect(uuid, now, random);
         let is_last = self.nodes.values().filter(|node| !node.is_dead).count() < 2;
@@ -223,7 +223,7 @@ impl Cluster {
         self.known.retain(|_, owner| *owner != Some(uuid));
     }
 
-    /// The scheduler is killed: what it held and knew is lost, and nodes connect again.
+    /// The scheduler is killed: held STARTs and its state are lost, and nodes connect again.
     pub(crate) fn restart_scheduler(&mut self, now: u64, random: &mut Random) {
         self.known.clear();
         self.held.clear();
@@ -286,9 +286,9 @@ impl Cluster {
     }
 }
 
-fn not_started(why: &str, is_its_fault: bool) -> Answer {
+fn not_started(reason: &str, is_its_fault: bool) -> Answer {
     Answer::NotStarted {
-        why: why.into(),
+        why: reason.into(),
         is_its_fault,
     }
 }

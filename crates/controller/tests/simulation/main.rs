@@ -10,18 +10,18 @@
 //!              └─▶ Cluster: a scheduler and nodes, which lose what real ones may lose
 //! ```
 //!
-//! | invariant | says |
+//! | invariant | meaning |
 //! |---|---|
-//! | written down | no START is sent for an instance that is not on the disk |
+//! | written down | no START is sent for an instance that is not in the database |
 //! | one node | no UUID is ever given to two nodes |
-//! | memory | what the reconciler remembers is what the disk holds |
-//! | rest | it comes to rest in every moment |
+//! | memory | the state of the reconciler equals the state in the database |
+//! | rest | at each time the reconciler runs out of actions after some steps |
 //! | once | while no node and no scheduler fails, no slot ever has two instances that run, however often the controller is killed |
-//! | desired | once faults end, exactly what should run runs, with the right version, and stays |
-//! | back | a version that fails goes back to the last good one |
+//! | desired | once faults end, exactly the wanted instances run, with the right version, and stay |
+//! | back | a version that fails is rolled back to the last good one |
 //!
-//! `SSNTP_SEED=n` replays one seed and tells what happens; `SSNTP_SEEDS=n` runs so many; `make
-//! simulate` runs 100,000.
+//! `SSNTP_SEED=n` replays one seed and prints its events; `SSNTP_SEEDS=n` runs this number of seeds;
+//! `make simulate` runs 100,000.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! One run: what is drawn from the seed, the faults, and what has to hold.
+//! One run: the values drawn from the seed, the faults, and the invariants.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(crate) struct Faults {
     pub(crate) sessions: bool,
     /// Instances end by themselves.
     pub(crate) ends: bool,
-    /// The database is lost once, and with it what is being started: that may run twice then.
+    /// The database is lost once, and with it the record of STARTs under way, so these may run twice.
     pub(crate) database: bool,
     /// The time of day jumps, by days in both directions.
     pub(crate) clock: bool,
@@ -48,7 +48,7 @@ pub(crate) struct World {
     pub(crate) disk: State,
     core: Core,
     seen: Seen,
-    heard: BTreeSet<Uuid>,
+    reported: BTreeSet<Uuid>,
     online_at: Option<u64>,
     sent: VecDeque<Command>,
     written: BTreeSet<Uuid>,
@@ -73,7 +73,7 @@ impl World {
             disk: State::default(),
             core: Core::new(State::default()),
             seen: Seen::default(),
-            heard: BTreeSet::new(),
+            reported: BTreeSet::new(),
             online_at: Some(0),
             sent: VecDeque::new(),
             written: BTreeSet::new(),
@@ -96,7 +96,7 @@ impl World {
         }
     }
 
-    /// Lets faults and orders of users happen for some time, then waits for calm.
+    /// Causes faults and orders of users for some time, then waits for a calm state.
     pub(crate) fn run(&mut self) {
         let until = self.random.between(100_000, 600_000);
         while self.now < until {
@@ -123,8 +123,8 @@ impl World {
         }
     }
 
-    /// Users ask for what can run, or for what cannot, if there is a version to go back to. Gives
-    /// the workloads that are to go back, with the version.
+    /// Users apply versions that can run. If there is a version to roll back to, they also apply versions
+    /// that cannot run. Returns the workloads that are to be rolled back, with the version.
     fn last_orders(&mut self) -> BTreeMap<String, u64> {
         let mut expected = BTreeMap::new();
         for name in self.disk.workloads.keys().cloned().collect::<Vec<_>>() {
@@ -138,7 +138,7 @@ impl World {
             });
             let paused = workload.rollout.state == RolloutState::Paused;
             let fails = self.random.happens(400);
-            let what = match stable {
+            let program = match stable {
                 Some(stable) if fails && !paused => {
                     expected.insert(name.clone(), stable);
                     if self.random.happens(500) {
@@ -149,13 +149,13 @@ impl World {
                 }
                 _ => "runs",
             };
-            let mut spec = self.spec(&name, what);
-            // A count of 0 makes every version a good one.
+            let mut spec = self.spec(&name, program);
+            // With a count of 0 every version is a good one.
             spec.count = spec.count.max(1);
-            // Long enough to see that it fails.
+            // The time is long enough to detect the failure.
             spec.update.healthy_s = 60;
-            if what == "runs" {
-                // It is not to go back because the cluster was full: what it goes back to may fail.
+            if program == "runs" {
+                // A full cluster must not cause the roll-back, because the former version may fail as well.
                 spec.update.deadline_s = 3600;
             }
             spec.start.command.push(format!("last-{}", self.now));
@@ -180,7 +180,7 @@ impl World {
         serde_json::from_value(json).unwrap()
     }
 
-    /// A user orders something.
+    /// A user gives a random order.
     fn order(&mut self) {
         let name = NAMES[self.random.below(3) as usize];
         match self.random.below(10) {
@@ -275,7 +275,7 @@ impl World {
     fn lose_session(&mut self) {
         self.seen.told = false;
         self.seen.nodes.clear();
-        self.heard.clear();
+        self.reported.clear();
         let keep = self.random.below(self.sent.len() as u64 + 1) as usize;
         let sent: Vec<_> = self.sent.drain(..).take(keep).collect();
         // Messages that were sent before the kill still arrive.
@@ -286,7 +286,7 @@ impl World {
         self.online_at = Some(self.now + self.random.between(0, 5000));
     }
 
-    /// The controller's process ends without a word, and another one begins.
+    /// The controller's process is killed, and another one is started.
     fn kill(&mut self) {
         self.tell(|| "the controller is killed".into());
         self.kills += 1;
@@ -303,7 +303,7 @@ impl World {
         killed
     }
 
-    /// A moment passes.
+    /// Advances the time by a moment.
     pub(crate) fn step(&mut self) {
         self.now += match self.is_calm {
             true => 1000,
@@ -344,18 +344,18 @@ impl World {
         for (uuid, is_connected) in nodes {
             if !is_connected {
                 self.seen.nodes.remove(&uuid);
-                self.heard.remove(&uuid);
+                self.reported.remove(&uuid);
             } else if self.random.happens(300) {
                 let listed = self.cluster.listed(uuid);
                 self.seen.instances.retain(|_, seen| seen.node != uuid);
                 self.seen.instances.extend(listed);
                 self.seen.nodes.insert(uuid);
-                self.heard.insert(uuid);
+                self.reported.insert(uuid);
             }
         }
         let connected = self.cluster.nodes.iter().filter(|(_, node)| node.is_connected);
         self.seen.told |=
-            connected.clone().count() > 0 && connected.clone().all(|(uuid, _)| self.heard.contains(uuid));
+            connected.clone().count() > 0 && connected.clone().all(|(uuid, _)| self.reported.contains(uuid));
         while self.random.happens(800)
             && let Some((instance, answer)) = self.cluster.answers.pop_front()
         {
@@ -415,21 +415,21 @@ impl World {
         }
     }
 
-    /// Waits until what runs is what should.
+    /// Waits until exactly the wanted instances run.
     pub(crate) fn settle(&mut self) {
         self.is_calm = true;
         let until = self.now + CALM_MS;
-        let mut why = self.difference();
-        while let Some(what) = &why {
-            assert!(self.now < until, "{what}; {:#?}", self.core.status());
+        let mut difference = self.difference();
+        while let Some(text) = &difference {
+            assert!(self.now < until, "{text}; {:#?}", self.core.status());
             self.step();
-            why = self.difference();
+            difference = self.difference();
         }
-        // It stays so.
+        // The state stays the same.
         let starts = self.starts;
         (0..60).for_each(|_| self.step());
         assert_eq!(self.difference(), None);
-        assert_eq!(self.starts, starts, "nothing is started for no reason");
+        assert_eq!(self.starts, starts, "no instance is started without a reason");
     }
 
     /// The difference between the running and the wanted instances.
@@ -452,8 +452,8 @@ impl World {
         let mut found = BTreeSet::new();
         for (uuid, running) in self.cluster.running() {
             let mark = running.mark.clone();
-            // Once a database is lost, nobody knows that an instance of a deleted workload should
-            // not run. It has the labels of that workload, so a user can find it.
+            // If the database is lost, no process knows that an instance of a deleted workload should not
+            // run. The instance has the labels of that workload, so a user can find it.
             if self.has_lost_database && !self.disk.workloads.contains_key(&mark.workload) {
                 continue;
             }

@@ -189,7 +189,7 @@ mod tests {
     const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";
 
     #[test]
-    fn an_answer_is_read_once_it_is_there_in_either_form() {
+    fn an_answer_with_a_length_or_in_chunks_is_read_once_complete() {
         for rest in [
             "Content-Length: 5\r\n\r\nhello",
             "Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
@@ -212,8 +212,8 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_too_long_or_no_http_is_refused_before_it_is_there() {
-        for (text, why) in [
+    fn an_answer_that_is_too_long_or_not_http_is_refused_before_it_is_complete() {
+        for (text, reason) in [
             (format!("{HEAD}Content-Length: 4194305\r\n\r\n"), "longer"),
             (
                 format!("{HEAD}Transfer-Encoding: chunked\r\n\r\n400001\r\n"),
@@ -229,7 +229,7 @@ mod tests {
             ("\u{16}\u{3}\u{1}".to_owned(), "HTTP"),
         ] {
             let e = parse(text.as_bytes()).unwrap_err().to_string();
-            assert!(e.contains(why), "{e}");
+            assert!(e.contains(reason), "{e}");
         }
     }
 }

@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_fault() {
-        for (value, what) in [
+        for (value, member) in [
             (json!({"uri": "/a/"}), "subject"),
             (json!({"subject": "a"}), "uri"),
             (json!({"subject": 1, "uri": "/a/"}), "string"),
@@ -284,7 +284,7 @@ mod tests {
             (json!("a"), "string"),
         ] {
             let error = parse(value.clone()).unwrap_err().to_string();
-            assert!(error.contains(what), "{value}: {error}");
+            assert!(error.contains(member), "{value}: {error}");
         }
         let twice = r#"{"subject":"a","uri":"/a/","uri":"/b/"}"#;
         assert!(serde_json::from_str::<ManagedObject>(twice).is_err());

@@ -416,7 +416,7 @@ classes:
 
     #[test]
     fn errors_of_a_model_file_name_the_fault() {
-        for (text, what) in [
+        for (text, part) in [
             ("classes: {A: {properties: {p: strnig}}}", "strnig"),
             ("classes: {A: {properties: {p: '[[string]]'}}}", "[[string]]"),
             ("classes: {A: {properties: {p: {enum: 7}}}}", "enum"),
@@ -434,7 +434,7 @@ classes:
             let error = Schema::read(text.as_bytes(), Format::Yaml)
                 .unwrap_err()
                 .to_string();
-            assert!(error.contains(what), "{error}");
+            assert!(error.contains(part), "{error}");
         }
     }
 }

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn escaping_table() {
+    fn each_character_is_escaped_as_in_the_table() {
         for (segment, escaped) in [
             ("group1", "/group1/"),
             ("nat-epg", "/nat-epg/"),

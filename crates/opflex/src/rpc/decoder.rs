@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_blank_frames_and_blanks_around_texts() {
+    fn blank_frames_and_blanks_around_texts_are_skipped() {
         let stream = b"\0\0 \n\0 {\"id\":1,\"method\":\"a\"} \r\n\0{\"id\":[\"a\",1],\"result\":[]}\0";
         let (messages, result) = whole(stream);
         assert_eq!(result, Ok(()));

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_stand_in_the_order_of_libopflex() {
+    fn members_are_written_in_the_order_of_libopflex() {
         let id = Id::call("echo", 0);
         assert_eq!(
             Frame::request(&id, "echo", &[1_383_103]).unwrap(),

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nul_stops_everywhere() {
+    fn a_nul_stops_the_scan_in_and_outside_of_strings() {
         assert_eq!(scan(b"\0"), Some(Stop::Nul(0)));
         assert_eq!(scan(b"{\"a\0"), Some(Stop::Nul(3)));
         assert_eq!(scan(b"{\"a\\\0"), Some(Stop::Nul(4)));

@@ -219,14 +219,14 @@ mod tests {
             ],
             vec![object("/p/q/", 0).under("a", uri("/p/")), object("/z/", 1)],
         ] {
-            let mut there = tree(&before);
+            let mut edited = tree(&before);
             let wanted = tree(&after);
-            let (delete, merge) = difference(&there.to_objects(), &wanted);
+            let (delete, merge) = difference(&edited.to_objects(), &wanted);
             if after == before {
                 assert!(delete.is_empty() && merge.is_empty(), "{delete:?} {merge:?}");
             }
-            there.update(&delete, Vec::new(), merge).unwrap();
-            assert_eq!(there.to_objects(), wanted.to_objects());
+            edited.update(&delete, Vec::new(), merge).unwrap();
+            assert_eq!(edited.to_objects(), wanted.to_objects());
         }
     }
 }

@@ -347,13 +347,13 @@ mod tests {
                 object: Some(object),
             };
             let objects = vec![change];
-            let what = Store::Policy;
+            let store = Store::Policy;
             for reader in feed.readers.values_mut().filter(|reader| reader.at.is_some()) {
                 let last = "/b/".parse().unwrap();
                 reader.at = Some((Store::Policy, Cursor::everywhere()));
                 reader.at.as_mut().unwrap().1.pass(last);
             }
-            feed.send_event(&ElementEvent::Changed { what, objects });
+            feed.send_event(&ElementEvent::Changed { what: store, objects });
             assert!(feed.memory.load(Ordering::Relaxed) <= MOST);
             // The fast reader receives its lines.
             while let Ok(Line::Text(text)) = fast.lines.try_recv() {
@@ -361,12 +361,12 @@ mod tests {
             }
         }
         assert_eq!(waits(&fast), 0);
-        assert!(feed.readers.contains_key(&fast.id), "it is not slow");
+        assert!(feed.readers.contains_key(&fast.id), "the reader is not slow");
         assert!(feed.readers.len() < READERS);
-        let gone = readers
+        let disconnected = readers
             .iter()
             .filter(|joined| !feed.readers.contains_key(&joined.id));
-        for joined in gone {
+        for joined in disconnected {
             assert!(matches!(joined.lines.try_recv(), Ok(Line::End(_))));
         }
     }

@@ -450,7 +450,7 @@ mod tests {
         );
         // The queue, and one turn.
         assert!((20..70).contains(&asked), "{asked}");
-        assert_eq!(bench.core().session_count(), 1, "it is still connected");
+        assert_eq!(bench.core().session_count(), 1, "the client is still connected");
     }
 
     #[test]
@@ -482,7 +482,7 @@ mod tests {
         };
         while !messages.iter().any(is_result) {
             most = most.max(outbox.waiting().bytes);
-            let due = outbox.try_next(&mut batch).expect("there is more");
+            let due = outbox.try_next(&mut batch).expect("more bytes are expected");
             outbox.send(due, &mut batch, &|| ()).unwrap();
             input.extend_from_slice(&std::mem::take(&mut *wire.0.lock().unwrap()));
             decoder.decode(&mut input, &mut messages).unwrap();

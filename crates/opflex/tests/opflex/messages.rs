@@ -53,10 +53,10 @@ fn tls_on_one_side_only_is_reported() {
     // The first bytes of a TLS client, and its alert to a server without TLS.
     for first in [0x16, 0x15] {
         let (_, result) = decode(&[first, 3, 1, 0]);
-        let told = result.unwrap_err().to_string();
+        let error = result.unwrap_err().to_string();
         assert!(
-            told.ends_with("instead of a brace: the peer speaks TLS, which is not used here"),
-            "{told}"
+            error.ends_with("instead of a brace: the peer speaks TLS, which is not used here"),
+            "{error}"
         );
     }
 }

@@ -87,10 +87,10 @@ fn the_script_makes_model_files_of_definition_files() {
         let Some(shown) = import(&[given]) else { return };
         let text = fs::read_to_string(folder.join("model.yaml")).unwrap();
         assert_eq!(String::from_utf8(shown.stdout).unwrap(), text);
-        let told = String::from_utf8(shown.stderr).unwrap();
-        assert!(told.ends_with(&format!("{counts}\n")), "{told}");
+        let error = String::from_utf8(shown.stderr).unwrap();
+        assert!(error.ends_with(&format!("{counts}\n")), "{error}");
         for place in fs::read_to_string(folder.join("skipped")).unwrap().lines() {
-            assert!(told.contains(place), "{place} is not in {told}");
+            assert!(error.contains(place), "{place} is not in {error}");
         }
         let written = dir.path().join("model.json");
         import(&[given, "--open", "--output", written.to_str().unwrap()]);
@@ -105,10 +105,10 @@ fn the_script_makes_model_files_of_definition_files() {
 }
 
 #[test]
-fn the_script_refuses_what_is_no_definition_file_with_its_place() {
+fn the_script_refuses_an_invalid_definition_file_with_the_position() {
     let dir = tempfile::tempdir().unwrap();
     let deep = "a {".repeat(100_000);
-    for (text, what) in [
+    for (text, expected) in [
         ("module[gbp]\n{ class[a]\n{\n", "line 4: a brace is not closed"),
         ("module[gbp\n\n", "line 3: a bracket is not closed"),
         ("\n}", "line 2: '}' stands here"),
@@ -119,14 +119,14 @@ fn the_script_refuses_what_is_no_definition_file_with_its_place() {
         let Some(refused) = import(&[dir.path().to_str().unwrap()]) else {
             return;
         };
-        let told = String::from_utf8(refused.stderr).unwrap();
+        let error = String::from_utf8(refused.stderr).unwrap();
         assert!(
-            !refused.status.success() && told.contains("a.mdl") && told.contains(what),
-            "{told}"
+            !refused.status.success() && error.contains("a.mdl") && error.contains(expected),
+            "{error}"
         );
     }
     fs::remove_file(dir.path().join("a.mdl")).unwrap();
     let empty = import(&[dir.path().to_str().unwrap()]).unwrap();
-    let told = String::from_utf8(empty.stderr).unwrap();
-    assert!(told.contains("there are no *.mdl files"), "{told}");
+    let error = String::from_utf8(empty.stderr).unwrap();
+    assert!(error.contains("there are no *.mdl files"), "{error}");
 }

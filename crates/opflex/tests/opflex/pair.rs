@@ -224,7 +224,7 @@ impl Net {
         server
     }
 
-    /// Lets time pass, and calls `tick` when it is due.
+    /// Advances the time, and calls `tick` when it is due.
     fn pass(&mut self, seconds: f64) {
         let end = self.now + Duration::from_secs_f64(seconds);
         self.run();
@@ -291,7 +291,7 @@ fn peers(addresses: &[&str]) -> Vec<Peer> {
 }
 
 #[test]
-fn every_method_once() {
+fn every_method_has_its_effect() {
     let mut net = Net::new();
     net.serve("s:1", |settings| settings.on_leave = OnLeave::Remove);
     net.put("s:1", vec![object("/a/", 1), object("/a/b/", 1)]);
@@ -441,7 +441,7 @@ fn an_element_follows_the_loss_and_return_of_each_server() {
     assert_eq!(
         (net.elements[element].health(), net.value(element, "/a/")),
         (Health::Healthy, Some(2)),
-        "the other one is given up"
+        "the other server is given up"
     );
     net.put("c:1", vec![object("/a/", 3)]);
     assert_eq!(net.value(element, "/a/"), Some(3));
@@ -497,7 +497,11 @@ fn an_endpoint_is_resolved_by_others_until_its_element_leaves() {
     assert_eq!(net.elements[two].endpoints().len(), 1);
     net.on_element(one, |e, now| e.reset(now));
     net.pass(29.0);
-    assert_eq!(net.elements[two].endpoints().len(), 1, "back in time");
+    assert_eq!(
+        net.elements[two].endpoints().len(),
+        1,
+        "the element reconnects in time"
+    );
     net.on_element(one, |e, now| e.stop(now));
     net.pass(29.0);
     assert_eq!(net.elements[two].endpoints().len(), 1);

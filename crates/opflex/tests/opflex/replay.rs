@@ -16,7 +16,7 @@ const TOUR: &str = include_str!("../fixtures/opflex/01_tour_testmodel.jsonl");
 const AGENT: &str = include_str!("../fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl");
 
 /// The messages of a capture that one side sent, with their times.
-fn said(capture: &str, direction: &str) -> Vec<(f64, Value)> {
+fn recorded_messages(capture: &str, direction: &str) -> Vec<(f64, Value)> {
     let lines = capture
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -61,7 +61,7 @@ fn ordered(value: Value) -> Value {
 /// All objects in the results of a capture's resolves.
 fn objects(capture: &str, member: &str) -> Vec<ManagedObject> {
     let mut objects = BTreeMap::new();
-    for (_, message) in said(capture, "srv>pe") {
+    for (_, message) in recorded_messages(capture, "srv>pe") {
         let list = message
             .get("result")
             .and_then(|result| result.get(member))
@@ -95,7 +95,7 @@ fn replay(capture: &str, domain: &str) {
     let element = ConnectionId(1);
     let dialled = Some("127.0.0.1:18009".to_owned());
     server.connected(element, "element".to_owned(), dialled, start);
-    for (t, message) in said(capture, "pe>srv") {
+    for (t, message) in recorded_messages(capture, "pe>srv") {
         let now = start + Duration::from_secs_f64(t);
         server.tick(now);
         server.message(element, incoming(&message), now);
@@ -114,7 +114,7 @@ fn replay(capture: &str, domain: &str) {
         }
     }
     let mut compared = 0;
-    for (_, expected) in said(capture, "srv>pe") {
+    for (_, expected) in recorded_messages(capture, "srv>pe") {
         let method = expected["id"][0].as_str().unwrap().to_owned();
         if method == "policy_update" || method == "endpoint_update" {
             // The test of the capture made the server change these.
@@ -191,7 +191,7 @@ impl Recorded {
     }
 
     /// The server sends a message. Returns the messages of the element.
-    fn say(&mut self, message: &Value) -> Vec<Value> {
+    fn send_text(&mut self, message: &Value) -> Vec<Value> {
         let connection = self.connection;
         self.act(|element, now| element.message(connection, incoming(message), now));
         std::mem::take(&mut self.sent)
@@ -210,13 +210,13 @@ impl Recorded {
 
 /// The server of the tour, whose element resolved two policies and an endpoint.
 #[test]
-fn the_updates_of_libopflex_are_taken_without_an_answer() {
-    let said = said(TOUR, "srv>pe");
+fn the_updates_of_libopflex_are_applied_without_an_answer() {
+    let messages = recorded_messages(TOUR, "srv>pe");
     let mut recorded = Recorded::new("127.0.0.1:18009");
-    let begin: Vec<Value> = said
+    let begin: Vec<Value> = messages
         .iter()
         .take(3)
-        .flat_map(|(_, message)| recorded.say(message))
+        .flat_map(|(_, message)| recorded.send_text(message))
         .collect();
     assert!(begin.contains(&json!({"id": ["echo", 0], "result": [1383112]})));
 
@@ -253,8 +253,8 @@ fn the_updates_of_libopflex_are_taken_without_an_answer() {
             || message["result"]["endpoint"].get(0).is_some()
     };
     let mut steps = expect.iter();
-    for (_, message) in &said[3..] {
-        let answers = recorded.say(message);
+    for (_, message) in &messages[3..] {
+        let answers = recorded.send_text(message);
         if message["method"] == "echo" {
             assert_eq!(
                 answers,
@@ -276,19 +276,19 @@ fn the_updates_of_libopflex_are_taken_without_an_answer() {
 #[test]
 fn the_policy_of_the_real_agent_is_found_by_following_references() {
     let mut results: BTreeMap<String, Value> = BTreeMap::new();
-    let answers: HashMap<String, Value> = said(AGENT, "srv>pe")
+    let answers: HashMap<String, Value> = recorded_messages(AGENT, "srv>pe")
         .into_iter()
         .map(|(_, message)| (message["id"].to_string(), message))
         .collect();
-    for (_, message) in said(AGENT, "pe>srv") {
+    for (_, message) in recorded_messages(AGENT, "pe>srv") {
         if message["method"] == "policy_resolve" {
             let uri = message["params"][0]["policy_uri"].as_str().unwrap().to_owned();
             results.insert(uri, answers[&message["id"].to_string()]["result"].clone());
         }
     }
     let mut recorded = Recorded::new("127.0.0.1:18009");
-    for (_, message) in said(AGENT, "srv>pe").iter().take(3) {
-        recorded.say(message);
+    for (_, message) in recorded_messages(AGENT, "srv>pe").iter().take(3) {
+        recorded.send_text(message);
     }
     let group: Uri = "/PolicyUniverse/PolicySpace/test/GbpEpGroup/group1/"
         .parse()
@@ -300,7 +300,7 @@ fn the_policy_of_the_real_agent_is_found_by_following_references() {
         let uri = request["params"][0]["policy_uri"].as_str().unwrap();
         assert!(found.insert(uri.to_owned()), "{uri} was asked for twice");
         let result = results.get(uri).cloned().unwrap_or(json!({"policy": []}));
-        asked.extend(recorded.say(&json!({"id": request["id"], "result": result})));
+        asked.extend(recorded.send_text(&json!({"id": request["id"], "result": result})));
     }
     // The agent resolved these for other reasons.
     let not_referred_to = |uri: &&String| {

@@ -90,7 +90,7 @@ fn alive(raw: &mut Raw, shown: &str) {
 }
 
 /// Sends a message to an element that is ready.
-fn say(bench: &Bench, raw: &mut Raw, text: &[u8], then: &Then) {
+fn send_text(bench: &Bench, raw: &mut Raw, text: &[u8], then: &Then) {
     let shown = String::from_utf8_lossy(&text[..text.len().min(200)]).into_owned();
     raw.send_bytes(text);
     raw.send_bytes(b"\0");
@@ -232,7 +232,7 @@ fn each_kind_of_bad_input_to_an_element_is_answered_or_ends_the_connection() {
     let bench = Bench::new(|_| {});
     let mut raw = bench.ready();
     for (text, then) in rows {
-        say(&bench, &mut raw, text.as_bytes(), then);
+        send_text(&bench, &mut raw, text.as_bytes(), then);
     }
     for method in [
         "policy_resolve",
@@ -246,16 +246,16 @@ fn each_kind_of_bad_input_to_an_element_is_answered_or_ends_the_connection() {
         "custom",
     ] {
         let text = format!("{{\"id\":1,\"method\":\"{method}\",\"params\":[]}}");
-        say(&bench, &mut raw, text.as_bytes(), &Error("EUNSUPPORTED"));
+        send_text(&bench, &mut raw, text.as_bytes(), &Error("EUNSUPPORTED"));
     }
-    say(
+    send_text(
         &bench,
         &mut raw,
         b"{\"id\":1,\"method\":\"echo\",\"params\":[\"\xff\"]}",
         &Result,
     );
     let deep = format!("{{\"id\":1,\"method\":\"echo\",\"params\":{}", "[".repeat(1000));
-    say(&bench, &mut raw, deep.as_bytes(), &Closed);
+    send_text(&bench, &mut raw, deep.as_bytes(), &Closed);
 }
 
 /// A malformed update has no effect, also if its first part is valid.
@@ -270,7 +270,7 @@ fn an_update_is_carried_out_as_a_whole_or_not_at_all() {
     ] {
         let update =
             json!({"id": 1, "method": "policy_update", "params": [{"replace": [group("2")]}, fault]});
-        say(
+        send_text(
             &bench,
             &mut raw,
             update.to_string().as_bytes(),
@@ -482,7 +482,7 @@ fn an_element_refuses_a_message_beyond_its_limit() {
     raw.send_bytes(long(300_000).as_bytes());
     assert_eq!(raw.recv_other(), None);
     let mut raw = bench.ready();
-    say(&bench, &mut raw, long(300_000).as_bytes(), &Then::Result);
+    send_text(&bench, &mut raw, long(300_000).as_bytes(), &Then::Result);
     raw.send_bytes(long(400_000).as_bytes());
     assert_eq!(raw.recv_other(), None);
     bench.ready();

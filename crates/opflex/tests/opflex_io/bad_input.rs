@@ -24,7 +24,7 @@ enum Then {
 const IDENTITY: &str = r#"{"id":1,"method":"send_identity","params":[{"proto_version":"1.0","name":"raw","domain":"test","my_role":["policy_element"]}]}"#;
 
 /// Sends a message after the identity, or before it.
-fn say(address: &str, identified: bool, text: &[u8], then: &Then) {
+fn send_text(address: &str, identified: bool, text: &[u8], then: &Then) {
     let mut raw = if identified {
         Raw::identified(address, "raw", "test")
     } else {
@@ -295,22 +295,22 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
         ),
     ];
     for (text, then) in rows {
-        say(&address, true, text.as_bytes(), then);
+        send_text(&address, true, text.as_bytes(), then);
     }
-    say(
+    send_text(
         &address,
         true,
         b"{\"id\":1,\"method\":\"echo\",\"params\":[\"\xff\"]}",
         &Result,
     );
-    say(&address, true, "[".repeat(100_000).as_bytes(), &Closed);
+    send_text(&address, true, "[".repeat(100_000).as_bytes(), &Closed);
     server.stop();
 }
 
 #[test]
 fn before_the_identity_only_echo_is_answered() {
     let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")));
-    say(
+    send_text(
         &address,
         false,
         br#"{"id":1,"method":"echo","params":[7]}"#,
@@ -345,7 +345,7 @@ fn before_the_identity_only_echo_is_answered() {
         }
     }
     let custom = br#"{"id":1,"method":"custom","params":[{"method":"a","params":{}}]}"#;
-    say(&address, false, custom, &Then::Error("EUNSUPPORTED"));
+    send_text(&address, false, custom, &Then::Error("EUNSUPPORTED"));
     for (member, value, code) in [
         ("proto_version", json!("2.0"), "EPROTO"),
         ("domain", json!("other"), "EDOMAIN"),
@@ -373,7 +373,7 @@ fn messages_arrive_in_any_pieces_and_have_a_limit() {
             "x".repeat(length)
         )
     };
-    say(&address, true, long(300_000).as_bytes(), &Then::Result);
+    send_text(&address, true, long(300_000).as_bytes(), &Then::Result);
     // Writing beyond the limit may fail, because the connection is closed.
     let mut raw = Raw::identified(&address, "raw", "test");
     raw.send_bytes(long(400_000).as_bytes());
@@ -488,7 +488,7 @@ fn a_client_that_receives_no_answers_is_not_read_from() {
     let mut written = 0;
     while let Ok(more @ 1..) = slow.write(&text.as_bytes()[written % text.len()..]) {
         written += more;
-        assert!(written < 1 << 30, "nothing ends it");
+        assert!(written < 1 << 30, "the server reads without a limit");
     }
     until_server(&server.handle(), |cx| cx.core().session_count() == 0);
 }

@@ -244,8 +244,8 @@ fn a_list_is_not_replaced_by_an_older_one() {
     let older = numbered(6);
     let refused = [server.renew(acceptor(&older)), element.renew(connector(&older))];
     for refused in refused {
-        let why = refused.unwrap_err().to_string();
-        assert!(why.contains("older than the one in force"), "{why}");
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("older than the one in force"), "{error}");
     }
     assert_eq!(server.renew(acceptor(&numbered(8))).unwrap(), 0);
     assert_eq!(element.renew(connector(&numbered(8))).unwrap(), 0);

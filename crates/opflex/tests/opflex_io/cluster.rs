@@ -85,7 +85,7 @@ fn all_servers_have_the_policy_that_was_edited_on_any_of_them() {
     assert_eq!(
         edit(&one, Edit::Merge(vec![object("/two/", "2")])),
         0,
-        "it changes nothing"
+        "the edit changes no object"
     );
     edit(&one, Edit::Delete(vec![uri("/one/"), uri("/two/")]));
     edit(&one, Edit::Reload(vec![object("/a/", "last")]));
@@ -178,17 +178,17 @@ fn a_malformed_document_is_not_applied_and_a_reload_replaces_it() {
     let one = join(&engine, vec![object("/a/", "first")]);
     put(&engine, b"[{}, 7");
     let edit = |edit| one.handle().edit(edit);
-    let mut why = String::new();
+    let mut reason = String::new();
     until(|| match edit(Edit::Merge(vec![object("/b/", "second")])) {
         Ok(_) => false,
         Err(refused) => {
-            why = refused.to_string();
+            reason = refused.to_string();
             matches!(refused, CallError::Document(_))
         }
     });
     assert!(
-        why.starts_with("the policy of the cluster: ") && why.contains("line 1"),
-        "{why}"
+        reason.starts_with("the policy of the cluster: ") && reason.contains("line 1"),
+        "{reason}"
     );
     let refused = try_join(&engine, config(Vec::new())).unwrap_err();
     assert!(

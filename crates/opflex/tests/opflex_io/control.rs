@@ -424,7 +424,7 @@ fn an_edit_is_appended_to_the_journal_and_survives_a_crash() {
         .unwrap();
     assert!(
         std::fs::read(at("policy")).unwrap() == whole,
-        "it is not written again"
+        "the policy file is not written again"
     );
     let edits = std::fs::read(at("policy.edits")).unwrap();
     assert!(edits.len() < 2000, "{}", edits.len());

@@ -241,8 +241,8 @@ fn the_start_policy_is_used_until_a_server_answers() {
     let c = element.resolve_policy("GbpEpGroup", uri("/c/"), false).unwrap();
     let mut reader = Reader::connect(&socket);
     reader.until("complete");
-    let there: Vec<_> = reader.policy.keys().map(String::as_str).collect();
-    assert_eq!(there, ["/a/", "/a/gone/", "/b/", "/c/"]);
+    let uris: Vec<_> = reader.policy.keys().map(String::as_str).collect();
+    assert_eq!(uris, ["/a/", "/a/gone/", "/b/", "/c/"]);
     assert_eq!(element.unanswered().unwrap(), 3);
 
     let _server = serve(

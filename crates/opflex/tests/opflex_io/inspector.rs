@@ -36,10 +36,10 @@ impl Inspect {
             r#"{{"id":["custom",{}],"method":"custom","params":[{{"method":"org.opendaylight.opflex.policy_query","params":[{{"subject":"{subject}",{uri}"recursive":{recursive}}}]}}]}}"#,
             self.last
         );
-        self.say(&text);
+        self.send_text(&text);
     }
 
-    fn say(&mut self, text: &str) {
+    fn send_text(&mut self, text: &str) {
         self.stream
             .get_mut()
             .write_all(format!("{text}\0").as_bytes())
@@ -210,7 +210,7 @@ fn a_malformed_query_is_refused_with_a_reason() {
     let mut inspect = Inspect::connect(&socket);
     let custom = |inner: &str| format!(r#"{{"id":7,"method":"custom","params":[{inner}]}}"#);
     let query = "org.opendaylight.opflex.policy_query";
-    for (text, what) in [
+    for (text, expected) in [
         (
             custom(r#"{"method":"nobody knows this","params":[]}"#),
             "unknown method",
@@ -245,14 +245,14 @@ fn a_malformed_query_is_refused_with_a_reason() {
             "nonsense",
         ),
     ] {
-        inspect.say(&text);
+        inspect.send_text(&text);
         let answer = inspect.hear();
         assert_eq!(answer["id"], 7);
         let message = answer["error"]["message"].as_str().unwrap();
-        assert!(message.contains(what), "{message} for {text}");
+        assert!(message.contains(expected), "{message} for {text}");
     }
     assert_eq!(inspect.ask("Group", None, false).len(), 0);
-    inspect.say(r#"{"id":8,"method":"echo","params":[1]}"#);
+    inspect.send_text(r#"{"id":8,"method":"echo","params":[1]}"#);
     assert_eq!(inspect.hear()["result"], json!([1]));
     // A text without end.
     let mut endless = Inspect::connect(&socket);

@@ -116,10 +116,10 @@ fn until_health(element: &PolicyElement, wanted: Health) {
 }
 
 /// Waits until a received object has a value, or is removed.
-fn until_value(element: &PolicyElement, what: Store, at: &str, value: Option<&str>) {
+fn until_value(element: &PolicyElement, store: Store, at: &str, value: Option<&str>) {
     let at = uri(at);
     until(|| {
-        let objects = element.objects(what, &at).unwrap();
+        let objects = element.objects(store, &at).unwrap();
         let found = objects
             .first()
             .and_then(|object| object.property("name").cloned());
@@ -139,7 +139,7 @@ fn until_server(
 fn until(mut is: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !is() {
-        assert!(Instant::now() < end, "not in time");
+        assert!(Instant::now() < end, "the condition is not true in time");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -1,4 +1,4 @@
-//! Every method once, over every kind of connection.
+//! Every method over every kind of connection.
 
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ fn over_tcp(
 }
 
 #[test]
-fn every_method_over_memory() {
+fn every_method_works_over_memory() {
     let place = MemoryListener::new();
     let server = ServerConfig::new(server_settings("pr1")).listen_in_memory(&place, "pr1:1");
     let element = ElementConfig::new(element_settings("pe1", &["pr1:1"]));
@@ -114,12 +114,12 @@ fn every_method_over_memory() {
 }
 
 #[test]
-fn every_method_over_tcp() {
+fn every_method_works_over_tcp() {
     over_tcp(|server| server, |element| element);
 }
 
 #[test]
-fn every_method_over_a_unix_socket() {
+fn every_method_works_over_a_unix_socket() {
     let directory = tempfile::tempdir().unwrap();
     let address = Address::Unix(directory.path().join("s"));
     let server = ServerConfig::new(server_settings("pr1")).listen(address);
@@ -127,7 +127,7 @@ fn every_method_over_a_unix_socket() {
 }
 
 #[test]
-fn every_method_over_tls_with_a_checked_name() {
+fn every_method_works_over_tls_with_a_checked_name() {
     over_tcp(
         |server| server.tls(Acceptor::server_only(&identity()).unwrap()),
         |mut element| {
@@ -138,7 +138,7 @@ fn every_method_over_tls_with_a_checked_name() {
 }
 
 #[test]
-fn every_method_over_tls_without_any_check() {
+fn every_method_works_over_tls_without_any_check() {
     over_tcp(
         |server| server.tls(Acceptor::server_only(&identity()).unwrap()),
         |element| element.tls(Connector::checking(ServerCheck::Nothing, None).unwrap()),
@@ -146,7 +146,7 @@ fn every_method_over_tls_without_any_check() {
 }
 
 #[test]
-fn every_method_over_mutual_tls_with_any_name() {
+fn every_method_works_over_mutual_tls_with_any_name() {
     let mutual = Acceptor::mutual(&identity(), &authority().trust()).unwrap();
     over_tcp(
         |server| server.tls(mutual),

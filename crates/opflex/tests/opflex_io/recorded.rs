@@ -18,7 +18,7 @@ const RECORDED_AT: &str = "127.0.0.1:18009";
 
 /// The messages of a capture that one side sent, as if the server had been at
 /// `address`.
-fn said(capture: &str, direction: &str, address: &str) -> Vec<Value> {
+fn recorded_messages(capture: &str, direction: &str, address: &str) -> Vec<Value> {
     let lines = capture
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -50,7 +50,7 @@ pub(crate) fn ordered(value: Value) -> Value {
 /// All objects in the results of a capture's resolves.
 fn objects(capture: &str, member: &str) -> Vec<ManagedObject> {
     let mut objects = BTreeMap::new();
-    for message in said(capture, "srv>pe", RECORDED_AT) {
+    for message in recorded_messages(capture, "srv>pe", RECORDED_AT) {
         let list = message["result"].get(member).cloned().unwrap_or(json!([]));
         for object in serde_json::from_value::<Vec<ManagedObject>>(list).unwrap() {
             objects.entry(object.uri.clone()).or_insert(object);
@@ -70,7 +70,7 @@ fn replay_element(capture: &str, domain: &str) {
 
     let mut element = Raw::connect(&address);
     let mut answers: HashMap<String, Value> = HashMap::new();
-    for message in said(capture, "pe>srv", &address) {
+    for message in recorded_messages(capture, "pe>srv", &address) {
         if message.get("method").is_some() {
             let answer = element.ask(&message);
             answers.entry(message["id"].to_string()).or_insert(answer);
@@ -79,7 +79,7 @@ fn replay_element(capture: &str, domain: &str) {
         }
     }
     let mut compared = 0;
-    for expected in said(capture, "srv>pe", &address) {
+    for expected in recorded_messages(capture, "srv>pe", &address) {
         if expected.get("method").is_some() {
             continue;
         }
@@ -195,12 +195,12 @@ fn the_recorded_proxies_are_answered_as_by_libopflex() {
 fn the_recorded_server_is_understood() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let said = said(TOUR, "srv>pe", &address);
+    let messages = recorded_messages(TOUR, "srv>pe", &address);
     let mut settings = element_settings("testelement", &[&address]);
     settings.domain = "testdomain".to_owned();
     let element = PolicyElement::start(ElementConfig::new(settings)).unwrap();
     let mut server = Raw::accept(&listener);
-    for message in &said[..3] {
+    for message in &messages[..3] {
         server.send(message);
     }
     until_health(&element, Health::Healthy);
@@ -234,7 +234,7 @@ fn the_recorded_server_is_understood() {
         ("/class8/test/", "prop17", None),
     ];
     let mut steps = steps.into_iter();
-    for message in &said[3..] {
+    for message in &messages[3..] {
         server.send(message);
         if message["method"] == "echo" {
             assert_eq!(
@@ -249,13 +249,13 @@ fn the_recorded_server_is_understood() {
             || message["result"]["endpoint"].get(0).is_some();
         if moves {
             let (at, name, value) = steps.next().unwrap();
-            let what = if at.starts_with("/class4") {
+            let store = if at.starts_with("/class4") {
                 Store::Policy
             } else {
                 Store::Endpoints
             };
             until(|| {
-                let objects = element.objects(what, &uri(at)).unwrap();
+                let objects = element.objects(store, &uri(at)).unwrap();
                 objects.first().and_then(|object| object.property(name).cloned()) == value.map(Value::from)
             });
         }

@@ -27,11 +27,10 @@ const TRANSPORT: &str = include_str!("../fixtures/opflex/08_transport_mode_ident
 const B_AT: &str = "127.0.0.1:18402";
 const C_AT: &str = "127.0.0.1:18403";
 
-/// A method with its parameters, comparable: what depends on names and times
-/// is left out.
-type Said = (String, String);
+/// A method with its parameters, without the parts that depend on names and times, for comparison.
+type Summary = (String, String);
 
-fn essence(message: &Value) -> Said {
+fn summary_of(message: &Value) -> Summary {
     let mut params = message["params"][0].clone();
     match message["method"].as_str().unwrap() {
         "echo" => params = Value::Null,
@@ -51,9 +50,9 @@ fn essence(message: &Value) -> Said {
 /// One connection of a capture.
 struct Script {
     /// The messages of the element, in order.
-    asked: Vec<Said>,
+    asked: Vec<Summary>,
     /// The answers of the server.
-    answers: BTreeMap<Said, Value>,
+    answers: BTreeMap<Summary, Value>,
     /// The requests of the server.
     asks: Vec<Value>,
 }
@@ -87,14 +86,14 @@ fn scripts(capture: &str, addresses: &[(&str, &str)]) -> Vec<Script> {
         let mut answers = BTreeMap::new();
         for (_, request) in asked.clone() {
             if let Some(answer) = by_id(&request["id"], true, false) {
-                answers.insert(essence(request), answer["result"].clone());
+                answers.insert(summary_of(request), answer["result"].clone());
             }
         }
         let asks = messages
             .iter()
             .filter(|(by_server, message)| *by_server && message.get("method").is_some());
         Script {
-            asked: asked.map(|(_, message)| essence(message)).collect(),
+            asked: asked.map(|(_, message)| summary_of(message)).collect(),
             asks: asks.map(|(_, message)| message.clone()).collect(),
             answers,
         }
@@ -106,7 +105,7 @@ fn scripts(capture: &str, addresses: &[(&str, &str)]) -> Vec<Script> {
 struct Player {
     address: String,
     /// The messages of the element on each connection.
-    heard: Arc<Mutex<Vec<Vec<Said>>>>,
+    received: Arc<Mutex<Vec<Vec<Summary>>>>,
     now: Arc<Mutex<Now>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -121,9 +120,9 @@ enum Now {
 impl Player {
     fn new(listener: TcpListener, scripts: Vec<Script>) -> Self {
         let address = listener.local_addr().unwrap().to_string();
-        let heard = Arc::new(Mutex::new(Vec::new()));
+        let received = Arc::new(Mutex::new(Vec::new()));
         let now = Arc::new(Mutex::new(Now::Waiting));
-        let (hears, plays) = (Arc::clone(&heard), Arc::clone(&now));
+        let (receives, plays) = (Arc::clone(&received), Arc::clone(&now));
         let thread = std::thread::spawn(move || {
             for n in 0.. {
                 let (stream, _) = listener.accept().unwrap();
@@ -132,24 +131,24 @@ impl Player {
                     now => *now = Now::Playing(stream.try_clone().unwrap()),
                 }
                 let script = &scripts[n.min(scripts.len() - 1)];
-                hears.lock().unwrap().push(Vec::new());
-                play(Raw::over(stream), script, |said| {
-                    hears.lock().unwrap().last_mut().unwrap().push(said);
+                receives.lock().unwrap().push(Vec::new());
+                play(Raw::over(stream), script, |message| {
+                    receives.lock().unwrap().last_mut().unwrap().push(message);
                 });
             }
         });
         Self {
             address,
-            heard,
+            received,
             now,
             thread: Some(thread),
         }
     }
 
     /// The messages of the element on a connection, sorted, with only the first echo.
-    fn heard(&self, connection: usize) -> Vec<Said> {
-        let heard = self.heard.lock().unwrap();
-        sorted(heard.get(connection).cloned().unwrap_or_default())
+    fn received(&self, connection: usize) -> Vec<Summary> {
+        let connections = self.received.lock().unwrap();
+        sorted(connections.get(connection).cloned().unwrap_or_default())
     }
 
     /// Closes all connections like a program that is killed.
@@ -175,14 +174,14 @@ impl Drop for Player {
     }
 }
 
-fn sorted(mut said: Vec<Said>) -> Vec<Said> {
-    said.sort();
-    said.dedup_by(|a, b| a == b && a.0 == "echo");
-    said
+fn sorted(mut messages: Vec<Summary>) -> Vec<Summary> {
+    messages.sort();
+    messages.dedup_by(|a, b| a == b && a.0 == "echo");
+    messages
 }
 
 /// Plays one connection to its end.
-fn play(mut raw: Raw, script: &Script, mut hear: impl FnMut(Said)) {
+fn play(mut raw: Raw, script: &Script, mut hear: impl FnMut(Summary)) {
     for ask in &script.asks {
         raw.send(ask);
     }
@@ -192,13 +191,13 @@ fn play(mut raw: Raw, script: &Script, mut hear: impl FnMut(Said)) {
             assert!(message.get("result").is_some(), "{message}");
             continue;
         }
-        let said = essence(&message);
-        let result = match &script.answers.get(&said) {
-            Some(_) if said.0 == "echo" => message["params"].clone(),
+        let summary = summary_of(&message);
+        let result = match &script.answers.get(&summary) {
+            Some(_) if summary.0 == "echo" => message["params"].clone(),
             Some(result) => (*result).clone(),
             None => json!({}),
         };
-        hear(said);
+        hear(summary);
         if !raw.try_send(&json!({"id": message["id"], "result": result})) {
             return;
         }
@@ -211,7 +210,7 @@ fn bind() -> (TcpListener, String) {
     (listener, address)
 }
 
-fn asked(scripts: &[Script], connection: usize) -> Vec<Said> {
+fn asked(scripts: &[Script], connection: usize) -> Vec<Summary> {
     sorted(scripts[connection].asked.clone())
 }
 
@@ -247,8 +246,8 @@ fn the_recorded_bootstrap_gives_the_same_connections() {
         .unwrap();
     let endpoint = ManagedObject::new("class2", uri("/class2/7/")).with("prop4", 7);
     element.declare(vec![endpoint]).unwrap();
-    until(|| servers[0].heard(0) == asked(&of_b, 0) && servers[1].heard(0) == asked(&of_c, 0));
-    assert_eq!(anycast.heard(0), asked(&of_a, 0));
+    until(|| servers[0].received(0) == asked(&of_b, 0) && servers[1].received(0) == asked(&of_c, 0));
+    assert_eq!(anycast.received(0), asked(&of_a, 0));
 
     let [b, c] = servers;
     b.end();
@@ -256,12 +255,12 @@ fn the_recorded_bootstrap_gives_the_same_connections() {
     c.end();
     until_health(&element, Health::Down);
     // A is dialled repeatedly while no other server is there.
-    until(|| anycast.heard(2) == asked(&of_a, 2));
-    assert_eq!(anycast.heard(1), asked(&of_a, 1));
+    until(|| anycast.received(2) == asked(&of_a, 2));
+    assert_eq!(anycast.received(1), asked(&of_a, 1));
 
     let again = scripts(B_AGAIN);
     let b = Player::new(TcpListener::bind(&at_b).unwrap(), scripts(B_AGAIN));
-    until(|| b.heard(0) == asked(&again, 0));
+    until(|| b.received(0) == asked(&again, 0));
     until(|| state(&element, &at_b) == Some(PeerState::Ready));
     element.stop();
 }
@@ -284,7 +283,7 @@ fn the_recorded_proxies_are_an_event() {
         [&*proxies.v4, &proxies.v6, &proxies.mac],
         ["1.1.1.1", "2.2.2.2", "3.3.3.3"]
     );
-    assert_eq!(first.heard(0), asked(&script, 0));
+    assert_eq!(first.received(0), asked(&script, 0));
     // The listed server is dialled.
     let mut next = Raw::accept(&next);
     let identity = next.recv_method("send_identity");
@@ -309,15 +308,15 @@ fn the_recorded_server_of_the_agent_gets_the_requests_of_the_agent() {
     let mut held: BTreeMap<String, Reference> = BTreeMap::new();
     let mut objects = 0;
     let mut expected = asked(std::slice::from_ref(&script), 0);
-    for said in &script.asked {
-        let params: Value = serde_json::from_str(&said.1).unwrap();
+    for request in &script.asked {
+        let params: Value = serde_json::from_str(&request.1).unwrap();
         let member = |name: &str| params[name].as_str().unwrap_or_default().to_owned();
-        match Method::from_name(&said.0).unwrap() {
+        match Method::from_name(&request.0).unwrap() {
             Method::PolicyResolve => {
                 let at = member("policy_uri");
                 let reference = element.resolve_policy(Name::from(&*member("subject")), uri(&at), false);
                 held.insert(at.clone(), reference.unwrap());
-                let expected = script.answers[said]["policy"].as_array().unwrap();
+                let expected = script.answers[request]["policy"].as_array().unwrap();
                 until(|| {
                     let came = element.objects(Store::Policy, &uri(&at)).unwrap();
                     let came: Vec<Value> = came
@@ -336,7 +335,7 @@ fn the_recorded_server_of_the_agent_gets_the_requests_of_the_agent() {
             Method::EndpointUndeclare => {
                 if !element.undeclare(&uri(&member("endpoint_uri"))).unwrap() {
                     // The agent undeclared endpoints that it had not declared.
-                    expected.retain(|other| other != said);
+                    expected.retain(|other| other != request);
                 }
             }
             Method::Echo | Method::SendIdentity => {}
@@ -344,7 +343,7 @@ fn the_recorded_server_of_the_agent_gets_the_requests_of_the_agent() {
         }
     }
     assert!(objects > 50, "{objects}");
-    until(|| player.heard(0) == expected);
+    until(|| player.received(0) == expected);
     assert_eq!(element.health().unwrap(), Health::Healthy);
     element.stop();
 }

@@ -1,4 +1,4 @@
-//! Several servers: found, lost, back again.
+//! An element with several servers, which are found, lost and connected again.
 
 use ssntp_opflex::message::{Method, Peer, Role};
 use ssntp_opflex::policy_element::PeerState;
@@ -164,7 +164,7 @@ fn calls_after_the_stop_fail() {
 }
 
 #[test]
-fn a_call_from_a_call_is_refused() {
+fn a_call_from_within_a_call_is_refused() {
     let (server, _place) = serve_in_memory("pr1", Vec::new());
     let (handle, inner) = (server.handle(), server.handle());
     let result = handle.with(move |_| inner.policy().map(|_| ())).unwrap();
@@ -213,6 +213,6 @@ fn an_application_that_receives_no_events_gets_the_number_of_lost_ones() {
             }
         }
     }
-    // Five changes and what came before them, at least.
+    // At least the five changes and the earlier events.
     assert!(lost >= 5, "{lost}");
 }

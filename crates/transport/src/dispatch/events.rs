@@ -254,7 +254,7 @@ mod tests {
         events.send(1).unwrap();
         let watch = queue.watch();
         assert!(!watch.is_empty() && watch.is_full());
-        assert!(events.try_send(2).is_err(), "it is full");
+        assert!(events.try_send(2).is_err(), "the channel is full");
         assert!(matches!(queue.next(Some(now())), Ok((1, _))));
         assert!(watch.is_empty() && !watch.is_full());
         assert_eq!(queue.next(Some(now())), Err(RecvTimeoutError::Timeout));
@@ -277,7 +277,7 @@ mod tests {
         events.try_send('b').unwrap();
         assert_eq!(events.len(), 2);
         let (Ok(first), Some(second)) = (queue.next(None), queue.try_next()) else {
-            panic!("both are there");
+            panic!("both events have arrived");
         };
         assert!(first.0 == 'a' && (begin..=between).contains(&first.1));
         assert!(second.0 == 'b' && (between..=now()).contains(&second.1));

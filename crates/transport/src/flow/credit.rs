@@ -201,24 +201,24 @@ mod tests {
     fn a_reader_waits_beyond_its_credit_and_until_half_of_it_is_back() {
         let credit = Arc::new(Credit::new(Budget::unlimited()));
         credit.spend(MAX_AHEAD);
-        assert!(credit.wait(), "up to its credit it goes on");
+        assert!(credit.wait(), "the reader continues up to its credit");
         credit.spend(10);
         let reader = asleep(&credit);
         credit.grant(10);
-        assert_eq!(credit.woken(), 0, "it is not woken for each batch");
+        assert_eq!(credit.woken(), 0, "the reader is not woken for each batch");
         assert!(credit.waits_since().is_some());
         credit.grant(MAX_AHEAD / 2);
         assert!(reader.join().unwrap());
         assert!(credit.waits_since().is_none());
         credit.grant(MAX_AHEAD / 2);
-        assert_eq!(credit.woken(), 1, "nor without need");
+        assert_eq!(credit.woken(), 1, "the reader is not woken without need");
     }
 
     #[test]
     fn a_held_reader_hands_over_one_batch() {
         let credit = Arc::new(Credit::new(Budget::unlimited()));
         credit.hold(true);
-        assert!(credit.wait(), "nothing is under way");
+        assert!(credit.wait(), "no bytes are under way");
         credit.spend(1);
         let reader = asleep(&credit);
         credit.grant(1);
@@ -230,7 +230,7 @@ mod tests {
         credit.hold(false);
         assert!(reader.join().unwrap());
         credit.hold(false);
-        assert_eq!(credit.woken(), 2, "it is woken where it waits");
+        assert_eq!(credit.woken(), 2, "the waiting reader is woken");
     }
 
     #[test]
@@ -280,7 +280,11 @@ mod tests {
         budget.take(1);
         assert_eq!(credit.try_wait().0, None);
         credit.grant(1);
-        assert_eq!(credit.try_wait().0, Some(true), "nothing of it is under way");
+        assert_eq!(
+            credit.try_wait().0,
+            Some(true),
+            "no bytes of the reader are under way"
+        );
         budget.give(MAX_ALL_AHEAD);
     }
 

@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(next_read(&mut unfinished, 50_000, 0, now), ALL);
         assert_eq!(budget.used(), 50_000 - UNRESERVED as u64);
         assert_eq!(next_read(&mut unfinished, 100, 0, now), ALL);
-        assert_eq!(budget.used(), 0, "the next one is short");
+        assert_eq!(budget.used(), 0, "the next item is short");
     }
 
     #[test]
@@ -159,10 +159,10 @@ mod tests {
             .iter_mut()
             .map(|one| next_read(one, UNRESERVED, 15 << 20, now));
         let granted = looks.filter(|look| *look == ALL);
-        assert_eq!(granted.count(), 1, "it is ahead of the others");
+        assert_eq!(granted.count(), 1, "this item is ahead of the others");
         let used = budget.figures().used;
         assert!(used <= 15 << 20, "{used}");
-        // Others are not stopped by that, and read little at a time.
+        // Other connections are not stopped by that, and read a little at a time.
         let mut other = Unfinished::new(&budget.of(b"another one"));
         assert_eq!(next_read(&mut other, UNRESERVED, 1 << 20, now), ALL);
         assert_eq!(next_read(&mut other, 100, 0, now), NextRead::Read(SHORT_READ));
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(
             next_read(&mut holders[0], 499_999, 500_000, late),
             ALL,
-            "nobody waits"
+            "no other item waits"
         );
         let mut victim = Unfinished::new(&budget.of(b"victim"));
         let used = budget.used();
@@ -188,14 +188,18 @@ mod tests {
             next_read(&mut victim, 3 * UNRESERVED, 400_000, late),
             NextRead::Wait
         );
-        assert_eq!(budget.used(), used + 2 * UNRESERVED as u64, "what is here counts");
+        assert_eq!(
+            budget.used(),
+            used + 2 * UNRESERVED as u64,
+            "the received bytes count"
+        );
         assert!(!victim.is_granted());
         assert_eq!(
             next_read(&mut holders[1], UNRESERVED, 500_000, now + TIME_LIMIT),
             ALL
         );
         let NextRead::End(why) = next_read(&mut holders[0], 499_999, 500_000, late) else {
-            panic!("it may keep the memory");
+            panic!("the item may keep the memory");
         };
         assert!(why.contains("only 499999 of the 500000 bytes"), "{why}");
         holders.remove(0);
@@ -226,7 +230,7 @@ mod tests {
         let now = start();
         let mut unfinished = Unfinished::new(&budget);
         let NextRead::End(why) = next_read(&mut unfinished, 100, 2 << 20, now) else {
-            panic!("it is longer than the budget");
+            panic!("the item is longer than the budget");
         };
         assert!(
             why.contains("its frame of 2097152 bytes") && why.contains("1048576"),

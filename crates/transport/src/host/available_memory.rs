@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_above_counts() {
+    fn the_tightest_limit_of_the_parent_groups_counts() {
         let own = ("proc/self/cgroup", "0::/system.slice/ssntp.service\n");
         let max = "sys/fs/cgroup/system.slice/ssntp.service/memory.max";
         let high = "sys/fs/cgroup/system.slice/memory.high";
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_may_have_some() {
+    fn some_memory_is_available_to_this_process() {
         assert!(memory_for_queues() > 0);
     }
 }

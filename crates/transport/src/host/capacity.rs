@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn little_memory_admits_few_sessions() {
-        // Three quarters of 32 MiB, in which some 600 sessions were too many.
+        // Three quarters of 32 MiB. In this memory some 600 sessions were too many.
         let sessions = |mib: u64| limit(MEMORY, mib * 1024 / 4 * 3, 0).room(512).0;
         assert!((100..400).contains(&sessions(32)), "{}", sessions(32));
         assert!(sessions(16) > 0);
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn no_room_for_a_session_is_refused_and_little_room_is_told() {
+    fn no_room_for_a_session_is_an_error_and_little_room_a_warning() {
         let room = |value| Room::of(vec![limit(TASKS, value, 7)], 128);
         let error = room(20).admit(None).unwrap_err();
         let (one, few) = (
@@ -476,16 +476,16 @@ mod tests {
         }
         assert_eq!(room(one).admit(None).unwrap(), 1);
         assert!(room(20).admit(Some(1)).is_err());
-        let told = room(one).few(None).unwrap();
+        let text = room(one).few(None).unwrap();
         for part in ["1 sessions", "a limit = ", &few.to_string()] {
-            assert!(told.contains(part), "{told}");
+            assert!(text.contains(part), "{text}");
         }
         assert_eq!(room(one).few(Some(1)), None);
         assert_eq!(room(few).few(None), None);
     }
 
     #[test]
-    fn asking_for_more_names_the_setting_and_what_it_needs() {
+    fn a_limit_beyond_the_capacity_names_the_setting_and_its_needed_value() {
         let maps = Limit {
             name: "vm.max_map_count",
             value: 65_530,

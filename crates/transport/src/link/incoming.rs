@@ -240,17 +240,17 @@ mod tests {
     }
 
     fn incoming(silence: Option<Duration>) -> (Incoming<Lengths>, Box<dyn Receive>, memory::MemoryStream) {
-        let (here, there) = memory::pair();
-        here.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-        let halves = plain(Arc::new(here), BufferPool::new());
+        let (local, remote) = memory::pair();
+        local.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let halves = plain(Arc::new(local), BufferPool::new());
         let incoming = Incoming::new(Lengths::default(), halves.inbox, silence);
-        (incoming, halves.receive, there)
+        (incoming, halves.receive, remote)
     }
 
     #[test]
     fn items_before_a_fault_are_passed_on_first() {
-        let (mut incoming, mut receive, there) = incoming(None);
-        there
+        let (mut incoming, mut receive, remote) = incoming(None);
+        remote
             .write(&[&[1; 10_000][..], &[255], &[1; 10_000]].concat())
             .unwrap();
         let mut items = Vec::new();
@@ -269,14 +269,14 @@ mod tests {
 
     #[test]
     fn skipped_bytes_are_handed_over_and_those_of_an_unfinished_item_come_with_the_rest() {
-        let (mut incoming, mut receive, there) = incoming(None);
+        let (mut incoming, mut receive, remote) = incoming(None);
         let mut items = Vec::new();
         let mut round = |items: &mut Vec<_>| {
             incoming.allow(usize::MAX);
             incoming.receive(&mut *receive);
             incoming.next(items)
         };
-        there.write(&[1, 0, 0]).unwrap();
+        remote.write(&[1, 0, 0]).unwrap();
         assert!(matches!(
             round(&mut items),
             Next::Receive {
@@ -284,28 +284,28 @@ mod tests {
                 wanted: 10_000
             }
         ));
-        there.write(&[0; 9997]).unwrap();
+        remote.write(&[0; 9997]).unwrap();
         assert!(matches!(round(&mut items), Next::Hand(10_000)));
         assert_eq!(items.len(), 1);
         items.clear();
-        there.write(&[254, 254]).unwrap();
+        remote.write(&[254, 254]).unwrap();
         assert!(matches!(round(&mut items), Next::Hand(2)));
         assert!(items.is_empty());
-        there.write(&[2]).unwrap();
+        remote.write(&[2]).unwrap();
         assert!(matches!(round(&mut items), Next::Receive { held: 1, .. }));
-        there.shutdown(std::net::Shutdown::Write).unwrap();
+        remote.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(matches!(round(&mut items), Next::End(EndReason::Truncated)));
     }
 
     #[test]
     fn a_read_brings_no_more_than_it_may_and_the_end_of_the_stream_is_an_end() {
-        let (mut incoming, mut receive, there) = incoming(None);
+        let (mut incoming, mut receive, remote) = incoming(None);
         let mut items = Vec::new();
-        there.write(&[254, 254, 254]).unwrap();
+        remote.write(&[254, 254, 254]).unwrap();
         incoming.allow(2);
         incoming.receive(&mut *receive);
         assert!(matches!(incoming.next(&mut items), Next::Hand(2)));
-        there.shutdown(std::net::Shutdown::Write).unwrap();
+        remote.shutdown(std::net::Shutdown::Write).unwrap();
         incoming.receive(&mut *receive);
         assert!(matches!(incoming.next(&mut items), Next::Hand(1)));
         incoming.receive(&mut *receive);
@@ -313,7 +313,7 @@ mod tests {
         assert!(matches!(next, Next::End(EndReason::PeerClosed)));
     }
 
-    /// Receives what the test has set.
+    /// Receives the items of the test.
     #[derive(Debug)]
     struct Told(std::vec::IntoIter<Result<u8, io::ErrorKind>>);
 
@@ -335,12 +335,12 @@ mod tests {
             (vec![Err(silent)], true),
             (vec![Ok(1), Err(silent)], true),
         ];
-        for (told, is_lost) in cases {
+        for (items, is_lost) in cases {
             let (mut incoming, ..) = incoming(Some(2 * LOOK));
-            let (mut left, mut told) = (told.len(), Told(told.into_iter()));
+            let (mut left, mut receiver) = (items.len(), Told(items.into_iter()));
             let next = loop {
                 incoming.allow(usize::MAX);
-                incoming.receive(&mut told);
+                incoming.receive(&mut receiver);
                 left -= 1;
                 match incoming.next(&mut Vec::new()) {
                     Next::Receive { .. } => {}
@@ -356,8 +356,8 @@ mod tests {
     fn a_long_item_has_a_time_limit_and_a_short_one_has_not() {
         let mut items = Vec::new();
         for (first, is_long) in [(1, false), (3, true)] {
-            let (mut incoming, mut receive, there) = incoming(Some(3 * LOOK));
-            there.write(&[first]).unwrap();
+            let (mut incoming, mut receive, remote) = incoming(Some(3 * LOOK));
+            remote.write(&[first]).unwrap();
             assert_eq!(incoming.allow(usize::MAX), None);
             incoming.receive(&mut *receive);
             let wanted = usize::from(first) * 10_000;
@@ -376,7 +376,7 @@ mod tests {
         }
     }
 
-    /// A sending direction of which the test sets the bytes that the system took.
+    /// A sending direction. The test sets the number of bytes that the system has taken.
     #[derive(Debug, Default)]
     struct Slow(Arc<OnceLock<Arc<AtomicU64>>>);
 
@@ -405,10 +405,10 @@ mod tests {
             taken.get().unwrap().fetch_add(1, Ordering::Relaxed);
             assert_eq!(last.look(&outbox, at(second)), Some(at(second + 1)));
         }
-        assert_eq!(last.look(&outbox, at(10)), None, "it takes no more");
+        assert_eq!(last.look(&outbox, at(10)), None, "the peer takes no more bytes");
         let mut last = LastWrites::begin(&outbox, begin);
         outbox.abort();
-        assert_eq!(last.look(&outbox, begin), None, "it is over");
+        assert_eq!(last.look(&outbox, begin), None, "the time is over");
     }
 
     #[test]

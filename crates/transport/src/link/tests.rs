@@ -9,7 +9,7 @@ use crate::outbox::tests::{Wire, item, long};
 use crate::socket::memory::{self, CAPACITY, MemoryStream};
 use crate::stream::{BufferPool, Inbox, Load, Receive, Received, plain};
 
-/// No wait of a link ends by itself, so that a link that waits in vain is noticed.
+/// The time limits of a link are never reached, so the test notices a link that waits in vain.
 const NEVER: Duration = Duration::from_secs(3600);
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -32,27 +32,27 @@ impl Decode for Bytewise {
 
 /// Reports events to the test. It is dropped slowly, so that a caller that does not wait for a thread
 /// to end is ahead of that thread.
-struct Tell(Sender<String>);
+struct Reporter(Sender<String>);
 
-impl Tell {
-    fn say(&self, what: impl Into<String>) {
-        self.0.send(what.into()).unwrap();
+impl Reporter {
+    fn report(&self, text: impl Into<String>) {
+        self.0.send(text.into()).unwrap();
     }
 }
 
-impl Drop for Tell {
+impl Drop for Reporter {
     fn drop(&mut self) {
         (0..1000).for_each(|_| std::thread::yield_now());
     }
 }
 
 /// Reports its drop by the writer's thread.
-struct Writer(Tell);
+struct Writer(Reporter);
 
 impl Drop for Writer {
     fn drop(&mut self) {
         (0..1000).for_each(|_| std::thread::yield_now());
-        self.0.say("the writer is gone");
+        self.0.report("the writer is gone");
     }
 }
 
@@ -64,26 +64,26 @@ enum Takes {
     Panics,
 }
 
-struct Notes(Tell, Takes);
+struct Notes(Reporter, Takes);
 
 impl Sink<u8> for Notes {
     fn items(&mut self, items: &mut Vec<u8>, bytes: usize) -> bool {
-        assert!(self.1 != Takes::Panics, "as asked for");
+        assert!(self.1 != Takes::Panics, "the peer asked for this panic");
         // The items stay here, and are not reported again.
-        self.0.say(format!("{items:?} in {bytes}"));
+        self.0.report(format!("{items:?} in {bytes}"));
         self.1 == Takes::All
     }
 
     fn ended(&mut self, reason: EndReason) {
-        self.0.say(reason.to_string());
+        self.0.report(reason.to_string());
     }
 
     fn finished(&mut self) {
-        self.0.say("finished");
+        self.0.report("finished");
     }
 
     fn room(&self) -> Box<dyn Fn() + Send> {
-        let writer = Writer(Tell(self.0.0.clone()));
+        let writer = Writer(Reporter(self.0.0.clone()));
         Box::new(move || {
             let _ = &writer;
         })
@@ -94,7 +94,7 @@ impl Sink<u8> for Notes {
 struct Rig {
     link: Link,
     outbox: Outbox,
-    told: Receiver<String>,
+    received: Receiver<String>,
     peer: MemoryStream,
 }
 
@@ -108,24 +108,24 @@ impl Rig {
         peer.set_read_timeout(Some(LIMIT)).unwrap();
         peer.set_write_timeout(Some(LIMIT)).unwrap();
         let halves = change(plain(Arc::new(own), BufferPool::new()));
-        let (sender, told) = unbounded();
+        let (sender, received) = unbounded();
         let outbox = Outbox::new(Default::default());
         let config = LinkConfig {
             write_timeout: None,
             linger: NEVER,
             ..LinkConfig::default()
         };
-        let notes = Notes(Tell(sender), takes);
+        let notes = Notes(Reporter(sender), takes);
         Self {
             link: Link::start(halves, Bytewise, outbox.clone(), notes, config).unwrap(),
             outbox,
-            told,
+            received,
             peer,
         }
     }
 
-    fn expect(&self, what: &str) {
-        assert_eq!(self.told.recv_timeout(LIMIT).as_deref(), Ok(what));
+    fn expect(&self, expected: &str) {
+        assert_eq!(self.received.recv_timeout(LIMIT).as_deref(), Ok(expected));
     }
 
     /// The bytes that the peer receives until the stream ends.
@@ -137,21 +137,21 @@ impl Rig {
         String::from_utf8(all).unwrap()
     }
 
-    /// Both threads end, the writer first, and none of them is left after the join.
+    /// Checks that both threads end, the writer first, and that none is left after the join.
     fn expect_end(self) {
         self.expect("the writer is gone");
         self.expect("finished");
         Threads::join(self.link);
-        assert_eq!(self.told.try_recv(), Err(TryRecvError::Disconnected));
+        assert_eq!(self.received.try_recv(), Err(TryRecvError::Disconnected));
     }
 }
 
 #[test]
 fn a_link_reports_items_once_and_sends_its_queue_after_the_end_of_the_peer() {
     let rig = Rig::new(Takes::All);
-    for (sent, told) in [(&[1, 2][..], "[1, 2] in 2"), (&[3], "[3] in 1")] {
+    for (sent, expected) in [(&[1, 2][..], "[1, 2] in 2"), (&[3], "[3] in 1")] {
         rig.peer.write(sent).unwrap();
-        rig.expect(told);
+        rig.expect(expected);
     }
     rig.outbox.push(item("answer")).unwrap();
     rig.peer.shutdown(Shutdown::Write).unwrap();
@@ -194,7 +194,7 @@ fn an_abort_or_a_drop_ends_a_link_that_is_stuck_and_loses_its_queue() {
         let Rig {
             link,
             outbox,
-            told,
+            received,
             peer: _peer,
         } = Rig::new(Takes::All);
         outbox.push(long(2 * CAPACITY)).unwrap();
@@ -203,7 +203,7 @@ fn an_abort_or_a_drop_ends_a_link_that_is_stuck_and_loses_its_queue() {
             false => link.abort(),
         }
         for expected in ["closed by this side", "the writer is gone", "finished"] {
-            assert_eq!(told.recv_timeout(LIMIT).as_deref(), Ok(expected));
+            assert_eq!(received.recv_timeout(LIMIT).as_deref(), Ok(expected));
         }
         assert_eq!((outbox.lost(), outbox.waiting()), (1, Load::default()));
     }

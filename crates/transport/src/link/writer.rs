@@ -209,12 +209,12 @@ mod tests {
     #[test]
     fn a_writer_that_fails_reports_room_and_is_over() {
         let (mut writing, outbox, wire) = writing();
-        let told = Cell::new(0);
+        let reports = Cell::new(0);
         outbox.push(item("lost")).unwrap();
-        writing.fail(silent_peer(), &|| told.set(told.get() + 1));
+        writing.fail(silent_peer(), &|| reports.set(reports.get() + 1));
         assert!(matches!(writing.step(&|| (), now), Wrote::Over));
         assert_eq!(outbox.failure().unwrap().to_string(), "the peer receives no data");
-        assert!(told.get() == 1 && wire.is_free());
+        assert!(reports.get() == 1 && wire.is_free());
     }
 
     #[test]
@@ -230,7 +230,7 @@ mod tests {
         assert!(writing.batch.capacity() < 10);
         outbox.push(item("b")).unwrap();
         writing.wait();
-        assert!(writing.due.is_some(), "it slept until there was something");
+        assert!(writing.due.is_some(), "the writer slept until an item arrived");
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn echo() -> Box<Serve> {
     Box::new(|newcomer: &Arc<Newcomer>| {
         let mut byte = [0];
         if let Ok(1) = newcomer.stream().read(&mut byte) {
-            assert_ne!(byte[0], b'p', "as asked for");
+            assert_ne!(byte[0], b'p', "the client asked for this panic");
             newcomer.admitted();
             let _ = newcomer.stream().write(&byte);
         }
@@ -86,7 +86,7 @@ impl Running {
         client.read(&mut [0]).unwrap()
     }
 
-    /// Waits until so many slots are taken.
+    /// Waits until this number of slots is taken.
     fn taken(&self, slots: usize) {
         let end = now() + LIMIT;
         while self.acceptance.handshakes.lock().slots.running() != slots {
@@ -101,13 +101,13 @@ impl Running {
             self.acceptance.stop();
             done.send(()).unwrap();
         });
-        stopped.recv_timeout(LIMIT).expect("it does not stop");
+        stopped.recv_timeout(LIMIT).expect("the stop does not return");
         stopping.unwrap().join().unwrap();
     }
 }
 
 #[test]
-fn a_thread_that_cannot_be_started_costs_one_newcomer_alone() {
+fn a_thread_that_cannot_be_started_ends_only_one_newcomer() {
     let left = Arc::new(AtomicUsize::new(5));
     let failures = Arc::clone(&left);
     let (started, has_started) = unbounded();
@@ -119,14 +119,14 @@ fn a_thread_that_cannot_be_started_costs_one_newcomer_alone() {
         }
     };
     let running = Running::start(handshakes(2, echo(), Box::new(spawn), ENDLESS));
-    // A handshake that remains under way, so that no thread is idle.
+    // This handshake remains under way, so no thread is idle.
     left.store(0, Ordering::Relaxed);
     let before = running.connect();
     // Its slot is taken a moment before its thread is started.
     has_started.recv_timeout(LIMIT).unwrap();
     left.store(5, Ordering::Relaxed);
     for _ in 0..5 {
-        assert_eq!(running.ask(b'x'), 0, "refused at once");
+        assert_eq!(running.ask(b'x'), 0, "the newcomer is refused at once");
     }
     for _ in 0..3 {
         assert_eq!(running.ask(b'x'), 1);
@@ -157,7 +157,7 @@ fn a_thread_that_has_served_serves_again_and_only_if_it_is_idle() {
         threads::spawn(name, body)
     };
     let running = Running::start(handshakes(3, echo(), Box::new(spawn), ENDLESS));
-    // Until a newcomer finds a thread that is idle again.
+    // Repeated until a newcomer finds an idle thread.
     let end = now() + LIMIT;
     loop {
         let before = started.load(Ordering::Relaxed);
@@ -165,9 +165,9 @@ fn a_thread_that_has_served_serves_again_and_only_if_it_is_idle() {
         if started.load(Ordering::Relaxed) == before {
             break;
         }
-        assert!(now() < end, "each has a thread of its own");
+        assert!(now() < end, "each newcomer has a thread of its own");
     }
-    // Each is served before those that came before it: none waits for another.
+    // Each newcomer is served before earlier ones, so none waits for another.
     let clients = [running.connect(), running.connect(), running.connect()];
     running.taken(3);
     for client in clients.into_iter().rev() {
@@ -190,7 +190,7 @@ fn silent_peers_in_every_slot_make_room_for_an_honest_one() {
     let _silent: Vec<_> = (0..6).map(|_| running.connect()).collect();
     assert_eq!(running.ask(b'x'), 1);
     for client in oldest {
-        assert_eq!(client.read(&mut [0]).unwrap(), 0, "the oldest are cut");
+        assert_eq!(client.read(&mut [0]).unwrap(), 0, "the oldest handshakes are cut");
     }
     running.stop();
 }
@@ -199,7 +199,11 @@ fn silent_peers_in_every_slot_make_room_for_an_honest_one() {
 fn hundreds_of_silent_peers_at_few_slots_keep_no_honest_peer_out() {
     let running = Running::start(handshakes(3, echo(), really(), PATIENCE));
     let _silent: Vec<_> = (0..300).map(|_| running.connect()).collect();
-    assert_eq!(running.ask(b'x'), 1, "within the time limit of a read here");
+    assert_eq!(
+        running.ask(b'x'),
+        1,
+        "the wait is shorter than the time limit of a read"
+    );
     running.stop();
 }
 
@@ -219,13 +223,13 @@ fn passed_in(peers: usize, slots: usize, patience: Patience, has_sent: bool) -> 
                 None => clock += Duration::from_millis(1),
             }
         }
-        let (here, there) = memory::pair();
-        let slot = handshakes.take_slot(0, Arc::new(here)).unwrap();
+        let (local, remote) = memory::pair();
+        let slot = handshakes.take_slot(0, Arc::new(local)).unwrap();
         if has_sent {
             slot.newcomer.state.lock().slots.sent_early(slot.newcomer.slot);
         }
         waits(&slot, Wait::Read, clock);
-        taken.push((slot, there));
+        taken.push((slot, remote));
     }
     clock - begin
 }
@@ -233,9 +237,9 @@ fn passed_in(peers: usize, slots: usize, patience: Patience, has_sent: bool) -> 
 #[test]
 fn thousands_of_silent_peers_are_passed_in_seconds() {
     let limit = Duration::from_secs(2);
-    // Half a request each, at the pages of a server.
+    // At the pages of a server each peer sends half a request.
     assert!(passed_in(2000, 32, BRIEF, true) < limit);
-    // Nothing at all, at a server with few descriptors.
+    // At a server with few descriptors no peer sends any bytes.
     assert!(passed_in(1100, 8, PATIENCE, false) < limit);
 }
 
@@ -243,8 +247,8 @@ fn thousands_of_silent_peers_are_passed_in_seconds() {
 fn a_handshake_that_waits_for_this_host_or_is_admitted_is_not_cut() {
     let handshakes = Arc::new(handshakes(3, echo(), really(), NONE));
     let slot = || {
-        let (here, there) = memory::pair();
-        (handshakes.take_slot(0, Arc::new(here)).unwrap(), there)
+        let (local, remote) = memory::pair();
+        (handshakes.take_slot(0, Arc::new(local)).unwrap(), remote)
     };
     let fates = |slots: &[&Slot]| -> Vec<_> {
         handshakes.cut_slowest(&mut handshakes.lock(), now());
@@ -284,14 +288,18 @@ fn a_handshake_that_waits_for_this_host_or_is_admitted_is_not_cut() {
 fn a_handshake_with_all_input_is_not_stopped_but_may_be_cut() {
     let handshakes = Arc::new(handshakes(3, echo(), really(), NONE));
     let slot = || {
-        let (here, there) = memory::pair();
-        (handshakes.take_slot(0, Arc::new(here)).unwrap(), there)
+        let (local, remote) = memory::pair();
+        (handshakes.take_slot(0, Arc::new(local)).unwrap(), remote)
     };
     let [(early, _early), (late, _late), (stuck, _stuck)] = [slot(), slot(), slot()];
     assert!(late.newcomer.input_complete() && stuck.newcomer.input_complete());
     handshakes.close();
     assert!(early.newcomer.is_stopping() && !early.newcomer.input_complete() && !early.newcomer.admitted());
-    assert_eq!(early.newcomer.read(&mut [0]).unwrap(), 0, "its input is over");
+    assert_eq!(
+        early.newcomer.read(&mut [0]).unwrap(),
+        0,
+        "the input of the handshake is over"
+    );
     assert!(!late.newcomer.is_stopping() && late.newcomer.admitted());
     waits(&stuck, Wait::Write, now());
     handshakes.cut_slowest(&mut handshakes.lock(), now());
@@ -300,16 +308,16 @@ fn a_handshake_with_all_input_is_not_stopped_but_may_be_cut() {
 
 #[test]
 fn waits_are_counted_around_reads_and_writes() {
-    let (here, there) = memory::pair();
+    let (local, remote) = memory::pair();
     let handshakes = Arc::new(handshakes(1, echo(), really(), ENDLESS));
-    let slot = handshakes.take_slot(0, Arc::new(here)).unwrap();
+    let slot = handshakes.take_slot(0, Arc::new(local)).unwrap();
     let (waiting, stream) = (Arc::clone(&slot.newcomer), slot.newcomer.stream());
     let reader = threads::spawn("reads", move || stream.read(&mut [0]).unwrap()).unwrap();
     let who_wait = || waiting.state.lock().slots.waiting(Wait::Read);
     while who_wait() == 0 {
         std::thread::yield_now();
     }
-    there.write(b"x").unwrap();
+    remote.write(b"x").unwrap();
     reader.join().unwrap();
     assert_eq!(who_wait(), 0);
     assert_eq!(waiting.state.lock().slots.waiting(Wait::Write), 0);
@@ -317,19 +325,19 @@ fn waits_are_counted_around_reads_and_writes() {
 
 #[test]
 fn a_stop_ends_and_joins_the_handshakes_under_way() {
-    let (told, stopping) = unbounded();
-    let told: Sender<(bool, bool)> = told;
+    let (states, stopping) = unbounded();
+    let states: Sender<(bool, bool)> = states;
     let serve = move |newcomer: &Arc<Newcomer>| {
         let ended = matches!(newcomer.stream().read(&mut [0]), Ok(0));
-        told.send((ended, newcomer.is_stopping())).unwrap();
+        states.send((ended, newcomer.is_stopping())).unwrap();
     };
     let running = Running::start(handshakes(3, Box::new(serve), really(), ENDLESS));
-    // One more than there are slots waits at the accept thread.
+    // The newcomer without a slot waits at the accept thread.
     let _silent: Vec<_> = (0..4).map(|_| running.connect()).collect();
     running.taken(3);
     running.stop();
-    let said: Vec<_> = stopping.try_iter().collect();
-    assert_eq!(said, [(true, true); 3]);
+    let received: Vec<_> = stopping.try_iter().collect();
+    assert_eq!(received, [(true, true); 3]);
 }
 
 #[test]
@@ -341,7 +349,11 @@ fn a_stop_returns_once_the_last_handshake_thread_has_ended() {
         for _ in 0..1000 {
             std::thread::yield_now();
         }
-        assert_eq!(Arc::strong_count(&held), 2, "it is held until the stop is over");
+        assert_eq!(
+            Arc::strong_count(&held),
+            2,
+            "the thread is held until the stop is over"
+        );
     };
     let running = Running::start(handshakes(3, Box::new(serve), really(), ENDLESS));
     let _silent = [running.connect(), running.connect()];
@@ -353,28 +365,28 @@ fn a_stop_returns_once_the_last_handshake_thread_has_ended() {
 #[test]
 fn a_newcomer_passes_every_call_to_its_stream() {
     let handshakes = Arc::new(handshakes(1, echo(), really(), ENDLESS));
-    let (here, there) = memory::pair();
-    let slot = handshakes.take_slot(3, Arc::new(here)).unwrap();
+    let (local, remote) = memory::pair();
+    let slot = handshakes.take_slot(3, Arc::new(local)).unwrap();
     assert_eq!(slot.newcomer.listener(), 3);
     assert!(!slot.newcomer.is_stopping());
     let stream = slot.newcomer.stream();
     let mut bytes = [0; 4];
     assert!(!stream.is_readable());
-    assert!(stream.try_read(&mut bytes).is_err(), "nothing is there");
+    assert!(stream.try_read(&mut bytes).is_err(), "no bytes have arrived");
     stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-    assert!(stream.wait_readable().is_err(), "and nothing comes");
-    there.write(b"abc").unwrap();
+    assert!(stream.wait_readable().is_err(), "no bytes arrive in time");
+    remote.write(b"abc").unwrap();
     assert!(stream.is_readable());
     stream.wait_readable().unwrap();
     assert_eq!(stream.try_read(&mut bytes).unwrap(), 3);
     assert_eq!(&bytes[..3], b"abc");
     assert_eq!(stream.try_write(b"de").unwrap(), 2);
-    assert_eq!(there.read(&mut bytes).unwrap(), 2);
+    assert_eq!(remote.read(&mut bytes).unwrap(), 2);
     assert_eq!(&bytes[..2], b"de");
     stream.set_write_timeout(Some(Duration::from_millis(1))).unwrap();
     while stream.write(&[0; 1024]).is_ok() {}
     stream.shutdown(Shutdown::Both).unwrap();
-    assert!(there.write(b"f").is_err());
+    assert!(remote.write(b"f").is_err());
 }
 
 #[test]
@@ -395,7 +407,10 @@ fn after_an_error_of_the_system_accepting_rests_and_ends_once_it_is_closed() {
     let error = io::Error::other("no more descriptors");
     let before = now();
     assert!(!handshakes.cannot_accept(&error));
-    assert!(before.elapsed() >= ACCEPT_PAUSE, "it would spin");
+    assert!(
+        before.elapsed() >= ACCEPT_PAUSE,
+        "the accept thread does not rest"
+    );
     handshakes.close();
     assert!(handshakes.cannot_accept(&error));
 }

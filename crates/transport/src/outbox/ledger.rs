@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(books.waiting.frames, 3);
         assert_eq!(books.sent, item(5000));
         let mut books = ledger(u64::MAX, 2000);
-        // Each takes 1000 with its place.
+        // Each item takes 1000 bytes with its overhead.
         let taken = [(); 3].map(|()| books.take(item(872)).is_ok());
         assert_eq!(taken, [true, true, false], "the limit itself may be reached");
     }
@@ -288,21 +288,21 @@ mod tests {
     }
 
     #[test]
-    fn sleepers_are_told_at_half_and_at_nothing() {
+    fn sleepers_are_woken_at_half_of_the_queue_and_at_its_end() {
         let mut books = ledger(u64::MAX, 8000);
         for _ in 0..7 {
             books.take(item(872)).unwrap();
         }
         books.sleepers = 1;
-        let told: Vec<_> = (0..7).map(|_| books.count_sent(item(872)).sleepers).collect();
-        assert_eq!(told, [false, false, true, false, false, false, true]);
+        let woken: Vec<_> = (0..7).map(|_| books.count_sent(item(872)).sleepers).collect();
+        assert_eq!(woken, [false, false, true, false, false, false, true]);
         let mut books = ledger(4, u64::MAX);
         for _ in 0..4 {
             books.take(item(1)).unwrap();
         }
         books.sleepers = 1;
-        let told = [(); 4].map(|()| books.count_sent(item(1)).sleepers);
-        assert_eq!(told, [false, true, false, true]);
+        let woken = [(); 4].map(|()| books.count_sent(item(1)).sleepers);
+        assert_eq!(woken, [false, true, false, true]);
     }
 
     #[test]
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn one_nudge_at_a_time() {
+    fn only_one_nudge_is_under_way_at_a_time() {
         let mut books = ledger(1, 1);
         assert!(books.ask_to_flush());
         assert!(!books.nudge());

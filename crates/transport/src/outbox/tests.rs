@@ -1,5 +1,5 @@
-//! The tests themselves are the writer, by [`Wire::write`]. There are threads only if
-//! a caller has to sleep.
+//! The tests act as the writer, by [`Wire::write`]. They start threads only for callers that have to
+//! sleep.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -39,22 +39,23 @@ impl Wire {
         outbox.open(Box::new(self.clone()));
     }
 
-    /// Does the writer's next step. `None` if the writer would sleep. Returns
-    /// whether the end was sent, and whether room was reported.
+    /// Takes the writer's next step. `None` if the writer would sleep. Returns two flags: the end was
+    /// sent, and room was reported.
     pub(crate) fn step(outbox: &Outbox) -> Option<io::Result<(bool, bool)>> {
         let (mut batch, room) = (Vec::new(), Cell::new(false));
         let due = outbox.try_next(&mut batch)?;
-        let told = outbox.send(due, &mut batch, &|| assert!(!room.replace(true), "told twice"));
-        Some(told.map(|over| (over, room.get())))
+        let step_result = outbox.send(due, &mut batch, &|| {
+            assert!(!room.replace(true), "room is reported twice")
+        });
+        Some(step_result.map(|over| (over, room.get())))
     }
 
-    /// Does the writer's steps until it would sleep. True if room was
-    /// reported.
+    /// Takes the writer's steps until it would sleep. True if room was reported.
     pub(crate) fn write(outbox: &Outbox) -> bool {
         let mut room = false;
         while let Some(step) = Self::step(outbox) {
-            let (over, told) = step.unwrap();
-            room |= told;
+            let (over, has_room) = step.unwrap();
+            room |= has_room;
             if over {
                 break;
             }
@@ -81,7 +82,7 @@ impl Wire {
         self.0.lock().unwrap()
     }
 
-    fn call(&self, what: impl Into<String>) -> io::Result<()> {
+    fn call(&self, call: impl Into<String>) -> io::Result<()> {
         let mut system = self.system();
         if let Some(kind) = system.fails_once.take() {
             return Err(kind.into());
@@ -92,7 +93,7 @@ impl Wire {
             }
             *left -= 1;
         }
-        system.log.push(what.into());
+        system.log.push(call.into());
         Ok(())
     }
 }
@@ -174,7 +175,7 @@ fn items_of_one_thread_leave_in_order_past_the_writer_and_through_it() {
     outbox.push_below(item("a"), u64::MAX, true).unwrap();
     outbox.push(item("b")).unwrap();
     outbox.push_below(item("c"), u64::MAX, true).unwrap();
-    assert_eq!(wire.log(), ["a at once"], "something waits before c");
+    assert_eq!(wire.log(), ["a at once"], "an item waits before c");
     Wire::write(&outbox);
     outbox.push_below(item("d"), u64::MAX, true).unwrap();
     assert_eq!(wire.log(), ["b", "c", "d at once"]);
@@ -187,7 +188,7 @@ fn the_rest_of_an_item_precedes_later_items() {
     let (outbox, wire) = opened(Limits::default());
     wire.system().answers = [Tried::Begun].into();
     outbox.push_below(item("a"), u64::MAX, true).unwrap();
-    assert_eq!(outbox.waiting(), item("a").load(), "it is not sent yet");
+    assert_eq!(outbox.waiting(), item("a").load(), "the item is not sent yet");
     outbox.push_below(item("b"), u64::MAX, true).unwrap();
     Wire::write(&outbox);
     outbox.push_below(item("c"), u64::MAX, true).unwrap();
@@ -215,7 +216,7 @@ fn an_item_that_cannot_be_sent_at_once_goes_to_the_writer() {
     assert_eq!(wire.log(), ["a"]);
     let unopened = Outbox::new(Limits::default());
     unopened.push_below(item("b"), u64::MAX, true).unwrap();
-    assert_eq!(unopened.waiting().items, 1, "there is nothing to send with yet");
+    assert_eq!(unopened.waiting().items, 1, "no writer has started yet");
     wire.open(&unopened);
     Wire::write(&unopened);
     assert_eq!(wire.log(), ["b"]);
@@ -304,7 +305,11 @@ fn pending_bytes_of_the_reader_are_flushed_once_after_the_queue() {
     assert_eq!(wire.log(), ["a", "flush"]);
     outbox.flush();
     Wire::write(&outbox);
-    assert_eq!(wire.log(), ["flush"], "once a nudge was heard, another is sent");
+    assert_eq!(
+        wire.log(),
+        ["flush"],
+        "after a nudge was handled, another is sent"
+    );
     outbox.close();
     outbox.flush();
     outbox.abort();
@@ -325,7 +330,7 @@ fn a_close_sends_the_queue_before_the_end() {
 #[test]
 fn a_close_waits_for_a_push_that_is_under_way() {
     let (outbox, wire) = opened(Limits::default());
-    // Counted, and not in the channel yet.
+    // The item is counted, and not in the channel yet.
     outbox.take(&item("a"), Ledger::take).unwrap();
     outbox.close();
     assert!(matches!(Wire::step(&outbox), Some(Ok((false, false)))));
@@ -372,7 +377,7 @@ fn a_push_under_way_at_the_end_is_lost_once_and_gives_its_memory_back() {
     outbox.shut();
     outbox.discard();
     outbox.enqueue(item("a"));
-    // It is not counted a second time.
+    // The item is not counted a second time.
     outbox.discard();
     assert_eq!((outbox.lost(), outbox.gauge().books().dropped), (1, 0));
     assert_eq!((outbox.waiting(), budget.used()), (Load::default(), 0));
@@ -399,7 +404,7 @@ fn below_its_mark_a_queue_takes_one_more_item_however_long_it_is() {
     };
     let (outbox, wire) = opened_within(limits, budget.clone());
     let is_full = |item, mark| matches!(outbox.push_below(item, mark, false), Err(PushError::Full(_)));
-    assert!(!is_full(long(5000), 0), "one may wait alone");
+    assert!(!is_full(long(5000), 0), "one item may wait alone");
     assert!(is_full(item("a"), 5128) && !is_full(item("b"), 5129));
     assert_eq!(budget.used(), 5128 + 129);
     let many = Outgoing::whole(b"many"[..].into(), 2);
@@ -419,7 +424,7 @@ fn below_its_mark_a_queue_takes_one_more_item_however_long_it_is() {
 #[test]
 fn room_is_reported_once_when_so_much_has_left_or_nothing_waits() {
     let (outbox, _) = opened(Limits::default());
-    assert!(!outbox.request_room(1), "nothing waits");
+    assert!(!outbox.request_room(1), "no item waits");
     let unit = 256 << 10;
     for _ in 0..4 {
         outbox.push(long(unit)).unwrap();
@@ -427,16 +432,16 @@ fn room_is_reported_once_when_so_much_has_left_or_nothing_waits() {
     let memory = long(unit).load().memory();
     assert!(
         outbox.request_room(u64::MAX) && outbox.request_room(memory + 1),
-        "the last one counts"
+        "the last item counts"
     );
-    let told = || Wire::step(&outbox).unwrap().unwrap().1;
-    assert_eq!([told(), told()], [false, true]);
+    let has_room = || Wire::step(&outbox).unwrap().unwrap().1;
+    assert_eq!([has_room(), has_room()], [false, true]);
     assert_eq!(outbox.left().0, 2 * memory);
     assert!(!outbox.request_room(2 * memory) && outbox.request_room(u64::MAX));
-    assert_eq!([told(), told()], [false, true]);
+    assert_eq!([has_room(), has_room()], [false, true]);
 }
 
-/// Sleeps in other threads, and waits until they do.
+/// Starts threads that sleep, and waits until they do.
 fn asleep<T: Send + 'static>(
     outbox: &Outbox,
     waits: impl IntoIterator<Item = fn(&Outbox) -> T>,
@@ -504,7 +509,7 @@ fn a_wait_ends_at_its_limit_or_as_soon_as_its_condition_holds() {
     assert!(!outbox.wait_until_closed(none) && !outbox.wait_until_drained(none));
     outbox.close();
     assert!(outbox.wait_until_closed(LONG) && !outbox.wait_for_room(1, None));
-    assert!(!outbox.wait_until_drained(none), "it has something to send");
+    assert!(!outbox.wait_until_drained(none), "the writer has an item to send");
     Wire::write(&outbox);
     outbox.drained();
     assert!(outbox.wait_until_drained(LONG) && outbox.wait_until_empty(now()));
@@ -512,7 +517,7 @@ fn a_wait_ends_at_its_limit_or_as_soon_as_its_condition_holds() {
     outbox.wait_until_over(LONG);
     let (outbox, _) = opened(bytes(1000));
     outbox.abort();
-    assert!(outbox.wait_until_drained(LONG), "nobody will drain it");
+    assert!(outbox.wait_until_drained(LONG), "no writer drains the queue");
 }
 
 #[test]
@@ -527,7 +532,7 @@ fn buffers_go_back_when_the_writer_idles_and_keys_when_it_ends() {
 }
 
 #[test]
-fn a_refusal_says_why() {
+fn a_push_error_has_a_text() {
     assert_eq!(PushError::Full(item("a")).to_string(), "the queue is full");
     assert_eq!(
         PushError::Closed(item("a")).to_string(),

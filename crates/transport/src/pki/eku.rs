@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn near_misses_give_no_role() {
+    fn similar_identifiers_give_no_role() {
         let any = [0x55, 0x1d, 0x25, 0x00];
         let client_auth = [0x2b, 6, 1, 5, 5, 7, 3, 2];
         let arc_599 = [0x2b, 6, 1, 4, 1, 0x84, 0x57, 8, 1];

@@ -362,7 +362,7 @@ mod tests {
         let (here, there) = (authority(), authority());
         let (one, other) = (issue(&here), issue(&here));
         let stranger = issue(&there);
-        assert_eq!(one.issuer, stranger.issuer, "by name alone they are the same");
+        assert_eq!(one.issuer, stranger.issuer, "the authorities have the same name");
         assert!(one.has_same_issuer(&other) && one.has_same_issuer(&one));
         assert!(!one.has_same_issuer(&stranger));
         let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));

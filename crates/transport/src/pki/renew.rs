@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn a_renewed_certificate_has_the_same_content_under_a_new_key() {
         let (directory, authority) = authority();
-        // Wherever it is.
+        // The file may be in any directory.
         let elsewhere = tempfile::tempdir().unwrap();
         let path = elsewhere.path().join("scheduler.pem");
         let request = CertificateRequest::new(Role::SCHEDULER | Role::AGENT)
@@ -276,12 +276,12 @@ mod tests {
             .unwrap();
         let (before, after) = (&renewed.before, renewed.issued.info());
         assert_ne!(before.serial, after.serial);
-        let said = |info: &CertificateInfo| {
+        let facts = |info: &CertificateInfo| {
             let length = info.not_after.duration_since(info.not_before).unwrap();
             let (subject, key) = (info.subject.clone(), info.key.clone());
             (subject, key, info.roles, info.hosts.clone(), info.uuid, length)
         };
-        assert_eq!(said(before), said(after));
+        assert_eq!(facts(before), facts(after));
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
         let loaded = Identity::load(&path).unwrap();
         assert_eq!(loaded.info(), after);
@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(days_of(renewed.info()), 7000);
         let loaded = Authority::load(directory.path()).unwrap();
         assert_eq!(loaded.info(), renewed.info());
-        // Each is good under the other.
+        // Each certificate is valid under the other one.
         renewed.trust().verify(issued.identity().chain()).unwrap();
         let later = loaded.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
         authority.trust().verify(later.identity().chain()).unwrap();
@@ -414,13 +414,13 @@ mod tests {
             let certificate = params.self_signed(&authority.key().unwrap()).unwrap();
             fs::write(&path, certificate.pem()).unwrap();
             let authority = Authority::load(directory.path()).unwrap();
-            let told = authority
+            let error = authority
                 .renew_itself(directory.path(), None)
                 .unwrap_err()
                 .to_string();
             assert!(
-                told.contains("cannot be renewed as it is") && told.contains(named),
-                "{told}"
+                error.contains("cannot be renewed as it is") && error.contains(named),
+                "{error}"
             );
             assert_eq!(fs::read_to_string(&path).unwrap(), certificate.pem());
         }

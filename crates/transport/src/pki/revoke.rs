@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(
             second.added(),
             std::slice::from_ref(&other),
-            "one was there already"
+            "one entry existed before"
         );
         let kept = RevocationList::load(directory.path().join("crl.pem")).unwrap();
         assert_eq!(kept, [second.info().clone()]);
@@ -321,8 +321,8 @@ mod tests {
         for kind in [serial - 4, serial - 2, serial + 16] {
             let mut broken = der.clone();
             broken[kind] = 4;
-            let why = RevocationList::from_der(&broken.into()).unwrap_err();
-            assert!(matches!(why, Fault::BadRevocationList(_)), "{kind}: {why}");
+            let error = RevocationList::from_der(&broken.into()).unwrap_err();
+            assert!(matches!(error, Fault::BadRevocationList(_)), "{kind}: {error}");
         }
     }
 
@@ -332,7 +332,7 @@ mod tests {
         let all: Vec<_> = (0..16).map(|_| revoked(&authority)).collect();
         std::thread::scope(|scope| {
             for part in all.chunks(4) {
-                // Each as a program of its own has it.
+                // Each thread loads the authority, like a program of its own.
                 let authority = Authority::load(directory.path()).unwrap();
                 let directory = directory.path();
                 scope.spawn(move || {
@@ -356,11 +356,11 @@ mod tests {
         anybody.lock().unwrap();
         let held = hold(directory.path()).unwrap();
         let refused = hold_within(directory.path(), Duration::from_millis(50)).unwrap_err();
-        let told = refused.to_string();
+        let text = refused.to_string();
         assert!(
-            told.starts_with(&format!("{}: ", directory.path().display()))
-                && told.contains("another program uses it"),
-            "{told}"
+            text.starts_with(&format!("{}: ", directory.path().display()))
+                && text.contains("another program uses it"),
+            "{text}"
         );
         drop(held);
         authority.revoke(directory.path(), &[], 30).unwrap();

@@ -224,11 +224,11 @@ mod tests {
     fn a_directory_without_certificates_is_named() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("notes"), "no certificate").unwrap();
-        let said = read_directory(dir.path()).unwrap_err().to_string();
-        assert!(said.starts_with(&dir.path().display().to_string()), "{said}");
+        let error = read_directory(dir.path()).unwrap_err().to_string();
+        assert!(error.starts_with(&dir.path().display().to_string()), "{error}");
         assert!(
-            said.ends_with("no file of this directory has a certificate"),
-            "{said}"
+            error.ends_with("no file of this directory has a certificate"),
+            "{error}"
         );
     }
 

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_is_read() {
+    fn every_form_of_an_address_is_read() {
         for (text, host, port) in [
             ("node7", "node7", 8888),
             ("node-7.rack_1:1", "node-7.rack_1", 1),
@@ -155,8 +155,8 @@ mod tests {
     }
 
     #[test]
-    fn bad_forms_say_why() {
-        for (text, why) in [
+    fn bad_forms_of_an_address_are_refused_with_the_reason() {
+        for (text, reason) in [
             ("", "empty"),
             ("host:", "port"),
             ("host:66000", "port"),
@@ -170,7 +170,7 @@ mod tests {
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(
-                error.contains(why) && error.contains(&format!("{text:?}")),
+                error.contains(reason) && error.contains(&format!("{text:?}")),
                 "{error}"
             );
         }

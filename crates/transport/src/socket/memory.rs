@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_strike() {
+    fn faults_of_a_memory_stream_take_effect() {
         let faults = Faults {
             short_reads: Some(2),
             delay: Some(Duration::from_millis(5)),
@@ -416,7 +416,7 @@ mod tests {
         let (a, b) = pair_with(Faults::default(), faults);
         assert_eq!(a.write(b"hello world").unwrap(), 5);
         let mut buffer = [0; 16];
-        assert!(b.try_read(&mut buffer).is_err(), "it is delayed");
+        assert!(b.try_read(&mut buffer).is_err(), "the bytes are delayed");
         for expected in [2, 2, 1] {
             assert_eq!(b.read(&mut buffer).unwrap(), expected);
         }

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_listened_at_on_every_address_that_is_here_or_not_at_all() {
+    fn a_listener_binds_every_address_of_this_host_or_none() {
         let taken = listen("127.0.0.1", 0).unwrap();
         let port = taken[0].local().unwrap().port();
         let at = |ip: [u8; 4]| SocketAddr::from((ip, port));

@@ -160,7 +160,7 @@ mod tests {
         let item = memory.split_to(4).freeze();
         pool.recycle(memory, BUFFER_LEN);
         let other = pool.memory(BUFFER_LEN);
-        assert_ne!(other.as_ptr(), at, "the item is still there");
+        assert_ne!(other.as_ptr(), at, "the item still uses the memory");
         assert_eq!(item[..], *b"item");
         drop(item);
         let again = pool.memory(BUFFER_LEN - 1);
@@ -191,6 +191,6 @@ mod tests {
             pool.recycle(memory, BUFFER_LEN);
         }
         assert_eq!(lock(&pool.shared.cut).len(), KEEP);
-        assert!(items[0].is_unique(), "the pool has let go of the oldest");
+        assert!(items[0].is_unique(), "the pool has dropped the oldest memory");
     }
 }

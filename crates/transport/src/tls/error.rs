@@ -152,17 +152,17 @@ mod tests {
 
     #[test]
     fn a_fault_of_a_certificate_is_printed_as_a_sentence() {
-        let told = |fault: CertificateError| TlsError::Tls(fault.into()).to_string();
+        let text = |fault: CertificateError| TlsError::Tls(fault.into()).to_string();
         assert_eq!(
-            told(CertificateError::UnknownIssuer),
+            text(CertificateError::UnknownIssuer),
             "TLS: the peer's certificate comes from no authority that is trusted here"
         );
         assert_eq!(
-            told(CertificateError::Expired),
+            text(CertificateError::Expired),
             "TLS: the peer's certificate has expired"
         );
         assert_eq!(
-            told(CertificateError::BadEncoding),
+            text(CertificateError::BadEncoding),
             "TLS: invalid peer certificate: bad encoding"
         );
         let plain = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
@@ -172,7 +172,7 @@ mod tests {
         );
         let other = |name: &'static str| {
             let fault = std::io::Error::other(name);
-            told(CertificateError::Other(rustls::OtherError(std::sync::Arc::new(
+            text(CertificateError::Other(rustls::OtherError(std::sync::Arc::new(
                 fault,
             ))))
         };

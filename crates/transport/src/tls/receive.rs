@@ -166,6 +166,6 @@ mod tests {
         stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         assert!(receive.receive(&mut inbox).unwrap().flush);
         let again = receive.receive(&mut inbox);
-        assert!(again.is_err_and(|e| is_timeout(&e)), "it waits for its peer");
+        assert!(again.is_err_and(|e| is_timeout(&e)), "the writer sends the alert");
     }
 }

@@ -125,13 +125,13 @@ mod tests {
     /// A handshake and one byte from the server, with which its ticket came:
     /// the server's view and the client's.
     fn session(acceptor: &Acceptor, connector: &Connector) -> (Secured, Secured) {
-        let (here, there) = memory::pair();
+        let (local, remote) = memory::pair();
         #[expect(clippy::disallowed_methods, reason = "a deadline")]
         let deadline = Instant::now() + Duration::from_secs(20);
         let connector = connector.clone();
         let client = threads::spawn("client", move || {
             let mut secured = connector
-                .connect(Arc::new(there), "localhost", &BufferPool::new(), deadline)
+                .connect(Arc::new(remote), "localhost", &BufferPool::new(), deadline)
                 .unwrap();
             let mut inbox = Inbox::default();
             while inbox.is_empty() {
@@ -140,7 +140,7 @@ mod tests {
             secured
         });
         let mut secured = acceptor
-            .accept(Arc::new(here), &BufferPool::new(), deadline)
+            .accept(Arc::new(local), &BufferPool::new(), deadline)
             .unwrap();
         let byte = crate::stream::Outgoing::whole(vec![1].into(), 1);
         secured.halves.transmit.transmit(&[byte]).unwrap();
@@ -198,7 +198,10 @@ mod tests {
         let check = |acceptor: &Acceptor, at| acceptor.recheck.as_ref().unwrap().check(&chain, None, at);
         let today = UnixTime::now();
         check(&cloud.acceptor, today).unwrap();
-        assert!(check(&other.acceptor, today).is_err(), "not its authority");
+        assert!(
+            check(&other.acceptor, today).is_err(),
+            "the authority is not trusted any more"
+        );
         let centuries = Duration::from_secs(today.as_secs()) + Duration::from_secs(300 * 365 * 86_400);
         let expired = check(&cloud.acceptor, UnixTime::since_unix_epoch(centuries));
         assert!(

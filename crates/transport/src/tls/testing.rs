@@ -1,4 +1,4 @@
-//! For tests: both ends of a connection after its handshake.
+//! Both ends of a connection after its handshake, for tests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,8 +37,8 @@ pub(super) fn ends() -> Ends {
     let connector = Connector::mutual(&identity(Role::AGENT), &authority.trust()).unwrap();
     #[expect(clippy::disallowed_methods, reason = "a deadline")]
     let deadline = Instant::now() + Duration::from_secs(20);
-    let (here, there) = memory::pair();
-    let there: Arc<dyn Duplex> = Arc::new(there);
+    let (local, remote) = memory::pair();
+    let there: Arc<dyn Duplex> = Arc::new(remote);
     let far = Arc::clone(&there);
     let peer = threads::spawn("peer", move || {
         connector.connect(far, "localhost", &BufferPool::new(), deadline)
@@ -47,7 +47,7 @@ pub(super) fn ends() -> Ends {
     let mut incoming = Incoming::new(BufferPool::new());
     let mut inbox = Inbox::default();
     agree(
-        &here,
+        &local,
         &mut sealer,
         &mut opener,
         &mut incoming,
@@ -56,7 +56,7 @@ pub(super) fn ends() -> Ends {
     )
     .unwrap();
     Ends {
-        here: Arc::new(here),
+        here: Arc::new(local),
         sealer,
         opener,
         incoming,

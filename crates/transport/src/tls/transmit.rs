@@ -206,9 +206,17 @@ mod tests {
         } = ends();
         let mut transmit = TlsTransmit::new(here, sealer, BufferPool::new());
         let item = |len: usize| Outgoing::whole(vec![7; len].into(), 1);
-        assert_eq!(transmit.try_transmit(&item(AT_ONCE + 1)), Tried::Not, "too long");
+        assert_eq!(
+            transmit.try_transmit(&item(AT_ONCE + 1)),
+            Tried::Not,
+            "the item is too long"
+        );
         let opening = opener.hold();
-        assert_eq!(transmit.try_transmit(&item(1)), Tried::Not, "the reader opens");
+        assert_eq!(
+            transmit.try_transmit(&item(1)),
+            Tried::Not,
+            "the reader opens a record"
+        );
         drop(opening);
         assert_eq!(transmit.try_transmit(&item(AT_ONCE)), Tried::Sent);
         while peer.inbox.bytes_mut().len() < AT_ONCE {
@@ -231,7 +239,11 @@ mod tests {
         while transmit.try_transmit(&item(30_000)) == Tried::Sent {
             sent += 30_000;
         }
-        assert_eq!(transmit.try_transmit(&item(1)), Tried::Not, "there is a rest");
+        assert_eq!(
+            transmit.try_transmit(&item(1)),
+            Tried::Not,
+            "the rest of an item waits"
+        );
         let last = threads::spawn("last", move || transmit.transmit(&[item(1)]));
         peer.inbox.bytes_mut().clear();
         while peer.inbox.bytes_mut().len() < sent + 30_001 {

@@ -155,7 +155,7 @@ pub(super) fn serves_others(world: &World, node: &Node) {
     };
     while !is_there() {
         assert!(node.agent.ended().try_recv().is_err(), "the agent has ended");
-        assert!(Instant::now() < deadline, "the agent does not come back");
+        assert!(Instant::now() < deadline, "the agent does not reconnect");
         std::thread::yield_now();
     }
     let mut controller = connect(world, 1, Uuid::new_v4(), false).unwrap();

@@ -169,8 +169,8 @@ mod tests {
         let usages = driver.measure(&[subject(Some(handle.clone())), subject(None)]);
         assert!((20..=80).contains(&usages[0].memory_mb) && usages[1].memory_mb == 0);
         let ends = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&ends);
-        let sink: EndSink = Arc::new(move |ended: Ended| told.lock().unwrap().push(ended.exit.code));
+        let counted_ends = Arc::clone(&ends);
+        let sink: EndSink = Arc::new(move |ended: Ended| counted_ends.lock().unwrap().push(ended.exit.code));
         let running = Running {
             place: place.clone(),
             handle,

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::{Fleet, FleetConfig, FleetError};
 use ssntp_test_support::{LIMIT, bound_identity, identity, trust};
 
-/// A scheduler that places as it does by default: one START for a READY.
+/// A scheduler with the default placement: one START for each READY.
 fn scheduler(address: &Address) -> Server {
     let server = ServerConfig::new(identity(Role::SCHEDULER), trust()).listen(address.clone());
     Scheduler::new(SchedulerConfig::new())
@@ -60,9 +60,9 @@ fn wait_disconnected(fleet: &Fleet) {
 }
 
 /// True if this number of nodes have sent STATS since then, and therefore READY before.
-fn told(view: &View, nodes: usize, since: SystemTime) -> Option<()> {
-    let told = |node: &&Node| node.connected && node.seen.is_some_and(|seen| seen > since);
-    (view.nodes().filter(told).count() == nodes).then_some(())
+fn have_reported(view: &View, nodes: usize, since: SystemTime) -> Option<()> {
+    let has_reported = |node: &&Node| node.connected && node.seen.is_some_and(|seen| seen > since);
+    (view.nodes().filter(has_reported).count() == nodes).then_some(())
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn every_start_over_many_agents_is_confirmed_or_failed() {
     let fleet = fleet(address, AGENTS);
     let controller = controller(address);
     controller
-        .wait(LIMIT, |view| told(view, AGENTS, UNIX_EPOCH))
+        .wait(LIMIT, |view| have_reported(view, AGENTS, UNIX_EPOCH))
         .unwrap();
 
     // One of the instances fits on no node.
@@ -91,21 +91,21 @@ fn every_start_over_many_agents_is_confirmed_or_failed() {
         }
     }
     assert_eq!(failed.len(), 1, "{failed:?}");
-    assert_eq!(nodes.len(), AGENTS, "they are spread over all");
+    assert_eq!(nodes.len(), AGENTS, "the instances are spread over all nodes");
     let counters = fleet.counters();
     assert_eq!((counters.launched, counters.lost), (STARTS as u64, 0));
     assert!(counters.sent > (AGENTS + STARTS) as u64 && counters.received >= STARTS as u64);
 }
 
 #[test]
-fn agents_and_what_they_run_are_back_with_a_scheduler_that_was_gone() {
+fn agents_and_their_instances_return_to_a_restarted_scheduler() {
     const AGENTS: usize = 10;
     let server = scheduler(&"127.0.0.1:0".parse().unwrap());
     let address = server.addresses()[0].clone();
     let fleet = fleet(&address, AGENTS);
     let controller = controller(&address);
     controller
-        .wait(LIMIT, |view| told(view, AGENTS, UNIX_EPOCH))
+        .wait(LIMIT, |view| have_reported(view, AGENTS, UNIX_EPOCH))
         .unwrap();
     let mut started = HashSet::new();
     for order in (0..AGENTS).map(|_| controller.order(&start(100)).unwrap()) {
@@ -117,23 +117,23 @@ fn agents_and_what_they_run_are_back_with_a_scheduler_that_was_gone() {
 
     drop(server);
     wait_disconnected(&fleet);
-    let gone = SystemTime::now();
+    let stopped_at = SystemTime::now();
     let _server = scheduler(&address);
-    let seen = controller.wait(LIMIT, |view| {
-        told(view, AGENTS, gone)?;
+    let listed = controller.wait(LIMIT, |view| {
+        have_reported(view, AGENTS, stopped_at)?;
         Some(
             view.instances()
                 .map(|instance| instance.uuid)
                 .collect::<HashSet<_>>(),
         )
     });
-    assert_eq!(seen, Some(started));
+    assert_eq!(listed, Some(started));
     let order = controller.order(&start(100)).unwrap();
     assert!(matches!(order.wait(LIMIT), Ok(Shown::Running { .. })));
 }
 
 #[test]
-fn a_fleet_that_cannot_be_one_is_refused() {
+fn impossible_settings_of_a_fleet_are_refused() {
     let tcp: Address = "127.0.0.1:1".parse().unwrap();
     let start = |identity, address: &Address| {
         Fleet::start(FleetConfig::new(identity, trust(), vec![address.clone()], 1)).unwrap_err()
@@ -151,14 +151,14 @@ fn a_fleet_that_cannot_be_one_is_refused() {
 }
 
 #[test]
-fn what_a_scheduler_that_goes_in_the_middle_had_started_is_confirmed_by_the_next() {
+fn starts_of_a_scheduler_that_ends_in_the_middle_are_confirmed_by_the_next() {
     const AGENTS: usize = 20;
     let server = scheduler(&"127.0.0.1:0".parse().unwrap());
     let address = server.addresses()[0].clone();
     let fleet = fleet(&address, AGENTS);
     let controller = controller(&address);
     controller
-        .wait(LIMIT, |view| told(view, AGENTS, UNIX_EPOCH))
+        .wait(LIMIT, |view| have_reported(view, AGENTS, UNIX_EPOCH))
         .unwrap();
     // There are more STARTs than nodes, so some wait for a READY when the scheduler ends.
     let orders: Vec<_> = (0..3 * AGENTS)
@@ -169,11 +169,13 @@ fn what_a_scheduler_that_goes_in_the_middle_had_started_is_confirmed_by_the_next
     drop(server);
     wait_disconnected(&fleet);
     let launched = fleet.counters().launched;
-    let gone = SystemTime::now();
+    let stopped_at = SystemTime::now();
     let _server = scheduler(&address);
-    controller.wait(LIMIT, |view| told(view, AGENTS, gone)).unwrap();
+    controller
+        .wait(LIMIT, |view| have_reported(view, AGENTS, stopped_at))
+        .unwrap();
     let running: HashSet<_> = controller.look(|view| view.instances().map(|i| i.uuid).collect());
-    assert_eq!(running.len() as u64, launched, "all that was launched is known");
+    assert_eq!(running.len() as u64, launched, "all launched instances are known");
     for order in &orders[1..] {
         let runs = running.contains(&order.subject().parse().unwrap());
         // The others have failed, or have no answer any more.
@@ -182,8 +184,8 @@ fn what_a_scheduler_that_goes_in_the_middle_had_started_is_confirmed_by_the_next
 }
 
 #[test]
-#[expect(clippy::disallowed_types, reason = "a server that says nothing")]
-fn a_fleet_ends_at_once_while_nobody_answers_it() {
+#[expect(clippy::disallowed_types, reason = "a server that sends no bytes")]
+fn a_fleet_ends_at_once_although_its_scheduler_does_not_answer() {
     // The server accepts the connection and sends no bytes.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string().parse().unwrap();

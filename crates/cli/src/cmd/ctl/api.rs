@@ -245,7 +245,7 @@ mod tests {
         ] {
             assert_eq!(address(text).unwrap().to_string(), is, "{text}");
         }
-        for (bad, why) in [
+        for (bad, reason) in [
             ("https://127.0.0.1:9300", "the scheme must be http,"),
             ("http://10.0.0.1:9300/", "the scheme must be https,"),
             ("http://127.0.0.1/", ""),
@@ -254,8 +254,8 @@ mod tests {
             ("ftp://127.0.0.1:9300", "neither an address nor a URL"),
             ("http://", ""),
         ] {
-            let said = address(bad).expect_err(bad);
-            assert!(said.contains(why), "{bad}: {said}");
+            let error = address(bad).expect_err(bad);
+            assert!(error.contains(reason), "{bad}: {error}");
         }
     }
 

@@ -184,7 +184,7 @@ mod tests {
         for name in [one, "a:1", "0D9D0C5E-6F3A-4B7E-9C55-1A2B3C4D5E6"] {
             assert_eq!(find(&servers, name).unwrap().uuid.as_str(), one, "{name}");
         }
-        for (name, why) in [
+        for (name, reason) in [
             (
                 "0d9d",
                 "2 servers have that address or a UUID that begins with 0d9d",
@@ -193,16 +193,16 @@ mod tests {
             ("d:1", "no server has the address d:1"),
             ("c:1", "c:1: there is no link to the server: refused"),
         ] {
-            let said = find(&servers, name).unwrap_err();
-            assert!(said.plain().unwrap().starts_with(why), "{name}: {said:?}");
+            let error = find(&servers, name).unwrap_err();
+            assert!(error.plain().unwrap().starts_with(reason), "{name}: {error:?}");
         }
         // Two servers without --advertise: the error names both, and the one that answers is also
         // found by the address at which it was reached.
         servers[0].address.clear();
         servers[1].address.clear();
-        let said = find(&servers, "here:1").unwrap_err();
+        let error = find(&servers, "here:1").unwrap_err();
         let names = format!("known are {one} (no --advertise), {two} (no --advertise), c:1");
-        assert!(said.plain().unwrap().ends_with(&names), "{said:?}");
+        assert!(error.plain().unwrap().ends_with(&names), "{error:?}");
         servers[1].state = ServerState::Own;
         assert_eq!(find(&servers, "here:1").unwrap().uuid.as_str(), two);
     }

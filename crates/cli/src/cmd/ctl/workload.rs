@@ -388,8 +388,8 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_what_is_wrong() {
-        for (file, why) in [
+    fn each_error_of_a_workload_file_names_its_key_or_line() {
+        for (file, reason) in [
             ("comand: [a]", "comand"),
             ("mem_mb: lots\ncommand: [a]", "mem_mb"),
             ("mem_mb: 1", "nothing to start"),
@@ -406,7 +406,7 @@ mod tests {
             ("start:\n  command: sleep", "start.command: expected a list"),
         ] {
             let error = parse(file.as_bytes()).err().unwrap();
-            assert!(error.contains(why), "{file}: {error}");
+            assert!(error.contains(reason), "{file}: {error}");
         }
     }
 }

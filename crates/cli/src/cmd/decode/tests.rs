@@ -114,7 +114,7 @@ fn frames_of_streams_are_read_byte_by_byte() {
     assert_eq!(shown(&read[2], "data"), (28, 4, text));
     assert_eq!(shown(&read[3], "reason"), (24, 1, "0x1 no_instance".to_owned()));
 
-    // Cut off by its own length.
+    // The announced length cuts the payload.
     input = Wire::with_payload(Command::OPEN_STREAM, open.frame().payload_bytes().slice(..20))
         .encode()
         .to_vec();
@@ -231,7 +231,7 @@ fn an_endless_input_is_read_frame_by_frame() {
         let frame = frames.next().unwrap().unwrap();
         assert_eq!((frame.at, frame.len), (40 * n, 40));
         assert_eq!(frame.problems.len(), 2, "no role, no source");
-        assert!(read.get() <= 40 * (n + 2), "one frame ahead at most");
+        assert!(read.get() <= 40 * (n + 2), "at most one frame is read ahead");
     }
 }
 
@@ -245,8 +245,8 @@ fn an_announced_length_above_the_limit_is_not_read() {
     let source = io::Cursor::new(header).chain(endless);
     let mut frames = Frames::of(Box::new(BufReader::new(source))).unwrap();
     let frame = frames.next().unwrap().unwrap();
-    let told = "offset 0x4: a payload of 67108865 bytes, more than 67108864";
-    assert_eq!(frame.problems[0].to_string(), told);
+    let expected = "offset 0x4: a payload of 67108865 bytes, more than 67108864";
+    assert_eq!(frame.problems[0].to_string(), expected);
     assert!(frames.next().unwrap().is_none());
     assert!(read.get() <= 8192, "{}", read.get());
 }
@@ -255,8 +255,8 @@ fn an_announced_length_above_the_limit_is_not_read() {
 fn endless_blanks_end_in_an_error() {
     let blanks = Endless(&[b' '; 64], std::rc::Rc::default());
     let mut frames = Frames::of(Box::new(BufReader::new(blanks))).unwrap();
-    let told = frames.next().err().unwrap().to_string();
-    assert_eq!(told, "offset 0x100000 of the digits: nothing but blanks");
+    let error = frames.next().err().unwrap().to_string();
+    assert_eq!(error, "offset 0x100000 of the digits: nothing but blanks");
 }
 
 proptest! {

@@ -1,4 +1,4 @@
-//! A scheduler, a controller that reads as a conversation, and agents.
+//! A scheduler, a controller that reads its frames in order, and agents.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -38,7 +38,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Without an agent.
+    /// A cluster without an agent.
     pub fn empty() -> Self {
         let listener = MemoryListener::new();
         let server = ServerConfig::new(identity(Role::SCHEDULER), trust()).listen_in_memory(&listener);
@@ -57,7 +57,7 @@ impl Cluster {
         }
     }
 
-    /// With an agent for processes.
+    /// A cluster with an agent for processes.
     pub fn new() -> Self {
         let mut cluster = Self::empty();
         cluster.agent(|config| config);
@@ -82,14 +82,14 @@ impl Cluster {
             .volumes(self.path("volumes"))
             .driver(driver());
         self.agent = Some(Agent::start(change(config))?);
-        // As a compute node and as a network node.
+        // The agent is announced twice: as a compute node and as a network node.
         for _role in 0..2 {
             self.next::<NodeConnected>(|_| true);
         }
         Ok(())
     }
 
-    /// Starts the agent; the controller has heard of its node.
+    /// Starts the agent, and waits until the controller has received its NodeConnected.
     pub fn agent(&mut self, change: impl FnOnce(AgentConfig) -> AgentConfig) {
         self.try_agent(change).unwrap();
     }
@@ -121,13 +121,13 @@ impl Cluster {
         self.controller.send(frame).unwrap();
     }
 
-    /// The next payload of that kind that will do; what comes before it and
-    /// is of that kind is gone.
+    /// The next payload of that kind that satisfies the condition. Earlier payloads of that kind
+    /// are dropped.
     #[track_caller]
     pub fn next<T: Payload>(&mut self, mut will_do: impl FnMut(&T) -> bool) -> T {
         let deadline = Instant::now() + LIMIT;
         let mut others = VecDeque::new();
-        let mut seen = Vec::new();
+        let mut frames = Vec::new();
         loop {
             let frame = match self.waiting.pop_front() {
                 Some(frame) => frame,
@@ -135,11 +135,11 @@ impl Cluster {
                     let left = deadline.saturating_duration_since(Instant::now());
                     self.controller
                         .recv_frame_timeout(left)
-                        .unwrap_or_else(|e| panic!("no such {}: {e}; {seen:?}", T::KIND))
+                        .unwrap_or_else(|e| panic!("no such {}: {e}; {frames:?}", T::KIND))
                 }
             };
             if frame.kind() != T::KIND {
-                seen.push(String::from_utf8_lossy(frame.payload_bytes()).into_owned());
+                frames.push(String::from_utf8_lossy(frame.payload_bytes()).into_owned());
                 others.push_back(frame);
                 continue;
             }
@@ -149,11 +149,11 @@ impl Cluster {
                 self.waiting = others;
                 return payload;
             }
-            seen.push(String::from_utf8_lossy(frame.payload_bytes()).into_owned());
+            frames.push(String::from_utf8_lossy(frame.payload_bytes()).into_owned());
         }
     }
 
-    /// STATS in which an instance is in that state.
+    /// Waits for STATS in which an instance is in that state.
     #[track_caller]
     pub fn wait_state(&mut self, id: Uuid, state: InstanceState) -> InstanceStats {
         let of = |stats: &Stats| stats.instances.iter().find(|i| i.instance_uuid == id).cloned();
@@ -208,8 +208,8 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
-    /// Leaves no process behind, however the test ended: that of a supervisor
-    /// which is killed is killed, too.
+    /// Leaves no process behind, even if the test has failed. A process whose supervisor is killed
+    /// is killed as well.
     fn drop(&mut self) {
         drop(self.agent.take());
         for pid in leaders(self.dir.path()) {
@@ -218,14 +218,14 @@ impl Drop for Cluster {
     }
 }
 
-/// A directory that users of instances can pass.
+/// A directory that the users of instances may enter.
 fn place() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
     dir
 }
 
-/// A driver of processes. The program of these tests is no supervisor.
+/// A driver of processes. Its supervisors are the program `ssntp`, not this test program.
 pub fn driver() -> ProcessDriver {
     let driver = ProcessDriver::new(Confinement::ResourceLimits).unwrap();
     driver.supervisor(env!("CARGO_BIN_EXE_ssntp"))

@@ -1,4 +1,4 @@
-//! Restarts by policy, retention, slow disks, volumes that go with an instance.
+//! Restarts by policy, retention, slow disks, volumes that are deleted with their instance.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::agent::cluster::*;
 
-/// Closed, whoever passes waits.
+/// A gate. While it is closed, each thread that passes it waits.
 #[derive(Debug, Default)]
 struct Gate {
     open: Mutex<bool>,
@@ -37,8 +37,8 @@ impl Gate {
     }
 }
 
-/// Runs nothing; what is to be started in `/slow` waits at a gate when it is
-/// launched, and what was started in `/sticky` when it is removed.
+/// A driver that runs no processes. The launch of an instance in `/slow` waits at a gate, and so
+/// does the removal of an instance in `/sticky`.
 struct SlowDisk {
     sinks: Mutex<HashMap<Uuid, EndSink>>,
     gate: Arc<Gate>,
@@ -109,7 +109,7 @@ impl Driver for SlowDisk {
 }
 
 #[test]
-fn nobody_waits_for_the_slow_disk_of_another_instance() {
+fn a_slow_disk_delays_only_its_own_instance() {
     let gate = Arc::new(Gate::default());
     let mut cluster = Cluster::empty();
     let driver = SlowDisk {
@@ -148,7 +148,7 @@ fn nobody_waits_for_the_slow_disk_of_another_instance() {
         cluster.send(&delete(*id));
     }
     all(&mut cluster, &sticky, InstanceState::Stopping);
-    // STOP, RESTART, START and DELETE of others.
+    // STOP, RESTART, START and DELETE of other instances are carried out.
     cluster.send(&stop(runs));
     cluster.wait_state(runs, InstanceState::Exited);
     cluster.send(&restart(runs));
@@ -165,25 +165,25 @@ fn nobody_waits_for_the_slow_disk_of_another_instance() {
 #[test]
 fn a_process_that_fails_is_started_again_and_its_restarts_are_counted() {
     let mut cluster = Cluster::new();
-    // It fails once.
+    // The process fails at its first run only.
     let mut start = cluster.script("test -e ran && exec sleep 1000; touch ran; exit 3");
     start.restart_policy = RestartPolicy::OnFailure;
     let id = start.instance_uuid;
     cluster.send(&start);
     let of = |stats: &Stats| stats.instances.iter().find(|i| i.instance_uuid == id).cloned();
-    let again =
+    let has_restarted =
         |stats: &Stats| of(stats).is_some_and(|i| i.restarts == 1 && i.state == InstanceState::Active);
-    cluster.next(again);
-    // A STOP is obeyed, and the count is kept.
+    cluster.next(has_restarted);
+    // The next agent carries out a STOP, and has kept the count of restarts.
     cluster.end_agent();
     cluster.agent(|config| config);
-    cluster.next(again);
+    cluster.next(has_restarted);
     cluster.send(&stop(id));
     assert_eq!(cluster.wait_state(id, InstanceState::Exited).restarts, 1);
 }
 
 #[test]
-fn what_waits_to_be_started_again_can_be_stopped() {
+fn an_instance_that_waits_for_its_restart_can_be_stopped() {
     let mut cluster = Cluster::new();
     let mut start = cluster.script("exit 0");
     start.restart_policy = RestartPolicy::Always;
@@ -199,7 +199,7 @@ fn what_waits_to_be_started_again_can_be_stopped() {
     assert_eq!(failure.reason, StopFailureReason::AlreadyStopped);
 }
 
-/// Writes a record down as if another boot had made it.
+/// Changes the record of an instance as if it were from another boot of the machine.
 fn boot(instance_dir: &Path) {
     let path = instance_dir.join("instance.yaml");
     let record = fs::read_to_string(&path).unwrap();
@@ -210,12 +210,12 @@ fn boot(instance_dir: &Path) {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     fs::write(&path, format!("{body}# checksum {sum:016x}\n")).unwrap();
-    // Nor does a supervisor live to write down how it ended.
+    // A boot also ends the supervisor before it can record the end of the run.
     let _ = fs::remove_dir_all(instance_dir.join("run"));
 }
 
 #[test]
-fn what_ran_when_the_machine_was_booted_is_started_again_if_it_is_to_be() {
+fn after_a_reboot_instances_are_started_again_by_their_policy() {
     let mut cluster = Cluster::new();
     let (never, always) = (
         cluster.script("exec sleep 1000"),
@@ -239,15 +239,15 @@ fn what_ran_when_the_machine_was_booted_is_started_again_if_it_is_to_be() {
     cluster.agent(|config| config);
     cluster.next(|stats: &Stats| {
         let state = |id| {
-            let found = stats.instances.iter().find(|i| i.instance_uuid == id);
-            found.map(|i| (i.state.clone(), i.restarts))
+            let instance = stats.instances.iter().find(|i| i.instance_uuid == id);
+            instance.map(|i| (i.state.clone(), i.restarts))
         };
         state(ids[0]) == Some((InstanceState::Exited, 0)) && state(ids[1]) == Some((InstanceState::Active, 1))
     });
 }
 
 #[test]
-fn a_node_that_was_taken_out_of_service_stays_so_without_its_agent() {
+fn an_offline_node_is_still_offline_after_a_restart_of_its_agent() {
     let mut cluster = Cluster::new();
     cluster.toggle_offline();
     cluster.next(|stats: &Stats| stats.status == NodeStatus::Offline);
@@ -292,18 +292,18 @@ fn a_start_is_on_disk_as_it_was_received() {
     cluster.wait_state(id, InstanceState::Active);
     cluster.send(&stop(id));
     cluster.wait_state(id, InstanceState::Exited);
-    let mut again = restart(id);
-    again.requirements.mem_mb = 33;
-    cluster.send(&again);
+    let mut restart_command = restart(id);
+    restart_command.requirements.mem_mb = 33;
+    cluster.send(&restart_command);
     cluster.wait_state(id, InstanceState::Active);
     let kept = fs::read_to_string(cluster.instance_dir(id).join("start.yaml")).unwrap();
     assert!(kept.ends_with(&start), "{kept}");
 }
 
 #[test]
-fn a_volume_that_is_ephemeral_goes_with_its_instance() {
+fn an_ephemeral_volume_is_deleted_with_its_instance() {
     let mut cluster = Cluster::new();
-    let (kept, gone) = (Uuid::new_v4(), Uuid::new_v4());
+    let (kept, deleted) = (Uuid::new_v4(), Uuid::new_v4());
     let volume = |id: Option<Uuid>, ephemeral| Storage {
         id: id.map(Id::from).unwrap_or_default(),
         local: id.is_some(),
@@ -313,14 +313,18 @@ fn a_volume_that_is_ephemeral_goes_with_its_instance() {
     let mut start = cluster.script("exec sleep 1000");
     start.storage = vec![
         volume(Some(kept), false),
-        volume(Some(gone), true),
+        volume(Some(deleted), true),
         volume(None, false),
     ];
     let id = start.instance_uuid;
     cluster.send(&start);
     let stats = cluster.wait_state(id, InstanceState::Active);
-    assert_eq!(stats.volumes.len(), 3, "the one without a name was made as well");
-    let there = |cluster: &Cluster| {
+    assert_eq!(
+        stats.volumes.len(),
+        3,
+        "the volume without a name was made as well"
+    );
+    let volumes_on_disk = |cluster: &Cluster| {
         let entries = fs::read_dir(cluster.path("volumes")).unwrap();
         let mut names: Vec<_> = entries
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -330,16 +334,16 @@ fn a_volume_that_is_ephemeral_goes_with_its_instance() {
     };
     let mut all: Vec<_> = stats.volumes.iter().map(ToString::to_string).collect();
     all.sort();
-    assert_eq!(there(&cluster), all);
+    assert_eq!(volumes_on_disk(&cluster), all);
     cluster.send(&delete(id));
     cluster.next(|_: &InstanceDeleted| true);
-    assert_eq!(there(&cluster), [kept.to_string()]);
+    assert_eq!(volumes_on_disk(&cluster), [kept.to_string()]);
 
-    // A START that fails leaves none that it has made.
+    // A START that fails leaves no volume that it has made.
     let mut start = cluster.script("true");
     start.command = vec!["no-such-program".into()];
-    start.storage = vec![volume(Some(gone), true), volume(None, false)];
+    start.storage = vec![volume(Some(deleted), true), volume(None, false)];
     cluster.send(&start);
     cluster.next(|_: &StartFailure| true);
-    assert_eq!(there(&cluster), [kept.to_string()]);
+    assert_eq!(volumes_on_disk(&cluster), [kept.to_string()]);
 }

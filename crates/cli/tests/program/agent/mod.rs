@@ -1,12 +1,12 @@
-//! Agents with real processes, behind a real scheduler, as a controller sees
-//! them: over memory and TLS.
+//! Agents with real processes and a real scheduler, observed by a controller. The sessions use
+//! TLS over streams in memory.
 //!
 //! | file | rules |
 //! |---|---|
-//! | `policy` | what the node lets instances have |
+//! | `policy` | the rights and resources that a node gives to instances |
 //! | `processes` | from START to DELETE |
-//! | `life` | restarts by policy, retention, slow disks, volumes that go with an instance |
-//! | `survival` | agents that end and come back, and state that is damaged |
+//! | `life` | restarts by policy, retention, slow disks, volumes that are deleted with their instance |
+//! | `survival` | agents that end and start again, and damaged state |
 //! | `cluster` | the cluster and its controller |
 
 mod cluster;

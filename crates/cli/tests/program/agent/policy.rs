@@ -16,7 +16,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn what_an_agent_keeps_is_its_own() {
+fn only_the_user_of_an_agent_can_read_its_files() {
     let mut cluster = Cluster::new();
     let id = cluster.run("echo up; exec sleep 1000");
     cluster.output(id, 1);
@@ -35,7 +35,7 @@ fn what_an_agent_keeps_is_its_own() {
     assert_eq!(mode(""), if is_root() { 0o710 } else { 0o700 });
 }
 
-/// As root alone.
+/// Only an agent that runs as root can do this.
 #[test]
 fn instances_have_users_of_their_own_and_can_neither_read_nor_signal_each_other() {
     if !is_root() {
@@ -53,15 +53,15 @@ fn instances_have_users_of_their_own_and_can_neither_read_nor_signal_each_other(
          /proc/{pid}/environ; ls ../../{victim} ../..; kill -9 {pid} && echo killed; id -u; id -G; echo end; exec sleep 1000"
     );
     let other = cluster.run(&script);
-    let said = cluster.output(other, 3);
-    let lines: Vec<_> = said.lines().collect();
+    let output = cluster.output(other, 3);
+    let lines: Vec<_> = output.lines().collect();
     let uid = |id| fs::metadata(cluster.instance_dir(id).join("work")).unwrap().uid();
     let own = uid(other).to_string();
-    assert_eq!(lines, [&own, &own, "end"], "{said}");
+    assert_eq!(lines, [&own, &own, "end"], "{output}");
     assert!(uid(other) != uid(victim) && uid(victim) != 0);
     assert!(fs::exists(format!("/proc/{pid}")).unwrap());
 
-    // It keeps its user over runs and agents.
+    // An instance keeps its user over several runs and agents.
     let before = uid(victim);
     cluster.end_agent();
     cluster.next::<NodeDisconnected>(|_| true);
@@ -79,10 +79,10 @@ fn instances_have_users_of_their_own_and_can_neither_read_nor_signal_each_other(
 }
 
 #[test]
-fn a_controller_chooses_no_user_that_the_policy_does_not_name() {
+fn a_start_as_a_user_that_the_policy_does_not_name_is_refused() {
     let mut cluster = Cluster::empty();
     cluster.agent(|config| config);
-    // Root may be had by no means, and as an ordinary user nobody else.
+    // No instance may run as root. The agent of an ordinary user can use no other user either.
     for child_user in ["0", "root", "no such user"] {
         let mut configure = Configure::default();
         configure.launcher.child_user = child_user.into();
@@ -95,9 +95,9 @@ fn a_controller_chooses_no_user_that_the_policy_does_not_name() {
     }
 }
 
-/// As root alone.
+/// Only an agent that runs as root can do this.
 #[test]
-fn a_volume_that_root_made_is_its_instances_to_write_in_as_long_as_it_has_it() {
+fn an_instance_may_write_to_a_volume_of_root_while_it_is_attached() {
     if !is_root() {
         return;
     }
@@ -109,7 +109,7 @@ fn a_volume_that_root_made_is_its_instances_to_write_in_as_long_as_it_has_it() {
     let script =
         "cd $SSNTP_VOLUMES/*; cat data/old; echo new >>data/old && echo $(cat data/old); exec sleep 1000";
     let owner = |path: &std::path::Path| fs::metadata(path).unwrap().uid();
-    for said in ["old new", "old new new"] {
+    for expected in ["old new", "old new new"] {
         let mut start = cluster.script(script);
         start.storage.push(Storage {
             id: volume.into(),
@@ -118,9 +118,10 @@ fn a_volume_that_root_made_is_its_instances_to_write_in_as_long_as_it_has_it() {
         let id = start.instance_uuid;
         cluster.send(&start);
         cluster.wait_state(id, InstanceState::Active);
-        let output =
-            wait_for(|| Some(cluster.output(id, 2)).filter(|output| output.lines().any(|line| line == said)));
-        assert!(output.ends_with(&format!("{said}\n")), "{output}");
+        let output = wait_for(|| {
+            Some(cluster.output(id, 2)).filter(|output| output.lines().any(|line| line == expected))
+        });
+        assert!(output.ends_with(&format!("{expected}\n")), "{output}");
         assert_eq!(owner(&path), owner(&cluster.instance_dir(id).join("work")));
         cluster.send(&delete(id));
         cluster.next(|deleted: &InstanceDeleted| deleted.instance_uuid == id);
@@ -132,7 +133,7 @@ fn a_volume_that_root_made_is_its_instances_to_write_in_as_long_as_it_has_it() {
 }
 
 #[test]
-fn an_instance_with_more_on_its_disk_than_it_may_is_killed() {
+fn an_instance_beyond_its_disk_limit_is_killed() {
     let mut policy = Policy::default();
     policy.disk_mb = Some(4);
     let mut cluster = Cluster::empty();
@@ -143,7 +144,7 @@ fn an_instance_with_more_on_its_disk_than_it_may_is_killed() {
     cluster.wait_state(greedy, InstanceState::Exited);
     cluster.wait_state(sly, InstanceState::Exited);
     cluster.wait_state(modest, InstanceState::Active);
-    // Nor is it started again like that.
+    // A restart is refused as long as the instance exceeds its limit.
     cluster.send(&restart(greedy));
     let failure: RestartFailure = cluster.next(|_| true);
     assert_eq!(failure.reason, RestartFailureReason::LaunchFailure);
@@ -151,7 +152,7 @@ fn an_instance_with_more_on_its_disk_than_it_may_is_killed() {
 }
 
 #[test]
-fn what_the_policy_names_a_controller_may_choose() {
+fn a_controller_may_choose_a_user_that_the_policy_names() {
     let mut policy = Policy::default();
     policy.users = vec![RunAs::Agent];
     let mut cluster = Cluster::empty();

@@ -65,7 +65,7 @@ fn a_process_that_is_not_persistent_is_deleted_when_it_is_stopped() {
 }
 
 #[test]
-fn a_program_that_is_not_there_fails_and_one_that_dies_at_once_has_exited() {
+fn a_missing_program_fails_and_a_program_that_ends_at_once_has_exited() {
     let mut cluster = Cluster::new();
     for change in [
         |start: &mut Start| start.command = vec!["no-such-program".into()],
@@ -97,7 +97,7 @@ fn a_program_that_is_not_there_fails_and_one_that_dies_at_once_has_exited() {
 }
 
 #[test]
-fn one_that_refuses_to_end_is_killed() {
+fn a_process_that_ignores_sigterm_is_killed() {
     let mut cluster = Cluster::empty();
     cluster.agent(|config| config.grace(Duration::from_millis(300)));
     let id = cluster.run("trap '' TERM; echo up; while :; do sleep 1; done");
@@ -108,7 +108,7 @@ fn one_that_refuses_to_end_is_killed() {
 }
 
 #[test]
-fn what_an_instance_writes_is_kept_within_bounds() {
+fn the_logs_of_an_instance_are_bounded() {
     use ssntp_cluster::agent::AgentConfig;
 
     let mut cluster = Cluster::empty();
@@ -219,7 +219,7 @@ fn a_node_is_evacuated_and_restored() {
     for _ in 0..2 {
         cluster.next(|_: &InstanceStopped| true);
     }
-    // STATS from before the end say MAINTENANCE, too.
+    // STATS say MAINTENANCE already before the instance has ended.
     cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance && stats.instances.len() == 1);
     cluster.send(&restart(kept));
     assert_eq!(
@@ -252,7 +252,7 @@ fn an_offline_node_keeps_reporting() {
 }
 
 #[test]
-fn capacity_given_by_flags_is_what_the_scheduler_sees() {
+fn the_scheduler_sees_the_capacity_that_flags_give() {
     let mut cluster = Cluster::empty();
     cluster.agent(|config| config.mem_mb(1000).disk_mb(5000).max_instances(2));
     let stats: Stats = cluster.next(|_| true);

@@ -1,4 +1,4 @@
-//! Agents that end and come back, and state that is damaged.
+//! Agents that end and start again, and damaged state.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn instances_outlive_their_agent_and_are_found_again() {
     cluster.next::<NodeDisconnected>(|_| true);
     assert!(fs::exists(format!("/proc/{lives_pid}")).unwrap());
 
-    // Its supervisor asks it.
+    // The supervisor passes the signal on to the process.
     kill_process(Pid::from_raw(ends_pid).unwrap(), Signal::TERM).unwrap();
     wait_for(|| {
         let state = fs::read_to_string(cluster.instance_dir(ends).join("run/state")).unwrap();
@@ -46,7 +46,7 @@ fn instances_outlive_their_agent_and_are_found_again() {
     });
     assert!(record.contains("exit_code: 7\n"), "{record}");
 
-    // It is ours again: its end is noticed, and it obeys.
+    // The next agent controls the instance: a STOP ends it, and the agent reports its end.
     cluster.send(&stop(lives));
     cluster.wait_state(lives, InstanceState::Exited);
     cluster.send(&restart(ends));
@@ -54,7 +54,7 @@ fn instances_outlive_their_agent_and_are_found_again() {
 }
 
 #[test]
-fn a_damaged_record_costs_nothing_and_a_damaged_start_the_restart() {
+fn a_damaged_record_has_no_effect_and_a_damaged_start_only_prevents_a_restart() {
     let mut cluster = Cluster::new();
     let (record, start) = (cluster.run("exec sleep 1000"), cluster.run("exec sleep 1000"));
     let pid = cluster.pid(record);
@@ -83,7 +83,7 @@ fn a_damaged_record_costs_nothing_and_a_damaged_start_the_restart() {
 }
 
 #[test]
-fn what_runs_without_a_record_is_killed_by_the_next_agent() {
+fn the_next_agent_kills_processes_without_a_record() {
     let mut cluster = Cluster::new();
     let [lost, kept] = ["lost", "kept"].map(|_| cluster.run("echo $$; exec sleep 1000"));
     let [program, other] = [lost, kept].map(|id| cluster.output(id, 1).trim().to_owned());
@@ -92,15 +92,15 @@ fn what_runs_without_a_record_is_killed_by_the_next_agent() {
     fs::remove_dir_all(cluster.instance_dir(lost)).unwrap();
     cluster.agent(|config| config);
     cluster.next(|stats: &Stats| stats.instances.len() == 1);
-    // A process that nobody has waited for yet has no arguments any more.
+    // The arguments of a zombie are empty.
     let runs = |pid: &str| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
     assert_eq!(
         [&program, &supervisor, &other].map(|pid| runs(pid)),
         [false, false, true]
     );
-    let mut again = cluster.script("exec sleep 1000");
-    again.instance_uuid = lost;
-    cluster.send(&again);
+    let mut second_start = cluster.script("exec sleep 1000");
+    second_start.instance_uuid = lost;
+    cluster.send(&second_start);
     cluster.wait_state(lost, InstanceState::Active);
 }
 
@@ -119,12 +119,12 @@ fn maintenance_survives_the_agent() {
 }
 
 #[test]
-fn a_state_directory_that_takes_nothing_any_more_fails_commands_and_nothing_else() {
+fn an_unwritable_state_directory_fails_commands_and_nothing_else() {
     let mut cluster = Cluster::new();
     let id = cluster.run("exec sleep 1000");
     let volume = Uuid::new_v4();
     fs::create_dir_all(cluster.path("volumes").join(volume.to_string())).unwrap();
-    // Root may write everywhere: files in the place of directories stop it, too.
+    // Modes do not keep root from writing. Files in the place of directories do.
     let (volumes, instances) = (
         cluster.instance_dir(id).join("volumes"),
         cluster.path("state/instances"),
@@ -173,7 +173,7 @@ fn a_state_directory_in_use_or_of_another_kind_is_refused() {
 }
 
 #[test]
-fn instances_do_not_notice_that_their_agents_certificate_is_renewed() {
+fn a_renewed_agent_certificate_does_not_disturb_instances() {
     let mut cluster = Cluster::new();
     let id = cluster.run("echo once; exec sleep 1000");
     let pid = cluster.pid(id);
@@ -181,7 +181,7 @@ fn instances_do_not_notice_that_their_agents_certificate_is_renewed() {
         let under_way = cluster.script("exec sleep 1000");
         cluster.send(&under_way);
         cluster.renew_agent();
-        // As a compute node and as a network node.
+        // The agent is announced twice: as a compute node and as a network node.
         for _role in 0..2 {
             cluster.next::<NodeConnected>(|_| true);
         }

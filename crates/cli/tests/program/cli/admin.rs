@@ -1,4 +1,4 @@
-//! The pages of `--admin`, as curl and Prometheus meet them, and under attack.
+//! The pages of `--admin`: the answers for curl and Prometheus, and attacks on the pages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,7 +27,7 @@ use super::metrics::check_text;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Certificates of an authority to throw away.
+/// A directory with an authority of the test and its certificates.
 pub(super) fn certificates() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::new(&AuthorityRequest::default()).unwrap();
@@ -82,9 +82,9 @@ impl Daemon {
         let [first, pages] = lines.map(|line| line.trim_end().to_owned());
         let pages = pages.strip_prefix("pages at ").unwrap_or_else(|| {
             let _ = child.kill();
-            let mut why = String::new();
-            let _ = child.stderr.take().unwrap().read_to_string(&mut why);
-            panic!("{first}{why}")
+            let mut error = String::new();
+            let _ = child.stderr.take().unwrap().read_to_string(&mut error);
+            panic!("{first}{error}")
         });
         let pages = pages.to_owned();
         Self {
@@ -95,7 +95,7 @@ impl Daemon {
         }
     }
 
-    /// A server, and where it listens.
+    /// A server, and its address.
     pub(super) fn server(dir: &Path, more: &str) -> (Self, String) {
         let line = format!("server --ca ca.pem --cert server.pem --listen 127.0.0.1:0 {more}");
         let server = Self::start(dir, &line);
@@ -133,7 +133,7 @@ impl Daemon {
         serde_json::from_str(&body).unwrap()
     }
 
-    /// Asks until it says so.
+    /// Requests a page until its code and body satisfy the condition.
     #[track_caller]
     pub(super) fn wait(&self, target: &str, mut will_do: impl FnMut(u16, &str) -> bool) -> (u16, String) {
         let deadline = Instant::now() + LIMIT;
@@ -190,7 +190,7 @@ impl Connection for UnixStream {
     }
 }
 
-/// Code and body. The length that was announced is the body's.
+/// The code and the body of an answer. The body must have the announced length.
 #[track_caller]
 fn parts(answer: &str) -> (u16, String) {
     let (head, body) = answer
@@ -219,7 +219,7 @@ fn forwarding(dir: &Path) -> (Daemon, Client, Client) {
 }
 
 #[test]
-fn each_page_shows_what_a_server_is_and_who_is_connected() {
+fn the_pages_show_the_state_of_a_server_and_its_sessions() {
     let dir = certificates();
     let (server, agent, controller) = forwarding(dir.path());
     for _ in 0..5 {
@@ -268,7 +268,7 @@ fn each_page_shows_what_a_server_is_and_who_is_connected() {
     assert!(certificate["serial"].as_str().unwrap().contains(':'));
     let by_uuid = server.json(&format!("/sessions?uuid={}", controller.uuid()));
     assert_eq!(by_uuid["sessions"][0]["role"], "controller");
-    // Page by page, each is shown once, in the order in which they came.
+    // Over several pages each session is listed once, in the order of connecting.
     let first = server.json("/sessions?limit=1");
     let next = first["next"].as_u64().unwrap();
     let second = server.json(&format!("/sessions?limit=1&after={next}"));
@@ -299,7 +299,7 @@ fn each_page_shows_what_a_server_is_and_who_is_connected() {
 }
 
 #[test]
-fn what_is_no_request_for_a_page_is_refused_with_its_code() {
+fn each_bad_request_for_a_page_is_refused_with_its_status_code() {
     let dir = certificates();
     let (server, _) = Daemon::server(dir.path(), "--admin 127.0.0.1:0");
     let host = "Host: localhost\r\n\r\n";
@@ -329,30 +329,30 @@ fn what_is_no_request_for_a_page_is_refused_with_its_code() {
             200,
         ),
     ] {
-        let (found, body) = server.ask(&request);
-        assert_eq!(found, code, "{request:.80}: {body}");
+        let (found_code, body) = server.ask(&request);
+        assert_eq!(found_code, code, "{request:.80}: {body}");
         assert_eq!(body.is_empty(), request.starts_with("HEAD"), "{request:.80}");
         assert!(!body.contains("daemon"), "{body}");
     }
     server.end();
 }
 
-/// Everything at once: connections without a word, bytes that drip, heads without an
-/// end, and answers that nobody reads.
+/// All attacks at once: connections that send nothing, bytes one at a time, heads without an
+/// end, and answers that the client does not read.
 #[test]
 fn an_attack_on_the_pages_stops_neither_frames_nor_an_honest_client() {
     let dir = certificates();
     let (server, agent, controller) = forwarding(dir.path());
     let mut silent: Vec<_> = (0..200).map(|_| server.connect()).collect();
     for (at, stream) in silent.iter_mut().enumerate() {
-        let said: &[u8] = match at % 4 {
+        let request: &[u8] = match at % 4 {
             0 => b"",
             1 => b"GET /metr",
             // The answer is not read.
             2 => b"GET /metrics HTTP/1.1\r\n\r\n",
             _ => b"GET /sessions HTTP/1.1\r\nX: y\r\n",
         };
-        let _ = stream.write_all(said);
+        let _ = stream.write_all(request);
     }
     let place = server.pages.strip_prefix("http://").unwrap().to_owned();
     let (stop, stopped) = crossbeam_channel::bounded::<()>(0);
@@ -387,20 +387,20 @@ fn an_attack_on_the_pages_stops_neither_frames_nor_an_honest_client() {
     let threads = text
         .lines()
         .find_map(|line| line.strip_prefix("process_threads "));
-    // 32 connections, and what a server with two sessions has.
+    // The 32 connections of the pages, and the threads of a server with two sessions.
     assert!(
         threads.is_none_or(|threads| threads.parse::<u32>().unwrap() < 64),
         "{threads:?}"
     );
     drop(stop);
     dripping.into_iter().for_each(|thread| thread.join().unwrap());
-    // It ends in order, though some still take nothing.
+    // The server ends in order although some clients still do not read.
     server.end();
     drop(silent);
 }
 
 #[test]
-fn a_process_ends_though_nobody_reads_its_answers() {
+fn a_process_ends_although_its_clients_do_not_read_their_answers() {
     let dir = certificates();
     let (server, address) = Daemon::server(dir.path(), "--admin unix:pages");
     let path = dir.path().join("pages");
@@ -416,15 +416,15 @@ fn a_process_ends_though_nobody_reads_its_answers() {
 }
 
 #[test]
-fn only_this_host_sees_pages_without_tls() {
+fn pages_without_tls_are_served_to_this_host_only() {
     let dir = certificates();
     let line = "opflex serve --listen 127.0.0.1:0 --admin 0.0.0.0:0";
     let refused = ssntp(dir.path(), line).output().unwrap();
-    let why = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(refused.status.code(), Some(1), "{why}");
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{error}");
     assert!(
-        why.contains("--admin") && why.contains("need mutual TLS"),
-        "{why}"
+        error.contains("--admin") && error.contains("need mutual TLS"),
+        "{error}"
     );
 
     let (server, _) = Daemon::server(dir.path(), "--admin 0.0.0.0:0");
@@ -465,15 +465,15 @@ fn only_this_host_sees_pages_without_tls() {
     server.end();
 }
 
-/// Monitoring has an authority of its own: its certificates command nothing, and the cluster's show
-/// nothing of the pages.
+/// Monitoring has an authority of its own. Its certificates give no right to commands, and
+/// certificates of the cluster give no access to the pages.
 #[test]
-fn pages_with_an_authority_of_their_own_are_for_its_certificates_alone() {
+fn pages_with_an_authority_of_their_own_admit_only_its_certificates() {
     let dir = certificates();
     let own = Authority::new(&AuthorityRequest::default()).unwrap();
     fs::create_dir(dir.path().join("own")).unwrap();
     own.save(dir.path().join("own"), false).unwrap();
-    // Of any role: an agent's may not see the pages of a cluster's own authority.
+    // Any role is admitted. With the authority of the cluster an agent would be refused.
     let issued = own.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
     issued.save(dir.path().join("monitor.pem")).unwrap();
     let (server, _) = Daemon::server(dir.path(), "--admin 0.0.0.0:0 --admin-ca own/ca.pem");
@@ -481,7 +481,7 @@ fn pages_with_an_authority_of_their_own_are_for_its_certificates_alone() {
     let ask = |name| secure_get(dir.path(), port.parse().unwrap(), Some(name), "/metrics");
     let (code, text) = ask("monitor").unwrap();
     assert_eq!(code, 200);
-    // Series are there before their first event.
+    // Series exist before their first event.
     assert!(
         text.contains("\nssntp_handshakes_refused_total{reason=\"revoked\"} 0\n"),
         "{text}"
@@ -517,7 +517,7 @@ fn secure_get(dir: &Path, port: u16, name: Option<&str>, target: &str) -> std::i
 }
 
 #[test]
-fn a_socket_that_a_killed_process_left_is_replaced_and_a_live_one_is_not() {
+fn the_socket_of_a_killed_process_is_replaced_and_a_socket_in_use_is_not() {
     let dir = certificates();
     let path = dir.path().join("pages");
     let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
@@ -526,12 +526,12 @@ fn a_socket_that_a_killed_process_left_is_replaced_and_a_live_one_is_not() {
     assert_eq!(mode(), 0o600);
     let line = format!("server --ca ca.pem --cert server.pem --listen 127.0.0.1:0 {admin}");
     let refused = ssntp(dir.path(), &line).output().unwrap();
-    let why = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(refused.status.code(), Some(1), "{why}");
-    assert!(why.contains("--admin: cannot listen at unix:"), "{why}");
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{error}");
+    assert!(error.contains("--admin: cannot listen at unix:"), "{error}");
     assert_eq!(server.json("/readyz")["ready"], true);
 
-    // Killed: its file stays.
+    // The server is killed, so its socket file remains.
     drop(server);
     assert!(path.exists());
     let (server, _) = Daemon::server(dir.path(), &format!("{admin} --admin-group"));
@@ -541,7 +541,7 @@ fn a_socket_that_a_killed_process_left_is_replaced_and_a_live_one_is_not() {
 }
 
 #[test]
-fn a_reload_that_fails_shows_until_one_succeeds() {
+fn a_failed_reload_is_reported_until_a_reload_succeeds() {
     let dir = certificates();
     let (server, _) = Daemon::server(dir.path(), "--admin 127.0.0.1:0");
     let cert = dir.path().join("server.pem");
@@ -584,16 +584,16 @@ fn a_client_is_ready_while_it_is_connected() {
     }
     scheduler.wait("/metrics", |_, text| {
         text.contains("ssntp_scheduler_nodes{status=\"ready\"} 1\n")
-            // Nothing has failed yet, and the first failure shall be seen as a growth.
+            // No start has failed yet. The series exists, so that the first failure is an increase.
             && text.contains("ssntp_scheduler_starts_total{outcome=\"failed\",reason=\"full_cloud\"} 0\n")
     });
     check_text(&scheduler.get("/metrics").1);
     assert_eq!(scheduler.json("/sessions")["connected"], 2);
     scheduler.end();
     for daemon in [agent, cnci] {
-        let (_, why) = daemon.wait("/readyz", |code, _| code == 503);
-        assert!(why.contains("not connected"), "{why}");
-        // It does its work all the same.
+        let (_, body) = daemon.wait("/readyz", |code, _| code == 503);
+        assert!(body.contains("not connected"), "{body}");
+        // The daemon works although it is not ready.
         assert_eq!(daemon.get("/healthz").0, 200);
         daemon.end();
     }

@@ -1,4 +1,4 @@
-//! `ssntp agent` as a user meets it: processes of its own, and signals.
+//! `ssntp agent`: its processes, and signals.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::processes::{Cluster, Program, ssntp, wait_for};
 
 #[test]
-fn without_state_it_reports_this_machine() {
+fn an_agent_without_a_state_directory_reports_this_machine() {
     let cluster = Cluster::new();
     for (name, signal) in [("agent", Signal::INT), ("netagent", Signal::TERM)] {
         let mut agent = cluster.agent(name, &["--interval", "0.2"]);
@@ -40,7 +40,7 @@ fn without_state_it_reports_this_machine() {
 }
 
 #[test]
-fn killed_it_comes_back_and_finds_what_runs() {
+fn an_agent_that_was_killed_finds_its_running_instances_again() {
     let cluster = Cluster::new();
     let arguments = ["--state", "state", "--confinement", "rlimits", "--mem", "512"];
     let mut agent = cluster.agent("agent", &arguments);
@@ -64,7 +64,7 @@ fn killed_it_comes_back_and_finds_what_runs() {
         .args(["--log", "info"])
         .stderr(fs::File::create(&log).unwrap());
     let mut agent = Program::start(&mut command);
-    assert_eq!(agent.uuid(), node, "it is kept with the state");
+    assert_eq!(agent.uuid(), node, "the UUID is stored with the state");
     let stats = cluster.next(|stats: &Stats| state(stats) == Some(InstanceState::Active));
     assert_eq!(stats.mem_total_mb, 512);
 
@@ -73,7 +73,7 @@ fn killed_it_comes_back_and_finds_what_runs() {
         cluster.next(|stats: &Stats| stats.status == status);
     }
 
-    // SIGTERM leaves it running, too, and the log says so.
+    // SIGTERM to the agent leaves the instance running as well, and the log says so.
     agent.end(Signal::TERM);
     let log = fs::read_to_string(log).unwrap();
     let ends = "the agent ends; instances that keep running: 1, launches that are cancelled: 0";
@@ -99,12 +99,12 @@ fn killed_it_comes_back_and_finds_what_runs() {
 }
 
 #[test]
-fn after_an_evacuation_a_program_is_run() {
+fn an_agent_runs_the_given_program_after_an_evacuation() {
     let cluster = Cluster::new();
     let path = |name: &str| cluster.dir.path().join(name);
     fs::write(
         path("next"),
-        "#!/bin/sh\necho \"$*\" >said.new; mv said.new said\n",
+        "#!/bin/sh\necho \"$*\" >state.new; mv state.new state.txt\n",
     )
     .unwrap();
     fs::set_permissions(path("next"), fs::Permissions::from_mode(0o755)).unwrap();
@@ -119,20 +119,20 @@ fn after_an_evacuation_a_program_is_run() {
         ..Evacuate::default()
     });
     cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance);
-    let said = wait_for(|| fs::read_to_string(path("said")).ok());
-    assert_eq!(said, "reboot\n");
+    let next_state = wait_for(|| fs::read_to_string(path("state.txt")).ok());
+    assert_eq!(next_state, "reboot\n");
 
-    // The next agent is still in maintenance, and has nothing to do.
+    // The next agent is still in maintenance, and does not run the program again.
     agent.kill();
-    fs::remove_file(path("said")).unwrap();
+    fs::remove_file(path("state.txt")).unwrap();
     let agent = cluster.agent("agent", &[&["--state", "state"], &program[..]].concat());
     cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance);
     agent.end(Signal::TERM);
-    assert!(!path("said").exists());
+    assert!(!path("state.txt").exists());
 }
 
 #[test]
-fn what_cannot_work_is_told_in_one_line() {
+fn an_agent_that_cannot_start_prints_the_reason_in_one_line() {
     let cluster = Cluster::new();
     fs::write(cluster.dir.path().join("file"), "").unwrap();
     let refused = |arguments: &[&str], code: i32| {
@@ -158,7 +158,7 @@ fn what_cannot_work_is_told_in_one_line() {
         text.contains("user") && text.contains("(line 2, column 1)"),
         "{text}"
     );
-    // Its certificate makes it something else.
+    // The certificate has another role.
     let text = refused(&["--cert", "controller.pem"], 1);
     assert!(text.contains("agent") && text.lines().count() == 1, "{text}");
 }

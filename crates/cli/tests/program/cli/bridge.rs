@@ -1,5 +1,5 @@
-//! `ssntp session --json` as a program in another language meets it: lines both
-//! ways, and the module for Python that drives it.
+//! `ssntp session --json` for programs in other languages: lines in both directions, and the
+//! Python module that drives it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -51,7 +51,7 @@ impl Place {
         server
     }
 
-    /// A session that stands.
+    /// A session that is established.
     fn session(&self, role: &str) -> Running {
         let session = self.start(role);
         assert_eq!(session.line()["event"], "connected");
@@ -78,7 +78,7 @@ impl Running {
         running
     }
 
-    /// One whose output nobody reads yet.
+    /// A program whose output is not read yet.
     fn unread(directory: &Path, line: &str) -> (Self, ChildStdout) {
         let mut child = crate::program()
             .args(line.split_whitespace())
@@ -106,14 +106,14 @@ impl Running {
     }
 
     fn text(&self) -> String {
-        self.lines.recv_timeout(LIMIT).expect("it wrote nothing")
+        self.lines.recv_timeout(LIMIT).expect("the program wrote no line")
     }
 
     fn line(&self) -> Value {
         serde_json::from_str(&self.text()).unwrap()
     }
 
-    /// The next line about this, past others.
+    /// The next line with this event. Other lines are skipped.
     fn event(&self, event: &str) -> Value {
         loop {
             let line = self.line();
@@ -137,7 +137,7 @@ impl Running {
         answer
     }
 
-    /// The same, and the code of its error.
+    /// Writes a line that must be refused, and returns the code of the error.
     fn refused(&mut self, line: &Value) -> String {
         let answer = self.ask(line);
         assert_eq!((&answer["ok"], &answer["id"]), (&false.into(), &line["id"]));
@@ -148,7 +148,7 @@ impl Running {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
         kill_process(pid, signal).unwrap();
         if signal == Signal::STOP {
-            // On a busy machine its threads go on for a while.
+            // On a busy machine its threads run on for a moment.
             crate::processes::wait_for(|| self.is_stopped().then_some(()));
         }
     }
@@ -163,7 +163,7 @@ impl Running {
         })
     }
 
-    /// Waits for its end, and returns the code and what it still wrote.
+    /// Waits for its end, and returns the exit code and the remaining lines.
     fn end(mut self) -> (Option<i32>, Vec<Value>) {
         let mut rest = Vec::new();
         while let Ok(line) = self.lines.recv_timeout(LIMIT) {
@@ -226,7 +226,7 @@ fn frames_go_both_ways_as_text_or_base64_and_each_line_is_answered() {
 }
 
 #[test]
-fn a_bad_line_is_answered_and_nothing_else_is_lost() {
+fn a_bad_line_gets_an_error_and_later_lines_are_carried_out() {
     let place = Place::new();
     let _server = place.server("");
     let controller = place.session("controller");
@@ -274,10 +274,10 @@ fn a_bad_line_is_answered_and_nothing_else_is_lost() {
         agent.refused(&json!({ "do": "reply", "id": 2, "request": 1 })),
         "no_such_request"
     );
-    // Longer than any line may be.
+    // This line exceeds the limit.
     agent.write(&vec![b'x'; (32 << 20) + (64 << 10) + 1]);
     assert_eq!(agent.line()["error"]["code"], "long_line");
-    // Nothing in it.
+    // This line is blank.
     agent.write(b" ");
     assert_eq!(agent.ask(&line(json!({ "payload": "still here" })))["ok"], true);
     assert_eq!(controller.line()["payload"], "still here");
@@ -304,7 +304,7 @@ fn a_request_is_answered_by_another_session_or_refused() {
             (&"QUERY".into(), &"how?".into())
         );
     }
-    // In another order than they came.
+    // The replies have another order than the requests.
     let replies = [
         (
             json!({ "do": "reply", "request": 3, "payload_base64": "/w==" }),
@@ -368,7 +368,7 @@ fn requests_that_wait_for_replies_have_a_bound_in_bytes_and_the_oldest_are_refus
 }
 
 #[test]
-fn a_server_that_is_started_again_is_connected_to_again() {
+fn a_session_connects_again_to_a_restarted_server() {
     let place = Place::new();
     let server = place.server("");
     let controller = place.session("controller");
@@ -385,7 +385,7 @@ fn a_server_that_is_started_again_is_connected_to_again() {
     assert_eq!(agent.refused(&line), "not_connected");
     let _server = place.server("");
     controller.event("connected");
-    // It waits for the session.
+    // The frame waits for the session.
     agent.write(br#"{"do":"send","id":2,"operand":"STATS","payload":"again"}"#);
     let answer = agent.event("answer");
     assert_eq!((&answer["id"], &answer["ok"]), (&2.into(), &true.into()));
@@ -393,7 +393,7 @@ fn a_server_that_is_started_again_is_connected_to_again() {
 }
 
 #[test]
-fn a_receipt_says_who_got_a_frame_or_that_it_may_be_lost() {
+fn a_receipt_has_the_receivers_of_a_frame_or_says_that_it_may_be_lost() {
     let place = Place::new();
     let server = place.server("--filter spec --allow Scaled=agent --allow QUERY=agent");
     let mut agent = place.session("agent");
@@ -415,9 +415,9 @@ fn a_receipt_says_who_got_a_frame_or_that_it_may_be_lost() {
     assert_eq!(
         agent.ask(&line(4, "STATS"))["receivers"],
         2,
-        "the next one is not mixed up with it"
+        "the next frame does not get this answer"
     );
-    // A server that stands still has taken nothing, as far as anybody can tell.
+    // A stopped server confirms nothing, so the frame may be lost.
     server.signal(Signal::STOP);
     let mut hasty = line(5, "STATS");
     hasty["timeout"] = json!(0.1);
@@ -458,7 +458,7 @@ fn the_longest_payload_passes() {
     let _server = place.server("");
     let controller = place.session("controller");
     let mut agent = place.session("agent");
-    // 0xff by threes is `////`.
+    // Three bytes 0xff are `////` in base64.
     let mut base64 = "/".repeat((16 << 20) / 3 * 4);
     base64.push_str("/w==");
     let line = json!({ "do": "send", "id": 1, "operand": "STATS", "payload_base64": base64 });
@@ -470,11 +470,11 @@ fn the_longest_payload_passes() {
 }
 
 #[test]
-fn the_end_of_the_input_is_the_end_once_all_is_sent_and_answered() {
+fn a_session_ends_after_its_input_once_all_lines_are_sent_and_answered() {
     let place = Place::new();
     let _server = place.server("");
     let controller = place.session("controller");
-    // Written before a session stands.
+    // The lines are written before a session is established.
     let mut agent = place.start("agent");
     agent.write(br#"{"do":"send","id":1,"operand":"STATS","payload":"last words"}"#);
     agent.write(br#"{"do":"request","id":2,"operand":"QUERY","timeout":20}"#);
@@ -490,7 +490,7 @@ fn the_end_of_the_input_is_the_end_once_all_is_sent_and_answered() {
     assert_eq!(events.last(), Some(&"closed"));
     assert_eq!(controller.line()["payload"], "last words");
 
-    // It goes on until a signal comes, or nobody reads what it writes.
+    // The program runs until a signal arrives or its output is closed.
     let signalled = place.session("agent");
     signalled.signal(Signal::TERM);
     assert_eq!(signalled.end().0, Some(0));
@@ -499,17 +499,17 @@ fn the_end_of_the_input_is_the_end_once_all_is_sent_and_answered() {
     drop(output);
     assert_eq!(unread.end().0, Some(0));
 
-    // An impossible request is reported in both places.
+    // A start that fails is reported on the output and on the standard error.
     let (code, rest) = Running::start(place.path(), "session --json --ca none.pem --cert agent.pem").end();
     assert_eq!((code, &rest[0]["event"]), (Some(1), &"closed".into()));
     assert_eq!(Running::start(place.path(), "session").end().0, Some(2));
 }
 
-/// The server keeps 64 MiB for a session and the session 64 MiB for its program,
-/// so that the rest of 300 would have to be in memory that nobody bounds.
+/// The server keeps 64 MiB for a session, and the session 64 MiB for its program. Without
+/// back-pressure the rest of 300 MiB would be in unbounded memory.
 #[test]
 #[cfg(target_os = "linux")]
-fn what_nobody_reads_is_held_back_to_the_server() {
+fn a_program_that_does_not_read_holds_the_server_back() {
     const FRAMES: u32 = 300;
     let place = Place::new();
     let _server = place.server("--slow-consumer drop-newest");
@@ -555,9 +555,9 @@ fn what_nobody_reads_is_held_back_to_the_server() {
     unread.input.take();
 }
 
-/// The tests of `clients/python`, where there is a Python to run them.
+/// Runs the tests of `clients/python` if Python is installed.
 #[test]
-fn the_module_for_python_drives_it() {
+fn the_python_module_drives_a_session() {
     let has_python = Command::new("python3")
         .args(["-c", "import sys; sys.exit(sys.version_info < (3, 8))"])
         .stderr(Stdio::null())
@@ -576,7 +576,7 @@ fn the_module_for_python_drives_it() {
         .env("SSNTP_PROGRAM", env!("CARGO_BIN_EXE_ssntp"))
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(ended.status.success(), "{said}");
-    assert!(said.contains("\nOK"), "{said}");
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{errors}");
+    assert!(errors.contains("\nOK"), "{errors}");
 }

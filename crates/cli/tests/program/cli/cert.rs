@@ -1,4 +1,4 @@
-//! `ssntp cert` as a user meets it: files, texts and exit codes.
+//! `ssntp cert`: files, texts and exit codes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -65,7 +65,7 @@ fn every_role_is_issued_and_verified() {
 }
 
 #[test]
-fn what_was_asked_for_is_in_the_certificate() {
+fn a_certificate_has_the_requested_content() {
     const UUID: &str = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
     let directory = with_authority();
     let at = directory.path();
@@ -99,7 +99,7 @@ fn what_was_asked_for_is_in_the_certificate() {
 }
 
 #[test]
-fn an_authority_is_replaced_by_force_only() {
+fn an_authority_is_replaced_only_with_force() {
     let directory = with_authority();
     let at = directory.path();
     let before = fs::read(at.join("pki/ca.pem")).unwrap();
@@ -114,7 +114,7 @@ fn an_authority_is_replaced_by_force_only() {
         text.contains("O=Other, CN=Other CA") && text.contains("a.example"),
         "{text}"
     );
-    // A key alone is as worth keeping.
+    // A key without its certificate is not overwritten either.
     fs::remove_file(at.join("pki/ca.pem")).unwrap();
     assert!(fail(at, "cert ca --dir pki", 1).contains("pki/ca.key: exists already"));
 }
@@ -233,8 +233,8 @@ fn a_closed_standard_output_is_no_failure() {
 fn a_bound_certificate_has_a_uuid_of_its_own() {
     let directory = with_authority();
     let at = directory.path();
-    let said = succeed(at, "cert issue --dir pki --role agent --bound");
-    let uuid = said.trim().rsplit_once("bound to ").unwrap().1.to_owned();
+    let output = succeed(at, "cert issue --dir pki --role agent --bound");
+    let uuid = output.trim().rsplit_once("bound to ").unwrap().1.to_owned();
     let identity = Identity::load(at.join("pki/agent.pem")).unwrap();
     assert_eq!(identity.info().uuid.unwrap().to_string(), uuid);
     let twice = ssntp(
@@ -244,9 +244,9 @@ fn a_bound_certificate_has_a_uuid_of_its_own() {
     assert_eq!(twice.status.code(), Some(2));
 }
 
-/// The key is made where it is used, and never leaves that directory.
+/// The key is made in the directory of its user, and the authority never receives it.
 #[test]
-fn a_request_is_signed_for_what_the_authority_says_and_for_its_own_key_alone() {
+fn a_signed_request_has_the_role_of_the_authority_and_the_key_of_the_request() {
     const UUID: &str = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
     let directory = with_authority();
     let at = directory.path();
@@ -258,10 +258,10 @@ fn a_request_is_signed_for_what_the_authority_says_and_for_its_own_key_alone() {
         assert!(made.contains("(new)"), "{made}");
         assert_eq!(mode(&at.join(format!("{kind}.key"))), 0o600);
         let key = fs::read(at.join(format!("{kind}.key"))).unwrap();
-        let again = succeed(at, &format!("cert request --role controller --name {kind}"));
-        assert!(again.contains("(there already)"), "{again}");
+        let second_output = succeed(at, &format!("cert request --role controller --name {kind}"));
+        assert!(second_output.contains("(there already)"), "{second_output}");
         assert_eq!(fs::read(at.join(format!("{kind}.key"))).unwrap(), key);
-        // It asks for another role, which does not count.
+        // The request names another role, which the authority ignores.
         let signed = succeed(
             at,
             &format!("cert sign --dir pki --role agent --name {kind} --uuid {UUID} {kind}.csr"),
@@ -276,31 +276,31 @@ fn a_request_is_signed_for_what_the_authority_says_and_for_its_own_key_alone() {
 
     let csr = fs::read_to_string(at.join("p256.csr")).unwrap();
     let other = fs::read_to_string(at.join("ed25519.csr")).unwrap();
-    // The last line holds the end of the signature.
+    // The forged request lacks the end of its signature.
     let forged: Vec<_> = csr.lines().take(csr.lines().count() - 2).collect();
     let end = other.lines().rev().nth(1).unwrap();
     let forged = format!(
         "{}\n{end}\n-----END CERTIFICATE REQUEST-----\n",
         forged.join("\n")
     );
-    for (text, why) in [
+    for (text, reason) in [
         (forged.as_str(), "the signing request cannot be used"),
         ("none", "there is no CERTIFICATE REQUEST"),
     ] {
         fs::write(at.join("bad.csr"), text).unwrap();
-        let said = fail(at, "cert sign --dir pki --role agent --name bad bad.csr", 1);
-        assert!(said.contains("bad.csr") && said.contains(why), "{said}");
+        let error = fail(at, "cert sign --dir pki --role agent --name bad bad.csr", 1);
+        assert!(error.contains("bad.csr") && error.contains(reason), "{error}");
         assert!(!at.join("pki/bad.pem").exists());
     }
-    let said = fail(at, "cert sign --dir pki --role server p256.csr", 2);
-    assert!(said.contains("--host is needed"), "{said}");
+    let error = fail(at, "cert sign --dir pki --role server p256.csr", 2);
+    assert!(error.contains("--host is needed"), "{error}");
     fs::write(at.join("worse.key"), "no key").unwrap();
     fail(at, "cert request --role agent --name worse", 1);
     assert_eq!(fs::read(at.join("worse.key")).unwrap(), b"no key");
 }
 
 #[test]
-fn openssl_takes_our_requests_and_its_own_are_signed() {
+fn openssl_accepts_our_requests_and_its_requests_are_signed() {
     let directory = with_authority();
     let at = directory.path();
     succeed(at, "cert request --role agent --name ours --bound");

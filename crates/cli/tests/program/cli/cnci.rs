@@ -1,4 +1,4 @@
-//! `ssntp cnci` as it is meant to run: a workload of a network node.
+//! `ssntp cnci` as a workload of a network node.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use crate::processes::{Cluster, Program, ssntp};
 const TENANT: &str = "93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50";
 
 #[test]
-fn a_concentrator_is_a_workload_that_keeps_its_tenants_tables() {
+fn a_concentrator_runs_as_a_workload_and_keeps_the_tables_of_its_tenant() {
     let cluster = Cluster::new();
     let mut network_node = cluster.agent("netagent", &["--state", "state", "--confinement", "rlimits"]);
     let network_uuid = network_node.uuid();
@@ -61,7 +61,7 @@ fn a_concentrator_is_a_workload_that_keeps_its_tenants_tables() {
     );
     assert_eq!(added.concentrator_ip, "10.0.0.33");
 
-    // A compute node runs a workload of the tenant: the concentrator is told.
+    // A compute node runs a workload of the tenant, so the concentrator receives TenantAdded.
     let mut node = cluster.agent("agent", &["--state", "state2", "--confinement", "rlimits"]);
     let node_uuid = node.uuid();
     cluster.next(|stats: &Stats| stats.node_uuid == node_uuid);
@@ -119,7 +119,7 @@ fn a_concentrator_is_a_workload_that_keeps_its_tenants_tables() {
         assert!(output.status.success());
         String::from_utf8(output.stdout).unwrap()
     };
-    // TenantAdded has nobody who waits for it.
+    // No answer confirms TenantAdded, so the table is read until it has the tenant.
     let shown = loop {
         let shown: Value = serde_json::from_str(&show(&["--json"])).unwrap();
         if shown["tunnels"]
@@ -173,7 +173,7 @@ fn a_concentrator_is_a_workload_that_keeps_its_tenants_tables() {
 }
 
 #[test]
-fn a_concentrator_needs_its_identity_and_tables_that_are_its_own() {
+fn a_concentrator_needs_its_certificate_its_uuid_and_tables_that_no_other_uses() {
     let cluster = Cluster::new();
     let id = Uuid::new_v4().to_string();
     let common = [
@@ -192,11 +192,11 @@ fn a_concentrator_needs_its_identity_and_tables_that_are_its_own() {
         command.args(arguments);
         command
     };
-    let refused = |arguments: &[&str], code: i32, why: &str| {
+    let refused = |arguments: &[&str], code: i32, reason: &str| {
         let output = start(arguments).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "{text}");
-        assert!(text.contains(why), "{text}");
+        assert!(text.contains(reason), "{text}");
     };
     refused(&["--cert", "cnci.pem"], 2, "--uuid");
     refused(&["--cert", "agent.pem", "--uuid", &id], 1, "cnciagent");
@@ -228,7 +228,7 @@ fn a_concentrator_needs_its_identity_and_tables_that_are_its_own() {
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
 
-    // Without a concentrator, the scheduler answers.
+    // Without a concentrator the scheduler refuses the command.
     let assign = AssignPublicIp {
         concentrator_uuid: id.as_str().into(),
         instance_uuid: other.as_str().into(),

@@ -1,5 +1,4 @@
-//! Certificates with a life, as an operator meets them: revoked, renewed, replaced
-//! while servers and clients run.
+//! Certificates that are revoked, renewed and replaced while servers and clients run.
 
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};
@@ -24,7 +23,7 @@ fn operator(names: &[&str]) -> User {
     user
 }
 
-/// A server that goes by the list, and where it listens.
+/// A server that uses the revocation list, and its address.
 fn server(user: &User) -> (Program, String) {
     let server = user.start(&words(
         "server --listen 127.0.0.1:0 --ca pki/ca.pem --cert pki/server.pem --crl \
@@ -63,9 +62,9 @@ fn a_daemon_with_the_certificate_of_another_role_names_the_file_and_the_role() {
     let user = operator(&["agent-1"]);
     let files = "--listen 127.0.0.1:0 --ca pki/ca.pem --cert pki/agent-1.pem";
     for (daemon, needed) in [("server", "server or scheduler"), ("scheduler", "scheduler")] {
-        let said = user.fails(&words(&format!("{daemon} {files}")), 1);
+        let error = user.fails(&words(&format!("{daemon} {files}")), 1);
         let wanted = format!("pki/agent-1.pem: the role is agent, it must be {needed}");
-        assert!(said.contains(&wanted), "{said}");
+        assert!(error.contains(&wanted), "{error}");
     }
 }
 
@@ -84,28 +83,32 @@ fn a_reload_that_finds_the_certificate_of_another_role_names_the_file() {
 }
 
 #[test]
-fn port_0_is_no_port_to_connect_to() {
+fn an_address_with_port_0_is_refused() {
     let user = User::new();
     for command in ["listen --connect host:0", "server --dev --peers host:0"] {
-        let said = user.fails(&words(command), 2);
-        assert!(said.contains("no server listens at port 0"), "{said}");
+        let error = user.fails(&words(command), 2);
+        assert!(error.contains("no server listens at port 0"), "{error}");
     }
 }
 
 #[test]
-fn a_client_that_is_revoked_ends_and_says_so_and_the_others_do_not_notice() {
+fn a_revoked_client_ends_with_the_reason_and_other_clients_stay_connected() {
     let user = operator(&["server", "agent-1", "agent-2", "controller"]);
     let (server, at) = server(&user);
     let mut revoked = listener(&user, &at, "pki/agent-1.pem");
     let stays = listener(&user, &at, "pki/controller.pem");
     user.done(&words("cert revoke --dir pki agent-1 --reason key-compromise"));
-    // By the change of the file alone.
-    let told = revoked.error_line("ssntp: ");
-    assert!(told.contains("revoked"), "{told}");
+    // The server notices the changed file without a signal.
+    let line = revoked.error_line("ssntp: ");
+    assert!(line.contains("revoked"), "{line}");
     assert_eq!(revoked.code(), Some(1));
     user.done(&client(&["send", "STATS", "load: 1"], &at, "pki/agent-2.pem"));
     assert!(stays.out.recv_timeout(LIMIT).unwrap().contains(" COMMAND STATS "));
-    assert_eq!(stays.err.try_recv().ok(), None, "it was never disconnected");
+    assert_eq!(
+        stays.err.try_recv().ok(),
+        None,
+        "the other client was never disconnected"
+    );
     let refused = user.fails(
         &client(
             &["send", "STATS", "load: 1", "--timeout", "20"],
@@ -119,9 +122,9 @@ fn a_client_that_is_revoked_ends_and_says_so_and_the_others_do_not_notice() {
 }
 
 #[test]
-fn a_client_whose_file_is_renewed_comes_back_with_the_new_certificate() {
+fn a_client_reconnects_with_its_renewed_certificate() {
     let user = operator(&["server"]);
-    // One that ends in 45 s, so that it is renewed within 15.
+    // The certificate expires in 45 s, so the client reads a renewed one within 15 s.
     let authority = Authority::load(user.path("pki")).unwrap();
     let begin = SystemTime::now() - Duration::from_secs(86_400 - 45);
     let request = CertificateRequest::new(Role::CONTROLLER)
@@ -132,21 +135,21 @@ fn a_client_whose_file_is_renewed_comes_back_with_the_new_certificate() {
     let old = Serial::from(old.info());
     let (_server, at) = server(&user);
     let mut listener = listener(&user, &at, "pki/controller.pem");
-    let said = user.done(&["cert", "renew", "--dir", "pki", "controller"]);
-    assert!(said.contains(&format!("serial {old}")), "{said}");
+    let output = user.done(&["cert", "renew", "--dir", "pki", "controller"]);
+    assert!(output.contains(&format!("serial {old}")), "{output}");
     let new = serial(&user, "pki/controller.pem");
     assert_ne!(new, old);
     listener.error_line("disconnected: ");
     listener.error_line("connected to ");
-    // The session is the new one's.
+    // The session uses the new certificate: revoking it ends the client.
     user.done(&["cert", "revoke", "--dir", "pki", &new.to_string()]);
-    let told = listener.error_line("ssntp: ");
-    assert!(told.contains("revoked"), "{told}");
+    let line = listener.error_line("ssntp: ");
+    assert!(line.contains("revoked"), "{line}");
     assert_eq!(listener.code(), Some(1));
 }
 
 #[test]
-fn a_file_that_will_not_do_changes_nothing_and_is_told_once() {
+fn an_unusable_file_changes_nothing_and_is_logged_once() {
     let user = operator(&["server", "agent"]);
     let words = [
         "server",
@@ -166,23 +169,23 @@ fn a_file_that_will_not_do_changes_nothing_and_is_told_once() {
     let stays = listener(&user, &at, "pki/agent.pem");
     let whole = fs::read_to_string(user.path("pki/crl.pem")).unwrap();
     fs::write(user.path("pki/crl.pem"), &whole[..whole.len() / 2]).unwrap();
-    let told = server.error_with("files have changed, but cannot be used");
-    assert!(told.contains("pki/crl.pem"), "{told}");
+    let line = server.error_with("files have changed, but cannot be used");
+    assert!(line.contains("pki/crl.pem"), "{line}");
     user.done(&client(&["send", "STATS", "load: 1"], &at, "pki/agent.pem"));
-    // An operator who asks is told again.
+    // A reload by a signal logs the fault again.
     server.signal(Signal::HUP);
     server.error_with("SIGHUP: not reloaded");
     fs::write(user.path("pki/crl.pem"), whole).unwrap();
     let taken = server.error_with(" ssntp::daemon] ");
     assert!(
         taken.contains("read its files again"),
-        "nothing else was told meanwhile: {taken}"
+        "no other line was logged meanwhile: {taken}"
     );
-    assert_eq!(stays.err.try_recv().ok(), None, "who was there stayed");
+    assert_eq!(stays.err.try_recv().ok(), None, "the connected client stayed");
 }
 
 #[test]
-fn a_list_that_is_too_long_is_refused_and_not_cut() {
+fn a_revocation_list_that_is_too_long_is_refused() {
     let user = operator(&["agent"]);
     user.done(&["cert", "revoke", "--dir", "pki", "agent"]);
     let verify = [
@@ -198,12 +201,12 @@ fn a_list_that_is_too_long_is_refused_and_not_cut() {
     fs::write(user.path("long.pem"), "#\n".repeat(1000) + &list).unwrap();
     assert!(user.fails(&verify, 1).contains("revoked"));
     fs::write(user.path("long.pem"), "#\n".repeat(8 << 20) + &list).unwrap();
-    let why = user.fails(&verify, 1);
-    assert!(why.contains("long.pem: it is longer than"), "{why}");
+    let error = user.fails(&verify, 1);
+    assert!(error.contains("long.pem: it is longer than"), "{error}");
 }
 
 #[test]
-fn programs_that_revoke_at_a_time_lose_no_entry_and_what_a_crash_left_is_no_hindrance() {
+fn concurrent_revocations_lose_no_entry_and_a_file_of_a_crash_is_removed() {
     let names: Vec<_> = (0..6).map(|i| format!("agent-{i}")).collect();
     let user = operator(&names.iter().map(String::as_str).collect::<Vec<_>>());
     fs::write(user.path("pki/.crl.pem.new"), "torn").unwrap();
@@ -223,20 +226,20 @@ fn programs_that_revoke_at_a_time_lose_no_entry_and_what_a_crash_left_is_no_hind
 }
 
 #[test]
-fn what_is_revoked_is_named_by_its_name_file_or_serial_number() {
+fn a_certificate_is_revoked_by_name_file_or_serial_number() {
     let user = operator(&["agent-1", "agent-2", "agent-3"]);
     let number = serial(&user, "pki/agent-3.pem").to_string();
-    let revoke = |what: &str| user.done(&["cert", "revoke", "--dir", "pki", what]);
+    let revoke = |certificate: &str| user.done(&["cert", "revoke", "--dir", "pki", certificate]);
     assert!(revoke("agent-1").contains("agent-1: revoked, serial "));
     assert!(revoke("pki/agent-2.pem").contains("pki/agent-2.pem: revoked, serial "));
     assert!(revoke(&number).contains(": revoked, serial "));
-    let again = revoke("agent-1");
-    assert!(again.contains("agent-1: was already revoked"), "{again}");
-    assert!(again.contains("3 revoked"), "{again}");
+    let output = revoke("agent-1");
+    assert!(output.contains("agent-1: was already revoked"), "{output}");
+    assert!(output.contains("3 revoked"), "{output}");
 
     user.done(&["cert", "ca", "--dir", "other"]);
     user.done(&["cert", "issue", "--dir", "other", "--role", "agent"]);
-    for (what, why) in [
+    for (certificate, reason) in [
         ("other/agent.pem", "not its issuer's"),
         ("ca", "the authority's own certificate"),
         ("pki/ca.pem", "the authority's own certificate"),
@@ -244,12 +247,12 @@ fn what_is_revoked_is_named_by_its_name_file_or_serial_number() {
         ("deed", "there is no pki/deed.pem"),
         ("none.pem", "none.pem: cannot read"),
     ] {
-        let told = user.fails(&["cert", "revoke", "--dir", "pki", what], 1);
-        assert!(told.contains(why), "{what}: {told}");
+        let error = user.fails(&["cert", "revoke", "--dir", "pki", certificate], 1);
+        assert!(error.contains(reason), "{certificate}: {error}");
     }
     let own = serial_of_authority(&user);
-    let told = user.fails(&["cert", "revoke", "--dir", "pki", &own], 2);
-    assert!(told.contains("the authority's own certificate"), "{told}");
+    let error = user.fails(&["cert", "revoke", "--dir", "pki", &own], 2);
+    assert!(error.contains("the authority's own certificate"), "{error}");
     assert_eq!(serials(&user).len(), 3);
 
     let shown = user.done(&["cert", "show", "pki/crl.pem"]);
@@ -289,7 +292,7 @@ fn serial_of_authority(user: &User) -> String {
 }
 
 #[test]
-fn a_certificate_is_renewed_as_it_was_and_the_old_one_revoked_where_that_is_asked_for() {
+fn a_renewal_keeps_the_roles_and_revokes_the_old_certificate_on_request() {
     let user = operator(&["agent"]);
     let before = Identity::load(user.path("pki/agent.pem")).unwrap();
     user.done(&["cert", "renew", "--dir", "pki", "agent"]);
@@ -300,9 +303,9 @@ fn a_certificate_is_renewed_as_it_was_and_the_old_one_revoked_where_that_is_aske
     user.done(&words("cert renew --dir pki --revoke-old --days 9 pki/agent.pem"));
     assert_eq!(serials(&user), [Serial::from(middle.info())]);
     user.done(&["cert", "revoke", "--dir", "pki", "agent"]);
-    let told = user.fails(&["cert", "renew", "--dir", "pki", "agent"], 1);
-    assert!(told.contains("is revoked"), "{told}");
-    // The authority keeps its key, so what it has issued stays good.
+    let error = user.fails(&["cert", "renew", "--dir", "pki", "agent"], 1);
+    assert!(error.contains("is revoked"), "{error}");
+    // The renewed authority keeps its key, so its certificates remain valid.
     let words = ["cert", "verify", "--ca", "pki/ca.pem", "pki/agent.pem"];
     fs::copy(user.path("pki/ca.pem"), user.path("old.pem")).unwrap();
     user.done(&["cert", "renew", "--dir", "pki", "ca"]);
@@ -315,7 +318,7 @@ fn a_certificate_is_renewed_as_it_was_and_the_old_one_revoked_where_that_is_aske
 }
 
 #[test]
-fn who_is_revoked_stays_so_wherever_the_file_is_and_whichever_authority_renews() {
+fn a_revoked_certificate_is_not_renewed_from_any_file_or_by_any_authority() {
     let user = operator(&["agent"]);
     user.done(&["cert", "ca", "--dir", "new"]);
     let renew = ["cert", "renew", "--dir", "new", "--issued-by", "pki/ca.pem"];
@@ -323,19 +326,19 @@ fn who_is_revoked_stays_so_wherever_the_file_is_and_whichever_authority_renews()
     fs::copy(user.path("pki/agent.pem"), user.path("new/agent.pem")).unwrap();
     fs::copy(user.path("pki/agent.pem"), user.path("agent.pem")).unwrap();
     user.done(&["cert", "revoke", "--dir", "pki", "agent"]);
-    let told = user.fails(&["cert", "renew", "--dir", "pki", "./agent.pem"], 1);
-    assert!(told.contains("is revoked"), "{told}");
-    // By the list beside the other authority, or wherever it is.
-    let told = user.fails(&renew(&["agent"]), 1);
-    assert!(told.contains("is revoked"), "{told}");
+    let error = user.fails(&["cert", "renew", "--dir", "pki", "./agent.pem"], 1);
+    assert!(error.contains("is revoked"), "{error}");
+    // The list is beside the old authority, or named by a flag.
+    let error = user.fails(&renew(&["agent"]), 1);
+    assert!(error.contains("is revoked"), "{error}");
     fs::rename(user.path("pki/crl.pem"), user.path("old-list.pem")).unwrap();
-    let told = user.fails(&renew(&["--crl", "old-list.pem", "agent"]), 1);
-    assert!(told.contains("is revoked"), "{told}");
+    let error = user.fails(&renew(&["--crl", "old-list.pem", "agent"]), 1);
+    assert!(error.contains("is revoked"), "{error}");
     user.fails(
         &["cert", "renew", "--dir", "pki", "--crl", "old-list.pem", "agent"],
         2,
     );
-    // Another certificate goes over.
+    // A certificate that is not revoked can be renewed by the new authority.
     user.done(&["cert", "issue", "--dir", "pki", "--role", "agent"]);
     fs::copy(user.path("pki/agent.pem"), user.path("new/agent.pem")).unwrap();
     user.fails(&["cert", "renew", "--dir", "new", "agent"], 1);
@@ -344,7 +347,7 @@ fn who_is_revoked_stays_so_wherever_the_file_is_and_whichever_authority_renews()
 }
 
 #[test]
-fn a_revocation_that_a_signal_ends_says_that_it_was_not_done() {
+fn a_revocation_that_a_signal_ends_fails_and_revokes_nothing() {
     let user = operator(&["agent"]);
     let key = fs::File::open(user.path("pki/ca.key")).unwrap();
     key.lock().unwrap();
@@ -357,7 +360,7 @@ fn a_revocation_that_a_signal_ends_says_that_it_was_not_done() {
     };
     let start = Instant::now();
     while !handles_signals() {
-        assert!(start.elapsed() < LIMIT, "it does not handle signals");
+        assert!(start.elapsed() < LIMIT, "the program does not handle signals");
         std::thread::yield_now();
     }
     revoking.signal(Signal::TERM);
@@ -366,7 +369,7 @@ fn a_revocation_that_a_signal_ends_says_that_it_was_not_done() {
 }
 
 #[test]
-fn a_client_goes_by_a_list_of_its_context_or_environment() {
+fn a_client_uses_the_revocation_list_of_its_context_or_environment() {
     let user = operator(&["server", "agent"]);
     let (_server, at) = server(&user);
     user.done(&client(
@@ -376,9 +379,9 @@ fn a_client_goes_by_a_list_of_its_context_or_environment() {
     ));
     user.done(&["send", "STATS", "load: 1"]);
     user.done(&["cert", "revoke", "--dir", "pki", "server"]);
-    let told = user.fails(&["send", "STATS", "load: 1", "--timeout", "3"], 1);
-    assert!(told.contains("revoked"), "{told}");
-    // Without a list nobody knows.
+    let error = user.fails(&["send", "STATS", "load: 1", "--timeout", "3"], 1);
+    assert!(error.contains("revoked"), "{error}");
+    // Without a list the client accepts the revoked server.
     user.done(&client(&["send", "STATS", "load: 1"], &at, "pki/agent.pem"));
     let words = client(
         &["send", "STATS", "load: 1", "--timeout", "3"],
@@ -390,22 +393,22 @@ fn a_client_goes_by_a_list_of_its_context_or_environment() {
         .env("SSNTP_CRL", "pki/crl.pem")
         .output()
         .unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
     assert!(
-        output.status.code() == Some(1) && told.contains("revoked"),
-        "{told}"
+        output.status.code() == Some(1) && error.contains("revoked"),
+        "{error}"
     );
 }
 
 #[test]
-fn what_ends_soon_is_warned_of_at_the_start_with_its_file() {
+fn a_server_warns_at_its_start_of_a_certificate_that_expires_soon() {
     let user = operator(&[]);
     user.done(&["cert", "issue", "--dir", "pki", "--role", "server", "--days", "5"]);
     user.done(&["cert", "crl", "--dir", "pki", "--days", "30"]);
     let (server, _) = server(&user);
-    let told = server.error_with("pki/server.pem: the certificate of ");
-    assert!(told.contains("expires in 5 days"), "{told}");
+    let warning = server.error_with("pki/server.pem: the certificate of ");
+    assert!(warning.contains("expires in 5 days"), "{warning}");
     server.signal(Signal::TERM);
-    // Nothing of the authority, nor of the list, which is always replaced so late.
-    assert_eq!(server.err.iter().find(|line| line.contains("ends in")), None);
+    // The authority expires late. A list for 30 days causes a warning only in its last week.
+    assert_eq!(server.err.iter().find(|line| line.contains("expires in")), None);
 }

@@ -1,4 +1,4 @@
-//! `ssntp decode` as a user meets it.
+//! `ssntp decode`: its input, its output and its exit codes.
 
 use std::io::Write;
 use std::process::{Output, Stdio};
@@ -17,7 +17,7 @@ fn decode(arguments: &[&str], input: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // It need not read all of it.
+    // The program may end before it has read all of the input.
     let _ = child.stdin.take().unwrap().write_all(input);
     child.wait_with_output().unwrap()
 }
@@ -39,7 +39,7 @@ fn conversation() -> Vec<u8> {
 }
 
 #[test]
-fn raw_bytes_and_digits_give_the_same() {
+fn raw_bytes_and_hexadecimal_digits_are_decoded_alike() {
     let raw = conversation();
     let digits: Vec<String> = raw.iter().map(|byte| format!("{byte:02x}")).collect();
     let one = decode(&[], &raw);
@@ -63,7 +63,7 @@ fn raw_bytes_and_digits_give_the_same() {
 }
 
 #[test]
-fn json_is_one_object_a_frame_and_line() {
+fn json_output_has_one_object_and_line_for_each_frame() {
     let output = decode(&["--json"], &conversation());
     let text = String::from_utf8(output.stdout).unwrap();
     let frames: Vec<Value> = text
@@ -78,7 +78,7 @@ fn json_is_one_object_a_frame_and_line() {
 }
 
 #[test]
-fn a_bad_frame_is_told_in_one_line() {
+fn a_bad_frame_is_reported_in_one_line() {
     let mut input = conversation();
     input.truncate(102);
     let output = decode(&[], &input);
@@ -98,7 +98,7 @@ fn a_bad_frame_is_told_in_one_line() {
 }
 
 #[test]
-fn nothing_in_a_payload_hides() {
+fn hidden_characters_of_a_payload_are_escaped() {
     let hidden = "a\u{202e}b\u{2066}c\u{200f}d\u{9b}e\u{200b}f\u{7f}g\n";
     let input = Frame::with_payload(Status::READY, hidden).encode().to_vec();
     let text = String::from_utf8(decode(&[], &input).stdout).unwrap();
@@ -114,7 +114,7 @@ fn nothing_in_a_payload_hides() {
 }
 
 #[test]
-fn a_device_named_by_mistake_is_given_up() {
+fn decode_stops_reading_a_device_after_a_thousand_faults() {
     let output = decode(&["/dev/zero"], b"");
     assert_eq!(output.status.code(), Some(1));
     let errors = String::from_utf8(output.stderr).unwrap();
@@ -126,7 +126,7 @@ fn a_device_named_by_mistake_is_given_up() {
 }
 
 #[test]
-fn a_trace_that_a_label_names_is_shown_by_its_ids() {
+fn a_trace_context_in_a_label_is_shown_by_its_ids() {
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let trace = Trace::within("job-17", &parent.parse().unwrap());
     let bytes = Frame::new(Status::FULL).traced(trace).encode();

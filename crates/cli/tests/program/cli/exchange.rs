@@ -1,4 +1,4 @@
-//! `ssntp request` and `ssntp answer` as a user meets them.
+//! `ssntp request` and `ssntp answer`.
 
 use rustix::process::Signal;
 
@@ -16,9 +16,9 @@ fn answer(place: &Place, at: &str, flags: &str, program: &[&str]) -> (Program, S
     (Program { child, out, err }, uuid)
 }
 
-/// A program at a shell asks, and another one answers with what a program prints.
+/// `ssntp request` sends a request, and `ssntp answer` replies with the output of a program.
 #[test]
-fn requests_are_asked_and_answered_at_a_shell() {
+fn requests_are_sent_and_answered_at_a_shell() {
     let place = Place::new();
     let own = "--application 0x81=QUERY:request";
     let (_server, at) = place.server(&format!("{own} --forward QUERY=agent"));
@@ -26,32 +26,32 @@ fn requests_are_asked_and_answered_at_a_shell() {
     let ask = |more: &str| place.start(&format!("request {} {more}", connect(&at, "controller")));
     let shout = r#"printf '%s from %s' "$(tr a-z A-Z)" "$SSNTP_FROM""#;
     let (program, uuid) = answer(&["sh", "-c", shout]);
-    let said = ask(&format!("QUERY four {own} --to {uuid}")).succeed();
+    let output = ask(&format!("QUERY four {own} --to {uuid}")).succeed();
     assert!(
-        said[0].starts_with("FOUR from ") && said[0].len() == "FOUR from ".len() + 36,
-        "{said:?}"
+        output[0].starts_with("FOUR from ") && output[0].len() == "FOUR from ".len() + 36,
+        "{output:?}"
     );
-    // The server's rule finds the client; a number needs no name.
+    // A rule of the server selects the client. An operand can be given by its number.
     assert!(ask("COMMAND/0x81 five").succeed()[0].starts_with("FIVE from "));
     drop(program);
 
-    for (program, why) in [
+    for (program, reason) in [
         (&["sh", "-c", "echo no; exit 3"][..], "sh: exit status: 3"),
         (&["sleep", "1000"], "sleep: it ran for more than 1 s"),
         (&["./no-such-program"], "./no-such-program: No such file"),
     ] {
         let (_program, uuid) = answer(program);
         let refused = ask(&format!("COMMAND/0x81 --to {uuid}")).fail(1);
-        assert!(refused.contains(why), "{refused}");
+        assert!(refused.contains(reason), "{refused}");
     }
-    let why = ask("STATS").fail(2);
-    assert!(why.contains("STATS is no request"), "{why}");
+    let error = ask("STATS").fail(2);
+    assert!(error.contains("STATS is no request"), "{error}");
 }
 
-/// A program may close its output and go on. It has the standard error of `answer`, which is
+/// A program may close its output and run on. It has the standard error of `answer`, which is
 /// closed only once the last process of its group has ended.
 #[test]
-fn a_signal_ends_the_program_that_answers_with_all_that_it_has_started() {
+fn a_signal_ends_the_program_that_answers_and_all_its_processes() {
     let place = Place::new();
     let (_server, at) = place.server("--application 0x81=QUERY:request --forward QUERY=agent");
     for begin in ["", "trap '' TERM; "] {
@@ -62,20 +62,20 @@ fn a_signal_ends_the_program_that_answers_with_all_that_it_has_started() {
         program.signal(Signal::TERM);
         let ended = program.end();
         assert_eq!((ended.code, ended.out.len()), (Some(0), 0), "{:?}", ended.err);
-        let why = asking.fail(1);
-        assert!(why.contains("stopping"), "{why}");
+        let error = asking.fail(1);
+        assert!(error.contains("stopping"), "{error}");
     }
 }
 
-/// The client that answers goes to the other server, and what is under way is answered before.
+/// The client that answers moves to the other server after it has answered open requests.
 #[test]
-fn a_server_that_drains_loses_no_request_and_its_clients_go_elsewhere() {
+fn a_draining_server_loses_no_request_and_its_clients_move_to_another_server() {
     let place = Place::new();
     let own = "--application 0x81=QUERY:request --forward QUERY=agent";
     let (first, at) = place.server(&format!("{own} --drain 1"));
     let (_second, other) = place.server(own);
     let flags = format!("COMMAND/0x81 --connect {at}");
-    // It works until the file is there.
+    // The script runs until the file exists.
     let script = "echo started >&2; until test -e go; do sleep 0.05; done; echo done";
     let (program, _) = answer(&place, &other, &flags, &["sh", "-c", script]);
     let ask = |at: &str| place.start(&format!("request {} COMMAND/0x81", connect(at, "controller")));
@@ -101,11 +101,11 @@ fn a_second_signal_stops_a_server_that_drains() {
     server.signal(Signal::TERM);
     // A newcomer is refused once the server drains.
     loop {
-        let why = place.send(&at, "--timeout 1", b"").end().err.join(" ");
-        if why.contains("ConnectionFailure") {
+        let errors = place.send(&at, "--timeout 1", b"").end().err.join(" ");
+        if errors.contains("ConnectionFailure") {
             break;
         }
-        assert!(why.is_empty() || why.contains("sent"), "{why}");
+        assert!(errors.is_empty() || errors.contains("sent"), "{errors}");
     }
     server.signal(Signal::TERM);
     server.succeed();

@@ -20,13 +20,13 @@ fn has_members(count: usize) -> impl Fn(u16, &str) -> bool {
     }
 }
 
-/// Sends until a frame has crossed the link.
+/// Sends frames until one has crossed the link.
 #[track_caller]
 fn crosses(from: &Client, to: &Client) {
     let end = Instant::now() + LIMIT;
     let frame = || Frame::with_payload(Command::STATS, "load: 1".to_owned());
     while from.handle().send(frame()).is_err() || to.recv_frame_timeout(Duration::from_millis(200)).is_err() {
-        assert!(Instant::now() < end, "no frame comes across");
+        assert!(Instant::now() < end, "no frame crosses the link");
     }
 }
 
@@ -53,13 +53,13 @@ fn servers_that_share_an_etcd_link_and_stay_linked_without_it() {
     let (_, text) = one.wait("/metrics", |_, text| text.contains("ssntp_cluster_members 2"));
     check_text(&text);
 
-    let (done, listed, why) = ctl(dir.path(), &first, "servers");
-    assert!(done, "{why}");
+    let (done, listed, error) = ctl(dir.path(), &first, "servers");
+    assert!(done, "{error}");
     assert!(listed.starts_with("no leader; the engine answers\n"), "{listed}");
     let versions = listed.matches(env!("CARGO_PKG_VERSION")).count();
     assert_eq!(versions, 2, "{listed}");
 
-    // Without the engine links and sessions stay, and health says what is missing.
+    // Without the engine links and sessions remain, and the health page names the engine.
     etcd.kill(0);
     let (_, text) = one.wait("/healthz", |_, text| text.contains("the engine is away"));
     assert!(text.contains("degraded"), "{text}");
@@ -67,13 +67,13 @@ fn servers_that_share_an_etcd_link_and_stay_linked_without_it() {
     let (_, listed, _) = ctl(dir.path(), &first, "servers");
     assert!(listed.contains(" s: the engine is away: "), "{listed}");
 
-    // An engine that has lost everything is told everything again.
+    // The servers write their entries again into an engine that has lost its data.
     etcd.restart(0, true);
     one.wait("/healthz", |_, text| !text.contains("degraded"));
     one.wait("/info", has_members(2));
     crosses(&agent, &controller);
 
-    // One that ends is a member no more, and its successor is found.
+    // A server that ends is removed from the members, and its successor is found.
     two.end();
     one.wait("/info", has_members(1));
     let (_three, third) = Daemon::server(dir.path(), &flags);
@@ -82,10 +82,10 @@ fn servers_that_share_an_etcd_link_and_stay_linked_without_it() {
 }
 
 #[test]
-fn a_server_that_cannot_join_says_why() {
+fn a_server_that_cannot_join_fails_with_the_reason() {
     let dir = certificates();
     std::fs::write(dir.path().join("user"), "secret\n").unwrap();
-    for (flags, code, why) in [
+    for (flags, code, reason) in [
         (
             "--listen 127.0.0.1:0 --join etcd://127.0.0.1:1",
             1,
@@ -139,8 +139,11 @@ fn a_server_that_cannot_join_says_why() {
             .current_dir(dir.path())
             .args(["server", "--ca", "ca.pem", "--cert", "server.pem"]);
         let done = command.args(flags.split(' ')).output().unwrap();
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(said.contains(why) && !said.contains("secret"), "{flags}: {said}");
-        assert_eq!(done.status.code(), Some(code), "{flags}: {said}");
+        let error = String::from_utf8_lossy(&done.stderr);
+        assert!(
+            error.contains(reason) && !error.contains("secret"),
+            "{flags}: {error}"
+        );
+        assert_eq!(done.status.code(), Some(code), "{flags}: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Several `ssntp server` that are linked, as processes.
+//! Linked servers as processes.
 
 use serde_json::Value;
 use ssntp::client::{ClientEvent, DisconnectReason};
@@ -44,7 +44,7 @@ fn two_servers_act_as_one_and_health_names_a_missing_link() {
         (&link["advertised"], &link["sessions"]),
         (&"here:1".into(), &1.into())
     );
-    // Killed: the other one drops its sessions, serves on, and says what is missing.
+    // One server is killed. The other one drops its sessions, continues, and names the missing link.
     drop(one);
     two.wait("/healthz", |code, text| {
         code == 200 && text.contains("degraded") && text.contains(&first)
@@ -80,24 +80,24 @@ fn an_operator_sees_all_servers_and_drains_one_by_its_address() {
     assert_eq!(in_state("away")["address"], "unix:nobody");
     let (_, table, _) = ctl(dir.path(), &first, "servers");
     assert!(table.contains("here:1") && table.contains("away"), "{table}");
-    for (name, why) in [
+    for (name, expected) in [
         ("unix:nobody", "there is no link to the server: "),
         ("elsewhere:1", "no server has the address elsewhere:1"),
     ] {
-        let (done, _, said) = ctl(dir.path(), &first, &format!("servers drain {name}"));
-        assert!(!done && said.contains(why), "{said}");
+        let (done, _, error) = ctl(dir.path(), &first, &format!("servers drain {name}"));
+        assert!(!done && error.contains(expected), "{error}");
     }
-    // The second one is drained by way of the first one; its client leaves, and it ends.
+    // The first server passes the command on to the second one, whose client leaves. Then it ends.
     let beginning = in_state("linked")["uuid"].as_str().unwrap().get(..8).unwrap();
-    let (done, said, why) = ctl(
+    let (done, output, error) = ctl(
         dir.path(),
         &first,
         &format!("servers drain {beginning} --within 0"),
     );
-    assert!(done && !why.contains("no other server"), "{why}");
+    assert!(done && !error.contains("no other server"), "{error}");
     assert!(
-        said.contains("here:1: its clients leave within 0s, then it stops"),
-        "{said}"
+        output.contains("here:1: its clients leave within 0s, then it stops"),
+        "{output}"
     );
     let left = loop {
         match agent.recv().unwrap() {
@@ -111,10 +111,10 @@ fn an_operator_sees_all_servers_and_drains_one_by_its_address() {
     one.wait("/healthz", |_, text| text.contains("unix:nobody"));
     one.wait("/metrics", |_, text| text.contains("ssntp_links 0\n"));
     let own = in_state("own")["uuid"].as_str().unwrap();
-    let (done, _, why) = ctl(dir.path(), &first, &format!("servers drain {own} --within 0"));
+    let (done, _, error) = ctl(dir.path(), &first, &format!("servers drain {own} --within 0"));
     assert!(
-        done && why.contains("no other server is known that could take its clients"),
-        "{why}"
+        done && error.contains("no other server is known that could take its clients"),
+        "{error}"
     );
     one.ended();
 }

@@ -84,12 +84,12 @@ impl Drop for Server {
 }
 
 #[test]
-fn a_standard_error_that_nobody_reads_stops_no_server() {
+fn an_unread_standard_error_does_not_stop_a_server() {
     let mut server = Server::start(&["server", "--forward", "STATS=controller"], "trace");
     let controller = server.connect(Role::CONTROLLER);
     let agent = server.connect(Role::AGENT);
-    // Each of these sessions is worth some hundred lines, and a pipe holds as
-    // many: without a queue of its own the first of them hangs.
+    // Each session logs some hundred lines, and a pipe holds about as many. If the log had no queue,
+    // the first session would block.
     for _ in 0..20 {
         server.connect(Role::AGENT).close();
     }
@@ -98,20 +98,23 @@ fn a_standard_error_that_nobody_reads_stops_no_server() {
         agent
             .send(Frame::with_payload(Kind::STATS, text.clone()))
             .unwrap();
-        let frame = controller.recv_frame_timeout(LIMIT).expect("it is routed");
+        let frame = controller.recv_frame_timeout(LIMIT).expect("the frame is routed");
         assert_eq!(frame.payload_bytes()[..], *text.as_bytes());
     }
     server.end();
 }
 
 #[test]
-fn a_flood_of_complaints_is_some_lines_that_hide_nothing() {
+fn repeated_complaints_of_a_peer_are_limited_and_their_text_is_escaped() {
     let mut server = Server::start(&["scheduler", "--allow-unbound"], "warn");
     let agent = server.connect(Role::AGENT);
-    let said = format!("reason: \u{202e}\u{9b}31m\n{}", "x".repeat(2000));
+    let payload = format!("reason: \u{202e}\u{9b}31m\n{}", "x".repeat(2000));
     for _ in 0..5000 {
         agent
-            .send(Frame::with_payload(ErrorCode::INVALID_FRAME_TYPE, said.clone()))
+            .send(Frame::with_payload(
+                ErrorCode::INVALID_FRAME_TYPE,
+                payload.clone(),
+            ))
             .unwrap();
         agent
             .send(Frame::with_payload(ErrorCode::START_FAILURE, "["))
@@ -124,10 +127,10 @@ fn a_flood_of_complaints_is_some_lines_that_hide_nothing() {
     server.end();
     let mut log = String::new();
     server.stderr.read_to_string(&mut log).unwrap();
-    let of = |what: &str| log.lines().filter(|line| line.contains(what)).count();
-    // Five of each, and another one for each minute that it took.
-    for what in [": StartFailure dropped: ", ": InvalidFrameType, "] {
-        assert!((5..20).contains(&of(what)), "{what}: {log}");
+    let of = |part: &str| log.lines().filter(|line| line.contains(part)).count();
+    // Five lines of each kind are logged, and another one for each minute of the test.
+    for part in [": StartFailure dropped: ", ": InvalidFrameType, "] {
+        assert!((5..20).contains(&of(part)), "{part}: {log}");
     }
     assert!(log.lines().count() < 40, "{log}");
     let first = log

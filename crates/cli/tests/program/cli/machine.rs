@@ -1,5 +1,5 @@
-//! A virtual machine as a user meets it: a scheduler, an agent and QEMU as
-//! processes, and a guest that proves what it was given.
+//! A virtual machine: a scheduler, an agent and QEMU as processes, and a guest that prints the
+//! content of its seed.
 
 use std::fs;
 use std::path::Path;
@@ -13,9 +13,8 @@ use uuid::Uuid;
 
 use crate::processes::{Cluster, wait_for};
 
-/// The whole system of a guest, in one sector. It says "up", then what the
-/// sector of the second disk says that begins with "#c", then waits for the
-/// power button, says "down", and turns itself off.
+/// The whole system of a guest, in one sector. It prints "up" and the sector of the second disk
+/// that begins with "#c". Then it waits for the power button, prints "down", and turns itself off.
 fn boot_disk() -> Vec<u8> {
     let mut disk = vec![
         0x31, 0xc0, // xor ax, ax
@@ -51,14 +50,14 @@ fn boot_disk() -> Vec<u8> {
     disk.extend(b"up\n\0down\n\0");
     disk.resize(510, 0);
     disk.extend([0x55, 0xaa]);
-    // The BIOS boots from no disk that is as small as that.
+    // The BIOS does not boot from a disk of one sector.
     disk.resize(1 << 20, 0);
     disk
 }
 
 fn has_qemu() -> bool {
-    let found = Command::new("qemu-system-x86_64").arg("--version").output();
-    found.is_ok_and(|output| output.status.success())
+    let version = Command::new("qemu-system-x86_64").arg("--version").output();
+    version.is_ok_and(|output| output.status.success())
 }
 
 #[test]
@@ -111,22 +110,22 @@ fn a_guest_reads_its_seed_outlives_its_agent_and_obeys_its_power_button() {
     };
     cluster.next(is(InstanceState::Active));
     let dir = cluster.dir.path().join("state/instances").join(id.to_string());
-    let said = |dir: &Path| fs::read_to_string(dir.join("stdout.log")).unwrap_or_default();
+    let output = |dir: &Path| fs::read_to_string(dir.join("stdout.log")).unwrap_or_default();
     let greeting = "up\n#cloud-config\nhostname: seen\n";
-    wait_for(|| (said(&dir) == greeting).then_some(()));
+    wait_for(|| (output(&dir) == greeting).then_some(()));
 
     agent.kill();
     let agent = cluster.agent("agent", &arguments);
     cluster.next(is(InstanceState::Active));
 
-    // Within the grace, so that nobody killed it.
+    // The guest ends within the grace period, so it is not killed.
     cluster.send(&Stop {
         instance_uuid: id.into(),
         workload_agent_uuid: node.into(),
         stop: false,
     });
     cluster.next(is(InstanceState::Exited));
-    assert_eq!(said(&dir), format!("{greeting}down\n"));
+    assert_eq!(output(&dir), format!("{greeting}down\n"));
     let record = wait_for(|| {
         let record = fs::read_to_string(dir.join("instance.yaml")).ok();
         record.filter(|record| record.contains("phase: stopped"))

@@ -1,4 +1,4 @@
-//! A server that has little memory, and what it does with it.
+//! A server with little memory.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -58,7 +58,7 @@ impl Server {
 }
 
 #[test]
-fn a_server_has_its_allocator_give_memory_back() {
+fn a_server_makes_its_allocator_return_memory() {
     let server = Server::start("");
     let environment = std::fs::read(Path::new("/proc").join(server.program.id()).join("environ")).unwrap();
     let environment = String::from_utf8_lossy(&environment);
@@ -76,7 +76,7 @@ fn long(len: usize) -> Frame {
 struct Group(PathBuf);
 
 impl Group {
-    /// `None` without the right to make one, or where the system has no such groups.
+    /// `None` if this user may not make control groups, or the system has none.
     fn new() -> Option<Self> {
         let roots = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
@@ -99,7 +99,7 @@ impl Drop for Group {
 }
 
 #[test]
-fn a_server_in_64_mib_receives_long_frames_and_outlives_hundreds_that_never_end() {
+fn a_server_in_64_mib_receives_long_frames_and_survives_hundreds_of_unfinished_frames() {
     let Some(group) = Group::new() else {
         eprintln!("skipped: no control group for memory can be made here");
         return;
@@ -126,13 +126,13 @@ fn a_server_in_64_mib_receives_long_frames_and_outlives_hundreds_that_never_end(
         sender.join().unwrap();
     }
 
-    // They send as much of 16 MiB as is taken, and stay.
+    // Each client sends as much of 16 MiB as the server takes, and stays connected.
     let one = identity(Role::AGENT);
     let mut greedy = Vec::new();
     for _ in 0..500 {
         let mut peer = server.dial(&one);
         peer.send_bytes(&Connect::new(Role::AGENT, Uuid::new_v4(), false).encode());
-        // The server admits as many as it has memory for.
+        // The server refuses further clients once its memory is used.
         if !peer.next_is_connected() {
             break;
         }

@@ -1,4 +1,4 @@
-//! The metrics of the pages, docs/metrics.md, the dashboard and the alerts.
+//! The metrics of the pages, compared with docs/metrics.md, the dashboard and the alerts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::admin::{Daemon, certificates, client};
 
-/// Each metric that a server shows is one that docs/metrics.md lists, with its type,
-/// and both our own grammar and promtool's take the text.
+/// docs/metrics.md lists each metric of a server with its type. The text is valid for promtool and
+/// for the grammar of this test.
 #[test]
 fn prometheus_reads_the_metrics() {
     let dir = certificates();
@@ -23,7 +23,7 @@ fn prometheus_reads_the_metrics() {
     server.end();
 }
 
-/// Has promtool check a text, where it is installed.
+/// Checks a text with promtool, if it is installed.
 fn promtool(words: &[&str], text: &str) {
     let promtool = Command::new("promtool")
         .args(words)
@@ -36,10 +36,10 @@ fn promtool(words: &[&str], text: &str) {
         Err(e) => return eprintln!("skipped: promtool: {e}"),
     };
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    let said = promtool.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned();
-    // It exits with success if it has only hints.
-    assert!(said.status.success() && !text.contains("error"), "{text}");
+    let output = promtool.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    // promtool exits with success if it has only hints.
+    assert!(output.status.success() && !text.contains("error"), "{text}");
     assert!(words[1] != "metrics" || text.is_empty(), "{text}");
 }
 
@@ -105,9 +105,9 @@ fn documented() -> BTreeMap<String, (String, String)> {
         .collect()
 }
 
-/// The names in the sources, on the page, and in the dashboard are the same ones.
+/// The sources, the page and the dashboard have the same names of metrics.
 #[test]
-fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
+fn each_metric_is_documented_and_the_dashboard_shows_only_known_metrics() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let is_of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let mut names = BTreeSet::new();
@@ -150,7 +150,7 @@ fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
     }
     assert!(shown > 20, "{shown}");
 
-    // The alerts are those of the pages, and each has its line in the runbook.
+    // The alerts use the metrics of the page, and each has its line in the runbook.
     let rules: Value = serde_yaml(include_str!("../../../../../docs/ssntp.rules.yaml"));
     let runbook = include_str!("../../../../../docs/runbook.md");
     let page = include_str!("../../../../../docs/metrics.md");

@@ -1,5 +1,4 @@
-//! The program as a user meets it: processes of its own, their output, their
-//! exit codes, and signals.
+//! The commands of the program: their output, exit codes, files and signals.
 
 mod admin;
 mod agent;

@@ -33,7 +33,7 @@ impl Program {
 
     pub(super) fn with_input(directory: &Path, line: &str, input: &[u8]) -> Self {
         let mut child = command(directory, line).stdin(Stdio::piped()).spawn().unwrap();
-        // It need not read it.
+        // The program may end before it has read the input.
         let _ = child.stdin.take().unwrap().write_all(input);
         let out = lines(child.stdout.take().unwrap());
         let err = lines(child.stderr.take().unwrap());
@@ -42,14 +42,15 @@ impl Program {
 
     /// The next line of its standard output.
     pub(super) fn line(&self) -> String {
-        self.out.recv_timeout(LIMIT).expect("it printed nothing")
+        self.out.recv_timeout(LIMIT).expect("the program printed no line")
     }
 
-    /// Waits for a line on its standard error that begins so.
+    /// Waits for a line on its standard error with this beginning.
     pub(super) fn error_line(&self, begin: &str) -> String {
         loop {
             let line = self.err.recv_timeout(LIMIT);
-            let line = line.unwrap_or_else(|_| panic!("it did not say: {begin}"));
+            let line =
+                line.unwrap_or_else(|_| panic!("the program printed no line that begins with {begin}"));
             if line.starts_with(begin) {
                 return line;
             }
@@ -68,14 +69,14 @@ impl Program {
         Ended { code, out, err }
     }
 
-    /// Waits for its end, which has to be a good one.
+    /// Waits for its end, which has to be a success.
     pub(super) fn succeed(self) -> Vec<String> {
         let ended = self.end();
         assert_eq!(ended.code, Some(0), "{:?}", ended.err);
         ended.out
     }
 
-    /// Waits for its end with this code, and its one line about it.
+    /// Waits for its end with this code, and returns its one line on standard error.
     pub(super) fn fail(self, code: i32) -> String {
         let mut ended = self.end();
         assert_eq!(ended.code, Some(code), "{:?}", ended.err);
@@ -124,7 +125,7 @@ pub(super) fn rest(lines: &Receiver<String>) -> Vec<String> {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => rest.push(line),
             Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return rest,
-            Err(_) => panic!("it did not end after {rest:?}"),
+            Err(_) => panic!("the program did not end after {rest:?}"),
         }
     }
 }
@@ -186,7 +187,7 @@ impl Place {
     }
 }
 
-/// The flags that connect somewhere as somebody.
+/// The flags that connect to an address with the certificate of a role.
 pub(super) fn connect(address: &str, role: &str) -> String {
     format!("--connect {address} --ca ca.pem --cert {role}.pem")
 }

@@ -1,5 +1,4 @@
-//! The `sh` blocks of the README and of the first pages, pasted one after the
-//! other into one shell.
+//! The `sh` blocks of the README and of the first pages, run one after the other in one shell.
 
 use std::fs::{self, File, Permissions};
 use std::net::TcpListener;
@@ -23,8 +22,8 @@ const PAGES: [&str; 4] = [
     "docs/opflex-start.md",
 ];
 
-/// A user's home, which is empty, with the program in the path. Dropping it ends every program
-/// that was started.
+/// An empty home of a user, with the program in the path. Dropping it ends every program that was
+/// started.
 struct Pasted {
     home: TempDir,
     shell: Option<Child>,
@@ -33,7 +32,7 @@ struct Pasted {
 impl Pasted {
     fn new(script: &str) -> Self {
         let home = tempfile::tempdir().unwrap();
-        // Instances have users of their own where the agent is root.
+        // If the agent is root, instances run as other users, who have to enter this directory.
         fs::set_permissions(home.path(), Permissions::from_mode(0o755)).unwrap();
         let path = |name: &str| home.path().join(name);
         fs::create_dir_all(path("bin")).unwrap();
@@ -55,7 +54,7 @@ impl Pasted {
             .stdin(Stdio::null())
             .stdout(output.try_clone().unwrap())
             .stderr(output)
-            // Programs that it leaves in the background end with the group.
+            // Programs in the background are killed with the process group.
             .process_group(0)
             .spawn()
             .unwrap();
@@ -76,14 +75,18 @@ impl Pasted {
         let status = loop {
             match shell.try_wait().unwrap() {
                 Some(status) => break status,
-                None => assert!(Instant::now() < deadline, "it goes on: {}", self.output()),
+                None => assert!(
+                    Instant::now() < deadline,
+                    "the script still runs: {}",
+                    self.output()
+                ),
             }
             std::thread::sleep(Duration::from_millis(50));
         };
         assert!(status.success(), "{status}: {}", self.output());
     }
 
-    /// Waits until a program in the background has said this.
+    /// Waits until a program in the background has printed this.
     #[track_caller]
     fn await_output(&self, part: &str) {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -100,7 +103,7 @@ impl Drop for Pasted {
             let _ = kill_process_group(Pid::from_child(&shell), Signal::KILL);
             let _ = shell.wait();
         }
-        // An instance outlives its agent. One is left if the script did not reach its end.
+        // An instance survives its agent, so one is left if the script did not reach its end.
         let instances = fs::read_dir(self.home.path().join("agent-state/instances"));
         for entry in instances.into_iter().flatten().flatten() {
             let record = fs::read_to_string(entry.path().join("instance.yaml")).unwrap_or_default();
@@ -137,7 +140,7 @@ fn blocks(document: &str) -> Vec<String> {
     blocks
 }
 
-/// A port that nobody uses.
+/// A port that no program uses.
 fn free_port() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port().to_string()
@@ -151,7 +154,7 @@ fn the_first_pages_can_be_pasted_into_a_shell() {
         assert!(!blocks.is_empty(), "{page} has no block");
         script.push_str(&blocks.join("\n"));
     }
-    // Ports of its own, since tests run beside each other.
+    // Tests run at the same time, so the ports of the pages are replaced by free ones.
     script = script.replace(
         "ssntp server --dev &",
         "ssntp server --dev --listen 127.0.0.1:0 &",

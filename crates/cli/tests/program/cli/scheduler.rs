@@ -1,4 +1,4 @@
-//! `ssntp scheduler` as a user meets it.
+//! `ssntp scheduler`: its first line, signals, errors and exit codes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -45,7 +45,7 @@ fn refused(dir: &Path, arguments: &[&str], code: i32) -> String {
 }
 
 #[test]
-fn it_says_where_it_listens_and_ends_in_order_at_a_signal() {
+fn a_scheduler_prints_its_addresses_and_ends_in_order_at_a_signal() {
     let dir = certificates();
     for signal in [Signal::INT, Signal::TERM] {
         let arguments = [
@@ -70,12 +70,12 @@ fn it_says_where_it_listens_and_ends_in_order_at_a_signal() {
         assert!(asked.elapsed() < Duration::from_secs(10));
         let mut rest = String::new();
         stdout.read_to_string(&mut rest).unwrap();
-        assert_eq!(rest, "", "one line is all");
+        assert_eq!(rest, "", "the scheduler prints only one line");
     }
 }
 
 #[test]
-fn a_configuration_that_cannot_be_used_is_told_in_one_line() {
+fn an_unusable_configuration_is_reported_in_one_line() {
     let dir = certificates();
     fs::write(
         dir.path().join("bad.yaml"),

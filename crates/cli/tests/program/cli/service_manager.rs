@@ -12,8 +12,8 @@ use tempfile::TempDir;
 /// The time limit after which a test fails.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Datagrams that wait to be read are few, by net.unix.max_dgram_qlen; nobody waits
-/// for whoever does not read more than a second, but that is not what is tested here.
+/// A service manager that receives the notices of daemons. The kernel queues few datagrams
+/// (net.unix.max_dgram_qlen), and a daemon waits at most a second for a manager that does not read.
 struct Manager {
     directory: TempDir,
     socket: UnixDatagram,
@@ -42,8 +42,8 @@ impl Manager {
         assert!(status.success(), "{line}");
     }
 
-    /// Starts a daemon that is to show that it lives ten times a second. A shell
-    /// makes it that by the number of its process, which stays the same.
+    /// Starts a daemon with a watchdog that wants ten notices a second. A shell sets WATCHDOG_PID to its
+    /// own process number, which `exec` keeps for the daemon.
     fn start(&self, line: &str) -> Daemon {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", r#"WATCHDOG_PID=$$ exec "$0" "$@""#]);
@@ -57,12 +57,12 @@ impl Manager {
         Daemon(command.spawn().unwrap())
     }
 
-    /// Waits for a datagram that is like this, and gives it.
+    /// Waits for a notice that satisfies the condition, and returns it.
     #[track_caller]
-    fn hears(&self, mut is_it: impl FnMut(&str) -> bool) -> String {
+    fn notice(&self, mut is_it: impl FnMut(&str) -> bool) -> String {
         let since = Instant::now();
         let mut buffer = [0; 1024];
-        let mut heard = Vec::new();
+        let mut notices = Vec::new();
         while since.elapsed() < LIMIT {
             let Ok(length) = self.socket.recv(&mut buffer) else {
                 break;
@@ -71,9 +71,9 @@ impl Manager {
             if is_it(&message) {
                 return message;
             }
-            heard.push(message);
+            notices.push(message);
         }
-        panic!("not heard among {heard:?}");
+        panic!("no such notice among {notices:?}");
     }
 }
 
@@ -109,7 +109,7 @@ fn ssntp(at: &Path, line: &str) -> Command {
 }
 
 #[test]
-fn every_daemon_says_that_it_is_ready_lives_and_stops() {
+fn every_daemon_sends_notices_that_it_is_ready_alive_and_stopping() {
     let manager = Manager::new();
     let client = "--connect 127.0.0.1:1 --ca ca.pem";
     for (line, work) in [
@@ -121,7 +121,7 @@ fn every_daemon_says_that_it_is_ready_lives_and_stops() {
             "scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem".to_owned(),
             "0 sessions",
         ),
-        // They run, and are ready, whether their scheduler is there or not.
+        // These daemons are ready although their scheduler does not run.
         (
             format!("agent {client} --cert agent.pem --state agent --users agent"),
             "not connected",
@@ -136,20 +136,20 @@ fn every_daemon_says_that_it_is_ready_lives_and_stops() {
         ("opflex serve --listen 127.0.0.1:0".to_owned(), "0 clients"),
     ] {
         let daemon = manager.start(&line);
-        manager.hears(|message| message == "READY=1");
-        let lives = manager.hears(|message| message.starts_with("WATCHDOG=1\n"));
+        manager.notice(|message| message == "READY=1");
+        let lives = manager.notice(|message| message.starts_with("WATCHDOG=1\n"));
         assert_eq!(lives, format!("WATCHDOG=1\nSTATUS={work}\n"), "{line}");
-        manager.hears(|message| message == "WATCHDOG=1\n");
+        manager.notice(|message| message == "WATCHDOG=1\n");
         daemon.signal(Signal::TERM);
-        manager.hears(|message| message == "STOPPING=1");
+        manager.notice(|message| message == "STOPPING=1");
         daemon.ends();
     }
 }
 
-/// Otherwise the service manager would start it again every two seconds, and the journal would
-/// fill.
+/// If the agent ended at once, the service manager would start it again every two seconds, and fill
+/// the journal.
 #[test]
-fn an_agent_that_no_server_takes_waits_for_another_certificate_before_it_ends() {
+fn a_refused_agent_waits_for_another_certificate_before_it_ends() {
     let manager = Manager::new();
     let at = manager.directory.path();
     let mut server = ssntp(
@@ -159,9 +159,9 @@ fn an_agent_that_no_server_takes_waits_for_another_certificate_before_it_ends() 
     manager.done("cert revoke --dir . agent");
     let server = Daemon(server.spawn().unwrap());
     let mut agent = manager.start("agent --connect unix:socket --ca ca.pem --cert agent.pem");
-    let told = manager.hears(|message| message.contains("STATUS=") && message.contains("revoked"));
-    assert!(told.starts_with("WATCHDOG=1\n"), "{told}");
-    manager.hears(|message| message == "WATCHDOG=1\n");
+    let line = manager.notice(|message| message.contains("STATUS=") && message.contains("revoked"));
+    assert!(line.starts_with("WATCHDOG=1\n"), "{line}");
+    manager.notice(|message| message == "WATCHDOG=1\n");
     assert_eq!(agent.0.try_wait().unwrap(), None);
     manager.done("cert issue --dir . --role agent --name agent");
     assert_eq!(agent.0.wait().unwrap().code(), Some(1));
@@ -169,19 +169,19 @@ fn an_agent_that_no_server_takes_waits_for_another_certificate_before_it_ends() 
 }
 
 #[test]
-fn a_reload_is_told_with_what_stood_in_its_way() {
+fn a_failed_reload_is_notified_with_its_reason() {
     let manager = Manager::new();
     let server = manager.start("server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem");
-    manager.hears(|message| message == "READY=1");
+    manager.notice(|message| message == "READY=1");
     server.signal(Signal::HUP);
-    let begin = manager.hears(|message| message.starts_with("RELOADING=1\n"));
+    let begin = manager.notice(|message| message.starts_with("RELOADING=1\n"));
     let clock = begin.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap();
     assert!(clock.parse::<u64>().unwrap() > 0);
-    manager.hears(|message| message.starts_with("READY=1\n"));
+    manager.notice(|message| message.starts_with("READY=1\n"));
     fs::write(manager.directory.path().join("ca.pem"), "nothing").unwrap();
     server.signal(Signal::HUP);
-    manager.hears(|message| message.starts_with("RELOADING=1\n"));
-    let ready = manager.hears(|message| message.starts_with("READY=1\n"));
+    manager.notice(|message| message.starts_with("RELOADING=1\n"));
+    let ready = manager.notice(|message| message.starts_with("READY=1\n"));
     assert!(
         ready.contains("not reloaded: ") && ready.contains("ca.pem"),
         "{ready}"
@@ -190,7 +190,7 @@ fn a_reload_is_told_with_what_stood_in_its_way() {
 }
 
 #[test]
-fn shells_complete_and_manuals_have_what_the_command_line_has() {
+fn completions_and_manual_pages_cover_the_command_line() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
     for shell in ["bash", "zsh", "fish"] {

@@ -1,5 +1,4 @@
-//! `ssntp server`, `send`, `listen` and `demo` as a user meets them: lines,
-//! exit codes, signals.
+//! `ssntp server`, `send` and `listen`: lines, exit codes, signals.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -28,7 +27,7 @@ fn a_server_prints_one_line_and_ends_at_a_signal() {
 }
 
 #[test]
-fn a_server_that_requires_bound_certificates_takes_those_that_are_bound_to_a_uuid() {
+fn a_server_that_requires_bound_certificates_refuses_other_certificates() {
     let place = Place::new();
     let uuid = uuid::Uuid::new_v4();
     place.succeed(&format!(
@@ -37,7 +36,7 @@ fn a_server_that_requires_bound_certificates_takes_those_that_are_bound_to_a_uui
     let (server, at) = place.server("--require-bound --sessions-per-certificate 1");
     let line = place.send(&at, "", b"").fail(1);
     assert!(line.contains("ConnectionAborted"), "{line}");
-    // The certificate alone says which UUID it is.
+    // The client takes its UUID from the certificate.
     let send = "--type COMMAND --operand STATS";
     place.succeed(&format!("send {} {send}", connect(&at, "bound")));
     let other = format!(
@@ -51,7 +50,7 @@ fn a_server_that_requires_bound_certificates_takes_those_that_are_bound_to_a_uui
 }
 
 #[test]
-fn what_is_sent_is_printed_as_often_as_asked_for() {
+fn a_listener_prints_each_frame_and_ends_after_its_count() {
     let place = Place::new();
     let (server, at) = place.server("");
     let text = place.listener(&at, "--count 2");
@@ -63,11 +62,17 @@ fn what_is_sent_is_printed_as_often_as_asked_for() {
     let [first, payload, second, _] = &text[..] else {
         panic!("{text:?}");
     };
-    // Only those that ask who received them are traced, and say whose they are.
-    let [time, what] = first.split_once(' ').map(|(time, what)| [time, what]).unwrap();
+    // Only frames that ask for their number of receivers have a trace, which names the sender.
+    let [time, description] = first
+        .split_once(' ')
+        .map(|(time, description)| [time, description])
+        .unwrap();
     assert!(time.ends_with('Z') && time.matches(':').count() == 2, "{first}");
-    assert!(what.starts_with("COMMAND STATS (8 bytes) from "), "{first}");
-    assert!(what.ends_with(" (agent)"), "{first}");
+    assert!(
+        description.starts_with("COMMAND STATS (8 bytes) from "),
+        "{first}"
+    );
+    assert!(description.ends_with(" (agent)"), "{first}");
     assert!(second.ends_with(" COMMAND STATS (8 bytes)"), "{second}");
     assert_eq!(payload, "  load: 7");
     let frames: Vec<_> = json_lines.succeed().iter().map(|line| json(line)).collect();
@@ -88,7 +93,7 @@ fn what_is_sent_is_printed_as_often_as_asked_for() {
 }
 
 #[test]
-fn frames_of_an_application_pass_where_they_are_registered() {
+fn frames_of_an_application_pass_if_their_operand_is_registered() {
     let place = Place::new();
     let own = "--application EVENT/0x80=Scaled --application 0x81=QUERY:request";
     let (_server, at) = place.server(&format!("{own} --forward EVENT/0x80=controller"));
@@ -107,7 +112,7 @@ fn frames_of_an_application_pass_where_they_are_registered() {
     );
     assert_eq!(frame["payload_hex"], "00ff");
 
-    // Not registered here, not there, and one that is asked, not sent.
+    // Refused: an operand that the sender or the server does not know, and an operand of requests.
     send("EVENT/0x80", "").fail(2);
     let refused = send("EVENT/0x90", "--application EVENT/0x90=Other").fail(1);
     assert!(refused.contains("does not know EVENT/0x90"), "{refused}");
@@ -130,7 +135,7 @@ fn frames_of_an_application_pass_where_they_are_registered() {
 }
 
 #[test]
-fn a_trace_goes_from_end_to_end() {
+fn a_trace_has_the_nodes_from_sender_to_receiver() {
     let place = Place::new();
     let (_server, at) = place.server("");
     let traced = place.listener(&at, "--count 1 --json --trace");
@@ -147,7 +152,7 @@ fn a_trace_goes_from_end_to_end() {
 }
 
 #[test]
-fn a_unix_socket_is_as_good_and_goes_with_its_server() {
+fn a_unix_socket_carries_sessions_and_is_removed_with_its_server() {
     let place = Place::new();
     let (server, _) = place.server("--listen unix:s.sock");
     let listener = place.listener("unix:s.sock", "--count 1");
@@ -159,9 +164,9 @@ fn a_unix_socket_is_as_good_and_goes_with_its_server() {
 }
 
 #[test]
-fn of_several_addresses_the_first_that_answers_is_used() {
+fn the_first_of_several_addresses_that_answers_is_used() {
     let place = Place::new();
-    // Bound and not listening: nobody else gets the port, and it refuses.
+    // The socket is bound and does not listen: no other program gets the port, and it refuses.
     let dead = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     dead.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())
         .unwrap();
@@ -173,7 +178,7 @@ fn of_several_addresses_the_first_that_answers_is_used() {
 }
 
 #[test]
-fn clients_get_the_configuration_file_as_it_is() {
+fn clients_receive_the_configuration_file_unchanged() {
     let place = Place::new();
     let configuration = "# ours\nconfigure:\n  scheduler:\n    storage_uri: /etc/ciao\n";
     std::fs::write(place.path("cluster.yaml"), configuration).unwrap();
@@ -237,7 +242,7 @@ fn wrong_usage_ends_with_2() {
 }
 
 #[test]
-fn what_does_not_work_is_told_in_one_line() {
+fn each_failure_is_reported_in_one_line() {
     let place = Place::new();
     let (_server, at) = place.server("");
     for (line, part) in [
@@ -284,14 +289,14 @@ fn what_does_not_work_is_told_in_one_line() {
 fn a_signal_ends_a_client_in_any_state() {
     let place = Place::new();
     let (_server, at) = place.server("");
-    // It takes connections and says nothing.
+    // A server that accepts connections and sends nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent_at = silent.local_addr().unwrap().to_string();
     for (signal, interrupted) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let connected = place.listener(&at, "");
         let counting = place.listener(&at, "--count 1");
         let listening = place.start(&format!("listen {}", connect(&silent_at, "agent")));
-        // Once it has connected, it handles signals.
+        // A program that has connected handles signals.
         let _first = silent.accept().unwrap();
         let sending = place.send(&silent_at, "", b"");
         let _second = silent.accept().unwrap();
@@ -310,7 +315,7 @@ fn a_signal_ends_a_client_in_any_state() {
 }
 
 #[test]
-fn a_listener_ends_well_when_nobody_reads_what_it_prints() {
+fn a_listener_ends_with_success_when_its_output_is_closed() {
     let place = Place::new();
     let (_server, at) = place.server("");
     let line = format!("listen {} --json", connect(&at, "controller"));
@@ -333,7 +338,7 @@ fn a_listener_connects_again_when_its_server_is_back() {
     let place = Place::new();
     let (server, at) = place.server("");
     let listener = place.listener(&at, "--count 1");
-    // Killed, not stopped.
+    // The server is killed, so it does not close its sessions.
     drop(server);
     listener.error_line("disconnected: ");
     let server = place.start(&format!(
@@ -346,7 +351,7 @@ fn a_listener_connects_again_when_its_server_is_back() {
 }
 
 #[test]
-fn a_server_tells_a_controller_who_is_connected_and_throws_out_whom_it_names() {
+fn a_controller_lists_the_sessions_of_a_server_and_kicks_one() {
     let place = Place::new();
     let (_server, address) = place.server("");
     let listener = place.start(&format!("listen {}", connect(&address, "agent")));
@@ -389,26 +394,30 @@ fn own_server(place: &Place, handler: impl ssntp::server::Handler) -> (ssntp::Se
 }
 
 #[test]
-fn a_frame_that_the_server_does_not_take_is_not_said_to_be_sent() {
+fn a_frame_that_the_server_has_not_taken_is_not_reported_as_sent() {
     let place = Place::new();
     let (release, stuck) = crossbeam_channel::bounded(0);
     let (server, at) = own_server(&place, Stuck(stuck));
-    // Dropped before the server, which waits for its handler.
+    // This moves the sender behind the server, so that a panic drops it first. The server waits for
+    // its handler.
     let release = release;
-    let why = place.send(&at, "--timeout 5", b"").fail(1);
+    let error = place.send(&at, "--timeout 5", b"").fail(1);
     assert!(
-        why.contains("has not taken all frames in 5 s: up to 1 of 1 are lost"),
-        "{why}"
+        error.contains("has not taken all frames in 5 s: up to 1 of 1 are lost"),
+        "{error}"
     );
     drop(release);
-    // A server that is not told how to answer who received a frame still shows that it took it.
-    let said = place.send(&at, "", b"").succeed();
-    assert_eq!(said, ["STATS was sent; the server has not said to whom it went"]);
+    // This server does not count receivers, but a later answer shows that it has taken the frame.
+    let output = place.send(&at, "", b"").succeed();
+    assert_eq!(
+        output,
+        ["STATS was sent; the server has not said to whom it went"]
+    );
     server.stop();
 }
 
 #[test]
-fn lines_are_sent_on_after_a_restart_of_the_server_and_what_may_be_lost_is_counted() {
+fn lines_are_sent_after_a_restart_of_the_server_and_possible_losses_are_counted() {
     let place = Place::new();
     let (server, at) = place.server("");
     let listener = place.listener(&at, "--json");
@@ -435,7 +444,7 @@ fn lines_are_sent_on_after_a_restart_of_the_server_and_what_may_be_lost_is_count
     assert_eq!(json(&listener.line())["payload"], "two");
     drop(input);
     let ended = program.end();
-    // The server may have been asked about the first line before it ended.
+    // The question for the receivers of the first line may be unanswered when the server ends.
     let doubt = ended
         .err
         .iter()
@@ -444,14 +453,14 @@ fn lines_are_sent_on_after_a_restart_of_the_server_and_what_may_be_lost_is_count
 }
 
 #[test]
-fn own_operands_are_sent_by_name_and_a_filter_says_who_may() {
+fn operands_of_an_application_are_sent_by_name_and_filtered_by_role() {
     let place = Place::new();
     let own = "--application EVENT/0x80=Scaled";
     let flags = format!("server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --filter spec {own}");
-    let why = place.fail(&flags, 2);
+    let error = place.fail(&flags, 2);
     assert!(
-        why.contains("--filter allows no role to send Scaled") && why.contains("--allow Scaled=ROLE"),
-        "{why}"
+        error.contains("--filter allows no role to send Scaled") && error.contains("--allow Scaled=ROLE"),
+        "{error}"
     );
     std::fs::write(
         place.path("server.yaml"),
@@ -474,17 +483,17 @@ fn own_operands_are_sent_by_name_and_a_filter_says_who_may() {
     ));
     let listener = place.listener(&at, &format!("{own} --json"));
     let agent = connect(&at, "agent");
-    // The flag takes one value, so the operand may follow it.
-    let said = place.succeed(&format!("send {agent} {own} Scaled three"));
-    assert_eq!(said, ["Scaled was sent, and went to 1 session"]);
+    // The flag takes one value, so the next word is the operand.
+    let output = place.succeed(&format!("send {agent} {own} Scaled three"));
+    assert_eq!(output, ["Scaled was sent, and went to 1 session"]);
     assert_eq!(json(&listener.line())["operand"], "Scaled");
     let controller = connect(&at, "controller");
-    let why = place.fail(&format!("send {controller} {own} Scaled three"), 1);
-    assert!(why.contains("does not let controllers send"), "{why}");
+    let error = place.fail(&format!("send {controller} {own} Scaled three"), 1);
+    assert!(error.contains("does not let controllers send"), "{error}");
 }
 
 #[test]
-fn a_payload_that_is_the_name_of_a_file_is_sent_with_a_hint() {
+fn a_payload_that_equals_a_file_name_is_sent_with_a_hint() {
     let place = Place::new();
     std::fs::write(place.path("load.yaml"), "load: 1\n").unwrap();
     let (_server, at) = place.server("");
@@ -500,7 +509,7 @@ fn a_payload_that_is_the_name_of_a_file_is_sent_with_a_hint() {
     }
 }
 
-/// As other tools write them: the certificate in one file, the key in another one.
+/// Other tools write the certificate and the key into two files.
 #[test]
 fn a_key_may_be_in_a_file_of_its_own() {
     let place = Place::new();
@@ -515,14 +524,14 @@ fn a_key_may_be_in_a_file_of_its_own() {
     let (_server, at) = place.server("--key server.key");
     let to = connect(&at, "agent");
     place.succeed(&format!("send {to} --key agent.key STATS"));
-    let why = place.fail(&format!("send {to} STATS"), 1);
-    assert!(why.contains("agent.pem"), "{why}");
-    let why = place.fail(&format!("send {to} --key server.key STATS"), 1);
-    assert!(why.contains("key"), "{why}");
+    let error = place.fail(&format!("send {to} STATS"), 1);
+    assert!(error.contains("agent.pem"), "{error}");
+    let error = place.fail(&format!("send {to} --key server.key STATS"), 1);
+    assert!(error.contains("key"), "{error}");
 }
 
 #[test]
-fn top_shows_what_each_session_carries() {
+fn top_shows_the_traffic_of_each_session() {
     let place = Place::new();
     let (_server, at) = place.server("");
     let flags = format!("--interval 0.1 {}", connect(&at, "controller"));
@@ -536,7 +545,7 @@ fn top_shows_what_each_session_carries() {
         let sessions = json(&line);
         let sessions = sessions.as_array().unwrap();
         assert_eq!(sessions.len(), 2, "the listener and this program: {line}");
-        // It asks for the list, so it sends and receives.
+        // `top` requests the list, so its own session sends and receives.
         assert!(
             sessions[0]["per_second"]["bytes_sent"].as_f64().unwrap() > 0.0,
             "{line}"
@@ -553,7 +562,7 @@ fn top_shows_what_each_session_carries() {
 }
 
 #[test]
-fn watch_shows_who_sends_what_and_no_payload() {
+fn watch_shows_senders_and_operands_and_no_payload() {
     let place = Place::new();
     let own = "--application COMMAND/0x80=Scaled";
     let (_server, at) = place.server(own);
@@ -583,6 +592,6 @@ fn watch_shows_who_sends_what_and_no_payload() {
         let ended = program.end();
         assert_eq!(ended.code, Some(0), "{:?}", ended.err);
     }
-    let why = place.fail(&format!("watch {agent}"), 1);
-    assert!(why.contains("controller"), "{why}");
+    let error = place.fail(&format!("watch {agent}"), 1);
+    assert!(error.contains("controller"), "{error}");
 }

@@ -1,5 +1,4 @@
-//! Settings files of daemons, the formats of their log, and traces of other programs that frames are
-//! a part of.
+//! Settings files of daemons, the formats of their log, and traces of other programs.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -51,7 +50,7 @@ fn json(text: &str) -> Value {
 }
 
 #[test]
-fn each_packaged_file_has_every_flag_of_its_daemon_and_is_right() {
+fn each_packaged_file_has_every_flag_of_its_daemon_and_is_valid() {
     let user = user();
     for (name, words) in DAEMONS {
         let path = format!("{}/../../packaging/etc/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
@@ -62,7 +61,7 @@ fn each_packaged_file_has_every_flag_of_its_daemon_and_is_right() {
             "packaging/etc/{name}.yaml is to be what `ssntp config example {name}` prints:\n{written}"
         );
         let help = user.done(&[words, &["--help"]].concat());
-        // Their names begin in the seventh column; what is said of them, later.
+        // Names of flags begin in the seventh column, descriptions in a later one.
         let flags = help.lines().filter_map(|line| line.strip_prefix("      --"));
         let flags = flags.filter_map(|flag| flag.split_whitespace().next());
         let flags: Vec<_> = flags.filter(|flag| *flag != "config-file").collect();
@@ -84,7 +83,7 @@ fn each_packaged_file_has_every_flag_of_its_daemon_and_is_right() {
 }
 
 #[test]
-fn all_that_is_wrong_with_a_file_is_told_with_line_and_column() {
+fn every_error_of_a_file_is_reported_with_line_and_column() {
     let user = user();
     let wrong = "lissten: [':1']\n\
         max_sessions: 1\n\
@@ -103,7 +102,7 @@ fn all_that_is_wrong_with_a_file_is_told_with_line_and_column() {
         config-file: x\n\
         uuid:\n";
     write(&user, "wrong.yaml", wrong);
-    let told = [
+    let expected = [
         "1:1: unknown key lissten; did you mean listen?",
         "2:1: unknown key max_sessions; did you mean max-sessions?",
         "3:15: max-sessions: \"many\": invalid digit found in string",
@@ -118,21 +117,21 @@ fn all_that_is_wrong_with_a_file_is_told_with_line_and_column() {
         "16:1: uuid: a value is missing; leave the key out for the default",
     ];
     let output = user.run(&["config", "check", "server", "wrong.yaml"]);
-    let said = String::from_utf8(output.stdout).unwrap();
-    let told: Vec<_> = told.iter().map(|line| format!("wrong.yaml:{line}")).collect();
-    assert_eq!(said.lines().collect::<Vec<_>>(), told);
+    let output_text = String::from_utf8(output.stdout).unwrap();
+    let expected: Vec<_> = expected.iter().map(|line| format!("wrong.yaml:{line}")).collect();
+    assert_eq!(output_text.lines().collect::<Vec<_>>(), expected);
     assert_eq!(output.status.code(), Some(1));
-    // A daemon tells the first, and does not start.
-    let why = user.fails(&["server", "--config-file", "wrong.yaml"], 2);
+    // A daemon prints the first error, and does not start.
+    let error = user.fails(&["server", "--config-file", "wrong.yaml"], 2);
     assert!(
-        why.starts_with(&format!("ssntp: {}; and 10 more", told[0])),
-        "{why}"
+        error.starts_with(&format!("ssntp: {}; and 10 more", expected[0])),
+        "{error}"
     );
     let lines = user.run(&["config", "check", "server", "wrong.yaml", "--json"]);
     let first = json(String::from_utf8(lines.stdout).unwrap().lines().next().unwrap());
     assert_eq!((&first["line"], &first["column"]), (&1.into(), &1.into()));
 
-    for (text, why) in [
+    for (text, reason) in [
         ("a: 'b\n", "not YAML"),
         ("- a\n", "1:1: a map of keys and values is expected"),
         (
@@ -149,20 +148,22 @@ fn all_that_is_wrong_with_a_file_is_told_with_line_and_column() {
     ] {
         write(&user, "other.yaml", text);
         let output = user.run(&["config", "check", "server", "other.yaml"]);
-        let said = String::from_utf8(output.stdout).unwrap();
+        let output_text = String::from_utf8(output.stdout).unwrap();
         assert!(
-            said.starts_with("other.yaml:") && said.contains(why) && !said.contains("secret"),
-            "{text:?}: {said}"
+            output_text.starts_with("other.yaml:")
+                && output_text.contains(reason)
+                && !output_text.contains("secret"),
+            "{text:?}: {output_text}"
         );
     }
-    let why = user.fails(&["server", "--config-file", "nowhere.yaml"], 2);
-    assert!(why.starts_with("ssntp: nowhere.yaml: No such file"), "{why}");
+    let error = user.fails(&["server", "--config-file", "nowhere.yaml"], 2);
+    assert!(error.starts_with("ssntp: nowhere.yaml: No such file"), "{error}");
     // --help is answered even if the file is missing.
     user.done(&["server", "--config-file", "nowhere.yaml", "--help"]);
 }
 
 #[test]
-fn a_flag_counts_more_than_the_environment_that_more_than_the_file() {
+fn a_flag_overrides_the_environment_and_both_override_the_file() {
     let user = user();
     write(
         &user,
@@ -183,9 +184,9 @@ fn a_flag_counts_more_than_the_environment_that_more_than_the_file() {
         ("json", &["false"], "default"),
         ("interval", &["30"], "default"),
     ] {
-        let said = &shown[key];
-        assert_eq!(said["origin"], origin, "{key}: {said}");
-        assert_eq!(said["values"], serde_json::json!(values), "{key}");
+        let setting = &shown[key];
+        assert_eq!(setting["origin"], origin, "{key}: {setting}");
+        assert_eq!(setting["values"], serde_json::json!(values), "{key}");
     }
     let people = user.done(&["config", "show", "agent", "agent.yaml"]);
     assert!(
@@ -197,21 +198,21 @@ fn a_flag_counts_more_than_the_environment_that_more_than_the_file() {
 }
 
 #[test]
-fn what_goes_with_what_is_as_on_the_command_line_and_the_file_is_named() {
+fn settings_of_a_file_conflict_as_flags_do_and_errors_name_the_file() {
     let user = user();
     server_file(&user, "");
-    let why = user.fails(&["server", "--dev", "--config-file", "server.yaml"], 2);
+    let error = user.fails(&["server", "--dev", "--config-file", "server.yaml"], 2);
     assert!(
-        why.starts_with("ssntp: server.yaml:2:1: ca: the argument '--dev' cannot be used with"),
-        "{why}"
+        error.starts_with("ssntp: server.yaml:2:1: ca: the argument '--dev' cannot be used with"),
+        "{error}"
     );
     write(&user, "part.yaml", "listen: ':0'\nca: certs/ca.pem\n");
-    let why = user.fails(&["server", "--config-file", "part.yaml"], 2);
+    let error = user.fails(&["server", "--config-file", "part.yaml"], 2);
     assert!(
-        why.starts_with("ssntp: part.yaml: ") && why.contains("--cert <FILE>"),
-        "{why}"
+        error.starts_with("ssntp: part.yaml: ") && error.contains("--cert <FILE>"),
+        "{error}"
     );
-    // A flag may have what the file lacks, and the other way round.
+    // A flag can supply a setting that the file lacks, and the file one that the flags lack.
     write(&user, "agent.yaml", "state: here\n");
     for flags in [&["--volumes", "there"][..], &[]] {
         let words = [&["config", "check", "agent", "agent.yaml", "--"], flags].concat();
@@ -219,12 +220,12 @@ fn what_goes_with_what_is_as_on_the_command_line_and_the_file_is_named() {
     }
     write(&user, "agent.yaml", "volumes: there\n");
     let output = user.run(&["config", "check", "agent", "agent.yaml"]);
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains("--state <DIR>"), "{said}");
-    // Nothing of the file stands behind a bare `--`.
+    let output_text = String::from_utf8(output.stdout).unwrap();
+    assert!(output_text.contains("--state <DIR>"), "{output_text}");
+    // Settings of the file come before a bare `--`.
     let output = user.run(&["config", "check", "server", "server.yaml", "--", "--json", "--"]);
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "server.yaml: OK\n");
-    // A configuration that fits into no frame is refused before it is anybody's.
+    // A configuration that is too long for a frame is refused at the start.
     let fixture = "/tests/fixtures/payloads/CONFIGURE_and_CONNECTED.yaml";
     let fixture =
         fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../").to_owned() + fixture).unwrap();
@@ -234,25 +235,25 @@ fn what_goes_with_what_is_as_on_the_command_line_and_the_file_is_named() {
         &format!("{fixture}# {}\n", "x".repeat(5000)),
     );
     server_file(&user, "config: cluster.yaml\nmax-payload: 4096\n");
-    let why = user.fails(&["server", "--config-file", "server.yaml"], 1);
+    let error = user.fails(&["server", "--config-file", "server.yaml"], 1);
     assert!(
-        why.contains("cluster.yaml: its ") && why.contains("--max-payload"),
-        "{why}"
+        error.contains("cluster.yaml: its ") && error.contains("--max-payload"),
+        "{error}"
     );
     server_file(&user, "");
-    // Wrong flags are told as ever.
-    let why = user.fails(
+    // Errors of flags have the same text with and without a file.
+    let error = user.fails(
         &["server", "--config-file", "server.yaml", "--max-sessions", "x"],
         2,
     );
     assert!(
-        why.starts_with("error: invalid value 'x' for '--max-sessions"),
-        "{why}"
+        error.starts_with("error: invalid value 'x' for '--max-sessions"),
+        "{error}"
     );
 }
 
 #[test]
-fn a_hang_up_takes_rules_and_filter_from_the_file_and_tells_what_waits_for_a_restart() {
+fn a_hang_up_reloads_rules_and_filter_and_logs_the_settings_that_need_a_restart() {
     let user = user();
     server_file(&user, "max-sessions: 10\n");
     let server = user.start(&["server", "--config-file", "server.yaml"]);
@@ -283,16 +284,16 @@ fn a_hang_up_takes_rules_and_filter_from_the_file_and_tells_what_waits_for_a_res
     server.error_with("server.yaml: changed settings that need a restart: max-sessions");
     assert_eq!(receivers(), 1);
 
-    // A file that changes needs no signal; the filter is taken with it.
+    // A changed file is read without a signal, and its filter applies.
     server_file(&user, "forward: STATS=controller\nfilter: spec\n");
     server.error_with("settings that need a restart: max-sessions");
     let refused = with(&["send", "STATS"], "controller");
-    let why = user.fails(&refused.iter().map(String::as_str).collect::<Vec<_>>(), 1);
-    assert!(why.contains("STATS"), "{why}");
+    let error = user.fails(&refused.iter().map(String::as_str).collect::<Vec<_>>(), 1);
+    assert!(error.contains("STATS"), "{error}");
 }
 
 #[test]
-fn in_json_each_line_of_the_standard_error_is_an_object() {
+fn each_line_of_the_standard_error_is_an_object_in_json() {
     let user = user();
     server_file(&user, "log-format: json\n");
     let mut command = user.command(&["server", "--config-file", "server.yaml"]);
@@ -313,7 +314,7 @@ fn in_json_each_line_of_the_standard_error_is_an_object() {
             .contains("server.yaml:5:1: listen is given twice"),
         "{line}"
     );
-    // The final failure is an object, too, and so are the notes before it.
+    // The final failure is an object as well, and so are the notes before it.
     let mut command = user.command(&["send", "STATS", "--connect", "127.0.0.1:1", "--timeout", "0.3"]);
     command.args(["--ca", "certs/ca.pem", "--cert", "certs/agent.pem"]);
     let output = command.env("SSNTP_LOG_FORMAT", "json").output().unwrap();
@@ -355,7 +356,7 @@ fn the_journal_gets_priorities_in_place_of_times() {
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 #[test]
-fn a_frame_says_which_trace_it_is_part_of() {
+fn a_frame_carries_the_trace_context_of_its_environment() {
     let user = User::new();
     let server = user.start(&["server", "--dev", "--listen", "127.0.0.1:0"]);
     server.line("listening at ");
@@ -368,18 +369,18 @@ fn a_frame_says_which_trace_it_is_part_of() {
         });
         let output = command.output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        let said = String::from_utf8(output.stdout).unwrap();
+        let output_text = String::from_utf8(output.stdout).unwrap();
         (
-            said,
+            output_text,
             String::from_utf8(output.stderr).unwrap(),
             json(&listener.line(""))["trace"].clone(),
         )
     };
-    let (said, _, trace) = sent(&["--traceparent", PARENT], None);
+    let (error, _, trace) = sent(&["--traceparent", PARENT], None);
     assert_eq!(trace["trace_id"], "0af7651916cd43dd8448eb211c80319c");
     assert_eq!(trace["span_id"], "b7ad6b7169203331");
     // The number of receivers is still reported.
-    assert!(said.contains("went to 1 session"), "{said}");
+    assert!(error.contains("went to 1 session"), "{error}");
     let (_, _, trace) = sent(&["--trace", "job-17"], Some(PARENT));
     assert_eq!(trace["label"], format!("job-17 traceparent={PARENT}"));
     assert_eq!(trace["span_id"], "b7ad6b7169203331");
@@ -392,13 +393,13 @@ fn a_frame_says_which_trace_it_is_part_of() {
         "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         "",
     ] {
-        let why = user.fails(&["send", "STATS", "--traceparent", wrong], 2);
-        assert!(why.contains("--traceparent"), "{why}");
+        let error = user.fails(&["send", "STATS", "--traceparent", wrong], 2);
+        assert!(error.contains("--traceparent"), "{error}");
     }
 }
 
 #[test]
-fn a_trace_goes_with_a_command_through_the_scheduler_and_comes_back_in_the_report() {
+fn a_trace_context_passes_the_scheduler_with_its_command_and_returns_in_the_report() {
     let user = user();
     let start = |words: &[&str]| user.start(words);
     let scheduler = start(&words(
@@ -415,7 +416,7 @@ fn a_trace_goes_with_a_command_through_the_scheduler_and_comes_back_in_the_repor
     let events = Program::of(with(&["ctl", "events", "--json"], "controller"));
     let agent = Program::of(with(&["agent", "--users", "agent"], "agent"));
     let node = agent.line("agent ");
-    // The scheduler knows it, and the controller is there.
+    // Wait until the scheduler knows the node and the controller is connected.
     loop {
         if json(&events.line(""))["node"] == *node {
             break;
@@ -437,7 +438,7 @@ fn a_trace_goes_with_a_command_through_the_scheduler_and_comes_back_in_the_repor
     assert_eq!(traced["trace_id"], "0af7651916cd43dd8448eb211c80319c", "{traced}");
     assert_eq!(traced["span_id"], "b7ad6b7169203331");
     assert!(traced["nodes"].as_array().unwrap().len() >= 3, "{traced}");
-    // A command of `ssntp ctl` is part of what its caller is part of.
+    // A command of `ssntp ctl` belongs to the trace of its caller.
     let mut restore = with(&["ctl", "restore", &node], "controller");
     restore.env("TRACEPARENT", PARENT.replace("0af7", "1bf8"));
     assert!(restore.output().unwrap().status.success());
@@ -449,7 +450,8 @@ fn a_trace_goes_with_a_command_through_the_scheduler_and_comes_back_in_the_repor
     }
 }
 
-/// At the level of the packages, a refused client shows; a reload makes the log tell of each client.
+/// At the log level of the packages a refused client is logged. After a reload with another level each
+/// client is logged.
 #[test]
 fn the_log_names_refused_clients_and_a_reload_makes_it_an_audit_log() {
     let user = user();
@@ -483,7 +485,7 @@ fn the_log_names_refused_clients_and_a_reload_makes_it_an_audit_log() {
         );
         assert!(line.contains("CN=agent"), "{line}");
     }
-    // No limit cuts them: a fixed number of lines is let through elsewhere.
+    // Lines of the audit log have no limit, unlike other lines about a peer.
     for _ in 0..8 {
         assert_eq!(send("others/agent.pem").status.code(), Some(1));
     }
@@ -492,9 +494,9 @@ fn the_log_names_refused_clients_and_a_reload_makes_it_an_audit_log() {
     }
 }
 
-/// Each of these would otherwise seem to work.
+/// Without a warning each of these settings would seem to work.
 #[test]
-fn a_setting_that_is_probably_a_mistake_is_warned_of() {
+fn a_setting_that_is_probably_a_mistake_causes_a_warning() {
     let user = user();
     server_file(&user, "");
     let server = user.start(&["server", "--config-file", "server.yaml"]);

@@ -1,5 +1,5 @@
-//! The first hour at a shell: a server to try, contexts, who received what,
-//! words in place of numbers.
+//! First steps at a shell: a development server, contexts, the number of receivers, and names in
+//! place of numbers.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +19,7 @@ use crate::processes::words;
 /// The time limit after which a test fails.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// A user with a home and nothing in it.
+/// A user with an empty home.
 pub(super) struct User(TempDir);
 
 impl User {
@@ -66,7 +66,7 @@ impl User {
         errors
     }
 
-    /// A server to try, at a port of its own.
+    /// A development server at a port of its own.
     fn dev(&self, words: &[&str]) -> Program {
         let server = self.start(&[&["server", "--dev", "--listen", "127.0.0.1:0"], words].concat());
         server.line("listening at ");
@@ -95,7 +95,7 @@ impl Program {
         Self { child, out, err }
     }
 
-    /// Waits for a line of its standard output that begins so, and gives its rest.
+    /// Waits for a line of its standard output with this beginning, and returns its rest.
     #[track_caller]
     pub(super) fn line(&self, begin: &str) -> String {
         await_line(&self.out, begin)
@@ -106,15 +106,15 @@ impl Program {
         await_line(&self.err, begin)
     }
 
-    /// Waits for a line of its standard error that has this in it.
+    /// Waits for a line of its standard error that contains this.
     #[track_caller]
     pub(super) fn error_with(&self, part: &str) -> String {
-        let mut seen = Vec::new();
+        let mut other_lines = Vec::new();
         loop {
             match self.err.recv_timeout(LIMIT) {
                 Ok(line) if line.contains(part) => return line,
-                Ok(line) => seen.push(line),
-                Err(_) => panic!("no line has {part:?}: {seen:?}"),
+                Ok(line) => other_lines.push(line),
+                Err(_) => panic!("no line has {part:?}: {other_lines:?}"),
             }
         }
     }
@@ -153,22 +153,22 @@ fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
 
 #[track_caller]
 fn await_line(lines: &Receiver<String>, begin: &str) -> String {
-    let mut seen = Vec::new();
+    let mut other_lines = Vec::new();
     loop {
         match lines.recv_timeout(LIMIT) {
             Ok(line) => match line.strip_prefix(begin) {
                 Some(rest) => return rest.to_owned(),
-                None => seen.push(line),
+                None => other_lines.push(line),
             },
-            Err(_) => panic!("no line begins with {begin:?}: {seen:?}"),
+            Err(_) => panic!("no line begins with {begin:?}: {other_lines:?}"),
         }
     }
 }
 
 #[test]
-fn a_server_to_try_a_listener_and_a_frame_need_no_options() {
+fn a_development_server_a_listener_and_a_sender_need_no_options() {
     let user = User::new();
-    // Started first: it waits for a context, and says so.
+    // The listener is started first. It waits for a context, and says so.
     let listener = user.start(&["listen", "--count", "1"]);
     listener.error_line("ssntp: no server is chosen: waiting ");
     let server = user.dev(&[]);
@@ -177,20 +177,20 @@ fn a_server_to_try_a_listener_and_a_frame_need_no_options() {
             .line("throw-away certificates made in ")
             .contains("context dev")
     );
-    let said = user.done(&["send", "STATS", "load: 1", "--wait-for", "controller"]);
-    assert_eq!(said, "STATS was sent, and went to 1 session\n");
+    let output = user.done(&["send", "STATS", "load: 1", "--wait-for", "controller"]);
+    assert_eq!(output, "STATS was sent, and went to 1 session\n");
     let shown = listener.out.recv_timeout(LIMIT).unwrap();
     assert!(shown.contains(" COMMAND STATS (7 bytes) from "), "{shown}");
     assert!(shown.ends_with(" (agent,netagent)"), "{shown}");
     assert_eq!(listener.line("  "), "load: 1");
-    // The server shows it as well, and knows whose it is.
+    // The server logs the frame as well, with its sender.
     loop {
         let shown = server.out.recv_timeout(LIMIT).unwrap();
         if shown.ends_with(" (agent,netagent) to 1 session") {
             break;
         }
     }
-    // Only the owner can read secret files.
+    // Only the owner can read the keys.
     let directory = user.path(".local/share/ssntp/dev");
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(directory.clone()), 0o700);
@@ -200,16 +200,13 @@ fn a_server_to_try_a_listener_and_a_frame_need_no_options() {
 }
 
 #[test]
-fn a_server_to_try_is_for_this_host_alone_and_finds_its_certificates_again() {
+fn a_development_server_serves_this_host_only_and_keeps_its_certificates() {
     let user = User::new();
     for address in ["0.0.0.0:0", ":0", "[::]:0", "192.0.2.1:0", "example.org:0"] {
-        let why = user.fails(&["server", "--dev", "--listen", address], 2);
-        assert!(why.contains("for this host alone"), "{why}");
+        let error = user.fails(&["server", "--dev", "--listen", address], 2);
+        assert!(error.contains("for this host alone"), "{error}");
     }
-    assert!(
-        !user.path(".local").exists(),
-        "nothing is made for what is refused"
-    );
+    assert!(!user.path(".local").exists(), "a refused command makes no files");
     drop(user.dev(&[]));
     let certificate = user.path(".local/share/ssntp/dev/client.pem");
     let before = fs::read(&certificate).unwrap();
@@ -217,7 +214,7 @@ fn a_server_to_try_is_for_this_host_alone_and_finds_its_certificates_again() {
     server.line("throw-away certificates found in ");
     assert_eq!(fs::read(&certificate).unwrap(), before);
     drop(server);
-    // Files that are no longer valid are made again.
+    // Invalid certificates are made again.
     fs::write(&certificate, "broken").unwrap();
     user.dev(&[]).line("throw-away certificates made in ");
     user.done(&words(
@@ -226,7 +223,7 @@ fn a_server_to_try_is_for_this_host_alone_and_finds_its_certificates_again() {
 }
 
 #[test]
-fn a_context_says_what_a_command_is_not_told() {
+fn a_command_takes_missing_flags_from_its_context() {
     let user = User::new();
     let _server = user.dev(&[]);
     let list =
@@ -235,7 +232,7 @@ fn a_context_says_what_a_command_is_not_told() {
     assert_eq!((&dev["name"], &dev["current"]), (&"dev".into(), &true.into()));
     let [ca, cert] = ["ca", "cert"].map(|key| dev[key].as_str().unwrap());
     let at = dev["connect"][0].as_str().unwrap();
-    // By flags, with whole names, and another one is current still.
+    // A context that is added by flags does not become the current one.
     user.done(&words(&format!(
         "context add other --connect {at} --ca {ca} --cert {cert}"
     )));
@@ -243,20 +240,20 @@ fn a_context_says_what_a_command_is_not_told() {
     user.done(&["context", "use", "other"]);
     user.done(&["context", "remove", "dev"]);
     user.done(&["send", "STATS"]);
-    let why = user.fails(&["send", "STATS", "--context", "dev"], 2);
+    let error = user.fails(&["send", "STATS", "--context", "dev"], 2);
     assert!(
-        why.contains("there is no context \"dev\"; there are: other"),
-        "{why}"
+        error.contains("there is no context \"dev\"; there are: other"),
+        "{error}"
     );
     assert!(user.done(&["context", "list"]).contains("*  other"));
-    // Without any, the environment will do.
+    // Without a context the environment is used.
     user.done(&["context", "remove", "other"]);
     let mut send = user.command(&["send", "STATS"]);
     send.env("SSNTP_CONNECT", at)
         .env("SSNTP_CA", ca)
         .env("SSNTP_CERT", cert);
     assert_eq!(send.output().unwrap().status.code(), Some(0));
-    // And what was the file of `ctl` alone.
+    // The former settings file of `ctl` is read as well.
     let directory = user.path(".config/ssntp");
     fs::write(
         directory.join("ctl.yaml"),
@@ -277,26 +274,26 @@ fn a_context_says_what_a_command_is_not_told() {
 }
 
 #[test]
-fn a_sender_is_told_how_many_received_a_frame_and_can_insist_on_it() {
+fn a_sender_prints_the_number_of_receivers_and_can_require_some() {
     let user = User::new();
     let _server = user.dev(&[]);
     let output = user.run(&["send", "STATS", "load: 1"]);
     assert_eq!(output.status.code(), Some(0));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.starts_with("ssntp: STATS was sent, and went to no session: "),
-        "{said}"
+        error.starts_with("ssntp: STATS was sent, and went to no session: "),
+        "{error}"
     );
-    let why = user.fails(&["send", "STATS", "--require-receivers", "1"], 1);
+    let error = user.fails(&["send", "STATS", "--require-receivers", "1"], 1);
     assert!(
-        why.contains("STATS went to no session, and 1 had to receive it"),
-        "{why}"
+        error.contains("STATS went to no session, and 1 had to receive it"),
+        "{error}"
     );
-    let why = user.fails(
+    let error = user.fails(
         &["send", "STATS", "--wait-for", "controller", "--timeout", "5"],
         1,
     );
-    assert!(why.contains("no controller has connected in 5 s"), "{why}");
+    assert!(error.contains("no controller has connected in 5 s"), "{error}");
 
     let listeners = [user.listener(&["--json"]), user.listener(&["--json"])];
     let mut send = user.command(&words("send STATS -l --require-receivers 2 --rate 1000 --json"));
@@ -308,11 +305,11 @@ fn a_sender_is_told_how_many_received_a_frame_and_can_insist_on_it() {
         .write_all(b"load: 1\nload: 2\nload: 3")
         .unwrap();
     let output = child.wait_with_output().unwrap();
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
-        (&said["sent"], &said["receivers"]),
+        (&result["sent"], &result["receivers"]),
         (&3.into(), &2.into()),
-        "{said}"
+        "{result}"
     );
     for listener in listeners {
         for load in 1..=3 {
@@ -324,23 +321,26 @@ fn a_sender_is_told_how_many_received_a_frame_and_can_insist_on_it() {
 }
 
 #[test]
-fn what_cannot_be_is_told_in_words_with_what_may_have_been_meant() {
+fn errors_of_commands_have_a_reason_and_a_suggestion() {
     let user = User::new();
     let _server = user.dev(&[]);
-    let why = user.fails(&["send", "--role", "agent", "START"], 1);
+    let error = user.fails(&["send", "--role", "agent", "START"], 1);
     assert_eq!(
-        why,
+        error,
         "ssntp: the server does not let agents send START: START is for controllers (InvalidFrameType)\n"
     );
-    let why = user.fails(&["send", "NodeConnected"], 1);
-    assert!(why.contains("NodeConnected is the scheduler's own"), "{why}");
-    let why = user.fails(&["send", "STATTS"], 2);
+    let error = user.fails(&["send", "NodeConnected"], 1);
+    assert!(error.contains("NodeConnected is the scheduler's own"), "{error}");
+    let error = user.fails(&["send", "STATTS"], 2);
     assert!(
-        why.contains("did you mean STATS?") && why.contains("ssntp operands"),
-        "{why}"
+        error.contains("did you mean STATS?") && error.contains("ssntp operands"),
+        "{error}"
     );
-    let why = user.fails(&["send", "STATS", "--type", "EVENT"], 2);
-    assert!(why.contains("STATS is of the type COMMAND, not EVENT"), "{why}");
+    let error = user.fails(&["send", "STATS", "--type", "EVENT"], 2);
+    assert!(
+        error.contains("STATS is of the type COMMAND, not EVENT"),
+        "{error}"
+    );
     assert!(user.fails(&["sned"], 2).contains("'send'"));
     assert!(
         user.fails(&["sessions"], 2)
@@ -350,13 +350,13 @@ fn what_cannot_be_is_told_in_words_with_what_may_have_been_meant() {
         user.fails(&["server"], 2)
             .contains("\ntip: to try the protocol on this host, run 'ssntp server --dev'")
     );
-    // An ordinary server knows no nodes: empty tables would say that there are none.
-    let why = user.fails(&["ctl", "nodes"], 1);
-    assert!(why.contains("is a server and not a scheduler"), "{why}");
+    // An ordinary server knows no nodes. An empty table would mean that there are none.
+    let error = user.fails(&["ctl", "nodes"], 1);
+    assert!(error.contains("is a server and not a scheduler"), "{error}");
     user.done(&["ctl", "sessions"]);
     user.done(&["man", "pages"]);
     assert!(user.path("pages").join("ssntp-server.1").exists());
-    // A file of contexts that fills the memory is refused.
+    // A file of contexts that is too long for the memory is refused.
     let contexts = user.path(".config/ssntp/contexts.yaml");
     fs::File::options()
         .write(true)
@@ -364,16 +364,16 @@ fn what_cannot_be_is_told_in_words_with_what_may_have_been_meant() {
         .unwrap()
         .set_len(100 << 30)
         .unwrap();
-    let why = user.fails(&["send", "STATS"], 1);
+    let error = user.fails(&["send", "STATS"], 1);
     assert!(
-        why.contains("contexts.yaml: it is longer than 1048576 bytes"),
-        "{why}"
+        error.contains("contexts.yaml: it is longer than 1048576 bytes"),
+        "{error}"
     );
     assert!(user.fails(&["listen", "--cout", "1"], 2).contains("'--count'"));
 }
 
 #[test]
-fn the_operands_are_the_filters_and_the_rules() {
+fn the_command_operands_lists_every_operand_with_senders_and_receivers() {
     let user = User::new();
     let all: Value = serde_json::from_str(&user.done(&["operands", "--json"])).unwrap();
     let all = all.as_array().unwrap();
@@ -394,19 +394,19 @@ fn the_operands_are_the_filters_and_the_rules() {
 }
 
 #[test]
-fn a_server_that_cannot_be_reached_is_told_of_at_once_and_tried_again() {
+fn an_unreachable_server_is_reported_at_once_and_dialled_again() {
     let user = User::new();
     drop(user.dev(&[]));
     let listener = user.start(&["listen", "--count", "1"]);
     let sender = user.start(&["send", "STATS", "--wait-for", "controller"]);
     for program in [&listener, &sender] {
-        let why = program.error_line("ssntp: cannot connect yet, trying again: ");
-        assert!(why.contains("refused"), "{why}");
+        let line = program.error_line("ssntp: cannot connect yet, trying again: ");
+        assert!(line.contains("refused"), "{line}");
     }
     sender.signal(Signal::INT);
     let mut interrupted = sender;
     assert_eq!(interrupted.code(), Some(130));
-    // It has given nobody up.
+    // The listener still tries to connect.
     let at = serde_json::from_str::<Value>(&user.done(&["context", "list", "--json"])).unwrap();
     let at = at[0]["connect"][0].as_str().unwrap().to_owned();
     let server = user.start(&["server", "--dev", "--listen", &at]);
@@ -417,12 +417,12 @@ fn a_server_that_cannot_be_reached_is_told_of_at_once_and_tried_again() {
 
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = silent.local_addr().unwrap().to_string();
-    let why = user.fails(&["send", "STATS", "--connect", &silent, "--timeout", "0.5"], 1);
-    assert!(why.contains("no server has answered in 0.5 s"), "{why}");
+    let error = user.fails(&["send", "STATS", "--connect", &silent, "--timeout", "0.5"], 1);
+    assert!(error.contains("no server has answered in 0.5 s"), "{error}");
 }
 
 #[test]
-fn a_refusal_by_tls_is_told_as_a_check_by_hand_tells_it() {
+fn a_refusal_by_tls_has_the_text_of_cert_verify() {
     let user = User::new();
     let _server = user.dev(&[]);
     for (directory, name) in [("same", "ssntp dev"), ("other", "other")] {
@@ -449,13 +449,13 @@ fn a_refusal_by_tls_is_told_as_a_check_by_hand_tells_it() {
             "issued by an authority that the server does not trust",
         ),
     ] {
-        let why = with(ca, cert);
-        assert!(why.contains(part), "{ca} {cert}: {why}, not {part}");
+        let error = with(ca, cert);
+        assert!(error.contains(part), "{ca} {cert}: {error}, not {part}");
     }
 }
 
 #[test]
-fn a_hang_up_makes_a_server_take_another_certificate_and_configuration() {
+fn a_hang_up_reloads_the_certificate_and_the_configuration_of_a_server() {
     let user = User::new();
     user.done(&["cert", "ca", "--dir", "one"]);
     for role in ["server", "agent"] {
@@ -501,7 +501,7 @@ fn a_hang_up_makes_a_server_take_another_certificate_and_configuration() {
     for role in ["server", "agent"] {
         user.done(&["cert", "issue", "--dir", "two", "--role", role, "--name", role]);
     }
-    // Both authorities count, so that who was there stays.
+    // Both authorities are trusted, so connected clients stay.
     let authorities = ["one", "two"].map(|name| fs::read(user.path(name).join("ca.pem")).unwrap());
     fs::write(user.path("one/ca.pem"), authorities.concat()).unwrap();
     fs::copy(user.path("two/server.pem"), user.path("one/server.pem")).unwrap();
@@ -512,8 +512,8 @@ fn a_hang_up_makes_a_server_take_another_certificate_and_configuration() {
     .unwrap();
     server.signal(Signal::HUP);
     // Connected clients receive the change.
-    let told: Value = serde_json::from_str(&stays.out.recv_timeout(LIMIT).unwrap()).unwrap();
-    assert_eq!(told["operand"], "CONFIGURE");
-    assert!(told["payload"].as_str().unwrap().contains("/b"), "{told}");
+    let result: Value = serde_json::from_str(&stays.out.recv_timeout(LIMIT).unwrap()).unwrap();
+    assert_eq!(result["operand"], "CONFIGURE");
+    assert!(result["payload"].as_str().unwrap().contains("/b"), "{result}");
     assert_eq!(with(&["send", "STATS"], "two").code(), Some(0));
 }

@@ -1,4 +1,4 @@
-//! The end of the program by signals, and when its pipes are closed.
+//! The end of the program by signals and by closed pipes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,19 +26,19 @@ fn terminate(child: &Child) {
     kill_process(pid, Signal::TERM).unwrap();
 }
 
-/// The exit code of a child that is told to end.
+/// Sends SIGTERM to a child, and returns its exit code.
 fn end(mut child: Child) -> Option<i32> {
     terminate(&child);
-    let told = Instant::now();
+    let signalled_at = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        if told.elapsed() > Duration::from_secs(60) {
+        if signalled_at.elapsed() > Duration::from_secs(60) {
             child.kill().unwrap();
-            panic!("it is still there");
+            panic!("the program still runs");
         }
         std::thread::sleep(Duration::from_millis(20));
     }
     let status = child.wait().unwrap();
-    // As a shell shows it.
+    // A shell shows a signal like this.
     status.code().or(status.signal().map(|signal| signal + 128))
 }
 
@@ -59,11 +59,11 @@ impl Server {
         }
         let line = "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --filter spec";
         let mut child = ssntp(at, line).spawn().unwrap();
-        let mut said = String::new();
+        let mut first_line = String::new();
         BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut said)
+            .read_line(&mut first_line)
             .unwrap();
-        let address = said.trim().rsplit(' ').next().unwrap().to_owned();
+        let address = first_line.trim().rsplit(' ').next().unwrap().to_owned();
         Self {
             directory,
             child: Some(child),
@@ -95,7 +95,7 @@ fn a_signal_ends_a_program_that_reads_the_standard_input() {
     for (command, code) in [(&mut decode, 143), (&mut send, 143)] {
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         let mut input = child.stdin.take().unwrap();
-        // More than a pipe holds: taken once the program reads.
+        // A pipe does not hold so many bytes, so the write ends once the program reads.
         input.write_all(&[b'\n'; 128 * 1024]).unwrap();
         assert_eq!(end(child), Some(code));
         drop(input);
@@ -103,7 +103,7 @@ fn a_signal_ends_a_program_that_reads_the_standard_input() {
 }
 
 #[test]
-fn decode_prints_a_frame_as_it_comes() {
+fn decode_prints_each_frame_when_it_arrives() {
     let directory = tempfile::tempdir().unwrap();
     let mut decode = ssntp(directory.path(), "decode --json");
     let mut child = decode.stdin(Stdio::piped()).spawn().unwrap();
@@ -142,23 +142,23 @@ fn a_closed_standard_error_is_no_panic() {
     let at = server.directory.path();
     let line = "server --listen unix:socket --ca ca.pem --cert server.pem";
     let mut other = ssntp(at, line).spawn().unwrap();
-    let mut said = String::new();
+    let mut first_line = String::new();
     let mut output = BufReader::new(other.stdout.take().unwrap());
-    output.read_line(&mut said).unwrap();
+    output.read_line(&mut first_line).unwrap();
     let line = "listen --connect unix:socket --ca ca.pem --cert controller.pem";
     let mut listen = ssntp(at, line).spawn().unwrap();
     let mut errors = BufReader::new(listen.stderr.take().unwrap());
-    errors.read_line(&mut said).unwrap();
+    errors.read_line(&mut first_line).unwrap();
     drop(errors);
-    // Its messages about this cannot be written anywhere.
+    // The program cannot report the closed pipe.
     assert_eq!(end(other), Some(0));
     let _ = fs::remove_file(at.join("socket"));
-    let again = UnixListener::bind(at.join("socket")).unwrap();
-    again.set_nonblocking(true).unwrap();
+    let listener = UnixListener::bind(at.join("socket")).unwrap();
+    listener.set_nonblocking(true).unwrap();
     let (mut attempts, began) = (0, Instant::now());
     while attempts < 2 {
-        attempts += u32::from(again.accept().is_ok());
-        assert!(listen.try_wait().unwrap().is_none(), "it connects again");
+        attempts += u32::from(listener.accept().is_ok());
+        assert!(listen.try_wait().unwrap().is_none(), "the client connects again");
         assert!(began.elapsed() < Duration::from_secs(60), "{attempts} attempts");
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -181,7 +181,7 @@ fn a_frame_that_the_server_refuses_fails_its_sender() {
 }
 
 #[test]
-fn a_server_ends_with_the_standard_input_where_it_is_told_to() {
+fn a_server_ends_with_its_standard_input_if_a_flag_says_so() {
     let server = Server::start();
     let line = "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --until-stdin-ends";
     let mut child = ssntp(server.directory.path(), line)

@@ -1,4 +1,4 @@
-//! `ssntp controller token`: tokens with and without an end.
+//! `ssntp controller token`: tokens with and without an expiry.
 
 use std::path::Path;
 use std::process::Stdio;

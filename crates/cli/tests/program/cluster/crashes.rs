@@ -33,22 +33,22 @@ fn workloads_outlive_their_agent() {
     let running = || processes_inside(&cluster.path("state-0/instances").join(ends.to_string())).len();
     assert_ne!(running(), 0);
     cluster.kill_node(0);
-    let gone = |view: &View| (!view.node(node)?.connected).then_some(());
-    controller.wait(LIMIT, gone).expect("the node is gone");
-    // One of them ends while no agent looks.
+    let is_disconnected = |view: &View| (!view.node(node)?.connected).then_some(());
+    controller.wait(LIMIT, is_disconnected).expect("the node is gone");
+    // One instance ends while no agent runs.
     fs::write(&go, "").unwrap();
     let running = || processes_inside(&cluster.path("state-0/instances").join(ends.to_string())).len();
     let deadline = Instant::now() + LIMIT;
     while running() != 0 {
-        assert!(Instant::now() < deadline, "it does not end");
+        assert!(Instant::now() < deadline, "the instance does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // It runs on, and cannot be reached.
-    let said = cluster.fails(&format!("stop {lasts}"));
-    assert_eq!(said, format!("no node is known to have instance {lasts}"));
+    // The other instance runs on, and no command reaches it.
+    let error = cluster.fails(&format!("stop {lasts}"));
+    assert_eq!(error, format!("no node is known to have instance {lasts}"));
 
-    let again = cluster.start_node(0, "agent", "--volumes volumes");
-    assert_eq!(again, node, "it is the same node");
+    let uuid = cluster.start_node(0, "agent", "--volumes volumes");
+    assert_eq!(uuid, node, "it is the same node");
     wait_for(&controller, lasts, &InstanceState::Active);
     wait_for(&controller, ends, &InstanceState::Exited);
     cluster.done(&format!("stop {lasts}"));
@@ -57,7 +57,7 @@ fn workloads_outlive_their_agent() {
 }
 
 #[test]
-fn the_scheduler_may_be_killed_under_load() {
+fn a_scheduler_that_is_killed_under_load_loses_no_running_instance() {
     let mut cluster = Cluster::with_agents(2);
     let controller = cluster.controller_sees(2);
     let yaml = "configure:\n  launcher:\n    mgmt_net: [10.1.0.0/16]\n";
@@ -65,7 +65,7 @@ fn the_scheduler_may_be_killed_under_load() {
     cluster.done("configure new.yaml");
     let before: Vec<Uuid> = (0..4).map(|_| cluster.start("--mem 8")).collect();
 
-    // STARTs are under way when it dies. Each may be lost with it, or not.
+    // STARTs are under way when the scheduler is killed. Each of them may be lost.
     let mut load = cluster.command(&words("ctl start --no-wait --count 20 --mem 8 -- sleep 1000"));
     let load = load
         .stdout(std::process::Stdio::piped())
@@ -77,7 +77,7 @@ fn the_scheduler_may_be_killed_under_load() {
     cluster.kill_scheduler();
     controller
         .wait(LIMIT, |view| (!view.is_online()).then_some(()))
-        .expect("it is noticed");
+        .expect("the controller notices the end of the scheduler");
     let _ = Done::of_child(load);
     cluster.start_scheduler();
 
@@ -95,11 +95,11 @@ fn the_scheduler_may_be_killed_under_load() {
         wait_for(&controller, instance, &InstanceState::Active);
     }
     assert_eq!(cluster.controller_sees(2).client().configuration().unwrap(), yaml);
-    // Commands go through as before, through the old controller too.
+    // Commands work as before, also by the controller that was connected before.
     let instance = cluster.start("");
     wait_for(&controller, instance, &InstanceState::Active);
     controller.stop(instance).unwrap().wait(LIMIT).unwrap();
-    // Whatever was started meanwhile is there, and can be deleted.
+    // Instances that were started meanwhile are listed, and can be deleted.
     let all = controller.look(|view| view.instances().map(|i| i.uuid.to_string()).collect::<Vec<_>>());
     assert_eq!(
         cluster.done(&format!("delete {}", all.join(" "))).lines().count(),
@@ -108,5 +108,5 @@ fn the_scheduler_may_be_killed_under_load() {
     let none = |view: &View| (view.instances().count() == 0).then_some(());
     controller
         .wait(Duration::from_secs(20), none)
-        .expect("all are gone");
+        .expect("all instances are deleted");
 }

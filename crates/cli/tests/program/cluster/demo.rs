@@ -1,4 +1,4 @@
-//! `ssntp demo` sees every step, and leaves nothing behind.
+//! `ssntp demo` confirms every step, and leaves nothing behind.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::cluster::processes::{Done, LIMIT, Process, end_of, processes_inside, ssntp};
 
-/// A demo whose directory for temporary files is its own.
+/// A demo with its own directory for temporary files.
 fn demo(place: &TempDir, words: &[&str]) -> Process {
     let mut command = ssntp(place.path(), &[&["demo"], words].concat());
     command.env("TMPDIR", temporary(place));
@@ -78,7 +78,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn the_demo_lasts_as_long_as_it_is_told() {
+fn the_demo_lasts_for_the_given_time() {
     let place = tempfile::tempdir().unwrap();
     let began = Instant::now();
     let mut demo = demo(&place, &["--seconds", "8"]);
@@ -88,7 +88,7 @@ fn the_demo_lasts_as_long_as_it_is_told() {
 }
 
 #[test]
-fn a_demo_that_is_held_can_be_commanded_until_a_signal_ends_it() {
+fn a_held_demo_carries_out_commands_until_a_signal_ends_it() {
     let place = tempfile::tempdir().unwrap();
     let mut demo = demo(&place, &["--hold"]);
     let ctl = commander(&demo);
@@ -98,7 +98,7 @@ fn a_demo_that_is_held_can_be_commanded_until_a_signal_ends_it() {
     let stop = demo.line_with(" ctl stop ");
     ctl(&["stop", stop.rsplit(' ').next().unwrap()]);
     assert!(ctl(&["cncis"]).contains("198.51.100.20"));
-    // Workloads of the controller daemon are deleted as well, and so are those of another user.
+    // Instances of the controller daemon are deleted as well, and so are instances of another user.
     let kept = place.path().join("kept.yaml");
     fs::write(&kept, "name: kept\nstart: {command: [sleep, \"1000\"]}\n").unwrap();
     ctl(&["apply", "-f", kept.to_str().unwrap()]);
@@ -112,7 +112,7 @@ fn a_demo_that_is_held_can_be_commanded_until_a_signal_ends_it() {
     nothing_is_left(&place);
 }
 
-/// Runs `ssntp ctl` in a demo that is held, by what it says to try.
+/// Runs `ssntp ctl` in a held demo, with the environment that the demo prints.
 fn commander(demo: &Process) -> impl Fn(&[&str]) -> String + use<> {
     let connect = variable(&demo.line_with("export SSNTP_CONNECT="), "SSNTP_CONNECT=");
     let line = demo.line_with("export SSNTP_CA=");
@@ -232,12 +232,12 @@ fn a_demo_that_is_killed_leaves_nothing_behind() {
         let place = tempfile::tempdir().unwrap();
         let mut demo = demo(&place, words);
         if held {
-            // With a workload that runs elsewhere, and holds nothing open.
+            // A workload that has another directory and no open files of the demo.
             let named = temporary(&place).join("workload").display().to_string();
             let quiet = "exec >/dev/null 2>&1; sleep 1000; true";
             commander(&demo)(&["start", "--dir", "/", "--", "sh", "-c", quiet, &named]);
         } else {
-            // With or without an etcd of its own.
+            // The demo of several servers starts an etcd if it is installed.
             demo.line_with("listens at ");
         }
         demo.signal(Signal::KILL);
@@ -253,7 +253,7 @@ fn a_demo_that_is_killed_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_demo_that_nobody_watches_has_not_been_seen() {
+fn a_demo_fails_if_its_output_is_closed_before_its_last_step() {
     let place = tempfile::tempdir().unwrap();
     let mut command = ssntp(place.path(), &["demo"]);
     command.env("TMPDIR", temporary(&place));
@@ -273,7 +273,7 @@ fn a_demo_that_nobody_watches_has_not_been_seen() {
 }
 
 #[test]
-fn a_demo_whose_agent_dies_says_so_and_leaves_nothing_behind() {
+fn a_demo_whose_agent_dies_fails_with_the_reason_and_leaves_nothing_behind() {
     let place = tempfile::tempdir().unwrap();
     let mut demo = demo(&place, &["--hold"]);
     let ready = demo.line_with("are READY (processes ");

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::cluster::processes::{Cluster, Done, LIMIT, Process, wait_for};
 
-/// Starts a workload and gives its UUID, whatever becomes of it.
+/// Starts a workload, and returns its UUID even if the workload ends at once.
 #[track_caller]
 fn start(cluster: &Cluster, flags: &str, script: &str) -> Uuid {
     let words: Vec<_> = ["start", "--json"]
@@ -17,13 +17,13 @@ fn start(cluster: &Cluster, flags: &str, script: &str) -> Uuid {
         .collect();
     let done = cluster.ctl_words(&[&words[..], &["--", "sh", "-c", script]].concat());
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-    let said: Value = serde_json::from_str(&done.stdout).unwrap();
-    said["subject"].as_str().unwrap().parse().unwrap()
+    let result: Value = serde_json::from_str(&done.stdout).unwrap();
+    result["subject"].as_str().unwrap().parse().unwrap()
 }
 
 #[track_caller]
-fn described(cluster: &Cluster, what: &str) -> Value {
-    serde_json::from_str(&cluster.done(&format!("describe {what} --json"))).unwrap()
+fn described(cluster: &Cluster, instance: &str) -> Value {
+    serde_json::from_str(&cluster.done(&format!("describe {instance} --json"))).unwrap()
 }
 
 fn listed(cluster: &Cluster, flags: &str) -> Vec<Uuid> {
@@ -34,7 +34,7 @@ fn listed(cluster: &Cluster, flags: &str) -> Vec<Uuid> {
 }
 
 #[test]
-fn how_a_workload_ended_is_shown_and_outlives_its_agent() {
+fn the_end_of_a_workload_is_shown_and_survives_its_agent() {
     let mut cluster = Cluster::with_agents(1);
     let failed = start(&cluster, "--name failing --label tier=front", "exit 3");
     let killed = start(&cluster, "", "kill -9 $$");
@@ -73,7 +73,7 @@ fn how_a_workload_ended_is_shown_and_outlives_its_agent() {
             shown["started"].as_str().unwrap(),
             shown["ended"].as_str().unwrap(),
         );
-        // A fraction has no zeros at its end, so without the Z one may begin the other.
+        // Fractions have no trailing zeros, so times are compared without the final Z.
         let is_before = started.trim_end_matches('Z') <= ended.trim_end_matches('Z');
         assert!(started.starts_with("20") && is_before, "{started} {ended}");
         let shown = described(cluster, &killed.to_string());
@@ -115,30 +115,30 @@ fn how_a_workload_ended_is_shown_and_outlives_its_agent() {
 }
 
 #[test]
-fn a_start_that_ends_at_once_says_how() {
+fn start_reports_the_end_of_an_instance_that_ends_at_once() {
     let cluster = Cluster::with_agents(1);
-    // The instance may end before it is seen to run, so this may take some attempts.
+    // `start` may see the instance run before it ends. Then another attempt is needed.
     for _ in 0..20 {
         let done = cluster.ctl_words(&["start", "--json", "--", "sh", "-c", "exit 7"]);
-        assert_eq!(done.code, Some(0), "it was started: {}", done.stderr);
-        let said: Value = serde_json::from_str(&done.stdout).unwrap();
-        if said["node"].is_null() {
-            assert_eq!(said["end"]["exit_code"], 7, "{said}");
+        assert_eq!(done.code, Some(0), "the instance was started: {}", done.stderr);
+        let result: Value = serde_json::from_str(&done.stdout).unwrap();
+        if result["node"].is_null() {
+            assert_eq!(result["end"]["exit_code"], 7, "{result}");
             assert!(
-                said["text"]
+                result["text"]
                     .as_str()
                     .unwrap()
                     .ends_with(" was started and has ended: exited 7"),
-                "{said}"
+                "{result}"
             );
             return;
         }
     }
-    panic!("each was seen to run");
+    panic!("each instance was seen to run");
 }
 
 #[test]
-fn what_does_not_end_when_asked_says_that_it_was_killed() {
+fn an_instance_that_ignores_sigterm_is_shown_as_killed() {
     let cluster = Cluster::with_agents(1);
     let stubborn = start(
         &cluster,
@@ -157,21 +157,21 @@ fn what_does_not_end_when_asked_says_that_it_was_killed() {
 }
 
 #[test]
-fn a_wait_ends_with_what_it_waits_for() {
+fn wait_ends_when_the_instance_runs_or_has_ended() {
     let cluster = Cluster::with_agents(1);
     let lasting = start(&cluster, "--persistent --name lasting", "sleep 1000");
-    let said = cluster.done("wait lasting --for running");
+    let output = cluster.done("wait lasting --for running");
     assert!(
-        said.starts_with(&format!("instance {lasting} runs on node ")),
-        "{said}"
+        output.starts_with(&format!("instance {lasting} runs on node ")),
+        "{output}"
     );
-    // The limit counts for connecting as well, which takes a while on a busy host.
-    let why = cluster.fails("wait lasting --timeout 8");
+    // The limit includes the time for connecting, which a busy host needs.
+    let error = cluster.fails("wait lasting --timeout 8");
     assert!(
-        why.starts_with(&format!(
+        error.starts_with(&format!(
             "instance {lasting} has not ended in time: it is active on node "
         )),
-        "{why}"
+        "{error}"
     );
 
     let mut wait = Process::of(
@@ -181,16 +181,16 @@ fn a_wait_ends_with_what_it_waits_for() {
     );
     wait.handles_signals();
     cluster.done("stop lasting");
-    let said: Value = serde_json::from_str(&wait.line()).unwrap();
+    let result: Value = serde_json::from_str(&wait.line()).unwrap();
     assert_eq!(
-        (&said["result"], &said["end"]["signal_name"]),
+        (&result["result"], &result["end"]["signal_name"]),
         (&"ended".into(), &"SIGTERM".into())
     );
     assert_eq!(wait.end(LIMIT), Some(3), "{}", wait.log());
     let done = cluster.ctl("wait lasting --for running");
-    assert_eq!(done.code, Some(3), "it has ended: {}", done.stderr);
+    assert_eq!(done.code, Some(3), "the instance has ended: {}", done.stderr);
 
-    // That the first one has ended is told once both are found.
+    // Both instances are looked up before the end of the first one is reported.
     let over = start(&cluster, "", "true");
     cluster.done("restart lasting");
     let line = ["ctl", "wait", "lasting", &over.to_string()];
@@ -202,10 +202,10 @@ fn a_wait_ends_with_what_it_waits_for() {
 }
 
 #[test]
-fn names_stand_for_uuids_and_several_of_one_name_are_listed() {
+fn a_name_selects_its_instance_and_an_ambiguous_name_lists_the_candidates() {
     let cluster = Cluster::with_agents(2);
-    let said = cluster.done("start --persistent --name web --label tier=front --count 2 -- sleep 1000");
-    assert_eq!(said.lines().count(), 2);
+    let output = cluster.done("start --persistent --name web --label tier=front --count 2 -- sleep 1000");
+    assert_eq!(output.lines().count(), 2);
     let db = start(
         &cluster,
         "--persistent --name db --label tier=back --label keep=yes",
@@ -226,11 +226,11 @@ fn names_stand_for_uuids_and_several_of_one_name_are_listed() {
     assert_eq!(cluster.done("nodes --state gone --json"), "[]\n");
 
     let other = start(&cluster, "--persistent --name db", "sleep 1000");
-    let why = cluster.fails("stop db");
-    assert!(why.starts_with("2 instances are called db: "), "{why}");
+    let error = cluster.fails("stop db");
+    assert!(error.starts_with("2 instances are called db: "), "{error}");
     assert!(
-        why.contains(&db.to_string()) && why.contains(&other.to_string()),
-        "{why}"
+        error.contains(&db.to_string()) && error.contains(&other.to_string()),
+        "{error}"
     );
     assert_eq!(cluster.ctl("start --name a/b -- sleep 1").code, Some(2));
     assert_eq!(cluster.ctl("start --label a -- sleep 1").code, Some(2));
@@ -238,7 +238,7 @@ fn names_stand_for_uuids_and_several_of_one_name_are_listed() {
 }
 
 #[test]
-fn prune_deletes_what_has_ended_and_nothing_else() {
+fn prune_deletes_only_ended_instances() {
     let cluster = Cluster::with_agents(1);
     let lasting = start(&cluster, "", "sleep 1000");
     let front = start(&cluster, "--label tier=front", "exit 1");
@@ -248,9 +248,9 @@ fn prune_deletes_what_has_ended_and_nothing_else() {
     }
     assert_eq!(cluster.done("prune --older-than 1h").trim(), "nothing to delete");
     assert_eq!(cluster.done("prune --json --older-than 1h"), "");
-    let said: Value = serde_json::from_str(&cluster.done("prune --label tier=front --json")).unwrap();
+    let result: Value = serde_json::from_str(&cluster.done("prune --label tier=front --json")).unwrap();
     assert_eq!(
-        (&said["subject"], &said["result"]),
+        (&result["subject"], &result["result"]),
         (&front.to_string().into(), &"done".into())
     );
     assert_eq!(cluster.done("prune --older-than 0s").lines().count(), 1);
@@ -271,12 +271,12 @@ fn the_environment_comes_from_files_and_flags() {
         cluster.done("describe told")
     );
     fs::write(cluster.path("bad.env"), "A=1\nB\n").unwrap();
-    let why = cluster.fails("start --env-file bad.env -- sleep 1");
-    assert_eq!(why, "bad.env: line 2: expected NAME=VALUE");
+    let error = cluster.fails("start --env-file bad.env -- sleep 1");
+    assert_eq!(error, "bad.env: line 2: expected NAME=VALUE");
 }
 
 #[test]
-fn errors_are_json_where_that_is_asked_for() {
+fn errors_are_json_if_a_flag_says_so() {
     let cluster = Cluster::with_agents(1);
     let error = |done: Done, code: i32| -> String {
         assert_eq!(
@@ -294,14 +294,14 @@ fn errors_are_json_where_that_is_asked_for() {
         "no instance is called \"zz\""
     );
     let done = cluster.ctl("start --json -- /nonexistent");
-    let said: Value = serde_json::from_str(&done.stdout).unwrap();
+    let result: Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(
-        (&said["result"], &said["reason"]),
+        (&result["result"], &result["reason"]),
         (&"failed".into(), &"launch_failure".into())
     );
     assert!(
-        said["detail"].as_str().unwrap().contains("/nonexistent"),
-        "{said}"
+        result["detail"].as_str().unwrap().contains("/nonexistent"),
+        "{result}"
     );
     error(done, 1);
     assert!(error(cluster.ctl("wait --json"), 2).contains("INSTANCE"));

@@ -1,5 +1,4 @@
-//! Each failure of docs/cluster.md's tables that a cluster of processes can be
-//! brought to is told in words.
+//! Each failure in the tables of docs/cluster.md that a cluster of processes can show has a text.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use uuid::Uuid;
 
 use crate::cluster::processes::{Cluster, LIMIT, Process, wait_for};
 
-/// The failure of an order, as a sentence.
+/// The text of the failure of an order.
 #[track_caller]
 fn failed<C: Orderable>(controller: &Controller, command: &C) -> String {
     match controller.order(command).unwrap().wait(LIMIT) {
@@ -33,10 +32,10 @@ fn process(command: &[&str]) -> Start {
 }
 
 #[test]
-fn a_start_that_no_node_can_take_says_why() {
+fn a_start_that_fits_no_node_fails_with_the_reason() {
     let mut cluster = Cluster::new("");
-    // The limit includes the connection, which takes its time on a busy host.
-    for (line, why) in [
+    // The limit includes the time for connecting, which a busy host needs.
+    for (line, reason) in [
         (
             "start --timeout 8 -- sleep 1",
             "no compute node is connected (no_cn)",
@@ -46,163 +45,164 @@ fn a_start_that_no_node_can_take_says_why() {
             "no network node is connected (no_net_cn)",
         ),
     ] {
-        let said = cluster.fails(line);
-        assert!(said.ends_with(&format!(" was not started: {why}")), "{said}");
+        let error = cluster.fails(line);
+        assert!(error.ends_with(&format!(" was not started: {reason}")), "{error}");
     }
     cluster.agent("");
     cluster.controller_sees(1);
-    let said = cluster.fails("start --mem 100000000 -- sleep 1");
+    let error = cluster.fails("start --mem 100000000 -- sleep 1");
     assert!(
-        said.ends_with(" was not started: no node has enough room (full_cloud)"),
-        "{said}"
+        error.ends_with(" was not started: no node has enough room (full_cloud)"),
+        "{error}"
     );
-    let said = cluster.fails("start --node 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001 -- sleep 1");
-    assert!(said.ends_with("(full_cloud)"), "{said}");
-    // Of several, all are told.
+    let error = cluster.fails("start --node 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001 -- sleep 1");
+    assert!(error.ends_with("(full_cloud)"), "{error}");
+    // The failure of each of several instances is printed.
     let done = cluster.ctl("start --count 2 --mem 100000000 -- sleep 1");
     assert_eq!(done.code, Some(1));
     assert_eq!(done.stderr.matches("(full_cloud)").count(), 2, "{}", done.stderr);
     assert!(done.stderr.ends_with("ssntp: 2 of 2 failed\n"), "{}", done.stderr);
     let done = cluster.ctl("start --json --mem 100000000 -- sleep 1");
     assert_eq!(done.code, Some(1));
-    let said: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    let result: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(
-        (&said["result"], &said["reason"]),
+        (&result["result"], &result["reason"]),
         (&"failed".into(), &"full_cloud".into())
     );
 }
 
 #[test]
-fn a_start_that_the_node_refuses_says_why() {
+fn a_start_that_its_node_refuses_fails_with_the_reason() {
     let cluster = Cluster::with_agents(1);
-    let said = cluster.fails("start -- /nonexistent");
-    let why = "it cannot be launched: there is no program /nonexistent (launch_failure)";
-    assert!(said.ends_with(why), "{said}");
-    let said = cluster.fails("start --dir /nonexistent -- sleep 1");
+    let error = cluster.fails("start -- /nonexistent");
+    let reason = "it cannot be launched: there is no program /nonexistent (launch_failure)";
+    assert!(error.ends_with(reason), "{error}");
+    let error = cluster.fails("start --dir /nonexistent -- sleep 1");
     assert!(
-        said.ends_with("(launch_failure)") && said.contains("/nonexistent"),
-        "{said}"
+        error.ends_with("(launch_failure)") && error.contains("/nonexistent"),
+        "{error}"
     );
 
     let running = cluster.start("");
-    let said = cluster.fails(&format!("start --uuid {running} -- sleep 1"));
-    assert!(said.ends_with("it runs already (already_running)"), "{said}");
+    let error = cluster.fails(&format!("start --uuid {running} -- sleep 1"));
+    assert!(error.ends_with("it runs already (already_running)"), "{error}");
     cluster.done(&format!("stop {running}"));
-    let said = cluster.fails(&format!("start --uuid {running} -- sleep 1"));
+    let error = cluster.fails(&format!("start --uuid {running} -- sleep 1"));
     assert!(
-        said.ends_with("it is there already, and stopped (instance_exists)"),
-        "{said}"
+        error.ends_with("it is there already, and stopped (instance_exists)"),
+        "{error}"
     );
 
     let nowhere = format!("command: [sleep, 1]\nvolumes: [{}]\n", Uuid::new_v4());
     fs::write(cluster.path("volume.yaml"), nowhere).unwrap();
-    let said = cluster.fails("start -f volume.yaml");
+    let error = cluster.fails("start -f volume.yaml");
     assert!(
-        said.contains("its image is not available: there is no volume ") && said.ends_with("(image_failure)"),
-        "{said}"
+        error.contains("its image is not available: there is no volume ")
+            && error.ends_with("(image_failure)"),
+        "{error}"
     );
     fs::write(
         cluster.path("network.yaml"),
         "command: [sleep, 1]\nnetworking: {subnet: everywhere}\n",
     )
     .unwrap();
-    let said = cluster.fails("start -f network.yaml");
+    let error = cluster.fails("start -f network.yaml");
     assert!(
-        said.ends_with("its network cannot be set up: \"everywhere\" is not a subnet (network_failure)"),
-        "{said}"
+        error.ends_with("its network cannot be set up: \"everywhere\" is not a subnet (network_failure)"),
+        "{error}"
     );
     fs::write(cluster.path("data.yaml"), "command: [sleep, 1]\nmem_mb: -5\n").unwrap();
-    let said = cluster.fails("start -f data.yaml");
+    let error = cluster.fails("start -f data.yaml");
     assert!(
-        said.ends_with("start.requirements.mem_mb is below zero"),
-        "{said}"
+        error.ends_with("start.requirements.mem_mb is below zero"),
+        "{error}"
     );
 }
 
 #[test]
-fn a_program_that_ends_at_once_was_started() {
+fn a_start_of_a_program_that_ends_at_once_succeeds() {
     let cluster = Cluster::with_agents(1);
-    // The instance may or may not be seen to run before it ends.
-    let said: serde_json::Value = serde_json::from_str(&cluster.done("start --json -- false")).unwrap();
-    assert_eq!(said["result"], "done");
-    let instance = said["subject"].as_str().unwrap().parse().unwrap();
+    // `start` succeeds whether it sees the instance run or only its end.
+    let result: serde_json::Value = serde_json::from_str(&cluster.done("start --json -- false")).unwrap();
+    assert_eq!(result["result"], "done");
+    let instance = result["subject"].as_str().unwrap().parse().unwrap();
     wait_for(&cluster.controller_sees(1), instance, &InstanceState::Exited);
 }
 
 #[test]
-fn a_restarted_program_that_ends_at_once_was_restarted() {
+fn a_restart_of_a_program_that_ends_at_once_succeeds() {
     let cluster = Cluster::with_agents(1);
-    let said: serde_json::Value =
+    let result: serde_json::Value =
         serde_json::from_str(&cluster.done("start --persistent --json -- true")).unwrap();
-    let instance: Uuid = said["subject"].as_str().unwrap().parse().unwrap();
+    let instance: Uuid = result["subject"].as_str().unwrap().parse().unwrap();
     wait_for(&cluster.controller_sees(1), instance, &InstanceState::Exited);
     for _ in 0..5 {
-        let said = cluster.done(&format!("restart {instance}"));
+        let output = cluster.done(&format!("restart {instance}"));
         assert!(
-            said.contains("was started and has ended") || said.contains(" runs on node "),
-            "{said}"
+            output.contains("was started and has ended") || output.contains(" runs on node "),
+            "{output}"
         );
-        // It is over only once STATS say so.
+        // A restart is refused until STATS show that the instance has ended.
         wait_for(&cluster.controller_sees(1), instance, &InstanceState::Exited);
     }
 }
 
 #[test]
-fn commands_for_instances_in_the_wrong_state_say_why() {
+fn commands_for_instances_in_the_wrong_state_fail_with_the_reason() {
     let cluster = Cluster::with_agents(1);
     let instance = cluster.start("");
-    let said = cluster.fails(&format!("restart {instance}"));
+    let error = cluster.fails(&format!("restart {instance}"));
     assert_eq!(
-        said,
+        error,
         format!("instance {instance} was not restarted: it runs already (already_running)")
     );
     cluster.done(&format!("stop {instance}"));
-    let said = cluster.fails(&format!("stop {instance}"));
+    let error = cluster.fails(&format!("stop {instance}"));
     assert_eq!(
-        said,
+        error,
         format!("instance {instance} was not stopped: it has stopped already (already_stopped)")
     );
 
     let volume = cluster.volume();
     cluster.done(&format!("attach {instance} {volume}"));
-    let said = cluster.fails(&format!("attach {instance} {volume}"));
+    let error = cluster.fails(&format!("attach {instance} {volume}"));
     assert_eq!(
-        said,
+        error,
         format!(
             "volume {volume} was not attached to instance {instance}: it is attached already (already_attached)"
         )
     );
     let other = Uuid::new_v4();
-    let said = cluster.fails(&format!("detach {instance} {other}"));
-    assert!(said.ends_with("it is not attached (not_attached)"), "{said}");
-    let said = cluster.fails(&format!("attach {instance} {other}"));
-    assert!(said.ends_with("attaching failed (attach_failure)"), "{said}");
+    let error = cluster.fails(&format!("detach {instance} {other}"));
+    assert!(error.ends_with("it is not attached (not_attached)"), "{error}");
+    let error = cluster.fails(&format!("attach {instance} {other}"));
+    assert!(error.ends_with("attaching failed (attach_failure)"), "{error}");
 }
 
 #[test]
-fn a_node_without_volumes_says_so() {
+fn an_attach_on_a_node_without_volumes_fails_with_the_reason() {
     let mut cluster = Cluster::new("");
     cluster.agent("");
     cluster.controller_sees(1);
     let instance = cluster.start("");
-    let said = cluster.fails(&format!("attach {instance} {}", Uuid::new_v4()));
+    let error = cluster.fails(&format!("attach {instance} {}", Uuid::new_v4()));
     assert!(
-        said.ends_with("instances of its kind take no volumes (not_supported)"),
-        "{said}"
+        error.ends_with("instances of its kind take no volumes (not_supported)"),
+        "{error}"
     );
 }
 
 #[test]
-fn what_nobody_knows_is_told_before_anything_is_sent() {
+fn unknown_uuids_are_refused_before_any_command_is_sent() {
     let cluster = Cluster::with_agents(1);
     let unknown = Uuid::new_v4();
     for verb in ["stop", "restart", "delete"] {
-        let said = cluster.fails(&format!("{verb} {unknown}"));
-        assert_eq!(said, format!("no node is known to have instance {unknown}"));
+        let error = cluster.fails(&format!("{verb} {unknown}"));
+        assert_eq!(error, format!("no node is known to have instance {unknown}"));
     }
     for verb in ["attach", "detach"] {
-        let said = cluster.fails(&format!("{verb} {unknown} {unknown}"));
-        assert_eq!(said, format!("no node is known to have instance {unknown}"));
+        let error = cluster.fails(&format!("{verb} {unknown} {unknown}"));
+        assert_eq!(error, format!("no node is known to have instance {unknown}"));
     }
     assert_eq!(cluster.fails("stop zz"), "no instance is called \"zz\"");
     assert_eq!(
@@ -213,20 +213,20 @@ fn what_nobody_knows_is_told_before_anything_is_sent() {
         cluster.fails(&format!("assign-ip {unknown} 198.51.100.20")),
         "no CNCI is known; give --cnci"
     );
-    // One of several that is unknown: none of them is touched.
+    // If one of several UUIDs is unknown, no command is sent.
     let instance = cluster.start("");
     cluster.fails(&format!("stop {instance} {unknown}"));
     cluster.fails(&format!("restart {instance}"));
 }
 
 #[test]
-fn a_uuid_of_something_else_is_told_as_what_it_is() {
+fn a_uuid_of_another_kind_of_object_is_refused_with_its_kind() {
     let cluster = Cluster::with_agents(1);
     let node = cluster
         .controller_sees(1)
         .look(|view| view.nodes().next().unwrap().uuid);
     let instance = cluster.start("");
-    for (line, why) in [
+    for (line, reason) in [
         (
             format!("stop {node}"),
             format!("{node} is the UUID of a node (expected: instance)"),
@@ -252,16 +252,16 @@ fn a_uuid_of_something_else_is_told_as_what_it_is() {
             format!("{node} is the UUID of a node (expected: CNCI)"),
         ),
     ] {
-        assert_eq!(cluster.fails(&line), why, "{line}");
+        assert_eq!(cluster.fails(&line), reason, "{line}");
     }
 }
 
 #[test]
-fn beginnings_that_name_several_list_them() {
+fn an_ambiguous_beginning_of_a_uuid_lists_the_candidates() {
     let cluster = Cluster::with_agents(1);
     // Enough UUIDs that two of them have the same beginning.
-    let said = cluster.done("start --count 17 --mem 1 --json -- sleep 1000");
-    assert_eq!(said.lines().count(), 17);
+    let output = cluster.done("start --count 17 --mem 1 --json -- sleep 1000");
+    assert_eq!(output.lines().count(), 17);
     let instances = cluster.controller_sees(1).look(|view| {
         let uuids: Vec<_> = view.instances().map(|i| i.uuid.to_string()).collect();
         uuids
@@ -270,20 +270,20 @@ fn beginnings_that_name_several_list_them() {
         .windows(2)
         .find(|two| two[0][..1] == two[1][..1])
         .unwrap();
-    let said = cluster.fails(&format!("stop {}", &alike[0][..1]));
+    let error = cluster.fails(&format!("stop {}", &alike[0][..1]));
     assert!(
-        said.contains("is the beginning of") && said.contains(&alike[0]) && said.contains(&alike[1]),
-        "{said}"
+        error.contains("is the beginning of") && error.contains(&alike[0]) && error.contains(&alike[1]),
+        "{error}"
     );
 }
 
-/// A command that the view would refuse, sent anyway.
+/// These commands are sent although the view of the controller shows that they will fail.
 #[test]
-fn the_scheduler_and_the_agents_say_why_themselves() {
+fn the_scheduler_and_the_agents_refuse_commands_with_the_reason() {
     let cluster = Cluster::with_agents(1);
     let controller = cluster.controller_sees(1);
     let node = controller.look(|view| view.nodes().next().unwrap().uuid);
-    for (node, what) in [
+    for (node, case) in [
         (node, "an instance that the node does not have"),
         (Uuid::new_v4(), "no such node"),
     ] {
@@ -313,7 +313,7 @@ fn the_scheduler_and_the_agents_say_why_themselves() {
             volume_uuid: Uuid::new_v4().into(),
             workload_agent_uuid,
         };
-        for said in [
+        for error in [
             failed(&controller, &stop),
             failed(&controller, &delete),
             failed(&controller, &restart),
@@ -321,7 +321,7 @@ fn the_scheduler_and_the_agents_say_why_themselves() {
             failed(&controller, &detach),
         ] {
             let words = "the node has no such instance, or is not connected (no_instance)";
-            assert!(said.ends_with(words), "{what}: {said}");
+            assert!(error.ends_with(words), "{case}: {error}");
         }
     }
     let nobody = Uuid::new_v4();
@@ -354,7 +354,7 @@ fn the_scheduler_and_the_agents_say_why_themselves() {
     let refused = |command: &str, node: Uuid| format!("{command} of node {node} {words}");
     assert_eq!(failed(&controller, &evacuate), refused("EVACUATE", nobody));
     assert_eq!(failed(&controller, &restore), refused("Restore", nobody));
-    // A node of the wrong kind: a controller is none.
+    // The UUID of a controller is not the UUID of a node.
     let own = controller.client().uuid();
     let evacuate = Evacuate {
         workload_agent_uuid: own.into(),
@@ -364,7 +364,7 @@ fn the_scheduler_and_the_agents_say_why_themselves() {
 }
 
 #[test]
-fn nodes_that_take_nothing_say_so() {
+fn nodes_that_accept_no_commands_refuse_them_with_the_reason() {
     let mut cluster = Cluster::new("");
     let number = cluster.agent("--max-instances 1");
     let controller = cluster.controller_sees(1);
@@ -379,25 +379,25 @@ fn nodes_that_take_nothing_say_so() {
     let instance = cluster.start("");
     reaches(NodeStatus::Full);
     assert!(cluster.fails("start -- sleep 1").ends_with("(full_cloud)"));
-    // FULL takes everything but STARTs.
+    // A FULL node accepts all commands except START.
     cluster.done(&format!("stop {instance}"));
 
     cluster.done(&format!("evacuate {node}"));
     assert!(cluster.fails("start -- sleep 1").ends_with("(full_cloud)"));
-    let said = cluster.fails(&format!("restart {instance}"));
+    let error = cluster.fails(&format!("restart {instance}"));
     assert!(
-        said.contains("it cannot be launched: the node is OFFLINE or in maintenance"),
-        "{said}"
+        error.contains("it cannot be launched: the node is OFFLINE or in maintenance"),
+        "{error}"
     );
     cluster.done(&format!("restore {node}"));
 
     cluster.signal_node(number, Signal::USR1);
     reaches(NodeStatus::Offline);
     assert!(cluster.fails("start -- sleep 1").ends_with("(full_cloud)"));
-    let said = cluster.fails(&format!("stop {instance}"));
-    assert!(said.ends_with("(no_instance)"), "{said}");
-    let said = cluster.fails(&format!("restart {instance}"));
-    assert!(said.ends_with("(launch_failure)"), "{said}");
+    let error = cluster.fails(&format!("stop {instance}"));
+    assert!(error.ends_with("(no_instance)"), "{error}");
+    let error = cluster.fails(&format!("restart {instance}"));
+    assert!(error.ends_with("(launch_failure)"), "{error}");
     cluster.signal_node(number, Signal::USR1);
     reaches(NodeStatus::Full);
     cluster.done(&format!("delete {instance}"));
@@ -405,9 +405,9 @@ fn nodes_that_take_nothing_say_so() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_used_is_refused_and_says_where() {
+fn an_unusable_configuration_is_refused_with_its_position() {
     let cluster = Cluster::with_agents(1);
-    for (yaml, why) in [
+    for (yaml, reason) in [
         ("configure: [", "bad.yaml: "),
         (
             "configure:\n  controller:\n    ciao_port: 99999\n",
@@ -419,9 +419,9 @@ fn a_configuration_that_cannot_be_used_is_refused_and_says_where() {
         ),
     ] {
         fs::write(cluster.path("bad.yaml"), yaml).unwrap();
-        let said = cluster.fails("configure bad.yaml");
-        assert!(said.contains(why), "{said}");
-        // The scheduler refuses it as well.
+        let error = cluster.fails("configure bad.yaml");
+        assert!(error.contains(reason), "{error}");
+        // The scheduler refuses the configuration as well.
         let controller = cluster.controller_sees(1);
         let order = controller.configure(yaml).unwrap();
         match order.wait(LIMIT) {
@@ -435,7 +435,7 @@ fn a_configuration_that_cannot_be_used_is_refused_and_says_where() {
         }
     }
     assert!(!cluster.path("cluster.yaml").exists());
-    // Some other document would set everything back.
+    // If another document were accepted, it would reset the whole configuration.
     fs::write(cluster.path("workload.yaml"), "command: [sleep, 1000]\n").unwrap();
     assert_eq!(
         cluster.fails("configure workload.yaml"),
@@ -450,19 +450,19 @@ fn a_configuration_that_cannot_be_used_is_refused_and_says_where() {
 }
 
 #[test]
-fn a_backup_may_not_command() {
+fn a_backup_controller_may_not_command() {
     let mut cluster = Cluster::new("--controllers master");
     cluster.agent("");
     let master = cluster.controller_sees(1);
-    // START is refused by InvalidFrameType as well as all others.
-    let said = cluster.fails("start -- sleep 1");
+    // START is refused with InvalidFrameType, like all other commands.
+    let error = cluster.fails("start -- sleep 1");
     assert!(
-        said.starts_with("START was refused: this controller may not command"),
-        "{said}"
+        error.starts_with("START was refused: this controller may not command"),
+        "{error}"
     );
-    assert!(said.ends_with("(role_not_allowed)"), "{said}");
+    assert!(error.ends_with("(role_not_allowed)"), "{error}");
     drop(master);
-    // Promoted, it may.
+    // After the master has left, the backup is promoted, and its commands are accepted.
     let deadline = std::time::Instant::now() + LIMIT;
     while cluster.ctl("start -- sleep 1000").code != Some(0) {
         assert!(std::time::Instant::now() < deadline);
@@ -471,13 +471,13 @@ fn a_backup_may_not_command() {
 }
 
 #[test]
-fn an_agent_that_vanishes_with_a_start_answers_for_it() {
+fn a_start_fails_if_its_agent_vanishes() {
     let mut cluster = Cluster::new("");
     let number = cluster.agent("");
     let controller = cluster.controller_sees(1);
     cluster.signal_node(number, Signal::STOP);
     let order = controller.order(&process(&["sleep", "1000"])).unwrap();
-    // The scheduler has handed it over before the node goes.
+    // The answer to a later command shows that the scheduler has forwarded the START.
     assert!(controller.flush(LIMIT));
     let probe = Stop {
         instance_uuid: Uuid::new_v4().into(),
@@ -493,7 +493,7 @@ fn an_agent_that_vanishes_with_a_start_answers_for_it() {
 }
 
 #[test]
-fn a_node_that_is_frozen_is_stale_and_gets_nothing_until_it_goes_on() {
+fn a_frozen_node_is_stale_and_gets_no_starts_until_it_continues() {
     let mut cluster = Cluster::new("");
     let number = cluster.agent("--interval 1");
     let controller = cluster.controller_sees(1);
@@ -524,8 +524,8 @@ fn a_uuid_that_runs_on_one_node_is_not_started_on_another() {
     let cluster = Cluster::with_agents(2);
     let instance = cluster.start("");
     for _ in 0..4 {
-        let said = cluster.fails(&format!("start --uuid {instance} -- sleep 1000"));
-        assert!(said.ends_with("it runs already (already_running)"), "{said}");
+        let error = cluster.fails(&format!("start --uuid {instance} -- sleep 1000"));
+        assert!(error.ends_with("it runs already (already_running)"), "{error}");
     }
     let controller = cluster.controller_sees(2);
     assert_eq!(controller.look(|view| view.instances().count()), 1);
@@ -537,28 +537,28 @@ fn a_start_that_takes_too_long_is_answered_and_ended() {
     let number = cluster.agent("");
     cluster.controller_sees(1);
     cluster.signal_node(number, Signal::STOP);
-    let said = cluster.fails("start -- sleep 1000");
+    let error = cluster.fails("start -- sleep 1000");
     cluster.signal_node(number, Signal::CONT);
     assert!(
-        said.contains("it cannot be launched: its node has not said"),
-        "{said}"
+        error.contains("it cannot be launched: its node has not said"),
+        "{error}"
     );
-    // An instance whose START has failed does not run.
+    // The instance of the failed START does not run.
     let controller = cluster.controller_sees(1);
     controller
         .wait(LIMIT, |view| (view.instances().count() == 0).then_some(()))
-        .expect("it is ended");
-    // A busy machine may need longer than this limit for a START that it carries out.
+        .expect("the instance is ended");
+    // On a busy machine even a successful START may exceed this limit, so it is repeated.
     let began = Instant::now();
     while cluster.ctl("start -- sleep 1000").code != Some(0) {
-        assert!(began.elapsed() < LIMIT, "the agent starts nothing any more");
+        assert!(began.elapsed() < LIMIT, "the agent starts no instance any more");
     }
 }
 
 #[test]
-fn a_node_that_can_open_no_files_for_another_instance_is_full() {
+fn a_node_without_descriptors_for_another_instance_is_full() {
     let cluster = Cluster::new("");
-    // An agent keeps 256 for itself.
+    // An agent reserves 256 descriptors for itself.
     let script = format!(
         "ulimit -n 258; exec {} agent --users agent --confinement rlimits --state state \
          --ca ca.pem --cert agent.pem --connect {}",
@@ -577,6 +577,6 @@ fn a_node_that_can_open_no_files_for_another_instance_is_full() {
             .any(|node| node.status == NodeStatus::Full)
             .then_some(())
     };
-    controller.wait(LIMIT, full).expect("it is full");
+    controller.wait(LIMIT, full).expect("the node is full");
     assert!(cluster.fails("start -- true").ends_with("(full_cloud)"));
 }

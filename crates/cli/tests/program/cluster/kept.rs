@@ -62,7 +62,7 @@ impl Kept {
         self.daemon.take().unwrap().kill();
     }
 
-    /// Runs `ssntp ctl`, which has to succeed; gives its lines as JSON.
+    /// Runs `ssntp ctl`, which has to succeed, and returns its lines as JSON.
     #[track_caller]
     fn done(&self, line: &str) -> Vec<Value> {
         let words: Vec<_> = ["ctl", "--json"]
@@ -77,12 +77,12 @@ impl Kept {
             .collect()
     }
 
-    /// The instances that really run.
+    /// The instances that the nodes report.
     fn instances(&self) -> Vec<Value> {
         self.done("instances").remove(0).as_array().unwrap().clone()
     }
 
-    /// Applies a workload of this size, whose instances sleep so long.
+    /// Applies a workload with this number of instances, which sleep for this time.
     fn apply(&self, count: usize, seconds: usize) {
         let text = format!(
             "name: web\ncount: {count}\nstart: {{command: [sleep, \"{seconds}\"], mem_mb: 8}}\n\
@@ -92,7 +92,7 @@ impl Kept {
         self.done("apply -f web.yaml");
     }
 
-    /// Waits until the history has a row of this kind behind that one.
+    /// Waits until the history has a row of this kind after the given row.
     fn happens(&self, kind: &str, after: i64) {
         until(kind, || {
             let rows = self.done(&format!("history --kind {kind} --limit 1"));
@@ -107,16 +107,16 @@ impl Kept {
             .map_or(0, |row| row["id"].as_i64().unwrap())
     }
 
-    /// Waits until the controller says that all is done, then counts what runs for real: one
-    /// instance for each slot.
+    /// Waits until the controller reports a steady state, then counts the instances that run: one for
+    /// each slot.
     fn settles(&self, count: usize, seconds: usize) {
-        let mut said = Value::Null;
+        let mut last_status = Value::Null;
         until("all run", || {
-            said = self.done("get web").remove(0);
-            let web = &said["workload"];
+            last_status = self.done("get web").remove(0);
+            let web = &last_status["workload"];
             web["rollout"]["state"] == "steady"
                 && web["status"]["healthy"] == count
-                && said["instances"]
+                && last_status["instances"]
                     .as_array()
                     .unwrap()
                     .iter()
@@ -141,25 +141,29 @@ impl Kept {
             names.iter().all(|name| running.get(name) == Some(&1)),
             "{running:?}"
         );
-        let version = said["workload"]["versions"].as_array().unwrap().last().unwrap();
+        let version = last_status["workload"]["versions"]
+            .as_array()
+            .unwrap()
+            .last()
+            .unwrap();
         assert_eq!(version["template"]["start"]["command"][1], seconds.to_string());
     }
 }
 
 #[track_caller]
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+fn until(condition: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + 2 * LIMIT;
     while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        assert!(Instant::now() < deadline, "waited in vain until {condition}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 #[test]
-fn what_should_run_runs_once_wherever_the_controller_is_killed() {
+fn each_wanted_instance_runs_once_if_the_controller_is_killed_at_any_step() {
     let mut kept = Kept::new(2);
-    // Killed before anything was decided, when STARTs are written down, when instances run, and
-    // in the middle of a roll-out.
+    // The controller is killed before its first decision, when STARTs are recorded, when instances
+    // run, and in the middle of a roll-out.
     for (round, kind) in [None, Some("starting"), Some("running"), Some("gone")]
         .into_iter()
         .enumerate()
@@ -174,7 +178,7 @@ fn what_should_run_runs_once_wherever_the_controller_is_killed() {
         kept.start();
         kept.settles(count, seconds);
     }
-    // In order, too; instances go on meanwhile.
+    // The controller also ends in order. Meanwhile instances run on.
     let mut daemon = kept.daemon.take().unwrap();
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.end(LIMIT), Some(0), "{}", daemon.log());
@@ -187,14 +191,14 @@ fn what_should_run_runs_once_wherever_the_controller_is_killed() {
 }
 
 #[test]
-fn what_should_run_runs_once_when_the_scheduler_and_an_agent_are_killed() {
+fn each_wanted_instance_runs_once_if_the_scheduler_and_an_agent_are_killed() {
     let mut kept = Kept::new(2);
     kept.apply(4, 1000);
     kept.happens("starting", 0);
     kept.cluster.kill_scheduler();
     kept.cluster.start_scheduler();
     kept.settles(4, 1000);
-    // Its instances go on, and are there when it is.
+    // The instances of the agent run on, and are reported by the next agent.
     kept.cluster.kill_node(0);
     kept.apply(6, 1000);
     kept.happens("node", 0);
@@ -203,10 +207,10 @@ fn what_should_run_runs_once_when_the_scheduler_and_an_agent_are_killed() {
 }
 
 #[test]
-fn a_node_that_leaves_while_no_scheduler_is_there_is_in_the_history() {
+fn a_node_that_leaves_while_the_scheduler_is_down_is_in_the_history() {
     let mut kept = Kept::new(2);
     kept.apply(1, 1000);
-    // With it the daemon has seen both nodes.
+    // A steady workload shows that the daemon has seen both nodes.
     kept.settles(1, 1000);
     kept.cluster.kill_scheduler();
     kept.cluster.kill_node(0);
@@ -222,7 +226,7 @@ fn a_node_that_leaves_while_no_scheduler_is_there_is_in_the_history() {
 }
 
 #[test]
-fn a_version_that_fails_goes_back_by_itself() {
+fn a_failed_version_is_rolled_back() {
     let kept = Kept::new(1);
     kept.apply(2, 1000);
     kept.settles(2, 1000);
@@ -240,8 +244,8 @@ fn a_version_that_fails_goes_back_by_itself() {
     kept.done("apply -f bad.yaml");
     until("it goes back", || {
         let web = kept.done("rollout web").remove(0);
-        let why = web["rollout"]["why"].as_str().unwrap_or_default();
-        why.contains("version 2: 2 instances failed")
+        let error = web["rollout"]["why"].as_str().unwrap_or_default();
+        error.contains("version 2: 2 instances failed")
             && web["version"] == 1
             && web["rollout"]["state"] == "steady"
             && web["status"]["healthy"] == 2
@@ -271,14 +275,14 @@ fn a_change_with_an_old_revision_is_refused() {
         kept.words(&words(&format!("ctl {more} -f web.yaml")))
     };
     assert_eq!(apply(1, "apply --revision 0").code, Some(0));
-    // Both look, and then both write.
+    // Two clients read the same revision, and then both write.
     let diff = apply(2, "diff");
-    let seen = diff.stdout.split("its revision is ").nth(1).unwrap();
-    let revision = seen.split_whitespace().next().unwrap().to_owned();
+    let rest = diff.stdout.split("its revision is ").nth(1).unwrap();
+    let revision = rest.split_whitespace().next().unwrap().to_owned();
     let first = apply(2, &format!("apply --revision {revision}"));
     assert_eq!(first.code, Some(0), "{}", first.stderr);
-    for (order, seen) in [("apply", revision.as_str()), ("diff", &revision), ("apply", "0")] {
-        let second = apply(3, &format!("{order} --revision {seen}"));
+    for (order, expected) in [("apply", revision.as_str()), ("diff", &revision), ("apply", "0")] {
+        let second = apply(3, &format!("{order} --revision {expected}"));
         assert_eq!(
             second.code,
             Some(if order == "diff" { 2 } else { 1 }),
@@ -307,9 +311,9 @@ fn a_change_with_an_old_revision_is_refused() {
     let old = format!("--revision {revision} web");
     for order in ["rollout --pause", "remove"] {
         let late = kept.words(&words(&format!("ctl {order} {old}")));
-        let why = format!("{order}: {}", late.stderr);
-        assert_eq!(late.code, Some(1), "{why}");
-        assert!(late.stderr.contains("by now; read it again"), "{why}");
+        let message = format!("{order}: {}", late.stderr);
+        assert_eq!(late.code, Some(1), "{message}");
+        assert!(late.stderr.contains("by now; read it again"), "{message}");
     }
     let refused = kept.words(&words(&format!("ctl remove {old} other")));
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
@@ -319,7 +323,7 @@ fn a_change_with_an_old_revision_is_refused() {
 }
 
 #[test]
-fn of_two_controllers_one_leads_and_the_other_takes_over_without_starting_anything_twice() {
+fn a_second_controller_takes_over_and_starts_no_instance_twice() {
     let mut kept = Kept::with(Cluster::new("--state scheduler-state --controllers master"), 1);
     let second = kept.cluster.path("second");
     let http = format!("unix:{}", second.display());
@@ -348,23 +352,23 @@ fn of_two_controllers_one_leads_and_the_other_takes_over_without_starting_anythi
             .map(|line| serde_json::from_str(line).unwrap())
             .collect::<Vec<Value>>()
     };
-    // Both are told what should run. Only the first one is obeyed, and the other one takes down
-    // what the first one has started.
+    // Both controllers have the same workload. Only the first one sends commands, and the other one
+    // records the instances.
     kept.apply(3, 1000);
     kept.settles(3, 1000);
     second("apply -f web.yaml");
-    let all_run = |what: &str| {
-        until(what, || {
+    let all_run = |step: &str| {
+        until(step, || {
             second("get web")[0]["workload"]["status"]["healthy"] == 3
         });
     };
     all_run("the second one sees what runs");
     assert!(
         second("history --kind adopted --limit 10").len() >= 3,
-        "it has started none of them"
+        "the second controller has started none of them"
     );
     kept.settles(3, 1000);
-    // The first one is gone, and an instance ends: nobody else could start another one.
+    // The first controller is killed, and an instance ends. Only the second one can replace it.
     kept.daemon.take().unwrap().kill();
     let before = second("history --limit 1")[0]["id"].as_i64().unwrap();
     let instances = kept.cluster.path("state-0/instances");
@@ -388,7 +392,7 @@ fn of_two_controllers_one_leads_and_the_other_takes_over_without_starting_anythi
 }
 
 #[test]
-fn over_tls_a_certificate_says_who_may_look_and_who_may_write() {
+fn the_certificate_of_a_page_client_gives_the_right_to_read_or_write() {
     let kept = Kept::new(0);
     let done = |words: &str| {
         let words: Vec<_> = words.split_whitespace().collect();
@@ -421,7 +425,7 @@ fn over_tls_a_certificate_says_who_may_look_and_who_may_write() {
     let address = url
         .strip_prefix("https://")
         .expect("addresses that are not loopback use TLS");
-    // Loopback addresses are spoken to without TLS, so the client uses another name of this host.
+    // The client uses no TLS for loopback addresses, so it gets another address of this host.
     let http = format!("https://{}", address.replace("127.0.0.1", "0.0.0.0"));
     fs::write(
         kept.cluster.path("web.yaml"),
@@ -429,7 +433,7 @@ fn over_tls_a_certificate_says_who_may_look_and_who_may_write() {
     )
     .unwrap();
     let ask = |cert: &str, line: &str| done(&format!("ctl {line} --http {http} --cert {cert}"));
-    let told = |answer: &Done| (answer.code, answer.stderr.clone());
+    let error = |answer: &Done| (answer.code, answer.stderr.clone());
     for (cert, looks, writes) in [
         ("controller.pem", true, true),
         ("look/eyes.pem", true, false),
@@ -437,14 +441,18 @@ fn over_tls_a_certificate_says_who_may_look_and_who_may_write() {
         ("other/stranger.pem", false, false),
     ] {
         let looked = ask(cert, "get");
-        assert_eq!(looked.code == Some(0), looks, "{cert}: {:?}", told(&looked));
+        assert_eq!(looked.code == Some(0), looks, "{cert}: {:?}", error(&looked));
         let wrote = ask(cert, "apply -f web.yaml");
-        assert_eq!(wrote.code == Some(0), writes, "{cert}: {:?}", told(&wrote));
+        assert_eq!(wrote.code == Some(0), writes, "{cert}: {:?}", error(&wrote));
     }
     let refused = ask("look/eyes.pem", "remove web");
-    assert!(refused.stderr.contains("role controller"), "{:?}", told(&refused));
+    assert!(
+        refused.stderr.contains("role controller"),
+        "{:?}",
+        error(&refused)
+    );
     assert!(ask("controller.pem", "get").stdout.contains("web"));
-    // Without TLS nothing is said.
+    // A connection without TLS gets no answer.
     let mut plain = std::net::TcpStream::connect(address).unwrap();
     std::io::Write::write_all(
         &mut plain,
@@ -452,10 +460,10 @@ fn over_tls_a_certificate_says_who_may_look_and_who_may_write() {
     )
     .unwrap();
     plain.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut said = Vec::new();
-    let _ = std::io::Read::read_to_end(&mut plain, &mut said);
+    let mut received = Vec::new();
+    let _ = std::io::Read::read_to_end(&mut plain, &mut received);
     assert!(
-        !String::from_utf8_lossy(&said).contains("HTTP/1.1 200"),
-        "{said:?}"
+        !String::from_utf8_lossy(&received).contains("HTTP/1.1 200"),
+        "{received:?}"
     );
 }

@@ -1,5 +1,5 @@
-//! Several schedulers as processes that share an etcd: whatever happens to one of them, to
-//! their links or to etcd, no START is unaccounted for and nothing runs twice.
+//! Several schedulers as processes that share an etcd. After any fault of a scheduler, of a link or
+//! of etcd each START is accounted for, and no instance runs twice.
 
 use std::fs;
 use std::time::Instant;
@@ -13,18 +13,18 @@ use uuid::Uuid;
 use crate::cluster::processes::{Done, LIMIT, ssntp};
 use crate::cluster::schedulers::Schedulers;
 
-/// One with each scheduler.
+/// The number of nodes: one for each scheduler.
 const NODES: usize = 3;
 const YAML: &str = "configure:\n  launcher:\n    mgmt_net: [10.1.0.0/16]\n";
 
-/// Three schedulers with a configuration that all of them keep by way of `etcd`.
+/// Three schedulers that keep the same configuration in etcd.
 fn configured(etcd: &EtcdProcess) -> Schedulers {
     let all = Schedulers::start(etcd, NODES);
     fs::write(all.cluster.path("new.yaml"), YAML).unwrap();
-    // On a machine that is very busy a leader may lose its lease without a fault.
+    // On a very busy machine a leader may lose its lease without a fault, so this is repeated.
     let end = Instant::now() + LIMIT;
     while all.cluster.ctl("configure new.yaml --timeout 20").code != Some(0) {
-        assert!(Instant::now() < end, "no configuration is taken up");
+        assert!(Instant::now() < end, "no configuration is accepted");
     }
     all
 }
@@ -41,29 +41,29 @@ fn when_a_leader_is_killed_another_one_leads() {
         return;
     };
     let mut all = configured(&etcd);
-    // Killed while STARTs come by way of another one, whose sessions stand.
+    // The leader is killed while STARTs arrive at another scheduler, whose sessions continue.
     let leader = all.leader(None);
     all.signal_under_load((leader + 1) % 3, leader, Signal::KILL);
     all.revive();
-    // All instances are listed again, those of the nodes of the dead one, too.
+    // All instances are listed again, also those on the node of the killed scheduler.
     all.lists_all();
     keep_their_configuration(&all);
 }
 
 #[test]
-fn a_leader_that_was_stopped_follows_when_it_wakes() {
+fn a_stopped_leader_is_a_follower_when_it_continues() {
     let Some(etcd) = EtcdProcess::start(1) else {
         return;
     };
     let mut all = Schedulers::start(&etcd, NODES);
-    // Stopped, as by a hypervisor: another one leads. When it wakes it follows, and its clients
-    // are served again.
+    // The leader is stopped, as by a hypervisor, and another scheduler leads. When the stopped one
+    // continues, it follows, and its clients are served again.
     let leader = all.leader(None);
     all.prefer(leader);
     let controller = all.cluster.controller_sees(NODES);
     all.signal_under_load((leader + 1) % 3, leader, Signal::STOP);
     let next = all.leader(Some(leader));
-    // Frames that wait for it when it wakes are not forwarded over its old links, which have ended.
+    // Frames that wait for the former leader are not forwarded over its old links, which have ended.
     let waits = controller.order(&Start {
         instance_uuid: Uuid::new_v4(),
         ..Start::default()
@@ -80,7 +80,7 @@ fn a_leader_that_was_stopped_follows_when_it_wakes() {
 }
 
 #[test]
-fn without_an_engine_nobody_leads_for_long_and_with_it_all_is_as_before() {
+fn without_etcd_no_scheduler_leads_after_its_lease_and_with_it_one_leads_again() {
     let Some(mut etcd) = EtcdProcess::start(1) else {
         return;
     };
@@ -96,7 +96,7 @@ fn without_an_engine_nobody_leads_for_long_and_with_it_all_is_as_before() {
         "{}",
         early.stderr
     );
-    // The leader goes on until its lease ends. A START that reaches it in its last moment is lost.
+    // The leader continues until its lease ends. A START that arrives just before is lost.
     all.refused_start();
     etcd.restart(0, false);
     all.next_start();
@@ -106,7 +106,7 @@ fn without_an_engine_nobody_leads_for_long_and_with_it_all_is_as_before() {
 }
 
 #[test]
-fn a_leader_that_is_told_to_end_or_drained_is_replaced_at_once() {
+fn a_leader_that_ends_or_drains_is_replaced_at_once() {
     let Some(etcd) = EtcdProcess::start(1) else {
         return;
     };
@@ -135,13 +135,13 @@ fn a_leader_that_is_told_to_end_or_drained_is_replaced_at_once() {
 }
 
 #[test]
-fn all_are_restarted_one_after_the_other_under_load() {
+fn a_rolling_restart_of_all_schedulers_under_load_loses_no_instance() {
     let Some(etcd) = EtcdProcess::start(1) else {
         return;
     };
     let mut all = Schedulers::start(&etcd, NODES);
     let leader = all.leader(None);
-    // Those that follow first, and the leader last.
+    // The followers are restarted first, and the leader last.
     for at in [leader + 1, leader + 2, leader].map(|at| at % NODES) {
         let took = all.under_load((at + 1) % NODES, |all| {
             all.processes[at].signal(Signal::TERM);
@@ -158,7 +158,7 @@ fn all_are_restarted_one_after_the_other_under_load() {
 }
 
 #[test]
-fn one_etcd_of_three_is_not_missed_and_without_two_commands_are_refused() {
+fn schedulers_work_without_one_etcd_of_three_and_refuse_commands_without_two() {
     let Some(mut etcd) = EtcdProcess::start(3) else {
         return;
     };
@@ -176,21 +176,21 @@ fn one_etcd_of_three_is_not_missed_and_without_two_commands_are_refused() {
 }
 
 #[test]
-fn schedulers_that_are_cut_off_from_each_other_start_nothing_twice() {
+fn schedulers_that_are_cut_off_from_each_other_start_no_instance_twice() {
     let Some(etcd) = EtcdProcess::start(1) else {
         return;
     };
     let mut all = Schedulers::with_ways(&etcd, 2);
     let leader = all.leader(None);
     let other = 1 - leader;
-    // One more on each node, at least.
+    // Start at least one more instance on each node.
     for at in 0..2 {
         all.under_load(at, |_| {});
     }
     let away = all.running_on(other);
 
-    // Both live and see etcd, and the link between them is cut. The leader goes on, and the node of
-    // the other one keeps its instances.
+    // Both schedulers run and reach etcd, and only the link between them is cut. The leader continues,
+    // and the node of the follower keeps its instances.
     all.cut_links(true);
     all.prefer(other);
     all.refused_start();
@@ -214,7 +214,7 @@ fn schedulers_that_are_cut_off_from_each_other_start_nothing_twice() {
 }
 
 #[test]
-fn a_leader_that_is_cut_off_from_all_but_its_clients_starts_nothing() {
+fn a_leader_that_is_cut_off_from_all_but_its_clients_starts_no_instance() {
     let Some(etcd) = EtcdProcess::start(1) else {
         return;
     };

@@ -1,4 +1,4 @@
-//! nodes, instances, events: tables, JSON, --watch.
+//! `ssntp ctl` nodes, instances and events: tables, JSON, --watch.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -10,7 +10,7 @@ fn watch(cluster: &Cluster, words: &[&str]) -> Process {
 }
 
 #[test]
-fn a_new_controller_lists_what_is_there_the_first_time() {
+fn the_first_list_of_a_new_controller_is_complete() {
     let mut cluster = Cluster::with_agents(2);
     cluster.netagent("");
     cluster.controller_sees(3);
@@ -58,14 +58,14 @@ fn a_watched_list_is_shown_again_when_it_changes() {
 }
 
 #[test]
-fn events_are_told_as_they_happen() {
+fn events_are_printed_when_they_happen() {
     let mut cluster = Cluster::with_agents(1);
     let json = watch(&cluster, &["ctl", "events", "--json"]);
     let text = watch(&cluster, &["ctl", "events"]);
     let next = |event: &str| -> Value {
         serde_json::from_str(&json.line_with(&format!("\"event\":\"{event}\""))).unwrap()
     };
-    // Changes begin with the state that the scheduler already knows.
+    // The first changes are the state that the scheduler already knows.
     next("online");
     let node = next("node_connected")["node"].as_str().unwrap().to_owned();
     text.line_with(&format!("compute node {node} is connected"));

@@ -1,5 +1,5 @@
-//! `ssntp ctl logs`: what instances write, through a real scheduler from real
-//! agents, and what older ones of both make of it.
+//! `ssntp ctl logs`: the output of instances, with a real scheduler and real agents, and the errors
+//! of older schedulers and agents.
 
 use std::fs;
 use std::path::Path;
@@ -43,7 +43,7 @@ pub(super) fn script(cluster: &Cluster, script: &str) -> Uuid {
     uuid
 }
 
-/// `ssntp ctl logs`, as a program that goes on.
+/// `ssntp ctl logs` as a running process.
 fn logs(cluster: &Cluster, words: &str) -> Process {
     let line = format!("ctl logs {words}");
     let words: Vec<_> = line.split_whitespace().collect();
@@ -59,7 +59,7 @@ fn an_instance_that_has_ended_has_its_logs_as_long_as_it_is_kept() {
     );
     wait_for(&cluster.controller_sees(1), instance, &InstanceState::Exited);
 
-    // By the beginning of its UUID, and both outputs.
+    // The instance is selected by the beginning of its UUID, and both outputs are read.
     let mut command = cluster.command(&["ctl", "logs", &instance.to_string()[..8]]);
     let output = command
         .stdout(Stdio::piped())
@@ -69,7 +69,7 @@ fn an_instance_that_has_ended_has_its_logs_as_long_as_it_is_kept() {
     assert_eq!(output.stdout, b"one\ntwo\nno end \xff");
     assert_eq!(output.stderr, b"bad\n");
     assert_eq!(output.status.code(), Some(0));
-    // One that has ended is not waited for.
+    // Following an ended instance ends at once.
     let done = cluster.ctl(&format!("logs -f --tail 1 --output stderr {instance}"));
     assert_eq!((done.code, &*done.stdout, &*done.stderr), (Some(0), "", "bad\n"));
 
@@ -84,7 +84,7 @@ fn an_instance_that_has_ended_has_its_logs_as_long_as_it_is_kept() {
             .all(|line| line["instance"] == instance.to_string() && line["missing"] == false)
     );
     lines.retain(|line| line["output"] == "stdout");
-    let said: Vec<_> = lines
+    let pieces: Vec<_> = lines
         .iter()
         .map(|line| {
             (
@@ -95,7 +95,7 @@ fn an_instance_that_has_ended_has_its_logs_as_long_as_it_is_kept() {
         })
         .collect();
     assert_eq!(
-        said,
+        pieces,
         [
             ("one", false, false),
             ("two", false, false),
@@ -111,16 +111,16 @@ fn an_instance_that_has_ended_has_its_logs_as_long_as_it_is_kept() {
     assert_eq!(last, lines[1..]);
 
     cluster.done(&format!("delete {instance}"));
-    let why = cluster.fails(&format!("logs {instance}"));
-    assert_eq!(why, format!("no node has instance {instance} (no_instance)"));
+    let error = cluster.fails(&format!("logs {instance}"));
+    assert_eq!(error, format!("no node has instance {instance} (no_instance)"));
 }
 
 #[test]
-fn following_loses_nothing_when_a_log_begins_anew_and_ends_with_the_instance() {
+fn following_loses_no_line_when_a_log_is_rotated_and_ends_with_the_instance() {
     let mut cluster = Cluster::new("");
     cluster.agent("--log-limit 1");
     cluster.controller_sees(1);
-    // 300 KB at a time, of which the node keeps between 512 KiB and twice that.
+    // The instance writes 300 KB at a time. The node keeps between 512 KiB and 1 MiB.
     let instance = script(
         &cluster,
         "for burst in 1 2 3 4 5 6; do seq -f \"burst $burst line %06.0f of what is written to a long log\" 1 5000; \
@@ -159,12 +159,12 @@ fn a_signal_ends_following_with_its_code() {
         follower.signal(signal);
         assert_eq!(follower.end(LIMIT), Some(code), "{}", follower.log());
     }
-    // Without following it ends by itself, though the instance runs.
+    // Without `-f` the command ends although the instance runs.
     assert_eq!(cluster.done(&format!("logs {instance}")), "here\n");
 }
 
 #[test]
-fn a_follower_whose_node_or_scheduler_goes_is_told_so() {
+fn a_follower_whose_node_or_scheduler_disconnects_ends_with_the_reason() {
     let mut cluster = Cluster::with_agents(1);
     let instance = script(&cluster, "echo here; sleep 1000");
     let node = cluster
@@ -178,10 +178,10 @@ fn a_follower_whose_node_or_scheduler_goes_is_told_so() {
         follower.log(),
         format!("ssntp: its node {node} has left (not_connected)\n")
     );
-    let why = cluster.fails(&format!("logs {instance}"));
-    assert_eq!(why, format!("its node {node} is not connected (not_connected)"));
+    let error = cluster.fails(&format!("logs {instance}"));
+    assert_eq!(error, format!("its node {node} is not connected (not_connected)"));
 
-    // The next agent has what the one before has begun.
+    // The next agent continues the log of the former one.
     cluster.start_node(0, "agent", "--volumes volumes");
     wait_for(&cluster.controller_sees(1), instance, &InstanceState::Active);
     let mut follower = logs(&cluster, &format!("-f {instance}"));
@@ -195,13 +195,13 @@ fn a_follower_whose_node_or_scheduler_goes_is_told_so() {
 }
 
 #[test]
-fn a_follower_that_does_not_read_makes_nobody_wait() {
+fn a_follower_that_does_not_read_delays_no_other() {
     let cluster = Cluster::with_agents(1);
     let loud = script(&cluster, "seq 1 400000");
     wait_for(&cluster.controller_sees(1), loud, &InstanceState::Exited);
     let mut slow = cluster.command(&["ctl", "logs", "-f", &loud.to_string()]);
     let mut slow = slow.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    // Its pipe holds 64 KiB, and it has credit for 128 KiB more.
+    // The pipe of the follower holds 64 KiB, and its credit is 128 KiB more.
     let other = script(&cluster, "echo here");
     assert_eq!(cluster.done(&format!("logs -f {other}")), "here\n");
     let all = cluster.done(&format!("logs {loud} --tail 400000"));
@@ -216,23 +216,23 @@ fn a_follower_that_does_not_read_makes_nobody_wait() {
 }
 
 #[test]
-fn a_log_that_is_no_file_is_not_read() {
+fn a_log_that_is_not_a_regular_file_is_not_read() {
     let cluster = Cluster::with_agents(1);
     let instance = script(&cluster, "echo here; sleep 1000");
     let place = cluster.path("state-0/instances").join(instance.to_string());
     fs::write(cluster.path("secret"), "secret\n").unwrap();
     fs::rename(place.join("stdout.log"), place.join("aside")).unwrap();
     std::os::unix::fs::symlink(cluster.path("secret"), place.join("stdout.log")).unwrap();
-    let why = cluster.fails(&format!("logs {instance}"));
+    let error = cluster.fails(&format!("logs {instance}"));
     assert!(
-        why.starts_with("its log cannot be read: ") && why.ends_with("(unreadable)"),
-        "{why}"
+        error.starts_with("its log cannot be read: ") && error.ends_with("(unreadable)"),
+        "{error}"
     );
     fs::remove_file(place.join("stdout.log")).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, place.join("stdout.log"), rustix::fs::Mode::RWXU).unwrap();
-    let why = cluster.fails(&format!("logs -f {instance}"));
+    let error = cluster.fails(&format!("logs -f {instance}"));
     assert_eq!(
-        why,
+        error,
         "its log cannot be read: stdout.log is not a regular file (unreadable)"
     );
 }
@@ -255,7 +255,7 @@ fn stats(node: Uuid, instance: Uuid) -> Stats {
     }
 }
 
-/// The answer of a peer that is older than OpenStream.
+/// The answer of a peer that does not know OpenStream.
 fn unknown() -> InvalidFrameType {
     InvalidFrameType::new(
         Kind::OPEN_STREAM.into(),
@@ -264,7 +264,7 @@ fn unknown() -> InvalidFrameType {
 }
 
 #[test]
-fn an_agent_that_does_not_know_streams_is_said_to_be_older() {
+fn an_agent_without_streams_is_reported_as_older() {
     let cluster = Cluster::new("");
     let config = client(&cluster.path(""), "agent.pem").address(cluster.address().parse().unwrap());
     let agent = Client::connect(config).unwrap();
@@ -284,16 +284,16 @@ fn an_agent_that_does_not_know_streams_is_said_to_be_older() {
         }
     });
     cluster.controller_sees(1);
-    let why = cluster.fails(&format!("logs {instance}"));
+    let error = cluster.fails(&format!("logs {instance}"));
     assert_eq!(
-        why,
+        error,
         format!("its node {node} is of a version without streams (not_supported)")
     );
     handle.close();
     serving.join().unwrap();
 }
 
-/// A scheduler of one instance, which knows no streams, or never answers.
+/// A scheduler with one instance that does not know streams, or never answers.
 struct Old {
     node: Uuid,
     instance: Uuid,
@@ -319,7 +319,7 @@ impl Handler for Old {
 }
 
 #[test]
-fn a_scheduler_that_does_not_know_streams_is_said_to_be_older() {
+fn a_scheduler_without_streams_is_reported_as_older() {
     let cluster = Cluster::new("");
     for (answers, expected) in [
         (true, "the scheduler is of a version without streams"),
@@ -337,17 +337,17 @@ fn a_scheduler_that_does_not_know_streams_is_said_to_be_older() {
         };
         let server = Server::start(config, old).unwrap();
         let address = server.addresses()[0].to_string();
-        let why = cluster.fails(&format!("logs {instance} --connect {address} --timeout 8"));
-        assert_eq!(why, expected);
+        let error = cluster.fails(&format!("logs {instance} --connect {address} --timeout 8"));
+        assert_eq!(error, expected);
         server.stop();
     }
 }
 
-/// A scheduler that sends so many pieces, whatever the credit, and tells what it
-/// hears.
+/// A scheduler that sends this number of pieces without regard to the credit, and passes on the
+/// kinds of the frames that it receives.
 struct Loud {
     pieces: usize,
-    heard: Sender<FrameKind>,
+    kinds: Sender<FrameKind>,
 }
 
 impl Handler for Loud {
@@ -365,38 +365,38 @@ impl Handler for Loud {
                 cx.send(from.uuid(), &data.frame()).unwrap();
             }
         }
-        let _ = self.heard.send(frame.kind());
+        let _ = self.kinds.send(frame.kind());
     }
 }
 
 #[test]
-fn a_controller_holds_no_more_than_its_credit_and_closes_what_it_drops() {
+fn a_controller_keeps_no_more_than_its_credit_and_closes_dropped_streams() {
     let cluster = Cluster::new("");
     let directory = cluster.path("");
-    let (heard, hears) = channel();
+    let (kinds, received_kinds) = channel();
     for pieces in [3, 4] {
         let identity = Identity::load(directory.join("scheduler.pem")).unwrap();
         let config = ServerConfig::new(identity, Trust::load(directory.join("ca.pem")).unwrap())
             .listen("127.0.0.1:0".parse().unwrap());
-        let heard = heard.clone();
-        let server = Server::start(config, Loud { pieces, heard }).unwrap();
+        let kinds = kinds.clone();
+        let server = Server::start(config, Loud { pieces, kinds }).unwrap();
         let client = client(&directory, "controller.pem").address(server.addresses()[0].clone());
         let controller = Controller::connect(ControllerConfig::new(client)).unwrap();
         let stream = controller
             .stream(Uuid::new_v4(), StreamRequest::default())
             .unwrap();
         assert!(matches!(stream.recv_timeout(LIMIT), Some(StreamEvent::Opened)));
-        // Bytes that are received and not dealt with give no credit.
+        // The stream grants no credit for these pieces, because the last one is not yet read.
         for _ in 0..3 {
             assert!(matches!(
                 stream.recv_timeout(LIMIT),
                 Some(StreamEvent::Data { .. })
             ));
         }
-        assert_eq!(hears.recv_timeout(LIMIT), Ok(Kind::OPEN_STREAM.into()));
+        assert_eq!(received_kinds.recv_timeout(LIMIT), Ok(Kind::OPEN_STREAM.into()));
         if pieces == 3 {
             drop(stream);
-            assert_eq!(hears.recv_timeout(LIMIT), Ok(Kind::CLOSE_STREAM.into()));
+            assert_eq!(received_kinds.recv_timeout(LIMIT), Ok(Kind::CLOSE_STREAM.into()));
         } else {
             let end = stream.recv_timeout(LIMIT);
             assert!(

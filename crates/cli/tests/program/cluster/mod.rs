@@ -1,21 +1,20 @@
-//! A whole cluster in separate processes, as a user meets it: `ssntp
-//! scheduler`, `ssntp agent`, `ssntp ctl`.
+//! A whole cluster in separate processes: `ssntp scheduler`, `ssntp agent`, `ssntp ctl`.
 //!
 //! | file | rules |
 //! |---|---|
-//! | `verbs` | each command of `ssntp ctl` does what it says |
-//! | `failures` | each failure is told in words |
-//! | `ends` | how workloads ended: start, instances, describe, wait, prune; names and labels |
+//! | `verbs` | the effect and output of each command of `ssntp ctl` |
+//! | `failures` | the text of each failure |
+//! | `ends` | the ends of workloads: start, instances, describe, wait, prune; names and labels |
 //! | `lists` | nodes, instances, events: tables, JSON, --watch |
-//! | `logs` | what instances write |
+//! | `logs` | the output of instances |
 //! | `operators` | sessions, kick, bans, unban |
-//! | `leader` | several schedulers that share an etcd: each fault leaves one that serves |
+//! | `leader` | several schedulers that share an etcd: after each fault one of them leads |
 //! | `pages` | `ssntp controller`: its pages and its API |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
-//! | `kept` | a controller that remembers: kill -9 of everything, roll-outs |
+//! | `kept` | a controller daemon that stores workloads: kill -9 of each process, roll-outs |
 //! | `demo` | `ssntp demo` |
-//! | `processes` | the cluster, and its end whatever happens |
+//! | `processes` | the processes of a cluster, which always end with the test |
 //! | `schedulers` | the same with several schedulers |
 
 mod crashes;

@@ -1,4 +1,4 @@
-//! sessions, kick, bans, unban.
+//! `ssntp ctl` sessions, kick, bans and unban.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ fn list(cluster: &Cluster, line: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_node_is_seen_thrown_out_kept_out_and_let_in_again() {
+fn a_node_is_listed_kicked_banned_and_unbanned() {
     let cluster = Cluster::with_agents(1);
     let sessions = list(&cluster, "sessions");
     let of = |role: &'static str| sessions.iter().filter(move |one| one["roles"][0] == role);
@@ -30,14 +30,14 @@ fn a_node_is_seen_thrown_out_kept_out_and_let_in_again() {
         "{table}"
     );
 
-    // Without a ban it comes again.
+    // Without a ban the agent connects again.
     assert_eq!(
         cluster.done(&format!("kick {uuid}")),
         format!("{uuid}: 1 session was ended\n")
     );
     cluster.controller_sees(1);
-    let again = &list(&cluster, "sessions --role agent")[0];
-    assert!(again["uuid"] == agent["uuid"] && again["number"].as_u64() > agent["number"].as_u64());
+    let session = &list(&cluster, "sessions --role agent")[0];
+    assert!(session["uuid"] == agent["uuid"] && session["number"].as_u64() > agent["number"].as_u64());
 
     let kicked: Value = serde_json::from_str(&cluster.done(&format!("kick {uuid} --ban 1h --json"))).unwrap();
     assert!(
@@ -68,7 +68,7 @@ fn a_node_is_seen_thrown_out_kept_out_and_let_in_again() {
 }
 
 #[test]
-fn the_audit_log_names_the_certificates_of_who_was_kicked_and_of_who_did_it() {
+fn the_audit_log_names_the_certificates_of_the_kicked_client_and_the_operator() {
     let mut cluster = Cluster::new("--log ssntp::audit=info");
     cluster.agent("");
     cluster.controller_sees(1);
@@ -79,7 +79,7 @@ fn the_audit_log_names_the_certificates_of_who_was_kicked_and_of_who_did_it() {
     let (agent, controller) = (serial("agent"), serial("controller"));
     let uuid = list(&cluster, "sessions --role agent")[0]["uuid"].clone();
     let uuid = uuid.as_str().unwrap();
-    // It warns that the certificate is not bound to the UUID.
+    // The command warns that the certificate is not bound to the UUID.
     assert!(
         cluster
             .ctl(&format!("kick {uuid} --ban 1h"))
@@ -87,14 +87,14 @@ fn the_audit_log_names_the_certificates_of_who_was_kicked_and_of_who_did_it() {
             .contains("banned for 1h")
     );
     cluster.done(&format!("unban {uuid}"));
-    let kicked = cluster.scheduler_says(&format!("ssntp::audit] kicked: UUID {uuid} "));
+    let kicked = cluster.scheduler_log_line(&format!("ssntp::audit] kicked: UUID {uuid} "));
     let (whom, by) = kicked.split_once("banned for 3600 s: by ").unwrap();
     assert!(whom.contains(&agent) && whom.contains("CN=agent"), "{kicked}");
     assert!(
         by.contains(&controller) && by.contains("CN=controller"),
         "{kicked}"
     );
-    let ended = cluster.scheduler_says(&format!("ssntp::audit] ban ended: UUID {uuid}: by "));
+    let ended = cluster.scheduler_log_line(&format!("ssntp::audit] ban ended: UUID {uuid}: by "));
     assert!(
         ended.contains(&controller) && ended.contains("CN=controller"),
         "{ended}"
@@ -102,7 +102,7 @@ fn the_audit_log_names_the_certificates_of_who_was_kicked_and_of_who_did_it() {
 }
 
 #[test]
-fn what_an_operator_may_not_do_is_told_in_words() {
+fn a_refused_command_of_an_operator_has_a_reason() {
     let cluster = Cluster::new("");
     let nobody = "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001";
     assert_eq!(
@@ -135,7 +135,7 @@ fn what_an_operator_may_not_do_is_told_in_words() {
 }
 
 #[test]
-fn a_backup_sees_and_ends_nobody() {
+fn a_backup_controller_may_not_kick_or_unban() {
     let mut cluster = Cluster::new("--controllers master");
     cluster.agent("");
     let master = cluster.controller_sees(1);
@@ -145,8 +145,8 @@ fn a_backup_sees_and_ends_nobody() {
         .to_owned();
     assert!(list(&cluster, "bans").is_empty());
     for line in ["kick", "unban"] {
-        let why = cluster.fails(&format!("{line} {agent}"));
-        assert!(why.contains("another controller is the master"), "{why}");
+        let error = cluster.fails(&format!("{line} {agent}"));
+        assert!(error.contains("another controller is the master"), "{error}");
     }
     drop(master);
     while list(&cluster, "sessions --role controller").len() > 1 {}

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::logs::script;
 use super::processes::{Cluster, Done, LIMIT, Process};
 
-/// Asks for something; gives the head and the body of the answer.
+/// Sends a request, and returns the head and the body of the answer.
 fn ask(address: &str, head: &str, body: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -26,10 +26,10 @@ fn ask(address: &str, head: &str, body: &str) -> (String, String) {
     (head.to_owned(), body.to_owned())
 }
 
-/// A browser that follows what an instance writes.
+/// A browser that follows the output of an instance.
 struct Follower {
     stream: TcpStream,
-    /// Received text that was not checked yet.
+    /// Received bytes that are not a complete line yet.
     text: Vec<u8>,
 }
 
@@ -57,7 +57,7 @@ impl Follower {
         }
     }
 
-    /// The next piece of output: where it is from, and its text. Rows of the history are passed over.
+    /// The next piece of output: its source and its text. Rows of the history are skipped.
     fn piece(&mut self) -> (String, Option<String>) {
         loop {
             if self.line() == "event: output" {
@@ -70,37 +70,37 @@ impl Follower {
     }
 
     /// The output of the instance, up to this text.
-    fn until(&mut self, said: &str) -> String {
+    fn until(&mut self, part: &str) -> String {
         let mut text = String::new();
-        while !text.contains(said) {
+        while !text.contains(part) {
             let (name, more) = self.piece();
-            assert_ne!(name, "end", "it has ended: {more:?} behind {text}");
+            assert_ne!(name, "end", "the stream has ended: {more:?} after {text}");
             text += &more.unwrap();
         }
         text
     }
 
-    /// Why it ended, if it did early; what comes before is passed over.
+    /// The reason of an early end, if there is one. Earlier pieces are skipped.
     fn end(&mut self) -> Option<String> {
         loop {
-            if let (name, why) = self.piece()
+            if let (name, reason) = self.piece()
                 && name == "end"
             {
-                return why;
+                return reason;
             }
         }
     }
 }
 
-/// Asks for a page until it says something.
-fn until(address: &str, path: &str, said: &str) -> String {
+/// Requests a page until it contains a text.
+fn until(address: &str, path: &str, part: &str) -> String {
     let began = std::time::Instant::now();
     loop {
         let (_, page) = ask(address, &format!("GET {path} HTTP/1.1"), "");
-        if page.contains(said) {
+        if page.contains(part) {
             return page;
         }
-        assert!(began.elapsed() < LIMIT, "{path} does not say {said}: {page}");
+        assert!(began.elapsed() < LIMIT, "{path} does not say {part}: {page}");
         std::thread::yield_now();
     }
 }
@@ -126,7 +126,7 @@ fn controller(cluster: &Cluster) -> (Process, String) {
 }
 
 #[test]
-fn pages_show_what_runs_in_a_live_cluster_and_what_is_gone() {
+fn pages_show_the_running_and_the_gone_instances_of_a_live_cluster() {
     let mut cluster = Cluster::with_agents(1);
     let (_controller, address) = controller(&cluster);
     let words = [
@@ -180,7 +180,7 @@ fn followed(cluster: &Cluster) -> String {
         .to_owned()
 }
 
-/// Waits until so many outputs are followed.
+/// Waits until this number of outputs is followed.
 fn until_followed(cluster: &Cluster, number: &str) {
     let began = std::time::Instant::now();
     while followed(cluster) != number {
@@ -194,18 +194,18 @@ fn until_followed(cluster: &Cluster, number: &str) {
 }
 
 #[test]
-fn an_output_is_followed_to_its_end_and_no_longer_than_somebody_reads() {
+fn an_output_is_followed_to_its_end_or_until_its_last_reader_leaves() {
     let mut cluster = Cluster::new("--admin unix:admin");
     cluster.agent("");
     cluster.controller_sees(1);
     let (_controller, address) = controller(&cluster);
     until(&address, "/api/v1/status", "\"told\":true");
 
-    let why = Follower::new(&address, Uuid::from_u128(7)).end().unwrap();
-    assert!(why.contains("(no_instance)"), "{why}");
+    let reason = Follower::new(&address, Uuid::from_u128(7)).end().unwrap();
+    assert!(reason.contains("(no_instance)"), "{reason}");
 
-    // Two of the three bytes of a character, and the third one when somebody has seen what is
-    // before it. A byte that belongs to no character is shown as such.
+    // The instance writes two of the three bytes of a character, and the third one after the text
+    // before it has arrived. A byte that belongs to no character is shown as U+FFFD.
     let split = script(
         &cluster,
         "printf 'a\\342\\202'; while [ ! -e go ]; do sleep 0.02; done; printf '\\254z\\377\\n'",
@@ -239,23 +239,23 @@ fn an_output_is_followed_to_its_end_and_no_longer_than_somebody_reads() {
     drop(slow);
     until_followed(&cluster, "0");
 
-    // The maximum that a session may follow; one more is refused, and the rows of all continue.
+    // This is the maximum for a session. One more follower is refused, and all of them get rows.
     let mut followers: Vec<_> = (0..32).map(|_| Follower::new(&address, loud)).collect();
     for follower in &mut followers {
         follower.until("the end");
     }
-    let why = Follower::new(&address, loud).end().unwrap();
-    assert!(why.contains("(too_many)"), "{why}");
+    let reason = Follower::new(&address, loud).end().unwrap();
+    assert!(reason.contains("(too_many)"), "{reason}");
     until_followed(&cluster, "32");
-    // They leave, and nothing is followed for them any more.
+    // The followers leave, and their outputs are no longer followed at the scheduler.
     followers.truncate(1);
     until_followed(&cluster, "1");
 
-    // Its node goes in the middle.
+    // The node is killed while its output is followed.
     cluster.kill_node(0);
-    let why = followers[0].end().unwrap();
-    assert!(why.contains("(not_connected)"), "{why}");
-    // The rows go on.
+    let reason = followers[0].end().unwrap();
+    assert!(reason.contains("(not_connected)"), "{reason}");
+    // The rows of the history continue.
     cluster.start_node(0, "agent", "");
     while !followers[0].line().starts_with("id: ") {}
 }

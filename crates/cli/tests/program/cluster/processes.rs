@@ -1,5 +1,5 @@
-//! A cluster of processes in a directory of its own. Whatever becomes of the
-//! test, all of them end, instances included, and the directory goes.
+//! A cluster of processes in a directory of its own. Even if a test fails, all processes end,
+//! including the instances, and the directory is removed.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -92,14 +92,14 @@ impl Cluster {
         line.extend(["--config", "cluster.yaml", "--allow-unbound"]);
         line.extend(self.flags.iter().map(String::as_str));
         let process = Process::start(self.directory.path(), &line);
-        let said = process.line();
-        self.address = said.trim().strip_prefix("listening at ").unwrap().to_owned();
+        let listening = process.line();
+        self.address = listening.trim().strip_prefix("listening at ").unwrap().to_owned();
         self.scheduler = Some(process);
     }
 
-    /// Waits for a line of the scheduler's log, and gives it.
+    /// Waits for a line of the scheduler's log that contains a text, and returns it.
     #[track_caller]
-    pub fn scheduler_says(&self, text: &str) -> String {
+    pub fn scheduler_log_line(&self, text: &str) -> String {
         let began = Instant::now();
         loop {
             let log = self.scheduler.as_ref().unwrap().log();
@@ -108,18 +108,18 @@ impl Cluster {
             }
             assert!(
                 began.elapsed() < LIMIT,
-                "the scheduler does not say {text}: {log}"
+                "the scheduler does not log {text}: {log}"
             );
             std::thread::yield_now();
         }
     }
 
-    /// kill -9.
+    /// Kills it with SIGKILL.
     pub fn kill_scheduler(&mut self) {
         self.scheduler.take().unwrap().kill();
     }
 
-    /// Starts a compute node's agent, and gives its number.
+    /// Starts a compute node's agent, and returns its number.
     pub fn agent(&mut self, flags: &str) -> usize {
         self.node("agent", flags)
     }
@@ -136,7 +136,7 @@ impl Cluster {
         number
     }
 
-    /// Starts an agent, again in the same state directory; gives its UUID.
+    /// Starts an agent, again in the same state directory, and returns its UUID.
     pub fn start_node(&mut self, number: usize, subcommand: &str, flags: &str) -> Uuid {
         let (cert, state) = (format!("{subcommand}.pem"), format!("state-{number}"));
         let mut line = vec![
@@ -150,7 +150,7 @@ impl Cluster {
             "--cert",
             &cert,
         ];
-        // Control groups would outlive a test that fails.
+        // Control groups would remain after a failed test.
         line.extend(["--state", &state, "--grace", "2", "--confinement", "rlimits"]);
         line.extend(flags.split_whitespace());
         let process = Process::start(self.directory.path(), &line);
@@ -165,17 +165,17 @@ impl Cluster {
         uuid
     }
 
-    /// kill -9.
+    /// Kills it with SIGKILL.
     pub fn kill_node(&mut self, number: usize) {
         self.nodes[number].take().unwrap().kill();
     }
 
-    /// A signal to an agent.
+    /// Sends a signal to an agent.
     pub fn signal_node(&self, number: usize, signal: Signal) {
         self.nodes[number].as_ref().unwrap().signal(signal);
     }
 
-    /// A controller in this process that sees so many nodes ready.
+    /// A controller in this process that sees this number of ready nodes.
     pub fn controller_sees(&self, nodes: usize) -> Controller {
         self.controller_as("controller.pem", nodes)
     }
@@ -197,7 +197,7 @@ impl Cluster {
         controller
     }
 
-    /// The environment in which `ssntp ctl` finds this cluster.
+    /// A command in an environment in which `ssntp ctl` finds this cluster.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = ssntp(self.directory.path(), words);
         command
@@ -221,7 +221,7 @@ impl Cluster {
         self.ctl_words(&line.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// Runs `ssntp ctl`, which has to succeed; gives its standard output.
+    /// Runs `ssntp ctl`, which has to succeed, and returns its standard output.
     #[track_caller]
     pub fn done(&self, line: &str) -> String {
         let done = self.ctl(line);
@@ -234,30 +234,30 @@ impl Cluster {
         done.stdout
     }
 
-    /// Runs `ssntp ctl`, which has to fail; gives the one line that says why.
+    /// Runs `ssntp ctl`, which has to fail, and returns the line with the reason.
     #[track_caller]
     pub fn fails(&self, line: &str) -> String {
         let done = self.ctl(line);
         assert_eq!(done.code, Some(1), "{line}: {}{}", done.stdout, done.stderr);
-        // The note about the wait, and the reason of the failure.
-        let waited = |said: &&str| {
-            said.starts_with("ssntp: cannot connect yet")
-                || said.starts_with("ssntp: waiting for a node that can run it")
+        // The standard error has at most a note about waiting, and the reason of the failure.
+        let waited = |text: &&str| {
+            text.starts_with("ssntp: cannot connect yet")
+                || text.starts_with("ssntp: waiting for a node that can run it")
         };
-        let said: Vec<_> = done.stderr.lines().filter(|said| !waited(said)).collect();
-        let [why] = said[..] else {
+        let lines: Vec<_> = done.stderr.lines().filter(|lines| !waited(lines)).collect();
+        let [error] = lines[..] else {
             panic!("{line}: {}", done.stderr);
         };
-        why.strip_prefix("ssntp: ").unwrap().trim().to_owned()
+        error.strip_prefix("ssntp: ").unwrap().trim().to_owned()
     }
 
-    /// Starts a persistent workload that lasts.
+    /// Starts a persistent workload that runs until it is ended.
     #[track_caller]
     pub fn start(&self, flags: &str) -> Uuid {
         let line = format!("start --persistent {flags} --json -- sleep 1000");
-        let said: serde_json::Value = serde_json::from_str(&self.done(&line)).unwrap();
-        assert_eq!(said["result"], "done", "{said}");
-        said["subject"].as_str().unwrap().parse().unwrap()
+        let result: serde_json::Value = serde_json::from_str(&self.done(&line)).unwrap();
+        assert_eq!(result["result"], "done", "{result}");
+        result["subject"].as_str().unwrap().parse().unwrap()
     }
 
     /// Starts a concentrator on a network node.
@@ -327,7 +327,7 @@ pub struct Done {
 }
 
 impl Done {
-    /// Runs a program to its end, which has to come in time.
+    /// Runs a program to its end, within the time limit.
     pub fn of(mut command: Command) -> Self {
         let child = command
             .stdout(Stdio::piped())
@@ -351,7 +351,7 @@ impl Done {
     }
 }
 
-/// Waits for a child, which is killed when its time is over.
+/// Waits for a child, and kills it at the time limit.
 pub fn end_of(child: &mut Child, limit: Duration) -> std::process::ExitStatus {
     let deadline = Instant::now() + limit;
     loop {
@@ -377,7 +377,7 @@ fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
     receive
 }
 
-/// `ssntp` with a home of its own.
+/// `ssntp` with the directory as its home.
 pub fn ssntp(directory: &Path, words: &[&str]) -> Command {
     let mut command = crate::program();
     command
@@ -390,8 +390,8 @@ pub fn ssntp(directory: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// A program that goes on: its standard output line by line, its standard
-/// error in a file.
+/// A running program. Its standard output is read line by line, and its standard error is in a
+/// file.
 pub struct Process {
     name: String,
     log: PathBuf,
@@ -435,7 +435,7 @@ impl Process {
         line.unwrap_or_else(|e| panic!("{} says nothing: {e}: {}", self.name, log()))
     }
 
-    /// Passes over lines until one holds `text`, and gives it.
+    /// Skips lines until one contains `text`, and returns it.
     #[track_caller]
     pub fn line_with(&self, text: &str) -> String {
         loop {
@@ -460,7 +460,7 @@ impl Process {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits for its end, which has to come in time; gives the exit code.
+    /// Waits for its end, within the time limit, and returns the exit code.
     pub fn end(&mut self, limit: Duration) -> Option<i32> {
         end_of(&mut self.child, limit).code()
     }
@@ -477,9 +477,9 @@ impl Drop for Process {
     }
 }
 
-/// The processes that run inside a directory, or were given it.
+/// The processes that run inside a directory, or have it in their arguments.
 pub fn processes_inside(directory: &Path) -> Vec<Pid> {
-    let mut found = Vec::new();
+    let mut pids = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
         let Some(pid) = entry
             .file_name()
@@ -492,14 +492,13 @@ pub fn processes_inside(directory: &Path) -> Vec<Pid> {
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let named = String::from_utf8_lossy(&line).contains(directory.to_str().unwrap());
         if (inside || named) && pid != i32::try_from(std::process::id()).unwrap() {
-            found.extend(Pid::from_raw(pid));
+            pids.extend(Pid::from_raw(pid));
         }
     }
-    found
+    pids
 }
 
-/// Ends the instances, which outlive their agents: all that runs inside the
-/// directory.
+/// Kills all processes that run inside the directory: instances survive their agents.
 fn kill_inside(directory: &Path) {
     for _ in 0..10 {
         let processes = processes_inside(directory);
@@ -534,7 +533,7 @@ fn save_certificates(directory: &Path) {
     for (name, content) in files {
         let path = directory.join(name);
         fs::write(&path, content).unwrap();
-        // Keys are refused where others may read them.
+        // Keys that others may read are refused.
         fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Flags, environment, file, exit codes, signals.
+//! `ssntp ctl`: flags, environment, file, exit codes, signals.
 
 use std::fs;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn the_scheduler_is_found_by_flags_environment_or_file() {
             .contains("--ca is needed: on the command line, as SSNTP_CA, or by a context")
     );
 
-    // Anywhere on the line.
+    // Common flags may stand anywhere on the line.
     for line in [
         format!("--connect {address} --ca ca.pem --cert controller.pem ctl nodes"),
         format!("ctl --connect {address} --ca ca.pem nodes --cert controller.pem"),
@@ -47,7 +47,7 @@ fn the_scheduler_is_found_by_flags_environment_or_file() {
         // The environment overrides the file.
         let mut command = ssntp(&directory, &nodes);
         command.env("SSNTP_CA", "controller.pem");
-        assert_eq!(Done::of(command).code, Some(1), "that is no authority");
+        assert_eq!(Done::of(command).code, Some(1), "the file is not an authority");
     }
     fs::write(cluster.path(".config/ssntp/ctl.yaml"), "conect: x\n").unwrap();
     let typo = run(&nodes);
@@ -60,18 +60,21 @@ fn the_scheduler_is_found_by_flags_environment_or_file() {
 }
 
 #[test]
-fn who_cannot_connect_says_why_and_fails() {
+fn a_command_that_cannot_connect_fails_with_the_reason() {
     let cluster = Cluster::new("");
-    let why = cluster.fails("nodes --connect 127.0.0.1:1");
-    assert!(why.contains("127.0.0.1:1") && why.contains("refused"), "{why}");
-    let why = cluster.fails("nodes --cert agent.pem");
-    assert_eq!(why, "the certificate holds the roles agent, not controller");
-    let why = cluster.fails("nodes --ca missing.pem");
-    assert!(why.contains("missing.pem"), "{why}");
+    let error = cluster.fails("nodes --connect 127.0.0.1:1");
+    assert!(
+        error.contains("127.0.0.1:1") && error.contains("refused"),
+        "{error}"
+    );
+    let error = cluster.fails("nodes --cert agent.pem");
+    assert_eq!(error, "the certificate holds the roles agent, not controller");
+    let error = cluster.fails("nodes --ca missing.pem");
+    assert!(error.contains("missing.pem"), "{error}");
 }
 
 #[test]
-fn a_signal_ends_what_goes_on_with_zero_and_a_command_with_the_signals_code() {
+fn a_signal_ends_a_following_command_with_0_and_other_commands_with_its_code() {
     let cluster = Cluster::new("");
     let agentless = [
         "ctl",
@@ -91,11 +94,10 @@ fn a_signal_ends_what_goes_on_with_zero_and_a_command_with_the_signals_code() {
         for (signal, interrupted) in [(Signal::INT, 130), (Signal::TERM, 143)] {
             let goes_on = words.contains(&"events") || words.contains(&"--watch");
             let mut process = Process::of(cluster.command(words), &cluster.path(""), "ctl");
-            // Once it handles signals. Before, they end it in their own way.
+            // Before the program handles signals, a signal ends it by the default action.
             process.handles_signals();
             process.signal(signal);
-            // Two seconds are enough where nothing else runs; none of these ends
-            // by itself.
+            // An idle machine needs less than two seconds. None of these commands ends by itself.
             assert_eq!(
                 process.end(Duration::from_secs(20)),
                 Some(if goes_on { 0 } else { interrupted }),
@@ -109,7 +111,7 @@ fn a_signal_ends_what_goes_on_with_zero_and_a_command_with_the_signals_code() {
 #[test]
 fn a_signal_ends_the_wait_for_an_instance() {
     let mut cluster = Cluster::new("");
-    // It has connected, and never says READY while it is stopped.
+    // The agent has connected, and sends no READY while it is stopped.
     let node = cluster.agent("");
     cluster.controller_sees(1);
     cluster.signal_node(node, Signal::STOP);
@@ -124,7 +126,7 @@ fn a_signal_ends_the_wait_for_an_instance() {
     assert_eq!(
         ended,
         Some(130),
-        "what becomes of it is not known: {}",
+        "the outcome of the command is not known: {}",
         process.log()
     );
     cluster.signal_node(node, Signal::CONT);
@@ -147,46 +149,52 @@ fn a_signal_ends_a_command_that_reads_the_standard_input() {
 }
 
 #[test]
-fn what_is_not_shown_in_time_fails_and_says_how_far_it_came() {
+fn a_command_that_is_not_confirmed_in_time_fails_with_the_present_state() {
     let mut cluster = Cluster::new("");
     let node = cluster.agent("");
     cluster.controller_sees(1);
     let instance = cluster.start("");
     cluster.signal_node(node, Signal::STOP);
-    // The limit holds for connecting as well, which takes its time on a busy host.
-    let why = cluster.fails(&format!("stop {instance} --timeout 8"));
+    // The limit includes the time for connecting, which a busy host needs.
+    let error = cluster.fails(&format!("stop {instance} --timeout 8"));
     cluster.signal_node(node, Signal::CONT);
     assert!(
-        why.starts_with("STOP was not shown to be done in 8 s: the instance is active on node "),
-        "{why}"
+        error.starts_with("STOP was not shown to be done in 8 s: the instance is active on node "),
+        "{error}"
     );
 }
 
 #[test]
-fn the_first_line_of_each_program_is_json_where_asked() {
+fn the_first_line_of_each_program_is_json_if_a_flag_says_so() {
     let cluster = Cluster::new("");
     let (address, uuid) = (cluster.address().to_owned(), uuid::Uuid::new_v4().to_string());
     let first = |line: &str| {
         let words: Vec<_> = line.split_whitespace().collect();
         let mut process = Process::of(cluster.command(&words), &cluster.path(""), "json");
-        let said: serde_json::Value = serde_json::from_str(&process.line()).unwrap();
+        let result: serde_json::Value = serde_json::from_str(&process.line()).unwrap();
         process.signal(Signal::TERM);
         assert_eq!(process.end(Duration::from_secs(20)), Some(0), "{}", process.log());
-        said
+        result
     };
-    let said =
+    let first_line =
         first("--json scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem --allow-unbound");
-    let listening = said["listening"][0].as_str().unwrap();
-    assert!(listening.starts_with("127.0.0.1:"), "{said}");
+    let listening = first_line["listening"][0].as_str().unwrap();
+    assert!(listening.starts_with("127.0.0.1:"), "{first_line}");
     let connect = format!("--connect {address} --ca ca.pem");
-    let said = first(&format!("agent {connect} --cert agent.pem --state json --json"));
-    assert!(said["agent"].as_str().unwrap().parse::<uuid::Uuid>().is_ok());
-    let said = first(&format!(
+    let first_line = first(&format!("agent {connect} --cert agent.pem --state json --json"));
+    assert!(
+        first_line["agent"]
+            .as_str()
+            .unwrap()
+            .parse::<uuid::Uuid>()
+            .is_ok()
+    );
+    let first_line = first(&format!(
         "cnci {connect} --cert cnciagent.pem --json --uuid {uuid} --tenant {uuid} --ip 10.0.0.33 --state tables"
     ));
-    assert_eq!(said["cnci"], uuid);
+    assert_eq!(first_line["cnci"], uuid);
 
-    // With nothing to run, the tables that it has kept.
+    // `--show` prints the stored tables without running the concentrator.
     let show = |words: &[&str]| Done::of(ssntp(&cluster.path(""), words));
     let tables = show(&["cnci", "--state", "tables", "--json"]);
     assert_eq!(tables.stdout.lines().count(), 1);
@@ -207,7 +215,7 @@ fn the_first_line_of_each_program_is_json_where_asked() {
 }
 
 #[test]
-fn a_scheduler_admits_only_bound_certificates_unless_it_is_told_otherwise() {
+fn a_scheduler_admits_only_bound_certificates_unless_a_flag_says_otherwise() {
     let cluster = Cluster::new("");
     let nodes = |flags: &str| {
         let line = format!("scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem {flags}");
@@ -254,16 +262,16 @@ fn an_agent_whose_instances_could_not_reach_their_directory_does_not_start() {
 }
 
 #[test]
-fn a_scheduler_that_never_answers_is_waited_for_as_long_as_is_told() {
+fn a_command_waits_for_a_silent_scheduler_until_its_timeout() {
     let cluster = Cluster::new("");
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap();
-    let why = cluster.fails(&format!("stop 5f --connect {address} --timeout 0.5"));
-    assert_eq!(why, "cannot connect: no scheduler has answered in 0.5 s");
+    let error = cluster.fails(&format!("stop 5f --connect {address} --timeout 0.5"));
+    assert_eq!(error, "cannot connect: no scheduler has answered in 0.5 s");
 }
 
 #[test]
-fn what_goes_on_ends_once_nobody_reads_it() {
+fn a_following_command_ends_once_its_output_is_closed() {
     let cluster = Cluster::with_agents(1);
     for words in [
         &["ctl", "events", "--json"][..],
@@ -280,7 +288,7 @@ fn what_goes_on_ends_once_nobody_reads_it() {
         let mut stdout = std::io::BufReader::new(child.stdout.take().unwrap());
         std::io::BufRead::read_line(&mut stdout, &mut first).unwrap();
         assert!(!first.is_empty(), "{words:?}");
-        // Nothing more is to be told.
+        // There is no further change to print, so no write fails.
         drop(stdout);
         let status = crate::cluster::processes::end_of(&mut child, crate::cluster::processes::LIMIT);
         assert_eq!(status.code(), Some(0), "{words:?}");
@@ -288,7 +296,7 @@ fn what_goes_on_ends_once_nobody_reads_it() {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_failure() {
+fn a_command_whose_reader_closes_the_output_succeeds() {
     let cluster = Cluster::with_agents(1);
     let mut child = cluster.command(&["ctl", "events"]);
     let mut child = child

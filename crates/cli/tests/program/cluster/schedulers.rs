@@ -21,7 +21,8 @@ pub(super) struct Schedulers {
     pub(super) join: String,
     pub(super) addresses: Vec<String>,
     pub(super) processes: Vec<Process>,
-    /// The ways from each to etcd, and from the others to it, where the test can cut them.
+    /// The proxies from each scheduler to etcd, and from the other schedulers to it, which a test can
+    /// cut.
     ways: Vec<[Proxy; 2]>,
     nodes: usize,
 }
@@ -32,7 +33,7 @@ impl Schedulers {
         Self::with(etcd, count, Vec::new())
     }
 
-    /// The same with ways that can be cut. Clients have a way of their own.
+    /// The same with proxies that can be cut. Clients connect without a proxy.
     pub(super) fn with_ways(etcd: &EtcdProcess, count: usize) -> Self {
         let ways = (0..count).map(|_| [Proxy::start(), Proxy::start()]);
         Self::with(etcd, count, ways.collect())
@@ -52,8 +53,8 @@ impl Schedulers {
                 engine.lead_to(all.join.strip_prefix("etcd://").unwrap());
             }
             let process = all.scheduler(at, "127.0.0.1:0");
-            let said = process.line();
-            let address = said.trim().strip_prefix("listening at ").unwrap();
+            let listening = process.line();
+            let address = listening.trim().strip_prefix("listening at ").unwrap();
             if let Some([_, links]) = all.ways.get(at) {
                 links.lead_to(address);
             }
@@ -81,7 +82,7 @@ impl Schedulers {
         Process::start(&self.cluster.path(""), &words)
     }
 
-    /// Starts those again that have ended, as a service manager does.
+    /// Starts each scheduler that has ended again, as a service manager does.
     pub(super) fn revive(&mut self) {
         for at in 0..self.processes.len() {
             if self.processes[at].has_ended() {
@@ -92,17 +93,17 @@ impl Schedulers {
         }
     }
 
-    /// Cuts the links between all of them, or mends them.
+    /// Cuts the links between all schedulers, or restores them.
     pub(super) fn cut_links(&self, are_cut: bool) {
         self.ways.iter().for_each(|[_, links]| links.cut(are_cut));
     }
 
-    /// Cuts the way from one to etcd, or mends it.
+    /// Cuts the connection of a scheduler to etcd, or restores it.
     pub(super) fn cut_engine(&self, at: usize, is_cut: bool) {
         self.ways[at][0].cut(is_cut);
     }
 
-    /// The number of the one that leads, if any does.
+    /// The number of the leader, if there is one.
     fn leads(&self) -> Option<usize> {
         let endpoints: Endpoints = self.join.parse().unwrap();
         let mut engine = Etcd::new(EtcdConfig {
@@ -128,27 +129,27 @@ impl Schedulers {
         (0..self.addresses.len()).find(|at| is_it(*at))
     }
 
-    /// Waits until one leads that is not this one.
+    /// Waits until a scheduler leads, other than `except`.
     #[track_caller]
     pub(super) fn leader(&mut self, except: Option<usize>) -> usize {
         let end = Instant::now() + LIMIT;
         loop {
             match self.leads().filter(|leader| Some(*leader) != except) {
                 Some(leader) => return leader,
-                None => assert!(Instant::now() < end, "nobody leads in time"),
+                None => assert!(Instant::now() < end, "no scheduler leads in time"),
             }
             self.revive();
             std::thread::yield_now();
         }
     }
 
-    /// Clients that start from now on try this one first.
+    /// Clients that start from now on dial this scheduler first.
     pub(super) fn prefer(&mut self, at: usize) {
         let (before, from) = self.addresses.split_at(at);
         self.cluster.serve_at(&[from, before].concat().join(","));
     }
 
-    /// Starts workloads until one runs, and says how long that took.
+    /// Starts workloads until one runs, and returns the time until then.
     #[track_caller]
     pub(super) fn next_start(&mut self) -> Duration {
         let begin = Instant::now();
@@ -160,7 +161,7 @@ impl Schedulers {
         begin.elapsed()
     }
 
-    /// Starts workloads until one is refused because nobody leads.
+    /// Starts workloads until one is refused because there is no leader.
     #[track_caller]
     pub(super) fn refused_start(&mut self) {
         let end = Instant::now() + 2 * LIMIT;
@@ -173,9 +174,9 @@ impl Schedulers {
         }
     }
 
-    /// Starts twenty workloads by way of this scheduler, and does something in the middle. Each
-    /// START is accounted for: it runs, has failed, or is not known. Says how long it took until
-    /// the next START was done.
+    /// Starts twenty workloads through this scheduler, and calls `act` in the middle. Each START is
+    /// accounted for: it runs, has failed, or is not known. Returns the time until the next START was
+    /// done.
     #[track_caller]
     pub(super) fn under_load(&mut self, by: usize, act: impl FnOnce(&mut Self)) -> Duration {
         let before = self.running().len();
@@ -191,21 +192,21 @@ impl Schedulers {
         }
         act(self);
         let took = self.next_start();
-        let said = Done::of_child(load);
-        let answers = said.stdout.lines().count();
-        assert_eq!(answers, LOAD, "{}{}", said.stdout, said.stderr);
+        let done = Done::of_child(load);
+        let answers = done.stdout.lines().count();
+        assert_eq!(answers, LOAD, "{}{}", done.stdout, done.stderr);
         self.nothing_runs_twice();
         took
     }
 
-    /// The same, and in the middle one of them gets a signal.
+    /// The same, and in the middle a scheduler gets a signal.
     #[track_caller]
     pub(super) fn signal_under_load(&mut self, by: usize, to: usize, signal: Signal) {
         let took = self.under_load(by, |all| all.processes[to].signal(signal));
         println!("from {signal:?} of the leader to the next START done: {took:?}");
     }
 
-    /// The instances that run, and how many nodes run each.
+    /// The instances that run, and the number of nodes that run each.
     fn running(&self) -> Vec<(Uuid, usize)> {
         let mut running: Vec<(Uuid, usize)> = Vec::new();
         for node in 0..self.nodes {
@@ -238,7 +239,7 @@ impl Schedulers {
         running
     }
 
-    /// Waits until all that runs now is listed. Nothing runs twice.
+    /// Waits until all instances that run now are listed, and checks that none runs twice.
     #[track_caller]
     pub(super) fn lists_all(&self) {
         let running = self.nothing_runs_twice();
@@ -252,7 +253,7 @@ impl Schedulers {
         }
     }
 
-    /// Each of them runs still.
+    /// Checks that each scheduler still runs.
     #[track_caller]
     pub(super) fn have_not_ended(&mut self) {
         assert!(self.processes.iter_mut().all(|process| !process.has_ended()));

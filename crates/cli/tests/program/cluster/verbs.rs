@@ -1,4 +1,4 @@
-//! Each command of `ssntp ctl` does what it says.
+//! The effect and the output of each command of `ssntp ctl`.
 
 use std::fs;
 use std::io::Write;
@@ -20,20 +20,23 @@ fn json(text: &str) -> Vec<Value> {
 #[test]
 fn start_waits_until_each_instance_runs() {
     let cluster = Cluster::with_agents(2);
-    let said = cluster.done("start --count 3 --mem 16 -- sleep 1000");
-    let mut lines: Vec<_> = said.lines().collect();
-    assert_eq!(lines.len(), 3, "{said}");
-    assert!(lines.iter().all(|line| line.contains(" runs on node ")), "{said}");
+    let output = cluster.done("start --count 3 --mem 16 -- sleep 1000");
+    let mut lines: Vec<_> = output.lines().collect();
+    assert_eq!(lines.len(), 3, "{output}");
+    assert!(
+        lines.iter().all(|line| line.contains(" runs on node ")),
+        "{output}"
+    );
     lines.sort_unstable();
     lines.dedup();
-    assert_eq!(lines.len(), 3, "each has a UUID of its own");
+    assert_eq!(lines.len(), 3, "each instance has its own UUID");
     let instances: Vec<Value> = serde_json::from_str(&cluster.done("instances --json")).unwrap();
     assert_eq!(instances.len(), 3);
     assert!(instances.iter().all(|instance| instance["state"] == "active"));
 }
 
 #[test]
-fn start_takes_the_command_as_it_stands_after_two_dashes() {
+fn start_takes_the_words_after_two_dashes_unchanged() {
     let cluster = Cluster::with_agents(1);
     let words = [
         "start",
@@ -63,15 +66,15 @@ fn start_takes_the_command_as_it_stands_after_two_dashes() {
 }
 
 fn walk(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.is_dir() {
-            found.extend(walk(&path));
+            files.extend(walk(&path));
         }
-        found.push(path);
+        files.push(path);
     }
-    found
+    files
 }
 
 #[test]
@@ -135,23 +138,26 @@ fn no_wait_ends_once_the_command_is_sent() {
         .parse()
         .unwrap();
     wait_for(&controller, instance, &InstanceState::Active);
-    let said = json(&cluster.done(&format!("delete --no-wait --json {instance}")));
+    let result = json(&cluster.done(&format!("delete --no-wait --json {instance}")));
     assert_eq!(
-        (&said[0]["result"], &said[0]["subject"]),
+        (&result[0]["result"], &result[0]["subject"]),
         (&"accepted".into(), &instance.to_string().into())
     );
-    let gone = controller.wait(LIMIT, |view| view.instance(instance).is_none().then_some(()));
-    assert!(gone.is_some());
+    let is_deleted = controller.wait(LIMIT, |view| view.instance(instance).is_none().then_some(()));
+    assert!(is_deleted.is_some());
 }
 
 #[test]
 fn instances_are_stopped_restarted_and_deleted() {
     let cluster = Cluster::with_agents(1);
     let (one, two) = (cluster.start(""), cluster.start(""));
-    let said = cluster.done(&format!("stop {one} {two}"));
-    assert_eq!(said.lines().count(), 2);
-    assert!(said.contains(&format!("instance {one} has stopped")), "{said}");
-    // The beginning of its UUID will do, in either case.
+    let output = cluster.done(&format!("stop {one} {two}"));
+    assert_eq!(output.lines().count(), 2);
+    assert!(
+        output.contains(&format!("instance {one} has stopped")),
+        "{output}"
+    );
+    // The beginning of a UUID selects the instance, in lower and upper case.
     let short = one.to_string()[..12].to_uppercase();
     assert!(
         cluster
@@ -170,11 +176,11 @@ fn instances_are_stopped_restarted_and_deleted() {
 }
 
 #[test]
-fn a_stop_of_one_that_is_not_persistent_removes_it() {
+fn a_stop_of_an_instance_that_is_not_persistent_removes_it() {
     let cluster = Cluster::with_agents(1);
-    let said = json(&cluster.done("start --json -- sleep 1000"));
-    let instance = said[0]["subject"].as_str().unwrap();
-    assert!(said[0]["node"].as_str().unwrap().parse::<Uuid>().is_ok());
+    let result = json(&cluster.done("start --json -- sleep 1000"));
+    let instance = result[0]["subject"].as_str().unwrap();
+    assert!(result[0]["node"].as_str().unwrap().parse::<Uuid>().is_ok());
     cluster.done(&format!("stop {instance}"));
     let controller = cluster.controller_sees(1);
     let uuid = instance.parse().unwrap();
@@ -189,20 +195,20 @@ fn a_stop_of_one_that_is_not_persistent_removes_it() {
 fn volumes_are_attached_and_detached() {
     let cluster = Cluster::with_agents(1);
     let (instance, volume) = (cluster.start(""), cluster.volume());
-    let said = cluster.done(&format!("attach {instance} {volume}"));
+    let output = cluster.done(&format!("attach {instance} {volume}"));
     assert_eq!(
-        said.trim(),
+        output.trim(),
         format!("volume {volume} is attached to instance {instance}")
     );
     let instances: Vec<Value> = serde_json::from_str(&cluster.done("instances --json")).unwrap();
     assert_eq!(instances[0]["volumes"], Value::from(vec![volume.to_string()]));
     let short = &volume.to_string()[..13];
-    let said = cluster.done(&format!("detach {instance} {short}"));
+    let output = cluster.done(&format!("detach {instance} {short}"));
     assert_eq!(
-        said.trim(),
+        output.trim(),
         format!("volume {volume} is detached from instance {instance}")
     );
-    // Now that nobody has it, only all of its UUID names it.
+    // The volume is attached to no instance any more, so its beginning is unknown.
     let unknown = cluster.fails(&format!("attach {instance} {short}"));
     assert_eq!(
         unknown,
@@ -216,27 +222,27 @@ fn a_node_is_evacuated_and_restored() {
     let controller = cluster.controller_sees(2);
     let node = controller.look(|view| view.nodes().next().unwrap().uuid);
     let instance = cluster.start(&format!("--node {}", &node.to_string()[..13]));
-    let said = cluster.done(&format!("evacuate {node}"));
-    assert_eq!(said.trim(), format!("node {node} is empty, and in maintenance"));
-    // Again: well before the next STATS that come by themselves.
+    let output = cluster.done(&format!("evacuate {node}"));
+    assert_eq!(output.trim(), format!("node {node} is empty, and in maintenance"));
+    // A second evacuation is confirmed before the next regular STATS.
     cluster.done(&format!("evacuate {node} --timeout 20"));
     wait_for(&controller, instance, &InstanceState::Exited);
     controller.look(|view| assert_eq!(view.node(node).unwrap().status, NodeStatus::Maintenance));
     let other = cluster.start("");
     wait_for(&controller, other, &InstanceState::Active);
     controller.look(|view| assert_ne!(view.instance(other).unwrap().node, node));
-    let said = cluster.done(&format!("restore {node}"));
-    assert_eq!(said.trim(), format!("node {node} is back in service"));
+    let output = cluster.done(&format!("restore {node}"));
+    assert_eq!(output.trim(), format!("node {node} is back in service"));
     cluster.done(&format!("restart {instance}"));
 }
 
 #[test]
-fn what_can_run_elsewhere_is_moved_when_its_node_is_evacuated() {
+fn movable_instances_of_an_evacuated_node_are_moved() {
     let cluster = Cluster::with_agents(2);
-    let said = json(&cluster.done("start --json -- sleep 1000"));
+    let result = json(&cluster.done("start --json -- sleep 1000"));
     let (moved, node) = (
-        said[0]["subject"].as_str().unwrap(),
-        said[0]["node"].as_str().unwrap(),
+        result[0]["subject"].as_str().unwrap(),
+        result[0]["node"].as_str().unwrap(),
     );
     let stays = cluster.start(&format!("--node {node}"));
     let done = cluster.ctl(&format!("evacuate {node} --move --deadline 20"));
@@ -260,7 +266,7 @@ fn what_can_run_elsewhere_is_moved_when_its_node_is_evacuated() {
 }
 
 #[test]
-fn an_instance_is_started_again_as_it_was_asked_for() {
+fn an_instance_is_started_again_by_the_restart_policy_of_its_flags() {
     let cluster = Cluster::with_agents(1);
     let words = [
         "start",
@@ -279,15 +285,17 @@ fn an_instance_is_started_again_as_it_was_asked_for() {
         .parse()
         .unwrap();
     let controller = cluster.controller_sees(1);
-    let again = |view: &View| {
+    let has_restarted = |view: &View| {
         let instance = view.instance(instance)?;
         (instance.stats.restarts == 1 && instance.state == InstanceState::Active).then_some(())
     };
-    controller.wait(LIMIT, again).expect("it is started again");
+    controller
+        .wait(LIMIT, has_restarted)
+        .expect("the instance is started again");
 }
 
 #[test]
-fn the_cluster_is_configured() {
+fn configure_changes_the_configuration_of_the_cluster() {
     let cluster = Cluster::with_agents(1);
     let yaml = "configure:\n  launcher:\n    compute_net: [10.0.0.0/24]\n";
     fs::write(cluster.path("new.yaml"), yaml).unwrap();
@@ -299,9 +307,9 @@ fn the_cluster_is_configured() {
     assert_eq!(cluster.controller_sees(1).client().configuration().unwrap(), yaml);
 }
 
-/// Its further sessions take over the one that it has.
+/// With a bound certificate each new session of the controller replaces the former one.
 #[test]
-fn a_controller_with_a_uuid_of_its_own_configures_too() {
+fn a_controller_with_a_bound_certificate_can_configure() {
     let cluster = Cluster::with_agents(1);
     let yaml = "configure:\n  launcher:\n    mgmt_net: [10.0.0.0/24]\n";
     let controller = cluster.controller_as("bound.pem", 1);
@@ -309,8 +317,10 @@ fn a_controller_with_a_uuid_of_its_own_configures_too() {
     assert_eq!(shown.to_string(), "the cluster has the configuration");
     let back =
         |view: &ssntp_cluster::controller::View| (view.is_online() && view.is_complete()).then_some(());
-    controller.wait(LIMIT, back).expect("it connects again");
-    // Two that go on take each other's place again and again.
+    controller
+        .wait(LIMIT, back)
+        .expect("the controller connects again");
+    // Two running controllers with this certificate would replace each other forever.
     drop(controller);
     fs::write(cluster.path("new.yaml"), "configure: {}\n").unwrap();
     cluster.done("configure new.yaml --cert bound.pem");
@@ -329,12 +339,12 @@ fn public_addresses_are_assigned_and_released() {
     let cnci = cluster.start_cnci(tenant, "10.0.0.33");
     let instance = cluster.start("");
     let short = &instance.to_string()[..13];
-    // The only concentrator there is.
-    let said = cluster.done(&format!(
+    // There is only one concentrator, so the command does not name it.
+    let output = cluster.done(&format!(
         "assign-ip {short} 198.51.100.20 --private-ip 172.16.0.5"
     ));
     assert_eq!(
-        said.trim(),
+        output.trim(),
         format!("198.51.100.20 is assigned to instance {instance}")
     );
     assert_eq!(listed(&cluster)[0]["uuid"], cnci.to_string());
@@ -350,33 +360,33 @@ fn public_addresses_are_assigned_and_released() {
     assert!(cluster.done("cncis").contains("198.51.100.20"));
 
     let other = cluster.start("");
-    let said = cluster.fails(&format!("assign-ip {other} 198.51.100.20"));
+    let error = cluster.fails(&format!("assign-ip {other} 198.51.100.20"));
     assert_eq!(
-        said,
+        error,
         format!(
             "198.51.100.20 was not assigned to instance {other}: the concentrator cannot assign it (assign_failure)"
         )
     );
-    let said = cluster.fails(&format!("release-ip {instance} 198.51.100.21"));
+    let error = cluster.fails(&format!("release-ip {instance} 198.51.100.21"));
     assert!(
-        said.ends_with("the concentrator cannot release it (release_failure)"),
-        "{said}"
+        error.ends_with("the concentrator cannot release it (release_failure)"),
+        "{error}"
     );
 
-    // With another one it has to be named, or whose it is.
+    // With two concentrators the command needs the UUID of one, or its tenant.
     let second = cluster.start_cnci(Uuid::new_v4(), "10.0.0.34");
-    let said = cluster.fails(&format!("release-ip {instance} 198.51.100.20"));
+    let error = cluster.fails(&format!("release-ip {instance} 198.51.100.20"));
     assert!(
-        said.starts_with("there are 2 CNCIs; choose one with --cnci or --tenant: "),
-        "{said}"
+        error.starts_with("there are 2 CNCIs; choose one with --cnci or --tenant: "),
+        "{error}"
     );
     assert!(
-        said.contains(&cnci.to_string()) && said.contains(&second.to_string()),
-        "{said}"
+        error.contains(&cnci.to_string()) && error.contains(&second.to_string()),
+        "{error}"
     );
-    let said = cluster.done(&format!("release-ip {instance} 198.51.100.20 --tenant {tenant}"));
+    let output = cluster.done(&format!("release-ip {instance} 198.51.100.20 --tenant {tenant}"));
     assert_eq!(
-        said.trim(),
+        output.trim(),
         format!("198.51.100.20 is taken from instance {instance}")
     );
     let line = format!(
@@ -385,7 +395,7 @@ fn public_addresses_are_assigned_and_released() {
     );
     cluster.done(&line);
 
-    // A scheduler that knows nothing is told by the concentrators.
+    // A new scheduler learns the addresses from the concentrators.
     cluster.kill_scheduler();
     cluster.start_scheduler();
     let controller = cluster.controller_sees(2);
@@ -402,15 +412,15 @@ fn public_addresses_are_assigned_and_released() {
 }
 
 #[test]
-fn a_start_waits_for_the_first_node_and_says_so() {
+fn a_start_waits_for_the_first_node_and_prints_a_note() {
     let mut cluster = Cluster::new("");
     let mut command = cluster.command(&["ctl", "start", "--", "sleep", "1000"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = String::new();
+    let mut note = String::new();
     let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
-    std::io::BufRead::read_line(&mut errors, &mut said).unwrap();
+    std::io::BufRead::read_line(&mut errors, &mut note).unwrap();
     assert_eq!(
-        said,
+        note,
         "ssntp: waiting for a node that can run it: none is connected yet\n"
     );
     cluster.agent("");
@@ -426,7 +436,7 @@ fn all_instances_are_deleted_at_once() {
     cluster.done("start --count 3 --mem 16 -- sleep 1000");
     assert_eq!(cluster.done("delete --all").lines().count(), 3);
     assert_eq!(cluster.done("instances --json").trim(), "[]");
-    // There is nothing left to be done.
+    // Without instances the command does nothing.
     assert_eq!(cluster.done("delete --all"), "");
     assert_eq!(cluster.ctl("delete --all 5f").code, Some(2));
     assert_eq!(cluster.ctl("delete").code, Some(2));

@@ -1,30 +1,30 @@
-//! The state after a part is killed, and the remains in the kernel.
+//! The state after a process is killed, and the objects that remain in the kernel.
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::rig::{Instance, Rig, Traffic, echoes, hears, until};
+use super::rig::{Instance, Rig, Traffic, answer_at, echoes, until};
 
 const LINKS: &str = "ip -o link show group 21331";
 
 #[test]
-fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
+fn connections_survive_a_killed_part_and_no_kernel_objects_are_left() {
     let Some(mut rig) = Rig::new() else { return };
     assert!(rig.refused("tenant show blue").contains("no tenant"));
     rig.tenant("blue", 33);
-    let again =
+    let error =
         rig.refused("tenant add red --subnet 172.16.0.0/24 --concentrator 10.77.0.34/24 --network-key 1");
-    assert!(again.contains("tenant blue has this key"), "{again}");
+    assert!(error.contains("tenant blue has this key"), "{error}");
     let (a, b) = (rig.start("blue", "a"), rig.start("blue", "b"));
     let traffic = Traffic::new(a.connect(&b));
     traffic.goes_on();
     until(|| rig.done("tenant show blue").matches(" up ").count() == 2);
     // The agent sets it up again at each STATS, so it is set down again and again.
-    let break_tunnel = |rig: &Rig| rig.says("a", "ip link set ssx1 down");
+    let break_tunnel = |rig: &Rig| rig.output("a", "ip link set ssx1 down");
     until(|| break_tunnel(&rig).is_empty() && rig.done("tenant show blue").contains(" down "));
     until(|| {
         break_tunnel(&rig);
-        let said = rig.health("a");
-        said.contains("degraded") && said.contains("the tunnel of key 1 is down")
+        let health = rig.health("a");
+        health.contains("degraded") && health.contains("the tunnel of key 1 is down")
     });
     rig.ip_on("a", "link del ssx1");
     rig.ip_on("a", "link del ssb1");
@@ -32,7 +32,7 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
     until(|| !rig.health("a").contains("tunnel"));
     traffic.goes_on();
     a_node_that_is_lost_touches_nobody_else(&rig, &a, &b);
-    // Without each part, and with the next one.
+    // Each process is killed in turn, and started again.
     rig.kill("a");
     traffic.goes_on();
     rig.agent("a");
@@ -52,43 +52,46 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
     a.reaches(&b);
     assert!(rig.refused("tenant delete blue").contains("have addresses"));
     rig.done(&format!("delete {}", b.uuid));
-    until(|| rig.says("b", LINKS).is_empty());
+    until(|| rig.output("b", LINKS).is_empty());
     a_node_that_left_the_tenant_is_not_heard(&rig, &a);
     rig.kill("a");
     rig.agent("a");
     rig.done(&format!("delete {}", a.uuid));
-    until(|| rig.says("a", LINKS).is_empty());
+    until(|| rig.output("a", LINKS).is_empty());
     assert!(
-        !rig.says("a", "nft list set bridge ssntp own")
+        !rig.output("a", "nft list set bridge ssntp own")
             .contains("elements")
     );
     rig.done("tenant delete blue");
     assert!(!rig.done("tenant list").contains("blue"));
-    until(|| rig.says("k", LINKS).is_empty());
+    until(|| rig.output("k", LINKS).is_empty());
 }
 
-/// The node `b` is cut off from the cluster, and is there again.
+/// The node `b` is cut off from the cluster, and connects again.
 fn a_node_that_is_lost_touches_nobody_else(rig: &Rig, a: &Instance, b: &Instance) {
     let neighbour = rig.start("blue", "a");
     let mut stream = a.connect(&neighbour);
     rig.ip_on("b", "link set u0 down");
-    assert_eq!(a.hears(b.ip), None);
+    assert_eq!(a.answer_at(b.ip), None);
     echoes(&mut stream, "without the other node");
     a.reaches(&neighbour);
     rig.ip_on("b", "link set u0 up");
     a.reaches(b);
-    // However an instance ends, its port goes, and nobody else's does.
-    let ports = || rig.says("a", LINKS).matches("ssp").count();
+    // With the end of an instance its port is removed, and no port of another instance.
+    let ports = || rig.output("a", LINKS).matches("ssp").count();
     assert_eq!(ports(), 2);
     kill_process(Pid::from_raw(neighbour.pid).unwrap(), Signal::KILL).unwrap();
     until(|| ports() == 1);
     rig.done(&format!("delete {}", neighbour.uuid));
 }
 
-/// The concentrator takes no packets from `b` any more, not even the right ones.
+/// The concentrator drops all packets from `b`, even valid ones.
 fn a_node_that_left_the_tenant_is_not_heard(rig: &Rig, a: &Instance) {
     let (_, pid) = rig.concentrator("blue");
-    let nodes = || a.like(pid).says("nft", &["list", "set", "ip", "ssntp", "nodes"]);
+    let nodes = || {
+        a.like(pid)
+            .output("nft", &["list", "set", "ip", "ssntp", "nodes"])
+    };
     until(|| !nodes().contains("10.77.0.12"));
     assert!(nodes().contains("10.77.0.11"));
     rig.ip_on(
@@ -98,6 +101,6 @@ fn a_node_that_left_the_tenant_is_not_heard(rig: &Rig, a: &Instance) {
     rig.ip_on("b", "addr add 172.16.0.77/24 dev left");
     rig.ip_on("b", "link set left mtu 1450 up");
     let ip = a.ip;
-    assert_eq!(rig.at("b", move || hears(ip)), None);
+    assert_eq!(rig.at("b", move || answer_at(ip)), None);
     rig.ip_on("b", "link del left");
 }

@@ -3,16 +3,16 @@
 use std::net::Ipv4Addr;
 
 use super::attack;
-use super::rig::{Instance, Rig, hears, serve, tell_peers, until};
+use super::rig::{Instance, Rig, answer_at, serve, tell_peers, until};
 
 const PUBLIC: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 200);
 
 #[test]
-fn tenants_with_one_subnet_reach_their_own_and_never_each_other() {
+fn tenants_with_the_same_subnet_reach_only_their_own_instances() {
     let Some(rig) = Rig::new() else { return };
     rig.tenant("blue", 33);
     rig.tenant("red", 34);
-    // The concentrators' own services.
+    // The services of the concentrators.
     for tenant in ["blue", "red"] {
         serve(rig.concentrator(tenant).1, "concentrator".into());
     }
@@ -29,11 +29,11 @@ fn tenants_with_one_subnet_reach_their_own_and_never_each_other() {
     red_a.reaches(&red_b);
     red_b.reaches(&red_a);
     assert_eq!(blue_a.reads("/etc/resolv.conf"), "nameserver 192.0.2.53\n");
-    // The third address is blue's alone.
-    assert_eq!(red_a.hears(blue_b.ip), None);
-    assert_eq!(red_b.hears(blue_b.ip), None);
+    // Only the tenant blue has a third address.
+    assert_eq!(red_a.answer_at(blue_b.ip), None);
+    assert_eq!(red_b.answer_at(blue_b.ip), None);
     for address in [Ipv4Addr::new(172, 16, 0, 1), Ipv4Addr::new(10, 77, 0, 33)] {
-        assert_eq!(blue_a.hears(address), None, "the concentrator itself");
+        assert_eq!(blue_a.answer_at(address), None, "the concentrator itself");
     }
     nodes_are_hidden(&rig, &blue_a);
     attack::fails(&rig, &blue_a, &blue_b, &[&red_a, &red_b]);
@@ -41,13 +41,13 @@ fn tenants_with_one_subnet_reach_their_own_and_never_each_other() {
     public_addresses_work(&rig, &blue_a, &blue_b, &red_a);
 }
 
-/// The nodes' own addresses, by the concentrator and past it.
+/// Instances do not reach the addresses of the nodes, neither through the concentrator nor past it.
 fn nodes_are_hidden(rig: &Rig, blue: &Instance) {
     tell_peers(rig, "a");
     let node = Ipv4Addr::new(10, 77, 0, 11);
-    until(|| rig.at("s", move || hears(node)).is_some());
-    assert_eq!(blue.hears(node), None);
-    let links = rig.says("a", "ip -o link show type bridge");
+    until(|| rig.at("s", move || answer_at(node)).is_some());
+    assert_eq!(blue.answer_at(node), None);
+    let links = rig.output("a", "ip -o link show type bridge");
     let bridge = links.lines().find(|line| line.contains(" ssb1:")).unwrap();
     let mac = bridge
         .split("link/ether ")
@@ -58,25 +58,29 @@ fn nodes_are_hidden(rig: &Rig, blue: &Instance) {
         .unwrap();
     assert!(blue.runs("ip route add 10.77.0.11 dev eth0"));
     assert!(blue.runs(&format!("ip neigh add 10.77.0.11 lladdr {mac} dev eth0")));
-    assert_eq!(blue.hears(node), None, "not over the bridge's own address either");
+    assert_eq!(
+        blue.answer_at(node),
+        None,
+        "not over the bridge's own address either"
+    );
     assert!(blue.runs("ip route del 10.77.0.11 dev eth0"));
 }
 
 fn foreign_tunnels_are_dropped(rig: &Rig, blue: &Instance) {
-    let own = |words: &str| assert_eq!(rig.says("o", words), "", "{words}");
+    let own = |words: &str| assert_eq!(rig.output("o", words), "", "{words}");
     own("ip link add foreign type vxlan id 1 local 10.77.0.99 remote 10.77.0.33 dstport 4789");
     own("ip link set foreign mtu 1450 up");
     own("ip addr add 172.16.0.77/24 dev foreign");
     let ip = blue.ip;
-    assert_eq!(rig.at("o", move || hears(ip)), None);
+    assert_eq!(rig.at("o", move || answer_at(ip)), None);
     own("ip link del foreign");
-    // Nor past the concentrator, straight to the node.
+    // A tunnel straight to the node, past the concentrator, does not work either.
     own("ip link add foreign type vxlan id 1 local 10.77.0.99 remote 10.77.0.11 dstport 4789");
     own("ip link set foreign mtu 1450 up");
     own("ip addr add 172.16.0.1/24 dev foreign");
-    assert_eq!(rig.at("o", move || hears(ip)), None);
+    assert_eq!(rig.at("o", move || answer_at(ip)), None);
     own("ip link del foreign");
-    let counted = rig.says("a", "nft list chain ip ssntp tunnels");
+    let counted = rig.output("a", "nft list chain ip ssntp tunnels");
     assert!(
         counted.contains("packets") && !counted.contains("packets 0 "),
         "{counted}"
@@ -85,7 +89,7 @@ fn foreign_tunnels_are_dropped(rig: &Rig, blue: &Instance) {
     assert!(blue.runs("ip link add forged type vxlan id 2 remote 10.77.0.34 dstport 4789"));
     assert!(blue.runs("ip addr add 172.16.1.2/24 dev forged"));
     assert!(blue.runs("ip link set forged up"));
-    assert_eq!(blue.hears(Ipv4Addr::new(172, 16, 1, 3)), None);
+    assert_eq!(blue.answer_at(Ipv4Addr::new(172, 16, 1, 3)), None);
     let (_, pid) = rig.concentrator("blue");
     let counted = std::process::Command::new("nsenter")
         .args([&format!("--net=/proc/{pid}/ns/net"), "nft", "list", "counters"])
@@ -100,25 +104,25 @@ fn foreign_tunnels_are_dropped(rig: &Rig, blue: &Instance) {
 
 fn public_addresses_work(rig: &Rig, blue_a: &Instance, blue_b: &Instance, red: &Instance) {
     rig.done(&format!("assign-ip --tenant blue {} {PUBLIC}", blue_b.uuid));
-    let is_it = |said: Option<String>| said.is_some_and(|said| said.ends_with(&blue_b.uuid));
-    // From outside, from inside, and from another tenant, which is a host like any other.
-    until(|| is_it(rig.at("o", move || hears(PUBLIC))));
-    until(|| is_it(blue_a.hears(PUBLIC)));
-    until(|| is_it(red.hears(PUBLIC)));
+    let is_it = |answer: Option<String>| answer.is_some_and(|answer| answer.ends_with(&blue_b.uuid));
+    // A public address is reached from outside, from its tenant, and from another tenant.
+    until(|| is_it(rig.at("o", move || answer_at(PUBLIC))));
+    until(|| is_it(blue_a.answer_at(PUBLIC)));
+    until(|| is_it(red.answer_at(PUBLIC)));
     tell_peers(rig, "o");
     let outside = Ipv4Addr::new(10, 77, 0, 99);
     // Packets that leave have the instance's public address, or else the concentrator's.
-    until(|| blue_b.hears(outside) == Some(PUBLIC.to_string()));
-    until(|| blue_a.hears(outside) == Some("10.77.0.33".into()));
-    // A private address is not reached from outside, whatever route there is.
-    assert_eq!(rig.says("o", "ip route add 172.16.0.0/24 via 10.77.0.33"), "");
+    until(|| blue_b.answer_at(outside) == Some(PUBLIC.to_string()));
+    until(|| blue_a.answer_at(outside) == Some("10.77.0.33".into()));
+    // A private address is not reached from outside, even with a route to it.
+    assert_eq!(rig.output("o", "ip route add 172.16.0.0/24 via 10.77.0.33"), "");
     let private = blue_b.ip;
-    assert_eq!(rig.at("o", move || hears(private)), None);
-    let said = rig.refused(&format!(
+    assert_eq!(rig.at("o", move || answer_at(private)), None);
+    let error = rig.refused(&format!(
         "assign-ip --tenant blue {} 10.77.0.201 --private-ip 172.17.0.5",
         blue_a.uuid
     ));
-    assert!(said.contains("assign_failure"), "{said}");
+    assert!(error.contains("assign_failure"), "{error}");
     rig.done(&format!("release-ip --tenant blue {} {PUBLIC}", blue_b.uuid));
-    assert_eq!(rig.at("o", move || hears(PUBLIC)), None);
+    assert_eq!(rig.at("o", move || answer_at(PUBLIC)), None);
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::rig::{Rig, until};
 
-/// The kernel's modules that a machine needs. Which of them needs which other one differs between
-/// kernels, so they are loaded in rounds. Kernels that have one built in have no file of it.
+/// The kernel modules that a machine needs. Their dependencies differ between kernels, so they are
+/// loaded in rounds. A module that is built into the kernel has no file.
 const MODULES: [&str; 8] = [
     "drivers/virtio/virtio",
     "drivers/virtio/virtio_ring",
@@ -21,7 +21,7 @@ const MODULES: [&str; 8] = [
     "drivers/net/virtio_net",
 ];
 
-/// Asks for an address, pings the process, and answers at the port of names.
+/// Requests an address, pings the process, and answers at the port of the names.
 const INIT: &str = r#"#!/bin/busybox sh
 export PATH=/bin
 busybox mkdir -p /proc /sys
@@ -53,7 +53,7 @@ fn a_machine_gets_its_lease_and_pings_a_process_of_its_tenant() {
     };
     let Some(mut rig) = Rig::new() else { return };
     rig.kill("a");
-    // Machines are not root's, so each opens a tap that belongs to its own user.
+    // A machine does not run as root, so it opens a tap that belongs to its own user.
     rig.agent_flags = "--emulation --images images --network tenants --underlay u0";
     rig.agent("a");
     rig.tenant("blue", 33);
@@ -61,8 +61,8 @@ fn a_machine_gets_its_lease_and_pings_a_process_of_its_tenant() {
     rig.write("images/none.raw", &vec![0; 1 << 20]);
     rig.write("initrd", &boot.initrd(rig.dir.path()));
     rig.write("vmlinuz", &fs::read(&boot.kernel).unwrap());
-    // The driver finds this in place of QEMU: it adds a kernel to what the driver says, since
-    // there is no disk to boot from, and takes KVM away, which not every host really has.
+    // The driver finds this script in place of QEMU. It adds a kernel to the arguments, since there
+    // is no disk to boot from, and removes KVM, which not every host has.
     let dir = rig.dir.path().display();
     rig.write(
         "bin/qemu-system-x86_64",
@@ -81,40 +81,40 @@ fn a_machine_gets_its_lease_and_pings_a_process_of_its_tenant() {
     );
     rig.write("machine.yaml", start.as_bytes());
     let machine = rig.start_with("blue", "a", "--file machine.yaml");
-    // Emulated, a machine takes its time on a busy host.
-    let in_time = |rig: &Rig, what: &str, holds: &dyn Fn(&str) -> bool| {
+    // An emulated machine is slow on a busy host.
+    let in_time = |rig: &Rig, text: &str, holds: &dyn Fn(&str) -> bool| {
         let late = Instant::now() + Duration::from_secs(180);
         loop {
-            let said = rig.done(&format!("logs {}", machine.uuid));
-            if holds(&said) {
+            let output = rig.done(&format!("logs {}", machine.uuid));
+            if holds(&output) {
                 return;
             }
-            assert!(Instant::now() < late, "{what}: {said}");
+            assert!(Instant::now() < late, "{text}: {output}");
         }
     };
-    let says = |words: &str| in_time(&rig, words, &|said| said.contains(words));
+    let prints = |words: &str| in_time(&rig, words, &|output| output.contains(words));
     let answers = |rig: &Rig| {
-        let heard = |_: &str| {
+        let is_reachable = |_: &str| {
             process
-                .hears(machine.ip)
-                .is_some_and(|said| said.contains("machine"))
+                .answer_at(machine.ip)
+                .is_some_and(|answer| answer.contains("machine"))
         };
-        in_time(rig, "the machine does not answer", &heard);
+        in_time(rig, "the machine does not answer", &is_reachable);
     };
     let lease = format!(
         "lease of {} from 172.16.0.1, gateway 172.16.0.1, names from 192.0.2.53, 1450 bytes",
         machine.ip
     );
-    says(&lease);
-    says(&format!("pong from {}", process.ip));
+    prints(&lease);
+    prints(&format!("pong from {}", process.ip));
     answers(&rig);
     until(|| rig.done("tenant show blue").matches(" up ").count() == 2);
-    // Its lease and its connection do without an agent, and the next agent leaves its tap alone.
+    // The lease and the connection work without an agent, and the next agent keeps the tap.
     rig.kill("a");
     rig.agent("a");
     answers(&rig);
     rig.done(&format!("delete {}", machine.uuid));
-    until(|| rig.says("a", "ip -o link show group 21331").is_empty());
+    until(|| rig.output("a", "ip -o link show group 21331").is_empty());
 }
 
 struct Boot {
@@ -128,17 +128,17 @@ struct Boot {
 fn boot() -> Result<Boot, String> {
     let program = |name: &str| {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut found = std::env::split_paths(&path).map(|dir| dir.join(name));
-        found.find(|file| file.is_file()).ok_or(name.to_owned())
+        let mut candidates = std::env::split_paths(&path).map(|dir| dir.join(name));
+        candidates.find(|file| file.is_file()).ok_or(name.to_owned())
     };
     let (qemu, busybox) = (program("qemu-system-x86_64")?, program("busybox")?);
     program("dnsmasq")?;
-    // QEMU opens it, as the machine's own user.
+    // QEMU opens this device as the machine's own user.
     let tun = Path::new("/dev/net/tun");
     if !fs::metadata(tun).is_ok_and(|tun| tun.permissions().mode() & 0o006 == 0o006) {
         return Err(format!("a {} that everybody may open", tun.display()));
     }
-    // A program that needs libraries names its loader near its beginning.
+    // A dynamically linked program names its loader near its beginning.
     let head = fs::read(&busybox).unwrap_or_default();
     let mut head = head.chunks(4096).next().unwrap_or_default().windows(5);
     let is_static = !head.any(|it| it == b"/lib6" || it == b"/lib/");
@@ -170,7 +170,7 @@ fn boot() -> Result<Boot, String> {
 }
 
 impl Boot {
-    /// The first file system of the machine.
+    /// The initial file system of the machine.
     fn initrd(&self, dir: &Path) -> Vec<u8> {
         let root = dir.join("root");
         fs::create_dir_all(root.join("bin")).unwrap();

@@ -21,7 +21,7 @@ const BRIDGED: &str = "net.bridge.bridge-nf-call-iptables";
 const TENANTS: usize = 20;
 const INSTANCES: usize = 10;
 
-/// A cluster, if somebody wants to know.
+/// A cluster, if the environment asks for the measurement.
 fn rig() -> Option<Rig> {
     if std::env::var_os("SSNTP_MEASURE").is_none() {
         eprintln!("skipped: SSNTP_MEASURE is not set, and this measures for half a minute");
@@ -31,20 +31,20 @@ fn rig() -> Option<Rig> {
 }
 
 #[test]
-fn a_tenants_network_beside_the_bare_underlay() {
+fn measure_a_tenants_network_against_the_underlay() {
     let Some(rig) = rig() else { return };
     rig.tenant("blue", 33);
     let (a, b) = (rig.start("blue", "a"), rig.start("blue", "b"));
     a.reaches(&b);
     rig.at("b", drain);
     b.within(drain);
-    let bridged = |on: u8| ["a", "b"].map(|host| rig.says(host, &format!("sysctl -w {BRIDGED}={on}")));
+    let bridged = |on: u8| ["a", "b"].map(|host| rig.output(host, &format!("sysctl -w {BRIDGED}={on}")));
     let bare = || rig.at("a", || gigabits(Ipv4Addr::new(10, 77, 0, 12)));
     let tenant = |a: &Instance| {
         let to = b.ip;
         a.within(move || gigabits(to))
     };
-    // One after the other in each round, so that what else the machine does slows all of them.
+    // Each round measures all ways, so that other work of the machine slows all of them.
     let round = || {
         let bare = bare();
         let with = [1, 0].map(|on| {
@@ -67,12 +67,12 @@ fn a_tenants_network_beside_the_bare_underlay() {
 }
 
 #[test]
-fn many_instances_of_many_tenants() {
+fn measure_many_instances_of_many_tenants() {
     let Some(rig) = rig() else { return };
     let names: Vec<_> = (0..TENANTS).map(|number| format!("tenant-{number}")).collect();
     let mut begun = Instant::now();
-    let mut lap = |what: &str| {
-        println!("{:6.2} s: {what}", begun.elapsed().as_secs_f64());
+    let mut lap = |step: &str| {
+        println!("{:6.2} s: {step}", begun.elapsed().as_secs_f64());
         begun = Instant::now();
     };
     for (name, host) in names.iter().zip(100..) {
@@ -94,25 +94,25 @@ fn many_instances_of_many_tenants() {
     until(|| {
         ["a", "b"]
             .iter()
-            .all(|host| rig.says(host, "ip -o link show group 21331").is_empty())
+            .all(|host| rig.output(host, "ip -o link show group 21331").is_empty())
     });
     lap("all instances and concentrators are deleted, and no link is left on the nodes");
 }
 
-/// Reads all that comes, from the namespace of this thread, until the test ends.
+/// Reads all bytes of connections in the namespace of this thread, until the test ends.
 fn drain() {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap();
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let mut buffer = vec![0; 1 << 17];
             while stream.read(&mut buffer).is_ok_and(|read| read > 0) {}
-            // The sender waits for this: what it has sent has arrived.
+            // The sender waits for this byte, which confirms that its data has arrived.
             let _ = stream.write_all(b".");
         }
     });
 }
 
-/// Sends for a while.
+/// Sends for the measured time, and returns the throughput.
 fn gigabits(to: Ipv4Addr) -> f64 {
     let mut stream = TcpStream::connect((to, PORT)).unwrap();
     let (begun, buffer) = (Instant::now(), vec![0; 1 << 17]);

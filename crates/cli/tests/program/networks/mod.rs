@@ -4,14 +4,14 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `isolation` | who reaches whom, and who must not |
-//! | `attack` | what root in an instance's namespace tries against others |
-//! | `endings` | what goes on when a part is killed, and what is left in the kernel |
+//! | `isolation` | instances that reach each other, and instances that must not |
+//! | `attack` | attacks by root in the namespace of an instance |
+//! | `endings` | the effects of killed processes, and the objects left in the kernel |
 //! | `machines` | a virtual machine in the network of its tenant |
-//! | `refusals` | a START whose network cannot be made says why |
-//! | `repairs` | what somebody breaks in the kernel, and certificates that change |
+//! | `refusals` | the reasons of a START whose network cannot be made |
+//! | `repairs` | broken kernel objects that are made again, and certificates that change |
 //! | `measured` | measurements for a person: throughput, and many instances of many tenants |
-//! | `rig` | the cluster, and its end whatever happens |
+//! | `rig` | the cluster, which always ends with the test |
 
 mod attack;
 mod endings;

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use super::rig::{AGENT_FLAGS, Rig, until};
 
-/// A START by hand on a node of this host is refused, and says this.
+/// Sends a START for the node of a host, which must be refused with these words.
 #[track_caller]
 fn refused(rig: &Rig, host: &str, networking: &str, words: &[&str]) {
     let start = format!(
@@ -13,16 +13,16 @@ fn refused(rig: &Rig, host: &str, networking: &str, words: &[&str]) {
         rig.node(host)
     );
     rig.write("start.yaml", start.as_bytes());
-    let said = rig.refused("start --file start.yaml");
+    let error = rig.refused("start --file start.yaml");
     for word in words.iter().chain(&["network_failure"]) {
-        assert!(said.contains(word), "{word}: {said}");
+        assert!(error.contains(word), "{word}: {error}");
     }
 }
 
 const OTHERS: &str = "subnet: 172.16.0.0/24, subnet_key: 9, private_ip: 172.16.0.9";
 
 #[test]
-fn a_start_without_its_network_says_why() {
+fn a_start_without_its_network_fails_with_the_reason() {
     let Some(mut rig) = Rig::new() else { return };
     rig.tenant("blue", 33);
     rig.start("blue", "a");
@@ -36,7 +36,7 @@ fn a_start_without_its_network_says_why() {
     let group = format!("{OTHERS}, vnic_mac: '01:00:00:00:00:01'");
     refused(&rig, "a", &group, &["vnic_mac"]);
 
-    // An agent without networks, and those without a right to them.
+    // An agent without networks, and agents without a needed capability.
     let begin = |rig: &mut Rig, flags, without| {
         (rig.agent_flags, rig.without) = (flags, without);
         rig.agent("b");
@@ -53,13 +53,13 @@ fn a_start_without_its_network_says_why() {
     rig.kill("b");
     rig.without = Some("net_admin");
     let ended = rig.agent_command("b").stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8(ended.stderr).unwrap();
+    let error = String::from_utf8(ended.stderr).unwrap();
     assert!(
-        !ended.status.success() && said.contains("CAP_NET_ADMIN"),
-        "{said}"
+        !ended.status.success() && error.contains("CAP_NET_ADMIN"),
+        "{error}"
     );
 
-    // An underlay that is gone since the agent was started.
+    // An underlay that was removed after the start of the agent.
     rig.ip_on("b", "link add u1 type bridge");
     rig.ip_on("b", "addr add 10.78.0.12/24 dev u1");
     rig.ip_on("b", "link set u1 up");
@@ -67,8 +67,8 @@ fn a_start_without_its_network_says_why() {
     rig.ip_on("b", "link del u1");
     refused(&rig, "b", OTHERS, &["the underlay u1", "does not exist"]);
     assert_eq!(
-        rig.says("b", "ip -o link show group 21331"),
+        rig.output("b", "ip -o link show group 21331"),
         "",
-        "nothing is left of them"
+        "no kernel objects are left"
     );
 }

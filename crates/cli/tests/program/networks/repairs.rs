@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use super::rig::{Rig, echoes, until};
 
 #[test]
-fn what_is_broken_by_hand_is_made_again_and_certificates_are_renewed() {
+fn kernel_objects_broken_by_hand_are_made_again_and_certificates_are_renewed() {
     let Some(mut rig) = Rig::new() else { return };
     rig.tenant("blue", 33);
     let (a, b) = (rig.start("blue", "a"), rig.start("blue", "b"));
@@ -14,36 +14,36 @@ fn what_is_broken_by_hand_is_made_again_and_certificates_are_renewed() {
     let is_whole = |rig: &Rig| rig.done("tenant show blue").matches(" up ").count() == 2;
     until(|| is_whole(&rig));
     let port = |rig: &Rig, host: &str| {
-        let links = rig.says(host, "ip -o link show group 21331");
+        let links = rig.output(host, "ip -o link show group 21331");
         let port = links.split(' ').find(|word| word.starts_with("ssp")).unwrap();
         port.split('@').next().unwrap().to_owned()
     };
 
-    // While the agents run.
-    rig.says("a", "nft flush ruleset");
+    // Objects are broken while the agents run.
+    rig.output("a", "nft flush ruleset");
     rig.ip_on("b", &format!("link del {}", port(&rig, "b")));
-    until(|| rig.says("a", "nft list ruleset").contains("172.16.0.2"));
-    until(|| rig.says("b", "ip -o link show group 21331").contains("ssp") && is_whole(&rig));
+    until(|| rig.output("a", "nft list ruleset").contains("172.16.0.2"));
+    until(|| rig.output("b", "ip -o link show group 21331").contains("ssp") && is_whole(&rig));
     a.reaches(&b);
     echoes(&mut stream, "over another interface with the same address");
 
-    // While an agent is down.
+    // Objects are broken while an agent is down.
     rig.kill("a");
     let own = port(&rig, "a");
     rig.ip_on("a", "link del ssb1");
     rig.ip_on("a", "link add ssb7 group 21331 type bridge");
     rig.ip_on("a", "tuntap add name ssplost mode tap");
     rig.ip_on("a", "link set ssplost group 21331");
-    rig.says("a", "nft flush set bridge ssntp own");
-    rig.says("a", "nft add element ip ssntp concentrators { 10.77.0.99 . 7 }");
+    rig.output("a", "nft flush set bridge ssntp own");
+    rig.output("a", "nft add element ip ssntp concentrators { 10.77.0.99 . 7 }");
     rig.agent("a");
     a.reaches(&b);
     echoes(&mut stream, "over a bridge that the next agent made");
-    let links = rig.says("a", "ip -o link show group 21331");
+    let links = rig.output("a", "ip -o link show group 21331");
     assert!(links.contains(&own) && links.lines().count() == 3, "{links}");
-    assert!(!rig.says("a", "nft list ruleset").contains("10.77.0.99"));
+    assert!(!rig.output("a", "nft list ruleset").contains("10.77.0.99"));
 
-    // At the concentrator, which looks when it connects.
+    // Objects of the concentrator are broken. It checks them when it connects.
     let (uuid, pid) = rig.concentrator("blue");
     let concentrator = a.like(pid);
     assert!(concentrator.runs("nft flush ruleset"));
@@ -53,11 +53,15 @@ fn what_is_broken_by_hand_is_made_again_and_certificates_are_renewed() {
     until(|| rig.done("cncis").contains(&uuid));
     a.reaches(&b);
     echoes(&mut stream, "through a tunnel that the concentrator made again");
-    assert!(concentrator.says("nft", &["list", "ruleset"]).contains("foreign"));
+    assert!(
+        concentrator
+            .output("nft", &["list", "ruleset"])
+            .contains("foreign")
+    );
 
-    // It is as strict with revocation lists as its node, and its copies of certificates follow
-    // the originals.
-    // Of what root may, it may only administer its own network, read packets there, and serve DHCP.
+    // The concentrator checks revocation lists like its node, and its copies of certificates follow
+    // the originals. Its capabilities allow only to administer its own network, to read packets there,
+    // and to serve DHCP.
     let rights = concentrator.rights();
     assert!(rights.contains("CapEff:\t0000000000003400"), "{rights}");
     let environment = concentrator.environment();

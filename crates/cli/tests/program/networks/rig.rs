@@ -49,13 +49,13 @@ pub struct Instance {
 }
 
 impl Rig {
-    /// None, with a word, if networks cannot be made here.
+    /// `None` if networks cannot be made here; then the reason is printed.
     pub fn new() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
 
         let has = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
         let missing = ["ip", "nft", "nsenter"].into_iter().find(|tool| !has(tool));
-        let why = match missing {
+        let missing_part = match missing {
             _ if !rustix::process::geteuid().is_root() => "root".to_owned(),
             Some(tool) => tool.to_owned(),
             None => String::new(),
@@ -69,8 +69,8 @@ impl Rig {
             programs: Vec::new(),
             authority: None,
         };
-        if !why.is_empty() || !rig.try_ip(&format!("netns add {}hub", rig.prefix)) {
-            eprintln!("skipped: networks of tenants cannot be tested here without {why}");
+        if !missing_part.is_empty() || !rig.try_ip(&format!("netns add {}hub", rig.prefix)) {
+            eprintln!("skipped: networks of tenants cannot be tested here without {missing_part}");
             return None;
         }
         Some(rig.filled())
@@ -91,7 +91,7 @@ impl Rig {
             self.ip(&format!("-n {own} link set u0 up"));
             self.ip(&format!("-n {own} link set lo up"));
         }
-        // Concentrators run as users of their own, who have to get at the program.
+        // Concentrators run as users of their own, which have to execute the program.
         let dir = self.dir.path();
         fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
         fs::create_dir(dir.join("bin")).unwrap();
@@ -126,7 +126,7 @@ impl Rig {
         self
     }
 
-    /// A file for all users, which may execute it.
+    /// Writes a file that all users may read and execute.
     pub fn write(&self, name: &str, content: &[u8]) {
         let path = self.dir.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -142,7 +142,7 @@ impl Rig {
         assert!(self.try_ip(words), "ip {words}");
     }
 
-    /// A command of `ip` in the namespace of a host.
+    /// Runs a command of `ip` in the namespace of a host.
     pub fn ip_on(&self, host: &str, words: &str) {
         self.ip(&format!("-n {} {words}", self.namespace(host)));
     }
@@ -160,7 +160,7 @@ impl Rig {
     }
 
     /// The output of a command in the namespace of a host.
-    pub fn says(&self, host: &str, words: &str) -> String {
+    pub fn output(&self, host: &str, words: &str) -> String {
         output(
             self.on(host, words.split(' ').next().unwrap())
                 .args(words.split(' ').skip(1)),
@@ -217,12 +217,12 @@ impl Rig {
         stream
             .write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             .unwrap();
-        let mut said = String::new();
-        stream.read_to_string(&mut said).unwrap();
-        said
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        page
     }
 
-    /// As a power cut does, but instances go on.
+    /// Kills the agent with SIGKILL. Its instances run on.
     pub fn kill(&mut self, host: &str) {
         let at = self.programs.iter().position(|(name, _)| *name == host).unwrap();
         self.programs.remove(at).1.kill();
@@ -247,16 +247,16 @@ impl Rig {
             .unwrap()
     }
 
-    /// Runs a command of `ssntp ctl` that has to succeed, and gives its standard output.
+    /// Runs a command of `ssntp ctl` that has to succeed, and returns its standard output.
     #[track_caller]
     pub fn done(&self, words: &str) -> String {
         let output = self.ctl(words);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "ctl {words}: {said}");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "ctl {words}: {error}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs a command of `ssntp ctl` that has to fail, and gives its standard error.
+    /// Runs a command of `ssntp ctl` that has to fail, and returns its standard error.
     #[track_caller]
     pub fn refused(&self, words: &str) -> String {
         let output = self.ctl(words);
@@ -264,7 +264,7 @@ impl Rig {
         String::from_utf8(output.stderr).unwrap()
     }
 
-    /// A tenant whose concentrator has a certificate of its own.
+    /// Adds a tenant whose concentrator has a certificate of its own.
     pub fn tenant(&self, name: &str, concentrator: u8) {
         let uuid = uuid::Uuid::new_v4();
         self.certify(uuid);
@@ -273,7 +273,7 @@ impl Rig {
         ));
     }
 
-    /// A new certificate for a concentrator.
+    /// Issues a new certificate for a concentrator.
     pub fn certify(&self, concentrator: uuid::Uuid) {
         let certs = self.dir.path().join("certs");
         let request = CertificateRequest::new(Role::CNCIAGENT).uuid(concentrator);
@@ -292,7 +292,7 @@ impl Rig {
         texts.find(|text| uuid::Uuid::try_parse(text).is_ok()).unwrap()
     }
 
-    /// Starts an instance of a tenant on a host; it answers with its name.
+    /// Starts an instance of a tenant on a host, and a service in its network that answers with its name.
     pub fn start(&self, tenant: &str, host: &str) -> Instance {
         let node = self.node(host);
         let instance = self.start_with(tenant, host, &format!("--node {node} -- sleep 1000"));
@@ -300,10 +300,10 @@ impl Rig {
         instance
     }
 
-    /// Starts an instance with these words, which lead to that host.
+    /// Starts an instance with these flags, which select that host.
     pub fn start_with(&self, tenant: &str, host: &str, words: &str) -> Instance {
-        let said = self.done(&format!("start --tenant {tenant} {words}"));
-        let uuid = said.split(' ').nth(1).unwrap().to_owned();
+        let output = self.done(&format!("start --tenant {tenant} {words}"));
+        let uuid = output.split(' ').nth(1).unwrap().to_owned();
         let shown = self.done(&format!("tenant show {tenant} --json"));
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
         let addresses = shown["addresses"].as_array().unwrap();
@@ -337,7 +337,7 @@ impl Rig {
         (uuid, pid)
     }
 
-    /// A function in the namespace of a host.
+    /// Calls a function in the namespace of a host.
     pub fn at<T: Send + 'static>(&self, host: &str, act: impl FnOnce() -> T + Send + 'static) -> T {
         enter(format!("/run/netns/{}", self.namespace(host)), act)
     }
@@ -354,7 +354,7 @@ impl Rig {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        // Agents first, which would start concentrators again.
+        // Agents end first, because they would start concentrators again.
         self.programs.clear();
         let pids: Vec<i32> = self.pids().into_iter().filter(|pid| *pid > 0).collect();
         // A process that an instance has started, such as a concentrator's dnsmasq, is in its namespace.
@@ -411,7 +411,7 @@ fn within(namespace: &str, program: &str) -> Command {
 }
 
 impl Instance {
-    /// A command in the instance's network, with root's rights.
+    /// Runs a command in the instance's network with root's rights. True if it succeeds.
     pub fn runs(&self, words: &str) -> bool {
         let mut words = words.split(' ');
         let mut command = within(&format!("/proc/{}/ns/net", self.pid), words.next().unwrap());
@@ -424,11 +424,11 @@ impl Instance {
     }
 
     /// The output of a command that runs as root in the network namespace of the instance.
-    pub fn says(&self, program: &str, words: &[&str]) -> String {
+    pub fn output(&self, program: &str, words: &[&str]) -> String {
         output(within(&format!("/proc/{}/ns/net", self.pid), program).args(words))
     }
 
-    /// The same for another process.
+    /// The same instance with another process.
     pub fn like(&self, pid: i32) -> Self {
         Self { pid, ..self.clone() }
     }
@@ -455,20 +455,23 @@ impl Instance {
         self.of_program("environ")
     }
 
-    /// A function in the instance's network.
+    /// Calls a function in the instance's network.
     pub fn within<T: Send + 'static>(&self, act: impl FnOnce() -> T + Send + 'static) -> T {
         enter(format!("/proc/{}/ns/net", self.pid), act)
     }
 
     /// The instance that answers at an address; `None` if there is no answer.
-    pub fn hears(&self, ip: Ipv4Addr) -> Option<String> {
-        self.within(move || hears(ip))
+    pub fn answer_at(&self, ip: Ipv4Addr) -> Option<String> {
+        self.within(move || answer_at(ip))
     }
 
-    /// True if another instance answers, within the time that a busy machine may need.
+    /// Waits until another instance answers. The limit is long enough for a busy machine.
     #[track_caller]
     pub fn reaches(&self, other: &Self) {
-        wait_for(|| self.hears(other.ip).filter(|said| said.ends_with(&other.uuid)));
+        wait_for(|| {
+            self.answer_at(other.ip)
+                .filter(|answer| answer.ends_with(&other.uuid))
+        });
     }
 
     /// A connection to another instance, which echoes.
@@ -483,13 +486,13 @@ impl Instance {
 const NAME: u16 = 7;
 const ECHO: u16 = 8;
 
-/// The instance that answers at an address, from the namespace of this thread.
-pub fn hears(ip: Ipv4Addr) -> Option<String> {
+/// The instance that answers at an address in the namespace of this thread.
+pub fn answer_at(ip: Ipv4Addr) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&(ip, NAME).into(), SILENCE).ok()?;
     stream.set_read_timeout(Some(SILENCE)).unwrap();
-    let mut said = String::new();
-    stream.read_to_string(&mut said).ok()?;
-    Some(said)
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
 }
 
 /// Sends bytes through a connection that echoes, repeatedly, until the test ends.
@@ -505,14 +508,14 @@ impl Traffic {
             let mut back = [0; 64];
             while stream.write_all(&[7; 64]).is_ok() && stream.read_exact(&mut back).is_ok() {
                 count.fetch_add(1, Ordering::Relaxed);
-                // Enough to notice every gap; more would only take the processor.
+                // Short enough to notice every gap, and long enough to spare the processor.
                 thread::sleep(Duration::from_millis(2));
             }
         });
         Self { echoes }
     }
 
-    /// Waits until it has gone on, on the connection that it has had from the beginning.
+    /// Waits until more bytes have passed on the same connection.
     #[track_caller]
     pub fn goes_on(&self) {
         let before = self.echoes.load(Ordering::Relaxed);
@@ -528,8 +531,8 @@ pub fn echoes(stream: &mut TcpStream, text: &str) {
     assert_eq!(echo, text.as_bytes());
 }
 
-/// Answers in the namespace of a process with a name and the address of the peer, until the
-/// test ends. A socket stays in the namespace that it was made in.
+/// Answers with a name and the address of the peer in the namespace of a process, until the test
+/// ends. A socket stays in the namespace in which it was made.
 pub fn serve(pid: i32, name: String) {
     serve_in(format!("/proc/{pid}/ns/net"), name);
 }
@@ -564,7 +567,7 @@ pub fn tell_peers(rig: &Rig, host: &str) {
     });
 }
 
-/// Does something in a network namespace. A thread of its own enters it.
+/// Calls a function in a network namespace, which a thread of its own enters.
 fn enter<T: Send + 'static>(namespace: String, act: impl FnOnce() -> T + Send + 'static) -> T {
     let entered = thread::spawn(move || {
         let file = File::open(&namespace).unwrap_or_else(|e| panic!("{namespace}: {e}"));
@@ -574,7 +577,7 @@ fn enter<T: Send + 'static>(namespace: String, act: impl FnOnce() -> T + Send + 
     entered.join().unwrap()
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 #[track_caller]
 pub fn until(mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();

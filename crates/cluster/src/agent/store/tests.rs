@@ -36,8 +36,8 @@ fn a_file_in_place_of_a_directory_is_named_in_the_error() {
     let file = dir.path().join("state");
     std::fs::write(&file, "").unwrap();
     for wanted in [file.clone(), file.join("deeper/still")] {
-        let said = make_dirs(&wanted, PRIVATE).unwrap_err().to_string();
-        assert_eq!(said, format!("{} is a file and no directory", file.display()));
+        let error = make_dirs(&wanted, PRIVATE).unwrap_err().to_string();
+        assert_eq!(error, format!("{} is a file and no directory", file.display()));
     }
 }
 
@@ -58,7 +58,10 @@ fn saved_records_are_loaded() {
         store.save_node(&evacuated).unwrap();
         let volume = store.volume(Uuid::from_u128(9)).unwrap();
         store.link(&store.place(a), &volume).unwrap();
-        assert!(store.link(&store.place(a), &volume).is_err(), "attached already");
+        assert!(
+            store.link(&store.place(a), &volume).is_err(),
+            "the volume is attached already"
+        );
     }
     let store = Store::open(&dir.path().join("deep/state"), None).unwrap();
     assert!(store.volume(a).is_none());

@@ -497,7 +497,7 @@ mod tests {
     #[test]
     fn a_renamed_log_is_followed_without_loss() {
         let mut stage = Stage::new(true, None);
-        assert_eq!(stage.read(), (String::new(), false), "it has written nothing");
+        assert_eq!(stage.read(), (String::new(), false), "the instance has no output");
         stage.append("a");
         assert_eq!(stage.read().0, "a");
         stage.append("b");
@@ -508,12 +508,12 @@ mod tests {
         stage.begin_anew("e");
         stage.begin_anew("f");
         assert_eq!(stage.read().0, "d?ef");
-        // Just now there is none of that name.
+        // At this moment no file has that name.
         fs::rename(stage.path(LOG), stage.path(BEFORE)).unwrap();
         assert_eq!(stage.read(), (String::new(), false));
         stage.append("g");
         assert_eq!(stage.read().0, "g");
-        // It could not be renamed.
+        // The log could not be renamed.
         fs::write(stage.path(LOG), "").unwrap();
         assert_eq!(stage.read(), (String::new(), false));
         stage.append("h");
@@ -533,7 +533,7 @@ mod tests {
         stage.begin_anew("c");
         stage.wanted.open.credit = MAX_STREAM_CREDIT;
         assert_eq!(stage.read(), ("a".to_owned(), true));
-        // An instance that has nothing, not even a directory.
+        // The instance has no directory.
         let mut stage = Stage::new(false, None);
         assert_eq!(stage.read(), (String::new(), true));
         let mut stage = Stage::new(true, None);
@@ -573,7 +573,7 @@ mod tests {
                 assert!(stage.reader.read(&stage.wanted).is_err());
             }
         }
-        // Nor through one to the instance's directory.
+        // A link in place of the instance's directory is not followed either.
         let mut stage = Stage::new(true, None);
         stage.append("a");
         let elsewhere = dir.path().join("instance");

@@ -10,9 +10,9 @@ use crate::agent::driver::{Confinement, InstanceDir, Measurable, ProcessDriver, 
 
 const PLACE: &str = "SSNTP_TEST_PLACE";
 
-/// The next test runs this one again, in a process of its own.
+/// The next test runs this test in a process of its own.
 #[test]
-fn a_measurement_without_descriptors() {
+fn measure_without_free_descriptors() {
     let Some(place) = std::env::var_os(PLACE) else {
         return;
     };
@@ -55,11 +55,11 @@ fn an_instance_whose_disk_cannot_be_measured_for_now_is_not_killed() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "agent::worker::tests::a_measurement_without_descriptors",
+            "agent::worker::tests::measure_without_free_descriptors",
         ])
         .env(PLACE, dir.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Frames in, frames out: a concentrator with a data plane and a disk that the test controls.
+//! A concentrator with a data plane and a disk that the test controls: its frames and its tables.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,8 +24,8 @@ struct Fake {
 }
 
 impl Fake {
-    fn call(&self, what: String) -> Result<(), String> {
-        self.calls.lock().unwrap().push(what);
+    fn call(&self, call: String) -> Result<(), String> {
+        self.calls.lock().unwrap().push(call);
         match self.refuse.load(Ordering::Relaxed) {
             true => Err("no".into()),
             false => Ok(()),
@@ -48,8 +48,8 @@ impl DataPlane for Fake {
         let public = tables.public_ips.iter();
         let public = public.map(|ip| format!("{} to {} ", ip.public_ip, ip.private_ip));
         let peers = tables.peers.len();
-        let said = tunnels.chain(public).collect::<String>() + &format!("{peers} peers");
-        self.call(said).map(|()| Vec::new())
+        let summary = tunnels.chain(public).collect::<String>() + &format!("{peers} peers");
+        self.call(summary).map(|()| Vec::new())
     }
 }
 
@@ -211,7 +211,7 @@ fn tunnels_and_peers_are_added_and_removed() {
             "172.16.0.0/24 172.16.1.0/24 0 peers",
             "172.16.0.0/24 172.16.1.0/24 0 peers"
         ],
-        "told again: the data plane has it, or makes it now"
+        "a repeated event calls the data plane again"
     );
     let subnets = |stage: &Stage| -> Vec<String> {
         stage
@@ -345,7 +345,11 @@ fn public_addresses_are_assigned_and_released() {
     stage.calls();
     let first = assign(ONE, "198.51.100.20", "172.16.0.5");
     assert_eq!(stage.assign_reason(&first), None);
-    assert_eq!(stage.assign_reason(&first), None, "confirmed again");
+    assert_eq!(
+        stage.assign_reason(&first),
+        None,
+        "the assignment is confirmed again"
+    );
     assert_eq!(stage.calls(), ["198.51.100.20 to 172.16.0.5 0 peers"]);
     let assign_failure = Some("assign_failure".to_owned());
     assert_eq!(
@@ -359,7 +363,7 @@ fn public_addresses_are_assigned_and_released() {
     assert_eq!(
         stage.assign_reason(&assign(TWO, "198.51.100.3", "")),
         None,
-        "nothing private is known"
+        "no private address is known"
     );
     let kept: Vec<_> = stage
         .kept
@@ -369,7 +373,11 @@ fn public_addresses_are_assigned_and_released() {
         .iter()
         .map(|ip| ip.public_ip.clone())
         .collect();
-    assert_eq!(kept, ["198.51.100.3", "198.51.100.20"], "by number");
+    assert_eq!(
+        kept,
+        ["198.51.100.3", "198.51.100.20"],
+        "the addresses are sorted by number"
+    );
 
     assert_eq!(
         stage.release_reason(&release(NODE, "198.51.100.20")).as_deref(),

@@ -1,4 +1,4 @@
-//! Each test has a network namespace of its own. Without the right or the tools it is skipped.
+//! Each test has a network namespace of its own. Without root or the tools it is skipped.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -39,8 +39,8 @@ fn public(private: &str) -> PublicIp {
     }
 }
 
-fn listed(what: &str) -> String {
-    let words: Vec<_> = what.split(' ').collect();
+fn listed(line: &str) -> String {
+    let words: Vec<_> = line.split(' ').collect();
     let json: serde_json::Value = tools::json("nft", &words).unwrap();
     json.to_string()
 }
@@ -59,9 +59,9 @@ fn a_tunnel_that_failed_halfway_is_made_at_the_next_attempt() {
         };
         let mut tables = nodes(&["10.0.0.7"]);
         tables.tunnels.push(other);
-        let why = routing.apply(&tables).unwrap_err();
-        assert!(why.contains("exists"), "{why}");
-        assert_eq!(links().unwrap().len(), 1, "the other one is made");
+        let error = routing.apply(&tables).unwrap_err();
+        assert!(error.contains("exists"), "{error}");
+        assert_eq!(links().unwrap().len(), 1, "the other tunnel is made");
         let entries = || -> String {
             let entries: serde_json::Value = tools::json("bridge", &["fdb", "show"]).unwrap();
             entries.to_string()
@@ -90,7 +90,11 @@ fn tables_of_a_concentrator_that_moved_no_packets_are_restored() {
         let left_out = routing.apply(&tables).unwrap();
         assert_eq!(left_out.len(), 2, "{left_out:?}");
         assert!(left_out[0].contains("nowhere"), "{left_out:?}");
-        assert_eq!(routing.apply(&tables).unwrap(), [""; 0], "it was said once");
+        assert_eq!(
+            routing.apply(&tables).unwrap(),
+            [""; 0],
+            "the fault is logged once"
+        );
         assert!(listed("list map ip ssntp outward").contains("172.16.0.5"));
     });
 }
@@ -114,8 +118,8 @@ fn a_public_address_moves_to_another_instance_in_one_step() {
         for (wrong, word) in [(public("172.17.0.5"), "no subnet"), (own, "own address")] {
             let mut next = tables.clone();
             next.public_ips.push(wrong);
-            let why = routing.check(&next).unwrap_err();
-            assert!(why.contains(word), "{why}");
+            let error = routing.check(&next).unwrap_err();
+            assert!(error.contains(word), "{error}");
         }
         // A public address is left out if its subnet has no tunnel.
         tables.tunnels.clear();
@@ -143,8 +147,8 @@ fn tunnels_that_contradict_each_other_are_refused() {
             change(&mut wrong);
             let mut next = nodes(&["10.0.0.7"]);
             next.tunnels.push(wrong);
-            let why = routing.check(&next).unwrap_err();
-            assert!(why.contains(word), "{why}");
+            let error = routing.check(&next).unwrap_err();
+            assert!(error.contains(word), "{error}");
         }
     });
 }
@@ -262,8 +266,8 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
             ),
         ];
         for (peers, word) in rows {
-            let why = routing.check(&with(peers)).unwrap_err();
-            assert!(why.contains(word), "{why}");
+            let error = routing.check(&with(peers)).unwrap_err();
+            assert!(error.contains(word), "{error}");
         }
         let fewer = with(&[own.clone(), peer(3, "172.16.3.0/24")]);
         routing.apply(&fewer).unwrap();
@@ -287,7 +291,7 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
 struct Neighbour(Child);
 
 impl Neighbour {
-    fn new(port: &str, here: &str, there: &str) -> Self {
+    fn new(port: &str, here: &str, far: &str) -> Self {
         let mut command = Command::new("unshare");
         command.args(["--net", "sh", "-c", "echo; exec sleep 1000"]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -297,7 +301,7 @@ impl Neighbour {
             format!("link add {port} type veth peer name eth0 netns {pid}\nlink set {port} up\n{here}\n");
         tools::ip(&made).unwrap();
         let neighbour = Self(child);
-        let inside = format!("{there}\nlink set lo up\n");
+        let inside = format!("{far}\nlink set lo up\n");
         tools::ip_within(&neighbour.namespace(), &inside).unwrap();
         neighbour
     }
@@ -309,11 +313,11 @@ impl Neighbour {
     /// Runs a function in the namespace.
     fn does(&self, act: impl FnOnce() + Send + 'static) {
         let namespace = self.namespace();
-        let there = move || {
+        let enter = move || {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
             act();
         };
-        std::thread::Builder::new().spawn(there).unwrap().join().unwrap();
+        std::thread::Builder::new().spawn(enter).unwrap().join().unwrap();
     }
 }
 
@@ -367,7 +371,7 @@ fn packets_pass_between_two_concentrators_of_a_tenant() {
             "addr add 10.0.0.2/24 dev eth0\nlink set eth0 up",
         );
         other.does(move || drop(with(2, &[peer(2), peer(1)])));
-        // It is in place of an instance behind a tunnel of the first concentrator.
+        // This process stands for an instance behind a tunnel of the first concentrator.
         let instance = Neighbour::new(
             "ssxi",
             "route add 172.16.1.5/32 dev ssxi",

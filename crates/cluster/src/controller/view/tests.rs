@@ -9,11 +9,11 @@ const INSTANCE: Uuid = Uuid::from_u128(0x0f7a5a1e_3c55_4a0b_9d3c_6f1f2f9a1001);
 const CNCI: Uuid = Uuid::from_u128(0xc2a1f0e9_8d7c_4b6a_9584_736251403f2e);
 
 fn take(view: &mut View, payload: &impl Payload) -> Vec<String> {
-    told(view.apply(&Frame::of(payload), UNIX_EPOCH))
+    names_of(view.apply(&Frame::of(payload), UNIX_EPOCH))
 }
 
 /// The names of the changes, as programs read them.
-fn told(changes: Vec<Change>) -> Vec<String> {
+fn names_of(changes: Vec<Change>) -> Vec<String> {
     changes.iter().map(name).collect()
 }
 
@@ -80,7 +80,7 @@ fn an_instance_belongs_to_the_node_that_listed_it_last() {
         ["node_status", "instance_added", "node_stats"]
     );
     assert_eq!(view.instance(INSTANCE).unwrap().node, OTHER);
-    // Its former node no longer lists it, which does not remove it.
+    // STATS of its former node without the instance do not remove it.
     assert_eq!(take(&mut view, &stats(NODE, &[])), ["node_stats"]);
     assert_eq!(view.instance(INSTANCE).unwrap().node, OTHER);
 }
@@ -99,7 +99,7 @@ fn an_instance_that_moved_belongs_to_its_new_node_alone() {
     take(&mut view, &disconnected(NODE));
     take(&mut view, &stats(CNCI, &[]));
     assert_eq!(take(&mut view, &disconnected(CNCI)), ["node_disconnected"]);
-    assert!(view.node(NODE).is_none(), "it is forgotten");
+    assert!(view.node(NODE).is_none(), "the node is forgotten");
     assert_eq!(view.instance(INSTANCE).unwrap().node, OTHER);
 }
 
@@ -123,7 +123,7 @@ fn instances_that_are_forgotten_with_their_node_are_reported_as_gone() {
     assert_eq!((view.instances().count(), view.cncis().count()), (0, 0));
     // All nodes are disconnected at the end of the session.
     assert_eq!(
-        told(forgetful().disconnected(UNIX_EPOCH)),
+        names_of(forgetful().disconnected(UNIX_EPOCH)),
         ["instance_gone", "cnci_gone"]
     );
 }
@@ -152,7 +152,7 @@ fn a_node_that_has_left_is_shown_as_it_was() {
         ["snapshot_complete"]
     );
     assert!(view.has_snapshot());
-    assert!(!view.is_complete(), "no STATS yet");
+    assert!(!view.is_complete(), "the node has sent no STATS yet");
     take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
     assert!(view.is_complete());
     assert_eq!(take(&mut view, &disconnected(NODE)), ["node_disconnected"]);
@@ -160,7 +160,7 @@ fn a_node_that_has_left_is_shown_as_it_was() {
     assert_eq!(view.instance(INSTANCE).unwrap().state, InstanceState::Active);
     take(&mut view, &connected(NODE));
     assert!(view.node(NODE).unwrap().connected);
-    assert!(!view.is_complete(), "no STATS since it is back");
+    assert!(!view.is_complete(), "the node has sent no STATS since its return");
 }
 
 #[test]
@@ -173,10 +173,10 @@ fn without_a_session_no_node_is_known_to_be_connected() {
     assert!(!view.is_online());
     assert!(!view.node(NODE).unwrap().connected);
     view.connected(None);
-    assert!(!view.is_complete(), "nobody has been told of yet");
+    assert!(!view.is_complete(), "no node is known yet");
     take(&mut view, &connected(NODE));
     take(&mut view, &stats(NODE, &[]));
-    assert!(!view.is_complete(), "more may follow");
+    assert!(!view.is_complete(), "further nodes may follow");
     take(&mut view, &SnapshotComplete::default());
     assert!(view.is_complete());
 }
@@ -230,7 +230,7 @@ fn events_change_the_view_before_stats() {
 }
 
 #[test]
-fn volumes_come_and_go_with_stats() {
+fn volumes_are_added_and_removed_by_stats() {
     let mut view = View::default();
     let mut stats = stats(NODE, &[(INSTANCE, InstanceState::Active)]);
     take(&mut view, &stats);
@@ -282,7 +282,11 @@ fn unreadable_frames_are_reported_and_change_nothing() {
     let mut view = View::default();
     for payload in ["", "a: [", "node_uuid: []", "node_uuid: n\ninstances: 7"] {
         let frame = Frame::with_payload(Command::STATS, payload);
-        assert_eq!(told(view.apply(&frame, UNIX_EPOCH)), ["unreadable"], "{payload}");
+        assert_eq!(
+            names_of(view.apply(&frame, UNIX_EPOCH)),
+            ["unreadable"],
+            "{payload}"
+        );
     }
     // A document without the UUID of a node belongs to no node.
     let frame = Frame::with_payload(Command::STATS, "node_uuid: rack1");
@@ -360,7 +364,7 @@ fn a_unique_beginning_of_a_uuid_names_an_entity() {
         view.find_instance("0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001"),
         Ok(INSTANCE)
     );
-    // A whole UUID may be unknown.
+    // A complete UUID need not be known to the view.
     assert_eq!(view.find_instance(&CNCI.to_string()), Ok(CNCI));
     let several = view.find_instance("0f7a").unwrap_err();
     assert_eq!(
@@ -383,8 +387,8 @@ fn a_unique_beginning_of_a_uuid_names_an_entity() {
 fn instances_are_found_by_name_first() {
     let mut view = View::default();
     let named = |names: &[(Uuid, &str)]| {
-        let mut told = stats(NODE, &[]);
-        told.instances = names
+        let mut report = stats(NODE, &[]);
+        report.instances = names
             .iter()
             .map(|(uuid, name)| InstanceStats {
                 instance_uuid: (*uuid).into(),
@@ -392,9 +396,9 @@ fn instances_are_found_by_name_first() {
                 ..InstanceStats::default()
             })
             .collect();
-        told
+        report
     };
-    // Also if the UUID of another instance begins with the same text.
+    // A name comes first even if the UUID of another instance begins with the same text.
     take(&mut view, &named(&[(INSTANCE, ""), (CNCI, "0f"), (OTHER, "web")]));
     assert_eq!(view.find_instance("web"), Ok(OTHER));
     assert_eq!(view.find_instance("0f"), Ok(CNCI));
@@ -426,15 +430,15 @@ fn instances_are_found_by_name_first() {
 #[test]
 fn the_texts_of_an_instance_are_bounded() {
     let mut view = View::default();
-    let mut told = stats(NODE, &[(INSTANCE, InstanceState::Exited)]);
-    let instance = &mut told.instances[0];
+    let mut report = stats(NODE, &[(INSTANCE, InstanceState::Exited)]);
+    let instance = &mut report.instances[0];
     instance.name = "\u{1b}[31m".into();
     instance.labels = (0..1000).map(|n| (format!("k{n}"), "v".into())).collect();
     instance.labels.insert("x".repeat(100), "v".into());
     instance.labels.insert("a".into(), "\u{202e}".into());
     instance.started = "1".repeat(100_000);
     instance.detail = "d".repeat(100_000);
-    take(&mut view, &told);
+    take(&mut view, &report);
     let kept = &view.instance(INSTANCE).unwrap().stats;
     assert_eq!(
         (kept.name.as_str(), kept.started.len(), kept.detail.len()),
@@ -445,16 +449,16 @@ fn the_texts_of_an_instance_are_bounded() {
 }
 
 #[test]
-fn a_change_says_how_an_instance_ended() {
+fn a_change_has_the_end_of_an_instance_as_text() {
     let mut view = View::default();
     take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
     assert_eq!(view.instance(INSTANCE).unwrap().ending(), None);
-    let mut told = stats(NODE, &[(INSTANCE, InstanceState::Exited)]);
-    (told.instances[0].exit_code, told.instances[0].exit_signal) = (143, 15);
-    let changes = view.apply(&Frame::of(&told), UNIX_EPOCH);
-    let said: Vec<_> = changes.iter().map(ToString::to_string).collect();
+    let mut report = stats(NODE, &[(INSTANCE, InstanceState::Exited)]);
+    (report.instances[0].exit_code, report.instances[0].exit_signal) = (143, 15);
+    let changes = view.apply(&Frame::of(&report), UNIX_EPOCH);
+    let texts: Vec<_> = changes.iter().map(ToString::to_string).collect();
     assert_eq!(
-        said[0],
+        texts[0],
         format!("instance {INSTANCE} is exited, after active: killed SIGTERM")
     );
 }
@@ -469,12 +473,12 @@ fn a_stale_node_is_shown_as_it_was() {
         ..stats(NODE, &[(INSTANCE, InstanceState::Active)])
     };
     assert_eq!(
-        told(view.apply(&Frame::of(&repeated), later)),
+        names_of(view.apply(&Frame::of(&repeated), later)),
         ["node_status", "node_stats"]
     );
     let node = view.node(NODE).unwrap();
     assert!(node.connected && !node.is_current());
-    assert_eq!(node.seen, Some(UNIX_EPOCH), "when it last reported");
+    assert_eq!(node.seen, Some(UNIX_EPOCH), "the time of its last report");
     take(&mut view, &stats(NODE, &[]));
     assert!(view.node(NODE).unwrap().is_current());
 }

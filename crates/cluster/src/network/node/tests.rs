@@ -1,4 +1,4 @@
-//! Each test has a network namespace of its own. Without the right or the tools it is skipped.
+//! Each test has a network namespace of its own. Without root or the tools it is skipped.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -133,7 +133,7 @@ fn restore_makes_missing_links_and_keeps_those_that_are_right() {
         networks.restore(&wanted(&[2, 3])).unwrap();
         assert_eq!(names(), of_keys(&[2, 3]));
         let after = [index("ssx2"), index(&name(2))];
-        assert_eq!(after, before, "what is right stays");
+        assert_eq!(after, before, "valid links stay");
         assert_eq!(up(&networks), [(2, true), (3, true)]);
         assert!(processes[2].is_connected());
         // A process that was started before the node had networks uses the host's network.
@@ -231,7 +231,7 @@ fn a_machine_can_request_its_address_through_its_tap() {
         assert_eq!(up(&networks), [(1, true)]);
         tools::ip(&format!("link del {}\n", name(1))).unwrap();
         assert_eq!(up(&networks), [(1, false)]);
-        assert_eq!(up(&networks), [(1, false)], "QEMU cannot be given another one");
+        assert_eq!(up(&networks), [(1, false)], "QEMU keeps its open tap");
         networks.detach(uuid(1));
         assert_eq!(names(), BTreeSet::new());
     });
@@ -257,8 +257,8 @@ fn a_thousand_tenants_are_made_and_removed() {
 #[test]
 fn a_missing_underlay_is_named_and_an_overlap_is_refused() {
     alone(|networks| {
-        let why = Networks::open(config("nowhere")).unwrap_err();
-        assert!(why.contains("nowhere"), "{why}");
+        let error = Networks::open(config("nowhere")).unwrap_err();
+        assert!(error.contains("nowhere"), "{error}");
         let start = Start {
             networking: Networking {
                 subnet: "10.0.0.0/24".into(),
@@ -269,8 +269,8 @@ fn a_missing_underlay_is_named_and_an_overlap_is_refused() {
             },
             ..Start::default()
         };
-        let why = networks.attachment(&start).unwrap_err();
-        assert!(why.contains("overlaps the underlay"), "{why}");
+        let error = networks.attachment(&start).unwrap_err();
+        assert!(error.contains("overlaps the underlay"), "{error}");
     });
 }
 

@@ -1,4 +1,4 @@
-//! The table of instances, with a clock of the test.
+//! The table of instances. The test sets the clock.
 
 use InstanceState::{Active, Exited, Pending, Stopping};
 
@@ -38,7 +38,7 @@ impl Stage {
         placement.connect(node, ssntp::Role::AGENT);
         placement.ready(node, &Ready::default());
         let Verdict::Placed(allocation) = placement.place(&Needs::default(), None) else {
-            panic!("it has room");
+            panic!("the table has room");
         };
         let start = UnplacedStart {
             frame: Frame::new(Command::START),
@@ -54,7 +54,7 @@ impl Stage {
         self.table.assign(&start, allocation, INTERVAL, self.now);
     }
 
-    fn says(&mut self, node: Uuid, listed: &[(Uuid, InstanceState)]) -> Report {
+    fn report(&mut self, node: Uuid, listed: &[(Uuid, InstanceState)]) -> Report {
         self.table.report(node, listed, INTERVAL, self.now)
     }
 
@@ -87,36 +87,42 @@ impl Stage {
 }
 
 #[test]
-fn each_sign_moves_the_deadline_of_a_start_but_not_for_ever() {
+fn each_report_of_a_node_moves_the_deadline_of_a_start_up_to_a_limit() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
     // Three intervals are longer than a minute.
     assert!(stage.pass(SECOND * 89).is_empty());
     for _ in 0..9 {
-        stage.says(NODE, &[(ONE, Pending)]);
-        assert!(stage.pass(SECOND * 89).is_empty(), "it is at work");
+        stage.report(NODE, &[(ONE, Pending)]);
+        assert!(
+            stage.pass(SECOND * 89).is_empty(),
+            "the node is starting the instance"
+        );
     }
-    stage.says(NODE, &[(ONE, Pending)]);
+    stage.report(NODE, &[(ONE, Pending)]);
     assert_eq!(stage.pass(SECOND * 10), [ONE], "fifteen minutes are over");
     assert_eq!(stage.table.next_due(), None);
 }
 
 #[test]
-fn a_start_that_was_given_up_is_deleted_when_it_turns_up_and_its_uuid_is_free_then() {
+fn an_instance_whose_start_timed_out_is_deleted_when_reported_and_frees_its_uuid() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
     assert_eq!(stage.pass(SECOND * 90), [ONE]);
     let taken = (StartFailureReason::AlreadyRunning, Some(NODE));
     assert_eq!(stage.table.taken(ONE), Some(taken.clone()));
     for state in [Pending, Active, Exited] {
-        assert_eq!(stage.says(NODE, &[(ONE, state)]).unwanted, [ONE]);
+        assert_eq!(stage.report(NODE, &[(ONE, state)]).unwanted, [ONE]);
     }
-    assert!(stage.says(NODE, &[(ONE, Stopping)]).unwanted.is_empty());
+    assert!(stage.report(NODE, &[(ONE, Stopping)]).unwanted.is_empty());
     assert_eq!(stage.table.taken(ONE), Some(taken));
-    stage.says(NODE, &[]);
+    stage.report(NODE, &[]);
     assert_eq!(stage.table.taken(ONE), None);
     let again = stage.table.failed(ONE, NODE, &StartFailureReason::LaunchFailure);
-    assert!(matches!(again, StartFailed::Repeated), "it was answered");
+    assert!(
+        matches!(again, StartFailed::Repeated),
+        "the START was answered before"
+    );
     assert!(stage.is_empty());
 }
 
@@ -124,9 +130,13 @@ fn a_start_that_was_given_up_is_deleted_when_it_turns_up_and_its_uuid_is_free_th
 fn stats_that_cross_a_start_do_not_answer_it() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
-    assert!(stage.says(NODE, &[]).lost.is_empty());
-    stage.says(NODE, &[(ONE, Pending)]);
-    assert_eq!(Stage::lost(&stage.says(NODE, &[])), [ONE], "it was there");
+    assert!(stage.report(NODE, &[]).lost.is_empty());
+    stage.report(NODE, &[(ONE, Pending)]);
+    assert_eq!(
+        Stage::lost(&stage.report(NODE, &[])),
+        [ONE],
+        "the node had the instance"
+    );
     assert!(stage.is_empty());
 }
 
@@ -138,13 +148,13 @@ fn starts_of_a_node_that_is_away_wait_for_its_return() {
     stage.table.node_left(NODE, stage.now);
     assert!(stage.pass(SECOND * 14).is_empty());
     stage.table.node_returned(NODE, true);
-    assert_eq!(Stage::lost(&stage.says(NODE, &[(ONE, Active)])), [TWO]);
+    assert_eq!(Stage::lost(&stage.report(NODE, &[(ONE, Active)])), [TWO]);
     assert!(stage.pass(SECOND * 3600).is_empty());
 
     stage.give(TWO, NODE);
     stage.table.node_left(NODE, stage.now);
     assert_eq!(stage.pass(SECOND * 15), [TWO]);
-    // Both belong to it for the time that a machine may take to boot.
+    // The node keeps both instances for the time that a machine may take to boot.
     assert!(stage.table.taken(ONE).is_some() && stage.table.taken(TWO).is_some());
     assert!(stage.table.is_foreign(ONE, OTHER));
     stage.pass(AWAY_TIME);
@@ -163,7 +173,7 @@ fn instances_of_nodes_that_are_away_are_bounded_and_their_starts_are_answered() 
             .iter()
             .map(|uuid| (Uuid::from_u128(uuid.as_u128() | round << 64), Active))
             .collect();
-        stage.says(node, &listed);
+        stage.report(node, &listed);
         stage.table.node_left(node, stage.now);
         assert!(stage.table.away_instances <= MAX_AWAY);
         assert!(stage.table.by_uuid.len() <= MAX_AWAY + 1);
@@ -178,7 +188,7 @@ fn nodes_without_instances_leave_no_state() {
     let mut stage = Stage::new();
     for node in 0..100 {
         let node = Uuid::from_u128(node);
-        stage.says(node, &[]);
+        stage.report(node, &[]);
         stage.table.node_left(node, stage.now);
     }
     assert!(stage.table.by_node.is_empty() && stage.table.away.is_empty());
@@ -187,9 +197,9 @@ fn nodes_without_instances_leave_no_state() {
 #[test]
 fn reports_of_another_node_do_not_change_an_instance() {
     let mut stage = Stage::new();
-    stage.says(NODE, &[(ONE, Active)]);
+    stage.report(NODE, &[(ONE, Active)]);
     stage.give(TWO, NODE);
-    let report = stage.says(OTHER, &[(ONE, Exited), (TWO, Active)]);
+    let report = stage.report(OTHER, &[(ONE, Exited), (TWO, Active)]);
     assert_eq!(report.foreign, HashSet::from([ONE, TWO]));
     let reason = StartFailureReason::ImageFailure;
     for instance in [ONE, TWO] {
@@ -206,21 +216,24 @@ fn reports_of_another_node_do_not_change_an_instance() {
         assert!(matches!(failed, StartFailed::Foreign));
     }
     // Its UUID is free for the other node now.
-    assert!(stage.says(OTHER, &[(TWO, Active)]).foreign.is_empty());
+    assert!(stage.report(OTHER, &[(TWO, Active)]).foreign.is_empty());
 }
 
 #[test]
 fn a_restarted_scheduler_forwards_the_failure_of_an_unknown_start() {
     let mut stage = Stage::new();
-    stage.says(NODE, &[(ONE, Pending), (TWO, Pending)]);
-    stage.says(NODE, &[(ONE, Active), (TWO, Pending)]);
+    stage.report(NODE, &[(ONE, Pending), (TWO, Pending)]);
+    stage.report(NODE, &[(ONE, Active), (TWO, Pending)]);
     let reason = StartFailureReason::ImageFailure;
     let failed = stage.table.failed(TWO, NODE, &reason);
-    assert!(matches!(failed, StartFailed::Unknown), "it is the answer");
+    assert!(
+        matches!(failed, StartFailed::Unknown),
+        "the failure answers the START"
+    );
     let failed = stage.table.failed(ONE, NODE, &reason);
     assert!(
         matches!(failed, StartFailed::Repeated),
-        "it runs: that was another one"
+        "the instance runs, so this failure is of another START"
     );
     assert_eq!(stage.table.taken(TWO), None);
     // If no owner is known, both failures are forwarded, because either may be the owner's.
@@ -239,7 +252,7 @@ fn the_starts_that_wait_for_an_answer_are_counted() {
         stage.give(Uuid::from_u128(instance), NODE);
     }
     assert!(stage.table.is_full());
-    stage.says(NODE, &[(ONE, Exited)]);
+    stage.report(NODE, &[(ONE, Exited)]);
     assert!(!stage.table.is_full());
     assert_eq!(
         stage.table.taken(ONE),

@@ -38,7 +38,7 @@ fn nodes(policy: Policy, mem_gb: &[i64]) -> Placement {
     placement
 }
 
-/// The node on which it is placed, or 0.
+/// The node on which the START is placed, or 0.
 fn place(placement: &mut Placement, needs: &Needs) -> u128 {
     match placement.place(needs, None) {
         Verdict::Placed(allocation) => allocation.node.as_u128(),
@@ -96,7 +96,11 @@ fn memory_disk_and_cpus_have_to_suffice() {
         ..Needs::default()
     };
     assert_eq!(place(&mut placement, &all), 1);
-    assert_eq!(placement.place(&base, None), Verdict::NoRoom, "it is forecast");
+    assert_eq!(
+        placement.place(&base, None),
+        Verdict::NoRoom,
+        "the forecast counts"
+    );
     let cpus = Needs {
         vcpus: 8,
         ..Needs::default()
@@ -110,7 +114,11 @@ fn a_node_with_unknown_values_is_not_excluded() {
     placement.connect(uuid(1), Role::AGENT);
     placement.ready(uuid(1), &Ready::default());
     assert_eq!(place(&mut placement, &needs(1 << 20)), 1);
-    assert_eq!(place(&mut placement, &needs(1 << 20)), 1, "and it stays unknown");
+    assert_eq!(
+        place(&mut placement, &needs(1 << 20)),
+        1,
+        "the value stays unknown"
+    );
 }
 
 #[test]
@@ -235,7 +243,7 @@ fn a_failed_start_is_released_until_the_next_ready() {
     for policy in [Policy::Strict, Policy::Opportunistic] {
         let mut placement = nodes(policy, &[8]);
         let Verdict::Placed(allocation) = placement.place(&needs(8), None) else {
-            panic!("it fits")
+            panic!("the START fits")
         };
         assert!(placement.take_back(&allocation));
         assert_eq!(place(&mut placement, &needs(8)), 1, "{policy:?}");
@@ -270,7 +278,7 @@ fn numbers_below_zero_are_refused() {
     assert_eq!(Needs::of(&start), Err("start.storage.size"));
 }
 
-/// A table without trees.
+/// A table of nodes without an index.
 #[derive(Default)]
 struct Plain {
     slots: Vec<Option<(Uuid, State, Room)>>,
@@ -296,17 +304,17 @@ impl Plain {
 
 proptest! {
     #[test]
-    fn the_trees_find_what_a_search_from_end_to_end_finds(
+    fn the_trees_find_the_same_node_as_a_linear_search(
         steps in prop::collection::vec((0..8_u8, 1..20_u128, 0..16_i64, 0..16_i64), 1..200),
     ) {
         let mut placement = Placement::new(Policy::Opportunistic);
         let mut plain = Plain::default();
         let mut names = HashMap::new();
-        for (what, node, mem_mb, disk_mb) in steps {
+        for (step, node, mem_mb, disk_mb) in steps {
             let (name, node) = (format!("host-{}", node % 3), uuid(node));
             let report = Ready { mem_available_mb: mem_mb, disk_available_mb: disk_mb, ..Ready::default() };
             let report = Ready { hostname: name.clone(), ..report };
-            match what {
+            match step {
                 0 => {
                     placement.connect(node, Role::AGENT);
                     placement.ready(node, &report);
@@ -348,7 +356,7 @@ proptest! {
                         continue;
                     };
                     let slot = plain.slots.iter().position(|s| s.is_some_and(|(uuid, _, _)| uuid == allocation.node));
-                    let slot = slot.expect("it is connected");
+                    let slot = slot.expect("the node is connected");
                     prop_assert!(fits(&plain.slots[slot]));
                     plain.last = slot;
                     if let Some((_, _, room)) = &mut plain.slots[slot] {
@@ -377,7 +385,7 @@ fn a_node_with_two_suspensions_is_excluded_until_both_end() {
     placement.suspend(node, Suspension::Evacuating);
     placement.suspend(node, Suspension::Stale);
     placement.resume(node, Suspension::Stale);
-    assert!(!placement.is_ready(node), "it is being evacuated");
+    assert!(!placement.is_ready(node), "the node is being evacuated");
     placement.resume(node, Suspension::Evacuating);
     assert!(placement.is_ready(node));
 }

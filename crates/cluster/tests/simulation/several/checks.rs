@@ -11,7 +11,7 @@ use super::world::World;
 const PROGRESS: Duration = Duration::from_millis(300);
 
 impl World {
-    /// Never do two act at once.
+    /// Checks that no two leaders act at the same time.
     pub(super) fn check_leaders(&self) -> Result<(), String> {
         if !self.has_engine || self.is_blurred() {
             return Ok(());
@@ -27,7 +27,7 @@ impl World {
         }
     }
 
-    /// No machine can move.
+    /// Checks the state in which no machine can move.
     pub(super) fn check_books(&self) -> Result<(), String> {
         for server in self.servers.iter().flatten() {
             if let Some(fault) = server.runner.flow().fault() {
@@ -40,9 +40,9 @@ impl World {
         if !self.is_quiet {
             return Ok(());
         }
-        // To a server, to another one, and to a client.
+        // The steps: to a server, to another server, and to a client.
         let most = PROGRESS + 4 * self.delay;
-        // There and back. A client that is stuck does not answer, and a client that sends to it waits.
+        // Both directions count. A client that is stuck does not answer, and a client that sends to it waits.
         let last = self.now - 2 * most;
         let stuck = 2 * usize::from(self.clients[0].is_stuck);
         for client in self.clients.iter().skip(stuck).filter(|_| !self.is_ending) {
@@ -67,17 +67,17 @@ impl World {
         }
     }
 
-    /// All faults are over, and nothing has changed for a while.
+    /// Checks a quiet world: all faults are over, and no session has changed for a while.
     pub(super) fn check_quiet(&mut self) -> Result<(), String> {
         let now = self.now;
         let mut own: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        let mut seen = Vec::new();
+        let mut tokens = Vec::new();
         for at in 0..self.servers.len() {
             let Some(server) = &mut self.servers[at] else {
                 return Err(format!("server {at} is down"));
             };
             let (links, token) = server.links(now);
-            seen.push(token);
+            tokens.push(token);
             let others = self.servers.len() - 1;
             if links != others {
                 return Err(format!("directories: server {at} has {links} links of {others}"));
@@ -136,9 +136,9 @@ impl World {
             let acts =
                 |server: &&super::server::Server| server.machine.view().acts(server.clock(now)).is_some();
             let acting = self.servers.iter().flatten().filter(acts).count();
-            if acting != 1 || seen.iter().any(|token| *token != seen[0]) {
+            if acting != 1 || tokens.iter().any(|token| *token != tokens[0]) {
                 return Err(format!(
-                    "one leader: {acting} act, the servers have seen {seen:?}"
+                    "one leader: {acting} act, the servers have seen {tokens:?}"
                 ));
             }
         }

@@ -1,5 +1,5 @@
-//! A client of the world: the real one, stepped. It connects to one of the servers, sends, asks
-//! and reads, and connects again whenever its session has ended.
+//! A client of the world: the client of the product, stepped. It connects to one of the servers,
+//! sends frames, asks questions and reads, and connects again after each end of its session.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,28 +30,28 @@ pub(super) const MAX_PAYLOAD: u32 = 1 << 20;
 const HANDSHAKE: Duration = Duration::from_secs(2);
 const WRITE: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_secs(1);
-/// Frames wait for the session that replaces another for so long at least.
+/// The least time for which frames wait for the session that replaces another.
 const GAP: Duration = Duration::from_secs(9);
-/// A session that is replaced stays for so long until its questions are answered.
+/// The time for which a session that is replaced stays until its questions are answered.
 const ANSWERS: Duration = Duration::from_secs(5);
 /// The maximum number of questions that wait for answers.
 const QUESTIONS: usize = 8;
 /// The frame of a client while its session is replaced, if it has no other frame.
 const IN_A_GAP: usize = 6;
-/// More attempts than these in a second are no back-off.
+/// A client that makes more attempts in a second has no back-off.
 const ATTEMPTS: usize = 60;
 
 /// The state of a client.
 pub(super) enum Stage {
-    /// It is started then.
+    /// The client does not run, and is started at this time.
     Away(Instant),
-    /// Its core is stepped.
+    /// The core of the client is stepped.
     Runs,
-    /// The world sets the result of an attempt.
+    /// The client dials, and the world sets the result of the attempt.
     Dials(Trial),
     Fails(Instant),
     Shakes(Box<Shaking>),
-    /// Its core waits for the threads of its session.
+    /// The core waits for the threads of its session.
     Joins,
     Over,
 }
@@ -66,33 +66,33 @@ pub(super) struct Shaking {
     until: Instant,
 }
 
-/// The parts of a client until it is started again.
+/// The parts of a client from one start to the next.
 struct Running {
     core: ClientCore,
     handle: ClientHandle,
     events: Receiver<ClientEvent>,
     session: Option<Session>,
-    /// The time until which its core waits without an event.
+    /// The time until which the core waits if there is no event.
     sleeps: Option<Option<Instant>>,
-    /// The number of frames that it has taken from its application.
+    /// The number of frames that the client has accepted from its application.
     accepted: u64,
-    /// Its application knows that a session has begun, and not yet that it has ended.
-    is_told: bool,
-    /// The time since when the present session takes no frames, because another will replace it.
+    /// The application has received the begin of the session, and not yet its end.
+    knows_session: bool,
+    /// The time since which the present session accepts no frames, because another will replace it.
     parts: Option<Instant>,
     /// The number of frames lost before this session, and true if its core has cut it off.
     lost: u64,
     is_cut_off: bool,
-    /// It is between two sessions of which one replaces the other, since then.
+    /// The begin of the gap between a session and the one that replaces it.
     gap: Option<Instant>,
-    /// The server that it has dialled last, and true if it showed its newest certificate there.
+    /// The server of the last attempt, and true if the client showed its newest certificate there.
     server: usize,
     shows_newest: bool,
-    /// Why its last session was replaced, until it dials again.
+    /// The reason why the last session was replaced, until the client dials again.
     replaces: Option<DisconnectReason>,
-    /// The times of its dials within the last second.
+    /// The times of the attempts within the last second.
     dialled: VecDeque<Instant>,
-    /// Its questions: the receiver, the number, the time, and the channel of the answer.
+    /// The open questions: the receiver, the number, the time, and the channel of the answer.
     asked: Vec<(usize, u64, Instant, Answer)>,
 }
 
@@ -101,19 +101,19 @@ type Answer = Receiver<Result<Frame, RequestError>>;
 pub(super) struct Client {
     pub(super) at: usize,
     pub(super) role: Role,
-    /// Its application takes no frame after CONNECTED, until the session is over.
+    /// The application takes no frame after CONNECTED, until the session is over.
     pub(super) is_stuck: bool,
     pub(super) stage: Stage,
     running: Option<Running>,
-    /// Counts its sessions. Each is an origin of its own.
+    /// The number of sessions. Each session is an origin of its own.
     tries: u32,
     number: u64,
-    /// Its frames before the world is quiet, each with the pause before it.
+    /// The number of frames to send before the world is quiet, and the pause before each of them.
     left: usize,
     pause: Duration,
     next: Option<Instant>,
     asks: bool,
-    /// Which of its certificates is the newest.
+    /// The number of renewals, which selects the newest certificate.
     renewals: usize,
     /// The number of questions that were answered, and of sessions that were replaced in order.
     pub(super) answered: u64,
@@ -140,7 +140,7 @@ impl Client {
         }
     }
 
-    /// Its process is started: a new client with the same UUID.
+    /// Starts the process of the client: a new client with the same UUID.
     pub(super) fn start(&mut self, servers: usize) {
         let (identity, trust) = made(|made| made.client(self.at, self.renewals));
         let target = |server| format!("localhost:{}", 9000 + server).parse().unwrap();
@@ -171,7 +171,7 @@ impl Client {
             session: None,
             sleeps: None,
             accepted: 0,
-            is_told: false,
+            knows_session: false,
             parts: None,
             lost: 0,
             is_cut_off: false,
@@ -193,7 +193,7 @@ impl Client {
         self.running.as_ref().is_some_and(|it| it.handle.is_connected())
     }
 
-    /// True if its session is being replaced by another one, in order.
+    /// True if the session is being replaced by another one, in order.
     fn is_replaced(&self) -> bool {
         let running = self.running.as_ref();
         running.is_some_and(|it| it.parts.is_some() || it.gap.is_some())
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// Its host is gone, and no peer notices. It is started again then.
+    /// The host of the client crashes, and no peer notices. The client is started again at this time.
     pub(super) fn vanish(&mut self, until: Instant) {
         if let Some(stream) = self.stream() {
             stream.stall(true);
@@ -214,7 +214,7 @@ impl Client {
         self.away(until);
     }
 
-    /// Its application closes it.
+    /// The application closes the client.
     pub(super) fn close(&mut self) {
         match (&self.stage, &mut self.running) {
             (Stage::Away(_), _) | (_, None) => self.stage = Stage::Over,
@@ -225,18 +225,18 @@ impl Client {
         }
     }
 
-    /// Its application has another certificate, or the first one again.
+    /// The application renews the certificate. Two certificates are used in turn.
     pub(super) fn renew(&mut self) {
         self.renewals += 1;
         if let Some(running) = &mut self.running {
             running.sleeps = None;
             let (identity, trust) = made(|made| made.client(self.at, self.renewals));
-            // It may have been closed before.
+            // The client may have been closed before.
             let _ = running.handle.renew(&identity, &trust);
         }
     }
 
-    /// The result of its attempt: no server, or one that answers by this stream.
+    /// Sets the result of an attempt: it fails at this time.
     pub(super) fn fails(&mut self, until: Instant) {
         self.stage = Stage::Fails(until);
     }
@@ -261,8 +261,8 @@ impl Client {
         }));
     }
 
-    /// Its application sends a frame for another client, or for everybody. Its number, if the
-    /// client takes it.
+    /// The application sends a frame to another client or to all. Returns the origin and the number of
+    /// the frame if the client accepts it.
     pub(super) fn send(
         &mut self,
         kind: FrameKind,
@@ -272,7 +272,7 @@ impl Client {
         log: &SharedLog,
     ) -> Option<(u32, u64)> {
         let running = self.running.as_mut()?;
-        // In a gap it goes with the next session.
+        // In a gap the frame waits for the next session.
         let session = self.tries + u32::from(running.handle.server().is_none());
         let mark = Mark {
             sender: u32::try_from(self.at).unwrap() * 1000 + session,
@@ -288,7 +288,7 @@ impl Client {
                 Some((mark.sender, mark.number))
             }
             Err(e) => {
-                let ends = running.parts.filter(|_| running.is_told);
+                let ends = running.parts.filter(|_| running.knows_session);
                 let waits = ends.or(running.gap).is_some_and(|since| now < since + GAP);
                 if waits && matches!(e.fault(), SendFault::NotConnected) {
                     let fault = format!("gap: {} refuses a frame: {e}", self.name());
@@ -299,16 +299,17 @@ impl Client {
         }
     }
 
-    /// Its application asks another client. Where it `must`, nothing is there to hold that back.
-    pub(super) fn ask(&mut self, whom: usize, must: bool, now: Instant, log: &SharedLog) {
+    /// The application asks another client a question. If it `must` be accepted, no fault of the world
+    /// excuses a refusal.
+    pub(super) fn ask(&mut self, receiver: usize, must: bool, now: Instant, log: &SharedLog) {
         let name = self.name();
         let Some(running) = &mut self.running else { return };
         self.number += 1;
         let question = Frame::with_payload(QUERY, format!("{} {}", self.at, self.number));
-        let fault = match running.core.ask(client_uuid(whom), &question) {
+        let fault = match running.core.ask(client_uuid(receiver), &question) {
             Some(Ok(answer)) => {
                 running.accepted += 1;
-                running.asked.push((whom, self.number, now, answer));
+                running.asked.push((receiver, self.number, now, answer));
                 return;
             }
             Some(Err(RequestError::TooMany(_))) if running.asked.len() < QUESTIONS => {
@@ -320,14 +321,14 @@ impl Client {
         log.lock().unwrap().faults.push(fault);
     }
 
-    /// The receivers of its questions between these times that are not answered.
+    /// The receivers of the questions from this period that are not answered.
     pub(super) fn waits_for(&self, first: Instant, last: Instant) -> impl Iterator<Item = usize> {
         let asked = self.running.iter().flat_map(|running| &running.asked);
         let late = asked.filter(move |(_, _, since, _)| (first..=last).contains(since));
-        late.map(|(whom, ..)| *whom)
+        late.map(|(receiver, ..)| *receiver)
     }
 
-    /// Once quiet, the session has the client's last renewed certificate.
+    /// In a quiet world the session has the newest certificate of the client.
     pub(super) fn check_renewed(&self) -> Result<(), String> {
         let newest = made(|made| made.client(self.at, self.renewals)).0;
         match &self.running {
@@ -341,13 +342,13 @@ impl Client {
         }
     }
 
-    /// It is gone with all of its state.
+    /// Ends the client and drops its state. It is started again at this time.
     pub(super) fn away(&mut self, until: Instant) {
         self.running = None;
         self.stage = Stage::Away(until);
     }
 
-    /// Each frame that it took waits, was sent, or is counted as lost.
+    /// Each accepted frame waits, was sent, or is counted as lost.
     pub(super) fn check_books(&self) -> Result<(), String> {
         let Some(running) = &self.running else {
             return Ok(());
@@ -356,8 +357,8 @@ impl Client {
             return Ok(());
         }
         let (counted, waits) = (running.handle.counters(), running.handle.figures().frames_waiting);
-        let seen = counted.sent_frames + counted.lost_frames + waits;
-        if seen == running.accepted {
+        let accounted = counted.sent_frames + counted.lost_frames + waits;
+        if accounted == running.accepted {
             return Ok(());
         }
         Err(format!(
@@ -383,7 +384,7 @@ impl Client {
             wall,
             share: random.below(1000) as f64 / 1000.0,
         };
-        // No other machine does once the server has ended.
+        // Once the server has ended, only this call advances the stream.
         let mut wake = self.stream().and_then(|stream| stream.advance(now));
         if let Stage::Shakes(shaking) = &mut self.stage {
             let Some(result) = shaking.step(now) else {
@@ -447,7 +448,7 @@ impl Client {
         Step::Moved
     }
 
-    /// Carries out the actions of its core.
+    /// Carries out the actions of the core.
     fn run(&mut self, servers: usize, at: At, log: &SharedLog) -> Step {
         let Some(running) = &mut self.running else {
             return Step::Over;
@@ -496,7 +497,7 @@ impl Client {
             Next::Abort => {
                 running.is_cut_off = true;
                 running.session.iter().for_each(Session::cut_off);
-                if running.parts.is_some_and(|since| at.now < since + WRITE) && running.is_told {
+                if running.parts.is_some_and(|since| at.now < since + WRITE) && running.knows_session {
                     let fault = format!("replaced: client {} does not wait for its queue", self.at);
                     log.lock().unwrap().faults.push(fault);
                 }
@@ -512,7 +513,7 @@ impl Client {
                 }
                 let newest = made(|made| made.client(self.at, self.renewals)).0;
                 let is_newest = trial.identity().chain() == newest.chain();
-                // A server that did not take the newest one is tried again with the last.
+                // A server that refused the newest certificate is dialled again with the former one.
                 let again = running.shows_newest && running.server == trial.server;
                 let is_other = (servers > 1).then_some(running.server != trial.server);
                 let faults = &mut log.lock().unwrap().faults;
@@ -527,7 +528,10 @@ impl Client {
                         faults.push(format!("replaced: client {} renews with another server", self.at));
                     }
                     (Some(DisconnectReason::Draining), Some(false)) => {
-                        faults.push(format!("replaced: client {} comes back to whom it left", self.at));
+                        faults.push(format!(
+                            "replaced: client {} returns to the server that it left",
+                            self.at
+                        ));
                     }
                     _ => {}
                 }
@@ -538,7 +542,7 @@ impl Client {
         Step::Moved
     }
 
-    /// An attempt is over.
+    /// Passes the result of an attempt to the core.
     fn dialled(&mut self, result: Result<Standing, DialFault>, at: At) -> Step {
         let stage = std::mem::replace(&mut self.stage, Stage::Runs);
         let Some(running) = &mut self.running else {
@@ -564,25 +568,25 @@ impl Client {
         Step::Moved
     }
 
-    /// Its application takes the received events.
+    /// The application takes the received events.
     fn take(&mut self, now: Instant, random: &mut Random, log: &SharedLog) {
         let (name, at) = (self.name(), u32::try_from(self.at).unwrap());
         let Some(running) = &mut self.running else { return };
         let mut log = log.lock().unwrap();
         let (mut is_over, mut in_order) = (false, false);
         while let Ok(event) = running.events.try_recv() {
-            let is_told = match event {
-                ClientEvent::Connected(_) => !running.is_told,
+            let knows_session = match event {
+                ClientEvent::Connected(_) => !running.knows_session,
                 ClientEvent::Closed(_) => true,
-                _ => running.is_told,
+                _ => running.knows_session,
             };
-            if !is_told {
+            if !knows_session {
                 log.faults.push(format!("told in turn: {name} hears {event:?}"));
             }
             match event {
-                ClientEvent::Connected(_) => (running.gap, running.is_told) = (None, true),
+                ClientEvent::Connected(_) => (running.gap, running.knows_session) = (None, true),
                 ClientEvent::Disconnected { reason, .. } => {
-                    (running.is_told, is_over) = (false, true);
+                    (running.knows_session, is_over) = (false, true);
                     let orders = [DisconnectReason::Renewed, DisconnectReason::Draining];
                     if let Some(which) = orders.iter().position(|order| *order == reason) {
                         self.replaced[which] += 1;
@@ -607,7 +611,7 @@ impl Client {
             }
         }
         let (answered, own) = (&mut self.answered, self.at);
-        running.asked.retain(|(whom, number, since, answer)| {
+        running.asked.retain(|(receiver, number, since, answer)| {
             match answer.try_recv() {
                 Err(TryRecvError::Empty) if is_over => log.faults.push(format!(
                     "requests: {number} of {name} waits for a session that is over"
@@ -618,7 +622,7 @@ impl Client {
                     .push(format!("requests: {number} of {name} is forgotten")),
                 Ok(Ok(frame)) => {
                     *answered += 1;
-                    let expected = format!("{whom} answers {own} {number}");
+                    let expected = format!("{receiver} answers {own} {number}");
                     if frame.payload_bytes()[..] != *expected.as_bytes() {
                         log.faults.push(format!(
                             "requests: {name} awaits {expected:?}, and gets {frame:?}"
@@ -636,7 +640,7 @@ impl Client {
 }
 
 impl Shaking {
-    /// Its result, once it has one.
+    /// The result of the handshake, once it has one.
     fn step(&mut self, now: Instant) -> Option<Result<Standing, DialFault>> {
         if let Ok(taken) = self.stream.send(&self.output) {
             drop(self.output.split_to(taken));

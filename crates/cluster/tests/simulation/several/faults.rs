@@ -26,7 +26,7 @@ pub(super) enum Event {
     Restart(usize),
     /// All links between two servers end.
     Cut(usize, usize),
-    /// No byte gets from one to the other for a while, in present or new links.
+    /// No byte passes between two servers for a while, in present or new links.
     Part(usize, usize, Duration),
     Heal(usize, usize),
     /// A client is restarted. Its server has noticed the end, or not.
@@ -49,7 +49,7 @@ pub(super) enum Event {
 }
 
 impl World {
-    /// Draws faults that begin and last so many milliseconds at most.
+    /// Draws faults, which begin within and last at most these milliseconds.
     pub(super) fn draw_faults(&mut self, faults: u64, longest: u64) {
         let millis = Duration::from_millis;
         for _ in 0..self.random.below(7) {
@@ -76,7 +76,7 @@ impl World {
             };
             self.plan(start, fault);
         }
-        // While clients still send.
+        // The drain begins while clients still send.
         for _ in 0..self.random.below(3) {
             let start = self.begin + millis(self.random.between(500, 2500) as u64);
             let fault = match self.random.chance(60) {
@@ -96,7 +96,7 @@ impl World {
                 break;
             };
             if !matches!(event, Event::Arrive(..) | Event::Answer(..)) {
-                self.say(|| format!("{event:?}"));
+                self.trace_step(|| format!("{event:?}"));
             }
             self.take(event)?;
         }
@@ -224,7 +224,7 @@ impl World {
             }
             Event::Quiet => {
                 self.is_quiet = true;
-                // A flood for the one that is stuck.
+                // The other clients send a flood to the stuck one.
                 let length = self.random.pick(&[1000, 20_000]);
                 if self.clients[0].is_stuck && self.clients[1].is_open() {
                     let (flooder, now) = (&mut self.clients[1], self.now);
@@ -239,7 +239,7 @@ impl World {
             Event::Check => {
                 let since = self.log.lock().unwrap().changed;
                 let settled = since.is_none_or(|at| self.now > at + Duration::from_secs(2));
-                // A client that is stuck is ended and reconnects. The world waits for that.
+                // The server ends a stuck client, which reconnects. The world waits for that.
                 if !settled && self.now < self.quiet_at + Duration::from_secs(20) {
                     self.after(Duration::from_millis(500), Event::Check);
                     return Ok(());
@@ -253,7 +253,7 @@ impl World {
         Ok(())
     }
 
-    /// The links between two servers, each by the end of the one that has dialled.
+    /// The links between two servers, each by the end of the dialling server.
     fn links(&self, one: usize, other: usize) -> Vec<Stream> {
         let is_it = |connection: &&Connection| {
             let [from, to] = connection.between;
@@ -263,13 +263,13 @@ impl World {
         links.map(|connection| connection.streams[0].clone()).collect()
     }
 
-    /// Every client that reads sends something to every other one that does.
+    /// Each client that reads sends a frame to each other client that reads.
     fn probe(&mut self) {
         let reads: Vec<_> = (0..self.clients.len())
             .filter(|at| self.clients[*at].is_open() && !self.clients[*at].is_stuck)
             .collect();
         for from in reads.clone() {
-            // A client that sends to one that is stuck waits with it.
+            // A client that sends to a stuck one waits as well.
             if from == 1 && self.clients[0].is_stuck {
                 continue;
             }

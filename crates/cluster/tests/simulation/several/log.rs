@@ -12,8 +12,8 @@ use ssntp::Role;
 use ssntp::proto::{Command, Event, Frame, Status};
 use ssntp::server::{Context, Decision, DisconnectReason, Handler, Rules, SessionInfo};
 
-/// The origins of what applications send: each start of each server is one, and for what
-/// carries a token another one.
+/// The origins of the frames of applications. Each start of each server is one, and its frames with
+/// a token have another one.
 const APPLICATION: u32 = 1_000_000;
 const LEADER: u32 = 2_000_000;
 
@@ -25,18 +25,18 @@ pub(super) fn client_uuid(at: usize) -> Uuid {
     Uuid::from_u128(0x5000 + at as u128)
 }
 
-/// A start of a server.
+/// A start of a server: the server and the number of the start.
 pub(super) type Start = (usize, u64);
 
 fn origin(base: u32, (at, start): Start) -> u32 {
     base + u32::try_from(at).unwrap() * 1000 + u32::try_from(start).unwrap()
 }
 
-/// The events that all have seen together.
+/// The events of all servers and clients.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) faults: Vec<String>,
-    /// By token, the server that has acted under it.
+    /// The server that has acted under each token.
     holders: HashMap<u64, Start>,
     /// The rows that the application of each server knows: the server and the number.
     pub(super) rows: HashMap<Start, BTreeMap<(Uuid, Uuid), u64>>,
@@ -44,18 +44,18 @@ pub(super) struct Log {
     last: HashMap<(String, u32), u64>,
     /// The highest token in the frames that each receiver has taken.
     tokens: HashMap<String, u64>,
-    /// When probes were sent that have not arrived: sender, receiver, number.
+    /// The times of probes that have not arrived, by sender, receiver and number.
     pub(super) probes: BTreeMap<(u32, u32, u64), Instant>,
     pub(super) arrived: u64,
     pub(super) terms: BTreeSet<u64>,
-    /// When a session began or ended last.
+    /// The time at which a session last began or ended.
     pub(super) changed: Option<Instant>,
 }
 
 pub(super) type SharedLog = Arc<Mutex<Log>>;
 
 impl Log {
-    /// A receiver has taken a frame.
+    /// Records that a receiver has taken a frame.
     pub(super) fn arrives(&mut self, at: &str, mark: Mark) {
         self.arrived += 1;
         let last = self.last.insert((at.to_owned(), mark.sender), mark.number);
@@ -67,7 +67,7 @@ impl Log {
         }
     }
 
-    /// A receiver has taken something of a leader.
+    /// Records that a receiver has taken a frame with the token of a leader.
     fn takes(&mut self, at: &str, token: u64) {
         let before = self.tokens.entry(at.to_owned()).or_default();
         if token < *before {
@@ -77,7 +77,7 @@ impl Log {
         *before = token;
     }
 
-    /// Notes what a client has received: TOKEN frames are a leader's.
+    /// Records a frame that a client has received. A TRACE_REPORT frame may carry a leader's token.
     pub(super) fn client_receives(&mut self, at: &str, frame: &Frame) -> Option<Mark> {
         let mark = Mark::of(frame.payload_bytes())?;
         self.arrives(at, mark);
@@ -116,7 +116,7 @@ pub(super) struct Acting {
     number: u64,
 }
 
-/// The rules: frames go to the client that they name, over links or not; STATS to controllers.
+/// The rules: a frame goes to the client that it names, also over links, and STATS to controllers.
 pub(super) fn rules() -> Rules {
     Rules::new()
         .multicast(Command::STATS, Role::CONTROLLER)
@@ -138,7 +138,7 @@ impl Application {
     }
 }
 
-/// The actions of a leader at random times: it sends to the other servers, and to every client.
+/// The actions of a leader at random times: it sends frames to the other servers and to each client.
 pub(super) fn act(cx: &mut Context<'_>, start: Start, token: u64, shared: &Mutex<Acting>, log: &SharedLog) {
     log.lock().unwrap().acts(start, token);
     cx.set_leader_token(Some(token));
@@ -184,7 +184,7 @@ impl Handler for Application {
             Some(leader) if leader != own && from.server() == own => {
                 let _ = cx.pass_frame_to_server(leader, from, &frame);
             }
-            // The leader, or one that was the leader's when it was passed on.
+            // This server leads, or did so when the frame was passed on.
             _ => {
                 self.log().arrives(&self.name(), mark);
                 shared.number += 1;

@@ -7,13 +7,13 @@
 //! ```
 //!
 //! The serving code is real: cores with their links, runners, entries, readers, writers,
-//! the machines that dial, those that ask the engine, and whole clients: what their supervisor
-//! decides, their uplink with its gap, and their requests. The clock of each server runs at a
-//! speed of its own. Streams delay what is sent. TLS is not there.
+//! the machines that dial, those that ask the engine, and whole clients with the decisions of their
+//! supervisor, their uplink with its gap, and their requests. The clock of each server runs at a
+//! speed of its own. Streams delay bytes. There is no TLS.
 //!
 //! The seed draws the faults: a link is cut, or stalls without notice; two servers cannot
 //! reach each other; a server is paused, or crashes and starts again, or asks its clients to
-//! leave; a client is renewed, or its host is gone and comes back while the old session still
+//! leave; a client is renewed, or its host crashes and restarts while the old session still
 //! exists; the time of day jumps; the engine is away, or has forgotten its last second. Once all
 //! faults are over and all time limits have passed, the world is *quiet*.
 //!

@@ -1,5 +1,5 @@
-//! One server of the world: its dispatcher, the machines that dial, and that which asks the
-//! engine.
+//! One server of the world: its dispatcher, the machines that dial, and the machine that sends
+//! requests to the engine.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -23,9 +23,9 @@ use ssntp_transport::dispatch::{Core as _, DispatchEvent, EVENTS, Queue, Runner,
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialling {
     Idle,
-    /// No server answers, and the dialler notices it then.
+    /// No server answers, and the dialler notices this at the given time.
     Fails(Instant),
-    /// By this connection.
+    /// The link runs over this connection.
     Runs(usize),
 }
 
@@ -104,12 +104,12 @@ impl Server {
         }
     }
 
-    /// Its clock.
+    /// The clock of the server.
     pub(super) fn clock(&self, now: Instant) -> Instant {
         local(self.begin, self.rate, now)
     }
 
-    /// The time at which its clock will show that.
+    /// The time at which the clock of the server will show the given time.
     pub(super) fn when(&self, clock: Instant) -> Instant {
         let since = clock.saturating_duration_since(self.begin);
         self.begin + since * 1000 / self.rate + Duration::from_micros(1)
@@ -155,11 +155,11 @@ impl Server {
         let clock = self.clock(now);
         let view = self.machine.view();
         self.shared.lock().unwrap().leader = view.leader.map(|leader| leader.uuid);
-        let seen = view.leader.map(|leader| leader.token).unwrap_or_default();
+        let leader_token = view.leader.map(|leader| leader.token).unwrap_or_default();
         let token = view.acts(clock);
         let (start, shared, log) = (self.start, Arc::clone(&self.shared), Arc::clone(log));
         self.call(move |cx| {
-            cx.note_token(seen);
+            cx.note_token(leader_token);
             // A token that was seen over a link since the last step counts as well.
             match token.filter(|token| *token >= cx.token()) {
                 Some(token) => act(cx, start, token, &shared, &log),
@@ -183,11 +183,11 @@ impl Server {
     /// The number of linked servers, and the highest token that it has seen.
     pub(super) fn links(&mut self, now: Instant) -> (usize, u64) {
         let clock = self.clock(now);
-        let mut seen = (0, 0);
+        let mut counts = (0, 0);
         self.runner.core_mut().call(clock, &mut Vec::new(), |cx| {
-            seen = (cx.servers().count(), cx.token());
+            counts = (cx.servers().count(), cx.token());
         });
-        seen
+        counts
     }
 }
 

@@ -1,5 +1,5 @@
-//! The reader and the writer of a client's session: the steps of its link, suspended where that
-//! blocks.
+//! The reader and the writer of a client's session: the steps of its link, suspended where a thread
+//! would block.
 
 use std::io;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(super) struct Session {
     pub(super) outbox: Outbox,
     incoming: Incoming<Decoder>,
     receive: Box<dyn Receive>,
-    /// Gone with the reader.
+    /// `None` once the reader has ended.
     sink: Option<SessionSink>,
     reading: Reading,
     writer: Writer,
@@ -69,7 +69,7 @@ impl Session {
         matches!(self.reading, Reading::Over)
     }
 
-    /// Ends at once.
+    /// Ends the session at once.
     pub(super) fn cut_off(&self) {
         self.outbox.abort();
         self.stream.shut_down();

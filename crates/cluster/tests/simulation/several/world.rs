@@ -1,4 +1,4 @@
-//! One world: the draws from the seed, the loop that steps the machines that can move, and the faults.
+//! One world: the values drawn from the seed, the loop that steps the machines, and the faults.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -22,9 +22,9 @@ use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::Settings;
 use ssntp_transport::{Budget, BufferPool, Limits, PeerAddress};
 
-/// A world that has not ended after so many rounds never ends.
+/// The number of rounds after which a world counts as one that never ends.
 const MOST_ROUNDS: u64 = 200_000;
-/// Whatever is due in the same of these is done in one round.
+/// The steps of virtual time. Events that are due in the same step are handled in one round.
 const GRAIN: Duration = Duration::from_millis(4);
 /// The time limit of a dialler for a server that cannot be reached.
 const UNREACHABLE: Duration = Duration::from_secs(5);
@@ -33,12 +33,12 @@ pub(super) const PIECES: &[usize] = &[1000, 100_000];
 /// The room of a client's connection, and of a link.
 const ROOMS: [usize; 2] = [64 << 10, 4 << 20];
 
-/// The parts that all worlds share, because they take time to make.
+/// The certificates and environments that all worlds share, because they take time to make.
 pub(super) struct Made {
     identity: Identity,
     trust: Trust,
     server: CertificateInfo,
-    /// Two of each client, made when they are asked for.
+    /// Makes the two certificates of each client when they are needed.
     authority: Authority,
     clients: HashMap<(usize, usize), Identity>,
     environments: HashMap<Start, Arc<Environment>>,
@@ -78,7 +78,7 @@ impl Made {
             .federate(Federation::new())
     }
 
-    /// That of a start of a server, which all worlds of this thread share, one after the other.
+    /// The environment of a start of a server. All worlds of a thread use it one after the other.
     pub(super) fn environment(&mut self, start: Start) -> Arc<Environment> {
         let config = self.config(start);
         let made = self.environments.entry(start);
@@ -111,7 +111,7 @@ impl End {
 pub(super) struct Connection {
     pub(super) streams: [Stream; 2],
     ends: [Option<End>; 2],
-    /// The servers of a link; twice the same for a client's connection.
+    /// The two servers of a link. For the connection of a client both are the same.
     pub(super) between: [usize; 2],
 }
 
@@ -119,12 +119,12 @@ pub(in super::super) struct World {
     pub(super) random: Random,
     pub(super) trace: bool,
     pub(super) begin: Instant,
-    /// The time of day at which it began: a day into each certificate.
+    /// The time of day at which the world began, a day after the begin of each certificate.
     wall: SystemTime,
     pub(super) now: Instant,
     pub(super) agenda: BTreeMap<(Instant, u64), Event>,
     pub(super) made: u64,
-    /// `None` while it is down.
+    /// `None` while the server is down.
     pub(super) servers: Vec<Option<Server>>,
     pub(super) starts: Vec<u64>,
     pub(super) rates: Vec<u32>,
@@ -138,7 +138,7 @@ pub(in super::super) struct World {
     pub(super) settings: Settings,
     pub(super) delay: Duration,
     pub(super) lost: usize,
-    /// The maximum number of milliseconds that a message to or from the engine takes.
+    /// The longest time of a message to or from the engine, in milliseconds.
     engine_delay: usize,
     pub(super) quiet_at: Instant,
     pub(super) is_quiet: bool,
@@ -158,7 +158,7 @@ impl World {
         )]
         let begin = Instant::now();
         let millis = |n| Duration::from_millis(n);
-        // Worlds with an engine last long, as leases do.
+        // Worlds with an engine last longer than its leases.
         let has_engine = random.chance(15);
         let count = random.between(2, 4);
         let settings = Settings {
@@ -244,16 +244,16 @@ impl World {
         self.plan(self.now + delay, event);
     }
 
-    pub(super) fn say(&self, what: impl FnOnce() -> String) {
+    pub(super) fn trace_step(&self, text: impl FnOnce() -> String) {
         if self.trace {
             let at = self.now.duration_since(self.begin);
-            eprintln!("{:>10.3} ms  {}", at.as_secs_f64() * 1e3, what());
+            eprintln!("{:>10.3} ms  {}", at.as_secs_f64() * 1e3, text());
         }
     }
 
     /// Lets the world run to its end. Returns the number of rounds.
     pub(in super::super) fn run(&mut self) -> Result<(u64, u64), String> {
-        self.say(|| {
+        self.trace_step(|| {
             format!(
                 "{} servers, {} clients, engine: {}, delay {:?}, {:?}",
                 self.starts.len(),
@@ -318,13 +318,14 @@ impl World {
         self.parted.contains(&(one.min(other), one.max(other)))
     }
 
-    /// Lets everybody move who can. Whether somebody has, and when the next one can.
+    /// Steps each machine that can move. Returns true if one has moved, and the time at which the next
+    /// one can.
     fn round(&mut self) -> Result<(bool, Option<Instant>), String> {
         let (mut moved, mut wake) = (false, None);
         let mut note = |step: Step, now: Instant| match step {
             Step::Moved => moved = true,
             Step::Waits(Some(at)) if at > now => wake = [wake, Some(at)].into_iter().flatten().min(),
-            // The events that are due when the time grows.
+            // These events are due once the time advances.
             Step::Waits(Some(_)) => wake = Some(now),
             _ => {}
         };
@@ -373,7 +374,7 @@ impl World {
                 }
                 _ => {}
             }
-            // A sender may wait with a stuck receiver for the patience, and a probe behind it.
+            // A sender may wait for a stuck receiver for the time of the patience, and so may a probe.
             let is_over = now + self.settings.patience + Duration::from_secs(1) > self.quiet_at;
             let wall = self.wall + now.duration_since(self.begin);
             let step = self.clients[at].step(
@@ -389,7 +390,7 @@ impl World {
         Ok((moved, wake))
     }
 
-    /// A client dials a server. Each begins with another one.
+    /// A client dials a server. Each client begins with another server.
     fn connect(&mut self, client: usize, trial: &Trial) {
         let server = (trial.server + client) % self.servers.len();
         let up = match &self.servers[server] {
@@ -405,7 +406,7 @@ impl World {
         self.clients[client].shakes(trial, streams[0].clone(), own, self.now);
         let end = self.end(&streams[1], start, &environment, entry);
         self.insert(streams, [None, Some(end)], [server; 2]);
-        self.say(|| format!("client {client} connects to server {start:?}"));
+        self.trace_step(|| format!("client {client} connects to server {start:?}"));
     }
 
     fn end(&self, stream: &Stream, start: Start, environment: &Arc<Environment>, entry: Entry) -> End {
@@ -432,7 +433,7 @@ impl World {
         usize::try_from(self.made).unwrap()
     }
 
-    /// Lets a server dial the others.
+    /// A server dials the servers to which it has no link.
     fn dial(&mut self, at: usize) -> Step {
         let mut wake = None;
         let targets: Vec<usize> = match &self.servers[at] {
@@ -462,11 +463,11 @@ impl World {
                     let end = self.connections.get(&id).and_then(|one| one.ends[0].as_ref());
                     let newcomer = end.map(|end| &end.newcomer);
                     if newcomer.is_none_or(Newcomer::is_over) {
-                        let (peer, why) = (
+                        let (peer, refusal) = (
                             newcomer.and_then(Newcomer::peer),
                             newcomer.and_then(|one| one.turned.as_ref()),
                         );
-                        redial.attempted(peer, why, clock, share);
+                        redial.attempted(peer, refusal, clock, share);
                         *dialling = Dialling::Idle;
                         return Step::Moved;
                     }
@@ -490,7 +491,7 @@ impl World {
         Step::Waits(wake)
     }
 
-    /// A server dials another one.
+    /// A server dials another server.
     fn reach(&mut self, at: usize, target: usize) {
         let now = self.now;
         let is_parted = self.is_parted(at, target);
@@ -533,7 +534,7 @@ impl World {
         }
     }
 
-    /// Lets the ends of a connection move.
+    /// Steps the ends of a connection.
     fn connection(&mut self, id: usize) -> Step {
         let now = self.now;
         let Some(connection) = self.connections.get_mut(&id) else {
@@ -553,9 +554,9 @@ impl World {
                 .as_ref()
                 .filter(|server| server.start == end.start);
             let Some(server) = server else {
-                // It has crashed.
+                // The server has crashed.
                 connection.ends[side] = None;
-                // Bytes that its system has taken may still arrive.
+                // Bytes in the buffers of its host may still arrive.
                 connection.streams[side].cut(self.random.chance(70));
                 moved = true;
                 continue;
@@ -605,7 +606,7 @@ impl World {
             connection.streams.iter().for_each(Stream::end);
             self.connections.remove(&id);
         } else if is_over {
-            // A dialler looks at it first.
+            // The dialling server must see the end of the connection first.
             let is_looked_at = |end: &Option<End>| {
                 end.as_ref().is_none_or(|end| {
                     let server = self.servers[end.start.0].as_ref();
@@ -628,7 +629,7 @@ impl World {
         }
     }
 
-    /// Lets a server's machine ask the engine.
+    /// The machine of a server sends a request to the engine.
     fn ask(&mut self, at: usize) -> Step {
         let now = self.now;
         let Some(server) = &mut self.servers[at] else {
@@ -685,7 +686,7 @@ impl World {
         self.now < self.blurred
     }
 
-    /// Gives everything back but the budgets.
+    /// Drops all connections and servers, so that only the budgets remain to be checked.
     pub(super) fn let_go(&mut self) -> Settings {
         self.connections.clear();
         self.servers.clear();

@@ -1,4 +1,4 @@
-//! Clients that mean harm. They write their bytes themselves.
+//! Attacks of clients. They write their bytes without an HTTP library.
 
 use std::net::Shutdown;
 
@@ -10,7 +10,7 @@ use ssntp::transport::memory::MemoryListener;
 use ssntp_test_support::{identity, trust};
 
 impl Rig {
-    /// A connection on which these bytes were sent, and nothing else.
+    /// A connection on which only these bytes were sent.
     fn raw(&self, bytes: &str) -> TcpStream {
         let urls = self.api.urls();
         let mut stream = TcpStream::connect(urls[0].strip_prefix("http://").unwrap()).unwrap();
@@ -20,12 +20,12 @@ impl Rig {
         stream
     }
 
-    /// All that is answered to these bytes.
+    /// The whole answer to these bytes.
     fn answered(&self, bytes: &str) -> String {
         let mut stream = self.raw(bytes);
         let _ = stream.shutdown(Shutdown::Write);
         let mut answer = Vec::new();
-        // A connection that is reset has answered what it has.
+        // After a reset the bytes received so far are the answer.
         let _ = stream.read_to_end(&mut answer);
         String::from_utf8(answer).unwrap()
     }
@@ -46,12 +46,12 @@ fn slow_clients_do_not_block_others() {
          Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{{"
     );
     for begun in ["", "G", "GET / HTTP/1.1\r\nHost: loc", &body] {
-        // More than there are connections.
+        // These are more connections than the limit.
         let slow: Vec<_> = (0..40).map(|_| rig.raw(begun)).collect();
         assert_eq!(rig.ask("GET / HTTP/1.1", "").0, 200, "{begun:?}");
         drop(slow);
     }
-    // Bytes that drip in win no time, and no half request is carried out.
+    // Single bytes do not extend the deadline, and an incomplete request is not carried out.
     let mut dripping = rig.raw("");
     dripping
         .set_read_timeout(Some(Duration::from_millis(50)))

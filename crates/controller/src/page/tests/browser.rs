@@ -15,7 +15,7 @@ use crate::http::{Api, ApiConfig};
 use ssntp::payload::Stats;
 use ssntp::proto::Frame;
 
-/// A browser, and pages about a cluster that is made up; none if there is no browser.
+/// A browser, and pages about an invented cluster. `None` if no browser is installed.
 fn start(nodes: u32, each: u32) -> Option<(Chromium, Arc<MadeUp>, Api, tempfile::TempDir)> {
     let Some(browser) = Chromium::start() else {
         println!("skipped: there is no chromium-headless-shell");
@@ -28,7 +28,7 @@ fn start(nodes: u32, each: u32) -> Option<(Chromium, Arc<MadeUp>, Api, tempfile:
     Some((browser, made_up, api, directory))
 }
 
-/// Nothing was complained of, and nothing was loaded from anywhere else.
+/// Checks that the browser has no complaints and has loaded nothing from another site.
 fn check_quiet(browser: &mut Chromium, site: &str, path: &str) {
     let (complaints, loaded) = browser.complaints();
     assert!(complaints.is_empty(), "{path}: {complaints:?}");
@@ -49,7 +49,7 @@ fn each_view_is_live_and_loads_from_its_own_site_only() {
         let has_main = browser.value("document.querySelector('main h1').textContent.length > 0");
         assert_eq!(has_main, true, "{path}");
         check_quiet(&mut browser, site, &path);
-        // Each thing that can be used has a name for people who hear the page.
+        // Each control has a name for screen readers.
         let tree = browser.call("Accessibility.getFullAXTree", json!({}));
         for node in tree["nodes"].as_array().unwrap() {
             let role = node["role"]["value"].as_str().unwrap_or_default();
@@ -109,7 +109,7 @@ fn a_change_is_shown_without_a_reload_and_hostile_names_stay_text() {
         hostile,
     );
     browser.wait_for("document.querySelector('main').textContent.includes('<img src=x onerror=alert(1)>')");
-    // The rest of the page is the same as before: nothing was loaded again.
+    // The rest of the page is unchanged: the page was not loaded again.
     let kept = browser.value("document.contains(window.before) && document.activeElement.id === 'q'");
     assert_eq!(kept, true);
     assert_eq!(
@@ -131,7 +131,7 @@ fn a_change_is_shown_without_a_reload_and_hostile_names_stay_text() {
         );
         check_quiet(&mut browser, site, &path);
     }
-    // Words that are typed select rows, and the address says which.
+    // Typed words filter the rows, and are in the address.
     browser.open(&format!("{site}/nodes"));
     browser.wait_for("document.body.dataset.live === 'live'");
     let typing = "const q = document.getElementById('q'); q.value = 'n02'; \
@@ -156,7 +156,7 @@ fn keys_colours_and_the_address_work() {
     });
     assert_eq!([light, dark], ["rgb(251, 251, 249)", "rgb(19, 22, 21)"]);
     browser.wait_for("document.body.dataset.live === 'live'");
-    // The first thing that Tab reaches leads to the content.
+    // The first element that Tab reaches is a link to the content.
     browser.press("Tab", 9, "");
     assert_eq!(
         browser.value("document.activeElement.textContent"),
@@ -173,13 +173,13 @@ fn keys_colours_and_the_address_work() {
     browser.wait_for("location.search === '?q=n02&sort=-name'");
     browser.wait_for("document.querySelectorAll('tbody tr').length === 2");
     check_quiet(&mut browser, site, "/nodes");
-    // The address alone shows the same to somebody else, and a heading turns the order.
+    // The same address shows the same rows in another browser, and a heading reverses the order.
     browser.open(&format!("{site}/nodes?q=n0&sort=-name"));
     let names = "[...document.querySelectorAll('tbody tr td:first-child')].map((cell) => cell.textContent)";
     let falling = browser.value(names);
     assert!(falling.as_array().unwrap().len() > 5, "{falling}");
     browser.value("document.querySelector('th[aria-sort=descending] a').click(); 1");
-    // The heading is there before the last rows are, if the browser is slow.
+    // In a slow browser the heading is shown before the last rows.
     browser.wait_for(
         "document.readyState === 'complete' && document.querySelector('th[aria-sort=ascending]') !== null",
     );
@@ -262,7 +262,7 @@ fn a_thousand_nodes_stay_smooth() {
     check_quiet(&mut browser, site, "/nodes");
 }
 
-/// In place of the clock, of timers and of the network there is `test`, which a test turns by hand.
+/// Replaces the clock, the timers and the network by the object `test`, which the test controls.
 const BY_HAND: &str = "
     const test = window.test = { now: 0, timers: [], asked: [], fails: false };
     performance.now = () => test.now;
@@ -302,7 +302,7 @@ fn a_page_reloads_itself_at_most_four_times_a_second() {
     browser.open(&format!("{}/nodes", api.urls()[0]));
     for fails in [false, true] {
         browser.value(&format!("test.fails = {fails}; test.pass(1000, false)"));
-        // Ten seconds in which something happens two hundred times a second.
+        // Ten seconds with two hundred events a second.
         let asked = browser.value("test.pass(10000, true)");
         let times: Vec<_> = asked
             .as_array()
@@ -319,7 +319,7 @@ fn a_page_reloads_itself_at_most_four_times_a_second() {
         browser.value("test.pass(1000, false)");
         assert_eq!(browser.value("test.last >= test.happened"), true);
         assert_eq!(browser.value("test.pass(60000, false).length"), 0);
-        // One thing that happens is shown at once.
+        // A single event is shown at once.
         assert_eq!(browser.value("test.pass(5, true).length"), 1);
     }
 }
@@ -344,13 +344,13 @@ fn a_page_that_missed_deleted_rows_reloads_once() {
         [(); 3].map(|()| made_up.row(0, "node", None, None, Some(node_uuid(1)), "what came in between"));
     made_up.forget(count + 2);
     browser.value("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true })); 1");
-    // A picture may be older than the rows: the page that is made of it loads itself once more.
+    // A page may be made of a snapshot that is older than the rows. Then it reloads itself once more.
     browser.wait_for(&format!(
         "window.before === undefined && document.body.dataset.after === '{}' && document.body.dataset.live === 'live'",
         rows[2]
     ));
     assert_eq!(browser.value("document.querySelectorAll('tbody tr').length"), 1);
-    // Now it follows, and does not load itself again.
+    // Now the page follows, and does not reload itself again.
     browser.value("window.before = true; 1");
     made_up.row(0, "node", None, None, None, "what came last");
     browser.wait_for("document.querySelector('main').textContent.includes('what came last')");

@@ -1,5 +1,5 @@
-//! A real browser, spoken to over its pipe: it reads commands from descriptor 3 and writes answers
-//! to descriptor 4, which a shell makes of its standard input and output. So there is no port.
+//! A real browser that is controlled over pipes: it reads commands from descriptor 3 and writes answers
+//! to descriptor 4, which a shell makes from its standard input and output. So no port is needed.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -27,7 +27,7 @@ pub(super) struct Chromium {
 }
 
 impl Chromium {
-    /// Starts the browser with one empty page; none if there is no browser on this machine.
+    /// Starts the browser with one empty page. `None` if no browser is installed.
     pub(super) fn start() -> Option<Self> {
         let is_there = |program: &&&str| Command::new(program).arg("--version").output().is_ok();
         let program = PROGRAMS.iter().find(is_there)?;
@@ -108,7 +108,7 @@ impl Chromium {
         }
     }
 
-    /// Loads a page, and waits until all of it is there.
+    /// Loads a page, and waits until it is complete.
     pub(super) fn open(&mut self, url: &str) {
         self.call("Page.navigate", json!({ "url": url }));
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'");
@@ -156,7 +156,7 @@ impl Chromium {
         (complaints, loaded)
     }
 
-    /// Presses a key; `text` is what it types.
+    /// Presses a key that types `text`.
     pub(super) fn press(&mut self, key: &str, code: u32, text: &str) {
         for kind in ["keyDown", "keyUp"] {
             let text = if kind == "keyDown" { text } else { "" };
@@ -165,7 +165,7 @@ impl Chromium {
         }
     }
 
-    /// The size of the window, and whether it is dark.
+    /// Sets the size of the window, and the dark or the light colour scheme.
     pub(super) fn look(&mut self, width: u32, height: u32, is_dark: bool) {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });
         self.call("Emulation.setDeviceMetricsOverride", size);

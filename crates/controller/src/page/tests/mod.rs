@@ -115,14 +115,17 @@ fn the_first_page_lists_problems_and_the_last_changes() {
 }
 
 #[test]
-fn past_states_are_named_as_past() {
+fn states_of_gone_objects_are_shown_in_the_past_tense() {
     let source = made_up::cluster(30, 4);
-    let gone = shown(&source, &format!("/nodes/{}", node_uuid(2)), "");
+    let gone_page = shown(&source, &format!("/nodes/{}", node_uuid(2)), "");
     assert!(
-        gone.contains("The present state of the node is unknown."),
-        "{gone}"
+        gone_page.contains("The present state of the node is unknown."),
+        "{gone_page}"
     );
-    assert!(gone.contains("<i aria-hidden='true'>○</i>was active"), "{gone}");
+    assert!(
+        gone_page.contains("<i aria-hidden='true'>○</i>was active"),
+        "{gone_page}"
+    );
     let here = shown(&source, &format!("/nodes/{}", node_uuid(1)), "");
     assert!(
         !here.contains("is not known") && here.contains("</i>ready"),
@@ -276,7 +279,7 @@ fn events_are_paged_by_their_numbers() {
     assert!(page.contains(&format!("href='?after={}'", last - 200)));
     assert_eq!(again, newest);
     assert_eq!(ids("sort=id").0[0], first);
-    // In rising order, too, the page before is the one next to it.
+    // In ascending order as well the previous page is the adjacent one.
     let (older, page) = ids(&format!("sort=id&before={}", first + 400));
     assert_eq!((older[0], older[199]), (first + 200, first + 399));
     assert!(

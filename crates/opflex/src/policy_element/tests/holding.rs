@@ -70,7 +70,7 @@ fn a_resolve_is_sent_once_and_its_result_is_an_event() {
         ]
     );
     let result = json!({"policy": [object("/a/", 1), object("/elsewhere/", 1)]});
-    world.say(
+    world.send_text(
         server,
         &json!({"id": ["policy_resolve", FIRST], "result": result}),
     );
@@ -135,7 +135,7 @@ fn a_request_without_answer_or_with_an_error_is_repeated_with_its_number() {
     declare(&mut world, "/ep/", 1);
     let first = world.take_sent(server);
     let error = json!({"code": "ERROR", "message": "not now"});
-    world.say(server, &json!({"id": first[0]["id"], "error": error}));
+    world.send_text(server, &json!({"id": first[0]["id"], "error": error}));
     assert!(
         matches!(&world.events[0], ElementEvent::Refused { error, about, .. }
         if error.code == ErrorCode::ERROR && about == "class /a/")
@@ -152,7 +152,7 @@ fn a_request_without_answer_or_with_an_error_is_repeated_with_its_number() {
     world.serve(server, &[]);
     for _ in 0..10 {
         world.pass(60.0);
-        world.say(server, &json!({"id": ["echo", 1], "result": []}));
+        world.send_text(server, &json!({"id": ["echo", 1], "result": []}));
     }
     assert_eq!(world.take_sent(server), NOTHING);
 }
@@ -164,12 +164,12 @@ fn an_answer_to_another_method_with_the_number_of_a_request_is_ignored() {
     let asked = world.take_sent(server).pop().unwrap();
     for method in ["policy_unresolve", "endpoint_resolve", "state_report"] {
         let answer = json!({"id": [method, asked["id"][1]], "result": {"endpoint": [object("/a/", 1)]}});
-        world.say(server, &answer);
+        world.send_text(server, &answer);
     }
     assert!(known(&world).is_empty());
     world.pass(11.0);
     assert_eq!(world.requests(server), [sent("policy_resolve", "/a/")]);
-    world.say(
+    world.send_text(
         server,
         &json!({"id": asked["id"], "result": {"policy": [object("/a/", 1)]}}),
     );
@@ -265,7 +265,7 @@ fn the_last_release_sends_an_unresolve_after_the_linger_time() {
             "params": [{"subject": "class", "policy_uri": "/a/"}]})
         ]
     );
-    world.say(
+    world.send_text(
         server,
         &json!({"id": ["policy_unresolve", FIRST + 1], "result": {}}),
     );
@@ -345,11 +345,11 @@ fn updates_replace_merge_and_delete_and_are_events() {
         "policy_update",
         json!([{"delete": [{"subject": "class", "uri": "/a/"}]}]),
     );
-    let gone = [
+    let deleted = [
         ("/a/".to_owned(), ChangeKind::Deleted),
         ("/a/b/".to_owned(), ChangeKind::Deleted),
     ];
-    assert_eq!(changed(&mut world), gone);
+    assert_eq!(changed(&mut world), deleted);
     // The resolve stays in force, and an update adds the object again.
     world.ask(server, "policy_update", json!([{"replace": [object("/a/", 4)]}]));
     assert_eq!(known(&world), ["/a/"]);
@@ -400,9 +400,9 @@ fn referenced_policies_are_resolved_and_unresolved() {
         object("/d/", 1),
     ];
     let top = follow(&mut world, "/a/");
-    let mut seen = Vec::new();
+    let mut resolved = Vec::new();
     for _ in 0..4 {
-        seen.extend(
+        resolved.extend(
             world
                 .sent
                 .get(&server)
@@ -412,7 +412,7 @@ fn referenced_policies_are_resolved_and_unresolved() {
         );
         world.serve(server, &policy);
     }
-    assert_eq!(seen, ["/a/", "/b/", "/c/", "/d/"]);
+    assert_eq!(resolved, ["/a/", "/b/", "/c/", "/d/"]);
     assert_eq!(world.element.followed, 4 - 1);
 
     // A reference changes: policies that are not reached any more are removed.
@@ -473,7 +473,7 @@ fn policy_is_resolved_by_identifier() {
         request["params"][0]["policy_ident"],
         json!({"context": "/s/", "name": "web"})
     );
-    world.say(server, &json!({"id": request["id"], "result": {"policy": []}}));
+    world.send_text(server, &json!({"id": request["id"], "result": {"policy": []}}));
 
     let named = json!({"subject": "class", "uri": "/s/1/", "properties": [{"name": "name", "data": "web"}], "parent_uri": "/s/"});
     let other = json!({"subject": "class", "uri": "/s/2/", "properties": [{"name": "name", "data": "db"}], "parent_uri": "/s/"});
@@ -536,7 +536,7 @@ fn a_changed_declaration_is_sent_again_and_a_dropped_one_is_undeclared() {
     declare(&mut world, "/ep/", 2);
     assert_eq!(world.requests(server), [sent("endpoint_declare", "/ep/")]);
     // The answer to the first request is ignored.
-    world.say(server, &json!({"id": first["id"], "result": {}}));
+    world.send_text(server, &json!({"id": first["id"], "result": {}}));
     world.pass(11.1);
     assert_eq!(world.requests(server), [sent("endpoint_declare", "/ep/")]);
 
@@ -673,7 +673,7 @@ fn an_unanswered_request_raises_one_alarm_and_degrades_the_health_until_it_is_an
     let requests = |world: &mut World| {
         for _ in 0..100 {
             world.pass(1.0);
-            world.say(
+            world.send_text(
                 server,
                 &json!({"id": ["echo", 1], "method": "echo", "params": []}),
             );
@@ -693,7 +693,7 @@ fn an_unanswered_request_raises_one_alarm_and_degrades_the_health_until_it_is_an
         .iter()
         .rfind(|message| message["method"] == "policy_resolve")
         .unwrap();
-    world.say(server, &json!({"id": again["id"], "result": {"policy": []}}));
+    world.send_text(server, &json!({"id": again["id"], "result": {"policy": []}}));
     assert_eq!(
         (alarms(&world), world.element.health()),
         (1, crate::policy_element::Health::Healthy)

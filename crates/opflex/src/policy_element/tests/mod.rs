@@ -23,7 +23,7 @@ struct World {
     element: ElementCore,
     start: Instant,
     now: Instant,
-    /// Connections that are or were, by number, with their addresses.
+    /// Present and former connections, by number, with their addresses.
     dialled: BTreeMap<ConnectionId, String>,
     sent: HashMap<ConnectionId, Vec<Value>>,
     closed: HashMap<ConnectionId, CloseReason>,
@@ -83,7 +83,7 @@ impl World {
             .map(|peer| json!({"role": ALL, "connectivity_info": peer}))
             .collect();
         let result = json!({"name": "server", "domain": "default", "my_role": roles, "peers": peers});
-        self.say(connection, &json!({"id": ["send_identity", 1], "result": result}));
+        self.send_text(connection, &json!({"id": ["send_identity", 1], "result": result}));
     }
 
     /// Refuses the latest attempt to dial an address, or ends the connection.
@@ -93,7 +93,7 @@ impl World {
     }
 
     /// A server sends a message.
-    fn say(&mut self, connection: ConnectionId, text: &Value) {
+    fn send_text(&mut self, connection: ConnectionId, text: &Value) {
         let mut messages = Vec::new();
         let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
         let mut decoder = Decoder::without_identity(Default::default());
@@ -105,7 +105,7 @@ impl World {
 
     /// A server sends a request. Returns the answers.
     fn ask(&mut self, connection: ConnectionId, method: &str, params: Value) -> Vec<Value> {
-        self.say(
+        self.send_text(
             connection,
             &json!({"id": [method, 1], "method": method, "params": params}),
         );
@@ -123,7 +123,7 @@ impl World {
             .collect()
     }
 
-    /// The methods and the first element of the parameters of what was sent.
+    /// The method and the first parameter of each sent message.
     fn requests(&mut self, connection: ConnectionId) -> Vec<(String, String)> {
         let sent = self.take_sent(connection);
         let name = |message: &Value| message["method"].as_str().unwrap_or("answer").to_owned();
@@ -167,11 +167,11 @@ impl World {
                 }
                 _ => json!({}),
             };
-            self.say(connection, &json!({"id": request["id"], "result": result}));
+            self.send_text(connection, &json!({"id": request["id"], "result": result}));
         }
     }
 
-    /// Lets time pass, and calls `tick` when it is due.
+    /// Advances the time, and calls `tick` when it is due.
     fn pass(&mut self, seconds: f64) {
         let end = self.now + Duration::from_secs_f64(seconds);
         while let Some(due) = self.element.next_deadline().filter(|due| *due <= end) {

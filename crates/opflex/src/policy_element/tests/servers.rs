@@ -60,7 +60,7 @@ fn an_element_bootstraps_from_a_server_that_lists_only_others() {
     // The other server still lists it: it is dialled from time to time, and the health ignores it.
     for _ in 0..10 {
         world.pass(25.0);
-        world.say(
+        world.send_text(
             world.dialling("c:1").unwrap(),
             &json!({"id": ["echo", 1], "result": []}),
         );
@@ -130,7 +130,7 @@ fn a_server_is_used_only_if_its_list_has_the_dialled_address() {
     let connection = world.dialling("127.0.0.1:1").unwrap();
     world.act(|element, now| element.connected(connection, now));
     // It is disconnected, although it has a role that the others lack.
-    world.say(
+    world.send_text(
         connection,
         &json!({"id": ["send_identity", 1], "result": {
             "name": "pr", "domain": "default", "my_role": ["policy_repository", "observer"],
@@ -253,7 +253,7 @@ fn a_server_with_an_unusable_identity_is_dialled_again_later() {
         let mut world = World::new(settings(&["a:1"]));
         let connection = world.dialling("a:1").unwrap();
         world.act(|element, now| element.connected(connection, now));
-        world.say(connection, &answer);
+        world.send_text(connection, &answer);
         assert!(world.closed.contains_key(&connection), "{answer}");
         assert_eq!(states(&world), [("a:1", PeerState::Waiting)]);
         world.pass(1.4);
@@ -284,7 +284,7 @@ fn the_number_of_the_identity_does_not_matter_and_a_second_one_is_ignored() {
     let connection = world.dialling("a:1").unwrap();
     world.act(|element, now| element.connected(connection, now));
     let result = json!({"my_role": ALL, "domain": "other", "peers": [{"connectivity_info": "a:1"}]});
-    world.say(
+    world.send_text(
         connection,
         &json!({"id": ["send_identity", 99], "result": result}),
     );
@@ -308,7 +308,7 @@ fn requests_and_answers_before_the_identity_end_the_connection() {
         let connection = world.dialling("a:1").unwrap();
         world.act(|element, now| element.connected(connection, now));
         world.take_sent(connection);
-        world.say(connection, &text);
+        world.send_text(connection, &text);
         let answers = world.take_sent(connection);
         assert_eq!(answers.len(), usize::from(answered), "{text}");
         assert!(!answered || answers[0]["error"]["code"] == "ESTATE");
@@ -339,7 +339,7 @@ fn an_element_refuses_methods_of_a_server_and_the_session_goes_on() {
         json!({"id": ["monitor", 5], "result": {}}),
         json!({"id": ["echo", 5], "error": {}}),
     ] {
-        world.say(server, &stray);
+        world.send_text(server, &stray);
         assert_eq!(world.take_sent(server), NOTHING);
     }
     assert!(world.closed.is_empty());
@@ -351,7 +351,7 @@ fn a_learned_location_is_sent_in_later_identities() {
     let connection = world.dialling("a:1").unwrap();
     world.act(|element, now| element.connected(connection, now));
     let result = json!({"my_role": ALL, "your_location": "rack 1", "peers": [{"connectivity_info": "a:1"}]});
-    world.say(connection, &json!({"id": ["send_identity", 1], "result": result}));
+    world.send_text(connection, &json!({"id": ["send_identity", 1], "result": result}));
     assert!(world.events.contains(&ElementEvent::Location {
         location: "rack 1".to_owned()
     }));
@@ -386,7 +386,7 @@ fn in_transport_mode_a_server_without_proxies_is_refused() {
     world.act(|element, now| element.connected(connection, now));
     let data = json!({"proxy_v4": "1.1.1.1", "proxy_v6": "2.2.2.2", "proxy_mac": "3.3.3.3"});
     let result = json!({"my_role": ALL, "data": data, "peers": [{"connectivity_info": "a:1"}]});
-    world.say(connection, &json!({"id": ["send_identity", 1], "result": result}));
+    world.send_text(connection, &json!({"id": ["send_identity", 1], "result": result}));
     assert_eq!(world.element.health(), Health::Healthy);
     assert_eq!(world.element.proxies().unwrap().v6, "2.2.2.2");
 }
@@ -429,7 +429,7 @@ fn absurd_settings_do_not_panic_or_loop() {
         let (mut world, server) = World::ready(settings);
         let reference = world.act(|e, now| e.resolve_policy("class", uri("/a/"), true, now));
         world.pass(0.02);
-        world.say(
+        world.send_text(
             server,
             &json!({"id": ["policy_update", 1], "method": "policy_update", "params": [{}]}),
         );

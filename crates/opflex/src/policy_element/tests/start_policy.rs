@@ -31,7 +31,7 @@ fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
 
 fn answer(world: &mut World, server: ConnectionId, request: &Value, policy: &[Value]) {
     let answer = json!({"id": request["id"], "result": {"policy": policy}});
-    world.say(server, &answer);
+    world.send_text(server, &answer);
 }
 
 #[test]

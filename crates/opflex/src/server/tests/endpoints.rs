@@ -56,10 +56,10 @@ fn known(world: &World) -> Vec<String> {
 }
 
 fn update(world: &mut World, client: ConnectionId) -> Value {
-    let mut told = world.told(client);
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert_eq!(told[0]["method"], "endpoint_update");
-    told.remove(0)["params"][0].take()
+    let mut messages = world.messages_to(client);
+    assert_eq!(messages.len(), 1, "{messages:?}");
+    assert_eq!(messages[0]["method"], "endpoint_update");
+    messages.remove(0)["params"][0].take()
 }
 
 #[test]
@@ -69,12 +69,12 @@ fn a_resolved_endpoint_causes_updates_when_it_is_created_changed_and_removed() {
     assert_eq!(resolve(&mut world, asker, "/ep/1/"), json!([]));
 
     declare(&mut world, pe, &with_ip(1), 60);
-    let told = update(&mut world, asker);
+    let params = update(&mut world, asker);
     assert_eq!(
-        (uris(&told["replace"]), &told["delete"]),
+        (uris(&params["replace"]), &params["delete"]),
         (vec!["/ep/1/", "/ep/1/ip/a/"], &json!([]))
     );
-    assert!(told.get("merge_children").is_none());
+    assert!(params.get("merge_children").is_none());
 
     declare(&mut world, pe, &with_ip(2), 60);
     assert_eq!(
@@ -86,7 +86,7 @@ fn a_resolved_endpoint_causes_updates_when_it_is_created_changed_and_removed() {
     assert_eq!(uris(&update(&mut world, asker)["delete"]), ["/ep/1/ip/a/"]);
 
     declare(&mut world, pe, &[ep("/ep/1/", 2)], 60);
-    assert_eq!(world.told(asker), NOTHING);
+    assert_eq!(world.messages_to(asker), NOTHING);
 
     undeclare(&mut world, pe, "/ep/1/");
     assert_eq!(
@@ -103,7 +103,7 @@ fn a_declaration_ends_with_its_refresh_time_unless_renewed() {
     resolve(&mut world, asker, "/ep/1/");
     declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
     declare(&mut world, pe, &[ep("/ep/2/", 1)], 60);
-    world.told(asker);
+    world.messages_to(asker);
     world.pass(40.0);
     declare(&mut world, pe, &[ep("/ep/2/", 1)], 60);
     world.pass(19.9);
@@ -144,14 +144,14 @@ fn an_element_that_reconnects_in_time_keeps_its_endpoints() {
     let (pe, asker) = (world.element("pe1"), world.element("pe2"));
     resolve(&mut world, asker, "/ep/1/");
     declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
-    world.told(asker);
+    world.messages_to(asker);
     // The new connection begins before the end of the former one is noticed.
     let again = world.element("pe1");
     declare(&mut world, again, &[ep("/ep/1/", 1)], 60);
     world.leave(pe);
     world.pass(59.0);
     assert_eq!(known(&world), ["/ep/1/"]);
-    assert_eq!(world.told(asker), NOTHING);
+    assert_eq!(world.messages_to(asker), NOTHING);
 }
 
 #[test]
@@ -212,10 +212,10 @@ fn an_endpoint_moves_with_its_declared_children() {
     world.leave(old);
     assert_eq!(known(&world), all);
     let [l2, _] = virtual_machine("veth2");
-    let there = world.server.endpoints().get(&l2[0].uri).unwrap();
-    assert_eq!(there.property("interfaceName"), Some(&json!("veth2")));
-    assert_eq!(there.children().count(), 1);
-    // Its parts do not move without it.
+    let present = world.server.endpoints().get(&l2[0].uri).unwrap();
+    assert_eq!(present.property("interfaceName"), Some(&json!("veth2")));
+    assert_eq!(present.children().count(), 1);
+    // The parts of an endpoint move only with the endpoint.
     let part = json!([{"endpoint": [l2[2]], "prr": 60}]);
     let other = world.element("host-3");
     assert_eq!(code(&world.ask(other, "endpoint_declare", part)), "ERROR");
@@ -247,7 +247,7 @@ fn an_identifier_resolves_all_endpoints_that_have_it() {
     declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
     assert_eq!(uris(&update(&mut world, asker)["replace"]), ["/ep/1/"]);
     declare(&mut world, pe, &[ep("/ep/1/", 2)], 60);
-    assert_eq!(world.told(asker), NOTHING);
+    assert_eq!(world.messages_to(asker), NOTHING);
 
     world.ask(
         asker,
@@ -255,7 +255,7 @@ fn an_identifier_resolves_all_endpoints_that_have_it() {
         json!([{"subject": "ep", "endpoint_ident": ident}]),
     );
     undeclare(&mut world, pe, "/ep/2/");
-    assert_eq!(world.told(asker), NOTHING);
+    assert_eq!(world.messages_to(asker), NOTHING);
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn an_element_cannot_remove_endpoints_of_another() {
         undeclare(&mut world, b, text);
         assert_eq!(known(&world), all, "{text}");
     }
-    // An endpoint of its own above them, which is removed in each way.
+    // The element has an endpoint above the endpoints of others, and removes it in each way.
     for text in ["/", "/ep/"] {
         declare(&mut world, b, &[ep(text, 1)], 60);
         assert_eq!(known(&world).len(), all.len() + 1, "{text}");

@@ -66,7 +66,7 @@ impl World {
     }
 
     /// Sends a text and returns all messages that the server sends on this connection.
-    pub(super) fn say(&mut self, connection: ConnectionId, text: &Value) -> Vec<Value> {
+    pub(super) fn send_text(&mut self, connection: ConnectionId, text: &Value) -> Vec<Value> {
         let mut messages = Vec::new();
         let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
         let mut decoder = Decoder::without_identity(Default::default());
@@ -83,14 +83,14 @@ impl World {
     /// Sends a request and returns the one answer.
     pub(super) fn ask(&mut self, connection: ConnectionId, method: &str, params: Value) -> Value {
         let text = json!({"id": [method, 1u64 << 63], "method": method, "params": params});
-        let mut answers = self.say(connection, &text);
+        let mut answers = self.send_text(connection, &text);
         answers.retain(|message| message["method"] != "echo");
         assert_eq!(answers.len(), 1, "{method}: {answers:?}");
         assert_eq!(answers[0]["id"], text["id"]);
         answers.remove(0)
     }
 
-    /// Lets time pass, and calls `tick` when it is due.
+    /// Advances the time, and calls `tick` when it is due.
     pub(super) fn pass(&mut self, seconds: f64) {
         let end = self.now + Duration::from_secs_f64(seconds);
         while let Some(due) = self.server.next_deadline().filter(|due| *due <= end) {
@@ -110,7 +110,7 @@ impl World {
     }
 
     /// The messages on a connection since the last call, without echoes.
-    pub(super) fn told(&mut self, connection: ConnectionId) -> Vec<Value> {
+    pub(super) fn messages_to(&mut self, connection: ConnectionId) -> Vec<Value> {
         self.take_sent(connection)
             .into_iter()
             .filter(|message| message["method"] != "echo")

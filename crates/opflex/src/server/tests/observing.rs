@@ -239,6 +239,6 @@ fn an_observer_keeps_only_the_latest_reports() {
         let (reports, series) = (observer.len(), observer.series());
         most = (most.0.max(reports), most.1.max(series));
     }
-    // Those of the nineteen, and those of the last ten minutes of the changing one.
+    // The series of the nineteen agents, and those of the changing agents of the last ten minutes.
     assert!(most.0 <= (19 + 11) * 5 && most.1 == most.0, "{most:?}");
 }

@@ -18,16 +18,16 @@ fn resolve(world: &mut World, client: ConnectionId, text: &str, prr: i64) -> Val
     world.ask(client, "policy_resolve", params)["result"]["policy"].clone()
 }
 
-/// The one update that a connection was sent.
+/// The only update that was sent to a connection.
 fn update(world: &mut World, client: ConnectionId) -> Value {
-    let mut told = world.told(client);
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert_eq!(told[0]["method"], "policy_update");
-    told.remove(0)["params"][0].take()
+    let mut messages = world.messages_to(client);
+    assert_eq!(messages.len(), 1, "{messages:?}");
+    assert_eq!(messages[0]["method"], "policy_update");
+    messages.remove(0)["params"][0].take()
 }
 
 fn nothing(world: &mut World, client: ConnectionId) {
-    assert_eq!(world.told(client), NOTHING);
+    assert_eq!(world.messages_to(client), NOTHING);
 }
 
 #[test]
@@ -102,13 +102,13 @@ fn only_clients_that_resolved_an_object_or_its_ancestor_get_updates() {
     resolve(&mut world, b, "/class4/nothere/", 7200);
 
     world.put(vec![object("class4", "/class4/test/", "v1")]);
-    let told = update(&mut world, a);
-    assert_eq!(uris(&told["merge_children"]), ["/class4/test/"]);
+    let params = update(&mut world, a);
+    assert_eq!(uris(&params["merge_children"]), ["/class4/test/"]);
     assert_eq!(
-        told["merge_children"][0]["children"],
+        params["merge_children"][0]["children"],
         json!(["/class4/test/class6/test2/"])
     );
-    assert_eq!((&told["replace"], &told["delete"]), (&json!([]), &json!([])));
+    assert_eq!((&params["replace"], &params["delete"]), (&json!([]), &json!([])));
     nothing(&mut world, b);
 
     world.put(vec![object("class6", "/class4/test/class6/test2/", "c1")]);
@@ -129,8 +129,8 @@ fn only_clients_that_resolved_an_object_or_its_ancestor_get_updates() {
     nothing(&mut world, b);
 
     world.delete("/class4/test/class6/test2/");
-    let gone = json!([{"subject": "class6", "uri": "/class4/test/class6/test2/"}]);
-    assert_eq!(update(&mut world, a)["delete"], gone);
+    let deleted = json!([{"subject": "class6", "uri": "/class4/test/class6/test2/"}]);
+    assert_eq!(update(&mut world, a)["delete"], deleted);
 
     world.pass(4.0);
     world.put(vec![object("class4", "/class4/test/", "v2")]);
@@ -146,7 +146,7 @@ fn updates_end_exactly_with_the_refresh_rate() {
     resolve(&mut world, client, "/class4/test/", 60);
     world.pass(59.9);
     world.put(vec![object("class4", "/class4/test/", 1)]);
-    assert_eq!(world.told(client).len(), 1);
+    assert_eq!(world.messages_to(client).len(), 1);
     world.pass(0.1);
     world.put(vec![object("class4", "/class4/test/", 2)]);
     nothing(&mut world, client);
@@ -170,7 +170,7 @@ fn a_refresh_rate_of_zero_means_no_updates() {
     }
     resolve(&mut world, client, "/class4/test/", i64::MAX);
     world.put(vec![object("class4", "/class4/test/", 1)]);
-    assert_eq!(world.told(client).len(), 1);
+    assert_eq!(world.messages_to(client).len(), 1);
 }
 
 #[test]
@@ -196,18 +196,18 @@ fn created_objects_are_sent_once_parents_first_and_deleted_ones_children_first()
         object("class6", "/class4/new/class6/a/", 1),
         object("class7", "/class4/new/class6/a/class7/b/", 1),
     ]);
-    let told = update(&mut world, client);
+    let params = update(&mut world, client);
     let all = [
         "/class4/new/",
         "/class4/new/class6/a/",
         "/class4/new/class6/a/class7/b/",
     ];
-    assert_eq!(uris(&told["replace"]), all);
+    assert_eq!(uris(&params["replace"]), all);
     world.delete("/class4/new/");
-    let told = update(&mut world, client);
-    let gone: Vec<_> = all.into_iter().rev().collect();
-    assert_eq!(uris(&told["delete"]), gone);
-    assert_eq!(told["delete"][0]["subject"], "class7");
+    let params = update(&mut world, client);
+    let reversed: Vec<_> = all.into_iter().rev().collect();
+    assert_eq!(uris(&params["delete"]), reversed);
+    assert_eq!(params["delete"][0]["subject"], "class7");
 }
 
 #[test]
@@ -217,8 +217,8 @@ fn deleting_a_subtree_causes_updates_for_resolves_below_it() {
     let params = json!([{"subject": "class6", "policy_uri": "/class4/test/class6/test2/", "prr": 60}]);
     world.ask(client, "policy_resolve", params);
     world.delete("/class4/test/");
-    let gone = json!([{"subject": "class6", "uri": "/class4/test/class6/test2/"}]);
-    assert_eq!(update(&mut world, client)["delete"], gone);
+    let deleted = json!([{"subject": "class6", "uri": "/class4/test/class6/test2/"}]);
+    assert_eq!(update(&mut world, client)["delete"], deleted);
 }
 
 #[test]
@@ -227,10 +227,10 @@ fn replacing_deletes_unlisted_children() {
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/test/", 60);
     world.replace(vec![object("class4", "/class4/test/", "v0")]);
-    let told = update(&mut world, client);
-    assert_eq!(uris(&told["delete"]), ["/class4/test/class6/test2/"]);
+    let params = update(&mut world, client);
+    assert_eq!(uris(&params["delete"]), ["/class4/test/class6/test2/"]);
     assert_eq!(
-        (&told["replace"], &told["merge_children"]),
+        (&params["replace"], &params["merge_children"]),
         (&json!([]), &json!([]))
     );
 }
@@ -342,9 +342,9 @@ fn objects_that_stay_below_a_deleted_object_are_sent_again() {
     resolve(&mut world, client, "/class4/test/", 60);
     let child = object("class6", "/class4/test/class6/test2/", "v0-child");
     world.act(|server, now| drop(server.edit(Edit::Reload(vec![child]), now).unwrap()));
-    let told = update(&mut world, client);
+    let params = update(&mut world, client);
     assert_eq!(
-        (uris(&told["delete"]), uris(&told["replace"])),
+        (uris(&params["delete"]), uris(&params["replace"])),
         (vec!["/class4/test/"], vec!["/class4/test/class6/test2/"])
     );
 }
@@ -367,7 +367,7 @@ fn a_large_update_is_sent_in_pieces() {
             .collect(),
     );
     let sizes: Vec<_> = world
-        .told(client)
+        .messages_to(client)
         .iter()
         .map(|u| u["params"][0]["replace"].as_array().unwrap().len())
         .collect();
@@ -398,7 +398,7 @@ fn a_long_answer_is_sent_as_updates_before_the_result() {
     let client = world.element("pe1");
     let resolve = json!({"id": ["policy_resolve", 7], "method": "policy_resolve",
         "params": [{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]});
-    let mut messages = world.say(client, &resolve);
+    let mut messages = world.send_text(client, &resolve);
     let lengths = messages.iter().map(|message| message.to_string().len());
     assert!(lengths.max().unwrap() <= 20_000);
     let result = messages.pop().unwrap();
@@ -407,11 +407,11 @@ fn a_long_answer_is_sent_as_updates_before_the_result() {
         assert_eq!(update["method"], "policy_update");
         &update["params"][0]["replace"]
     });
-    let told: Vec<_> = updates
+    let sent: Vec<_> = updates
         .chain([&result["result"]["policy"]])
         .flat_map(uris)
         .collect();
-    assert_eq!(told, all);
+    assert_eq!(sent, all);
     assert_eq!(world.server.sessions(world.now)[0].counters.unavailable, 0);
 }
 
@@ -433,13 +433,13 @@ fn the_next_request_is_answered_behind_a_long_answer() {
     let mut messages = messages.into_iter();
     let first = messages.next().unwrap();
     world.act(|server, now| server.message(client, first, now));
-    assert_eq!(world.told(client).len(), 1);
+    assert_eq!(world.messages_to(client).len(), 1);
     let second = messages.next().unwrap();
     world.act(|server, now| server.message(client, second, now));
     let results: Vec<_> = world
-        .told(client)
+        .messages_to(client)
         .into_iter()
-        .filter(|told| told.get("result").is_some())
+        .filter(|message| message.get("result").is_some())
         .collect();
     assert_eq!(results.len(), 1);
     assert_eq!(results[0]["id"], json!(["policy_resolve", 1]));
@@ -457,7 +457,7 @@ fn changes_during_a_long_answer_reach_the_client() {
         .decode(&mut BytesMut::from(format!("{text}\0").as_bytes()), &mut messages)
         .unwrap();
     world.act(|server, now| server.message(client, messages.remove(0), now));
-    // In the part that was sent, and in the part that was not.
+    // The changes are in the part that was sent and in the part that was not.
     for n in [1, 97] {
         world.put(vec![object(
             "class6",
@@ -471,12 +471,12 @@ fn changes_during_a_long_answer_reach_the_client() {
         world.act(|server, _| assert!(server.continue_answer(client)));
     }
     let mut tree = crate::model::Tree::new();
-    for told in world.told(client) {
-        let update: crate::message::Update = match told.get("result") {
+    for message in world.messages_to(client) {
+        let update: crate::message::Update = match message.get("result") {
             Some(result) => serde_json::from_value(json!({"replace": result["policy"]})).unwrap(),
-            None => serde_json::from_value(told["params"][0].clone()).unwrap(),
+            None => serde_json::from_value(message["params"][0].clone()).unwrap(),
         };
-        let delete: Vec<Uri> = update.delete.into_iter().map(|gone| gone.uri).collect();
+        let delete: Vec<Uri> = update.delete.into_iter().map(|deleted| deleted.uri).collect();
         let merge = update.merge_children.unwrap_or_default();
         tree.update(&delete, update.replace, merge).unwrap();
     }
@@ -492,13 +492,13 @@ fn a_large_update_is_split_by_bytes() {
     world.delete("/class4/x/");
     resolve(&mut world, client, "/class4/x/", 60);
     world.put(objects);
-    let told = world.told(client);
-    assert!(told.iter().all(|update| update.to_string().len() <= 20_000));
-    let told: Vec<_> = told
+    let messages = world.messages_to(client);
+    assert!(messages.iter().all(|update| update.to_string().len() <= 20_000));
+    let replaced: Vec<_> = messages
         .iter()
         .flat_map(|update| uris(&update["params"][0]["replace"]))
         .collect();
-    assert_eq!(told, all);
+    assert_eq!(replaced, all);
 }
 
 #[test]
@@ -518,8 +518,8 @@ fn the_memory_of_the_resolves_of_a_connection_is_limited() {
     let other = format!("/class4/{}/", "y".repeat(600));
     let more = json!([{"subject": "class4", "policy_uri": other, "prr": 60}]);
     assert_eq!(code(&world.ask(client, "policy_resolve", more)), "ERROR");
-    let gone = json!([{"subject": "class4", "policy_uri": long}]);
-    world.ask(client, "policy_unresolve", gone.clone());
+    let unresolve = json!([{"subject": "class4", "policy_uri": long}]);
+    world.ask(client, "policy_unresolve", unresolve.clone());
     resolve(&mut world, client, &other, 60);
     // All connections share the memory.
     let more: Vec<_> = (0..3).map(|n| world.element(&format!("more{n}"))).collect();

@@ -42,7 +42,7 @@ fn every_id_returns_untouched() {
         json!("x"),
         json!(["echo"]),
     ] {
-        let answers = world.say(client, &json!({"id": id, "method": "echo", "params": [1]}));
+        let answers = world.send_text(client, &json!({"id": id, "method": "echo", "params": [1]}));
         assert_eq!(answers, [json!({"id": id, "result": [1]})]);
     }
 }
@@ -127,7 +127,7 @@ fn a_name_in_invalid_utf_8_is_answered() {
         .decode(&mut BytesMut::from(&bytes[..]), &mut messages)
         .unwrap();
     world.act(|server, now| server.message(client, messages.remove(0), now));
-    assert!(world.told(client)[0].get("result").is_some());
+    assert!(world.messages_to(client)[0].get("result").is_some());
     assert_eq!(
         &*world.server.sessions(world.now)[0].name.clone().unwrap(),
         "h\u{f6}st"
@@ -263,7 +263,7 @@ fn an_answer_before_the_identity_ends_the_connection() {
     ] {
         let mut world = world();
         let client = world.connect();
-        assert_eq!(world.say(client, &answer), NOTHING);
+        assert_eq!(world.send_text(client, &answer), NOTHING);
         assert!(matches!(
             world.closed(client),
             Some(CloseReason::ResponseBeforeIdentity(_))
@@ -276,7 +276,7 @@ fn an_answer_before_the_identity_ends_the_connection() {
         json!({"id": ["echo", 0], "error": {}}),
         json!({"id": ["monitor", 0], "result": [0]}),
     ] {
-        assert_eq!(world.say(client, &answer), NOTHING);
+        assert_eq!(world.send_text(client, &answer), NOTHING);
     }
     assert_eq!(world.closed(client), None);
 }
@@ -309,7 +309,7 @@ fn a_server_refuses_methods_of_a_client_and_the_session_goes_on() {
         json!({"id": ["endpoint_update", 1], "result": {}}),
         json!({"id": ["policy_update", 1], "error": {"code": "ERROR", "message": "no"}}),
     ] {
-        assert_eq!(world.say(client, &answer), NOTHING);
+        assert_eq!(world.send_text(client, &answer), NOTHING);
     }
     assert_eq!(world.closed(client), None);
     let counters = world.server.sessions(world.now)[0].counters;
@@ -343,7 +343,7 @@ fn only_a_silent_client_is_disconnected() {
     let (silent, alive) = (world.element("pe1"), world.element("pe2"));
     for _ in 0..14 {
         world.pass(10.0);
-        world.say(alive, &json!({"id": ["echo", 1], "result": []}));
+        world.send_text(alive, &json!({"id": ["echo", 1], "result": []}));
     }
     assert_eq!(world.closed(silent), Some(&CloseReason::Silent));
     assert_eq!((world.closed(alive), world.server.session_count()), (None, 1));
@@ -352,13 +352,13 @@ fn only_a_silent_client_is_disconnected() {
 #[test]
 fn a_client_without_identity_is_dropped_in_time() {
     let mut world = world();
-    let (late, told) = (world.connect(), world.element("pe1"));
+    let (late, element) = (world.connect(), world.element("pe1"));
     world.pass(44.9);
     world.ask(late, "echo", json!([]));
     assert_eq!(world.closed(late), None);
     world.pass(0.2);
     assert_eq!(world.closed(late), Some(&CloseReason::IdentityTimeout));
-    assert_eq!(world.closed(told), None);
+    assert_eq!(world.closed(element), None);
 }
 
 #[test]
@@ -399,7 +399,10 @@ fn late_events_of_a_closed_connection_are_ignored() {
     let client = world.element("pe1");
     world.leave(client);
     world.leave(client);
-    assert_eq!(world.say(client, &json!({"id": 1, "method": "echo"})), NOTHING);
+    assert_eq!(
+        world.send_text(client, &json!({"id": 1, "method": "echo"})),
+        NOTHING
+    );
     assert_eq!(world.server.next_deadline(), None);
 }
 
@@ -422,9 +425,13 @@ fn with_name_from_certificate_an_element_has_the_name_of_its_certificate() {
     assert!(answer.get("result").is_some(), "{answer}");
     let endpoint = json!([{"endpoint": [object("ep", "/ep/1/", 1)], "prr": 60}]);
     world.ask(owner, "endpoint_declare", endpoint);
-    let gone = json!([{"subject": "ep", "endpoint_uri": "/ep/1/"}]);
-    world.ask(impostor, "endpoint_undeclare", gone);
-    assert_eq!(world.server.endpoints().len(), 1, "it is not the impostor's");
+    let resolved = json!([{"subject": "ep", "endpoint_uri": "/ep/1/"}]);
+    world.ask(impostor, "endpoint_undeclare", resolved);
+    assert_eq!(
+        world.server.endpoints().len(),
+        1,
+        "the endpoint does not belong to the impostor"
+    );
     let names: Vec<_> = world
         .server
         .sessions(world.now)

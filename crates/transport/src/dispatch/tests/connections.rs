@@ -45,7 +45,7 @@ fn a_refused_newcomer_leaves_no_trace() {
     assert!(world.runner.is_over());
     world.runner.core_mut().refuses = false;
     let next = world.admit("y");
-    assert_eq!(next.id.0 % (1 << 24), 0, "its slot is free again");
+    assert_eq!(next.id.0 % (1 << 24), 0, "the slot is free again");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_newcomer_that_left_before_its_verdict_is_removed() {
     assert_eq!(world.log(), ["x after 0", "x: not told"]);
     world.handle(DispatchEvent::Exit);
     assert!(world.runner.is_over());
-    assert_eq!(world.admit("y").id.0 % (1 << 24), 0, "its slot is free again");
+    assert_eq!(world.admit("y").id.0 % (1 << 24), 0, "the slot is free again");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn threads_that_cannot_be_started_end_the_connection() {
     assert_eq!((open.outbox.lost(), world.budget.used()), (1, 0));
     world.handle(DispatchEvent::Exit);
     assert!(world.runner.is_over());
-    assert_eq!(world.runner.next_deadline(), None, "and nothing is to be cut off");
+    assert_eq!(world.runner.next_deadline(), None, "no abort is scheduled");
 }
 
 #[test]
@@ -136,8 +136,8 @@ fn no_request_waits_for_a_dispatcher_that_has_ended() {
         std::thread::yield_now();
     }
     drop(world);
-    assert_eq!(peer.credit.try_wait().0, Some(false), "its reader is to end");
-    assert!(!reader.join().unwrap(), "its connection is over");
+    assert_eq!(peer.credit.try_wait().0, Some(false), "the reader has to end");
+    assert!(!reader.join().unwrap(), "the connection is over");
     assert!(peer.is_aborted() && peer.outbox.is_closed());
 }
 
@@ -164,7 +164,7 @@ fn an_end_has_its_turn_after_earlier_items() {
     assert!(peer.outbox.is_closed());
     assert!(world.runner.is_idle());
     world.handle(DispatchEvent::Ended(peer.id, EndReason::PeerClosed));
-    assert!(world.runner.is_idle(), "it has ended already");
+    assert!(world.runner.is_idle(), "the connection has ended already");
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn the_core_gets_the_unhandled_input_of_an_end() {
     world.read(&peer, vec![Step::Note("late")]);
     assert_eq!(world.log(), ["a: 1 left"]);
     world.turn();
-    assert_eq!(world.log(), NOTHING, "none of it is dealt with");
+    assert_eq!(world.log(), NOTHING, "no input is handled");
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn each_ending_connection_is_aborted_at_its_own_time() {
     let [a, b] = [world.run("a"), world.run("b")];
     world.call(vec![a.end(false)]);
     world.start += Duration::from_secs(1);
-    // A second end of the same one gives it no more time.
+    // A second end of the same connection gives it no more time.
     world.call(vec![b.end(false), a.end(false)]);
     world.start -= Duration::from_secs(1);
     assert_eq!(world.runner.next_deadline(), Some(world.at(5000)));
@@ -217,7 +217,7 @@ fn each_ending_connection_is_aborted_at_its_own_time() {
     assert!(a.is_aborted() && !b.is_aborted());
     assert_eq!(world.runner.next_deadline(), Some(world.at(6000)));
     world.handle(DispatchEvent::Finished(b.id));
-    assert_eq!(world.runner.next_deadline(), None, "it is gone");
+    assert_eq!(world.runner.next_deadline(), None, "the connection is removed");
 }
 
 #[test]
@@ -235,7 +235,10 @@ fn a_stop_reaches_the_core_once_and_aborts_the_rest_after_the_grace() {
     world.tick(2999);
     assert!(!a.is_aborted() && !b.is_aborted());
     world.tick(3000);
-    assert!(a.is_aborted() && b.is_aborted(), "also who has not begun");
+    assert!(
+        a.is_aborted() && b.is_aborted(),
+        "a newcomer without threads is aborted as well"
+    );
     assert!(world.runner.next_deadline() > Some(world.at(3000)), "once");
     world.handle(DispatchEvent::Started(b.id, Ok(Fake(Arc::clone(&b.threads)))));
     world.handle(DispatchEvent::Stop);
@@ -293,7 +296,7 @@ fn the_thread_runs_until_the_exit_and_the_last_connection() {
         assert!(is_dispatcher());
     })
     .unwrap();
-    let (reply, seen) = crossbeam_channel::bounded(1);
+    let (reply, counted) = crossbeam_channel::bounded(1);
     while budget.used() > 0 {
         std::thread::yield_now();
     }
@@ -303,7 +306,7 @@ fn the_thread_runs_until_the_exit_and_the_last_connection() {
             .unwrap();
     };
     events.send(DispatchEvent::Look(Box::new(look))).unwrap();
-    let (log, waits) = seen.recv().unwrap();
+    let (log, waits) = counted.recv().unwrap();
     assert_eq!(log[..4], ["time", "call", "time", "a: item"]);
     assert_eq!(waits, 3, "each event is counted");
     events.send(DispatchEvent::Exit).unwrap();

@@ -39,7 +39,7 @@ fn a_reader_waits_for_credit_and_for_memory_until_its_connection_ends() {
     })
     .unwrap();
     while credit.waits_since().is_none() {
-        assert!(!reader.is_finished(), "it is held, and goes on");
+        assert!(!reader.is_finished(), "the reader is held, and continues");
         std::thread::yield_now();
     }
     credit.end();

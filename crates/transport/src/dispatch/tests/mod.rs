@@ -26,7 +26,7 @@ use crate::socket::memory::{self, MemoryStream};
 struct Script {
     log: Vec<String>,
     gone: Vec<ConnectionId>,
-    /// Names of the connections, as their requests gave them.
+    /// The names of the connections from their requests.
     names: HashMap<ConnectionId, String>,
     refuses: bool,
     /// Actions of an admission.
@@ -44,15 +44,15 @@ struct Script {
 /// An item: an order to the core.
 enum Step {
     Note(&'static str),
-    /// An item of so many frames.
+    /// An item of this number of frames.
     Frames(u32),
     Do(Vec<Action>),
 }
 
 impl Script {
-    fn note(&mut self, id: ConnectionId, what: &str) {
+    fn note(&mut self, id: ConnectionId, text: &str) {
         let name = self.names.get(&id).map_or("nobody", |name| name);
-        self.log.push(format!("{name}: {what}"));
+        self.log.push(format!("{name}: {text}"));
     }
 }
 
@@ -270,7 +270,7 @@ impl World {
         self.handle(DispatchEvent::Call(Box::new(|_, _, done| *done = actions)));
     }
 
-    /// Does the work that is due at a time.
+    /// Carries out the work that is due at a time.
     fn tick(&mut self, millis: u64) {
         self.runner.next_deadline();
         let now = self.at(millis);
@@ -317,7 +317,7 @@ impl Peer {
         self.stream.try_read(&mut [0]).is_ok_and(|n| n == 0)
     }
 
-    /// The items that it has been sent, after the writer has written.
+    /// The items that were sent to the peer, after the writer has written.
     fn log(&self) -> Vec<String> {
         Wire::write(&self.outbox);
         self.wire.log()

@@ -9,7 +9,11 @@ fn the_last_item_is_answered_past_the_writer_once_and_others_are_not() {
     let answer = |text| Step::Do(vec![b.send(text)]);
     world.read(&a, vec![answer("1"), answer("2")]);
     world.turn();
-    assert_eq!(b.log(), ["1", "2"], "more was to come, then more waited");
+    assert_eq!(
+        b.log(),
+        ["1", "2"],
+        "further input was expected, and then further items waited"
+    );
     world.read(&a, vec![Step::Do(vec![b.send("3"), a.send("4")])]);
     world.turn();
     assert_eq!(
@@ -30,14 +34,14 @@ fn the_last_item_is_answered_past_the_writer_once_and_others_are_not() {
     world.read(&a, vec![answer("8")]);
     world.read(&b, vec![Step::Note("input of another")]);
     world.turn();
-    assert_eq!(b.log(), ["8"], "another is to take its turn");
+    assert_eq!(b.log(), ["8"], "another connection has the next turn");
     while !world.runner.is_idle() {
         world.turn();
     }
     world.read(&a, vec![Step::Frames(300)]);
     world.runner.core_mut().at_settling = vec![b.send("9")];
     world.turn();
-    assert_eq!(b.log(), ["9"], "a rest is to come");
+    assert_eq!(b.log(), ["9"], "the rest of the run is not handled yet");
 }
 
 #[test]
@@ -63,7 +67,7 @@ fn a_call_and_a_timer_send_past_the_writer_if_there_is_no_input() {
     world.runner.core_mut().due = Some(world.start);
     world.runner.core_mut().at_settling = vec![b.send("6")];
     world.tick(0);
-    assert_eq!(b.log(), ["6 at once"], "each tick may");
+    assert_eq!(b.log(), ["6 at once"], "each timer may send past the writer");
 }
 
 #[test]
@@ -94,11 +98,11 @@ fn items_of_a_turn_are_held_and_items_of_a_call_meet_the_policy() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.run("b")];
     world.busy.store(true, Ordering::SeqCst);
-    // Half of the queue is 500, and each takes 300.
+    // Half of the queue is 500 bytes, and each item takes 300.
     world.read(&a, vec![Step::Do(b.send_from(&a, 3)), Step::Note("next")]);
     world.log();
     world.turn();
-    assert_eq!(world.log(), NOTHING, "it waits in the line");
+    assert_eq!(world.log(), NOTHING, "the item waits in the line");
     let sends = |count: usize| (0..count).map(|_| b.send_item(long(172))).collect();
     world.call(sends(1));
     assert_eq!(world.log(), NOTHING);
@@ -137,7 +141,7 @@ fn a_policy_that_ends_the_receiver_drops_one_item_and_loses_the_others() {
     world.call((0..9).map(|_| peer.send_item(long(300))).collect());
     assert!(peer.is_aborted());
     let books = peer.outbox.gauge().books();
-    // Two are in the queue, one waits, and one is beyond the limit; others come too late.
+    // Two items are in the queue, one waits, and one is beyond the limit. Later items are dropped.
     assert_eq!((books.waiting.items, books.dropped, books.lost), (2, 1, 6));
 }
 
@@ -167,7 +171,11 @@ fn an_end_with_grace_sends_the_line_first_and_an_end_of_time_loses_it() {
         world.log();
         world.call(vec![b.send("farewell"), b.end(false), b.send("late")]);
         world.turn();
-        assert_eq!(world.log(), ["a: next"], "nobody waits for it any more");
+        assert_eq!(
+            world.log(),
+            ["a: next"],
+            "no sender waits for the receiver any more"
+        );
         assert!(!b.outbox.is_closed());
         if in_time {
             while Wire::write(&b.outbox) {
@@ -175,7 +183,7 @@ fn an_end_with_grace_sends_the_line_first_and_an_end_of_time_loses_it() {
             }
             let log = b.wire.log();
             assert_eq!(log[5..], ["farewell", "finish"]);
-            assert_eq!(b.outbox.lost(), 1, "the late one");
+            assert_eq!(b.outbox.lost(), 1, "the later item");
         } else {
             world.tick(5000);
             assert!(b.is_aborted());

@@ -61,7 +61,7 @@ fn the_actions_of_a_run_are_charged_as_well() {
     let many = (0..1100).map(|_| b.send("x")).collect();
     world.read(&a, vec![Step::Do(many), Step::Note("next")]);
     world.turn();
-    // Its queue was full in the end.
+    // The queue of the receiver was full at the end.
     assert!(!world.log().contains(&"a: next".to_owned()));
     world.read(&b, vec![Step::Note("another")]);
     for _ in 0..2 {
@@ -73,23 +73,23 @@ fn the_actions_of_a_run_are_charged_as_well() {
 #[test]
 fn a_look_sees_connections_input_and_times() {
     let mut world = World::new(Script::default());
-    let seen = |world: &mut World| {
-        let (reply, seen) = crossbeam_channel::bounded(1);
+    let look = |world: &mut World| {
+        let (reply, received) = crossbeam_channel::bounded(1);
         world.handle(DispatchEvent::Look(Box::new(move |_, view| {
             let took = [view.dispatcher.waits, view.dispatcher.turns].map(|took| (took.count(), took.sum()));
             reply
                 .send((view.connections, view.dispatcher.with_input, took))
                 .unwrap();
         })));
-        seen.try_recv().unwrap()
+        received.try_recv().unwrap()
     };
     let nothing = (0, Duration::ZERO);
-    assert_eq!(seen(&mut world), (0, 0, [nothing; 2]));
+    assert_eq!(look(&mut world), (0, 0, [nothing; 2]));
     let (peer, _idle) = (world.run("a"), world.run("b"));
     world.read(&peer, vec![Step::Frames(9)]);
     let long = Duration::from_micros(500);
     world.runner.waited(long);
-    assert_eq!(seen(&mut world), (2, 1, [(1, long), nothing]));
+    assert_eq!(look(&mut world), (2, 1, [(1, long), nothing]));
     let clock = Cell::new(Duration::ZERO);
     for _ in 0..2 {
         world
@@ -98,8 +98,8 @@ fn a_look_sees_connections_input_and_times() {
     }
     world.turn();
     assert_eq!(
-        seen(&mut world),
+        look(&mut world),
         (2, 0, [(1, long), (1, 2 * long)]),
-        "one turn had both runs, and nobody had another"
+        "one turn had both runs, and there was no other turn"
     );
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Sends so many units for a distant origin.
+/// Sends this number of units for a distant origin.
 fn send(net: &mut Net, link: &Peer, number: u64, to: &Peer, units: usize) {
     let origin = Origin::Distant {
         link: link.id,
@@ -25,18 +25,18 @@ fn a_distant_origin_waits_from_its_first_item_in_a_line_to_its_last_and_its_link
     let mut net = Net::new(1 << 30);
     let [link, full, other] = [64, 4, 64].map(|units| net.peer(units));
     send(&mut net, &link, 7, &full, 2);
-    assert_eq!(changes(&mut net), [], "its queue is below its mark");
+    assert_eq!(changes(&mut net), [], "the queue is below its mark");
     send(&mut net, &link, 7, &full, 3);
     send(&mut net, &link, 8, &full, 1);
     send(&mut net, &link, 9, &other, 3);
     assert_eq!(changes(&mut net), [(7, true), (8, true)]);
-    assert!(!net.waits(&link), "the link is read on");
+    assert!(!net.waits(&link), "the server still reads from the link");
     write_one(&full);
     net.flow.room(full.id, net.start);
     assert_eq!(changes(&mut net), [], "one of three has left the line");
     net.drain(&full);
     assert_eq!(changes(&mut net), [(7, false), (8, false)]);
-    assert!(!net.waits(&link), "the books are in order");
+    assert!(!net.waits(&link), "the counts are right");
 }
 
 #[test]

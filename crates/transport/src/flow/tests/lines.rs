@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn others_may_fill_half_of_a_queue_and_what_is_beyond_waits() {
+fn others_may_fill_half_of_a_queue_and_further_items_wait() {
     let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(8), net.peer(8)];
     net.send(&sender, &receiver, 4);
@@ -14,9 +14,9 @@ fn others_may_fill_half_of_a_queue_and_what_is_beyond_waits() {
     net.send(&sender, &receiver, 2);
     assert_eq!(net.budget.used(), 7 * MEMORY, "lines and queues are counted");
     assert!(!write_one(&receiver));
-    assert!(write_one(&receiver), "half of the mark is told");
+    assert!(write_one(&receiver), "room is reported at half of the mark");
     net.flow.room(receiver.id, net.start);
-    assert!(net.waits(&sender), "two find room, one still waits");
+    assert!(net.waits(&sender), "two items find room, one still waits");
     net.drain(&receiver);
     assert!(!net.waits(&sender));
     assert_eq!(receiver.outbox.sent().items, 7);
@@ -31,21 +31,21 @@ fn unread_answers_hold_only_their_receiver() {
     net.send(&asker, &asker, units);
     assert!(!net.waits(&asker));
     net.send(&asker, &asker, 1);
-    assert!(net.waits(&asker), "more than a mebibyte is its own");
+    assert!(net.waits(&asker), "more than a mebibyte are its own answers");
     assert!(
         asker.credit.try_wait().0 == Some(true),
-        "nothing of it is under way"
+        "no input of the connection is under way"
     );
     for _ in 0..8 {
         net.send(&other, &asker, 1);
         assert!(!net.waits(&other), "the queue is below its mark");
     }
-    assert_eq!(net.flow.next_deadline(), None, "nobody waits for it");
+    assert_eq!(net.flow.next_deadline(), None, "no sender waits for the receiver");
     // Three of the four are before the last half of a mebibyte of answers.
     assert!(!write_one(&asker) && !write_one(&asker) && write_one(&asker));
     net.flow.room(asker.id, net.start);
     assert!(!net.waits(&asker));
-    // Nor does it wait for a writer that has failed.
+    // The sender does not wait for a writer that has failed either.
     net.send(&asker, &asker, units);
     assert!(net.waits(&asker));
     asker.outbox.fail(std::io::ErrorKind::TimedOut.into());
@@ -54,7 +54,7 @@ fn unread_answers_hold_only_their_receiver() {
 }
 
 #[test]
-fn answers_of_one_run_beyond_their_bound_stand_in_nobodys_way() {
+fn answers_of_one_run_beyond_their_bound_hold_no_other_sender() {
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(64), net.peer(4)];
     let units = usize::try_from(MOST_ANSWERS / MEMORY).unwrap();
@@ -63,7 +63,7 @@ fn answers_of_one_run_beyond_their_bound_stand_in_nobodys_way() {
     net.send(&other, &asker, 1);
     assert!(!net.waits(&other) && !net.flow.is_waited_for(asker.id));
     asker.credit.spend(1);
-    assert_eq!(asker.credit.try_wait().0, None, "it is not read");
+    assert_eq!(asker.credit.try_wait().0, None, "the connection is not read from");
     assert_eq!(net.flow.state(asker.id).held_since, Some(net.start));
     net.drain(&asker);
     assert_eq!(asker.credit.try_wait().0, Some(true));
@@ -86,14 +86,18 @@ fn answers_from_the_line_count_when_they_are_in_the_queue() {
 }
 
 #[test]
-fn answers_wait_for_room_as_everything_does_where_the_queue_is_short() {
+fn answers_wait_for_room_like_other_items_if_the_queue_is_short() {
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(4), net.peer(4)];
     net.send(&asker, &asker, 2);
-    assert!(net.waits(&asker), "half of the mark is its own");
+    assert!(net.waits(&asker), "half of the mark are its own answers");
     net.send(&asker, &asker, 2);
     assert!(net.waits(&asker));
-    assert_eq!(net.flow.next_deadline(), None, "it waits for itself");
+    assert_eq!(
+        net.flow.next_deadline(),
+        None,
+        "the connection waits for its own answers"
+    );
     assert!(net.flow.tick(net.at(5000)).is_empty());
     net.send(&other, &asker, 1);
     assert!(net.waits(&other) && net.flow.next_deadline().is_some());
@@ -132,25 +136,28 @@ fn a_limit_of_frames_makes_senders_wait_as_memory_does() {
     assert_eq!(
         net.drop_overflow(&receiver, false),
         3,
-        "though hardly any memory is taken"
+        "the limit of frames holds although little memory is used"
     );
     net.drain(&receiver);
     assert_eq!(receiver.wire.log(), ["a", "b", "c", "d"]);
 }
 
 #[test]
-fn the_share_of_the_budget_is_a_mark_too() {
+fn the_share_of_the_budget_limits_a_queue_as_well() {
     let mut net = Net::new(6 * MEMORY);
     let [sender, receiver, other] = [net.peer(100), net.peer(100), net.peer(100)];
     net.send(&sender, &receiver, 3);
     assert!(!net.waits(&sender));
     net.send(&sender, &receiver, 1);
-    assert!(net.waits(&sender), "three wait, three are free: half for each");
-    let told: Vec<_> = (0..3).map(|_| net.tell(&other, long(UNIT))).collect();
+    assert!(
+        net.waits(&sender),
+        "three units wait, three are free: half for each"
+    );
+    let deliveries: Vec<_> = (0..3).map(|_| net.tell(&other, long(UNIT))).collect();
     assert_eq!(
-        told,
+        deliveries,
         [Delivery::Taken, Delivery::Taken, Delivery::Overflows],
-        "two are free: one in the queue, and one may always wait"
+        "two units are free: one in the queue, and one may always wait"
     );
 }
 
@@ -164,12 +171,12 @@ fn items_leave_for_a_receiver_in_the_order_in_which_they_were_sent() {
         let n = receiver.outbox.waiting().items + name.len() as u64 + u64::from(name.as_bytes()[0]);
         let sender = &senders[usize::try_from(n % 3).unwrap()];
         net.send_item(sender, &receiver, item(name));
-        // Items of a timer, a call or an answer come after that.
+        // Items of a timer, a call or an answer come after the line.
         net.tell(&receiver, item(&name.to_uppercase()));
         net.send_item(&receiver, &receiver, item(&name.repeat(2)));
     }
     assert!(senders.iter().all(|sender| net.waits(sender)));
-    // One more item would find room, but the line comes first.
+    // There is room for one more item, but the line comes first.
     write_one(&receiver);
     net.tell(&receiver, item("a timer"));
     net.send_item(&senders[1], &receiver, item("a frame"));
@@ -182,7 +189,7 @@ fn items_leave_for_a_receiver_in_the_order_in_which_they_were_sent() {
             .eq(order.chain(["a timer", "a frame"]))
     );
     assert!(!senders.iter().any(|sender| net.waits(sender)));
-    assert!(net.flow.is_idle(), "none of them has input");
+    assert!(net.flow.is_idle(), "no connection has input");
     assert_eq!(net.flow.state(receiver.id).last_item_at, Some(net.start));
 }
 
@@ -201,12 +208,16 @@ fn a_sender_in_two_lines_takes_no_turn_before_it_has_left_both() {
     assert_eq!(net.flow.state(sender.id).held_since, Some(net.start));
     net.drain(&first);
     assert!(net.waits(&sender) && net.flow.is_idle());
-    assert_eq!(sender.credit.try_wait().0, None, "nor is it read");
+    assert_eq!(
+        sender.credit.try_wait().0,
+        None,
+        "the sender is not read from either"
+    );
     net.drain(&second);
     assert_eq!(sender.credit.try_wait().0, Some(true));
     assert_eq!(net.flow.state(sender.id).held_since, None);
     assert_eq!(net.turn(), Some(sender.id));
-    assert!(net.flow.is_idle(), "it is listed once");
+    assert!(net.flow.is_idle(), "the connection is listed once");
     assert_eq!(items(net.flow.take(sender.id)), Some("more"));
 }
 
@@ -236,10 +247,17 @@ fn a_held_sender_is_released_when_the_receiver_ends() {
     assert_eq!(net.flow.next_deadline(), None);
     assert!(!net.waits(&sender));
     assert_eq!(net.turn(), Some(sender.id));
-    assert_eq!(receiver.outbox.lost(), 2, "what was in its line");
-    assert_eq!(net.budget.used(), 2 * MEMORY + 100, "the line is given back");
+    assert_eq!(receiver.outbox.lost(), 2, "the items of its line");
+    assert_eq!(
+        net.budget.used(),
+        2 * MEMORY + 100,
+        "the memory of the line is released"
+    );
     assert_eq!(net.send_item(&sender, &receiver, item("a")), Delivery::Gone);
-    assert!(net.flow.remove(receiver.id).is_empty(), "twice is once");
+    assert!(
+        net.flow.remove(receiver.id).is_empty(),
+        "a second end has no effect"
+    );
 }
 
 #[test]
@@ -253,8 +271,8 @@ fn an_end_with_grace_sends_the_line_first_and_holds_no_origin() {
     net.flow.ended(receiver.id, EndReason::PeerClosed);
     assert_eq!(net.flow.end(receiver.id, net.start), ["unread"]);
     assert!(!net.waits(&sender) && net.flow.next_deadline().is_none());
-    assert!(!receiver.credit.wait(), "its reader is to end");
-    assert!(!net.flow.has_end(receiver.id), "it ends already");
+    assert!(!receiver.credit.wait(), "the reader has to end");
+    assert!(!net.flow.has_end(receiver.id), "the connection ends already");
     assert_eq!(net.send_item(&sender, &receiver, item("late")), Delivery::Gone);
     assert!(!receiver.outbox.is_closed());
     net.drain(&receiver);
@@ -265,7 +283,7 @@ fn an_end_with_grace_sends_the_line_first_and_holds_no_origin() {
         (6, &["farewell".to_owned(), "finish".to_owned()][..])
     );
     assert_eq!((receiver.outbox.lost(), net.budget.used()), (0, 0));
-    // One without a line is closed at once, and so is one that cannot send any more.
+    // A connection without a line is closed at once, and so is a connection that cannot send any more.
     let [idle, lost] = [net.peer(4), net.peer(4)];
     net.flow.end(idle.id, net.start);
     net.send(&sender, &lost, 3);
@@ -313,7 +331,7 @@ fn items_of_the_application_beyond_the_limit_meet_the_policy() {
             assert_eq!(net.drop_overflow(&receiver, oldest), usize::from(over));
         }
         assert_eq!(receiver.outbox.gauge().books().dropped, 2);
-        // A sender is held behind it, and the item that holds it is not dropped.
+        // A sender is held behind the application's items, and its item is not dropped.
         net.send_item(&sender, &receiver, item("waits"));
         assert!(net.waits(&sender) && net.flow.overflow(receiver.id).is_none());
         net.drain(&receiver);
@@ -343,13 +361,13 @@ fn one_item_of_the_application_may_always_wait_however_long_it_is() {
 }
 
 #[test]
-fn no_receiver_meets_the_policy_for_what_others_hoard() {
+fn no_receiver_meets_the_policy_because_of_the_queues_of_others() {
     let mut net = Net::new(16 << 20);
     let [hoarders, honest] = [net.budget.of(b"one certificate"), net.budget.of(b"another")];
     let limits = Limits::default();
     let healthy = net.peer_within(limits, honest);
     for _ in 0..20 {
-        // They ask and ask, and do not read their answers.
+        // These peers send requests without end, and do not read their answers.
         let hoarder = net.peer_within(limits, hoarders.clone());
         while !net.waits(&hoarder) {
             net.send_item(&hoarder, &hoarder, long(30_000));
@@ -369,7 +387,7 @@ fn no_receiver_meets_the_policy_for_what_others_hoard() {
 }
 
 #[test]
-fn at_once_goes_past_the_writer() {
+fn an_item_to_be_sent_at_once_goes_past_the_writer() {
     let mut net = Net::new(1 << 40);
     let receiver = net.peer(4);
     let (now, origin) = (net.start, Origin::Application);

@@ -1,4 +1,4 @@
-//! Flow control without threads: the tests decide when a writer writes.
+//! Flow control without threads: the tests let a writer write.
 
 mod distant;
 mod lines;
@@ -26,7 +26,7 @@ const UNIT: usize = 256 << 10;
 /// The memory of a unit in a queue.
 const MEMORY: u64 = UNIT as u64 + 128;
 
-/// Connections without threads: their writers write when a test says so.
+/// Connections without threads. Their writers write when a test calls them.
 struct Net {
     flow: Flow<&'static str>,
     numbers: Numbers,
@@ -52,7 +52,7 @@ impl Net {
         }
     }
 
-    /// A peer whose queue holds so many units; others may fill half of it.
+    /// A peer whose queue holds this number of units. Others may fill half of it.
     fn peer(&mut self, units: u64) -> Peer {
         self.peer_with(Limits {
             bytes: units * MEMORY,
@@ -95,14 +95,13 @@ impl Net {
         }
     }
 
-    /// The application sends by itself.
+    /// The application sends an item.
     fn tell(&mut self, to: &Peer, item: Outgoing) -> Delivery {
         self.flow
             .deliver(Origin::Application, to.id, item, false, self.start)
     }
 
-    /// A writer sends all that waits, and the line moves, until nothing is
-    /// left of either.
+    /// A writer sends all waiting items, and the line moves, until both are empty.
     fn drain(&mut self, to: &Peer) {
         while Wire::write(&to.outbox) {
             self.flow.room(to.id, self.start);
@@ -110,7 +109,7 @@ impl Net {
         assert!(!self.flow.is_waited_for(to.id));
     }
 
-    /// As the runner does it.
+    /// Acts like the runner.
     fn drop_overflow(&mut self, to: &Peer, oldest: bool) -> usize {
         let mut dropped = 0;
         while self.flow.overflow(to.id).is_some() {
@@ -157,7 +156,7 @@ fn items<I>(input: Option<Input<I>>) -> Option<I> {
     }
 }
 
-/// Has the writer write one unit.
+/// Lets the writer write one unit.
 fn write_one(peer: &Peer) -> bool {
     Wire::step(&peer.outbox).unwrap().unwrap().1
 }

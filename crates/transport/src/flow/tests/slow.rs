@@ -10,26 +10,26 @@ fn a_receiver_without_pace_is_slow_after_the_patience_and_not_before() {
     assert_eq!(net.flow.next_deadline(), Some(net.start + PATIENCE));
     assert!(net.flow.tick(net.at(999)).is_empty());
     assert_eq!(net.flow.tick(net.at(1000)), [receiver.id]);
-    assert!(!net.waits(&sender), "nobody waits for it any more");
+    assert!(!net.waits(&sender), "no sender waits for the receiver any more");
     assert_eq!(net.drop_overflow(&receiver, false), 2);
-    assert_eq!(net.budget.used(), 4 * MEMORY, "its limit");
+    assert_eq!(net.budget.used(), 4 * MEMORY, "the limit of the line");
     assert_eq!(net.send_item(&sender, &receiver, item("a")), Delivery::Overflows);
     assert!(!net.waits(&sender));
 }
 
 #[test]
-fn a_receiver_that_took_everything_is_measured_anew() {
+fn a_receiver_that_took_everything_is_measured_again() {
     let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     for _ in 0..2 {
         net.send(&sender, &receiver, 6);
         assert_eq!(net.flow.next_deadline(), Some(net.start + PATIENCE));
         net.drain(&receiver);
-        assert_eq!(net.flow.next_deadline(), None, "nobody waits");
+        assert_eq!(net.flow.next_deadline(), None, "no sender waits");
     }
     net.send(&sender, &receiver, 6);
     assert_eq!(net.flow.tick(net.at(1000)), [receiver.id]);
-    assert!(!net.waits(&sender), "nobody waits for it any more");
+    assert!(!net.waits(&sender), "no sender waits for the receiver any more");
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_slow_receiver_stays_slow_until_it_keeps_the_pace_or_takes_everything() {
         net.send(&sender, &receiver, 33);
         net.flow.tick(net.at(1000));
         assert!(net.slow(&receiver));
-        // It takes a little, and less than half of its mark waits.
+        // The receiver takes some bytes, so that less than half of its mark waits.
         for second in 2..5 {
             for _ in 0..7 {
                 write_one(&receiver);
@@ -59,9 +59,9 @@ fn a_slow_receiver_stays_slow_until_it_keeps_the_pace_or_takes_everything() {
             net.drain(&receiver);
         }
         assert!(!net.slow(&receiver));
-        assert_eq!(net.flow.next_deadline(), None, "nobody waits");
+        assert_eq!(net.flow.next_deadline(), None, "no sender waits");
         net.send(&sender, &receiver, 60);
-        assert!(net.waits(&sender), "it is waited for again");
+        assert!(net.waits(&sender), "senders wait for the receiver again");
     }
 }
 
@@ -74,9 +74,9 @@ fn a_slow_receiver_releases_others_and_its_own_answers_hold_only_itself() {
     net.send(&other, &asker, 1);
     net.flow.tick(net.at(1000));
     assert!(net.slow(&asker) && !net.waits(&other));
-    assert_eq!(net.flow.overflow(asker.id), None, "a unit and a little");
+    assert_eq!(net.flow.overflow(asker.id), None, "a unit and some bytes");
     net.drain(&asker);
-    // None of that is counted any more: its line has its whole limit.
+    // The dropped items are not counted any more: the line has its whole limit.
     for _ in 0..4 {
         assert_eq!(net.tell(&asker, long(UNIT)), Delivery::Taken);
     }
@@ -117,7 +117,11 @@ fn a_slow_receiver_takes_no_more_than_its_share_of_the_budget() {
     net.flow.tick(net.at(1000));
     assert_eq!(receiver.outbox.waiting().items, 5);
     assert_eq!(net.drop_overflow(&receiver, false), 2);
-    assert_eq!(net.budget.used(), 7 * MEMORY, "two in the line, and two are free");
+    assert_eq!(
+        net.budget.used(),
+        7 * MEMORY,
+        "two items are in the line, and two units are free"
+    );
 }
 
 #[test]
@@ -148,7 +152,7 @@ fn a_receiver_that_keeps_the_pace_may_hold_others() {
         );
         assert_eq!(net.waits(&sender), kept);
         if kept {
-            // The next second begins anew.
+            // In the next second the count begins again.
             assert_eq!(net.flow.next_deadline(), Some(net.at(2000)));
             assert!(net.flow.tick(net.at(1999)).is_empty());
             assert_eq!(net.flow.tick(net.at(2000)).len(), 1);
@@ -161,8 +165,8 @@ fn a_frame_that_is_longer_than_a_seconds_worth_counts_as_it_leaves() {
     for (taken, kept) in [(5 << 20, true), (3 << 20, false)] {
         let mut net = Net::new(1 << 40);
         let [sender, receiver] = [net.peer(4), net.peer(4)];
-        let (here, there) = memory::pair();
-        let halves = plain(Arc::new(here), BufferPool::new());
+        let (local, remote) = memory::pair();
+        let halves = plain(Arc::new(local), BufferPool::new());
         receiver.outbox.open(halves.transmit);
         net.send_item(&sender, &receiver, long(16 << 20));
         net.send_item(&sender, &receiver, item("behind"));
@@ -174,15 +178,19 @@ fn a_frame_that_is_longer_than_a_seconds_worth_counts_as_it_leaves() {
         let (mut left, mut buffer) = (taken, vec![0; 64 << 10]);
         while left > 0 {
             let most = left.min(buffer.len());
-            left -= there.read(&mut buffer[..most]).unwrap();
+            left -= remote.read(&mut buffer[..most]).unwrap();
         }
         // Bytes in the system count as taken; they are less than a mebibyte.
         while receiver.outbox.progress().bytes < taken as u64 {
             std::thread::yield_now();
         }
-        assert_eq!(receiver.outbox.sent().items, 0, "it is still at it");
+        assert_eq!(
+            receiver.outbox.sent().items,
+            0,
+            "the writer still sends the frame"
+        );
         assert_eq!(net.flow.tick(net.at(1000)).is_empty(), kept, "{taken} bytes");
-        there.shutdown(Shutdown::Both).unwrap();
+        remote.shutdown(Shutdown::Both).unwrap();
         writer.join().unwrap();
     }
 }
@@ -195,14 +203,21 @@ fn a_late_check_measures_the_whole_wait() {
     for _ in 0..16 {
         write_one(&receiver);
     }
-    assert_eq!(net.flow.tick(net.at(2000)).len(), 1, "a second's worth in two");
+    assert_eq!(
+        net.flow.tick(net.at(2000)).len(),
+        1,
+        "the receiver took the bytes of one second in two"
+    );
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     for _ in 0..3 {
         net.send_item(&sender, &receiver, Outgoing::whole(vec![0; UNIT].into(), 30_000));
     }
     write_one(&receiver);
     let slow = net.flow.tick(net.at(2000));
-    assert!(slow.contains(&receiver.id), "and not two seconds' frames");
+    assert!(
+        slow.contains(&receiver.id),
+        "the receiver did not take the frames of two seconds"
+    );
 }
 
 #[test]

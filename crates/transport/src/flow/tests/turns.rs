@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn many_that_begin_to_send_delay_a_busy_one_by_two_shares_each() {
+fn new_senders_delay_a_busy_connection_by_two_shares_each() {
     const NEW: u32 = 300;
     let each = Duration::from_micros(100);
     let mut net = Net::new(1 << 40);
@@ -28,11 +28,11 @@ fn many_that_begin_to_send_delay_a_busy_one_by_two_shares_each() {
         } else {
             waited + took
         };
-        // One share to catch up with the busy one, and one as the next turn.
+        // Each new sender takes one share to reach the charge of the busy one, and one as its next turn.
         let most = TURN * (2 * NEW + 1);
         assert!(waited <= most, "{waited:?} of {virtual_time:?} without a turn");
     }
-    // And all of them have had some.
+    // All new senders have had turns.
     assert!(
         net.flow
             .rows
@@ -64,10 +64,10 @@ fn a_connection_that_sends_less_than_its_share_goes_before_busy_ones() {
 }
 
 #[test]
-fn a_lone_frame_waits_for_one_turn_also_where_a_thousand_have_not_used_up_their_share() {
+fn a_lone_frame_waits_for_one_turn_even_if_a_thousand_senders_have_unused_shares() {
     let mut net = Net::new(1 << 40);
     let crowd: Vec<_> = (0..1000).map(|_| net.peer(1)).collect();
-    // Readers that wait until their batch is dealt with: a batch is a third of a share.
+    // These readers wait until their batch is handled. A batch is a third of a share.
     let batch = |net: &mut Net, peer: &Peer| {
         peer.credit.spend(80_000);
         net.flow.arrived(peer.id, vec!["x"], 80_000);
@@ -95,7 +95,7 @@ fn frames_of_many_shares_cost_as_many_rounds() {
     net.read(&heavy, &["x"; 1_000]);
     net.read(&busy, &["x"; 100_000]);
     for _ in 0..2 {
-        // Both have begun to send, so that they are busy.
+        // Both connections have begun to send, so they are busy.
         net.whole_turn(TURN);
     }
     let (mut had, mut since_sparse) = ([Duration::ZERO; 2], 0);
@@ -114,7 +114,7 @@ fn frames_of_many_shares_cost_as_many_rounds() {
             continue;
         }
         had[usize::from(id == busy.id)] += each * items;
-        // It has had its turn before the others began another frame.
+        // The connection had its turn before the others began another frame.
         assert!(
             since_sparse == 0 && (id == busy.id || items == 1),
             "{since_sparse}"
@@ -125,7 +125,7 @@ fn frames_of_many_shares_cost_as_many_rounds() {
     let difference = had[0].abs_diff(had[1]);
     assert!(
         difference <= TURN * 11,
-        "in the end both have had the same: {had:?}"
+        "both connections have had the same time: {had:?}"
     );
 }
 
@@ -188,19 +188,19 @@ fn a_turn_ends_with_exactly_one_share() {
 #[test]
 fn a_connection_that_has_ended_takes_no_turn() {
     let mut net = Net::new(1 << 40);
-    let [gone, stays] = [net.peer(1), net.peer(1)];
-    net.read(&gone, &["1"]);
+    let [ended, stays] = [net.peer(1), net.peer(1)];
+    net.read(&ended, &["1"]);
     net.read(&stays, &["1"]);
-    assert_eq!(net.flow.remove(gone.id), ["1"]);
+    assert_eq!(net.flow.remove(ended.id), ["1"]);
     assert_eq!(net.turn(), Some(stays.id));
     assert_eq!(net.turn(), None);
-    // Nor one that was busy.
-    let [gone, stays] = [net.peer(1), net.peer(1)];
-    for peer in [&gone, &stays] {
+    // A connection that was busy takes no turn after its end either.
+    let [ended, stays] = [net.peer(1), net.peer(1)];
+    for peer in [&ended, &stays] {
         net.read(peer, &["x"; 9]);
         net.whole_turn(TURN);
     }
-    net.flow.remove(gone.id);
+    net.flow.remove(ended.id);
     assert_eq!(net.turn(), Some(stays.id));
 }
 
@@ -213,18 +213,26 @@ fn a_run_grows_while_it_is_short_and_shrinks_to_what_fits() {
         net.flow.rows.get(peer.id).unwrap().run
     };
     let (short, none) = (RUN_TARGET / 4 - Duration::from_nanos(1), 0);
-    assert_eq!(run(FIRST_RUN - 1, short, none), FIRST_RUN, "it was not used up");
+    assert_eq!(
+        run(FIRST_RUN - 1, short, none),
+        FIRST_RUN,
+        "the run was not used up"
+    );
     assert_eq!(
         run(FIRST_RUN, RUN_TARGET / 4, none),
         FIRST_RUN,
-        "it was not short"
+        "the run was not short"
     );
     assert_eq!(
         run(FIRST_RUN, short, 9_000),
         2 * FIRST_RUN,
-        "its actions do not count"
+        "the actions of the run do not count"
     );
-    assert_eq!(run(FIRST_RUN, RUN_TARGET, none), 2 * FIRST_RUN, "not too long");
+    assert_eq!(
+        run(FIRST_RUN, RUN_TARGET, none),
+        2 * FIRST_RUN,
+        "the run was not too long"
+    );
     assert_eq!(run(2 * FIRST_RUN, 4 * RUN_TARGET, none), FIRST_RUN / 2);
     assert_eq!(
         run(1, 4 * RUN_TARGET, none),
@@ -258,7 +266,7 @@ fn input_comes_in_order_and_its_end_last() {
     assert_eq!(
         net.budget.used(),
         300,
-        "a batch is paid for once all of it is dealt with"
+        "a batch gives credit once it is completely handled"
     );
     assert_eq!(items(net.flow.take(peer.id)), Some("c"));
     assert_eq!(net.budget.used(), 100);
@@ -302,8 +310,8 @@ fn an_end_returns_input_and_credit() {
     net.flow.take(peer.id);
     peer.credit.spend(7);
     assert_eq!(net.flow.remove(peer.id), ["b", "c"]);
-    assert!(!peer.credit.wait(), "its reader is to end");
-    assert_eq!(net.budget.used(), 7, "what is on its way");
+    assert!(!peer.credit.wait(), "the reader has to end");
+    assert_eq!(net.budget.used(), 7, "the input under way");
     assert_eq!(net.flow.arrived(peer.id, vec!["late"], 7), ["late"]);
     net.flow.ended(peer.id, EndReason::Local);
     net.flow.put_back(peer.id, "late");

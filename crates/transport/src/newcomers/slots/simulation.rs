@@ -5,9 +5,9 @@
 //!  backlog ─▶ at hand (one a listener) ─▶ slot ─▶ reads, computes, writes … ─▶ admitted
 //! ```
 //!
-//! Four things must hold in every world: no peer is cut that does what it has to do in time,
-//! or while the host is the one to act; every peer that does so is admitted within a bound;
-//! there are never more handshakes than slots; a stop ends all.
+//! Four invariants hold in every world. A peer that acts in time is never cut, and no peer is cut
+//! while the host has to act. Each peer that acts in time is admitted within a bound. There are never
+//! more handshakes than slots. A stop ends all handshakes.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -27,7 +27,7 @@ fn seeds() -> std::ops::Range<u64> {
     }
 }
 
-/// Numbers that depend on the seed alone.
+/// Random numbers that depend only on the seed.
 struct Chance(u64);
 
 impl Chance {
@@ -42,17 +42,17 @@ impl Chance {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Answers within some milliseconds, and reads what is sent to it.
+    /// Answers within some milliseconds, and reads its input.
     Honest,
-    /// Sends nothing at all.
+    /// Sends no bytes.
     Silent,
-    /// Sends something, and then nothing.
+    /// Sends some bytes, and then no more.
     Half,
     /// Sends a byte now and then.
     Drips,
-    /// Does not read what is sent to it.
+    /// Does not read its input.
     Deaf,
-    /// Is refused, and its slot comes back soon.
+    /// Is refused, and frees its slot soon.
     Refused,
 }
 
@@ -67,9 +67,9 @@ struct Peer {
 /// The state of a handshake thread until the time of its entry.
 #[derive(Clone, Copy, Debug)]
 enum Doing {
-    /// It waits, and the peer acts then; `None` is never.
+    /// The thread waits, and the peer acts at this time. `None` means never.
     Waits(Wait, Option<Instant>),
-    /// The bytes are there, and the thread gets no processor before that time.
+    /// The bytes have arrived, and the thread gets no processor before this time.
     Late(Instant),
     Computes(Instant),
 }
@@ -85,7 +85,7 @@ struct World {
     now: Instant,
     slots: Slots<Rc<Peer>>,
     threads: BTreeMap<u64, Thread>,
-    /// With the time at which each was next.
+    /// The newcomers, with the time at which each of them became the next one.
     backlog: VecDeque<Rc<Peer>>,
     arrived: BTreeMap<usize, Instant>,
     admitted: usize,
@@ -160,8 +160,8 @@ impl World {
                 if !is_over {
                     return self.wait(slot);
                 }
-                let heard = self.slots.input_complete(slot);
-                if kind == Kind::Honest && heard {
+                let is_heard = self.slots.input_complete(slot);
+                if kind == Kind::Honest && is_heard {
                     assert!(self.slots.admitted(slot));
                     self.admitted += 1;
                     let waited = self.now - self.arrived[&self.threads[&slot].peer.name];
@@ -172,8 +172,8 @@ impl World {
         }
     }
 
-    /// An honest peer waits for those before it, each of which has a slot for as long as it
-    /// may have at most: its waits, the last look, and its thread's own pauses.
+    /// The bound for an honest peer. It waits for the peers before it, each of which has a slot for its
+    /// longest time: its waits, the last check, and the pauses of its thread.
     fn in_time(&self, slot: u64, waited: Duration) {
         let pauses = if self.is_slow { 400 * MS } else { 3 * MS };
         let each = self.slots.patience.in_sum + self.slots.patience.silent + LOOK + 25 * pauses;
@@ -201,7 +201,7 @@ impl World {
                 self.wait(slot);
                 continue;
             }
-            assert!(!free, "a slot is free, and somebody waits");
+            assert!(!free, "a slot is free, and a newcomer waits");
             self.look();
             return;
         }
@@ -220,9 +220,12 @@ impl World {
             .unwrap();
         let kind = thread.peer.kind;
         assert!(!matches!(kind, Kind::Honest | Kind::Refused), "{kind:?} is cut");
-        assert!(matches!(thread.doing, Doing::Waits(..)), "cut while it computes");
+        assert!(
+            matches!(thread.doing, Doing::Waits(..)),
+            "a handshake is cut while the host computes"
+        );
         let waited = |slot: &u64| self.slots.taken[slot].1.waited_too_long(now, self.slots.patience);
-        assert!(waited(&slot).is_none(), "it is cut already");
+        assert!(waited(&slot).is_none(), "the handshake is cut already");
         let (_, cut) = &self.slots.taken[&slot];
         let sum = |progress: &Progress| {
             let since = progress.since.iter().flatten().min().unwrap();
@@ -232,13 +235,13 @@ impl World {
             let (peer, progress) = &self.slots.taken[other];
             assert!(
                 sum(progress) <= sum(cut) || peer.has_input.get(),
-                "another waits longer"
+                "another handshake has waited longer"
             );
         }
         self.leave(slot);
     }
 
-    /// Goes on to the next time at which something happens.
+    /// Advances to the time of the next event.
     fn advance(&mut self) {
         let due = |doing: Doing| match doing {
             Doing::Waits(_, then) => then,
@@ -265,7 +268,7 @@ fn live(seed: u64, start: Instant) {
     let mut chance = Chance(seed ^ 0x9e37_79b9_7f4a_7c15);
     chance.below(2);
     let max = 1 + chance.below(8) as usize;
-    // The patience of pages is for clients that send all at once.
+    // The time limit of pages is for clients that send a whole request at once.
     let slots = Slots::new(max, PATIENCE);
     let is_slow = chance.below(3) == 0;
     let mut world = World {
@@ -324,7 +327,7 @@ fn stop(mut world: World) {
     for slot in world.threads.keys() {
         assert!(
             !world.slots.input_complete(*slot) && !world.slots.admitted(*slot),
-            "it is stopped"
+            "the handshake is stopped"
         );
     }
     let running = world.slots.running();
@@ -355,10 +358,10 @@ fn only_time_spent_waiting_for_the_peer_counts() {
     let mut slots = Slots::new(4, PATIENCE);
     let silent = slots.take(()).unwrap();
     let of = |slots: &Slots<()>, slot, millis| too_long(&slots.taken[&slot].1, millis);
-    assert!(!of(&slots, silent, 3_600_000), "it computes");
+    assert!(!of(&slots, silent, 3_600_000), "the host computes");
     slots.waits(silent, Wait::Read, at(0));
     assert!(!of(&slots, silent, 9));
-    assert!(of(&slots, silent, 10), "it has sent nothing at all");
+    assert!(of(&slots, silent, 10), "the peer has sent no bytes");
     slots.goes_on(silent, Wait::Read, at(40));
     slots.waits(silent, Wait::Read, at(100));
     assert!(!of(&slots, silent, 349));
@@ -371,13 +374,13 @@ fn only_time_spent_waiting_for_the_peer_counts() {
         slots.waits(drips, Wait::Read, at(byte * 1000));
         assert!(!of(&slots, drips, byte * 1000 + 199));
         slots.goes_on(drips, Wait::Read, at(byte * 1000 + 200));
-        assert!(!of(&slots, drips, byte * 1000 + 999), "it computes");
+        assert!(!of(&slots, drips, byte * 1000 + 999), "the host computes");
     }
     slots.waits(drips, Wait::Write, at(9_000));
     assert!(!of(&slots, drips, 9_199));
-    assert!(of(&slots, drips, 9_200), "two seconds in sum");
+    assert!(of(&slots, drips, 9_200), "the waits are two seconds in sum");
     assert!(slots.admitted(drips));
-    assert!(!of(&slots, drips, 10_000), "it is over");
+    assert!(!of(&slots, drips, 10_000), "the time limit is over");
 
     // Half a request to the pages holds a slot for less than that.
     let mut brief = Slots::new(1, BRIEF);

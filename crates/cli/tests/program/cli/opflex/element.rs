@@ -1,10 +1,10 @@
-//! `ssntp opflex element` as a user meets it.
+//! `ssntp opflex element`.
 
 use super::*;
 use crate::processes::words;
 
 #[test]
-fn policy_is_found_by_name_reloaded_and_gone_as_the_flags_say() {
+fn a_policy_is_resolved_by_identifier_and_endpoints_end_with_their_connection() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fs::write(
@@ -36,9 +36,9 @@ fn policy_is_found_by_name_reloaded_and_gone_as_the_flags_say() {
         "/PolicyUniverse/PolicySpace/shop/",
         "web",
     ];
-    let found = lines(dir, &[&element[..], &by_name].concat());
-    assert_eq!(found[0]["uri"], WEB);
-    // An endpoint does not outlive the connection here.
+    let objects = lines(dir, &[&element[..], &by_name].concat());
+    assert_eq!(objects[0]["uri"], WEB);
+    // With `--on-leave remove` an endpoint ends with its connection.
     lines(dir, &[&element[..], &["--declare", "endpoint.json"]].concat());
     let began = Instant::now();
     while !lines(dir, &["endpoints", "--control", "control", "--json"]).is_empty() {
@@ -48,7 +48,7 @@ fn policy_is_found_by_name_reloaded_and_gone_as_the_flags_say() {
 }
 
 #[test]
-fn what_policies_refer_to_is_printed_and_why_a_server_is_not_reached() {
+fn referenced_policies_and_the_reason_of_a_failed_connection_are_printed() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let policy = r#"[
@@ -68,7 +68,7 @@ fn what_policies_refer_to_is_printed_and_why_a_server_is_not_reached() {
     let followed = printed(&[&element[..], &["--follow"]].concat());
     assert!(followed.contains("Contract /Contract/c/"), "{followed}");
     end(server, Signal::TERM);
-    let gone = [
+    let command = [
         "element",
         "--connect",
         address,
@@ -77,15 +77,15 @@ fn what_policies_refer_to_is_printed_and_why_a_server_is_not_reached() {
         "--timeout",
         "0.5",
     ];
-    let why = failure(dir, &gone);
+    let error = failure(dir, &command);
     assert!(
-        why.contains("not connected: ") && why.contains("refused"),
-        "{why}"
+        error.contains("not connected: ") && error.contains("refused"),
+        "{error}"
     );
 }
 
 #[test]
-fn an_element_tells_what_its_flags_say_and_serves_what_it_has() {
+fn an_element_sends_the_values_of_its_flags_and_serves_its_start_policy() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fs::write(
@@ -98,7 +98,7 @@ fn an_element_tells_what_its_flags_say_and_serves_what_it_has() {
         r#"[{"subject": "Group", "uri": "/a/", "properties": [{"name": "name", "data": "new"}]}]"#,
     )
     .unwrap();
-    // One that says what it is asked is enough of a server.
+    // A listener that only records the requests is sufficient as a server.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (element, _output) = start(
@@ -129,12 +129,12 @@ fn an_element_tells_what_its_flags_say_and_serves_what_it_has() {
     connection
         .set_read_timeout(Some(Duration::from_secs(30)))
         .unwrap();
-    let mut said = Vec::new();
+    let mut received = Vec::new();
     let identity = loop {
         let mut bytes = [0; 4096];
         let read = connection.read(&mut bytes).unwrap();
-        said.extend_from_slice(&bytes[..read]);
-        let messages = said.split(|byte| *byte == 0);
+        received.extend_from_slice(&bytes[..read]);
+        let messages = received.split(|byte| *byte == 0);
         let messages = messages.filter_map(|text| serde_json::from_slice::<Value>(text).ok());
         if let Some(identity) = messages
             .into_iter()
@@ -147,14 +147,14 @@ fn an_element_tells_what_its_flags_say_and_serves_what_it_has() {
     assert_eq!(identity["data"]["mac"], "0a:0b:0c:0d:0e:0f");
     drop((connection, listener));
 
-    // No server has answered, so the objects are still the old ones.
+    // No server has answered, so the element still serves the start policy.
     let feed = UnixStream::connect(dir.join("feed")).unwrap();
     feed.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let mut feed = BufReader::new(feed);
     assert_eq!(changed(&mut feed, "/a/"), "old");
     assert!(dir.join("inspect").exists());
 
-    // A server that names proxies is one for it.
+    // The element accepts a server that names proxies.
     let serve = |more: &[&str]| {
         let line_of = format!("serve --listen {address} --policy policy.json --control control");
         let arguments = [&words(&line_of), more].concat();

@@ -1,10 +1,10 @@
-//! Policy in files, what changes it besides, and the model that it has to fit.
+//! Policy in files, other changes of the policy, and the model that checks it.
 
 use super::*;
 use crate::processes::words;
 
 #[test]
-fn what_the_model_does_not_allow_is_refused_by_name() {
+fn a_policy_that_the_model_does_not_allow_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let model = "classes:\n  Group: {properties: {encap: u64}}\n";
@@ -22,33 +22,42 @@ fn what_the_model_does_not_allow_is_refused_by_name() {
         "--control",
         "control",
     ];
-    let why = failure(dir, &[&serve[..], &["--policy", "bad.json"]].concat());
-    assert!(why.contains("\"encap\" of /Group/g/ is not an integer"), "{why}");
+    let error = failure(dir, &[&serve[..], &["--policy", "bad.json"]].concat());
+    assert!(
+        error.contains("\"encap\" of /Group/g/ is not an integer"),
+        "{error}"
+    );
 
     let (server, mut output) = start(dir, &[&serve[..], &["--policy", "good.json"]].concat());
     let listening = line(&mut output);
     let address = listening.strip_prefix("listening at ").unwrap();
-    let why = failure(dir, &["policy", "put", "bad.json", "--control", "control"]);
-    assert!(why.contains("\"encap\" of /Group/g/ is not an integer"), "{why}");
-    let why = failure(dir, &["element", "--connect", address, "--declare", "bad.json"]);
+    let error = failure(dir, &["policy", "put", "bad.json", "--control", "control"]);
     assert!(
-        why.contains("endpoint_declare") && why.contains("\"encap\" of /Group/g/"),
-        "{why}"
+        error.contains("\"encap\" of /Group/g/ is not an integer"),
+        "{error}"
+    );
+    let error = failure(dir, &["element", "--connect", address, "--declare", "bad.json"]);
+    assert!(
+        error.contains("endpoint_declare") && error.contains("\"encap\" of /Group/g/"),
+        "{error}"
     );
     end(server, Signal::TERM);
     fs::write(dir.join("model.yaml"), "classes:\n  Group: {under: [Spaec]}\n").unwrap();
-    let why = failure(dir, &serve);
-    assert!(why.contains("class Group names the unknown class Spaec"), "{why}");
+    let error = failure(dir, &serve);
+    assert!(
+        error.contains("class Group names the unknown class Spaec"),
+        "{error}"
+    );
 }
 
 /// Waits until a program has written something to a file.
-fn until_written(path: &Path, what: &str) {
+fn until_written(path: &Path, text: &str) {
     let began = Instant::now();
-    while !fs::read_to_string(path).unwrap_or_default().contains(what) {
+    while !fs::read_to_string(path).unwrap_or_default().contains(text) {
         assert!(
             began.elapsed() < Duration::from_secs(60),
             "{:?} is not in {:?}",
-            what,
+            text,
             fs::read_to_string(path)
         );
         std::thread::sleep(Duration::from_millis(20));
@@ -56,7 +65,7 @@ fn until_written(path: &Path, what: &str) {
 }
 
 #[test]
-fn a_policy_that_changes_in_its_files_is_read_again_whole_or_not_at_all() {
+fn changed_policy_files_are_applied_completely_or_not_at_all() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fs::create_dir(dir.join("policy")).unwrap();
@@ -140,7 +149,7 @@ fn a_policy_that_changes_in_its_files_is_read_again_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_policy_that_was_put_outlives_reloads_and_files_that_are_only_touched() {
+fn a_policy_of_put_survives_reloads_and_touched_files() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let object = |name: &str| {
@@ -177,7 +186,7 @@ fn a_policy_that_was_put_outlives_reloads_and_files_that_are_only_touched() {
     hang_up(&server);
     until_written(&dir.join("errors"), "its contents are the same");
     fs::write(dir.join("errors"), "").unwrap();
-    // The same contents in another file, and then a fault, which hinders nothing else.
+    // A file with the same contents changes nothing, and neither does a file with a fault.
     write("policy.json", &object("filed"));
     until_written(&dir.join("errors"), "its contents are the same");
     assert_eq!(shown(), "put");
@@ -189,8 +198,8 @@ fn a_policy_that_was_put_outlives_reloads_and_files_that_are_only_touched() {
     assert_eq!(shown(), "put");
     end(server, Signal::TERM);
 
-    // Edited while the server was down: the kept policy is in force, and that is said. A file
-    // system counts time in steps of some milliseconds, and the server wrote its file just now.
+    // The file is edited while the server is down. The kept policy applies, and the log says so. File
+    // systems store times in steps of some milliseconds, and the server has just written its own file.
     write("policy.json", &object("edited"));
     let kept = fs::metadata(dir.join("kept.json")).unwrap().modified().unwrap();
     let edited = fs::File::options().write(true).open(dir.join("policy.json"));
@@ -253,28 +262,28 @@ fn a_change_for_another_revision_of_the_policy_is_refused() {
         assert!(error.contains("policy has changed: its revision is "), "{error}");
     }
     assert_eq!(policy(&["status"])["objects"], 1);
-    // Nothing changes, and so does the revision.
+    // The same policy again does not change the revision.
     let same = policy(&["put", "one.json", "--if-revision", &at(&put["revision"])]);
     assert_eq!(
         (&same["changed"], &same["revision"]),
         (&0.into(), &put["revision"])
     );
     end(server, Signal::TERM);
-    // The revisions of another process are others.
+    // Another process has other revisions.
     let server = serve();
-    let again = policy(&["status"]);
-    assert_eq!(again["objects"], 1);
+    let status = policy(&["status"]);
+    assert_eq!(status["objects"], 1);
     assert!(
-        again["revision"].as_u64() > put["revision"].as_u64(),
-        "{again} {put}"
+        status["revision"].as_u64() > put["revision"].as_u64(),
+        "{status} {put}"
     );
-    let deleted = policy(&["delete", "/a/", "--if-revision", &at(&again["revision"])]);
+    let deleted = policy(&["delete", "/a/", "--if-revision", &at(&status["revision"])]);
     assert_eq!(deleted["changed"], 1);
     end(server, Signal::TERM);
 }
 
 #[test]
-fn a_model_checks_what_is_served() {
+fn a_model_checks_the_served_policy() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let model = r#"{"classes": {"GbpGroup": {"properties": {"name": "string", "id": "u64"}}}}"#;

@@ -7,7 +7,7 @@ use super::*;
 /// The time limit for a change to reach another server.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Starts a server. A busy etcd may need more than the time of one call; then it is started again.
+/// Starts a server. If a busy etcd exceeds the time limit of a call, the server is started again.
 fn serve(dir: &Path, control: &str, join: &str, more: &[&str]) -> Child {
     let flags = [
         "serve",
@@ -36,7 +36,7 @@ fn status(dir: &Path, control: &str) -> Value {
 }
 
 #[test]
-fn servers_that_share_an_etcd_have_the_same_policy_and_refuse_an_edit_of_an_older_one() {
+fn servers_that_share_an_etcd_have_the_same_policy_and_refuse_edits_of_older_revisions() {
     let Some(etcd) = EtcdProcess::start(1) else {
         return;
     };
@@ -53,17 +53,20 @@ fn servers_that_share_an_etcd_have_the_same_policy_and_refuse_an_edit_of_an_olde
     assert_eq!((&first["objects"], &status(dir, "two")), (&1.into(), &first));
 
     let revision = first["revision"].to_string();
-    // A busy etcd may need more than the time of one call.
+    // A busy etcd may exceed the time limit of a call, so the command is repeated.
     let end_of_wait = Instant::now() + LIMIT;
     let put = ["policy", "put", "two.json", "--control", "two"];
     while !run(dir, &put).status.success() {
-        assert!(Instant::now() < end_of_wait, "nothing can be put");
+        assert!(Instant::now() < end_of_wait, "no policy can be put");
     }
     let made = status(dir, "two");
     assert_eq!(made["objects"], 2);
     let end_of_wait = Instant::now() + LIMIT;
     while status(dir, "one")["revision"] != made["revision"] {
-        assert!(Instant::now() < end_of_wait, "the edit does not come across");
+        assert!(
+            Instant::now() < end_of_wait,
+            "the edit does not reach the other server"
+        );
     }
     assert_eq!(status(dir, "one")["objects"], 2);
     let stale = [
@@ -82,7 +85,7 @@ fn servers_that_share_an_etcd_have_the_same_policy_and_refuse_an_edit_of_an_olde
     let error = failure(dir, &stale);
     assert!(error.contains(&wanted), "{error}");
 
-    // One that starts with another file begins with what the cluster has.
+    // A server that starts with another file takes the policy of the cluster.
     end(one, Signal::TERM);
     let three = serve(dir, "three", &join, &["--policy", "three.json"]);
     assert_eq!(status(dir, "three"), status(dir, "two"));
@@ -91,16 +94,16 @@ fn servers_that_share_an_etcd_have_the_same_policy_and_refuse_an_edit_of_an_olde
 }
 
 #[test]
-fn a_server_that_cannot_join_says_why() {
+fn a_server_that_cannot_join_fails_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let join = "etcd://127.0.0.1:1";
-    for (listen, code, why) in [
+    for (listen, code, reason) in [
         ("127.0.0.1:0", 1, "cannot join: the engine is away: 127.0.0.1:1: "),
         (":0", 2, "--advertise is needed"),
     ] {
         let output = run(dir.path(), &["serve", "--listen", listen, "--join", join]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(why), "{said}");
-        assert_eq!(output.status.code(), Some(code), "{said}");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains(reason), "{error}");
+        assert_eq!(output.status.code(), Some(code), "{error}");
     }
 }

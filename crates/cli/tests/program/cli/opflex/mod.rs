@@ -1,4 +1,4 @@
-//! `ssntp opflex` as a user meets it.
+//! `ssntp opflex`: its commands, files, errors and exit codes.
 
 mod element;
 mod files;
@@ -41,13 +41,13 @@ fn line(output: &mut impl BufRead) -> String {
     line.trim().to_owned()
 }
 
-/// Ends it with a signal.
+/// Ends a program with a signal.
 fn end(mut child: Child, signal: Signal) {
     kill_process(Pid::from_child(&child), signal).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
-/// Reads events until a change of an object, and says what it is called now.
+/// Reads events until an object changes, and returns its present name.
 fn changed(output: &mut impl BufRead, uri: &str) -> Value {
     loop {
         let event: Value = serde_json::from_str(&line(output)).unwrap();
@@ -59,7 +59,7 @@ fn changed(output: &mut impl BufRead, uri: &str) -> Value {
 }
 
 #[test]
-fn policy_is_served_watched_changed_and_read_again() {
+fn a_policy_is_served_watched_changed_and_reloaded() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let policy = include_str!("../../../../../../examples/policy.json");
@@ -82,7 +82,9 @@ fn policy_is_served_watched_changed_and_read_again() {
     ];
     let (server, mut output) = start(dir, &arguments);
     let listening = line(&mut output);
-    let address = listening.strip_prefix("listening at ").expect("where it listens");
+    let address = listening
+        .strip_prefix("listening at ")
+        .expect("the address of the server");
 
     let once = run(
         dir,
@@ -135,8 +137,8 @@ fn policy_is_served_watched_changed_and_read_again() {
     assert_eq!(changed(&mut events, WEB), "web3");
     end(element, Signal::INT);
     end(server, Signal::TERM);
-    let gone = run(dir, &["policy", "dump", "--control", "control"]);
-    assert_eq!(gone.status.code(), Some(1));
+    let failed_dump = run(dir, &["policy", "dump", "--control", "control"]);
+    assert_eq!(failed_dump.status.code(), Some(1));
 }
 
 /// The lines of a program that is to succeed, as JSON.
@@ -188,7 +190,7 @@ fn endpoints_reports_and_sessions_of_a_running_server_are_shown() {
     let listening: Value = serde_json::from_str(&line(&mut output)).unwrap();
     let address = listening["listening"][0].as_str().unwrap();
     let control = ["--control", "control", "--json"];
-    let show = |what: &'static str| lines(dir, &[&[what][..], &control].concat());
+    let show = |subcommand: &'static str| lines(dir, &[&[subcommand][..], &control].concat());
 
     let (element, mut events) = start(
         dir,
@@ -197,15 +199,15 @@ fn endpoints_reports_and_sessions_of_a_running_server_are_shown() {
  report.json --watch --json"
         )),
     );
-    let mut told = Vec::new();
-    while told.len() < 2 {
+    let mut received = Vec::new();
+    while received.len() < 2 {
         let event: Value = serde_json::from_str(&line(&mut events)).unwrap();
         if event["event"] == "location" {
             assert_eq!(event["location"], "rack 7");
-            told.push(event);
+            received.push(event);
         } else if event["event"] == "proxies" {
             assert_eq!(event["mac"], "192.0.2.3");
-            told.push(event);
+            received.push(event);
         }
     }
     let began = Instant::now();
@@ -241,23 +243,23 @@ fn endpoints_reports_and_sessions_of_a_running_server_are_shown() {
     assert!(String::from_utf8(text).unwrap().contains("rack 7"));
 
     // Another element finds the endpoint by its URI and by its address.
-    let found = |arguments: &[&str]| {
+    let resolved = |arguments: &[&str]| {
         let element = ["element", "--connect", address, "--name", "pe2", "--json"];
         lines(dir, &[&element, arguments].concat())
     };
     let uri = "/EprL3Universe/EprL3Ep/10.0.0.1/";
-    assert_eq!(found(&["--resolve-endpoint", "EprL3Ep", uri])[0]["uri"], uri);
-    let by_address = found(&["--resolve-endpoint-ident", "EprL3Ep", "/t/", "10.0.0.1"]);
+    assert_eq!(resolved(&["--resolve-endpoint", "EprL3Ep", uri])[0]["uri"], uri);
+    let by_address = resolved(&["--resolve-endpoint-ident", "EprL3Ep", "/t/", "10.0.0.1"]);
     assert_eq!(by_address[0]["uri"], uri);
-    // One that only declares ends when that is answered.
-    assert_eq!(found(&["--declare", "endpoint.json"]), [Value::Null; 0]);
+    // An element that only declares ends when its declaration is answered.
+    assert_eq!(resolved(&["--declare", "endpoint.json"]), [Value::Null; 0]);
     assert_eq!(show("endpoints")[0]["element"], "pe2");
     end(element, Signal::TERM);
     end(server, Signal::TERM);
 }
 
 #[test]
-fn an_ordinary_certificate_and_a_key_under_a_passphrase_serve_and_connect() {
+fn servers_and_elements_use_ordinary_certificates_and_encrypted_keys() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let pki = |name: &str| {
@@ -309,7 +311,7 @@ fn an_ordinary_certificate_and_a_key_under_a_passphrase_serve_and_connect() {
 }
 
 #[test]
-fn who_is_refused_stands_in_the_log_with_address_and_reason() {
+fn a_refused_client_is_logged_with_its_address_and_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let serve = ["serve", "--listen", "127.0.0.1:0"];
     let mut command = opflex(dir.path(), &serve);

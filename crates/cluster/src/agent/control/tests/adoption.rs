@@ -35,7 +35,7 @@ fn adopting(fake: Fake, maintenance: bool, stored: Vec<Stored>) -> Stage {
 }
 
 #[test]
-fn a_restarted_agent_takes_over_what_it_finds() {
+fn a_restarted_agent_takes_over_the_recorded_instances() {
     let running = || record().running(&handle(ONE), 0);
     let stopped = record().stopped(Exit::code(4));
     let mut stage = adopting(
@@ -49,7 +49,7 @@ fn a_restarted_agent_takes_over_what_it_finds() {
     );
     assert_eq!(stage.state(ONE), Some(InstanceState::Active));
     assert_eq!(stage.state(TWO), Some(InstanceState::Exited));
-    assert_eq!(stage.state(OTHER), None, "it never ran");
+    assert_eq!(stage.state(OTHER), None, "the instance never ran");
     stage.job(|job| matches!(job, Job::Watch(_, running) if running.handle == handle(ONE)).then_some(()));
     stage.job(|job| matches!(job, Job::Remove { instance: OTHER, .. }).then_some(()));
     assert_eq!(stage.next::<Ready>().mem_available_mb, 900);
@@ -96,7 +96,7 @@ fn a_restarted_agent_takes_over_what_it_finds() {
 
 /// The former agent died after it wrote the record and before it let the program run.
 #[test]
-fn an_instance_that_never_ran_is_removed_unless_it_ran_before() {
+fn an_instance_whose_launch_was_cut_off_is_removed_unless_it_ran_before() {
     let fake = || Fake {
         never_ran: true,
         ..Fake::default()
@@ -188,13 +188,13 @@ fn lost_records_are_replaced() {
     stage.removed(ONE);
     stage.next::<InstanceDeleted>();
 
-    // Both are lost.
+    // The record and the START are lost.
     let mut stage = adopting(Fake::default(), false, vec![stored(ONE, None, None)]);
     assert_eq!(stage.state(ONE), Some(InstanceState::Missing));
     stage.send(&delete(ONE, false));
     stage.removed(ONE);
 
-    // The driver is missing.
+    // The next agent does not have the driver of the instance.
     let record = Record {
         driver: "qemu".into(),
         ..record().running(&handle(ONE), 0)

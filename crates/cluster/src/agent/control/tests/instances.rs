@@ -7,7 +7,7 @@ fn an_instance_starts_and_is_reported() {
     let mut stage = Stage::new();
     stage.send(&start(ONE));
     let ready: Ready = stage.next();
-    assert_eq!(ready.mem_available_mb, 900, "it is promised at once");
+    assert_eq!(ready.mem_available_mb, 900, "the memory is reserved at once");
     assert_eq!(stage.state(ONE), Some(InstanceState::Pending));
     stage.launched(ONE);
     assert_eq!(stage.state(ONE), Some(InstanceState::Active));
@@ -60,32 +60,38 @@ fn the_end_of_a_run_is_reported_until_the_next_run() {
     named.labels.insert("tier".into(), "front".into());
     stage.send(&named);
     stage.launched(ONE);
-    let told = |stage: &Stage| stage.control.stats().instances.remove(0);
-    assert_eq!((told(&stage).exit_code, told(&stage).name.as_str()), (-1, "web"));
+    let reported = |stage: &Stage| stage.control.stats().instances.remove(0);
+    assert_eq!(
+        (reported(&stage).exit_code, reported(&stage).name.as_str()),
+        (-1, "web")
+    );
     stage.feed(Input::Done(Done::Condemned {
         instance: ONE,
         why: "its directory is\ntoo large".into(),
     }));
     stage.end(ONE, 137);
-    let ended = told(&stage);
+    let ended = reported(&stage);
     assert_eq!((ended.exit_code, ended.labels["tier"].as_str()), (137, "front"));
     assert_eq!(ended.detail, "its directory is\\ntoo large");
 
     stage.send(&restart(ONE));
-    assert_eq!((told(&stage).exit_code, told(&stage).detail.as_str()), (-1, ""));
+    assert_eq!(
+        (reported(&stage).exit_code, reported(&stage).detail.as_str()),
+        (-1, "")
+    );
     stage.feed(Input::Done(Done::Launched {
         instance: ONE,
         result: Err(LaunchError::launch("its program is gone")),
     }));
-    let failed = told(&stage);
-    assert_eq!(failed.exit_code, 137, "of the run before");
+    let failed = reported(&stage);
+    assert_eq!(failed.exit_code, 137, "the code of the former run");
     assert_eq!(failed.detail, "it was not started again: its program is gone");
     let failure: RestartFailure = stage.next();
     assert_eq!(failure.detail, "its program is gone");
 
     stage.send(&restart(ONE));
     stage.launched_at(ONE, 1_769_000_000_123);
-    let runs = told(&stage);
+    let runs = reported(&stage);
     assert_eq!(
         (runs.detail.as_str(), runs.started.as_str()),
         ("", "2026-01-21T12:53:20.123Z")
@@ -266,13 +272,13 @@ fn a_restarted_program_that_ends_at_once_is_reported_as_active_before() {
     stage.end(ONE, 0);
     stage.measure();
     stage.sent.clear();
-    let told = |stage: &mut Stage| stage.next::<Stats>().instances[0].state.clone();
+    let reported_state = |stage: &mut Stage| stage.next::<Stats>().instances[0].state.clone();
     stage.send(&restart(ONE));
     stage.launched(ONE);
     stage.end(ONE, 0);
     stage.measure();
-    assert_eq!(told(&mut stage), InstanceState::Active);
-    assert_eq!(told(&mut stage), InstanceState::Exited);
+    assert_eq!(reported_state(&mut stage), InstanceState::Active);
+    assert_eq!(reported_state(&mut stage), InstanceState::Exited);
     stage.nothing::<Stats>();
 
     // If STATS have reported the run already, no further STATS are sent.
@@ -281,8 +287,8 @@ fn a_restarted_program_that_ends_at_once_is_reported_as_active_before() {
     stage.measure();
     stage.end(ONE, 0);
     stage.measure();
-    assert_eq!(told(&mut stage), InstanceState::Active);
-    assert_eq!(told(&mut stage), InstanceState::Exited);
+    assert_eq!(reported_state(&mut stage), InstanceState::Active);
+    assert_eq!(reported_state(&mut stage), InstanceState::Exited);
     stage.nothing::<Stats>();
 }
 
@@ -347,14 +353,14 @@ fn grace_and_hang_times_begin_when_the_signal_was_sent() {
     stage.pass(Duration::from_secs(100));
     assert!(
         stage.jobs.iter().all(|job| killed(job).is_none()),
-        "it was not asked yet"
+        "the instance has not got its signal yet"
     );
     let signalled = || Input::Done(Done::Signalled { instance: ONE });
     stage.feed(signalled());
     stage.pass(Duration::from_secs(9));
     assert!(
         stage.jobs.iter().all(|job| killed(job).is_none()),
-        "its grace is not over"
+        "the grace of the instance is not over"
     );
     stage.pass(Duration::from_secs(1));
     stage.job(killed);
@@ -362,7 +368,7 @@ fn grace_and_hang_times_begin_when_the_signal_was_sent() {
     assert_eq!(
         stage.state(ONE),
         Some(InstanceState::Stopping),
-        "it was not killed yet"
+        "the instance was not killed yet"
     );
     stage.nothing::<Maintenance>();
     stage.feed(signalled());

@@ -13,7 +13,7 @@ fn restarting(policy: RestartPolicy) -> Start {
     }
 }
 
-/// Passes the time until the instance is started again; returns the seconds.
+/// Advances the time until the instance is started again, and returns the seconds.
 fn wait_for_restart(stage: &mut Stage) -> u64 {
     stage.jobs.clear();
     for second in 0..=400 {
@@ -22,7 +22,7 @@ fn wait_for_restart(stage: &mut Stage) -> u64 {
         }
         stage.pass(Duration::from_secs(1));
     }
-    panic!("it is not started again");
+    panic!("the instance is not started again");
 }
 
 #[track_caller]
@@ -115,7 +115,7 @@ fn restarts_in_a_row_have_a_limit() {
 
 #[test]
 fn commands_to_end_an_instance_cancel_its_restart() {
-    // A command while the instance runs.
+    // The command arrives while the instance runs.
     for persistent in [false, true] {
         let mut start = restarting(RestartPolicy::Always);
         if persistent {
@@ -130,7 +130,7 @@ fn commands_to_end_an_instance_cancel_its_restart() {
             false => stage.removed(ONE),
         }
 
-        // A command while the restart waits.
+        // The command arrives while the restart waits.
         let mut stage = Stage::new();
         stage.run(&start);
         stage.end(ONE, 1);
@@ -149,7 +149,7 @@ fn commands_to_end_an_instance_cancel_its_restart() {
             stage.next::<InstanceDeleted>();
         }
 
-        // A command during the launch.
+        // The command arrives during the launch.
         let mut stage = Stage::new();
         stage.run(&start);
         stage.end(ONE, 1);
@@ -213,7 +213,7 @@ fn no_instance_is_started_again_while_the_node_is_offline() {
     stays_ended(&mut stage);
     assert!(
         stage.control.next_deadline() > stage.now,
-        "nobody turns in circles"
+        "the agent does not wake again and again"
     );
     stage.feed(Input::ToggleOffline);
     stage.job(|job| matches!(job, Job::Launch(_)).then_some(()));
@@ -272,7 +272,7 @@ fn an_instance_is_started_again_by_its_policy_after_a_reboot() {
         );
         match again {
             true if is_known => drop(wait_for_restart(&mut stage)),
-            true => assert_eq!(wait_for_restart(&mut stage), 1, "it had run until then"),
+            true => assert_eq!(wait_for_restart(&mut stage), 1, "the instance had run until then"),
             false => stays_ended(&mut stage),
         }
     }
@@ -337,7 +337,7 @@ fn an_ended_instance_is_deleted_after_its_retention_and_reported() {
     assert_eq!(
         stage.state(TWO),
         Some(InstanceState::Exited),
-        "it is its owner's to delete"
+        "only its owner may delete the instance"
     );
 
     // If the directory can't be removed, the removal is tried again, and no failure is sent.
@@ -373,7 +373,7 @@ fn the_oldest_of_too_many_ended_instances_is_deleted_and_none_counts_for_the_lim
         }
     }
     assert_eq!(stage.control.instances(), 2);
-    // Persistent instances count.
+    // Persistent instances count towards the limit.
     for n in 11..=13 {
         let id = Uuid::from_u128(n);
         stage.run(&persistent(id));
@@ -383,7 +383,7 @@ fn the_oldest_of_too_many_ended_instances_is_deleted_and_none_counts_for_the_lim
 }
 
 #[test]
-fn retention_goes_on_while_no_agent_runs() {
+fn retention_continues_while_no_agent_runs() {
     let mut stage = Stage::offline(kept(12, 10));
     let stored = Stored {
         instance: ONE,
@@ -523,11 +523,11 @@ fn a_volume_without_a_name_is_made_and_deleted_with_its_instance() {
     }));
     stage.send(&delete(ONE, false));
     stage.end(ONE, 143);
-    let gone = stage.job(|job| match job {
+    let removed = stage.job(|job| match job {
         Job::Remove { ephemeral, .. } => Some(ephemeral.clone()),
         _ => None,
     });
-    assert_eq!(gone, [own]);
+    assert_eq!(removed, [own]);
 }
 
 /// The former agent died before it could answer that the START had failed.
@@ -540,11 +540,11 @@ fn volumes_of_a_start_that_never_ran_are_deleted() {
         ..Storage::default()
     }];
     let mut stage = adopting(record(), start, NodeRecord::default(), false, Exit::default());
-    let gone = stage.job(|job| match job {
+    let removed = stage.job(|job| match job {
         Job::Remove { ephemeral, .. } => Some(ephemeral.clone()),
         _ => None,
     });
-    assert_eq!(gone, [VOLUME]);
+    assert_eq!(removed, [VOLUME]);
 }
 
 #[test]
@@ -572,7 +572,7 @@ fn starts_and_failures_are_counted_and_instances_by_state() {
     wait_for_restart(&mut stage);
     stage.launched(ONE);
     let now = figures(&stage);
-    assert_eq!((now.starts, now.restarts), (1, 1), "it is no START");
+    assert_eq!((now.starts, now.restarts), (1, 1), "a restart is not a START");
     stage.feed(Input::Disconnected);
     stage.feed(Input::Done(Done::Launched {
         instance: TWO,
@@ -580,5 +580,5 @@ fn starts_and_failures_are_counted_and_instances_by_state() {
     }));
     let now = figures(&stage);
     assert_eq!(now.failures["launch_failure"], 1);
-    assert!(now.frames_held > 0, "nobody could be told");
+    assert!(now.frames_held > 0, "the failure could not be sent");
 }

@@ -67,7 +67,7 @@ impl Driver for Fake {
     }
 
     fn launch(&self, _: &Launch<'_>, _: &mut Commit<'_>) -> Result<RunId, LaunchError> {
-        unreachable!("the state machine does nothing itself")
+        unreachable!("only workers launch instances")
     }
     fn watch(&self, _: &Running, _: &EndSink) {
         unreachable!()

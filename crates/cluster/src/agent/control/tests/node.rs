@@ -9,19 +9,19 @@ fn a_new_session_gets_the_status_then_held_frames_then_stats() {
     stage.send(&stop(ONE));
     stage.end(ONE, 0);
     stage.removed(ONE);
-    assert!(stage.sent.is_empty(), "no session stands");
+    assert!(stage.sent.is_empty(), "there is no session");
     stage.connect();
     stage.measure();
     assert_eq!(
         stage.kinds(),
         ["READY", "InstanceDeleted", "STATS", "STATS"],
-        "at once, and as measured"
+        "STATS are sent at once and after the measurement"
     );
 
     stage.feed(Input::Disconnected);
     stage.connect();
     stage.measure();
-    assert_eq!(stage.kinds(), ["READY", "STATS"], "told once");
+    assert_eq!(stage.kinds(), ["READY", "STATS"], "the status is sent once");
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn events_and_the_status_that_found_no_room_are_sent_again() {
     ] {
         stage.feed(Input::Unsent(frame));
     }
-    assert!(stage.sent.is_empty(), "not at once: there was no room");
+    assert!(stage.sent.is_empty(), "the queue has no room yet");
     assert!(stage.control.next_deadline() <= stage.now + RETRY);
     stage.pass(RETRY);
     assert_eq!(stage.kinds(), ["READY", "InstanceDeleted"]);
@@ -78,8 +78,8 @@ fn stats_come_every_interval_and_soon_after_a_change_without_measuring() {
     assert_eq!(stage.control.next_deadline(), stage.now + SETTLE_EACH);
     stage.sent.clear();
     stage.pass(SETTLE_EACH);
-    let told: Stats = stage.next();
-    assert_eq!(told.instances[0].state, InstanceState::Active);
+    let report: Stats = stage.next();
+    assert_eq!(report.instances[0].state, InstanceState::Active);
     assert!(!stage.jobs.iter().any(|job| matches!(job, Job::Measure(..))));
     stage.pass(Duration::from_secs(30));
     let subjects = stage.job(|job| match job {
@@ -124,7 +124,7 @@ fn stats_are_sent_even_if_a_measurement_does_not_end() {
     assert_eq!(stage.jobs.len(), 1);
     stage.pass(PATIENCE);
     assert_eq!(stage.kinds(), ["STATS"]);
-    assert_eq!(stage.jobs.len(), 1, "they are asked for once");
+    assert_eq!(stage.jobs.len(), 1, "a measurement is requested once");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn the_next_state_after_an_evacuation_is_reported_once() {
     stage.feed(Input::Done(Done::Evacuated(then.unwrap())));
     assert_eq!(stage.evacuated, [NextState::Reboot]);
 
-    // An unknown next state, for a node that is evacuated already.
+    // The node is evacuated already, and the next state is unknown.
     stage.send(&evacuate_for(NextState::Shutdown));
     assert_eq!(saved(&mut stage).1, None);
     assert_eq!(saved(&mut stage).1, Some(NextState::Shutdown));
@@ -322,7 +322,7 @@ fn without_flags_the_machine_determines_the_capacity() {
     assert_eq!(
         stage.next::<Ready>().mem_available_mb,
         -1,
-        "unknown stays unknown"
+        "an unknown value stays unknown"
     );
     stage.run(&start(TWO));
     stage.nothing::<StartFailure>();
@@ -346,7 +346,10 @@ fn a_configuration_is_applied_or_sent_back() {
     ] {
         stage.raw(Command::CONFIGURE, refused);
         assert_eq!(stage.next::<InvalidConfiguration>().refused, refused);
-        assert!(!stage.control.launcher.mem_limit, "the former one holds");
+        assert!(
+            !stage.control.launcher.mem_limit,
+            "the former configuration is in force"
+        );
     }
 }
 

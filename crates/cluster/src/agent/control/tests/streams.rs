@@ -35,7 +35,7 @@ fn a_stream_is_opened_only_for_an_instance_of_this_node() {
         },
     ] = &ask(&mut stage, asked.frame())[..]
     else {
-        panic!("it is opened");
+        panic!("the stream is opened");
     };
     assert_eq!((order, place.instance()), (&asked, ONE));
     let credit = StreamCredit {
@@ -71,7 +71,7 @@ fn the_end_of_a_followed_instance_is_reported_once() {
     ask(&mut stage, open(ONE, true).frame());
     ask(&mut stage, open(TWO, false).frame());
     stage.send(&stop(ONE));
-    assert_eq!(stage.streams, [], "it still runs");
+    assert_eq!(stage.streams, [], "the instance still runs");
     for id in [ONE, TWO] {
         stage.end(id, 0);
     }

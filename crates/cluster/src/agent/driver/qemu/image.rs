@@ -399,8 +399,8 @@ mod tests {
         assert_eq!(fs::metadata(&disk.path).unwrap().len(), GIB);
         assert_eq!(fs::read(&image).unwrap(), b"first");
         // A later run has what the earlier one wrote, and needs no image.
-        let gone = || Err(LaunchError::launch("not asked for"));
-        assert_eq!(boot_disk(&place, gone, 1, None, bounds).unwrap(), disk);
+        let not_requested = || Err(LaunchError::launch("not asked for"));
+        assert_eq!(boot_disk(&place, not_requested, 1, None, bounds).unwrap(), disk);
     }
 
     /// This holds for a copy and for qemu-img, whose process is killed.
@@ -427,15 +427,15 @@ mod tests {
             (now() + Duration::from_millis(300), &wanted, "timed out"),
             (now() + Duration::from_secs(60), &unwanted, "cancelled"),
         ];
-        for (until, cancel, why) in rows {
+        for (until, cancel, reason) in rows {
             for qemu_img in [None, Some(program.as_path())] {
-                let until = if qemu_img.is_none() && why == "timed out" {
+                let until = if qemu_img.is_none() && reason == "timed out" {
                     now()
                 } else {
                     until
                 };
                 let error = boot_disk(&place, base, 0, qemu_img, Bounds { until, cancel }).unwrap_err();
-                assert!(error.why.contains(why), "{error}");
+                assert!(error.why.contains(reason), "{error}");
                 assert_eq!(error.fault, LaunchFault::Launch);
             }
         }

@@ -149,15 +149,15 @@ mod tests {
         let thread = threads::spawn("machine", move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut commands = BufReader::new(stream.try_clone().unwrap()).lines();
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             for line in lines {
                 stream.write_all(format!("{line}\r\n").as_bytes()).unwrap();
                 match commands.next() {
-                    Some(Ok(command)) => heard.push(command),
+                    Some(Ok(command)) => received.push(command),
                     _ => break,
                 }
             }
-            heard
+            received
         });
         (dir, thread.unwrap())
     }
@@ -182,13 +182,13 @@ mod tests {
         qmp.execute("device_del", &json!({ "id": "d1" })).unwrap();
         qmp.await_deleted("d1", Duration::ZERO).unwrap();
         drop(qmp);
-        let heard = machine.join().unwrap();
-        let heard: Vec<Value> = heard
+        let lines = machine.join().unwrap();
+        let commands: Vec<Value> = lines
             .iter()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
         assert_eq!(
-            heard,
+            commands,
             [
                 json!({ "execute": "qmp_capabilities", "arguments": {} }),
                 json!({ "execute": "query-status", "arguments": {} }),

@@ -183,7 +183,7 @@ mod tests {
         usize::from(u16::from_le_bytes([image[at], image[at + 1]]))
     }
 
-    /// Reads the image as a driver would, from its boot record alone.
+    /// Reads the image like a driver, which knows only its boot record.
     fn files(image: &[u8]) -> Vec<(String, Vec<u8>)> {
         let (sector, per_cluster) = (u16_at(image, 11), usize::from(image[13]));
         let (reserved, root_entries, fat_sectors) = (u16_at(image, 14), u16_at(image, 17), u16_at(image, 22));

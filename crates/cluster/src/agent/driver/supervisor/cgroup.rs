@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn every_layout_of_control_groups_is_found() {
         let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
-        let beside = "/sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service/app.slice/ssntp";
+        let sibling = "/sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service/app.slice/ssntp";
         assert_eq!(
             candidates(
                 unified,
@@ -288,7 +288,7 @@ mod tests {
             ),
             [
                 Cgroups::Unified("/sys/fs/cgroup/ssntp".into()),
-                Cgroups::Unified(beside.into())
+                Cgroups::Unified(sibling.into())
             ]
         );
         let separate = "31 23 0:27 / /cg/memory rw shared:9 - cgroup cgroup rw,memory\n\

@@ -215,13 +215,13 @@ mod tests {
             assert_eq!(find(name).unwrap(), dir.path().join(name));
         }
         assert!(find("/bin/sh").is_ok());
-        for (name, why) in [
+        for (name, reason) in [
             ("sh", "no program"),
             ("./folder", "no program"),
             ("lost", "/no/such/interpreter"),
         ] {
             let error = find(name).unwrap_err();
-            assert!(error.why.contains(why), "{name}: {error}");
+            assert!(error.why.contains(reason), "{name}: {error}");
         }
     }
 }

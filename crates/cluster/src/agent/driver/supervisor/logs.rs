@@ -198,7 +198,7 @@ mod tests {
             log.add(&[b'x'; PIECE]);
             assert_eq!(sizes(), expected.map(|pieces| pieces * piece));
         }
-        // Another run continues it.
+        // The next run appends to the log.
         let mut log = super::tests::log(dir.path()).unwrap();
         log.add(b"end");
         assert_eq!(sizes(), [piece + 3, 2 * piece]);
@@ -230,7 +230,7 @@ mod tests {
                 pieces += 1;
             }
         };
-        // Its log at once, and then so much in a time.
+        // The size of a log is written at once, and then a limited number of bytes in each period.
         assert_eq!(taken(start), 1 << 20);
         assert_eq!(taken(start + PAUSE / 2), 0);
         let second: u64 = (1..=20).map(|pauses| taken(start + PAUSE * pauses)).sum();

@@ -594,15 +594,15 @@ fn now() -> Instant {
 mod tests {
     use super::*;
 
-    pub(super) const SUPERVISOR: &str = "agent::driver::supervisor::tests::as_a_supervisor";
+    pub(super) const SUPERVISOR: &str = "agent::driver::supervisor::tests::run_as_a_supervisor";
 
     /// The supervisor for other tests, which start this test program again. By itself this test
     /// checks nothing.
     #[test]
-    fn as_a_supervisor() {
-        if let Some(what) = std::env::var_os(SUPERVISE) {
-            // There is no way for a test to end with a code.
-            assert_eq!(supervise_as(Some(&what)), ExitCode::SUCCESS);
+    fn run_as_a_supervisor() {
+        if let Some(directory) = std::env::var_os(SUPERVISE) {
+            // A test cannot set the exit code of its process.
+            assert_eq!(supervise_as(Some(&directory)), ExitCode::SUCCESS);
         }
     }
 }

@@ -142,7 +142,7 @@ mod tests {
             }
         }
         let nothing = Order::default().encode().unwrap();
-        assert!(Order::read(&*nothing).is_err(), "it names no program");
+        assert!(Order::read(&*nothing).is_err(), "the order names no program");
         assert!(Order::read(&[0xff; 64][..]).is_err());
     }
 }

@@ -199,7 +199,7 @@ mod tests {
             resident_pages: 77,
         };
         assert_eq!(parse(line), Some(expected));
-        // The first thread alone has ended, and then the last one.
+        // Only the first thread has ended, and then all threads.
         for (threads, ended) in [("2", false), ("1", true)] {
             let line = line
                 .replace(") S ", ") Z ")

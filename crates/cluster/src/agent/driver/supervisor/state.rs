@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// A file of terabytes, a pipe that nobody writes to, a link.
+    /// The cases: a file of terabytes, a pipe without a writer, a link.
     #[test]
     fn only_a_regular_file_is_read_and_only_one_line_of_it() {
         let dir = tempfile::tempdir().unwrap();
@@ -207,7 +207,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         rustix::fs::mkfifoat(&run, FILE, Mode::RWXU).unwrap();
         assert_eq!(State::read(&run), None);
-        // And a supervisor makes its own.
+        // A supervisor replaces the link by a file of its own.
         StateFile::create(&run, &State::Held, Some(7)).unwrap();
         assert_eq!(State::read(&run), Some(State::Held));
     }

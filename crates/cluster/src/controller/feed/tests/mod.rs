@@ -1,4 +1,4 @@
-//! The changes and failures that settle each order. `sessions` has those of whole sessions.
+//! The changes and failures that settle each order. `sessions` has the effects of sessions on orders.
 
 mod sessions;
 
@@ -76,7 +76,7 @@ impl Rig {
 }
 
 fn open(order: &Receiver<Reply>) {
-    assert!(order.try_recv().is_err(), "nothing has shown yet");
+    assert!(order.try_recv().is_err(), "no event has settled the order yet");
 }
 
 fn shown(order: &Receiver<Reply>) -> String {
@@ -196,8 +196,8 @@ fn a_failure_has_the_detail_of_its_frame() {
         detail: "/opt/tool: Permission denied".into(),
         ..StartFailure::default()
     });
-    let why = "it cannot be launched: /opt/tool: Permission denied (launch_failure)";
-    assert!(failed(&order).ends_with(why));
+    let reason = "it cannot be launched: /opt/tool: Permission denied (launch_failure)";
+    assert!(failed(&order).ends_with(reason));
 }
 
 #[test]
@@ -214,12 +214,12 @@ fn a_start_of_a_former_session_that_no_node_shows_is_lost() {
         state.settle_lost_starts(at);
         Some(())
     };
-    assert_eq!(look(), None, "its own session stands");
+    assert_eq!(look(), None, "the session of the order continues");
     rig.shared.offline("lost".into(), UNIX_EPOCH);
     rig.shared.online("scheduler".into(), None);
     rig.stats(NodeStatus::Ready, &[(NODE, InstanceState::Pending)]);
     let of_this = rig.order(&other(Uuid::nil()));
-    look().expect("it looks");
+    look().expect("the check is due");
     assert!(matches!(
         lost.try_recv().unwrap(),
         Err(OrderError::Lost(Command::START))
@@ -227,7 +227,7 @@ fn a_start_of_a_former_session_that_no_node_shows_is_lost() {
     open(&pending);
     open(&of_this);
     rig.stats(NodeStatus::Ready, &[]);
-    look().expect("it looks again while one waits");
+    look().expect("the check is repeated while an order waits");
     assert!(matches!(pending.try_recv().unwrap(), Err(OrderError::Lost(_))));
     assert_eq!(look(), None);
     open(&of_this);
@@ -245,14 +245,14 @@ fn repeated_restarts_of_the_scheduler_do_not_delay_a_lost_start() {
         rig.shared.online("scheduler".into(), None);
         rig.shared.lock().check_at
     };
-    let at = again().expect("it will look");
+    let at = again().expect("a check is scheduled");
     assert_eq!(again(), Some(at));
     rig.shared.offline("lost".into(), UNIX_EPOCH);
     let look = |at| rig.shared.lock().settle_lost_starts(at);
     look(at);
     open(&lost);
     rig.shared.online("scheduler".into(), None);
-    let at = rig.shared.lock().check_at.expect("it looks again");
+    let at = rig.shared.lock().check_at.expect("the check is repeated");
     look(at);
     assert!(matches!(lost.try_recv().unwrap(), Err(OrderError::Lost(_))));
     assert_eq!(rig.shared.lock().check_at, None);
@@ -352,13 +352,13 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
 
     // An instance that the node does not have is gone, if the node itself reports that.
     let order = rig.order(&delete());
-    let gone = DeleteFailure {
+    let delete_failure = DeleteFailure {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
         reason: DeleteFailureReason::NoInstance,
         ..DeleteFailure::default()
     };
-    rig.frame(&gone);
+    rig.frame(&delete_failure);
     assert_eq!(
         order.try_recv().unwrap().unwrap(),
         Shown::Gone {
@@ -369,7 +369,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     let order = rig.order(&delete());
     rig.frame(&DeleteFailure {
         node_uuid: VOLUME.into(),
-        ..gone
+        ..delete_failure
     });
     assert!(failed(&order).ends_with("(no_instance)"));
 
@@ -411,7 +411,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     );
 }
 
-/// Each reason in the tables of docs/cluster.md has its own words.
+/// Each reason in the tables of docs/cluster.md has its own text.
 #[test]
 fn every_reason_has_words() {
     fn words<R: ToString>(error: ErrorCode, reasons: &[R]) {
@@ -506,7 +506,7 @@ fn a_restart_that_ended_at_once_is_done_and_an_end_before_it_is_not() {
 }
 
 #[test]
-fn an_instance_that_is_deleted_is_neither_running_nor_there() {
+fn an_instance_that_is_being_deleted_counts_as_neither_running_nor_gone() {
     for command in ["STOP", "DELETE"] {
         let rig = Rig::with(InstanceState::Active);
         let order = match command {
@@ -614,7 +614,7 @@ fn an_evacuation_is_done_when_no_instance_runs() {
     rig.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Exited)]);
     assert!(shown(&order).ends_with("is empty, and in maintenance"));
 
-    // It does not wait for an instance that cannot be ended.
+    // The order does not wait for an instance that cannot be ended.
     let order = rig.order(&evacuate(NextState::Maintenance));
     rig.stats(
         NodeStatus::Maintenance,

@@ -73,8 +73,8 @@ fn a_lost_session_settles_nothing_and_the_end_settles_all() {
 fn a_slow_subscriber_misses_changes_and_blocks_no_thread() {
     let rig = Rig::with(InstanceState::Active);
     let changes = rig.shared.subscribe();
-    let gone = rig.shared.subscribe();
-    drop(gone);
+    let dropped = rig.shared.subscribe();
+    drop(dropped);
     for _ in 0..MAX_CHANGES + 5 {
         rig.shared.lock().publish(&Change::NodeOffline);
     }
@@ -104,9 +104,9 @@ fn a_session_is_complete_after_all_stats_or_a_time_without_news() {
         shared: Shared::new(View::default()),
     };
     let soon = || now() + Duration::from_millis(10);
-    assert!(!rig.shared.wait_complete(soon()), "no session");
+    assert!(!rig.shared.wait_complete(soon()), "there is no session");
     rig.shared.online("scheduler".into(), None);
-    assert!(!rig.shared.wait_complete(soon()), "nobody has been rig of");
+    assert!(!rig.shared.wait_complete(soon()), "no node is known yet");
     rig.frame(&NodeConnected {
         node_uuid: NODE.into(),
         ..NodeConnected::default()
@@ -124,19 +124,28 @@ fn a_session_is_complete_after_all_stats_or_a_time_without_news() {
         changes.recv().unwrap().to_string(),
         "snapshot complete: 1 nodes, of which 1 have sent STATS, with 0 instances"
     );
-    assert!(rig.shared.wait_complete(now()), "at once");
+    assert!(
+        rig.shared.wait_complete(now()),
+        "the event completes the session at once"
+    );
     rig.frame(&NodeConnected {
         node_uuid: Uuid::from_u128(9).into(),
         ..NodeConnected::default()
     });
     assert!(!rig.shared.wait_complete(now()), "another node has sent no STATS");
-    assert!(rig.shared.wait_complete(now() + 100 * QUIET), "nothing new comes");
+    assert!(
+        rig.shared.wait_complete(now() + 100 * QUIET),
+        "no further frame arrives"
+    );
     rig.shared.offline("lost".into(), UNIX_EPOCH);
     rig.shared.online("scheduler".into(), None);
-    assert!(!rig.shared.wait_complete(soon()), "a new session tells anew");
+    assert!(
+        !rig.shared.wait_complete(soon()),
+        "a new session begins a new snapshot"
+    );
     assert!(
         rig.shared.wait_complete(now() + 100 * LONG_QUIET),
-        "a scheduler without this event"
+        "a scheduler may not send this event"
     );
 }
 
@@ -149,10 +158,13 @@ fn a_new_leader_sends_a_new_snapshot_and_orders_keep_waiting() {
     rig.frame(&NewLeader::default());
     rig.shared.look(|view| {
         assert!(view.is_online() && !view.has_snapshot());
-        assert!(view.nodes().all(|node| !node.connected), "not heard of yet");
+        assert!(
+            view.nodes().all(|node| !node.connected),
+            "the new node is not known yet"
+        );
     });
-    let said: Vec<_> = changes.try_iter().map(|change| change.to_string()).collect();
-    assert!(said.concat().contains("another scheduler leads"), "{said:?}");
+    let texts: Vec<_> = changes.try_iter().map(|change| change.to_string()).collect();
+    assert!(texts.concat().contains("another scheduler leads"), "{texts:?}");
     open(&runs);
     rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
     shown(&runs);
@@ -170,7 +182,7 @@ fn a_new_leader_sends_a_new_snapshot_and_orders_keep_waiting() {
 }
 
 #[test]
-fn a_failure_of_another_controllers_command_for_the_same_instance_settles_nothing_here() {
+fn a_failure_of_another_controllers_command_for_the_same_instance_settles_no_order() {
     let rig = Rig::with(InstanceState::Exited);
     let fail = |command_id: &str| {
         rig.frame(&RestartFailure {
@@ -189,7 +201,7 @@ fn a_failure_of_another_controllers_command_for_the_same_instance_settles_nothin
     fail(&id);
     assert!(failed(&mine).ends_with("(already_running)"));
     open(&another);
-    // A peer that does not repeat ids.
+    // This peer does not repeat ids in its failures.
     fail("");
     failed(&another);
 }
@@ -206,7 +218,7 @@ fn a_delete_by_another_controller_does_not_settle_a_restart_as_started() {
 }
 
 #[test]
-fn every_command_that_has_a_failure_has_an_id_beside_what_it_names() {
+fn every_command_that_has_a_failure_has_an_id_besides_its_target() {
     let named = Start {
         name: "a\u{2028}b".into(),
         ..start()
