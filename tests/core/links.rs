@@ -175,7 +175,7 @@ fn a_malformed_frame_ends_the_link_with_a_reason() {
         ),
         ("unexpected HELLO", vec![good.clone(), good.clone()]),
         (
-            "change 5 of its sessions came after change 3",
+            "change 5 of the peer's sessions came after change 3",
             vec![good.clone(), snapshot.clone(), removed],
         ),
         (
@@ -187,7 +187,7 @@ fn a_malformed_frame_ends_the_link_with_a_reason() {
             vec![good.clone(), Frame::new(Command::STATS).encode().to_vec()],
         ),
         (
-            "FORWARD: the value of its frames",
+            "FORWARD: the value of a field is not defined",
             vec![good.clone(), snapshot, link_frame(4, &forward)],
         ),
         ("HOLD is too short", vec![good, link_frame(5, &[1])]),

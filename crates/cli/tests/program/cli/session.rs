@@ -553,9 +553,9 @@ fn top_shows_the_traffic_of_each_session() {
         assert_eq!(sessions[1]["per_second"]["frames_received"], 0.0, "{line}");
     }
     let table = place.succeed(&format!("top --count 1 --role controller {flags}"));
-    assert!(table[0].contains("out bytes/s") && table.len() > 2, "{table:?}");
+    assert!(table[0].contains("bytes out/s") && table.len() > 2, "{table:?}");
     let top = place.start(&format!("top {flags}"));
-    assert!(top.line().contains("out bytes/s"));
+    assert!(top.line().contains("bytes out/s"));
     top.signal(Signal::TERM);
     let ended = top.end();
     assert_eq!((ended.code, ended.err.len()), (Some(0), 0), "{:?}", ended.err);

@@ -344,7 +344,7 @@ fn errors_of_commands_have_a_reason_and_a_suggestion() {
     assert!(user.fails(&["sned"], 2).contains("'send'"));
     assert!(
         user.fails(&["sessions"], 2)
-            .contains("\ntip: 'ssntp ctl sessions' is a command")
+            .contains("\ntip: did you mean 'ssntp ctl sessions'?")
     );
     assert!(
         user.fails(&["server"], 2)
