@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs::{self, File};
+use std::iter;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -322,8 +323,8 @@ impl Networks {
         }
         // An error for one link, as that of a process that ends just now, does not affect the others.
         let batched = tools::anyway("ip", &batch);
-        let mut configured = new.into_iter().map(|(port, net)| configure(port, net));
-        if let Err(why) = batched.and(configured.try_for_each(|configured| configured)) {
+        let configured = new.into_iter().map(|(port, net)| configure(port, net));
+        for why in iter::once(batched).chain(configured).filter_map(Result::err) {
             warn!("tenants' networks: {why}");
         }
         broken
