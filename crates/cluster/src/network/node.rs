@@ -163,9 +163,11 @@ impl Networks {
         let namespace = to.open()?;
         tools::ip(&batch)?;
         let configured = set_address(interface, *gateway, &namespace);
-        self.made().concentrators.insert(instance, namespace);
+        made.concentrators.insert(instance, namespace);
         configured
     }
+        // The lock is held from here on, because a repair deletes links that it does not know.
+        let mut made = self.made();
 
     /// Removes the interface of an instance, if it has one.
     pub(crate) fn detach(&self, instance: Uuid) {
