@@ -1,7 +1,6 @@
 //! The filters of a node, for its ports and its tunnels.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
 
 use super::attachment::TenantNet;
 use super::links::{PORT, TUNNEL};
@@ -48,12 +47,13 @@ pub(super) fn tunnel(net: &TenantNet) -> String {
 }
 
 /// The whole filter. nft replaces the tables in one step, so no packet meets an incomplete filter.
-pub(super) fn table(made: &Made, local: Ipv4Addr, udp: u16) -> String {
+pub(super) fn table(made: &Made, udp: u16) -> String {
     let own = elements(made.elements());
     let concentrators = elements(made.nets.values().map(|net| tunnel(&net.net)));
     // The sender's addresses in ARP have to be its own as well, because receivers store them. Only
     // the ports of machines may send with 0.0.0.0: to request an address, and to check that it is
-    // free.
+    // free. The kernel accepts packets for a tunnel at each address of this host, so the filter of
+    // tunnels applies to all addresses.
     format!(
         r#"
 add table ip ssntp
@@ -66,8 +66,8 @@ table ip ssntp {{
   }}
   chain tunnels {{
     type filter hook input priority -10; policy accept;
-    udp dport {udp} ip daddr {local} ip saddr . @th,96,24 @concentrators accept
-    udp dport {udp} ip daddr {local} counter drop
+    udp dport {udp} ip saddr . @th,96,24 @concentrators accept
+    udp dport {udp} counter drop
   }}
 }}
 add table bridge ssntp

@@ -343,7 +343,7 @@ impl Networks {
     }
 
     fn table(&self, made: &Made) -> String {
-        table(made, self.underlay.ip, self.config.tunnels.port)
+        table(made, self.config.tunnels.port)
     }
 
     /// Writes the commands of `ip` that make a link, unless it exists, and configure it.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::Read;
+use std::net::UdpSocket;
 use std::process::{Child, Command, Stdio};
 
 use ssntp::payload::Networking;
@@ -210,6 +211,52 @@ fn links_that_break_while_the_agent_runs_are_made_again() {
         assert_eq!(up(&networks), [(1, true)]);
         bridge("link del u0");
         assert_eq!(up(&networks), [(1, false)]);
+    });
+}
+
+/// The first of the two ports cannot be made, because its process has another `eth0`.
+#[test]
+fn a_port_that_cannot_be_repaired_does_not_affect_the_others() {
+    alone(|networks| {
+        networks.restore(&[]).unwrap();
+        let processes = [1, 2].map(|_| Process::new());
+        for (key, process) in (1..).zip(&processes) {
+            let end = End::Process(process.namespace());
+            networks.attach(uuid(key), &port(&networks, key), end).unwrap();
+        }
+        tools::ip(&format!("link del {}\nlink del {}\n", name(1), name(2))).unwrap();
+        // Ports are repaired in the order of their names.
+        let [one, two] = &processes;
+        let (first, other) = if name(1) < name(2) { (one, two) } else { (two, one) };
+        let namespace = first.namespace().open().unwrap();
+        tools::ip_within(
+            &namespace,
+            "link add eth0 type bridge\naddr add 172.16.0.5/24 dev eth0\n",
+        )
+        .unwrap();
+        assert_eq!(up(&networks), [(1, false), (2, false)]);
+        assert!(other.is_connected());
+    });
+}
+
+#[test]
+fn packets_for_tunnels_are_filtered_at_all_addresses() {
+    alone(|networks| {
+        networks.restore(&[]).unwrap();
+        let dropped = || {
+            let chain: serde_json::Value =
+                tools::json("nft", &["list", "chain", "ip", "ssntp", "tunnels"]).unwrap();
+            let objects = chain["nftables"].as_array().unwrap().iter();
+            let expressions = objects.filter_map(|object| object["rule"]["expr"].as_array());
+            let counters = expressions
+                .flatten()
+                .filter_map(|it| it["counter"]["packets"].as_u64());
+            counters.sum::<u64>()
+        };
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        sender.send_to(&[0; 16], ("127.0.0.1", 4789)).unwrap();
+        // The kernel may receive the packet a little later.
+        assert!((0..1000).any(|_| dropped() == 1));
     });
 }
 
