@@ -94,14 +94,19 @@ impl Networks {
     /// The reason of a `network_failure`.
     pub(crate) fn attachment(&self, start: &Start) -> Result<Option<Attachment>, String> {
         let attachment = Attachment::of(start)?;
+        let Underlay { net, ip, gateway, .. } = &self.underlay;
         match &attachment {
-            Some(Attachment::Tenant(port)) if overlaps(port.net.subnet, self.underlay.net) => Err(format!(
-                "subnet {} overlaps the underlay {}",
-                port.net.subnet, self.underlay.net
+            Some(Attachment::Tenant(port)) if overlaps(port.net.subnet, *net) => {
+                Err(format!("subnet {} overlaps the underlay {net}", port.net.subnet))
+            }
+            Some(Attachment::Underlay(own)) if !net.contains(&own.ip) => Err(format!(
+                "private_ip {} is not an address of the underlay {net}",
+                own.ip
             )),
-            Some(Attachment::Underlay(interface)) if !self.underlay.net.contains(&interface.ip) => Err(
-                format!("{} is not in the underlay {}", interface.ip, self.underlay.net),
-            ),
+            Some(Attachment::Underlay(own)) if own.ip == *ip || Some(own.ip) == *gateway => Err(format!(
+                "private_ip {} belongs to this node or to its gateway",
+                own.ip
+            )),
             _ => Ok(attachment),
         }
     }
@@ -161,13 +166,13 @@ impl Networks {
             ),
         };
         let namespace = to.open()?;
+        // The lock is held from here on, because a repair deletes links that it does not know.
+        let mut made = self.made();
         tools::ip(&batch)?;
         let configured = set_address(interface, *gateway, &namespace);
         made.concentrators.insert(instance, namespace);
         configured
     }
-        // The lock is held from here on, because a repair deletes links that it does not know.
-        let mut made = self.made();
 
     /// Removes the interface of an instance, if it has one.
     pub(crate) fn detach(&self, instance: Uuid) {
@@ -217,8 +222,8 @@ impl Networks {
     }
 
     /// The state and the counters of each tunnel. Links and filters that were deleted or changed are
-    /// made again, and their tunnel counts as down this time. All tunnels are down if the kernel
-    /// can't be read, or if the underlay is down or gone.
+    /// made again. The tunnel of such a link counts as down this time. All tunnels are down if the
+    /// kernel can't be read, or if the underlay is down or gone.
     pub(crate) fn tunnels(&self) -> Vec<TunnelStats> {
         let mut made = self.made();
         let mut inspection = Inspection::default();
@@ -284,8 +289,9 @@ impl Networks {
         let elements = made.elements().count() + made.nets.len();
         match Filter::read() {
             Ok(filter) if (filter.rules, filter.elements) == (made.rules, elements) => Ok(filter.drops),
-            _ => {
-                warn!("tenants' networks: another program has changed the filters; they are made again");
+            read => {
+                let why = read.err().unwrap_or_else(|| "they were changed".into());
+                warn!("tenants' networks: the filters are made again: {why}");
                 tools::nft(&self.table(made))?;
                 made.rules = Filter::read()?.rules;
                 Ok(BTreeMap::new())
@@ -321,7 +327,7 @@ impl Networks {
         }
         let broken: BTreeSet<_> = parts.into_keys().collect();
         if !broken.is_empty() {
-            info!("tenants' networks: links that are missing or wrong are made again: {broken:?}");
+            info!("tenants' networks: these links are missing or wrong: {broken:?}");
         }
         // An error for one link, as that of a process that ends just now, does not affect the others.
         let batched = tools::anyway("ip", &batch);

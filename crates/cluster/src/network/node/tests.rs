@@ -322,6 +322,29 @@ fn a_missing_underlay_is_named_and_an_overlap_is_refused() {
 }
 
 #[test]
+fn a_concentrator_gets_a_free_address_of_the_underlay() {
+    alone(|mut networks| {
+        networks.underlay.gateway = Some([10, 0, 0, 254].into());
+        let concentrator = |ip: &str| {
+            let mut start = Start::default();
+            start.requirements.network_node = true;
+            start.networking.subnet = "10.0.0.0/16".into();
+            start.networking.private_ip = ip.into();
+            networks.attachment(&start)
+        };
+        assert!(concentrator("10.0.0.33").is_ok());
+        for (ip, why) in [
+            ("10.0.0.1", "belongs to this node"),
+            ("10.0.0.254", "belongs to this node"),
+            ("10.0.1.1", "is not an address of the underlay"),
+        ] {
+            let error = concentrator(ip).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    });
+}
+
+#[test]
 fn the_bridge_filter_setting_is_on_only_if_it_exists_and_is_1() {
     assert!(is_on(Ok(b"1\n".to_vec())));
     assert!(!is_on(Ok(b"0\n".to_vec())));
