@@ -1,8 +1,8 @@
 //! The network of an instance that is being launched.
 
 use std::ffi::OsString;
-use std::fs::{self, Permissions};
-use std::io;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -157,8 +157,11 @@ pub(super) fn renew(config: &NetworkConfig, concentrator: Uuid, directory: &Path
 fn copy(name: &str, from: &[PathBuf], directory: &Path) -> io::Result<PathBuf> {
     let to = directory.join(name.to_ascii_lowercase());
     let content = joined(from)?;
-    match fs::read(&to) {
-        Ok(present) if present == content => Ok(to),
+    // The user of the concentrator owns the copy, and may have made it longer than the memory.
+    let mut present = Vec::new();
+    let read = File::open(&to).and_then(|file| file.take(content.len() as u64 + 1).read_to_end(&mut present));
+    match read {
+        Ok(_) if present == content => Ok(to),
         _ => replace(&to, &content).map(|()| to),
     }
 }
