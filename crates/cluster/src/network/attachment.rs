@@ -119,10 +119,8 @@ pub(crate) fn subnet(text: &str) -> Result<Ipv4Net, String> {
         Ok(ipnet::IpNet::V6(_)) => return Err(format!("{text}: tenants' networks have no IPv6 yet")),
         Err(_) => return Err(format!("{text:?} is not a subnet")),
     };
-    match PREFIXES.contains(&net.prefix_len())
-        && !net.network().is_loopback()
-        && !net.network().is_multicast()
-    {
+    let [first, ..] = net.network().octets();
+    match PREFIXES.contains(&net.prefix_len()) && matches!(first, 1..=126 | 128..=223) {
         true => Ok(net),
         false => Err(format!(
             "{net}: a tenant's subnet needs a prefix of {} to {} bits and unicast addresses",
@@ -187,7 +185,7 @@ mod tests {
     #[test]
     fn an_error_names_the_invalid_field() {
         type Row = (fn(&mut Networking), &'static str);
-        let rows: [Row; 13] = [
+        let rows: [Row; 15] = [
             (|n| n.subnet_key = String::new(), "subnet_key"),
             (|n| n.subnet_key = "0".into(), "subnet_key"),
             (|n| n.subnet_key = "16777216".into(), "subnet_key"),
@@ -198,6 +196,8 @@ mod tests {
             (|n| n.private_ip = "fd00::5".into(), "IPv6"),
             (|n| n.subnet = "fd00::/64".into(), "IPv6"),
             (|n| n.subnet = "172.16.0.0/8".into(), "20 to 29"),
+            (|n| n.subnet = "0.0.0.0/20".into(), "unicast"),
+            (|n| n.subnet = "240.0.0.0/20".into(), "unicast"),
             (|n| n.concentrator_ip = String::new(), "concentrator_ip"),
             (|n| n.vnic_mac = "01:00:5e:00:00:01".into(), "vnic_mac"),
             (|n| n.vnic_mac = "00:00:00:00:00:00".into(), "vnic_mac"),

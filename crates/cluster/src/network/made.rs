@@ -128,8 +128,11 @@ impl Made {
         let same = |(other, Port { interface: at, .. }): &(&Uuid, &Port)| {
             **other != instance && (at.ip == interface.ip || at.mac == interface.mac)
         };
-        if let Some((other, _)) = there.ports.iter().find(same) {
-            return Err(format!("instance {other} has the address {}", interface.ip));
+        if let Some((other, Port { interface: at, .. })) = there.ports.iter().find(same) {
+            return Err(format!(
+                "instance {other} has the addresses {} and {}",
+                at.ip, at.mac
+            ));
         }
         let interface = interface.clone();
         there.ports.insert(instance, Port { interface, end });
@@ -222,8 +225,12 @@ mod tests {
         let [one, two] = [1, 2].map(Uuid::from_u128);
         let mut add = |instance, port: &TenantPort| made.add(instance, port, End::Machine(0));
         assert_eq!(add(one, &port(1, "172.16.0.5")), Ok(true));
-        let error = add(two, &port(1, "172.16.0.5")).unwrap_err();
-        assert!(error.contains("has the address"), "{error}");
+        let mut same_mac = port(1, "172.16.0.6");
+        same_mac.interface.mac = port(1, "172.16.0.5").interface.mac;
+        for taken in [port(1, "172.16.0.5"), same_mac] {
+            let why = add(two, &taken).unwrap_err();
+            assert!(why.ends_with("172.16.0.5 and 02:00:ac:10:00:05"), "{why}");
+        }
         let mut other = port(1, "172.16.0.6");
         other.net.tenant = "another".into();
         let error = add(two, &other).unwrap_err();
