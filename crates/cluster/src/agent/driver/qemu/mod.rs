@@ -348,16 +348,9 @@ impl Driver for QemuDriver {
             return Ok(());
         }
         let (node, device) = (node_of(volume.uuid), device_of(volume.uuid));
-        let unplug = || {
-            let mut qmp = Qmp::connect(&place.work())?;
-            qmp.execute("device_del", &json!({ "id": device }))?;
-            // `device_del` only asks the system in the machine. The disk is in use until the event.
-            qmp.await_deleted(&device, UNPLUG)?;
-            qmp.execute("blockdev-del", &json!({ "node-name": node }))
-        };
-        unplug()
-            .map(drop)
-            .map_err(|e: io::Error| VolumeError::new(VolumeFault::Instance, e.to_string()))
+        Qmp::connect(&place.work())
+            .and_then(|mut qmp| qmp.unplug(&device, &node, UNPLUG))
+            .map_err(|e| VolumeError::new(VolumeFault::Instance, e.to_string()))
     }
 }
 

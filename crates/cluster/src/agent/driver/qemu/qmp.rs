@@ -61,17 +61,27 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Waits until the machine reports that a device was removed.
-    pub(super) fn await_deleted(&mut self, device: &str, within: Duration) -> io::Result<()> {
-        let limit = now() + within;
-        // The event may have arrived before the answer to `device_del`, so earlier events count.
-        while !self.deleted.iter().any(|deleted| deleted == device) {
-            self.line(limit)?;
+    /// Removes a disk, and waits until the system in the machine has released it.
+    pub(super) fn unplug(&mut self, device: &str, node: &str, within: Duration) -> io::Result<()> {
+        match self.execute("device_del", &json!({ "id": device })) {
+            // `device_del` only asks the system in the machine. The disk is in use until the event.
+            Ok(_) => {
+                let limit = now() + within;
+                // The event may have arrived before the answer, so earlier events count.
+                while !self.deleted.iter().any(|deleted| deleted == device) {
+                    self.line(limit)?;
+                }
+            }
+            // The system has released the device after the time limit of an earlier call.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
         }
-        Ok(())
+        self.execute("blockdev-del", &json!({ "node-name": node }))
+            .map(drop)
     }
 
-    /// Sends a command and waits for its result, for at most [`ANSWER`].
+    /// Sends a command and waits for its result, for at most [`ANSWER`]. The error for a device that
+    /// does not exist has the kind `NotFound`.
     pub(super) fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
         let limit = now() + ANSWER;
         let line = format!("{}\r\n", json!({ "execute": command, "arguments": arguments }));
@@ -83,7 +93,11 @@ impl Qmp {
             }
             if let Some(error) = line.get("error") {
                 let why = error["desc"].as_str().unwrap_or_default();
-                return Err(io::Error::other(format!("{command}: {why}")));
+                let kind = match error["class"] == "DeviceNotFound" {
+                    true => io::ErrorKind::NotFound,
+                    false => io::ErrorKind::Other,
+                };
+                return Err(io::Error::new(kind, format!("{command}: {why}")));
             }
         }
     }
@@ -170,6 +184,9 @@ mod tests {
             "{\"timestamp\": {\"seconds\": 1, \"microseconds\": 2}, \"event\": \"RESUME\"}\r\n{\"return\": {\"status\": \"running\", \"singlestep\": false, \"running\": true}}",
             r#"{"error": {"class": "GenericError", "desc": "no \"such\" thing"}}"#,
             "{\"event\": \"DEVICE_DELETED\", \"data\": {\"device\": \"d1\", \"path\": \"/x\"}}\r\n{\"return\": {}}",
+            r#"{"return": {}}"#,
+            r#"{"error": {"class": "DeviceNotFound", "desc": "Device 'd2' not found"}}"#,
+            r#"{"return": {}}"#,
         ]);
         let mut qmp = Qmp::connect(dir.path()).unwrap();
         let status = qmp.execute("query-status", &json!({})).unwrap();
@@ -179,8 +196,9 @@ mod tests {
         } });
         let refused = qmp.execute("blockdev-add", &file).unwrap_err().to_string();
         assert_eq!(refused, "blockdev-add: no \"such\" thing");
-        qmp.execute("device_del", &json!({ "id": "d1" })).unwrap();
-        qmp.await_deleted("d1", Duration::ZERO).unwrap();
+        qmp.unplug("d1", "v1", Duration::ZERO).unwrap();
+        // An earlier call has asked for this device, and did not wait until it was released.
+        qmp.unplug("d2", "v2", Duration::ZERO).unwrap();
         drop(qmp);
         let lines = machine.join().unwrap();
         let commands: Vec<Value> = lines
@@ -196,6 +214,9 @@ mod tests {
                     "node-name": "n", "driver": "raw", "file": { "driver": "file", "filename": "/a,b\"\\\n" },
                 } }),
                 json!({ "execute": "device_del", "arguments": { "id": "d1" } }),
+                json!({ "execute": "blockdev-del", "arguments": { "node-name": "v1" } }),
+                json!({ "execute": "device_del", "arguments": { "id": "d2" } }),
+                json!({ "execute": "blockdev-del", "arguments": { "node-name": "v2" } }),
             ]
         );
     }
