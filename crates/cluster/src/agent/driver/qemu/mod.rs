@@ -244,7 +244,9 @@ impl Driver for QemuDriver {
             // Only the tap of a machine is in the network of a tenant; QEMU is in the host's network.
             network: None,
         };
-        let await_ready = |running: &Running| await_answer(running, launch.cancel);
+        // The log has the output of earlier runs as well.
+        let logged = fs::metadata(errors_of(place)).map_or(0, |log| log.len());
+        let await_ready = |running: &Running| await_answer(running, logged, launch.cancel);
         self.supervisors.launch(program, commit, await_ready)
     }
 
@@ -354,8 +356,9 @@ impl Driver for QemuDriver {
     }
 }
 
-/// Waits until QEMU answers. If it ends instead, the instance was never started.
-fn await_answer(running: &Running, cancel: &Cancel) -> Result<(), LaunchError> {
+/// Waits until QEMU answers. If it ends instead, the instance was never started. `logged` is the
+/// length of QEMU's log of errors before the run.
+fn await_answer(running: &Running, logged: u64, cancel: &Cancel) -> Result<(), LaunchError> {
     let (work, limit) = (running.place.work(), now() + FIRST_ANSWER);
     // QEMU reports a wrong argument by ending, and a good start by answering.
     while is_alive(&running.handle) {
@@ -375,9 +378,10 @@ fn await_answer(running: &Running, cancel: &Cancel) -> Result<(), LaunchError> {
             Err(_) => pause(LOOK),
         }
     }
-    let log = last_words(&running.place).unwrap_or_default();
+    let log = last_words(&running.place, logged).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
-    let error = log.lines().next_back().unwrap_or("it printed no error");
+    let error = log.trim_end().lines().next_back();
+    let error = error.unwrap_or("it printed no error");
     Err(LaunchError::launch(format!("QEMU ended at once: {error}")))
 }
 
@@ -439,11 +443,18 @@ fn disks_of(place: &InstanceDir) -> PathBuf {
     place.dir().join("disks")
 }
 
-/// The end of QEMU's log of errors.
-fn last_words(place: &InstanceDir) -> io::Result<Vec<u8>> {
-    let mut log = File::open(place.dir().join("stderr.log"))?;
-    let from = log.metadata()?.len().saturating_sub(LAST_WORDS);
-    log.seek(SeekFrom::Start(from))?;
+/// QEMU's log of errors.
+fn errors_of(place: &InstanceDir) -> PathBuf {
+    place.dir().join("stderr.log")
+}
+
+/// The end of QEMU's log of errors, without its first `logged` bytes.
+fn last_words(place: &InstanceDir, logged: u64) -> io::Result<Vec<u8>> {
+    let mut log = File::open(errors_of(place))?;
+    let len = log.metadata()?.len();
+    // A shorter log was begun during this run.
+    let logged = if logged > len { 0 } else { logged };
+    log.seek(SeekFrom::Start(len.saturating_sub(LAST_WORDS).max(logged)))?;
     let mut words = Vec::new();
     log.take(LAST_WORDS).read_to_end(&mut words)?;
     Ok(words)

@@ -199,6 +199,15 @@ fn a_missing_image_or_disk_is_an_image_failure() {
     let error = stage.launch(&stage.start("tiny")).unwrap_err();
     assert_eq!(error.fault, LaunchFault::Launch);
     assert!(error.why.ends_with("no such luck"), "{error}");
+    // The error of an earlier run is not that of the next one.
+    for (command, why) in [
+        ("printf 'bad\\n\\n' >&2", ": bad"),
+        ("exit 3", "it printed no error"),
+    ] {
+        script(&qemu, &format!("#!/bin/sh\n[ \"$1\" = -help ] || {command}\n"));
+        let error = stage.launch(&stage.start("tiny")).unwrap_err();
+        assert!(error.why.ends_with(why), "{error}");
+    }
 
     let volume = stage.dir.path().join("volume");
     fs::create_dir(&volume).unwrap();
