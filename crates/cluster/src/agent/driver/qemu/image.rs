@@ -176,9 +176,14 @@ pub(super) fn boot_disk(
     let partial = disks.join("boot.new");
     match qemu_img {
         Some(program) => overlay(program, &base, wanted, &partial, bounds)?,
-        None => copy(&base, wanted, &partial, bounds).map_err(|e| LaunchError::io(partial.display(), &e))?,
+        None => copy(&base, wanted, &partial, bounds)
+            .map_err(|e| LaunchError::io(format_args!("copying {}", base.path.display()), &e))?,
     }
-    fs::rename(&partial, &path).map_err(|e| LaunchError::io(path.display(), &e))?;
+    // The content is on the disk before the name, also if the power fails.
+    File::open(&partial)
+        .and_then(|disk| disk.sync_all())
+        .and_then(|()| fs::rename(&partial, &path))
+        .map_err(|e| LaunchError::io(path.display(), &e))?;
     Ok(Disk { path, format })
 }
 
@@ -280,7 +285,8 @@ fn copy(base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> io::Result<(
             }
         }
         Format::Qcow2 if wanted > header(&base.path)?.unwrap_or(0) => {
-            warn!("{}: the disk can't be made larger without qemu-img", to.display());
+            let image = base.path.display();
+            warn!("{image}: the disk can't be larger than its image without qemu-img");
         }
         Format::Qcow2 => {}
     }
@@ -302,7 +308,10 @@ pub(super) fn volume_disk(volume: &Path) -> Option<Disk> {
 pub(super) fn make_volume_disk(volume: &Path, gib: i64) -> io::Result<Disk> {
     let path = volume.join("disk.img");
     let size = u64::try_from(gib).unwrap_or(0).max(1).saturating_mul(GIB);
-    File::create_new(&path)?.set_len(size)?;
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(&path)?;
+    // The next launch would use a disk without content.
+    file.set_len(size).inspect_err(|_| drop(fs::remove_file(&path)))?;
     let format = Format::Raw;
     Ok(Disk { path, format })
 }
@@ -435,7 +444,13 @@ mod tests {
                     until
                 };
                 let error = boot_disk(&place, base, 0, qemu_img, Bounds { until, cancel }).unwrap_err();
-                assert!(error.why.contains(reason), "{error}");
+                assert!(error.why.contains(why), "{error}");
+                assert!(
+                    error
+                        .why
+                        .contains(if qemu_img.is_some() { "qemu-img" } else { "image" }),
+                    "{error}"
+                );
                 assert_eq!(error.fault, LaunchFault::Launch);
             }
         }
@@ -450,6 +465,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(volume_disk(dir.path()), None);
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("disk.raw")).unwrap();
+        assert_eq!(volume_disk(dir.path()), None);
+        // No file can have this size.
+        assert!(make_volume_disk(dir.path(), i64::MAX).is_err());
         assert_eq!(volume_disk(dir.path()), None);
         let made = make_volume_disk(dir.path(), 0).unwrap();
         assert_eq!(volume_disk(dir.path()), Some(made));
