@@ -191,7 +191,8 @@ impl Policy {
         }
         let dir = Path::new(&start.dir);
         if let Some(directories) = &self.directories
-            // A relative directory is below the instance's own directory, which is always allowed.
+            // The driver checks that a relative directory is below the instance's own directory, which
+            // is always allowed.
             && dir.is_absolute()
         {
             // `starts_with` compares names only, so `..` could leave the allowed directory.
@@ -211,19 +212,22 @@ impl Policy {
         }
         let asked = start.requirements.mem_mb;
         if let Some(most) = self.mem_mb.filter(|most| asked > i64::from(*most)) {
-            let why = format!("it asks for {asked} MB of memory, and {most} are allowed (policy: mem_mb)");
+            let why = format!("requirements.mem_mb is {asked}, but this node allows {most} (policy: mem_mb)");
             return refuse(LaunchFault::Full, why);
         }
-        // Volumes that exist already need no new space.
+        // Volumes that exist already need no new space. A local volume without a size gets 1 GiB.
         let disks = start
             .storage
             .iter()
             .filter(|storage| storage.boot || storage.local);
         let asked = disks.fold(0i64, |sum, disk| {
-            sum.saturating_add(disk.size.saturating_mul(1024))
+            let gib = disk.size.max(disk.local.into());
+            sum.saturating_add(gib.saturating_mul(1024))
         });
         if let Some(most) = self.disk_mb.filter(|most| asked > i64::from(*most)) {
-            let why = format!("it asks for {asked} MB of disks, and {most} are allowed (policy: disk_mb)");
+            let why = format!(
+                "the disks of the instance have {asked} MB, but this node allows {most} (policy: disk_mb)"
+            );
             return refuse(LaunchFault::Full, why);
         }
         Ok(())
@@ -403,6 +407,11 @@ mod tests {
             size,
             ..Storage::default()
         };
+        let local = |size| Storage {
+            local: true,
+            size,
+            ..Storage::default()
+        };
         let check = |driver: &str, change: &dyn Fn(&mut Start)| {
             let mut start = start.clone();
             change(&mut start);
@@ -419,7 +428,7 @@ mod tests {
             assert_eq!(check("process", change), Ok(()));
         }
         type Row<'a> = (&'a dyn Fn(&mut Start), LaunchFault, &'a str);
-        let beyond: [Row<'_>; 6] = [
+        let beyond: [Row<'_>; 8] = [
             (
                 &|s| s.dir = "/srv/jobsx".into(),
                 LaunchFault::Launch,
@@ -447,6 +456,16 @@ mod tests {
             ),
             (
                 &|s| s.storage.push(boot("good", 3)),
+                LaunchFault::Full,
+                "(policy: disk_mb)",
+            ),
+            (
+                &|s| s.storage.extend([boot("good", -9), local(3)]),
+                LaunchFault::Full,
+                "(policy: disk_mb)",
+            ),
+            (
+                &|s| s.storage.extend([local(0), local(0), local(0)]),
                 LaunchFault::Full,
                 "(policy: disk_mb)",
             ),
