@@ -61,7 +61,8 @@ impl Supervisors {
         subjects.iter().map(measure).collect()
     }
 
-    /// Measures memory and CPU time. `run` is the supervisor with all of its descendants.
+    /// Measures memory and CPU time. `run` has the supervisor and all of its descendants; it is `None`
+    /// if the supervisor has ended.
     fn measure_running(
         &self,
         subject: &Measurable,
@@ -112,9 +113,11 @@ fn disk_mb(subject: &Measurable, removed: Option<u64>) -> i64 {
 
 /// The bytes of files without a name that these processes use, on the disk of `place`; `None` if
 /// they use more than [`MAX_USED`] files. Files on other file systems do not count; those in memory
-/// are charged as memory.
+/// are charged as memory. If `place` cannot be read, no file counts.
 fn removed(run: &[&Stat], place: &Path) -> Option<u64> {
-    let disk = fs::metadata(place).ok()?.dev();
+    let Ok(disk) = fs::metadata(place).map(|place| place.dev()) else {
+        return Some(0);
+    };
     let (mut looked_at, mut counted, mut blocks) = (0, HashSet::new(), 0);
     for (stat, kind) in run.iter().flat_map(|stat| [(stat, "fd"), (stat, "map_files")]) {
         let used = fs::read_dir(format!("/proc/{}/{kind}", stat.pid));
@@ -148,6 +151,12 @@ fn percent(cpu: Duration, over: Duration, vcpus: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The files of such an instance are not too many, so it is not killed for them.
+    #[test]
+    fn no_removed_files_count_if_the_directory_cannot_be_read() {
+        assert_eq!(removed(&[], Path::new("/no/such/place")), Some(0));
+    }
 
     #[test]
     fn cpu_percent_counts_all_cpus_of_the_instance() {
