@@ -157,7 +157,8 @@ fn networks() -> Vec<NodeNetwork> {
         .map(|(ip, interface)| NodeNetwork {
             ip: ip.to_string(),
             mac: macs
-                .get(&interface)
+                // The system returns the label of an IPv4 address, such as eth0:1 on eth0.
+                .get(interface.split(':').next().unwrap_or(&interface))
                 // The kernel reports zeros for an interface without a MAC address.
                 .filter(|mac| **mac != [0; 6])
                 .map_or_else(String::new, |mac| mac.map(|byte| format!("{byte:02x}")).join(":")),
@@ -187,7 +188,20 @@ mod tests {
     }
 
     #[test]
-    fn ready_and_stats_have_the_same_values() {
+    fn an_address_with_a_label_has_the_mac_address_of_its_interface() {
+        crate::network::alone::alone(|| {
+            crate::network::tools::ip("addr add 10.0.0.9/24 dev u0 label u0:1\n").unwrap();
+            let networks = networks();
+            assert_eq!(networks.len(), 2, "{networks:?}");
+            assert!(
+                networks.iter().all(|network| !network.mac.is_empty()),
+                "{networks:?}"
+            );
+        });
+    }
+
+    #[test]
+    fn ready_and_stats_say_the_same() {
         use ssntp::payload::Payload;
 
         let facts = read(Path::new("."));
