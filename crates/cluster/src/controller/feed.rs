@@ -175,9 +175,8 @@ impl Shared {
         self.streams.end(&StreamError::Lost);
         self.questions.end();
         self.update(|state| {
-            let mut changes = state.view.disconnected(at);
-            changes.push(Change::Offline { reason });
-            state.handle(changes);
+            state.view.disconnected(at);
+            state.handle(vec![Change::Offline { reason }]);
         });
     }
 

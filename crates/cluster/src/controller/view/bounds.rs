@@ -4,20 +4,22 @@
 
 use crate::controller::Failure;
 use ssntp::payload::{
-    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceEnd, InstanceStats, MAX_LABELS,
+    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceEnd, InstanceStats, MAX_LABELS, NodeType,
     PublicIpAssigned, PublicIpUnassigned, Stats, check_label, check_name, yaml,
 };
-use ssntp::proto::{Frame, FrameType};
+use ssntp::proto::Frame;
 
 /// The length limit of UUIDs, addresses, states and reasons, in bytes. Valid ones are shorter.
 const MAX_WORD: usize = 64;
 /// The length limit of a host name on Linux, in bytes.
 const MAX_NAME: usize = 255;
-/// The length limit of the detail of a failure or an end, in bytes: 200 characters, some of them
-/// escaped.
+/// The length limit of the detail of a failure or an end, in bytes. Its sender cuts it to 200
+/// characters, which have at most four bytes each.
 const MAX_DETAIL: usize = 1024;
 /// The maximum number of addresses of a node, and the maximum number of volumes of an instance.
 const MAX_LISTED: usize = 256;
+/// The maximum number of tunnels of a node. It has one for each tenant with instances there.
+const MAX_TUNNELS: usize = 4096;
 /// The maximum number of hops of a trace: a frame has two or three.
 const MAX_HOPS: usize = 16;
 /// The length limit of an event, in bytes. The scheduler drops longer ones.
@@ -26,7 +28,7 @@ const MAX_REPORT: usize = 64 << 10;
 /// Checks that an event is short enough to be decoded.
 pub(super) fn check(frame: &Frame) -> Result<(), Error> {
     let (len, limit) = (frame.payload_bytes().len(), MAX_REPORT);
-    if frame.kind().frame_type == FrameType::EVENT && len > limit {
+    if len > limit {
         return Err(yaml::Error::new(yaml::ErrorKind::TooLong { len, limit }).into());
     }
     Ok(())
@@ -44,6 +46,12 @@ fn id(id: &mut Id) {
     }
 }
 
+pub(super) fn node_type(node_type: &mut NodeType) {
+    if node_type.as_str().len() > MAX_WORD {
+        *node_type = "".into();
+    }
+}
+
 pub(super) fn stats(stats: &mut Stats) {
     id(&mut stats.node_uuid);
     text(&mut stats.hostname, MAX_NAME);
@@ -55,6 +63,7 @@ pub(super) fn stats(stats: &mut Stats) {
         text(&mut network.ip, MAX_WORD);
         text(&mut network.mac, MAX_WORD);
     }
+    stats.tunnels.truncate(MAX_TUNNELS);
     stats.foreign.truncate(MAX_LISTED);
     stats.foreign.iter_mut().for_each(id);
     stats.instances.iter_mut().for_each(instance);

@@ -1,6 +1,7 @@
 //! The end of an instance's run, in words that fit a column of a table.
 
 use std::fmt;
+use std::time::SystemTime;
 
 use signal_hook::low_level::signal_name;
 
@@ -88,8 +89,10 @@ impl Instance {
     }
 
     /// Records the end that an event reports.
-    pub(super) fn ended(&mut self, end: &InstanceEnd) {
-        self.state = InstanceState::Exited;
+    pub(super) fn ended(&mut self, end: &InstanceEnd, now: SystemTime) {
+        if self.state != InstanceState::Exited {
+            (self.state, self.since) = (InstanceState::Exited, now);
+        }
         if *end != InstanceEnd::default() {
             (self.stats.exit_code, self.stats.exit_signal) = (end.exit_code, end.exit_signal);
             self.stats.out_of_memory = end.out_of_memory;

@@ -35,15 +35,20 @@ pub struct Node {
 }
 
 impl Node {
-    /// True if the view of it is up to date: it is connected, and reports.
+    /// True if the view of it is up to date: it has sent STATS in this session, and still reports.
     pub fn is_current(&self) -> bool {
-        self.connected && self.status != NodeStatus::Stale
+        self.reported && self.status != NodeStatus::Stale
     }
 
     /// True if it has sent STATS since it connected and since the session began. If not, its
     /// instances are those of an earlier time.
     pub fn has_reported(&self) -> bool {
         self.reported
+    }
+
+    /// Handles the end of its session: its last STATS are not its state in the next session.
+    pub(super) fn left(&mut self, now: SystemTime) {
+        (self.connected, self.reported, self.since) = (false, false, now);
     }
 
     pub(super) fn new(uuid: Uuid, now: SystemTime) -> Self {

@@ -93,7 +93,8 @@ pub struct View {
     /// The number of connected nodes that have not sent STATS since they connected. With this
     /// count [`View::is_complete`], which is called after each change, need not visit all nodes.
     unreported: usize,
-    /// The disconnected nodes. The one that disconnected first is in front.
+    /// The disconnected nodes. The one that disconnected first is in front. After the end of a
+    /// session, the nodes that were connected then are added when the next snapshot is complete.
     disconnected: VecDeque<Uuid>,
     instances: BTreeMap<Uuid, Instance>,
     cncis: BTreeMap<Uuid, Cnci>,
@@ -202,19 +203,15 @@ impl View {
         self.configuration = configuration;
     }
 
-    /// Handles the end of the session: the present state of all nodes is unknown. Returns the
-    /// changes: nodes for which the history has no room are forgotten with their instances.
-    pub fn disconnected(&mut self, now: SystemTime) -> Vec<Change> {
-        let mut changes = Vec::new();
+    /// Handles the end of the session: the present state of all nodes is unknown. The next snapshot
+    /// shows which of them have left.
+    pub fn disconnected(&mut self, now: SystemTime) {
         self.online = false;
         self.has_snapshot = false;
-        // Collected first, because `node_left` changes the map.
-        let connected = self.nodes.values().filter(|node| node.connected);
-        let connected: Vec<_> = connected.map(|node| node.uuid).collect();
-        for node in connected {
-            self.node_left(node, now, &mut changes);
+        self.unreported = 0;
+        for node in self.nodes.values_mut().filter(|node| node.connected) {
+            node.left(now);
         }
-        changes
     }
 
     /// Handles a frame, and returns the changes that it causes.
@@ -259,14 +256,20 @@ impl View {
             Event::SNAPSHOT_COMPLETE => {
                 let complete: SnapshotComplete = frame.payload()?;
                 self.has_snapshot = true;
+                // These include the nodes that have left while there was no session.
+                let left = self.nodes.values().filter(|node| !node.connected);
+                let mut left: Vec<_> = left.map(|node| (node.since, node.uuid)).collect();
+                left.sort_unstable();
+                self.disconnected = left.into_iter().map(|(_, node)| node).collect();
+                self.bound_history(changes);
                 changes.push(Change::SnapshotComplete {
                     nodes: complete.nodes,
                     reporting: complete.reporting,
                     instances: complete.instances,
                 });
             }
-            Event::NODE_CONNECTED => self.node_connected(&frame.payload()?, now, changes),
-            Event::NODE_DISCONNECTED => self.node_disconnected(&frame.payload()?, now, changes),
+            Event::NODE_CONNECTED => self.node_connected(frame.payload()?, now, changes),
+            Event::NODE_DISCONNECTED => self.node_disconnected(frame.payload()?, now, changes),
             Event::INSTANCE_DELETED => {
                 let InstanceDeleted {
                     instance_uuid,
@@ -294,7 +297,7 @@ impl View {
                     let known = self.instances.get_mut(&instance);
                     let node = known.map(|known| {
                         // The figures remain those of the last STATS, because this event has none.
-                        known.ended(&end);
+                        known.ended(&end, now);
                         known.node
                     });
                     changes.push(Change::InstanceStopped {
@@ -320,7 +323,8 @@ impl View {
         Ok(())
     }
 
-    fn node_connected(&mut self, event: &NodeConnected, now: SystemTime, changes: &mut Vec<Change>) {
+    fn node_connected(&mut self, mut event: NodeConnected, now: SystemTime, changes: &mut Vec<Change>) {
+        bounds::node_type(&mut event.node_type);
         let Some(uuid) = event.node_uuid.uuid() else {
             return;
         };
@@ -334,18 +338,19 @@ impl View {
         }
         changes.push(Change::NodeConnected {
             node: uuid,
-            node_type: event.node_type.clone(),
+            node_type: event.node_type,
         });
     }
 
-    fn node_disconnected(&mut self, event: &NodeDisconnected, now: SystemTime, changes: &mut Vec<Change>) {
+    fn node_disconnected(&mut self, mut event: NodeDisconnected, now: SystemTime, changes: &mut Vec<Change>) {
+        bounds::node_type(&mut event.node_type);
         let Some(uuid) = event.node_uuid.uuid() else {
             return;
         };
         self.node_left(uuid, now, changes);
         changes.push(Change::NodeDisconnected {
             node: uuid,
-            node_type: event.node_type.clone(),
+            node_type: event.node_type,
         });
     }
 
@@ -357,8 +362,8 @@ impl View {
         let node = self.nodes.entry(uuid).or_insert_with(|| Node::new(uuid, now));
         if !node.connected {
             node.connected = true;
-            // This is a new session of the node, so its last STATS are not its present state.
-            node.reported = false;
+            // NodeConnected arrives once for each type that the node has in its new session.
+            (node.compute, node.network) = (false, false);
             node.since = now;
             self.unreported += 1;
             // A connected node must not be forgotten with the disconnected ones.
@@ -375,18 +380,22 @@ impl View {
         if !node.connected {
             return;
         }
-        node.connected = false;
         // The view can be complete without the STATS of a disconnected node.
         self.unreported -= usize::from(!node.reported);
-        node.reported = false;
-        node.since = now;
+        node.left(now);
         self.disconnected.push_back(uuid);
-        // Disconnected nodes are bounded, because an agent may connect under any number of UUIDs.
-        if self.disconnected.len() > self.history
+        self.bound_history(changes);
+    }
+
+    /// Forgets the nodes that disconnected first, with their instances, if the history has no room
+    /// for them. Disconnected nodes are bounded, because an agent may connect under any number of
+    /// UUIDs.
+    fn bound_history(&mut self, changes: &mut Vec<Change>) {
+        while self.disconnected.len() > self.history
             && let Some(forgotten) = self.disconnected.pop_front()
-            && let Some(node) = self.nodes.remove(&forgotten)
         {
-            for instance in node.instances {
+            let node = self.nodes.remove(&forgotten);
+            for instance in node.into_iter().flat_map(|node| node.instances) {
                 self.instance_gone(instance, forgotten, changes);
             }
         }

@@ -105,27 +105,40 @@ fn an_instance_that_moved_belongs_to_its_new_node_alone() {
 
 #[test]
 fn instances_that_are_forgotten_with_their_node_are_reported_as_gone() {
-    let forgetful = || {
-        let mut view = View::new(0);
-        take(&mut view, &stats(NODE, &[(CNCI, InstanceState::Active)]));
-        let added = ConcentratorInstanceAdded {
-            instance_uuid: CNCI.into(),
-            ..ConcentratorInstanceAdded::default()
-        };
-        take(&mut view, &added);
-        view
+    let mut view = View::new(0);
+    take(&mut view, &stats(NODE, &[(CNCI, InstanceState::Active)]));
+    let added = ConcentratorInstanceAdded {
+        instance_uuid: CNCI.into(),
+        ..ConcentratorInstanceAdded::default()
     };
-    let mut view = forgetful();
+    take(&mut view, &added);
     assert_eq!(
         take(&mut view, &disconnected(NODE)),
         ["instance_gone", "cnci_gone", "node_disconnected"]
     );
     assert_eq!((view.instances().count(), view.cncis().count()), (0, 0));
-    // All nodes are disconnected at the end of the session.
-    assert_eq!(
-        names_of(forgetful().disconnected(UNIX_EPOCH)),
-        ["instance_gone", "cnci_gone"]
-    );
+}
+
+/// The history has no room for any node.
+#[test]
+fn nodes_are_forgotten_after_a_session_only_if_the_next_snapshot_does_not_name_them() {
+    let mut view = View::new(0);
+    view.connected(None);
+    take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
+    for is_there in [true, false] {
+        view.disconnected(UNIX_EPOCH);
+        assert_eq!(view.instances_of(NODE).count(), 1);
+        view.connected(None);
+        if is_there {
+            take(&mut view, &connected(NODE));
+        }
+        let gone: &[&str] = if is_there { &[] } else { &["instance_gone"] };
+        assert_eq!(
+            take(&mut view, &SnapshotComplete::default()),
+            [gone, &["snapshot_complete"]].concat()
+        );
+        assert_eq!(view.node(NODE).is_some(), is_there);
+    }
 }
 
 #[test]
@@ -160,7 +173,11 @@ fn a_node_that_has_left_is_shown_as_it_was() {
     assert_eq!(view.instance(INSTANCE).unwrap().state, InstanceState::Active);
     take(&mut view, &connected(NODE));
     assert!(view.node(NODE).unwrap().connected);
-    assert!(!view.is_complete(), "the node has sent no STATS since its return");
+    assert!(!view.is_complete(), "no STATS since it is back");
+    assert!(
+        !view.node(NODE).unwrap().is_current(),
+        "no STATS since it is back"
+    );
 }
 
 #[test]
@@ -195,24 +212,27 @@ fn a_node_of_both_types_is_one_node() {
     take(&mut view, &disconnected(NODE));
     take(&mut view, &disconnected(NODE));
     assert_eq!(view.disconnected.len(), 1);
+    // It comes back with one type.
+    take(&mut view, &connected(NODE));
+    let node = view.node(NODE).unwrap();
+    assert!(node.compute && !node.network);
 }
 
 #[test]
 fn events_change_the_view_before_stats() {
     let mut view = View::default();
     take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
-    let instance_uuid = INSTANCE.into();
+    let stopped = InstanceStopped {
+        instance_uuid: INSTANCE.into(),
+        ..Default::default()
+    };
+    let later = UNIX_EPOCH + std::time::Duration::from_secs(90);
     assert_eq!(
-        take(
-            &mut view,
-            &InstanceStopped {
-                instance_uuid,
-                ..Default::default()
-            }
-        ),
+        told(view.apply(&Frame::of(&stopped), later)),
         ["instance_stopped"]
     );
-    assert_eq!(view.instance(INSTANCE).unwrap().state, InstanceState::Exited);
+    let instance = view.instance(INSTANCE).unwrap();
+    assert_eq!((&instance.state, instance.since), (&InstanceState::Exited, later));
     let instance_uuid = INSTANCE.into();
     assert_eq!(
         take(
@@ -498,7 +518,7 @@ fn the_kept_parts_of_a_frame_are_bounded() {
     huge = stats(NODE, &[(INSTANCE, InstanceState::Active)]);
     huge.instances[0].volumes = (0..2000).map(|n| Id::from(Uuid::from_u128(n))).collect();
     let changes = view.apply(&Frame::of(&huge), UNIX_EPOCH);
-    let failure = format!("instance_uuid: {long}\nreason: {long}\n");
+    let failure = format!("instance_uuid: {0}\nreason: {0}\n", "x".repeat(5000));
     let failed = view.apply(
         &Frame::with_payload(ssntp::proto::ErrorCode::START_FAILURE, failure),
         UNIX_EPOCH,
@@ -524,6 +544,9 @@ fn the_kept_parts_of_a_frame_are_bounded() {
         "{}",
         format!("{view:?}").len()
     );
+    huge.tunnels = vec![ssntp::payload::TunnelStats::default(); 5000];
+    take(&mut view, &huge);
+    assert_eq!(view.node(NODE).unwrap().stats.tunnels.len(), 4096);
 }
 
 #[test]
