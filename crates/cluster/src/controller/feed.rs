@@ -205,7 +205,8 @@ impl Shared {
 
     /// Calls `look` after each change of the view until it returns `Ok`. Returns `None` at the
     /// deadline, or when the controller ends. The second argument of `look` is the time since the
-    /// last news. Its error is the time after which it is called again without a change.
+    /// last news. If `look` returns an error, it is called again after the next change, or after the
+    /// time in the error if there is no change until then.
     pub(super) fn wait<T>(
         &self,
         deadline: Instant,
@@ -230,16 +231,6 @@ impl Shared {
 
     /// Waits until the snapshot of the session is complete; false at the deadline.
     pub(super) fn wait_complete(&self, deadline: Instant) -> bool {
-        let complete = |view: &View, quiet: Duration| {
-            let enough = match view.has_snapshot() {
-                true => QUIET,
-                false => LONG_QUIET,
-            };
-            if view.is_complete() || (view.is_online() && quiet >= enough) {
-                return Ok(());
-            }
-            Err(enough.saturating_sub(quiet).max(Duration::from_millis(1)))
-        };
         self.wait(deadline, complete).is_some()
     }
 
@@ -336,8 +327,8 @@ impl State {
             let shown = fits.then(|| order.goal.is_met_by(failure, view))?;
             Some(shown.map_or_else(|| failed(failure.clone()), Ok))
         });
-        // InvalidFrameType names no command. It settles the order that fits best, the latest of
-        // equals.
+        // InvalidFrameType names no command. It settles the latest order with the refused kind of
+        // command. With the reason `not_connected`, orders whose node is connected come last.
         let refused = |order: &Pending| Some((order.goal.refused(failure, view)?, order.id));
         if let Some((_, id)) = orders.iter().filter_map(refused).max() {
             settle(orders, |order| {
@@ -358,6 +349,22 @@ impl State {
         });
         self.subscribers.clear();
         self.ended = Some(reason);
+    }
+}
+
+/// Whether the snapshot of the session is complete after this time without news. The error is the
+/// time after which it is complete if there is no news until then.
+fn complete(view: &View, quiet: Duration) -> Result<(), Duration> {
+    let enough = match view.has_snapshot() {
+        true => QUIET,
+        false => LONG_QUIET,
+    };
+    match quiet < enough {
+        _ if view.is_complete() => Ok(()),
+        // The beginning of the next session is a change.
+        _ if !view.is_online() => Err(Duration::MAX),
+        true => Err(enough.saturating_sub(quiet)),
+        false => Ok(()),
     }
 }
 

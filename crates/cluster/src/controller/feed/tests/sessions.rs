@@ -104,7 +104,10 @@ fn a_session_is_complete_after_all_stats_or_a_time_without_news() {
         shared: Shared::new(View::default()),
     };
     let soon = || now() + Duration::from_millis(10);
-    assert!(!rig.shared.wait_complete(soon()), "there is no session");
+    assert!(!rig.shared.wait_complete(soon()), "no session");
+    // Only a change can end the wait, so it does not look again before one.
+    let looked = rig.shared.look(|view| complete(view, 100 * LONG_QUIET));
+    assert_eq!(looked, Err(Duration::MAX));
     rig.shared.online("scheduler".into(), None);
     assert!(!rig.shared.wait_complete(soon()), "no node is known yet");
     rig.frame(&NodeConnected {
