@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use thiserror::Error;
 use uuid::Uuid;
 
@@ -12,10 +12,6 @@ use super::{CommandError, Controller};
 use ssntp::payload::{self, InvalidFrameType, Payload};
 use ssntp::proto::{ErrorCode, Frame, FrameKind};
 use ssntp_transport::deadline;
-
-/// The maximum number of answers in the channel of one question, which also receives the answers to other
-/// questions of the same kind.
-const MAX_ANSWERS: usize = 16;
 
 /// The reason why a question has no answer.
 #[derive(Clone, Debug, Error)]
@@ -25,7 +21,7 @@ pub enum AskError {
     #[error(transparent)]
     Command(#[from] CommandError),
     /// The scheduler refuses the question.
-    #[error("the scheduler refuses it: {0}")]
+    #[error("the scheduler refused the question: {0}")]
     Refused(String),
     /// The answer cannot be read.
     #[error("the answer cannot be read: {0}")]
@@ -53,7 +49,7 @@ impl Controller {
         let deadline = deadline(limit);
         // Registered before the frame is sent, so that no answer can arrive too early.
         let asked = OpenQuestion::register(&self.shared.questions, Q::KIND, A::KIND);
-        let sent = self.client.send(Frame::of(question));
+        let sent = self.client.send_timeout(Frame::of(question), limit);
         sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
         loop {
             let answer = asked.answers.recv_deadline(deadline);
@@ -105,8 +101,8 @@ impl Questions {
                 }
                 _ => continue,
             };
-            // If the channel is full, its question's wait is over or is about to end.
-            let _ = one.answers.try_send(answer);
+            // This fails only if the wait of the question is over.
+            let _ = one.answers.send(answer);
         }
     }
 
@@ -126,7 +122,9 @@ struct OpenQuestion {
 impl OpenQuestion {
     fn register(questions: &Arc<Questions>, question: FrameKind, answer: FrameKind) -> Self {
         // The only sender is in the list, so removing it from the list ends the wait.
-        let (sender, answers) = bounded(MAX_ANSWERS);
+        // The channel also receives the answers to other questions of this kind. It has no bound, so
+        // that these do not displace the answer to this question.
+        let (sender, answers) = unbounded();
         let id = Uuid::new_v4();
         questions.lock().push(Registered {
             id,
@@ -146,5 +144,25 @@ impl OpenQuestion {
 impl Drop for OpenQuestion {
     fn drop(&mut self) {
         self.questions.lock().retain(|one| one.id != self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ssntp::proto::Command;
+
+    use super::*;
+
+    #[test]
+    fn answers_to_other_questions_of_its_kind_do_not_displace_an_answer() {
+        let questions = Arc::default();
+        let kind = Command::STATS.into();
+        let asked = OpenQuestion::register(&questions, kind, kind);
+        for _ in 0..100 {
+            questions.frame(&Frame::with_payload(kind, "another"));
+        }
+        questions.frame(&Frame::with_payload(kind, "its own"));
+        let last = asked.answers.try_iter().last().unwrap().unwrap();
+        assert_eq!(last, "its own");
     }
 }
