@@ -29,7 +29,8 @@ pub enum Change {
         #[serde(skip)]
         reason: String,
     },
-    /// The controller has ended; no change follows.
+    /// The controller has ended; no change follows. A subscriber whose channel is full does not
+    /// receive it.
     Ended {
         /// The reason.
         #[serde(skip)]
@@ -282,7 +283,7 @@ impl fmt::Display for Change {
                 let (hops, label) = (trace.nodes.len(), &trace.label);
                 write!(f, "trace {label:?} of {} over {hops} hops", trace.operand)
             }
-            Self::Unreadable { kind, error } => write!(f, "{kind} that cannot be read: {error}"),
+            Self::Unreadable { kind, error } => write!(f, "the payload of {kind} cannot be read: {error}"),
         }
     }
 }

@@ -232,8 +232,8 @@ impl Controller {
     }
 
     /// A channel of all changes from now on. At most 16,384 changes wait in it. Further ones are
-    /// dropped, and [`Change::Missed`] has their number. The channel is disconnected after
-    /// [`Change::Ended`].
+    /// dropped, and [`Change::Missed`] has their number. The channel is disconnected when the
+    /// controller has ended, after [`Change::Ended`] unless that was dropped.
     pub fn subscribe(&self) -> Receiver<Change> {
         self.shared.subscribe()
     }

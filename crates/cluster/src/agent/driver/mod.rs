@@ -1,8 +1,8 @@
 //! Drivers, which run instances.
 //!
 //! ```text
-//!             launch ─▶ prepare ─▶ commit (the agent writes the run's ID to disk) ─▶ go
-//!  worker ──▶ terminate, kill, attach, detach, measure
+//!  worker ──▶ launch: calls `commit`, which writes the run's ID to disk, and then runs the program
+//!             terminate, kill, attach, detach, measure
 //!             find ◀── in the next agent: the instance runs, or has ended
 //!  agent  ◀── EndSink: the instance ended, by itself or by a command
 //! ```
@@ -274,8 +274,8 @@ pub enum Found {
     Running,
     /// The instance has ended.
     Ended(Exit),
-    /// The instance never ran: the former agent died before it let the program run, or before it
-    /// learned that the program could not be executed.
+    /// The instance never ran. Either the former agent died before it told the supervisor to run the
+    /// program, or the program could not be executed.
     NeverRan,
 }
 

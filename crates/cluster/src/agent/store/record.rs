@@ -20,14 +20,14 @@ pub(crate) struct Record {
     pub(crate) pid: i32,
     pub(crate) start_time: u64,
     pub(crate) boot_id: String,
-    /// True if the last run was the first.
+    /// True while the instance runs for the first time, after its START.
     pub(crate) first_run: bool,
-    /// The exit code of the last run; -1 unknown.
+    /// The exit code of the last run; -1 if it is unknown.
     pub(crate) exit_code: i32,
-    /// The signal that ended the last run; 0 none.
+    /// The number of the signal that ended the last run; 0 if no signal did.
     pub(crate) exit_signal: i32,
     pub(crate) out_of_memory: bool,
-    /// The begin and the end of the last run, in milliseconds since 1970; 0 unknown.
+    /// The times at which the last run began and ended, in milliseconds since 1970; 0 if unknown.
     pub(crate) started: u64,
     pub(crate) ended: u64,
     /// The reason why the node killed the instance, or could not start it again: a line for people.
@@ -120,7 +120,7 @@ impl Record {
             pid: handle.pid,
             start_time: handle.start_time,
             boot_id: handle.boot_id.clone(),
-            // Only a record that has never seen a run is `Starting`.
+            // The record is `Starting` only before the first run.
             first_run: self.phase == RecordPhase::Starting,
             exit_code: -1,
             started,

@@ -27,7 +27,6 @@ const ROOT_ENTRIES: usize = 16;
 const MEDIA: u8 = 0xf8;
 /// The date of all files: 1980-01-01, the earliest that the format has. It is fixed, so that the bytes
 /// are always the same.
-
 const DATE: [u8; 2] = [0x21, 0x00];
 /// The entry of the last cluster of a file.
 const LAST: u16 = 0xfff;

@@ -59,10 +59,17 @@ pub(super) fn answer(stream: &UnixStream) -> io::Result<State> {
         .take(state::LINE as u64)
         .read_line(&mut line)?;
     if line.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended"));
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the supervisor has closed the connection",
+        ));
     }
-    State::parse(&line)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "unknown state in its answer"))
+    State::parse(&line).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the supervisor's answer has an unknown state",
+        )
+    })
 }
 
 /// Connects to a socket in a directory without waiting. A link is refused, because a user who can

@@ -50,11 +50,12 @@ pub(super) fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
     if is_complete && grouped.is_empty() {
         return false;
     }
-    // The state file has a UID only if no other program ran with it.
+    // The state file has a UID only if this user runs no other instance.
     let own_uid = directory.as_ref().and_then(state::own_uid);
     let all = procfs::all();
-    // While a process of a session runs, the kernel gives the session's number to no other process.
-    // So if a later process has the number, the session of the run has ended.
+    // The number of a session is that of the process that began it, here the supervisor. The kernel
+    // gives this number to no new process while a process of the session runs. So if a later process
+    // has the number, no process of the run's session is left.
     let is_later =
         |stat: &procfs::Stat| stat.pid == supervisor.pid && stat.start_time != supervisor.start_time;
     let later = all.iter().any(is_later);

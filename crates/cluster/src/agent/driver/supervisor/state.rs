@@ -7,8 +7,8 @@
 //! {"state":"failed","fault":"launch","why":"/opt/tool: Permission denied (os error 13)"}
 //! ```
 //!
-//! A reader ignores unknown keys, and lines with an unknown state, because agent and supervisor may
-//! have different versions.
+//! Agent and supervisor may have different versions. So a reader ignores unknown keys, and a file
+//! with an unknown state counts as missing. An answer on the socket with an unknown state is an error.
 //!
 //! The file is made at its full length while the run is held, and later overwritten in place, so
 //! that the end of the run can be written on a full disk as well. If the run has a user of its own, a
