@@ -372,7 +372,10 @@ mod tests {
         roster.connected(A, 8, agent(1)).unwrap();
         let gap = LinkFault::Gap { before: 8, got: 10 };
         assert_eq!(roster.gone(A, 10, 1, Uuid::from_u128(1)).unwrap_err(), gap);
-        assert_eq!(gap.to_string(), "change 10 of the peer's sessions came after change 8");
+        assert_eq!(
+            gap.to_string(),
+            "change 10 of the peer's sessions came after change 8"
+        );
         assert_eq!(roster.gone(A, 9, 1, Uuid::from_u128(1)).unwrap().gone.len(), 1);
     }
 

@@ -243,8 +243,8 @@ fn a_certificate_is_revoked_by_name_file_or_serial_number() {
         ("other/agent.pem", "not its issuer's"),
         ("ca", "the authority's own certificate"),
         ("pki/ca.pem", "the authority's own certificate"),
-        ("agent-4", "there is no pki/agent-4.pem"),
-        ("deed", "there is no pki/deed.pem"),
+        ("agent-4", "pki/agent-4.pem does not exist"),
+        ("deed", "pki/deed.pem does not exist"),
         ("none.pem", "none.pem: cannot read"),
     ] {
         let error = user.fails(&["cert", "revoke", "--dir", "pki", certificate], 1);

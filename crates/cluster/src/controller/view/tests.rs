@@ -228,7 +228,7 @@ fn events_change_the_view_before_stats() {
     };
     let later = UNIX_EPOCH + std::time::Duration::from_secs(90);
     assert_eq!(
-        told(view.apply(&Frame::of(&stopped), later)),
+        names_of(view.apply(&Frame::of(&stopped), later)),
         ["instance_stopped"]
     );
     let instance = view.instance(INSTANCE).unwrap();

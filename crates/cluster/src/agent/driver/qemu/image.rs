@@ -444,7 +444,7 @@ mod tests {
                     until
                 };
                 let error = boot_disk(&place, base, 0, qemu_img, Bounds { until, cancel }).unwrap_err();
-                assert!(error.why.contains(why), "{error}");
+                assert!(error.why.contains(reason), "{error}");
                 assert!(
                     error
                         .why
