@@ -11,7 +11,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, at, bounded, never, select};
+use crossbeam_channel::{Receiver, Sender, at, bounded, never, select, unbounded};
 use log::{info, warn};
 
 use ssntp::Role;
@@ -20,7 +20,8 @@ use ssntp::proto::Frame;
 use ssntp_transport::LogLimit;
 use ssntp_transport::threads::{self, Joined};
 
-/// The maximum number of requests that wait in the loop's channel.
+/// The maximum number of requests that wait in the loop's channel. Threads that call at the same moment may
+/// exceed it by one each.
 const REQUESTS: usize = 16;
 /// The time limit of an owner's wait for the answer to a request.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -103,7 +104,9 @@ impl<R: Send + 'static> ClientLoop<R> {
         S: Service<Request = R> + Send + 'static,
     {
         let handle = client.handle();
-        let (requests, requested) = bounded(REQUESTS);
+        // An unbounded channel drops its messages with its receiver, so those who wait for answers get
+        // an error when the thread ends, also by a panic. A bounded one keeps them.
+        let (requests, requested) = unbounded();
         let (ending, ended) = bounded(1);
         let thread = threads::joined(name, move || {
             let mut uplink = Uplink {
@@ -131,15 +134,16 @@ impl<R: Send + 'static> ClientLoop<R> {
 
     /// Hands a request over without blocking; false if there is no room for it, or the loop has ended.
     pub(crate) fn request(&self, request: R) -> bool {
-        self.requests.try_send(request).is_ok()
+        self.requests.len() < REQUESTS && self.requests.send(request).is_ok()
     }
 
-    /// Sends a request, and waits for the answer for at most [`ANSWER`].
+    /// Hands a request over, and waits for the answer for at most [`ANSWER`].
     pub(crate) fn ask<T>(&self, request: impl FnOnce(Sender<T>) -> R) -> Option<T> {
         let (reply, answer) = bounded(1);
-        let until = now() + ANSWER;
-        self.requests.send_deadline(request(reply), until).ok()?;
-        answer.recv_deadline(until).ok()
+        if !self.request(request(reply)) {
+            return None;
+        }
+        answer.recv_timeout(ANSWER).ok()
     }
 }
 
@@ -193,10 +197,12 @@ fn now() -> Instant {
 
 #[cfg(test)]
 mod tests {
+    use crossbeam_channel::RecvTimeoutError;
+
     use super::*;
     use ssntp::client::ClientConfig;
     use ssntp::transport::memory::MemoryListener;
-    use ssntp_test_support::{identity, trust};
+    use ssntp_test_support::{LIMIT, identity, trust};
 
     /// Waits until the sender of this channel is dropped, and panics at the first request.
     struct Stuck(Receiver<()>);
@@ -222,14 +228,15 @@ mod tests {
     fn a_request_without_room_or_after_a_panic_is_an_error_at_once() {
         let config = ClientConfig::new(identity(Role::AGENT), trust());
         let client = Client::start(config.connect_in_memory(&MemoryListener::new())).unwrap();
-        let ((go, stuck), (reply, _)) = (bounded(0), bounded(1));
+        let ((go, stuck), (reply, answer)) = (bounded(0), bounded(1));
         let mut inner = ClientLoop::start("t", client, Stuck(stuck), never()).unwrap();
         for waiting in 0..=REQUESTS {
             assert_eq!(inner.request(reply.clone()), waiting < REQUESTS);
         }
-        drop(go);
         assert_eq!(inner.ask(|reply| reply), None);
+        drop((go, reply));
+        assert_eq!(answer.recv_timeout(LIMIT), Err(RecvTimeoutError::Disconnected));
         inner._thread = Joined::default();
-        assert!(!inner.request(reply));
+        assert!(!inner.request(bounded(1).0));
     }
 }

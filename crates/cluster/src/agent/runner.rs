@@ -286,7 +286,8 @@ impl Agent {
         self.inner.request(Order::ToggleOffline)
     }
 
-    /// The agent's figures at one moment; `None` if the agent has ended, or does not answer in 5 s.
+    /// The agent's figures at one moment; `None` if the agent has ended, 16 requests wait already, or it
+    /// does not answer in 5 s.
     pub fn figures(&self) -> Option<AgentFigures> {
         self.inner.ask(Order::Figures)
     }

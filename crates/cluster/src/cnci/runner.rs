@@ -177,8 +177,8 @@ impl Cnci {
         self.inner.client.renew(identity, trust)
     }
 
-    /// A snapshot of the concentrator's figures. `None` if the concentrator has ended, or if its data
-    /// plane is busy for more than 5 s.
+    /// A snapshot of the concentrator's figures. `None` if the concentrator has ended, if 16 requests
+    /// wait already, or if its data plane is busy for more than 5 s.
     pub fn figures(&self) -> Option<CnciFigures> {
         self.inner.ask(|reply| reply)
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use thiserror::Error;
 use uuid::Uuid;
 
@@ -101,8 +101,9 @@ impl Questions {
                 }
                 _ => continue,
             };
-            // This fails only if the wait of the question is over.
-            let _ = one.answers.send(answer);
+            // This fails only if the wait of the question is over, or the scheduler sends answers that
+            // nobody has asked for.
+            let _ = one.answers.try_send(answer);
         }
     }
 
@@ -119,12 +120,14 @@ struct OpenQuestion {
     answers: Receiver<Result<Bytes, AskError>>,
 }
 
+/// The maximum number of answers that wait for one question. The channel also receives the answers to other
+/// questions of its kind, of which a client has far fewer at a time. Further ones are dropped.
+const MAX_ANSWERS: usize = 256;
+
 impl OpenQuestion {
     fn register(questions: &Arc<Questions>, question: FrameKind, answer: FrameKind) -> Self {
         // The only sender is in the list, so removing it from the list ends the wait.
-        // The channel also receives the answers to other questions of this kind. It has no bound, so
-        // that these do not displace the answer to this question.
-        let (sender, answers) = unbounded();
+        let (sender, answers) = bounded(MAX_ANSWERS);
         let id = Uuid::new_v4();
         questions.lock().push(Registered {
             id,

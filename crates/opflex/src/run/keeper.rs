@@ -110,7 +110,8 @@ impl Keeper {
     pub(super) fn start(path: PathBuf, copy: Copy) -> io::Result<Self> {
         let (wake, woken) = crossbeam_channel::bounded(1);
         let (stop, stopped) = crossbeam_channel::bounded(0);
-        // Bounded by the number of threads that wait.
+        // Bounded by the number of threads that wait. It drops its callers with its receiver, which a
+        // bounded channel would not do.
         let (callers, waiting) = crossbeam_channel::unbounded();
         let sender = KeeperSender {
             wake,
