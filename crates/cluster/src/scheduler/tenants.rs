@@ -394,7 +394,7 @@ impl Scheduler {
             .uuid()
             .filter(|_| asked.action == Action::Release);
         let why = match released.and_then(|instance| self.instances.taken(instance)) {
-            Some((_, None)) => Some("its START waits for a node".to_owned()),
+            Some((_, None)) => Some("the START of this instance waits for a node".to_owned()),
             Some((_, Some(node))) if self.nodes.is_connected(node) => Some(format!(
                 "node {node} has this instance: delete it, which frees its address"
             )),

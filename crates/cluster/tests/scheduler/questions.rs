@@ -105,7 +105,7 @@ fn the_address_of_an_instance_is_not_released_while_a_connected_node_has_it() {
     controller.send_payload(&ordered);
     let refused = ask(&mut controller, TenantAction::Release);
     assert_eq!(refused.reason, TenantRefusal::InUse);
-    assert_eq!(refused.detail, "the START waits for a node");
+    assert_eq!(refused.detail, "the START of this instance waits for a node");
     node.send_payload(&ready(node.uuid, 1000));
     expect_start(&mut node, &ordered);
     node.send_payload(&stats(node.uuid, &[ordered.instance_uuid]));
