@@ -463,10 +463,11 @@ impl Core for ServerCore {
             // The number is final, because the connection's threads have ended.
             let lost = gauge.lost();
             self.state.frames_lost += lost;
-            if let Some(server) = server
-                && lost > 0
-            {
-                warn!(target: "ssntp::server", "{server}: {lost} frames were lost with the link");
+            if let Some(server) = server {
+                self.state.links.connections -= 1;
+                if lost > 0 {
+                    warn!(target: "ssntp::server", "{server}: {lost} frames were lost with the link");
+                }
             }
         }
     }

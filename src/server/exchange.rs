@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use log::debug;
 use uuid::Uuid;
 
@@ -89,9 +89,13 @@ impl ServerCore {
         // A rule does not report its receivers. If no action was added and no frame is held, the
         // request has no receiver that could answer.
         let before = (self.state.actions.len(), self.state.held.len());
+        let notices = self.state.notices.len();
         self.route_frame(info, asking);
         let after = (self.state.actions.len(), self.state.held.len());
         if before == after {
+            // A request that found no room among the held frames is refused here, so the application
+            // must not answer it as an expired one.
+            self.state.notices.truncate(notices);
             self.state.refuse(request, Uuid::nil(), "not_connected");
         }
     }
@@ -190,7 +194,10 @@ impl ServerHandle {
         if answer.is_err() {
             let _ = self.post(move |cx| cx.state.asking.forget(id));
         }
-        answer.map_err(|_| RequestError::TimedOut(limit))?
+        answer.map_err(|e| match e {
+            RecvTimeoutError::Timeout => RequestError::TimedOut(limit),
+            RecvTimeoutError::Disconnected => RequestError::Ended,
+        })?
     }
 }
 

@@ -246,7 +246,7 @@ impl State {
             stopping: self.open.is_none(),
             closed: tally.closed.iter().cloned().collect(),
             by_role: self.sessions.by_role(),
-            standing: view.connections.saturating_sub(self.links.table.len()),
+            standing: view.connections.saturating_sub(self.links.connections),
             max_sessions: self.max_sessions,
             certificates,
             most_of_certificate,

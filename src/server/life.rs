@@ -70,7 +70,7 @@ impl State {
             server: self.environment.uuid,
             stopping: self.open.is_none() || self.draining.is_some(),
             maximum: self.max_sessions,
-            sessions: connections.saturating_sub(self.links.table.len()),
+            sessions: connections.saturating_sub(self.links.connections),
             of_certificate: self.certificates.connections_of(certificate),
             banned: self.bans.left(uuid, self.now),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),

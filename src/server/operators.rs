@@ -121,17 +121,22 @@ impl State {
     fn invalid(&mut self, to: &SessionInfo, kind: FrameKind, reason: &str) {
         debug!(target: "ssntp::server", "{to}: {kind} refused: {reason}");
         let refusal = InvalidFrameType::new(kind, reason.into());
-        self.answer(to.id, &Frame::of(&refusal), 1);
+        self.reply(to, &Frame::of(&refusal));
     }
 
-    /// Sends the answer to a command of the kind `asked`. The operator may be connected to another server.
+    /// Sends a frame to an operator, who may be connected to another server.
+    fn reply(&mut self, to: &SessionInfo, frame: &Frame) {
+        if to.server() == self.environment.uuid {
+            return self.answer(to.id, frame, 1);
+        }
+        // If the link is gone, the operator's session is gone as well.
+        let _ = self.send_to_remote(None, to.uuid, || ForwardBody::from(&Run::of(frame)));
+    }
+
+    /// Sends the answer to a command of the kind `asked`.
     pub(super) fn answer_operator(&mut self, to: &SessionInfo, asked: FrameKind, answer: &Frame) {
         match self.check_length(answer) {
-            Ok(()) if to.server() != self.environment.uuid => {
-                // If the link is gone, the operator's session is gone as well.
-                let _ = self.send_to_remote(None, to.uuid, || ForwardBody::from(&Run::of(answer)));
-            }
-            Ok(()) => self.answer(to.id, answer, 1),
+            Ok(()) => self.reply(to, answer),
             Err(_) => self.invalid(to, asked, "answer_too_long"),
         }
     }

@@ -127,20 +127,19 @@ impl ServerArgs {
                 },
                 crl,
             },
-            server_name: self
-                .server_name
-                .clone()
-                .or_else(|| Some(context.server_name).filter(|name| !name.is_empty())),
+            // The name of the context is that of the servers at the context's addresses.
+            server_name: self.server_name.clone().or_else(|| {
+                Some(context.server_name).filter(|name| !name.is_empty() && self.connect.is_empty())
+            }),
         })
     }
 
     fn find_context(&self, stop: &Stop) -> Result<Option<Context>, Failure> {
-        let names_nothing = self.ca.is_none() && self.cert.is_none() && self.context.is_none();
         let find = || Contexts::load()?.find(self.context.as_deref());
         let found = find()?;
-        // If the user has named a file or a context, a missing value is a mistake, and waiting would
-        // not help.
-        if found.is_some() || !names_nothing {
+        // If the user has named a server, a file or a context, a missing value is a mistake, and waiting
+        // would not help.
+        if found.is_some() || self.is_given() {
             return Ok(found);
         }
         note(format_args!(
@@ -164,6 +163,11 @@ impl ServerArgs {
             let whole = std::path::absolute(path);
             whole.map_err(|e| Failure::at(path, e))
         };
+        if self.crl.crl_strict {
+            return Err(Failure::usage(
+                "--crl-strict is not kept in a context; give it to each command",
+            ));
+        }
         let needed = |path: &Option<PathBuf>, flag: &str| match path {
             Some(path) => whole(path),
             None => Err(Failure::usage(format!("--{flag} is needed"))),
@@ -180,13 +184,24 @@ impl ServerArgs {
         files.load()?;
         let text = |path: &PathBuf| path.to_string_lossy().into_owned();
         Ok(Context {
-            connect: self.connect.iter().map(Address::to_string).collect(),
+            connect: self.connect.iter().map(absolute).collect(),
             ca: text(&files.ca),
             cert: text(&files.cert),
             key: files.key.as_ref().map(text).unwrap_or_default(),
             crl: files.crl.crl.iter().map(text).collect(),
             server_name: self.server_name.clone().unwrap_or_default(),
         })
+    }
+}
+
+/// The address with an absolute path, because a context is used from any directory.
+pub(crate) fn absolute(address: &Address) -> String {
+    match address {
+        Address::Unix(path) => {
+            let whole = std::path::absolute(path);
+            Address::Unix(whole.unwrap_or_else(|_| path.clone())).to_string()
+        }
+        address => address.to_string(),
     }
 }
 

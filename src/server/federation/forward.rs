@@ -311,7 +311,7 @@ impl Context<'_> {
     pub fn send_to_server(&mut self, server: Uuid, message: Bytes) -> Result<(), SendError> {
         let limit = self.state.environment.max_payload;
         let len = message.len();
-        if u32::try_from(len).is_ok_and(|len| len > limit) {
+        if !u32::try_from(len).is_ok_and(|len| len <= limit) {
             return Err(SendError::TooLong { len, limit });
         }
         let links = &self.state.links;

@@ -52,7 +52,10 @@ impl LinkRegistry {
         let mut standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
         // Channels of ended links are removed here, because the dispatcher does not touch this map.
         standing.retain(|_, link| is_connected(link));
-        standing.insert(server, link);
+        // Another handshake may have replaced this link meanwhile, and its thread may have been faster.
+        if is_connected(&link) {
+            standing.insert(server, link);
+        }
     }
 }
 
@@ -148,8 +151,9 @@ impl LinkHandshake {
         // The length is checked before the whole frame is awaited, so that a stranger cannot make this
         // server buffer a long one.
         if kind.frame_type != super::LINK || header.major != MAJOR || length > MAX_FIRST {
+            let major = header.major;
             return Err(LinkFailure::Refused(format!(
-                "the first frame is {kind}, not HELLO"
+                "the first frame is not HELLO of this protocol: {kind}, version {major}, {length} bytes"
             )));
         }
         if input.len() < HEADER_LEN + length {

@@ -74,6 +74,8 @@ pub(in crate::server) struct LinkState {
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     pub(in crate::server) table: Table<LinkState>,
+    /// The number of links whose connection exists, including those that have ended.
+    pub(in crate::server) connections: usize,
     by_server: HashMap<Uuid, ConnectionId>,
     pub(crate) roster: Roster,
     /// The number of the last change of this server's own sessions.
@@ -292,6 +294,7 @@ impl State {
         });
         let connection = (certificate.clone(), gauge.clone(), Some(Arc::clone(&server)));
         self.connections.insert(id, connection);
+        self.links.connections += 1;
         let link = LinkState {
             server,
             certificate: certificate.clone(),
@@ -469,6 +472,9 @@ impl ServerCore {
                 run.frames().try_for_each(|frame| {
                     // A slice of the read, so that a FORWARD is not copied.
                     let frame = LinkFrame::decode(frame.kind(), frame.payload_bytes().clone())?;
+                    // What the application sends now must not hold the link, which carries the frames of
+                    // all sessions. `handle_forward` names their sender.
+                    self.state.origin = Origin::Application;
                     self.link_frame(id, frame, memory)
                 })
             }

@@ -186,6 +186,10 @@ impl Roster {
         for row in std::mem::take(&mut of.parts) {
             self.insert(server, row, &mut changes);
         }
+        // A UUID that is listed twice. The notices of the first row would be in the wrong order.
+        if !changes.gone.is_empty() {
+            return Err(LinkFault::Value("SNAPSHOT"));
+        }
         Ok(Some(changes))
     }
 

@@ -1,7 +1,7 @@
 //! Connects a reader to the dispatcher.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Admitted, Core, DispatchEvent, Events};
 use crate::budget::Budget;
@@ -20,7 +20,13 @@ pub struct Feed<C: Core> {
     credit: Arc<Credit>,
     outbox: Outbox,
     unfinished: Unfinished,
+    /// The number of bytes of the present item at the last report of progress, and its time.
+    reported: (usize, Instant),
 }
+
+/// Progress of a long item is reported after this number of bytes, and not more often than this.
+const PROGRESS: usize = 16 * 1024;
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 impl<C: Core> Feed<C> {
     /// For a connection that was just admitted. Its unfinished items count in `memory`: the budget
@@ -32,6 +38,20 @@ impl<C: Core> Feed<C> {
             credit: Arc::clone(&admitted.credit),
             outbox: admitted.outbox.clone(),
             unfinished: Unfinished::new(memory),
+            reported: (0, super::clock()),
+        }
+    }
+
+    /// Reports that bytes of a long item arrive, so that the core does not take the peer for silent.
+    fn report_progress(&mut self, held: usize) {
+        let (before, at) = self.reported;
+        if held < before + PROGRESS {
+            return;
+        }
+        let now = super::clock();
+        if now.saturating_duration_since(at) >= PROGRESS_INTERVAL {
+            self.reported = (held, now);
+            let _ = self.events.send(DispatchEvent::Items(self.id, Vec::new(), 0));
         }
     }
 }
@@ -41,6 +61,7 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
         let bytes = bytes as u64;
         // The credit counts their memory from here on.
         self.unfinished.done();
+        self.reported.0 = 0;
         self.credit
             .spend(Credit::memory_of::<C::Item>(items.len(), bytes));
         let event = DispatchEvent::Items(self.id, std::mem::take(items), bytes);
@@ -49,6 +70,7 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
     }
 
     fn unfinished(&mut self, held: usize, wanted: usize) -> Result<usize, EndReason> {
+        self.report_progress(held);
         loop {
             let credit = Arc::clone(&self.credit);
             let look = self

@@ -141,6 +141,10 @@ impl<C: Core, T: Threads> Runner<C, T> {
             DispatchEvent::Items(id, items, bytes) => {
                 // Before its turn, because also a held connection counts as alive when it sends.
                 self.core.received(id, bytes, now);
+                if items.is_empty() {
+                    // A long item makes progress.
+                    return;
+                }
                 let credit = Credit::memory_of::<C::Item>(items.len(), bytes);
                 let late = self.flow.arrived(id, items, credit);
                 // Without a turn there is no action to carry out.

@@ -77,10 +77,14 @@ impl<'a> Api<'a> {
         let whole = Outgoing::whole(Bytes::from(request), 1);
         halves.transmit.transmit(&[whole]).map_err(failed)?;
         let (code, body) = self.receive(&mut halves)?;
-        let value: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let value = serde_json::from_slice(&body);
         match code {
-            200..300 => Ok(value),
-            _ => Err(refused(code, &value, &body)),
+            200..300 => value.map_err(|e| {
+                Failure::new(format!(
+                    "--http {address}: this is not the answer of a controller: {e}"
+                ))
+            }),
+            _ => Err(refused(code, &value.unwrap_or_default(), &body)),
         }
     }
 
@@ -123,9 +127,13 @@ impl<'a> Api<'a> {
             if self.stop.requested() {
                 return Err(self.stop.interrupted());
             }
+            if now() >= deadline {
+                let seconds = LIMIT.as_secs();
+                return Err(failed(&format_args!("the answer has not arrived in {seconds} s")));
+            }
             let end = match halves.receive_until(now() + POLL) {
                 Ok(received) => received.end,
-                Err(e) if is_timeout(&e) && now() < deadline => false,
+                Err(e) if is_timeout(&e) => false,
                 Err(e) => return Err(failed(&e)),
             };
             let received = halves.inbox.bytes_mut();

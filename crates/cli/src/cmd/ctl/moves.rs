@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use serde_json::json;
+use ssntp::client::ClientError;
 use ssntp::payload::InstanceState;
 use ssntp::proto::Command;
 use ssntp_cluster::controller::Change;
@@ -71,13 +72,20 @@ impl Moves {
                 break;
             }
             crossbeam_channel::select! {
-                recv(self.changes) -> change => if let Ok(Change::Failed(failure)) = change
-                    && failure.command == Command::START
-                    && let Some(instance) = failure.instance.uuid()
-                    && self.waiting.remove(&instance)
-                {
-                    stayed += 1;
-                    report(session, instance, Err(why(&failure.reason)))?;
+                recv(self.changes) -> change => match change {
+                    Ok(Change::Failed(failure)) if failure.command == Command::START => {
+                        let instance = failure.instance.uuid();
+                        if let Some(instance) = instance.filter(|one| self.waiting.remove(one)) {
+                            stayed += 1;
+                            report(session, instance, Err(why(&failure.reason)))?;
+                        }
+                    }
+                    Ok(_) => {}
+                    // The client has ended.
+                    Err(_) => {
+                        let reason = session.controller.client().ended();
+                        return Err(Failure::new(reason.unwrap_or(ClientError::Closed)));
+                    }
                 },
                 recv(tick) -> _ => {},
                 recv(session.stop.channel()) -> _ => return Err(session.stop.interrupted()),

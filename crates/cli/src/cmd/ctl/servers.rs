@@ -135,7 +135,8 @@ fn find<'a>(
         let is_reached = matches!(entry.state, ServerState::Own | ServerState::Draining)
             && reached.is_some_and(|reached| reached == name);
         let has_uuid = !beginning.is_empty() && entry.uuid.as_str().starts_with(&beginning);
-        entry.address == name || is_reached || has_uuid
+        let has_address = !name.is_empty() && entry.address == name;
+        has_address || is_reached || has_uuid
     };
     let meant: Vec<_> = servers.iter().filter(is_meant).collect();
     let name = printable(name);

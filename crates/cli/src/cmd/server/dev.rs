@@ -9,6 +9,7 @@ use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::transport::Address;
 
+use crate::connection::absolute;
 use crate::context::{self, Context, Contexts};
 use crate::credentials::FilesRead;
 use crate::failure::Failure;
@@ -102,17 +103,6 @@ pub(super) fn check_local(address: &Address) -> Result<(), Failure> {
         false => Err(Failure::usage(format!(
             "--listen {address}: --dev is for this host alone: localhost, 127.0.0.1, [::1] or unix:PATH"
         ))),
-    }
-}
-
-/// The address with an absolute path, because a context is used from any directory.
-fn absolute(address: &Address) -> String {
-    match address {
-        Address::Unix(path) => {
-            let whole = std::path::absolute(path);
-            Address::Unix(whole.unwrap_or_else(|_| path.clone())).to_string()
-        }
-        address => address.to_string(),
     }
 }
 

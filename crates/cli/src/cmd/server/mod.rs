@@ -415,6 +415,9 @@ impl Running<'_> {
     fn reload(&self, new: Option<Args>) -> Result<FilesRead, Failure> {
         // All files are read before the server is changed.
         let args = new.as_ref().unwrap_or(self.args);
+        if self.args.config.is_some() && args.config.is_none() {
+            return Err(Failure::new("config: only a restart removes the configuration"));
+        }
         let configuration_file = args.watched();
         let configuration = args.configuration()?;
         let rules = new.as_ref().map(Args::rules).transpose()?;

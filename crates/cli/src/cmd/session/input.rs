@@ -137,9 +137,11 @@ impl Input {
             let _ = request.join();
         }
         self.receipts.await_all();
-        // If the client ends, this returns early.
-        self.client.flush(FLUSH);
-        Ok(())
+        // If the client has ended, the reason is reported elsewhere.
+        match self.client.flush(FLUSH) || self.client.ended().is_some() {
+            true => Ok(()),
+            false => Err(Failure::new("the last frames could not be sent")),
+        }
     }
 
     /// Executes a line, and answers it. Fails if the answer cannot be written.
