@@ -384,6 +384,14 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_that_lists_a_uuid_twice_is_a_fault() {
+        let mut roster = Roster::default();
+        let twice = vec![agent(1), row(1, 2, 1, Role::AGENT)];
+        let fault = roster.snapshot(A, 7, twice, true).unwrap_err();
+        assert_eq!(fault, LinkFault::Value("SNAPSHOT"));
+    }
+
+    #[test]
     fn the_session_of_higher_rank_counts_then_that_of_the_greater_server() {
         let mut roster = Roster::default();
         let uuid = Uuid::from_u128(1);

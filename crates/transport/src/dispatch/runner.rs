@@ -141,8 +141,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
             DispatchEvent::Items(id, items, bytes) => {
                 // Before its turn, because also a held connection counts as alive when it sends.
                 self.core.received(id, bytes, now);
-                if items.is_empty() {
-                    // A long item makes progress.
+                if items.is_empty() && bytes == 0 {
+                    // A report that a long item makes progress. It has cost no credit.
                     return;
                 }
                 let credit = Credit::memory_of::<C::Item>(items.len(), bytes);

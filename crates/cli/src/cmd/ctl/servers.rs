@@ -204,6 +204,7 @@ mod tests {
         let error = find(&servers, "here:1").unwrap_err();
         let names = format!("known are {one} (no --advertise), {two} (no --advertise), c:1");
         assert!(error.plain().unwrap().ends_with(&names), "{error:?}");
+        assert!(find(&servers, "").is_err(), "no name is the name of no server");
         servers[1].state = ServerState::Own;
         assert_eq!(find(&servers, "here:1").unwrap().uuid.as_str(), two);
     }

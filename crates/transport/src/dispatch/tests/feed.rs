@@ -29,6 +29,20 @@ fn complete_items_count_as_credit_and_no_more_as_unfinished() {
 }
 
 #[test]
+fn progress_of_a_long_item_is_reported_without_items() {
+    let memory = Budget::new(1 << 26);
+    let (mut feed, _, queue) = feed(&memory);
+    let event = loop {
+        assert!(feed.unfinished(1 << 20, 15 << 20).is_ok());
+        match queue.try_next() {
+            Some((event, _)) => break event,
+            None => std::thread::yield_now(),
+        }
+    };
+    assert!(matches!(event, DispatchEvent::Items(ConnectionId(7), items, 0) if items.is_empty()));
+}
+
+#[test]
 fn a_reader_waits_for_credit_and_for_memory_until_its_connection_ends() {
     let memory = Budget::new(1 << 20);
     let (mut feed, credit, queue) = feed(&memory.of(b"its certificate"));
