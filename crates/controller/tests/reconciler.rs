@@ -101,6 +101,12 @@ impl Bench {
         self.now.unix_ms += i64::try_from(seconds).unwrap() * 1000;
     }
 
+    /// The instances that need health checks.
+    fn checked(&self) -> Vec<Uuid> {
+        let checks = self.core.checks(&self.seen);
+        checks.map(|(instance, _)| instance.uuid).collect()
+    }
+
     /// The only workload.
     fn workload(&self) -> &ssntp_controller::model::Workload {
         self.core.state().workloads.values().next().unwrap()
@@ -320,12 +326,7 @@ fn an_instance_whose_check_fails_is_replaced() {
     spec["health"] = serde_json::json!({"tcp": 80, "failures": 2});
     bench.apply(spec);
     bench.settle();
-    let checks: Vec<_> = bench
-        .core
-        .checks(&bench.seen)
-        .map(|(instance, _)| instance.uuid)
-        .collect();
-    let one = checks[0];
+    let one = bench.checked()[0];
     bench.wait(10);
     bench.settle();
     assert_eq!(bench.core.status()["web"].healthy, 0, "no check has passed yet");
@@ -339,6 +340,18 @@ fn an_instance_whose_check_fails_is_replaced() {
     bench.wait(1);
     bench.settle();
     assert!(!bench.seen.instances.contains_key(&one) && bench.seen.instances.len() == 1);
+}
+
+#[test]
+fn an_instance_that_its_node_is_starting_is_not_checked() {
+    let (mut bench, uuid) = pending();
+    let mut spec = web(1, "a");
+    spec["health"] = serde_json::json!({"tcp": 80});
+    bench.apply(spec);
+    assert!(bench.checked().is_empty());
+    bench.seen.instances.get_mut(&uuid).unwrap().is_pending = false;
+    bench.settle();
+    assert_eq!(bench.checked(), [uuid]);
 }
 
 #[test]

@@ -273,10 +273,11 @@ impl Core {
         self.state.instances.values().filter_map(|instance| {
             let workload = self.state.workloads.get(&instance.workload)?;
             workload.spec.health.as_ref()?;
+            // The port of an instance that its node is starting is not open yet.
             let is_alive = seen
                 .instances
                 .get(&instance.uuid)
-                .is_some_and(|i| i.ended.is_none());
+                .is_some_and(|i| i.ended.is_none() && !i.is_pending);
             (instance.wanted && is_alive).then_some((&**instance, &**workload))
         })
     }
