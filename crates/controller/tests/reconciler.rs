@@ -355,6 +355,35 @@ fn an_instance_that_its_node_is_starting_is_not_checked() {
 }
 
 #[test]
+fn an_instance_whose_node_returns_is_checked_anew() {
+    let mut bench = Bench::new();
+    let mut spec = web(1, "a");
+    spec["health"] = serde_json::json!({"tcp": 80, "failures": 2});
+    bench.apply(spec);
+    bench.settle();
+    let one = bench.checked()[0];
+    bench.core.checked(one, true);
+    bench.core.checked(one, false);
+    bench.seen.nodes.clear();
+    bench.settle();
+    assert!(bench.checked().is_empty());
+    // The outcome of a check that was under way when the node left.
+    bench.core.checked(one, false);
+    bench.wait(30);
+    assert!(bench.settle().is_empty());
+    bench.seen.nodes.insert(NODE);
+    assert!(bench.settle().is_empty());
+    assert_eq!(bench.checked(), [one]);
+    bench.core.checked(one, false);
+    assert!(
+        bench.settle().is_empty(),
+        "the failures before the absence do not count"
+    );
+    bench.core.checked(one, false);
+    assert!(matches!(bench.settle()[..], [Command::Delete { instance, .. }] if instance == one));
+}
+
+#[test]
 fn a_plan_that_could_not_be_written_is_made_again() {
     let mut bench = Bench::new();
     bench.apply(web(2, "a"));

@@ -273,11 +273,12 @@ impl Core {
         self.state.instances.values().filter_map(|instance| {
             let workload = self.state.workloads.get(&instance.workload)?;
             workload.spec.health.as_ref()?;
-            // The port of an instance that its node is starting is not open yet.
+            // The port of an instance that its node is starting is not open yet. An instance whose
+            // node is away may be out of reach of this controller and run nevertheless.
             let is_alive = seen
                 .instances
                 .get(&instance.uuid)
-                .is_some_and(|i| i.ended.is_none() && !i.is_pending);
+                .is_some_and(|i| i.ended.is_none() && !i.is_pending && seen.nodes.contains(&i.node));
             (instance.wanted && is_alive).then_some((&**instance, &**workload))
         })
     }

@@ -86,6 +86,12 @@ impl Soft {
         self.away.retain(|node, _| !seen.nodes.contains(node));
         let is_alive = |uuid: &Uuid| seen.instances.get(uuid).is_some_and(|i| i.ended.is_none());
         self.alive.retain(|uuid, _| is_alive(uuid));
+        // The checks of an instance begin anew when its node returns.
+        let is_on_node = |uuid: &Uuid| {
+            let instance = seen.instances.get(uuid);
+            instance.is_some_and(|instance| seen.nodes.contains(&instance.node))
+        };
+        self.health.retain(|uuid, _| is_on_node(uuid));
         if self.backup_until.is_some_and(|until| now.elapsed >= until) {
             self.backup_until = None;
         }
