@@ -235,6 +235,51 @@ fn a_step_that_takes_too_long_ends_the_roll_out() {
 }
 
 #[test]
+fn the_time_without_a_session_or_as_a_backup_does_not_count_for_a_step() {
+    let mut bench = Bench::new();
+    bench.apply(web(2, "a"));
+    bench.settle();
+    bench.wait(5);
+    bench.settle();
+    bench.apply(web(2, "b"));
+    bench.settle();
+    bench.obeys = false;
+    bench.wait(5);
+    // The first replacement is available, and the START of the second one is under way.
+    let commands = bench.settle();
+    let Some(Command::Delete { instance, .. }) = commands.first() else {
+        panic!("{commands:?}");
+    };
+    bench.seen.instances.remove(instance);
+    let commands = bench.settle();
+    let Some(Command::Start(payload)) = commands.first() else {
+        panic!("{commands:?}");
+    };
+    let second = payload.start.instance_uuid;
+    bench.seen.told = false;
+    bench.wait(400);
+    bench.settle();
+    bench.seen.session = 2;
+    bench.seen.told = true;
+    bench.settle();
+    assert_eq!(bench.workload().version, 2, "the session has begun just now");
+    bench.wait(290);
+    bench.core.answer(second, Answer::NotMaster);
+    bench.settle();
+    bench.wait(30);
+    let commands = bench.settle();
+    assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
+    assert_eq!(
+        bench.workload().version,
+        2,
+        "this controller was a backup until now"
+    );
+    bench.wait(300);
+    bench.settle();
+    assert_eq!(bench.workload().version, 1);
+}
+
+#[test]
 fn a_slot_that_fails_waits_longer_each_time() {
     let mut bench = Bench::new();
     bench.obeys = false;

@@ -74,7 +74,8 @@ pub(super) struct Progress {
 impl Soft {
     /// Drops what the present view, the time or the stored state makes obsolete.
     pub(super) fn begin(&mut self, state: &State, seen: &Seen, now: Now) {
-        if self.session != seen.session {
+        let is_new = self.session != seen.session;
+        if is_new {
             self.session = seen.session;
             // Agents reconnect one after the other, so the grace of each begins again.
             self.away.clear();
@@ -92,8 +93,16 @@ impl Soft {
             instance.is_some_and(|instance| seen.nodes.contains(&instance.node))
         };
         self.health.retain(|uuid, _| is_on_node(uuid));
-        if self.backup_until.is_some_and(|until| now.elapsed >= until) {
+        let was_backup = self.backup_until.is_some_and(|until| now.elapsed >= until);
+        if was_backup {
             self.backup_until = None;
+        }
+        // No roll-out can advance without a session or while this controller is a backup, so that
+        // time does not count for the deadline of a step.
+        if is_new || was_backup {
+            for progress in self.progress.values_mut() {
+                progress.since = now.elapsed;
+            }
         }
     }
 
