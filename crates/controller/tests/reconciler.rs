@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use ssntp_controller::Spec;
 use ssntp_controller::model::{InstanceState, RolloutState, State, Write};
-use ssntp_controller::reconcile::{Answer, Command, Core, Mark, Now, Plan, RolloutOrder, Seen, SeenInstance};
+use ssntp_controller::reconcile::{
+    Answer, Command, Core, Mark, Now, Plan, Refused, RolloutOrder, Seen, SeenInstance,
+};
 use uuid::Uuid;
 
 const NODE: Uuid = Uuid::from_u128(0xa0);
@@ -509,6 +511,11 @@ fn orders_that_do_not_fit_the_state_are_refused() {
             .to_string()
             .contains("being deleted")
     );
+    for order in [RolloutOrder::Back, RolloutOrder::Pause, RolloutOrder::Resume] {
+        let refused = bench.core.rollout("web", order).unwrap_err();
+        assert!(matches!(refused, Refused::Conflict(_)), "{refused}");
+        assert!(refused.to_string().contains("being deleted"), "{refused}");
+    }
 }
 
 /// A workload whose instance its node is starting, and the instance.

@@ -131,11 +131,7 @@ impl Core {
     fn apply_one(&self, spec: Spec) -> Result<(Applied, Vec<Write>), Refused> {
         let known = self.state.workloads.get(&spec.name);
         if known.is_some_and(|known| known.deleting) {
-            let why = format!(
-                "workload {} is being deleted; apply it again when it is gone",
-                spec.name
-            );
-            return Err(Refused::Conflict(why));
+            return Err(being_deleted(&spec.name));
         }
         let mut workload = match known {
             Some(known) => (**known).clone(),
@@ -232,6 +228,9 @@ impl Core {
     /// [`Refused`].
     pub fn rollout(&self, name: &str, order: RolloutOrder) -> Result<Vec<Write>, Refused> {
         let mut workload = self.workload(name)?;
+        if workload.deleting {
+            return Err(being_deleted(name));
+        }
         let refused = |why: &str| Err(Refused::Conflict(format!("workload {name}: {why}")));
         let state = workload.rollout.state;
         let text = match order {
@@ -278,6 +277,12 @@ impl Core {
             .map(|known| (**known).clone())
             .ok_or_else(|| Refused::NotFound(name.to_owned()))
     }
+}
+
+fn being_deleted(name: &str) -> Refused {
+    Refused::Conflict(format!(
+        "workload {name} is being deleted; apply it again when it is gone"
+    ))
 }
 
 /// Checks a spec alone, without the other workloads.
