@@ -172,7 +172,7 @@ impl Api {
             source,
             pictures: sampler.sampled(),
             access: Access { tokens, login },
-            trusts: RwLock::new(trusts),
+            trusts: Arc::new(RwLock::new(trusts)),
             large: Arc::default(),
             writing: Mutex::default(),
         });
@@ -222,7 +222,8 @@ struct Routes {
     source: Arc<dyn Source>,
     pictures: Arc<Sampled<Picture>>,
     access: Access,
-    trusts: RwLock<Option<Trusts>>,
+    /// Shared with the streams, so that they end when their certificate is no longer trusted.
+    trusts: Arc<RwLock<Option<Trusts>>>,
     /// Each large answer holds a clone, so the count of clones is the number of large answers.
     large: Arc<()>,
     /// Held from the comparison of the revision until the workload is written.
@@ -253,7 +254,7 @@ impl Service for Routes {
             ("POST", "/login") => return self.log_in(request).unwrap_or_else(Answer::from).into(),
             _ => {}
         }
-        let trusts = self.trusts.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let trusts = present(&self.trusts);
         let right = self.access.right(request, trusts.as_ref());
         match (right, is_api) {
             (Err(refused), true) => Answer::from(refused).into(),
@@ -306,11 +307,11 @@ impl Routes {
     }
 
     /// A check that the client of a stream still has the right to read. Its token may be removed or
-    /// expire while the stream is open.
+    /// expire while the stream is open, and its certificate may be revoked.
     fn may_still_read(&self, request: &Request) -> impl Fn() -> bool + Send + use<> {
-        let trusts = self.trusts.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let trusts = Arc::clone(&self.trusts);
         let (access, request) = (self.access.clone(), request.clone());
-        move || matches!(access.right(&request, trusts.as_ref()), Ok(Some(_)))
+        move || matches!(access.right(&request, present(&trusts).as_ref()), Ok(Some(_)))
     }
 
     /// Checks the token of the login form, and sets a cookie with the digest of the token.
@@ -343,6 +344,11 @@ impl Routes {
         }
         answer
     }
+}
+
+/// The present authorities. The lock is not held while a certificate is verified.
+fn present(trusts: &RwLock<Option<Trusts>>) -> Option<Trusts> {
+    trusts.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 fn html(code: u16, page: String) -> Answer {

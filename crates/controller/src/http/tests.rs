@@ -11,6 +11,9 @@ use tempfile::TempDir;
 use super::made_up::{self, MadeUp};
 use super::*;
 use crate::Query;
+use ssntp::Role;
+use ssntp::pki::{Authority, AuthorityRequest};
+use ssntp_test_support::{identity, trust};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -439,6 +442,22 @@ fn a_stream_ends_when_its_token_is_removed() {
     }
     let row = rig.made_up.row(0, "node", None, None, None, "x");
     assert_eq!(event(&mut stays).0, Some(row));
+}
+
+#[test]
+fn a_stream_ends_when_its_certificate_is_no_longer_trusted() {
+    let rig = Rig::start(false);
+    let routes = &rig.api.routes;
+    let (cluster, look) = (trust(), None);
+    *routes.trusts.write().unwrap() = Some(Trusts { cluster, look });
+    let client = identity(Role::CONTROLLER);
+    let mut request = Request::default();
+    request.chain = client.chain().to_vec();
+    let may_read = routes.may_still_read(&request);
+    assert!(may_read());
+    let renewed = Authority::new(&AuthorityRequest::default()).unwrap();
+    rig.api.renew(&client, renewed.trust(), None).unwrap();
+    assert!(!may_read());
 }
 
 #[test]
