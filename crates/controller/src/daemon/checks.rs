@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::model::HealthCheck;
 use ssntp_transport::threads;
-use ssntp_transport::{TcpOptions, connect_tcp};
+use ssntp_transport::{Cancel, TcpOptions, connect_unless};
 
 // Four checks that time out take three seconds by default, so this is some eighty checks a minute
 // even if every port is dead.
@@ -26,13 +26,13 @@ struct Check {
     limit: Duration,
 }
 
-/// The threads, and the time of the next check of each instance. Dropping it waits for the checks
-/// under way, each of which ends at its own time limit at the latest.
+/// The threads, and the time of the next check of each instance. Dropping it ends the checks under
+/// way.
 #[derive(Debug)]
 pub(super) struct Checks {
     checks: Option<Sender<Check>>,
     outcomes: Receiver<(Uuid, bool)>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<(Cancel, JoinHandle<()>)>,
     due: BTreeMap<Uuid, Duration>,
 }
 
@@ -42,16 +42,22 @@ impl Checks {
         let (reports, outcomes) = bounded(MOST_WAITING);
         let thread = |_| {
             let (waiting, reports) = (waiting.clone(), reports.clone());
-            threads::spawn("ssntp-check", move || {
+            let cancel = Cancel::new();
+            let cancelled = cancel.clone();
+            let thread = threads::spawn("ssntp-check", move || {
                 for check in waiting {
+                    let Check {
+                        host, port, limit, ..
+                    } = check;
                     let options = TcpOptions::default();
-                    let connected = connect_tcp(&check.host, check.port, &options, check.limit).is_ok();
+                    let connected = connect_unless(&host, port, &options, limit, &cancelled).is_ok();
                     // The receiver is gone because the controller has ended.
                     if reports.send((check.instance, connected)).is_err() {
                         return;
                     }
                 }
-            })
+            })?;
+            Ok((cancel, thread))
         };
         Ok(Self {
             checks: Some(checks),
@@ -104,8 +110,52 @@ impl Drop for Checks {
         let none = crossbeam_channel::never();
         // Without a receiver, a thread that waits to report an outcome ends.
         drop(std::mem::replace(&mut self.outcomes, none));
-        for thread in self.threads.drain(..) {
+        self.threads.iter().for_each(|(cancel, _)| cancel.cancel());
+        for (_, thread) in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use rustix::net::{AddressFamily, SocketType, bind, connect, getsockname, listen, socket};
+
+    use super::*;
+
+    #[test]
+    fn dropping_it_ends_a_check_that_has_no_answer() {
+        // A port that answers no further connection, because nobody accepts those of its queue.
+        let stream = || socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        let listener = stream();
+        let local = std::net::SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        bind(&listener, &local).unwrap();
+        listen(&listener, 0).unwrap();
+        let address = std::net::SocketAddr::try_from(getsockname(&listener).unwrap()).unwrap();
+        let queued = stream();
+        connect(&queued, &address).unwrap();
+
+        let mut checks = Checks::start().unwrap();
+        let check = HealthCheck {
+            tcp: address.port(),
+            interval_s: 1,
+            timeout_s: 86_400,
+            failures: 1,
+        };
+        let host = || "127.0.0.1".to_owned();
+        let instances = (0..8).map(|number| (Uuid::from_u128(number), &check, host()));
+        checks.check(Duration::ZERO, instances);
+        while checks.checks.as_ref().unwrap().len() > 8 - THREADS {
+            std::thread::yield_now();
+        }
+        let (dropped, is_dropped) = bounded(1);
+        let thread = threads::spawn("drop", move || {
+            drop(checks);
+            dropped.send(()).unwrap();
+        });
+        is_dropped.recv_timeout(Duration::from_secs(10)).unwrap();
+        thread.unwrap().join().unwrap();
     }
 }

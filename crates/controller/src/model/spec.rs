@@ -26,6 +26,9 @@ const MAX_NAME: usize = 56;
 const MAX_DATA: usize = 256 << 10;
 /// The longest time of a setting, in seconds: a week.
 const MAX_SECONDS: u32 = 7 * 86_400;
+/// The longest health check. A few threads make the checks of all instances, and a check without an
+/// answer keeps one of them for that time.
+const MAX_CHECK_SECONDS: u32 = 60;
 
 /// The desired workload, with the keys of a file for `ssntp ctl apply`.
 ///
@@ -102,7 +105,7 @@ pub struct HealthCheck {
     /// The time between two checks of an instance, in seconds. Default: 10.
     #[serde(default = "ten")]
     pub interval_s: u32,
-    /// The time limit of a check, in seconds. Default: 3.
+    /// The time limit of a check, in seconds, at most 60. Default: 3.
     #[serde(default = "three")]
     pub timeout_s: u32,
     /// The number of failures in a row after which the instance is replaced. Default: 3.
@@ -217,7 +220,7 @@ impl Spec {
         let of_health = self.health.iter().flat_map(|health| {
             [
                 ("health.interval_s", health.interval_s, 1, MAX_SECONDS),
-                ("health.timeout_s", health.timeout_s, 1, MAX_SECONDS),
+                ("health.timeout_s", health.timeout_s, 1, MAX_CHECK_SECONDS),
                 ("health.failures", health.failures, 1, u32::MAX),
                 ("health.tcp", health.tcp.into(), 1, u32::MAX),
             ]
@@ -464,6 +467,10 @@ mod tests {
             (
                 "name: a\nstart: {command: [a]}\nhealth: {tcp: 1, timeout_s: 0}",
                 "health.timeout_s",
+            ),
+            (
+                "name: a\nstart: {command: [a]}\nhealth: {tcp: 1, timeout_s: 61}",
+                "health.timeout_s: it is more than 60 s",
             ),
             (
                 "name: a\nstart: {command: [a]}\nupdate: {max_unavailable: 0}",
