@@ -94,7 +94,8 @@ impl Routes {
                 found(&figures.map_err(Problem::unavailable)?)
             }
             ("GET" | "HEAD", _) => {
-                allow(&["workload"])?;
+                let is_filtered = matches!(parts[..], ["instances"]);
+                allow(if is_filtered { &["workload"] } else { &[] })?;
                 let picture = self.pictures.sample().map_err(Problem::unavailable)?;
                 // The picture may be some 250 ms old. The desired state is read at once, so that a
                 // client that has written reads what it wrote.
@@ -122,8 +123,11 @@ impl Routes {
             ("PUT" | "DELETE", ["workloads", name]) | ("POST", ["workloads", name, "rollout"]) => {
                 decode(name)
             }
-            // Several workloads at once. Each has a revision of its own, so `revision` is refused.
-            ("PUT", ["workloads"]) if params.get("revision").is_empty() => String::new(),
+            ("PUT", ["workloads"]) if !params.get("revision").is_empty() => {
+                let why = "each of several workloads has a revision of its own";
+                return Err(Problem::at(400, "revision", why));
+            }
+            ("PUT", ["workloads"]) => String::new(),
             _ => return Err(Problem::unknown("route")),
         };
         if method != "DELETE" {

@@ -131,6 +131,9 @@ fn an_error_names_the_field_and_the_place() {
         ("nothing", 404, Value::Null),
         ("history?workload=", 400, json!("workload")),
         ("history?kind", 400, json!("kind")),
+        ("workloads?workload=web", 400, json!("workload")),
+        ("nodes?workload=web", 400, json!("workload")),
+        ("status?workload=web", 400, json!("workload")),
     ] {
         let (found, problem) = rig.get(&format!("/api/v1/{path}"));
         assert_eq!((found, &problem["at"]), (code, &at), "{path}: {problem}");
@@ -173,7 +176,8 @@ fn an_error_names_the_field_and_the_place() {
     }
     // Several workloads in one request are one order.
     let both = format!("[{spec}, {}]", spec.replace("web", "other"));
-    assert_eq!(put("/api/v1/workloads?revision=7", &both).0, 404);
+    let (code, problem) = put("/api/v1/workloads?revision=7", &both);
+    assert_eq!((code, &problem["at"]), (400, &json!("revision")), "{problem}");
     assert_eq!(put("/api/v1/workloads", spec).0, 400);
     let (code, applied) = put("/api/v1/workloads", &both);
     assert_eq!(
