@@ -6,8 +6,13 @@ use uuid::Uuid;
 
 use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, Write};
 use crate::reconcile::{Mark, Seen, SeenEnd, SeenInstance};
-use ssntp::payload::InstanceState;
+use crate::store::MAX_TEXT;
+use ssntp::payload::{FrameTrace, Id, InstanceState};
 use ssntp_cluster::controller::{Change, Instance, Node, View};
+use ssntp_transport::cut;
+
+/// The size of a hop of a trace as JSON, in bytes, about.
+const HOP: usize = 220;
 
 /// The present view. `is_complete` is true if the scheduler has reported all that it knew when the
 /// session began.
@@ -61,7 +66,7 @@ pub(super) fn event(change: &Change, is_complete: bool, is_known: impl Fn(&Uuid)
         Change::Traced(trace) => {
             return Some(Event {
                 kind: "trace",
-                text: serde_json::to_string(trace).ok()?,
+                text: trace_text(trace)?,
                 ..Event::default()
             });
         }
@@ -88,6 +93,52 @@ pub(super) fn event(change: &Change, is_complete: bool, is_known: impl Fn(&Uuid)
             node,
             text: change.to_string(),
         }),
+    }
+}
+
+/// A trace as JSON that fits into a row. A trace that is too long loses the ends of its texts and its
+/// last hops, because JSON that is cut cannot be read.
+fn trace_text(trace: &FrameTrace) -> Option<String> {
+    let mut trace = trace.clone();
+    let mut most = MAX_TEXT;
+    loop {
+        let text = serde_json::to_string(&trace).ok()?;
+        if text.len() <= MAX_TEXT {
+            return Some(text);
+        }
+        if most == 0 {
+            return None;
+        }
+        most /= 2;
+        shorten(&mut trace, most);
+    }
+}
+
+/// Cuts each text of a trace to at most `most` bytes, and bounds its hops to as many as have room in
+/// twice as many bytes.
+fn shorten(trace: &mut FrameTrace, most: usize) {
+    let short = |text: &mut String| text.truncate(cut(text, most).len());
+    let FrameTrace {
+        label,
+        frame_type,
+        operand,
+        start_timestamp,
+        end_timestamp,
+        nodes,
+    } = trace;
+    [label, frame_type, operand, start_timestamp, end_timestamp]
+        .into_iter()
+        .for_each(short);
+    nodes.truncate(most / HOP * 2);
+    for node in nodes {
+        node.ssntp_node_uuid = Id::from(cut(node.ssntp_node_uuid.as_str(), most));
+        [
+            &mut node.ssntp_role,
+            &mut node.tx_timestamp,
+            &mut node.rx_timestamp,
+        ]
+        .into_iter()
+        .for_each(short);
     }
 }
 
@@ -131,4 +182,40 @@ pub(super) fn figures(view: &View, at: i64) -> Vec<Write> {
         })
     });
     figures.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssntp::payload::{NodeTrace, timestamp};
+
+    #[test]
+    fn a_trace_that_is_too_long_for_a_row_can_still_be_read() {
+        let time = timestamp::format(1_790_000_000_123_456_789);
+        let hop = NodeTrace {
+            ssntp_node_uuid: Id::from(Uuid::max()),
+            ssntp_role: "NetworkingAgent".into(),
+            tx_timestamp: time.clone(),
+            rx_timestamp: time,
+        };
+        let traces = [
+            ("a".repeat(5000), 3, 3),
+            ("\0".repeat(5000), 3, 3),
+            ("START web-1".to_owned(), 255, 18),
+            ("START web-1".to_owned(), 3, 3),
+        ];
+        for (label, hops, kept) in traces {
+            let nodes = vec![hop.clone(); hops];
+            let trace = FrameTrace {
+                label,
+                nodes,
+                ..FrameTrace::default()
+            };
+            let event = event(&Change::Traced(trace.clone()), true, |_| false).unwrap();
+            assert!(event.text.len() <= MAX_TEXT, "{}", event.text.len());
+            let read: FrameTrace = serde_json::from_str(&event.text).unwrap();
+            assert_eq!(read.nodes, trace.nodes[..kept]);
+            assert!(!read.label.is_empty() && trace.label.starts_with(&read.label));
+        }
+    }
 }

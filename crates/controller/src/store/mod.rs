@@ -46,6 +46,7 @@ pub use self::error::{Fault, StoreError};
 pub use self::follow::Follow;
 pub use self::history::{History, Query};
 pub(crate) use self::owner::unix_ms;
+pub(crate) use self::schema::MAX_TEXT;
 use crate::model::{State, Write};
 use ssntp_transport::threads::{self, Joined};
 

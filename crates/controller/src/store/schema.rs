@@ -31,7 +31,7 @@ const MIGRATIONS: &[&str] = &[
 /// The time limit for waiting for another connection. Only a checkpoint makes one wait.
 const BUSY: Duration = Duration::from_secs(5);
 /// The longest text of a row, in bytes.
-const MAX_TEXT: usize = 4096;
+pub(crate) const MAX_TEXT: usize = 4096;
 
 /// Opens the database, checks it, and brings its schema up to date.
 pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError> {
