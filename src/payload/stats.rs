@@ -124,6 +124,10 @@ defaults! {
         /// others ignore; default: 0. Left out then.
         #[serde(skip_serializing_if = "is_default")]
         restarts: i64,
+        /// True if it has ended and its node will start it again by itself. A key of this project,
+        /// which others ignore; default: false. Left out then.
+        #[serde(skip_serializing_if = "is_default")]
+        restart_due: bool,
         /// The address of its SSH server; default: empty.
         ssh_ip: String,
         /// The port of its SSH server; default: 0, none.

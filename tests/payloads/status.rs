@@ -57,7 +57,9 @@ fn stats_have_the_end_and_the_name_of_instances() {
         text(&stats.encode()).to_owned()
     };
     let nothing = written(&InstanceStats::default());
-    for key in ["name", "labels", "started", "ended", "exit_", "memory:", "detail"] {
+    for key in [
+        "restart", "name", "labels", "started", "ended", "exit_", "memory:", "detail",
+    ] {
         assert!(!nothing.contains(&format!("  {key}")), "{key}: {nothing}");
     }
     let ended = InstanceStats {
@@ -72,6 +74,11 @@ fn stats_have_the_end_and_the_name_of_instances() {
         ..InstanceStats::default()
     };
     assert!(written(&ended).contains("  exit_code: 0\n"), "0 is not unknown");
+    let waits = InstanceStats {
+        restart_due: true,
+        ..ended
+    };
+    assert!(written(&waits).contains("  restart_due: true\n"));
 }
 
 /// A key of this project, which others ignore.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ssntp_controller::Spec;
 use ssntp_controller::model::{InstanceState, RolloutState, State, Write};
 use ssntp_controller::reconcile::{
-    Answer, Command, Core, Mark, Now, Plan, Refused, RolloutOrder, Seen, SeenInstance,
+    Answer, Command, Core, Mark, Now, Plan, Refused, RolloutOrder, Seen, SeenEnd, SeenInstance,
 };
 use uuid::Uuid;
 
@@ -88,7 +88,7 @@ impl Bench {
                     node: *self.seen.nodes.last().unwrap(),
                     is_pending: false,
                     ended: None,
-                    restarts: 0,
+                    is_restart_due: false,
                     mark: Some(mark),
                 };
                 self.seen.instances.insert(payload.start.instance_uuid, seen);
@@ -428,6 +428,33 @@ fn an_instance_whose_node_returns_is_checked_anew() {
     );
     bench.core.checked(one, false);
     assert!(matches!(bench.settle()[..], [Command::Delete { instance, .. }] if instance == one));
+}
+
+#[test]
+fn an_instance_that_has_ended_is_replaced_unless_its_node_restarts_it() {
+    let mut bench = Bench::new();
+    let mut spec = web(1, "a");
+    spec["start"]["restart_policy"] = "always".into();
+    bench.apply(spec);
+    bench.settle();
+    let (one, seen) = bench.seen.instances.iter_mut().next().unwrap();
+    let one = *one;
+    let how = "exited 143".to_owned();
+    let is_success = false;
+    seen.ended = Some(SeenEnd { is_success, how });
+    seen.is_restart_due = true;
+    bench.wait(400);
+    assert!(bench.settle().is_empty());
+    // A user stops the instance, so its node does not restart it, whatever its policy says.
+    bench.seen.instances.get_mut(&one).unwrap().is_restart_due = false;
+    let commands = bench.settle();
+    assert!(
+        matches!(commands[..], [Command::Delete { instance, .. }] if instance == one),
+        "{commands:?}"
+    );
+    bench.wait(1);
+    let commands = bench.settle();
+    assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn instance(seen: &Instance) -> SeenInstance {
         node: seen.node,
         is_pending: seen.state == InstanceState::Pending,
         ended,
-        restarts: u32::try_from(seen.stats.restarts).unwrap_or(0),
+        is_restart_due: seen.stats.restart_due,
         mark: mark(&seen.stats.labels),
     }
 }

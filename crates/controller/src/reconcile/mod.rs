@@ -81,8 +81,8 @@ pub struct SeenInstance {
     pub is_pending: bool,
     /// The end of the instance; `None` while it has not ended.
     pub ended: Option<SeenEnd>,
-    /// The number of times that the node has restarted the instance.
-    pub restarts: u32,
+    /// True if the instance has ended and the node will restart it.
+    pub is_restart_due: bool,
     /// The labels that a controller gave to the instance, if it has them.
     pub mark: Option<Mark>,
 }

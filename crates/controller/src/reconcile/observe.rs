@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ssntp::payload::RestartPolicy;
 use uuid::Uuid;
 
-use super::{Answer, Pass, SeenEnd, SeenInstance};
+use super::{Answer, Pass, SeenInstance};
 use crate::model::{Instance, InstanceState, ReschedulePolicy, Workload};
 
 /// The time for which another controller counts as the master before this one tries again.
@@ -111,8 +110,8 @@ impl Pass<'_> {
         // While a node is away, its last report is old. So only a node that is current ends an
         // instance.
         let is_new = was_unseen || instance.node != Some(seen.node);
-        let ended = seen.ended.as_ref().filter(|_| is_current);
-        let ended = ended.filter(|end| !self.is_started_again(instance, seen, end));
+        // An instance that the node will restart counts as running.
+        let ended = seen.ended.as_ref().filter(|_| is_current && !seen.is_restart_due);
         let state = match ended {
             Some(end) if end.is_success => InstanceState::Done,
             Some(_) => InstanceState::Failed,
@@ -138,22 +137,6 @@ impl Pass<'_> {
             self.change(changed, kind, &what);
         }
         self.give_up(instance, seen.node);
-    }
-
-    /// True if the node will restart an instance that has ended.
-    fn is_started_again(&self, instance: &Instance, seen: &SeenInstance, end: &SeenEnd) -> bool {
-        let workload = self.state.workloads.get(&instance.workload);
-        let Some(version) = workload.and_then(|workload| workload.version_of(instance.version)) else {
-            return false;
-        };
-        let start = &version.template.start;
-        let limit = start.restart_limit;
-        (limit == 0 || seen.restarts < limit)
-            && match start.restart_policy {
-                RestartPolicy::Always => true,
-                RestartPolicy::OnFailure => !end.is_success,
-                _ => false,
-            }
     }
 
     /// Updates an instance that no node lists.

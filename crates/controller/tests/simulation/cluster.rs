@@ -261,7 +261,7 @@ impl Cluster {
                 is_success: false,
                 how: "exited 1".into(),
             }),
-            restarts: 0,
+            is_restart_due: false,
             mark: Some(running.mark.clone()),
         };
         let instances = self.nodes[&uuid].instances.iter();

@@ -17,7 +17,8 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{
-    Action, Control, Ending, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, SETTLE_EACH, Usage,
+    Action, Control, Ending, Instance, Job, Life, Measurable, Mode, Next, PATIENCE, SETTLE, SETTLE_EACH,
+    Usage,
 };
 use crate::machine::{self, Facts};
 use crate::scheduler::placement::Needs;
@@ -435,6 +436,7 @@ fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         instance_uuid: id.into(),
         state,
         restarts: instance.record.restarts.into(),
+        restart_due: matches!(instance.life, Life::Stopped(Next::StartAgain(_))),
         memory_usage_mb: instance.usage.memory_mb,
         disk_usage_mb: instance.usage.disk_mb,
         cpu_usage: instance.usage.cpu_percent,

@@ -38,6 +38,10 @@ fn restarts(stage: &mut Stage) -> i64 {
     stage.stats().instances[0].restarts
 }
 
+fn is_restart_due(stage: &mut Stage) -> bool {
+    stage.stats().instances[0].restart_due
+}
+
 #[test]
 fn an_instance_is_started_again_by_its_policy() {
     use RestartPolicy::{Always, Never, OnFailure};
@@ -59,6 +63,7 @@ fn an_instance_is_started_again_by_its_policy() {
             _ => None,
         });
         assert_eq!(record.restart_due, again, "{policy} {code}");
+        assert_eq!(is_restart_due(&mut stage), again, "{policy} {code}");
         if !again {
             stays_ended(&mut stage);
             continue;
@@ -70,6 +75,7 @@ fn an_instance_is_started_again_by_its_policy() {
             (stage.state(ONE), restarts(&mut stage)),
             (Some(InstanceState::Active), 1)
         );
+        assert!(!is_restart_due(&mut stage));
         stage.nothing::<RestartFailure>();
     }
 }
@@ -104,6 +110,7 @@ fn restarts_in_a_row_have_a_limit() {
         stage.launched(ONE);
     }
     stage.end(ONE, 1);
+    assert!(!is_restart_due(&mut stage));
     stays_ended(&mut stage);
     assert_eq!(restarts(&mut stage), 2);
     // A RESTART begins a new count.
@@ -138,6 +145,7 @@ fn commands_to_end_an_instance_cancel_its_restart() {
         stage.nothing::<StopFailure>();
         if persistent {
             assert_eq!(stage.next::<InstanceStopped>().instance_uuid, ONE);
+            assert!(!is_restart_due(&mut stage));
             stays_ended(&mut stage);
             stage.send(&stop(ONE));
             assert_eq!(
