@@ -178,12 +178,11 @@ impl Program {
         self.0.wait().unwrap();
     }
 
-    /// Sends a signal, and waits until the process has ended in order.
+    /// Sends a signal, and waits until the process has ended in order. The program ends by itself after two
+    /// seconds, with another exit code, so this needs no time limit.
     pub fn end(mut self, signal: Signal) {
-        let asked = Instant::now();
         self.signal(signal);
         assert_eq!(self.0.wait().unwrap().code(), Some(0));
-        assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
     }
 }
 
