@@ -187,7 +187,7 @@ fn a_malformed_frame_ends_the_link_with_a_reason() {
             vec![good.clone(), Frame::new(Command::STATS).encode().to_vec()],
         ),
         (
-            "FORWARD: the value of a field is not defined",
+            "FORWARD: the value of its frames is not valid",
             vec![good.clone(), snapshot, link_frame(4, &forward)],
         ),
         ("HOLD is too short", vec![good, link_frame(5, &[1])]),

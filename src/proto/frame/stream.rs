@@ -1,6 +1,6 @@
 //! Streams: a stream carries the output of an instance to a controller. These frames are an addition
-//! of this project. They have the operands 0x40 to 0x42, and their payloads are plain bytes. `docs/streams.md`
-//! describes the bytes and the rules for senders.
+//! of this project. They have the operands 0x40 to 0x42, and their payloads are plain bytes.
+//! `docs/streams.md` describes the bytes and the rules for senders.
 //!
 //! ```text
 //!  controller                    scheduler                     agent

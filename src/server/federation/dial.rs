@@ -69,7 +69,8 @@ impl Redial {
         Self::default()
     }
 
-    /// The thing to do at the time `now`. `share` is a random number from 0 to 1: 0 halves the next pause, 1 leaves it whole.
+    /// The thing to do at the time `now`. `share` is a random number from 0 to 1: 0 halves the next
+    /// pause, 1 leaves it whole.
     /// `is_linked` returns true if there is a link to a server, whichever side has dialled.
     pub fn next(&mut self, now: Instant, share: f64, is_linked: impl Fn(Uuid) -> bool) -> Attempt {
         if let Some(server) = self.known.filter(|server| is_linked(*server)) {

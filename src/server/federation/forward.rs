@@ -220,7 +220,7 @@ impl ServerCore {
         let item = self
             .state
             .decode_forwarded(forward.traced, forward.frames, memory);
-        let item = item.ok_or(LinkFault::Value("FORWARD"))?;
+        let item = item.ok_or(LinkFault::Value("FORWARD", "its frames"))?;
         let (kind, frames) = (item.kind(), item.frames());
         let operands = &self.state.environment.operands;
         // The other server may have registered kinds that this one has not.
@@ -302,8 +302,8 @@ impl Context<'_> {
     }
 
     /// Sends a message to the application of another server
-    /// ([`Handler::server_message`](super::super::Handler::server_message)). It arrives in order with all other frames that
-    /// this server sends there. It is lost if the link ends.
+    /// ([`Handler::server_message`](super::super::Handler::server_message)). It arrives in order with
+    /// all other frames that this server sends there. It is lost if the link ends.
     ///
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server;

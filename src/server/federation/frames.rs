@@ -46,9 +46,9 @@ pub(super) enum LinkFault {
     /// Bytes follow the last field.
     #[error("{0} has {1} bytes too many")]
     Long(&'static str, usize),
-    /// A field has a value that is not defined.
-    #[error("{0}: the value of a field is not defined")]
-    Value(&'static str),
+    /// A field of the frame has a value that is not valid.
+    #[error("{0}: the value of {1} is not valid")]
+    Value(&'static str, &'static str),
     /// The frame is not a link frame, or its operand is unknown.
     #[error("a frame {0} does not belong on a link")]
     Kind(FrameKind),
@@ -160,7 +160,7 @@ macro_rules! link_frames {
                     $($operand => Self::$frame {
                         $($field: Field::take(input).map_err(|malformed| match malformed {
                             Malformed::Short => LinkFault::Short($name),
-                            Malformed::Value => LinkFault::Value($name),
+                            Malformed::Value(field) => LinkFault::Value($name, field),
                         })?),*
                     },)*
                     _ => return Ok(None),

@@ -188,7 +188,7 @@ impl Roster {
         }
         // A UUID that is listed twice. The notices of the first row would be in the wrong order.
         if !changes.gone.is_empty() {
-            return Err(LinkFault::Value("SNAPSHOT"));
+            return Err(LinkFault::Value("SNAPSHOT", "its rows"));
         }
         Ok(Some(changes))
     }
@@ -388,7 +388,7 @@ mod tests {
         let mut roster = Roster::default();
         let twice = vec![agent(1), row(1, 2, 1, Role::AGENT)];
         let fault = roster.snapshot(A, 7, twice, true).unwrap_err();
-        assert_eq!(fault, LinkFault::Value("SNAPSHOT"));
+        assert_eq!(fault, LinkFault::Value("SNAPSHOT", "its rows"));
     }
 
     #[test]

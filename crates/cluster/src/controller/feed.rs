@@ -352,19 +352,23 @@ impl State {
     }
 }
 
-/// Whether the snapshot of the session is complete after this time without news. The error is the
+/// `Ok` if the snapshot of the session is complete after this time without news. The error is the
 /// time after which it is complete if there is no news until then.
 fn complete(view: &View, quiet: Duration) -> Result<(), Duration> {
     let enough = match view.has_snapshot() {
         true => QUIET,
         false => LONG_QUIET,
     };
-    match quiet < enough {
-        _ if view.is_complete() => Ok(()),
+    if view.is_complete() {
+        return Ok(());
+    }
+    if !view.is_online() {
         // The beginning of the next session is a change.
-        _ if !view.is_online() => Err(Duration::MAX),
-        true => Err(enough.saturating_sub(quiet)),
-        false => Ok(()),
+        return Err(Duration::MAX);
+    }
+    match enough.saturating_sub(quiet) {
+        Duration::ZERO => Ok(()),
+        left => Err(left),
     }
 }
 

@@ -133,8 +133,8 @@ impl ControllerConfig {
         self.tracing(true)
     }
 
-    /// The maximum number of failures, the maximum number of traces and the maximum number of disconnected nodes that
-    /// the view keeps. Default: 1024 of each.
+    /// The view keeps at most this number of failures, of traces and of disconnected nodes. Default:
+    /// 1024 of each.
     #[must_use]
     pub fn history(mut self, length: usize) -> Self {
         self.history = length;

@@ -12,7 +12,7 @@ use ssntp_transport::slots::{HandshakeState, LOOK, Slots, Wait};
 /// The slots of a server, and the time at which its accept thread checks again for a handshake to cut.
 pub(super) struct Acceptance {
     pub(super) slots: Slots<Stream>,
-    look_at: Option<Instant>,
+    next_look: Option<Instant>,
     /// The number of handshakes that were cut.
     pub(super) cut: usize,
 }
@@ -21,7 +21,7 @@ impl Acceptance {
     pub(super) fn new(slots: Slots<Stream>) -> Self {
         Self {
             slots,
-            look_at: None,
+            next_look: None,
             cut: 0,
         }
     }
@@ -51,7 +51,11 @@ impl Slot {
         if self.number.is_some() {
             return None;
         }
-        let Acceptance { slots, look_at, cut } = &mut *self.acceptance.borrow_mut();
+        let Acceptance {
+            slots,
+            next_look,
+            cut,
+        } = &mut *self.acceptance.borrow_mut();
         self.number = slots.take(stream.clone());
         if self.number.is_some() {
             assert!(slots.running() <= slots.max, "more handshakes than slots");
@@ -60,13 +64,13 @@ impl Slot {
         if slots.is_closed {
             return Some(Step::Over);
         }
-        if let Some(at) = look_at.filter(|at| now < *at) {
+        if let Some(at) = next_look.filter(|at| now < *at) {
             return Some(Step::Waits(Some(at)));
         }
-        *look_at = Some(now + LOOK);
+        *next_look = Some(now + LOOK);
         match slots.cut(now, Duplex::is_readable) {
             Some(slow) => slow.shut_down(),
-            None => return Some(Step::Waits(*look_at)),
+            None => return Some(Step::Waits(*next_look)),
         }
         *cut += 1;
         Some(Step::Moved)

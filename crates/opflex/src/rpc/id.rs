@@ -8,8 +8,8 @@ use serde_json::Value;
 /// The `id` of a request: any JSON value, kept as the text that was received.
 ///
 /// A response returns the id of its request unchanged, so the exact text is kept: many
-/// ids have numbers of 2^63 and more, and null is a valid id. Two ids are equal if their texts are. The ids of libopflex are
-/// `["method", number]`, and libopflex chooses the handler of a response by the method in
+/// ids have numbers of 2^63 and more, and null is a valid id. Two ids are equal if their
+/// texts are. The ids of libopflex are `["method", number]`, and libopflex chooses the handler of a response by the method in
 /// its id. [`Id::call`] makes an id of this form; [`Id::method`] and [`Id::xid`] return its parts.
 ///
 /// ```

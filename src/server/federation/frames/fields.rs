@@ -14,8 +14,8 @@ const MAX_TEXT: usize = 256;
 pub(super) enum Malformed {
     /// The input ends before the field does.
     Short,
-    /// The value is not defined.
-    Value,
+    /// The value of this field is not valid.
+    Value(&'static str),
 }
 
 /// A value with an encoding.
@@ -70,7 +70,7 @@ encoded_as! {
     bool: |flag: &Self| u8::from(*flag), |byte: u8| match byte {
         0 => Ok(false),
         1 => Ok(true),
-        _ => Err(Malformed::Value),
+        _ => Err(Malformed::Value("a flag")),
     };
     EndCode: |code: &Self| *code as u8, |byte: u8| Ok(match byte {
         0 => Self::Closing,
@@ -78,7 +78,7 @@ encoded_as! {
         2 => Self::Refused,
         3 => Self::Fault,
         4 => Self::Own,
-        _ => return Err(Malformed::Value),
+        _ => return Err(Malformed::Value("its code")),
     });
     PeerAddress: |address: &Self| match address {
         Self::Ip(address) => address.to_string(),
@@ -87,7 +87,7 @@ encoded_as! {
     }, |text: String| match text.as_str() {
         "" => Ok(Self::Memory),
         "unix" => Ok(Self::Unix),
-        address => address.parse().map(Self::Ip).map_err(|_| Malformed::Value),
+        address => address.parse().map(Self::Ip).map_err(|_| Malformed::Value("an address")),
     };
 }
 
@@ -124,12 +124,12 @@ impl Field for String {
     fn take(input: &mut Bytes) -> Result<Self, Malformed> {
         let length = usize::from(u16::take(input)?);
         if length > MAX_TEXT {
-            return Err(Malformed::Value);
+            return Err(Malformed::Value("a text"));
         }
         if input.len() < length {
             return Err(Malformed::Short);
         }
-        Self::from_utf8(input.split_to(length).into()).map_err(|_| Malformed::Value)
+        Self::from_utf8(input.split_to(length).into()).map_err(|_| Malformed::Value("a text"))
     }
 }
 
@@ -181,11 +181,11 @@ impl Field for Receivers {
                 count @ ..=MAX_TARGETS => {
                     Self::Sessions((0..count).map(|_| Uuid::take(input)).collect::<Result<_, _>>()?)
                 }
-                _ => return Err(Malformed::Value),
+                _ => return Err(Malformed::Value("its receivers")),
             },
             1 => Self::Role(Role::take(input)?),
             2 => Self::Application,
-            _ => return Err(Malformed::Value),
+            _ => return Err(Malformed::Value("its receivers")),
         })
     }
 }

@@ -185,6 +185,6 @@ fn a_fault_names_the_frame_and_the_field() {
     };
     assert_eq!(decode(5, &[0; 7]), "HOLD is too short");
     assert_eq!(decode(10, &[0; 7]), "ALIVE has 7 bytes too many");
-    assert_eq!(decode(11, &[9, 0, 0]), "END: the value of a field is not defined");
+    assert_eq!(decode(11, &[9, 0, 0]), "END: the value of its code is not valid");
     assert_eq!(decode(200, &[]), "a frame 0x4c/0xc8 does not belong on a link");
 }

@@ -55,8 +55,8 @@ const MAX_CNCIS: usize = 65_536;
 const MAX_ADDRESSES: usize = 4096;
 /// The maximum number of nodes: more than a scheduler has sessions. STATS of further nodes are ignored.
 const MAX_NODES: usize = 65_536;
-/// The maximum number of instances: a hundred on each of ten thousand nodes. Each takes at most six
-/// kilobytes, and half a kilobyte without labels and volumes.
+/// The maximum number of instances: a hundred on each of ten thousand nodes. Each takes half a
+/// kilobyte, and with all labels and volumes that are kept some thirty kilobytes.
 const MAX_INSTANCES: usize = 1 << 20;
 
 /// A controller's view of the cluster.

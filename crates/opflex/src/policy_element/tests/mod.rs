@@ -1,6 +1,7 @@
 //! Conversations with a policy element in memory. The test sets the time.
 
 mod holding;
+mod limits;
 mod servers;
 mod start_policy;
 

@@ -1,0 +1,94 @@
+//! Health checks, and instances that have ended.
+
+use super::*;
+
+#[test]
+fn an_instance_whose_check_fails_is_replaced() {
+    let mut bench = Bench::new();
+    let mut spec = web(1, "a");
+    spec["health"] = serde_json::json!({"tcp": 80, "failures": 2});
+    bench.apply(spec);
+    bench.settle();
+    let one = bench.checked()[0];
+    bench.wait(10);
+    bench.settle();
+    assert_eq!(bench.core.status()["web"].healthy, 0, "no check has passed yet");
+    bench.core.checked(one, true);
+    bench.settle();
+    assert_eq!(bench.core.status()["web"].healthy, 1);
+    bench.core.checked(one, false);
+    assert!(bench.settle().is_empty());
+    bench.core.checked(one, false);
+    bench.settle();
+    bench.wait(1);
+    bench.settle();
+    assert!(!bench.seen.instances.contains_key(&one) && bench.seen.instances.len() == 1);
+}
+
+#[test]
+fn an_instance_that_its_node_is_starting_is_not_checked() {
+    let (mut bench, uuid) = pending();
+    let mut spec = web(1, "a");
+    spec["health"] = serde_json::json!({"tcp": 80});
+    bench.apply(spec);
+    assert!(bench.checked().is_empty());
+    bench.seen.instances.get_mut(&uuid).unwrap().is_pending = false;
+    bench.settle();
+    assert_eq!(bench.checked(), [uuid]);
+}
+
+#[test]
+fn an_instance_whose_node_returns_is_checked_anew() {
+    let mut bench = Bench::new();
+    let mut spec = web(1, "a");
+    spec["health"] = serde_json::json!({"tcp": 80, "failures": 2});
+    bench.apply(spec);
+    bench.settle();
+    let one = bench.checked()[0];
+    bench.core.checked(one, true);
+    bench.core.checked(one, false);
+    bench.seen.nodes.clear();
+    bench.settle();
+    assert!(bench.checked().is_empty());
+    // The outcome of a check that was under way when the node left.
+    bench.core.checked(one, false);
+    bench.wait(30);
+    assert!(bench.settle().is_empty());
+    bench.seen.nodes.insert(NODE);
+    assert!(bench.settle().is_empty());
+    assert_eq!(bench.checked(), [one]);
+    bench.core.checked(one, false);
+    assert!(
+        bench.settle().is_empty(),
+        "the failures before the absence do not count"
+    );
+    bench.core.checked(one, false);
+    assert!(matches!(bench.settle()[..], [Command::Delete { instance, .. }] if instance == one));
+}
+
+#[test]
+fn an_instance_that_has_ended_is_replaced_unless_its_node_restarts_it() {
+    let mut bench = Bench::new();
+    let mut spec = web(1, "a");
+    spec["start"]["restart_policy"] = "always".into();
+    bench.apply(spec);
+    bench.settle();
+    let (one, seen) = bench.seen.instances.iter_mut().next().unwrap();
+    let one = *one;
+    let how = "exited 143".to_owned();
+    let is_success = false;
+    seen.ended = Some(SeenEnd { is_success, how });
+    seen.is_restart_due = true;
+    bench.wait(400);
+    assert!(bench.settle().is_empty());
+    // A user stops the instance, so its node does not restart it, whatever its policy says.
+    bench.seen.instances.get_mut(&one).unwrap().is_restart_due = false;
+    let commands = bench.settle();
+    assert!(
+        matches!(commands[..], [Command::Delete { instance, .. }] if instance == one),
+        "{commands:?}"
+    );
+    bench.wait(1);
+    let commands = bench.settle();
+    assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
+}
