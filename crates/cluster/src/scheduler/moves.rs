@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  EVACUATE, move ──▶ node: it ends its instances
-//!                       │ InstanceStopped: an instance has ended, and is gone from there
+//!                       │ InstanceStopped, or STATS without it: an instance is gone from there
 //!                       ▼
 //!                     the START of the instance ──▶ placed as if it had just arrived
 //! ```

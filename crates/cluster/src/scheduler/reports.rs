@@ -89,18 +89,17 @@ impl Scheduler {
         let interval = self.nodes.interval(node);
         let report = self.instances.report(node, &stats.instances, interval, now);
         self.commands.report(node, &stats, now);
-        let mut forwarded = frame.clone();
+        let mut forwarded = Some(frame.clone());
         if let Some(one) = report.foreign.iter().next() {
             let why = format_args!("instance {one} and {} others in all", report.foreign.len() - 1);
             self.reject_report(cx, from, frame, &why);
-            match without(frame, &report.foreign) {
-                Some(rest) => forwarded = rest,
-                None => return,
-            }
+            forwarded = without(frame, &report.foreign);
         }
-        forward(cx, from, &forwarded);
-        let own = stats.instances.len() - report.foreign.len().min(stats.instances.len());
-        self.nodes.keep_stats(node, &forwarded, own);
+        if let Some(forwarded) = forwarded {
+            forward(cx, from, &forwarded);
+            let own = stats.instances.len() - report.foreign.len().min(stats.instances.len());
+            self.nodes.keep_stats(node, &forwarded, own);
+        }
         // Failures follow the STATS that explain them.
         for received in report.started {
             self.starts.started(received, now);
@@ -110,6 +109,11 @@ impl Scheduler {
         }
         for instance in report.unwanted {
             self.delete_given_up(cx, instance, node);
+        }
+        for instance in report.gone {
+            // Usually InstanceStopped has moved it before, but that event may be lost.
+            self.move_on(cx, instance, node);
+            self.free_address(instance);
         }
         // Last, because held STARTs may be sent to the node now.
         if was_stale {
@@ -145,7 +149,7 @@ impl Scheduler {
                     }
                     match is_kept {
                         true => self.move_on(cx, instance, from.uuid()),
-                        false => self.tenant_instance_gone(instance),
+                        false => self.free_address(instance),
                     }
                 }
                 self.nodes.instance_event(from.uuid(), frame);
@@ -169,7 +173,7 @@ impl Scheduler {
             && let Some(instance) = subject.instance_uuid.uuid()
             && self.instances.free_given_up(instance)
         {
-            return;
+            return self.free_address(instance);
         }
         if let Some(answer) = self.answer_of(from, frame) {
             forward(cx, from, &answer);
@@ -182,25 +186,24 @@ impl Scheduler {
             return self.reject_report(cx, from, frame, &"it cannot be read");
         };
         let (node, now) = (from.uuid(), cx.now());
-        let instance = failure.instance_uuid.uuid();
-        let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason));
-        match failed {
-            Some(StartFailed::Answer(pending)) => {
+        let Some(instance) = failure.instance_uuid.uuid() else {
+            // Its START is not known, so a controller may still wait for this answer.
+            return forward(cx, from, frame);
+        };
+        match self.instances.failed(instance, node, &failure.reason) {
+            StartFailed::Answer(pending) => {
                 // The agent may not repeat the id, if it read the START long before it launched
                 // the instance. The id is looked up before `place_again` takes the START.
-                let command_id = instance.map_or_else(String::new, |id| self.moves.command_id(id));
+                let command_id = self.moves.command_id(instance);
                 let is_refused = matches!(
                     failure.reason,
                     StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
                 );
                 // If another node accepts the START, it is not answered yet.
-                if is_refused && instance.is_some_and(|instance| self.place_again(cx, instance, &pending)) {
+                if is_refused && self.place_again(cx, instance, &pending) {
                     return;
                 }
                 self.starts.failed(failure.reason.word(), pending.received, now);
-                if let Some(instance) = instance {
-                    self.tenant_instance_gone(instance);
-                }
                 match command_id == failure.command_id {
                     true => forward(cx, from, frame),
                     false => {
@@ -215,11 +218,11 @@ impl Scheduler {
                     self.node_changed(cx, node);
                 }
             }
-            // Its START is not known here, so a controller may still wait for this answer.
-            Some(StartFailed::Unknown) | None => forward(cx, from, frame),
-            Some(StartFailed::Repeated) => debug!(target: "ssntp::scheduler", "{from}: StartFailure again"),
-            Some(StartFailed::Foreign) => self.reject_report(cx, from, frame, &failure.instance_uuid),
+            StartFailed::Unknown => forward(cx, from, frame),
+            StartFailed::Repeated => debug!(target: "ssntp::scheduler", "{from}: StartFailure again"),
+            StartFailed::Foreign => return self.reject_report(cx, from, frame, &failure.instance_uuid),
         }
+        self.free_address(instance);
     }
 
     /// The entities that an event or failure names. If its sender may not report on them, rejects

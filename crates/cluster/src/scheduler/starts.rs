@@ -106,8 +106,7 @@ impl Scheduler {
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
         self.starts.failed(reason.word(), start.received, cx.now());
         self.instances.refused(start.instance);
-        // An address that was leased for the instance is free again.
-        self.tenant_instance_gone(start.instance);
+        self.free_address(start.instance);
         answers::to_controllers(cx, &start.failure(reason));
     }
 
@@ -231,7 +230,7 @@ impl Scheduler {
     pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, pending: &PendingStart) {
         let node = pending.allocation.node;
         self.starts.failed("no_answer", pending.received, cx.now());
-        self.tenant_instance_gone(instance);
+        self.free_address(instance);
         limited!(warn, self.log, cx, node, "STARTs lost";
             "START of {instance}: node {node} has not reported its outcome");
         let failure = StartFailure {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Tenant ─ check ─▶ table ─▶ being written ─ done ─▶ Tenants, to the sender of Tenant
-//!  InstanceDeleted, StartFailure ─▶ the address of the instance is free
+//!  its node no longer has the instance, or its START has failed ─▶ its address is free
 //! ```
 //!
 //! The table is kept in a file beside the configuration. A change is answered once it is on
@@ -422,9 +422,9 @@ impl Scheduler {
         self.tenants.write();
     }
 
-    /// Frees the address of an instance that is gone.
-    pub(super) fn tenant_instance_gone(&mut self, instance: Uuid) {
-        if self.tenants.release(instance) {
+    /// Frees the address of an instance, unless a node has the instance or may still start it.
+    pub(super) fn free_address(&mut self, instance: Uuid) {
+        if self.instances.taken(instance).is_none() && self.tenants.release(instance) {
             self.tenants.is_changed = true;
             self.tenants.write();
         }

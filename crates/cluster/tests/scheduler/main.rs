@@ -14,6 +14,7 @@
 //! | `configuration` | CONFIGURE, its file, and the previous configuration |
 //! | `engine` | the requests to the engine, with few and with many sessions |
 //! | `streams` | the output of instances |
+//! | `tenants` | the addresses of tenants' instances |
 //! | `term` | several schedulers, of which one leads |
 //! | `figures` | the figures of the scheduler |
 //! | `bad_input` | unreadable payloads |
@@ -45,6 +46,7 @@ mod questions;
 mod routing;
 mod starts;
 mod streams;
+mod tenants;
 mod term;
 mod truth;
 

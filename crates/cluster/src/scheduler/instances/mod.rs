@@ -140,6 +140,8 @@ pub(super) struct Report {
     pub(super) started: Vec<Instant>,
     /// STARTs that failed without a StartFailure.
     pub(super) lost: Vec<(Uuid, PendingStart)>,
+    /// Other instances that the node had and does not list any more.
+    pub(super) gone: Vec<Uuid>,
     /// Instances that exist although their START was answered with a failure.
     pub(super) unwanted: Vec<Uuid>,
 }
@@ -391,7 +393,10 @@ impl Instances {
                 Some(State::Starting(pending)) if pending.expected => report.lost.push((instance, pending)),
                 // These STATS crossed the START.
                 Some(State::Starting(_)) => drop(own.insert(instance)),
-                _ => drop(self.remove(instance)),
+                _ => {
+                    self.remove(instance);
+                    report.gone.push(instance);
+                }
             }
         }
         let of_node = self.by_node.entry(node).or_default();
