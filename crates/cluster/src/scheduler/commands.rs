@@ -27,7 +27,7 @@ use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 
 /// The maximum number of commands that are tracked, at some 500 bytes each. A command beyond that has no
-/// deadline, and its failure is forwarded unchanged.
+/// deadline. Failures that answer no tracked command are forwarded unchanged then.
 const MAX_COMMANDS: usize = 65_536;
 /// The reason if a node has not answered in time. The failures of some commands have their own
 /// word for it.
@@ -58,6 +58,8 @@ pub(super) struct Commands {
     by_node: BTreeMap<Key, Sent>,
     due: BTreeSet<(Instant, Key)>,
     next: u64,
+    /// True if there was no room for a command since the table was empty last.
+    has_untracked: bool,
     limits: StartLimits,
 }
 
@@ -80,7 +82,12 @@ impl Commands {
         now: Instant,
     ) {
         let command = Command(frame.kind().operand);
-        if !is_tracked(command) || self.by_node.len() >= MAX_COMMANDS {
+        if !is_tracked(command) {
+            return;
+        }
+        let is_full = self.by_node.len() >= MAX_COMMANDS;
+        self.has_untracked = is_full || (self.has_untracked && !self.by_node.is_empty());
+        if is_full {
             return;
         }
         let key = (node, self.next);
@@ -212,10 +219,13 @@ impl Scheduler {
         let Some(Ok((command, failed, reason))) = refusal::read(frame) else {
             return Some(frame.clone());
         };
-        if !is_tracked(command) || self.commands.by_node.len() >= MAX_COMMANDS {
+        if !is_tracked(command) {
             return Some(frame.clone());
         }
         let Some(sent) = self.commands.answered(from.uuid(), command, &failed) else {
+            if self.commands.has_untracked {
+                return Some(frame.clone());
+            }
             debug!(target: "ssntp::scheduler", "{from}: {} answers no command", frame.kind());
             return None;
         };
@@ -235,5 +245,63 @@ impl Scheduler {
                 answers::send_to_controllers(cx, &failure);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::scheduler::SchedulerConfig;
+    use ssntp::Role;
+    use ssntp::payload::{Stop, StopFailure};
+    use ssntp::proto::ErrorCode;
+    use ssntp::testkit::{HandlerTest, Testkit};
+
+    #[test]
+    fn a_command_has_one_answer_also_when_no_more_commands_are_tracked() {
+        let (kit, now) = (Testkit::new().unwrap(), crate::scheduler::now());
+        let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
+        let later = now + Duration::from_secs(3600);
+        for number in 1..MAX_COMMANDS as u64 {
+            let other = Sent {
+                command: Command::STOP,
+                subject: CommandSubject::default(),
+                instance: Uuid::nil(),
+                is_known: false,
+                had_ended: false,
+                sent: now,
+                deadline: later,
+            };
+            scheduler.commands.by_node.insert((Uuid::nil(), number), other);
+        }
+        let config = scheduler.serve_with(kit.server_config().unwrap());
+        let mut test = HandlerTest::new(config, scheduler).unwrap();
+        let mut connect = |role| test.connect(&kit.identity(role).unwrap()).unwrap().uuid();
+        let (controller, node) = (connect(Role::CONTROLLER), connect(Role::AGENT));
+        let instances = [1, 2].map(Uuid::from_u128);
+        for instance in instances {
+            let command = Stop {
+                instance_uuid: instance.into(),
+                workload_agent_uuid: node.into(),
+                ..Stop::default()
+            };
+            test.receive(controller, &Frame::of(&command));
+        }
+        for instance in instances {
+            let failure = StopFailure {
+                instance_uuid: instance.into(),
+                ..StopFailure::default()
+            };
+            test.receive(node, &Frame::of(&failure));
+        }
+        test.advance(Duration::from_secs(600));
+        let sent = test.sent_to(controller);
+        let failures = sent
+            .iter()
+            .filter(|frame| frame.kind() == ErrorCode::STOP_FAILURE);
+        let failures = failures.map(|frame| frame.payload::<StopFailure>().unwrap().instance_uuid);
+        assert_eq!(failures.collect::<Vec<_>>(), instances.map(Id::from));
     }
 }

@@ -497,9 +497,9 @@ impl Instances {
         }
     }
 
-    /// Marks a node as away: it has disconnected.
+    /// Marks a node as away: it has disconnected. A node that is away already stays so.
     pub(super) fn node_left(&mut self, node: Uuid, now: Instant) {
-        let Some(of_node) = self.by_node.get_mut(&node) else {
+        let Some(of_node) = self.by_node.get_mut(&node).filter(|of_node| !of_node.is_away) else {
             return;
         };
         // A node without instances needs no entry, so disconnected nodes take up no memory.

@@ -162,6 +162,18 @@ fn starts_of_a_node_that_is_away_wait_for_its_return() {
 }
 
 #[test]
+fn the_instances_of_a_node_that_has_left_twice_count_once() {
+    let mut stage = Stage::new();
+    stage.report(NODE, &[(ONE, Active)]);
+    // It has left, and later the server whose link to the leader was lost ends.
+    stage.table.node_left(NODE, stage.now);
+    stage.table.node_left(NODE, stage.now + SECOND);
+    stage.table.node_returned(NODE, true);
+    stage.report(NODE, &[]);
+    assert!(stage.is_empty());
+}
+
+#[test]
 fn instances_of_nodes_that_are_away_are_bounded_and_their_starts_are_answered() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
