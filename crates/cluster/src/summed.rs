@@ -21,6 +21,11 @@ pub(crate) fn write_summed<T: Serialize>(path: &Path, value: &T) -> io::Result<(
 /// The content of such a file.
 pub(crate) fn summed<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let mut bytes = yaml::encode(value).map_err(io::Error::other)?.to_vec();
+    let (len, most) = (bytes.len(), yaml::MAX_DOCUMENT_LEN);
+    if len > most {
+        let why = format!("{len} bytes are more than the {most} that can be read again");
+        return Err(io::Error::other(why));
+    }
     let sum = sum_line(&bytes);
     bytes.extend(sum.as_bytes());
     Ok(bytes)
@@ -65,6 +70,16 @@ pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_could_not_be_read_again_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record");
+        let lines = |count| vec!["a".repeat(1000); count];
+        write_summed(&path, &lines(1000)).unwrap();
+        assert!(write_summed(&path, &lines(1100)).is_err());
+        assert_eq!(read_summed(&path), Ok(Some(lines(1000))));
+    }
 
     #[test]
     fn truncated_or_changed_file_is_refused() {

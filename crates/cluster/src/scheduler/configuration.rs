@@ -108,9 +108,7 @@ impl Configuration {
                 warn!(target: "ssntp::scheduler", "{} is not there yet: no configuration", path.display())
             }
         }
-        // The file is replaced by a rename. On a symbolic link, that would replace the link and
-        // not its target.
-        configuration.keeper = Keeper::of(fs::canonicalize(&path).unwrap_or(path));
+        configuration.keeper = Keeper::of(path);
         Ok(configuration)
     }
 

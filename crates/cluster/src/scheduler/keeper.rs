@@ -7,9 +7,9 @@
 //!      └──── the result ◀──────────────┘
 //! ```
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{fs, io};
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -42,7 +42,9 @@ impl Keeper {
     /// A keeper of this file, whose thread has not started.
     pub(super) fn of(file: PathBuf) -> Self {
         Self {
-            file: Some(file),
+            // The file is replaced by a rename. On a symbolic link, that would replace the link and
+            // not its target.
+            file: Some(fs::canonicalize(&file).unwrap_or(file)),
             ..Self::default()
         }
     }

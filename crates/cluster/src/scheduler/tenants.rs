@@ -26,7 +26,7 @@ use crate::summed::{parse_summed, read_summed, summed};
 use ipnet::Ipv4Net;
 use ssntp::payload::{
     Id, Tenant, TenantAction as Action, TenantAddress, TenantEntry, TenantRefusal as Refusal,
-    Tenants as Answer, check_name,
+    Tenants as Answer, check_name, yaml,
 };
 use ssntp::proto::Frame;
 use ssntp::server::{Context, SessionInfo};
@@ -37,6 +37,12 @@ const MAX_TENANTS: usize = 4096;
 const PAGE: usize = 256;
 /// The maximum number of changes that wait for the disk; a further one is refused.
 const MAX_WAITING: usize = 256;
+/// The length limit of the file, in bytes. A longer one could not be read again. The engine has the
+/// same limit for its documents.
+const MAX_LEN: usize = yaml::MAX_DOCUMENT_LEN;
+/// Upper bounds for the bytes in the file of a tenant besides its name, and of an address.
+const TENANT_LEN: usize = 240;
+const ADDRESS_LEN: usize = 64;
 
 /// Why a Tenant is refused: the reason and its text.
 type Refused = (Refusal, String);
@@ -254,7 +260,25 @@ impl TenantTable {
         });
         match taken {
             Some(why) => Err((Refusal::Taken, why)),
-            None => Ok(self.table.tenants.insert(name.to_owned(), record).is_none()),
+            None => {
+                self.check_room(name.len() + TENANT_LEN)?;
+                Ok(self.table.tenants.insert(name.to_owned(), record).is_none())
+            }
+        }
+    }
+
+    /// Checks that the file has room for this number of bytes.
+    fn check_room(&self, bytes: usize) -> Result<(), Refused> {
+        let len = |(name, record): (&String, &Record)| {
+            name.len() + TENANT_LEN + ADDRESS_LEN * record.addresses.len()
+        };
+        let all: usize = self.table.tenants.iter().map(len).sum();
+        match all + bytes <= MAX_LEN {
+            true => Ok(()),
+            false => Err((
+                Refusal::Full,
+                "the table of tenants would be longer than 1 MiB".to_owned(),
+            )),
         }
     }
 
@@ -286,6 +310,7 @@ impl TenantTable {
                 )),
             };
         }
+        self.check_room(ADDRESS_LEN)?;
         let Some(record) = self.table.tenants.get_mut(&asked.name) else {
             return Ok(false);
         };
@@ -619,9 +644,35 @@ mod tests {
     }
 
     #[test]
+    fn a_table_that_is_full_can_be_read_again() {
+        let mut table = TenantTable::default();
+        for number in 0..=u16::MAX {
+            let mut asked = add(&format!("{number:063}"), 1, MAX_KEY - u32::from(number));
+            let [high, low] = number.to_be_bytes();
+            asked.entry.concentrator_ip = format!("192.168.{high}.{low}/24");
+            asked.entry.subnet = "172.126.240.0/20".into();
+            asked.entry.tenant_uuid = Uuid::from_u128(u128::from(number)).into();
+            asked.entry.concentrator_uuid = asked.entry.tenant_uuid.clone();
+            let added = table.handle(&asked);
+            let leased = (0..9).map(|_| table.handle(&lease(&asked.name, Uuid::new_v4().as_u128(), "")));
+            if let Some(Err((reason, why))) = leased.chain([added]).find(Result::is_err) {
+                assert_eq!((reason, why.contains("1 MiB")), (Refusal::Full, true), "{why}");
+                break;
+            }
+        }
+        let written = summed(&table.table).unwrap();
+        assert_eq!(parse_summed(&written).as_ref(), Ok(&table.table));
+        assert!(written.len() > MAX_LEN * 3 / 4, "{}", written.len());
+    }
+
+    #[test]
     fn changes_that_wait_are_written_when_the_scheduler_ends() {
         let dir = tempfile::tempdir().unwrap();
         let configuration = dir.path().join("cluster.yaml");
+        // A link stays a link.
+        let (target, link) = (dir.path().join("target"), dir.path().join("cluster.tenants.yaml"));
+        std::fs::write(&target, summed(&Table::default()).unwrap()).unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
         let mut table = TenantTable::load(&configuration).unwrap();
         // Without a server, no callback takes a result and begins the next write.
         drop(table.keeper.start().unwrap());
@@ -634,6 +685,7 @@ mod tests {
         let written = table.table.clone();
         drop(table);
         assert_eq!(TenantTable::load(&configuration).unwrap().table, written);
+        assert!(link.is_symlink());
     }
 
     #[test]
