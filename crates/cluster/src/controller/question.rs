@@ -1,7 +1,7 @@
 //! Questions to the scheduler, such as for the list of its sessions, and their answers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -23,7 +23,7 @@ pub enum AskError {
     /// The scheduler refuses the question.
     #[error("the scheduler refused the question: {0}")]
     Refused(String),
-    /// The answer cannot be read.
+    /// An answer cannot be read, and no other one came in time.
     #[error("the answer cannot be read: {0}")]
     Unreadable(#[source] payload::Error),
     /// The session has ended before the answer.
@@ -51,17 +51,7 @@ impl Controller {
         let asked = OpenQuestion::register(&self.shared.questions, Q::KIND, A::KIND);
         let sent = self.client.send_timeout(Frame::of(question), limit);
         sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
-        loop {
-            let answer = asked.answers.recv_deadline(deadline);
-            let answer = answer.map_err(|e| match e.is_timeout() {
-                true => AskError::Late(limit),
-                false => AskError::Lost,
-            })??;
-            let answer = A::decode(&answer).map_err(AskError::Unreadable)?;
-            if is_answer(&answer) {
-                return Ok(answer);
-            }
-        }
+        asked.answer(is_answer, deadline, AskError::Late(limit))
     }
 }
 
@@ -142,6 +132,28 @@ impl OpenQuestion {
             answers,
         }
     }
+
+    /// Waits for its answer. Returns `late` at the deadline, or the error of the last answer that cannot
+    /// be read: the id of such an answer is unknown, so it may answer another question of the kind.
+    fn answer<A: Payload>(
+        &self,
+        is_answer: impl Fn(&A) -> bool,
+        deadline: Instant,
+        mut late: AskError,
+    ) -> Result<A, AskError> {
+        loop {
+            let answer = match self.answers.recv_deadline(deadline) {
+                Ok(answer) => A::decode(&answer?),
+                Err(e) if e.is_timeout() => return Err(late),
+                Err(_) => return Err(AskError::Lost),
+            };
+            match answer {
+                Ok(answer) if is_answer(&answer) => return Ok(answer),
+                Ok(_) => {}
+                Err(e) => late = AskError::Unreadable(e),
+            }
+        }
+    }
 }
 
 impl Drop for OpenQuestion {
@@ -152,9 +164,25 @@ impl Drop for OpenQuestion {
 
 #[cfg(test)]
 mod tests {
-    use ssntp::proto::Command;
+    use ssntp::payload::Tenants;
+    use ssntp::proto::{Command, Event};
 
     use super::*;
+
+    #[test]
+    fn an_answer_that_cannot_be_read_fails_no_other_question() {
+        let questions = Arc::default();
+        let kind = Event::TENANTS.into();
+        let asked = OpenQuestion::register(&questions, Command::TENANT.into(), kind);
+        let is_own = |answer: &Tenants| answer.id == "own";
+        let answer = || asked.answer(is_own, deadline(Duration::ZERO), AskError::Late(Duration::ZERO));
+        questions.frame(&Frame::with_payload(kind, "tenants: ["));
+        assert!(matches!(answer(), Err(AskError::Unreadable(_))));
+        questions.frame(&Frame::with_payload(kind, "tenants: ["));
+        questions.frame(&Frame::with_payload(kind, "tenants: {id: own}"));
+        assert_eq!(answer().unwrap().id, "own");
+        assert!(matches!(answer(), Err(AskError::Late(_))));
+    }
 
     #[test]
     fn answers_to_other_questions_of_its_kind_do_not_displace_an_answer() {
