@@ -47,15 +47,15 @@ impl Peers {
         let own = self.own;
         let others = view.members.iter().filter(|member| member.uuid != own).take(MOST);
         let address = |member: &Member| member.addresses.first()?.parse::<Address>().ok();
-        let wanted: HashSet<_> = others.filter_map(address).collect();
+        let mut wanted: HashSet<_> = others.filter_map(address).collect();
         for gone in self.dialled.difference(&wanted) {
             self.dialler.undial(&gone.clone().into());
         }
-        for address in wanted.difference(&self.dialled) {
-            if let Err(e) = self.dialler.dial(address.clone()) {
-                log::warn!("{address} cannot be dialled: no thread: {e}");
-            }
-        }
+        // An address that cannot be dialled now is dialled after the next view.
+        wanted.retain(|address| {
+            let failed = |e| log::warn!("{address} cannot be dialled: no thread: {e}");
+            self.dialled.contains(address) || self.dialler.dial(address.clone()).map_err(failed).is_ok()
+        });
         self.dialled = wanted;
     }
 }
