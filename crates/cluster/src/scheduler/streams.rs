@@ -181,6 +181,10 @@ impl Scheduler {
     pub(super) fn stream_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let id = stream_of(frame.payload_bytes());
         let Some((id, stream)) = id.and_then(|id| Some((id, self.streams.by_id.get_mut(&id)?))) else {
+            // An earlier leader may have opened the stream, and the node would keep it.
+            if let Some(id) = id.filter(|_| frame.kind() != Event::STREAM_ENDED) {
+                answers::send(cx, from.uuid(), &close_stream(id));
+            }
             return self.late(from, frame);
         };
         if stream.node.key() != from.key() {
