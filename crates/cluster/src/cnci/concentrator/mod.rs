@@ -178,10 +178,9 @@ impl Concentrator {
             subnet,
             key: added.subnet_key,
         };
-        // Agents report their tenants again in each session. The tables have this tunnel already, but
-        // the data plane may have failed to make it.
+        // Agents report their tenants again in each session. If the data plane has failed to make this
+        // tunnel, the next repair makes it: one for each report could keep this thread busy for minutes.
         if self.tables.tunnels.contains(&tunnel) {
-            self.apply();
             return Ok(None);
         }
         let (node, subnet) = (tunnel.agent_uuid.to_string(), tunnel.subnet.clone());
