@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::nodes::Nodes;
-use super::{ControllerMode, Scheduler, limited};
-use ssntp::payload::SnapshotComplete;
+use super::{ControllerMode, Scheduler, answers, limited};
 use ssntp::proto::Frame;
 use ssntp::server::{Context, SessionInfo, SessionKey};
 use ssntp_transport::LogLimit;
@@ -33,10 +32,6 @@ struct Snapshot {
     to: SessionInfo,
     /// The nodes whose STATS have not been sent yet, in no particular order.
     nodes: Vec<Uuid>,
-    complete: SnapshotComplete,
-    /// True if the leader was synchronizing when the snapshot began: then all controllers get
-    /// SnapshotComplete at the end of that.
-    is_syncing: bool,
 }
 
 impl Controllers {
@@ -67,19 +62,32 @@ impl Controllers {
     }
 
     /// Sends the next part of each snapshot if it is due.
-    pub(super) fn continue_snapshots(&mut self, cx: &mut Context<'_>, nodes: &Nodes, now: Instant) {
+    pub(super) fn continue_snapshots(&mut self, cx: &mut Context<'_>, nodes: &Nodes, is_syncing: bool) {
+        let now = cx.now();
         if self.send_at.is_none_or(|at| at > now) {
             return;
         }
         self.snapshots
-            .retain_mut(|snapshot| snapshot.send_part(cx, nodes));
+            .retain_mut(|snapshot| snapshot.send_part(cx, nodes, is_syncing));
         self.send_at = (!self.snapshots.is_empty()).then(|| now + PAUSE);
+    }
+
+    /// Sends SnapshotComplete to all controllers, except those whose snapshot is still being sent.
+    pub(super) fn complete_snapshots(&self, cx: &mut Context<'_>, nodes: &Nodes) {
+        let complete = Frame::of(&nodes.snapshot_complete());
+        for controller in &self.line {
+            let mut snapshots = self.snapshots.iter();
+            if !snapshots.any(|snapshot| snapshot.to.key() == controller.key()) {
+                answers::send(cx, controller.uuid(), &complete);
+            }
+        }
     }
 }
 
 impl Snapshot {
-    /// Sends until the controller's queue holds enough; true if there is more to send.
-    fn send_part(&mut self, cx: &mut Context<'_>, nodes: &Nodes) -> bool {
+    /// Sends until the controller's queue holds enough; true if there is more to send. SnapshotComplete
+    /// is left out while the leader synchronizes, because it follows at the end of that.
+    fn send_part(&mut self, cx: &mut Context<'_>, nodes: &Nodes, is_syncing: bool) -> bool {
         let to = self.to.uuid();
         // The controller may have disconnected meanwhile.
         let Some(mut waiting) = cx.waiting(to) else {
@@ -90,19 +98,13 @@ impl Snapshot {
                 return true;
             }
             let Some(node) = self.nodes.pop() else {
-                if !self.is_syncing {
-                    // If this fails, the session has ended.
-                    let _ = cx.send(to, &Frame::of(&self.complete));
+                if !is_syncing {
+                    answers::send(cx, to, &Frame::of(&nodes.snapshot_complete()));
                 }
                 return false;
             };
-            // The node may have disconnected meanwhile.
-            let Some((instances, frames)) = nodes.stats(node) else {
-                continue;
-            };
-            self.complete.reporting += 1;
-            self.complete.instances += instances as u64;
-            for frame in frames {
+            // The node may have disconnected meanwhile, and has no frames then.
+            for frame in nodes.stats(node) {
                 // A frame enters the queue only after this call, so it is counted here.
                 waiting.frames += 1;
                 waiting.bytes += frame.encoded_len() as u64;
@@ -135,13 +137,8 @@ impl Scheduler {
         let mut snapshot = Snapshot {
             to: session.clone(),
             nodes: self.nodes.with_stats().collect(),
-            complete: SnapshotComplete {
-                nodes: self.nodes.count() as u64,
-                ..SnapshotComplete::default()
-            },
-            is_syncing: self.is_syncing(),
         };
-        if snapshot.send_part(cx, &self.nodes) {
+        if snapshot.send_part(cx, &self.nodes, self.is_syncing()) {
             self.controllers.snapshots.push(snapshot);
             self.controllers.send_at.get_or_insert_with(|| cx.now() + PAUSE);
         }

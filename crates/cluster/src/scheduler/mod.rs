@@ -540,7 +540,8 @@ impl Handler for Scheduler {
             self.expire_starts(cx, now);
             self.expire_commands(cx, now);
         }
-        self.controllers.continue_snapshots(cx, &self.nodes, now);
+        self.controllers
+            .continue_snapshots(cx, &self.nodes, self.is_syncing());
         self.send_intents(cx);
     }
 }

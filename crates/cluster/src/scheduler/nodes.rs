@@ -102,11 +102,10 @@ impl Nodes {
         self.by_uuid.iter().filter_map(known)
     }
 
-    /// The number of instances in the last STATS of a node, and the frames of a snapshot: these
-    /// STATS and the events since. `None` if the node is not connected.
-    pub(super) fn stats(&self, uuid: Uuid) -> Option<(usize, impl Iterator<Item = &Frame>)> {
-        let node = self.by_uuid.get(&uuid)?;
-        Some((node.instances, node.last_stats.iter().chain(&node.events)))
+    /// The frames of a node for a snapshot: its last STATS, and the events since.
+    pub(super) fn stats(&self, uuid: Uuid) -> impl Iterator<Item = &Frame> {
+        let node = self.by_uuid.get(&uuid).into_iter();
+        node.flat_map(|node| node.last_stats.iter().chain(&node.events))
     }
 
     /// The end of a snapshot of all nodes.

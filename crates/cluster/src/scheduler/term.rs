@@ -521,7 +521,7 @@ impl Scheduler {
             return;
         }
         let held = term.following.take_held();
-        answers::to_controllers(cx, &self.nodes.snapshot_complete());
+        self.controllers.complete_snapshots(cx, &self.nodes);
         // A controller that sent CONFIGURE to the previous leader learns from this whether the
         // configuration was adopted.
         let configuration = self.configuration.current().clone();
