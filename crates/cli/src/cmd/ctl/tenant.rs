@@ -215,19 +215,20 @@ fn show(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
 /// Adds the network of a tenant to each of these STARTs, with the address `ip` or an address that the
 /// scheduler chooses.
 pub(super) fn join(
-    options: &Options,
-    stop: &Stop,
+    session: &Session<'_>,
     name: &str,
     ip: Option<Ipv4Addr>,
     starts: &mut [StartPayload],
 ) -> Result<(), Failure> {
-    // One session for all requests, because there may be 10,000 instances.
-    let operator = Operator::open(options, stop)?;
     for StartPayload { start, .. } in starts {
+        // There may be 10,000 instances.
+        if session.stop.requested() {
+            return Err(session.stop.interrupted());
+        }
         let mut request = request(TenantAction::Lease, name);
         request.instance_uuid = start.instance_uuid.into();
         request.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
-        let entry = one(send_in(&operator, &request)?)?;
+        let entry = one(ask(session, &request, session.limit)?)?;
         let mut addresses = entry.addresses.iter();
         let address = addresses.find(|address| address.instance_uuid == start.instance_uuid);
         let address = address.ok_or_else(|| Failure::new("the scheduler's answer contains no address"))?;
@@ -243,6 +244,27 @@ pub(super) fn join(
         };
     }
     Ok(())
+}
+
+/// Releases the addresses of STARTs that are not sent, as far as possible.
+pub(super) fn leave(session: &Session<'_>, name: &str, starts: &[StartPayload]) {
+    for StartPayload { start, .. } in starts {
+        let mut request = request(TenantAction::Release, name);
+        request.instance_uuid = start.instance_uuid.into();
+        if ask(session, &request, RELEASE).is_err() {
+            break;
+        }
+    }
+}
+
+/// The longest wait for the release of an address by a command that has failed.
+const RELEASE: Duration = Duration::from_secs(5);
+
+/// Sends a request in the session of a controller, and waits for the answer.
+fn ask(session: &Session<'_>, request: &Tenant, limit: Duration) -> Result<Tenants, Failure> {
+    let is_answer = |answer: &Tenants| answer.id == request.id;
+    let answer = session.controller.ask(request, is_answer, limit);
+    accepted(answer.map_err(Failure::new)?)
 }
 
 /// A tenant with its addresses.
@@ -262,12 +284,11 @@ fn request(action: TenantAction, name: &str) -> Tenant {
 /// Sends a request in a session of its own. The session of a controller has the same UUID, so it cannot be
 /// open at the same time.
 fn send(options: &Options, stop: &Stop, request: &Tenant) -> Result<Tenants, Failure> {
-    send_in(&Operator::open(options, stop)?, request)
+    let operator = Operator::open(options, stop)?;
+    accepted(operator.ask(request, |answer: &Tenants| answer.id == request.id)?)
 }
 
-/// Sends a request in this session, and waits for the answer.
-fn send_in(operator: &Operator<'_>, request: &Tenant) -> Result<Tenants, Failure> {
-    let answer = operator.ask(request, |answer: &Tenants| answer.id == request.id)?;
+fn accepted(answer: Tenants) -> Result<Tenants, Failure> {
     match &answer.reason {
         TenantRefusal::Other(reason) if reason.is_empty() => Ok(answer),
         reason if answer.detail.is_empty() => Err(Failure::new(reason)),

@@ -1,13 +1,15 @@
 //! The commands of `ssntp ctl` that send orders and wait for their results.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::value_parser;
 use serde::de::IgnoredAny;
-use ssntp::payload::{AssignPublicIp, Configure, Delete, Evacuate, Id, NextState, ReleasePublicIp, yaml};
+use ssntp::payload::{
+    AssignPublicIp, Configure, Delete, Evacuate, Id, NextState, ReleasePublicIp, StartPayload, yaml,
+};
 use ssntp_cluster::controller::{CommandError, Controller, FindError, Order, View};
 use uuid::Uuid;
 
@@ -53,11 +55,8 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
     let workload = args.workload.workload()?;
     let node = workload.node().map(str::to_owned);
     let is_network = workload.is_for_network_nodes();
+    let is_named = workload.is_named();
     let mut starts: Vec<_> = workload.starts().collect();
-    // This comes before the session of the controller, because a client has one session at a time.
-    if let Some((tenant, ip)) = args.workload.network() {
-        tenant::join(options, stop, tenant, ip, &mut starts)?;
-    }
     // The list of nodes is needed for three reasons: --node may be the beginning of a UUID, an older
     // instance must not be mistaken for the new one, and without a suitable node the scheduler would
     // refuse the START at once.
@@ -71,15 +70,36 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
             payload.start.requirements.node_id = node.into();
         }
     }
-    let mut orders = Vec::new();
+    let (network, mut orders) = (args.workload.network(), Vec::new());
+    let sent = send(&session, network, &mut starts, &mut orders);
+    // The scheduler releases the address of a START that fails. An instance whose UUID was given may
+    // run already, or get the same address at the next attempt.
+    if let (Err(_), Some((tenant, _)), false) = (&sent, network, is_named) {
+        tenant::leave(&session, tenant, starts.get(orders.len()..).unwrap_or_default());
+    }
+    sent?;
+    session.finish(orders, args.waiting.wait())
+}
+
+/// Sends these STARTs, with addresses in the network of a tenant if one is given. After an error,
+/// `orders` has the STARTs that were sent.
+fn send(
+    session: &Session<'_>,
+    network: Option<(&str, Option<Ipv4Addr>)>,
+    starts: &mut [StartPayload],
+    orders: &mut Vec<Order>,
+) -> Result<(), Failure> {
+    if let Some((tenant, ip)) = network {
+        tenant::join(session, tenant, ip, starts)?;
+    }
     for start in starts {
         // Up to 10,000 STARTs may block until the queue has room.
-        if stop.requested() {
-            return Err(stop.interrupted());
+        if session.stop.requested() {
+            return Err(session.stop.interrupted());
         }
-        orders.push(session.controller.start_workload(&start)?);
+        orders.push(session.controller.start_workload(start)?);
     }
-    session.finish(orders, args.waiting.wait())
+    Ok(())
 }
 
 #[derive(Debug, clap::Args)]

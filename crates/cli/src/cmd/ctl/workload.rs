@@ -247,6 +247,11 @@ impl Workload {
         (!node.is_empty()).then_some(node)
     }
 
+    /// True if the UUID of its instance was given.
+    pub(super) fn is_named(&self) -> bool {
+        self.named
+    }
+
     /// True if it must run on a network node.
     pub(super) fn is_for_network_nodes(&self) -> bool {
         self.payload.start.requirements.network_node

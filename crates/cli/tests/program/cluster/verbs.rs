@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use serde_json::Value;
-use ssntp::payload::{InstanceState, NodeStatus};
+use ssntp::payload::{InstanceState, NodeStatus, Tenant, TenantAction, TenantEntry, Tenants};
 use ssntp_cluster::controller::View;
 use uuid::Uuid;
 
@@ -33,6 +33,32 @@ fn start_waits_until_each_instance_runs() {
     let instances: Vec<Value> = serde_json::from_str(&cluster.done("instances --json")).unwrap();
     assert_eq!(instances.len(), 3);
     assert!(instances.iter().all(|instance| instance["state"] == "active"));
+}
+
+#[test]
+fn a_start_that_is_not_sent_leaves_no_address_in_the_network_of_its_tenant() {
+    let cluster = Cluster::new("");
+    let add = Tenant {
+        id: "1".into(),
+        action: TenantAction::Add,
+        name: "blue".into(),
+        entry: TenantEntry {
+            tenant_uuid: Uuid::new_v4().into(),
+            subnet: "172.16.0.0/29".into(),
+            concentrator_uuid: Uuid::new_v4().into(),
+            concentrator_ip: "10.0.0.33/24".into(),
+            ..TenantEntry::default()
+        },
+        ..Tenant::default()
+    };
+    let controller = cluster.controller_sees(0);
+    let added: Tenants = controller.ask(&add, |_| true, LIMIT).unwrap();
+    assert_eq!(added.reason.as_str(), "");
+    drop(controller);
+    let error = cluster.fails("start --tenant blue --count 6 --no-wait -- sleep 1000");
+    assert!(error.contains("no address of 172.16.0.0/29 is free"), "{error}");
+    let shown: Value = serde_json::from_str(&cluster.done("tenant show blue --json")).unwrap();
+    assert_eq!(shown["addresses"], Value::Array(Vec::new()));
 }
 
 #[test]
