@@ -251,14 +251,8 @@ impl Scheduler {
             None => false,
         };
         if others(&subject.node_uuid) || (of_cnci && others(&subject.concentrator_uuid)) || foreign_instance {
-            let Subject {
-                node_uuid,
-                concentrator_uuid,
-                instance_uuid,
-            } = &subject;
-            let about = format_args!(
-                "of node {node_uuid:?}, concentrator {concentrator_uuid:?}, instance {instance_uuid:?}"
-            );
+            let (node, cnci) = (&subject.node_uuid, &subject.concentrator_uuid);
+            let about = format_args!("of node {node:?}, concentrator {cnci:?}, instance {instance:?}");
             self.reject_report(cx, from, frame, &about);
             return None;
         }
@@ -312,4 +306,73 @@ fn without(frame: &Frame, foreign: &HashSet<Uuid>) -> Option<Frame> {
     stats.foreign = foreign.iter().map(|instance| Id::from(*instance)).collect();
     stats.foreign.sort_unstable();
     Some(with_trace_of(frame, Frame::of(&stats)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::scheduler::SchedulerConfig;
+    use ssntp::payload::{InstanceState, InstanceStats, Ready, Start};
+    use ssntp::proto::Command;
+    use ssntp::testkit::{HandlerTest, Testkit};
+
+    fn stats(node: Uuid, state: &InstanceState, instances: &[Uuid]) -> Frame {
+        let instance = |uuid: &Uuid| InstanceStats {
+            instance_uuid: (*uuid).into(),
+            state: state.clone(),
+            ..InstanceStats::default()
+        };
+        Frame::of(&Stats {
+            node_uuid: node.into(),
+            instances: instances.iter().map(instance).collect(),
+            ..Stats::default()
+        })
+    }
+
+    #[test]
+    fn stats_that_are_too_long_to_be_forwarded_still_count() {
+        let kit = Testkit::new().unwrap();
+        let config = SchedulerConfig::new().stats_interval(Duration::from_secs(10));
+        let scheduler = Scheduler::new(config).unwrap();
+        let config = scheduler.serve_with(kit.server_config().unwrap());
+        let mut test = HandlerTest::new(config, scheduler).unwrap();
+        let mut connect = |role| test.connect(&kit.identity(role).unwrap()).unwrap().uuid();
+        let controller = connect(Role::CONTROLLER);
+        let (owner, node) = (connect(Role::AGENT), connect(Role::AGENT));
+        let (twice, [lost, next]) = (Uuid::new_v4(), [1, 2].map(Uuid::from_u128));
+        let is_started = |test: &mut HandlerTest, instance: Uuid| {
+            let mut start = Start {
+                instance_uuid: instance,
+                ..Start::default()
+            };
+            start.requirements.node_id = node.into();
+            let ready = Ready {
+                node_uuid: node.into(),
+                ..Ready::default()
+            };
+            test.receive(node, &Frame::of(&ready));
+            test.receive(controller, &Frame::of(&start));
+            test.sent_to(node)
+                .iter()
+                .any(|frame| frame.kind() == Command::START)
+        };
+        test.receive(owner, &stats(owner, &InstanceState::Active, &[twice]));
+        assert!(is_started(&mut test, lost));
+        test.receive(node, &stats(node, &InstanceState::Pending, &[lost]));
+        test.advance(Duration::from_secs(40));
+        assert!(!is_started(&mut test, next), "the node is stale");
+        test.sent_to(controller);
+        // The instance of the other node would have to be removed from these STATS.
+        let mut listed = vec![twice];
+        listed.extend((0..1000).map(|_| Uuid::new_v4()));
+        test.receive(node, &stats(node, &InstanceState::Active, &listed));
+        let frames = test.sent_to(controller);
+        let [failure] = &frames[..] else {
+            panic!("{frames:?}");
+        };
+        assert_eq!(failure.payload::<StartFailure>().unwrap().instance_uuid, lost);
+        assert!(is_started(&mut test, next));
+    }
 }

@@ -15,7 +15,7 @@ use ssntp_cluster::scheduler::placement::Policy;
 use uuid::Uuid;
 
 use super::client::Client;
-use super::{Cluster, expect_failure, expect_no_frames, expect_start, refused, start, start_on, stats};
+use super::{Cluster, expect_failure, expect_no_frames, refused, start, start_on, stats};
 
 /// STATS in which each instance is in this state.
 fn in_state(node: Uuid, state: &InstanceState, instances: &[Uuid]) -> Stats {
@@ -449,43 +449,6 @@ fn a_node_without_stats_is_stale_until_it_reports_again() {
     node.send(&Frame::with_payload(Command::STATS, again));
     assert_eq!(controller.expect_payload::<Stats>().status, NodeStatus::Ready);
     start_on(&mut controller, &mut node, &start(1));
-}
-
-#[test]
-fn stats_that_are_too_long_to_be_forwarded_still_count() {
-    let cluster = Cluster::new(several().stats_interval(Duration::from_millis(10)));
-    let (mut controller, mut owner, mut node) = two_nodes(&cluster);
-    let mut lost = start(1);
-    let twice = Uuid::new_v4();
-    lost.requirements.node_id = node.uuid.into();
-    owner.send_payload(&in_state(owner.uuid, &InstanceState::Active, &[twice]));
-    owner.expect_nothing();
-    controller.send_payload(&lost);
-    expect_start(&mut node, &lost);
-    node.send_payload(&stats(node.uuid, &[lost.instance_uuid]));
-    loop {
-        let stats: Stats = controller.expect_payload();
-        if stats.node_uuid == node.uuid && stats.status == NodeStatus::Stale && !stats.instances.is_empty() {
-            break;
-        }
-    }
-    // The instance of the other node would have to be removed from these STATS.
-    let mut listed = vec![twice];
-    listed.extend((0..1000).map(|_| Uuid::new_v4()));
-    let mut report = in_state(node.uuid, &InstanceState::Active, &listed);
-    report.interval = 1000;
-    node.send_payload(&report);
-    node.expect_nothing();
-    let frames = controller.drain();
-    let failure = frames
-        .iter()
-        .find(|frame| frame.kind() == ErrorCode::START_FAILURE);
-    let failure: StartFailure = failure.unwrap().payload().unwrap();
-    assert_eq!(failure.instance_uuid, lost.instance_uuid);
-    // The node is no longer stale.
-    let mut next = start(1);
-    next.requirements.node_id = node.uuid.into();
-    start_on(&mut controller, &mut node, &next);
 }
 
 #[test]
