@@ -113,12 +113,8 @@ fn cpus(stat: &str) -> Option<i64> {
 
 /// The size and the free space of the file system of `path`.
 fn disk_mb(path: &Path) -> Option<(i64, i64)> {
-    for path in path.ancestors() {
-        let path = if path.as_os_str().is_empty() {
-            Path::new(".")
-        } else {
-            path
-        };
+    // The parents of a relative path end with an empty one.
+    for path in std::path::absolute(path).ok()?.ancestors() {
         match rustix::fs::statvfs(path) {
             Ok(disk) => {
                 let mb = |blocks: u64| i64::try_from(blocks.checked_mul(disk.f_frsize)? / MB).ok();

@@ -5,7 +5,7 @@ use std::fmt;
 
 use ssntp::payload::{
     AssignPublicIpFailure, AttachVolumeFailure, CommandFailure, CommandSubject, DeleteFailure,
-    DetachVolumeFailure, Error, InvalidFrameType, RestartFailure, StartFailure, StopFailure,
+    DetachVolumeFailure, Error, Id, InvalidFrameType, RestartFailure, StartFailure, StopFailure,
     UnassignPublicIpFailure,
 };
 use ssntp::proto::{Command, Frame, FrameKind, FrameType};
@@ -148,4 +148,10 @@ pub(crate) fn failure_of(frame: &Frame, refused: &Refused) -> Option<Frame> {
 /// InvalidFrameType for a refused frame of this kind.
 pub(crate) fn invalid_frame(kind: FrameKind, word: &'static str) -> Frame {
     Frame::of(&InvalidFrameType::new(kind, word.into()))
+}
+
+/// True if two ids of a command and of its failure name the same entity. A UUID may be in upper or
+/// lower case.
+pub(crate) fn same(one: &Id, other: &Id) -> bool {
+    one == other || one.uuid().is_some_and(|uuid| *other == uuid)
 }

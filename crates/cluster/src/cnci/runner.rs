@@ -120,12 +120,8 @@ impl Cnci {
         }
         let uuid = client.uuid();
         let state = config.state.clone().unwrap_or_default();
-        let tables = match &config.state {
-            Some(state) => Tables::load(state)
-                .map_err(CnciError::Tables)?
-                .unwrap_or_default(),
-            None => Tables::default(),
-        };
+        let tables = config.state.as_deref().map(Tables::load).transpose();
+        let tables = tables.map_err(CnciError::Tables)?.flatten().unwrap_or_default();
         if !tables.concentrator_uuid.is_empty() && tables.concentrator_uuid != uuid {
             return Err(CnciError::OtherConcentrator(
                 state,

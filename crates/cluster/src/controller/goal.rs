@@ -27,9 +27,10 @@ use uuid::Uuid;
 
 use super::failure::{self, Failure};
 use super::{Change, Ending, Instance, Node, View};
+use crate::refusal::same;
 use ssntp::payload::{
-    AssignPublicIp, AttachVolume, CommandSubject, Delete, DetachVolume, Evacuate, Id, InstanceState,
-    NextState, NodeStatus, Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
+    AssignPublicIp, AttachVolume, CommandSubject, Delete, DetachVolume, Evacuate, InstanceState, NextState,
+    NodeStatus, Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
 };
 use ssntp::proto::{Command, ErrorCode, Frame};
 
@@ -437,9 +438,4 @@ fn started(seen: &Instance) -> Option<Shown> {
         }),
         _ => None,
     }
-}
-
-/// True if two ids name the same entity. A UUID may be in upper or lower case.
-fn same(one: &Id, other: &Id) -> bool {
-    one == other || one.uuid().is_some_and(|uuid| *other == uuid)
 }

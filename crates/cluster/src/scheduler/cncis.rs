@@ -139,8 +139,8 @@ impl Scheduler {
         }
         let served = cnci.uuid().zip(subnet::network(&event.tenant_subnet).ok());
         // If the concentrator is away, this fails, and the event is sent when it reconnects.
-        let is_forwarded =
-            relay::forward(cx, &mut self.log, from, frame, Ok((cnci, Role::CNCIAGENT))).is_ok();
+        let to = (&cnci, Role::CNCIAGENT);
+        let is_forwarded = relay::forward(cx, &mut self.log, from, frame, to).is_ok();
         let Some((cnci, subnet)) = served else { return };
         let served = (cnci, event.tenant_uuid, subnet);
         // A TenantRemoved that the concentrator has received is not needed any more.

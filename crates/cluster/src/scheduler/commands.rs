@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::instances::StartLimits;
 use super::{Scheduler, answers};
 use crate::phase::Phase;
-use crate::refusal::{self, Refused};
+use crate::refusal::{self, Refused, same};
 use ssntp::payload::{CommandSubject, Id, InstanceState, StatsSummary};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
@@ -81,10 +81,6 @@ impl Commands {
         frame: &Frame,
         now: Instant,
     ) {
-        let command = Command(frame.kind().operand);
-        if !is_tracked(command) {
-            return;
-        }
         let is_full = self.by_node.len() >= MAX_COMMANDS;
         self.has_untracked = is_full || (self.has_untracked && !self.by_node.is_empty());
         if is_full {
@@ -94,7 +90,7 @@ impl Commands {
         self.next += 1;
         let deadline = now + self.limits.quiet;
         let sent = Sent {
-            command,
+            command: Command(frame.kind().operand),
             subject: CommandSubject {
                 node_uuid: node.into(),
                 ..CommandSubject::of(frame)
@@ -206,11 +202,6 @@ fn is_tracked(command: Command) -> bool {
         command,
         Command::STOP | Command::DELETE | Command::RESTART | Command::ATTACH_VOLUME | Command::DETACH_VOLUME
     )
-}
-
-/// True if two ids name the same entity. A UUID may be in upper or lower case.
-fn same(one: &Id, other: &Id) -> bool {
-    one == other || one.uuid().is_some_and(|uuid| *other == uuid)
 }
 
 impl Scheduler {

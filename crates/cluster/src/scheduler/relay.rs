@@ -7,8 +7,8 @@ use super::{Scheduler, answers, limited};
 use crate::refusal::Refused;
 use ssntp::Role;
 use ssntp::payload::{
-    AssignPublicIp, AttachVolume, Delete, DetachVolume, Error, Evacuate, Id, RefreshCnci, ReleasePublicIp,
-    Restart, Restore, Stop,
+    AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, RefreshCnci, ReleasePublicIp, Restart,
+    Restore, Stop,
 };
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
@@ -19,60 +19,56 @@ use ssntp_transport::excerpt;
 const NOT_CONNECTED: &str = "not_connected";
 const NODE: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
 
-/// The receiver of a command with the role that it must have, and the instance of the command.
-struct Addressed {
-    to: (Id, Role),
-    instance: Id,
-}
-
-macro_rules! addressed {
-    ($frame:ident as $payload:ident) => {
-        $frame.payload().map(|p: $payload| Addressed {
-            to: (p.workload_agent_uuid, NODE),
-            instance: p.instance_uuid,
-        })
-    };
-    ($frame:ident as $payload:ident to $role:expr, $field:ident) => {
-        $frame.payload().map(|p: $payload| Addressed {
-            to: (p.$field, $role),
-            instance: Id::default(),
-        })
-    };
-}
-
 impl Scheduler {
     /// Forwards a controller's command. Refuses it if its receiver is not connected, or if the
     /// instance belongs to another node than the named one.
     pub(super) fn relay(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let addressed = match Command(frame.kind().operand) {
-            Command::STOP => addressed!(frame as Stop),
-            Command::DELETE => addressed!(frame as Delete),
-            Command::RESTART => addressed!(frame as Restart),
-            Command::ATTACH_VOLUME => addressed!(frame as AttachVolume),
-            Command::DETACH_VOLUME => addressed!(frame as DetachVolume),
-            Command::EVACUATE => addressed!(frame as Evacuate to NODE, workload_agent_uuid),
-            Command::RESTORE => addressed!(frame as Restore to NODE, workload_agent_uuid),
-            Command::ASSIGN_PUBLIC_IP => {
-                addressed!(frame as AssignPublicIp to Role::CNCIAGENT, concentrator_uuid)
-            }
-            Command::RELEASE_PUBLIC_IP => {
-                addressed!(frame as ReleasePublicIp to Role::CNCIAGENT, concentrator_uuid)
-            }
-            Command::REFRESH_CNCI => addressed!(frame as RefreshCnci to Role::CNCIAGENT, cnci_uuid),
+        macro_rules! of_instance {
+            ($payload:ident) => {
+                frame
+                    .payload()
+                    .map(|p: $payload| (p.workload_agent_uuid, p.instance_uuid))
+            };
+        }
+
+        let (command, none) = (Command(frame.kind().operand), Id::default);
+        let addressed = match command {
+            Command::STOP => of_instance!(Stop),
+            Command::DELETE => of_instance!(Delete),
+            Command::RESTART => of_instance!(Restart),
+            Command::ATTACH_VOLUME => of_instance!(AttachVolume),
+            Command::DETACH_VOLUME => of_instance!(DetachVolume),
+            Command::EVACUATE => frame.payload().map(|p: Evacuate| (p.workload_agent_uuid, none())),
+            Command::RESTORE => frame.payload().map(|p: Restore| (p.workload_agent_uuid, none())),
+            Command::ASSIGN_PUBLIC_IP => frame
+                .payload()
+                .map(|p: AssignPublicIp| (p.concentrator_uuid, none())),
+            Command::RELEASE_PUBLIC_IP => frame
+                .payload()
+                .map(|p: ReleasePublicIp| (p.concentrator_uuid, none())),
+            Command::REFRESH_CNCI => frame.payload().map(|p: RefreshCnci| (p.cnci_uuid, none())),
             // The filter admits no other command of a controller.
             _ => return,
         };
-        let instance = addressed.as_ref().ok().and_then(|a| a.instance.uuid());
+        let (to, instance) = match addressed {
+            Ok((to, instance)) => (to, instance.uuid()),
+            Err(e) => {
+                limited!(info, self.log, cx, from.uuid(), "refused"; "{from}: {command} refused: {}", excerpt(&e));
+                return answers::refuse(cx, from, frame, &e.into());
+            }
+        };
+        let role = match command {
+            Command::ASSIGN_PUBLIC_IP | Command::RELEASE_PUBLIC_IP | Command::REFRESH_CNCI => Role::CNCIAGENT,
+            _ => NODE,
+        };
         let has = instance.and_then(|instance| self.instances.node_of(instance));
-        let node = addressed.as_ref().ok().and_then(|a| a.to.0.uuid());
         // If two nodes have an instance, it can be deleted on the node to which it does not belong.
-        let is_second = frame.kind() == Command::DELETE
+        let is_second = command == Command::DELETE
             && instance
-                .zip(node)
+                .zip(to.uuid())
                 .is_some_and(|(instance, node)| self.instances.lists_foreign(instance, node));
         // The named node would answer that it has no such instance, although another node has it.
-        let elsewhere = |a: &Addressed| has.is_some_and(|node| a.to.0 != node);
-        if !is_second && addressed.as_ref().is_ok_and(elsewhere) {
+        if !is_second && has.is_some_and(|node| to != node) {
             return answers::refuse(cx, from, frame, &NOT_CONNECTED.into());
         }
         // The command is newer than the instance's move or START, so the START must not be placed
@@ -85,16 +81,15 @@ impl Scheduler {
                 self.moves.forget(instance);
             }
         }
-        let to = addressed.map(|addressed| addressed.to);
-        if let Err(refused) = forward(cx, &mut self.log, from, frame, to) {
+        if let Err(refused) = forward(cx, &mut self.log, from, frame, (&to, role)) {
             return answers::refuse(cx, from, frame, &refused);
         }
-        let Some(node) = node else { return };
+        let Some(node) = to.uuid() else { return };
         if let Some(instance) = instance {
             let known = has.map(|_| self.instances.has_ended(instance));
             self.commands.add(node, instance, known, frame, cx.now());
         }
-        match Command(frame.kind().operand) {
+        match command {
             Command::EVACUATE => {
                 // A READY that the node sent before it received EVACUATE may still arrive.
                 self.placement.suspend(node, Suspension::Evacuating);
@@ -119,18 +114,14 @@ pub(super) fn forward(
     log: &mut LogLimit<Uuid>,
     from: &SessionInfo,
     frame: &Frame,
-    to: Result<(Id, Role), Error>,
+    (id, role): (&Id, Role),
 ) -> Result<(), Refused> {
     let kind = frame.kind();
-    let (id, role) = to.map_err(|e| {
-        limited!(info, log, cx, from.uuid(), "refused"; "{from}: {kind} refused: {}", excerpt(&e));
-        Refused::from(e)
-    })?;
     let directory = cx.directory();
     // A client of another role does not know the command, so it must not receive it.
     let session = id.uuid().and_then(|uuid| directory.session(uuid));
     let Some(to) = session.filter(|session| session.role().intersects(role)) else {
-        let id = excerpt(&id);
+        let id = excerpt(id);
         limited!(info, log, cx, from.uuid(), "not connected";
             "{from}: {kind} for {id}, which is not connected");
         return Err(NOT_CONNECTED.into());

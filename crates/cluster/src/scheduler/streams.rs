@@ -88,8 +88,7 @@ impl Scheduler {
                 // stream of that UUID.
                 Some(open) if !self.streams.by_id.contains_key(&open.stream) => {
                     if let Err((reason, text)) = self.open_stream(cx, from, frame, &open) {
-                        let ended = StreamEnded::new(open.stream, reason, text);
-                        answers::send(cx, from.uuid(), &ended.frame());
+                        send_ended(cx, from, open.stream, reason, text);
                     }
                 }
                 _ => answers::invalid_frame(cx, from, frame.kind(), "invalid_data"),
@@ -219,8 +218,7 @@ impl Scheduler {
     fn end_stream(&mut self, cx: &mut Context<'_>, id: Uuid, reason: StreamEndReason, text: &str) {
         if let Some(stream) = self.streams.by_id.remove(&id) {
             answers::send(cx, stream.node.uuid(), &close_stream(id));
-            let ended = StreamEnded::new(id, reason, text);
-            answers::send(cx, stream.controller.uuid(), &ended.frame());
+            send_ended(cx, &stream.controller, id, reason, text);
         }
     }
 
@@ -232,8 +230,7 @@ impl Scheduler {
                 answers::send(cx, stream.node.uuid(), &close_stream(id));
             } else {
                 let text = format!("its node {} has left", session.uuid());
-                let ended = StreamEnded::new(id, StreamEndReason::NOT_CONNECTED, text);
-                answers::send(cx, stream.controller.uuid(), &ended.frame());
+                send_ended(cx, &stream.controller, id, StreamEndReason::NOT_CONNECTED, text);
             }
         }
     }
@@ -252,8 +249,7 @@ impl Scheduler {
         let of_node = |_: &Uuid, stream: &mut Stream| stream.node.key() == node.key();
         for (id, stream) in self.streams.by_id.extract_if(of_node) {
             let text = format!("its node {} is of a version without streams", node.uuid());
-            let ended = StreamEnded::new(id, StreamEndReason::NOT_SUPPORTED, text);
-            answers::send(cx, stream.controller.uuid(), &ended.frame());
+            send_ended(cx, &stream.controller, id, StreamEndReason::NOT_SUPPORTED, text);
         }
     }
 
@@ -263,6 +259,16 @@ impl Scheduler {
         let (kind, late) = (frame.kind(), self.streams.late);
         debug!(target: "ssntp::scheduler", "{from}: {kind} for no stream of its own; {late} so far");
     }
+}
+
+fn send_ended(
+    cx: &mut Context<'_>,
+    to: &SessionInfo,
+    id: Uuid,
+    reason: StreamEndReason,
+    text: impl Into<String>,
+) {
+    answers::send(cx, to.uuid(), &StreamEnded::new(id, reason, text).frame());
 }
 
 /// Forwards a frame. If the receiver's session has ended, so does the stream.

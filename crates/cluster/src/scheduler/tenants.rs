@@ -9,7 +9,7 @@
 //! the disk. The table keeps a change that could not be written, and the next change is written
 //! together with it. Without a configuration file, the table is lost when the scheduler ends.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -56,11 +56,10 @@ pub(super) struct TenantTable {
     /// The tenant and address of each instance that has one.
     instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
     pub(super) keeper: Keeper,
-    /// Answers to changes that the file does not have yet, with their receivers.
-    waiting: VecDeque<Pending>,
-    /// The number of answers at the front of `waiting` whose changes are being written; `None` if
-    /// there is no write in progress.
-    being_written: Option<usize>,
+    /// Answers to changes that wait for the next write, with their receivers.
+    waiting: Vec<Pending>,
+    /// Answers to changes that are being written; `None` if there is no write in progress.
+    being_written: Option<Vec<Pending>>,
     /// True if the table has changes that the write in progress does not include.
     is_changed: bool,
 }
@@ -363,7 +362,7 @@ impl TenantTable {
         }
         self.keeper.write(summed(&self.table).map(Bytes::from));
         // These bytes have the changes of all answers that wait now.
-        self.being_written = Some(self.waiting.len());
+        self.being_written = Some(std::mem::take(&mut self.waiting));
         self.is_changed = false;
     }
 
@@ -371,10 +370,8 @@ impl TenantTable {
     /// Begins the next write.
     fn proceed(&mut self) -> Option<(Vec<Pending>, io::Result<()>)> {
         let result = self.keeper.result()?;
-        // Answers wait in the order of their changes, so the first `count` changes are written.
-        let count = self.being_written.take().unwrap_or_default();
+        let mut done = self.being_written.take().unwrap_or_default();
         let Err(e) = result else {
-            let done = self.waiting.drain(..count.min(self.waiting.len())).collect();
             self.write();
             return Some((done, Ok(())));
         };
@@ -382,7 +379,7 @@ impl TenantTable {
         // another tenant. The next change is written together with them. There is no earlier
         // attempt, which would keep a full disk busy.
         self.is_changed = true;
-        let mut done: Vec<_> = self.waiting.drain(..).collect();
+        done.append(&mut self.waiting);
         for (_, answer) in &mut done {
             answer.reason = Refusal::NotSaved;
             answer.detail = format!("it may be lost, the file cannot be written: {e}");
@@ -441,7 +438,7 @@ impl Scheduler {
         if !self.tenants.keeper.is_durable() || !(has_changed || (changes && is_behind)) {
             return send(cx, from, &answer);
         }
-        self.tenants.waiting.push_back((from.clone(), answer));
+        self.tenants.waiting.push((from.clone(), answer));
         // For a repeated request this causes one more write, and the answer waits for it.
         self.tenants.is_changed = true;
         self.tenants.write();

@@ -142,6 +142,13 @@ impl Concentrator {
         }
     }
 
+    /// Logs a change, with the same limit.
+    fn note(&mut self, kind: &'static str, what: impl fmt::Display) {
+        if let Some(more) = self.log.admit((), kind, now()) {
+            info!("{}: {}{more}", self.uuid, excerpt(what));
+        }
+    }
+
     fn read<T: Payload>(&mut self, frame: &Frame, take: fn(&mut Self, T) -> Answer) -> Answer {
         take(self, frame.payload()?)
     }
@@ -186,10 +193,8 @@ impl Concentrator {
         let (node, subnet) = (tunnel.agent_uuid.to_string(), tunnel.subnet.clone());
         let mut next = self.tables.clone();
         next.insert_tunnel(tunnel);
-        if self.take(next)
-            && let Some(more) = self.log.admit((), "tunnel", now())
-        {
-            info!("{}: tunnel to {} for {subnet}{more}", self.uuid, excerpt(node));
+        if self.take(next) {
+            self.note("tunnel", format_args!("tunnel to {node} for {subnet}"));
         }
         Ok(None)
     }
@@ -198,10 +203,11 @@ impl Concentrator {
         self.check_ours(&removed.concentrator_uuid, &removed.tenant_uuid)?;
         let subnet = subnet(&removed.tenant_subnet)?;
         if self.tables.remove_tunnel(&removed.agent_uuid, &subnet) {
-            if let Some(more) = self.log.admit((), "no tunnel", now()) {
-                let node = excerpt(&removed.agent_uuid);
-                info!("{}: no tunnel to {node} for {subnet} any more{more}", self.uuid);
-            }
+            let node = &removed.agent_uuid;
+            self.note(
+                "no tunnel",
+                format_args!("no tunnel to {node} for {subnet} any more"),
+            );
             self.settle();
         }
         Ok(None)
@@ -221,9 +227,7 @@ impl Concentrator {
         }
         // A list that is received again changes no tunnels.
         if peers != self.tables.peers {
-            if let Some(more) = self.log.admit((), "peers", now()) {
-                info!("{}: {} peers{more}", self.uuid, peers.len());
-            }
+            self.note("peers", format_args!("{} peers", peers.len()));
             self.take(Tables {
                 peers,
                 ..self.tables.clone()

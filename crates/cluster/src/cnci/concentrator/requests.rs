@@ -3,15 +3,12 @@
 
 use std::net::IpAddr;
 
-use log::info;
-
 use super::super::tables::{PublicIp, Tables};
-use super::{Answer, Concentrator, now};
+use super::{Answer, Concentrator};
 use crate::refusal::Refused;
 use crate::subnet::is_mac;
 use ssntp::payload::{AssignPublicIp, Id, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 use ssntp::proto::Frame;
-use ssntp_transport::excerpt;
 
 impl Concentrator {
     pub(super) fn assign(&mut self, command: AssignPublicIp) -> Answer {
@@ -43,10 +40,8 @@ impl Concentrator {
                 Refused::new("assign_failure", format!("{public_ip} is not assigned: {why}"))
             })?;
         }
-        if let Some(more) = self.log.admit((), "assigned", now()) {
-            let (ip, instance) = (excerpt(&public_ip), excerpt(&instance_uuid));
-            info!("{}: {ip} is assigned to instance {instance}{more}", self.uuid);
-        }
+        let what = format_args!("{public_ip} is assigned to instance {instance_uuid}");
+        self.note("assigned", what);
         Ok(Some(Frame::of(&PublicIpAssigned {
             concentrator_uuid,
             instance_uuid,
@@ -99,10 +94,8 @@ impl Concentrator {
         let mut next = self.tables.clone();
         next.remove_public_ip(address);
         self.commit(next).map_err(refuse)?;
-        if let Some(more) = self.log.admit((), "released", now()) {
-            let (ip, instance) = (excerpt(&ip.public_ip), excerpt(instance));
-            info!("{}: {ip} is taken from instance {instance}{more}", self.uuid);
-        }
+        let what = format_args!("{} is taken from instance {instance}", ip.public_ip);
+        self.note("released", what);
         Ok(Some(Frame::of(&PublicIpUnassigned {
             concentrator_uuid: command.concentrator_uuid,
             instance_uuid: command.instance_uuid,

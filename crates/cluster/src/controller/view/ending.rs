@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use signal_hook::low_level::signal_name;
 
 use super::Instance;
-use ssntp::payload::{InstanceEnd, InstanceState, InstanceStats};
+use ssntp::payload::{InstanceEnd, InstanceState};
 
 const SIGKILL: i64 = 9;
 
@@ -72,18 +72,11 @@ impl fmt::Display for Ending {
 impl Instance {
     /// The end of its last run; `None` while it runs, and before its first run.
     pub fn ending(&self) -> Option<Ending> {
-        let InstanceStats {
-            exit_code,
-            exit_signal,
-            out_of_memory,
-            ref detail,
-            ..
-        } = self.stats;
         let end = || InstanceEnd {
-            exit_code,
-            exit_signal,
-            out_of_memory,
-            detail: detail.clone(),
+            exit_code: self.stats.exit_code,
+            exit_signal: self.stats.exit_signal,
+            out_of_memory: self.stats.out_of_memory,
+            detail: self.stats.detail.clone(),
         };
         (self.state == InstanceState::Exited).then(|| end().into())
     }
