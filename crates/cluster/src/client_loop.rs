@@ -190,8 +190,9 @@ fn run<S: Service>(
     }
 }
 
+/// The time for a service of a loop.
 #[expect(clippy::disallowed_methods, reason = "time limits, and log lines are limited")]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 

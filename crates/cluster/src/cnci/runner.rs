@@ -16,7 +16,7 @@ use super::concentrator::{Concentrator, Keep};
 use super::figures::CnciFigures;
 use super::plane::{DataPlane, TablesOnly};
 use super::tables::{Tables, TablesError};
-use crate::client_loop::{ClientLoop, Event, Service, Uplink};
+use crate::client_loop::{ClientLoop, Event, Service, Uplink, now};
 use crate::machine;
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
@@ -256,10 +256,7 @@ impl Service for Runner {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        Some(
-            self.retry_at
-                .map_or(self.repair_at, |retry| retry.min(self.repair_at)),
-        )
+        self.retry_at.into_iter().chain([self.repair_at]).min()
     }
 }
 
@@ -294,9 +291,4 @@ impl Runner {
             self.held.pop_front();
         }
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "answers are sent again")]
-fn now() -> Instant {
-    Instant::now()
 }

@@ -39,16 +39,19 @@ struct Subject {
     instance_uuid: Id,
 }
 
-/// The root keys of events: each kind of event has its own. Other keys are ignored, as the
-/// receivers of the event do.
+/// An event: its subject is below a root key, and each kind of event has its own. Other keys are
+/// ignored, as the receivers of the event do.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Roots {
-    instance_deleted: Subject,
-    instance_stopped: Subject,
-    concentrator_instance_added: Subject,
-    public_ip_assigned: Subject,
-    public_ip_unassigned: Subject,
+struct Rooted {
+    #[serde(
+        rename = "instance_deleted",
+        alias = "instance_stopped",
+        alias = "concentrator_instance_added",
+        alias = "public_ip_assigned",
+        alias = "public_ip_unassigned"
+    )]
+    subject: Subject,
 }
 
 impl Subject {
@@ -61,15 +64,8 @@ impl Subject {
         if frame.kind().frame_type != FrameType::EVENT {
             return yaml::decode(bytes).ok();
         }
-        let roots: Roots = yaml::decode(bytes).ok()?;
-        Some(match Event(frame.kind().operand) {
-            Event::INSTANCE_DELETED => roots.instance_deleted,
-            Event::INSTANCE_STOPPED => roots.instance_stopped,
-            Event::CONCENTRATOR_INSTANCE_ADDED => roots.concentrator_instance_added,
-            Event::PUBLIC_IP_ASSIGNED => roots.public_ip_assigned,
-            Event::PUBLIC_IP_UNASSIGNED => roots.public_ip_unassigned,
-            _ => return None,
-        })
+        // Two of these root keys are an error, so no sender can hide the subject behind another one.
+        yaml::decode(bytes).ok().map(|rooted: Rooted| rooted.subject)
     }
 }
 

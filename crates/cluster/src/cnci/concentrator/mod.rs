@@ -13,13 +13,13 @@ mod tests;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::time::Instant;
 
 use log::{debug, info, warn};
 use uuid::Uuid;
 
 use super::plane::DataPlane;
 use super::tables::{Tables, Tunnel};
+use crate::client_loop::now;
 use crate::refusal::{self, Refused};
 use crate::subnet::network;
 use ssntp::payload::{
@@ -275,11 +275,6 @@ impl Concentrator {
         self.complain("CONFIGURE", format_args!("the configuration is refused: {error}"));
         Some(Frame::of(&InvalidConfiguration { refused }))
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "log lines are limited")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 fn subnet(text: &str) -> Result<String, String> {

@@ -271,39 +271,33 @@ impl View {
             Event::NODE_CONNECTED => self.node_connected(frame.payload()?, now, changes),
             Event::NODE_DISCONNECTED => self.node_disconnected(frame.payload()?, now, changes),
             Event::INSTANCE_DELETED => {
-                let InstanceDeleted {
-                    instance_uuid,
-                    mut end,
-                } = frame.payload()?;
-                bounds::end(&mut end);
-                if let Some(instance) = instance_uuid.uuid() {
+                let mut deleted: InstanceDeleted = frame.payload()?;
+                bounds::end(&mut deleted.end);
+                if let Some(instance) = deleted.instance_uuid.uuid() {
                     // A concentrator is an instance, so both tables may have it.
                     let node = self.forget(instance);
                     changes.push(Change::InstanceDeleted {
                         instance,
                         node,
-                        ending: end.into(),
+                        ending: deleted.end.into(),
                     });
                     self.forget_cnci(instance, changes);
                 }
             }
             Event::INSTANCE_STOPPED => {
-                let InstanceStopped {
-                    instance_uuid,
-                    mut end,
-                } = frame.payload()?;
-                bounds::end(&mut end);
-                if let Some(instance) = instance_uuid.uuid() {
+                let mut stopped: InstanceStopped = frame.payload()?;
+                bounds::end(&mut stopped.end);
+                if let Some(instance) = stopped.instance_uuid.uuid() {
                     let known = self.instances.get_mut(&instance);
                     let node = known.map(|known| {
                         // The figures remain those of the last STATS, because this event has none.
-                        known.ended(&end, now);
+                        known.ended(&stopped.end, now);
                         known.node
                     });
                     changes.push(Change::InstanceStopped {
                         instance,
                         node,
-                        ending: end.into(),
+                        ending: stopped.end.into(),
                     });
                 }
             }

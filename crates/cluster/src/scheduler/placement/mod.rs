@@ -99,11 +99,7 @@ impl Needs {
     }
 
     fn room(&self) -> Room {
-        Room {
-            mem_mb: self.mem_mb,
-            disk_mb: self.disk_mb,
-            vcpus: self.vcpus,
-        }
+        Room([self.mem_mb, self.disk_mb, self.vcpus])
     }
 
     fn role(&self) -> Role {
@@ -145,20 +141,15 @@ pub struct Allocation {
     pub node: Uuid,
     /// The number of the node's READY at that time. A later READY already includes the START.
     report: u64,
-    mem_mb: i64,
-    disk_mb: i64,
+    taken: Room,
 }
 
 impl Allocation {
     /// The allocation of a START that an earlier scheduler placed. Its size is unknown, so it is
     /// empty.
     pub fn earlier(node: Uuid) -> Self {
-        Self {
-            node,
-            report: 0,
-            mem_mb: 0,
-            disk_mb: 0,
-        }
+        let (report, taken) = (0, Room([0; 3]));
+        Self { node, report, taken }
     }
 }
 
@@ -394,7 +385,7 @@ impl Placement {
             node.state = State::Ready;
             // With the strict policy the allocation is 0, and only the state is restored: the START
             // had made the node wait for its next READY.
-            node.room = node.room.plus(allocation.mem_mb, allocation.disk_mb);
+            node.room = node.room.plus(allocation.taken);
         });
         true
     }
@@ -451,16 +442,14 @@ impl Placement {
             host.rings.of_mut(needs.network_node).last = node.seat;
         }
         let mut allocation = Allocation {
-            node: node.uuid,
             report: node.report,
-            mem_mb: 0,
-            disk_mb: 0,
+            ..Allocation::earlier(node.uuid)
         };
         match policy {
             Policy::Strict => node.state = State::Waiting,
             Policy::Opportunistic => {
-                (allocation.mem_mb, allocation.disk_mb) = (needs.mem_mb, needs.disk_mb);
-                node.room = node.room.minus(needs.mem_mb, needs.disk_mb);
+                allocation.taken = Room([needs.mem_mb, needs.disk_mb, 0]);
+                node.room = node.room.minus(allocation.taken);
             }
         }
         self.enter(slot);

@@ -82,61 +82,44 @@ impl Ring {
     }
 }
 
-/// Memory and disk in MB, and CPUs, of a node or for a START.
+/// Memory in MB, disk in MB, and CPUs: of a node, or for a START.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Room {
-    pub(super) mem_mb: i64,
-    pub(super) disk_mb: i64,
-    pub(super) vcpus: i64,
-}
+pub(super) struct Room(pub(super) [i64; 3]);
 
 impl Room {
     /// The room of an empty slot. Not even a START without needs fits into it.
-    const NONE: Self = Self {
-        mem_mb: -1,
-        disk_mb: -1,
-        vcpus: -1,
-    };
+    const NONE: Self = Self([-1; 3]);
     /// The room of a node before its first READY. Any START fits into it.
-    pub(super) const UNKNOWN: Self = Self {
-        mem_mb: i64::MAX,
-        disk_mb: i64::MAX,
-        vcpus: i64::MAX,
-    };
+    pub(super) const UNKNOWN: Self = Self([i64::MAX; 3]);
 
     pub(super) fn of(ready: &Ready) -> Self {
         let known = |value: i64| if value < 0 { i64::MAX } else { value };
-        Self {
-            mem_mb: known(ready.mem_available_mb),
-            disk_mb: known(ready.disk_available_mb),
-            vcpus: known(ready.cpus_online),
-        }
+        let values = [ready.mem_available_mb, ready.disk_available_mb, ready.cpus_online];
+        Self(values.map(known))
     }
 
-    pub(super) fn holds(&self, wanted: Self) -> bool {
-        self.mem_mb >= wanted.mem_mb && self.disk_mb >= wanted.disk_mb && self.vcpus >= wanted.vcpus
+    pub(super) fn holds(self, wanted: Self) -> bool {
+        let mut both = self.0.into_iter().zip(wanted.0);
+        both.all(|(have, wanted)| have >= wanted)
     }
 
-    fn most(self, other: Self) -> Self {
-        Self {
-            mem_mb: self.mem_mb.max(other.mem_mb),
-            disk_mb: self.disk_mb.max(other.disk_mb),
-            vcpus: self.vcpus.max(other.vcpus),
+    fn most(mut self, other: Self) -> Self {
+        for (most, other) in self.0.iter_mut().zip(other.0) {
+            *most = other.max(*most);
         }
+        self
     }
 
     /// The sum. An unknown value remains unknown.
-    pub(super) fn plus(self, mem_mb: i64, disk_mb: i64) -> Self {
-        let add = |have: i64, more| if have == i64::MAX { have } else { have + more };
-        Self {
-            mem_mb: add(self.mem_mb, mem_mb),
-            disk_mb: add(self.disk_mb, disk_mb),
-            vcpus: self.vcpus,
+    pub(super) fn plus(mut self, more: Self) -> Self {
+        for (have, more) in self.0.iter_mut().zip(more.0) {
+            *have += if *have == i64::MAX { 0 } else { more };
         }
+        self
     }
 
-    pub(super) fn minus(self, mem_mb: i64, disk_mb: i64) -> Self {
-        self.plus(-mem_mb, -disk_mb)
+    pub(super) fn minus(self, less: Self) -> Self {
+        self.plus(Self(less.0.map(|value| -value)))
     }
 }
 

@@ -297,7 +297,8 @@ impl Plain {
             .find(|slot| matches!(&self.slots[*slot], Some((_, State::Ready, room)) if room.holds(wanted)))?;
         self.last = slot;
         let (uuid, _, room) = self.slots[slot].as_mut()?;
-        *room = room.minus(wanted.mem_mb, wanted.disk_mb);
+        let [mem_mb, disk_mb, _] = wanted.0;
+        *room = room.minus(Room([mem_mb, disk_mb, 0]));
         Some(*uuid)
     }
 }
@@ -360,7 +361,7 @@ proptest! {
                     prop_assert!(fits(&plain.slots[slot]));
                     plain.last = slot;
                     if let Some((_, _, room)) = &mut plain.slots[slot] {
-                        *room = room.minus(needs.mem_mb, needs.disk_mb);
+                        *room = room.minus(Room([needs.mem_mb, needs.disk_mb, 0]));
                     }
                 }
                 _ => {
