@@ -113,6 +113,8 @@ impl Shared {
             let check_at = self.lock().check_at;
             let event = match check_at {
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                // `recv_deadline` prefers an event, and there may always be one.
+                Some(at) if at <= now() => Err(RecvTimeoutError::Timeout),
                 Some(at) => events.recv_deadline(at),
             };
             match event {
