@@ -67,6 +67,10 @@ impl<T> HeldQueue<T> {
         self.bytes
     }
 
+    pub(super) fn position(&self, is_it: impl Fn(&T) -> bool) -> Option<usize> {
+        self.queue.iter().position(|held| is_it(&held.item))
+    }
+
     pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut T> {
         self.queue.get_mut(at).map(|held| &mut held.item)
     }

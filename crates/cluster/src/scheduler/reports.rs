@@ -97,6 +97,12 @@ impl Scheduler {
             self.nodes.keep_stats(node, &forwarded, own);
         }
         // Failures follow the STATS that explain them.
+        for instance in report.held {
+            let held = self.held.position(|held| held.start.instance == instance);
+            if let Some(held) = held.and_then(|at| self.held.take(at)) {
+                self.refuse_taken(cx, &held.start);
+            }
+        }
         for received in report.started {
             self.starts.started(received, now);
         }

@@ -9,7 +9,8 @@
 //!            │                        READY  └─ no sign in time: launch_failure ─┤
 //!            │                          │                                        ▼
 //!            ├─ fits a waiting node ──▶ held ── too many, too long, a stop: full_cloud
-//!            │                              ╲── no such node any more: full_cloud
+//!            │                             ╲╲── no such node any more: full_cloud
+//!            │                              ╲── a node runs the instance: already_running
 //!            └─ no node, no room: full_cloud, no_cn, no_net_cn
 //! ```
 
@@ -32,17 +33,8 @@ impl Scheduler {
     pub(super) fn start_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         self.starts.received += 1;
         match UnplacedStart::read(from.uuid(), frame.clone(), cx.now()) {
-            Ok(start) => match self.instances.taken(start.instance) {
-                None => self.place(cx, Some(from), start),
-                // Only its sender gets this failure, which would also settle the START of another
-                // controller for the same instance.
-                Some((reason, node)) => {
-                    self.starts.failed(reason.word(), start.received, cx.now());
-                    let mut failure = start.failure(reason);
-                    failure.node_uuid = node.map(Id::from).unwrap_or_default();
-                    answers::send(cx, from.uuid(), &Frame::of(&failure));
-                }
-            },
+            Ok(start) if self.instances.taken(start.instance).is_some() => self.refuse_taken(cx, &start),
+            Ok(start) => self.place(cx, Some(from), start),
             Err(e) => {
                 limited!(info, self.log, cx, from.uuid(), "START refused";
                     "{from}: START refused: {}", excerpt(&e));
@@ -50,6 +42,17 @@ impl Scheduler {
                     .failed(StartFailureReason::from(&e).word(), cx.now(), cx.now());
                 answers::refuse(cx, from, frame, &e.into());
             }
+        }
+    }
+
+    /// Answers a START of an instance that exists. Only its sender gets this failure, which would also
+    /// settle the START of another controller for the same instance.
+    pub(super) fn refuse_taken(&mut self, cx: &mut Context<'_>, start: &UnplacedStart) {
+        if let Some((reason, node)) = self.instances.taken(start.instance) {
+            self.starts.failed(reason.word(), start.received, cx.now());
+            let mut failure = start.failure(reason);
+            failure.node_uuid = node.map(Id::from).unwrap_or_default();
+            answers::send(cx, start.from, &Frame::of(&failure));
         }
     }
 

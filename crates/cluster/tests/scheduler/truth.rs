@@ -119,6 +119,39 @@ fn a_uuid_that_is_being_started_or_held_is_not_started_twice() {
 }
 
 #[test]
+fn a_held_start_is_refused_once_a_node_reports_that_it_runs_the_instance() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut waiting = cluster.agent(Role::AGENT, &mut [&mut controller]);
+    let start = start(1);
+    controller.send_payload(&start);
+    controller.expect_nothing();
+    // This node was away when the scheduler started.
+    let mut owner = cluster.agent(Role::AGENT, &mut [&mut controller]);
+    owner.send_payload(&in_state(
+        owner.uuid,
+        &InstanceState::Exited,
+        &[start.instance_uuid],
+    ));
+    let passed: Stats = controller.expect_payload();
+    assert!(
+        passed.instances.is_empty(),
+        "the START is placed: the instance does not run"
+    );
+    owner.send_payload(&in_state(
+        owner.uuid,
+        &InstanceState::Active,
+        &[start.instance_uuid],
+    ));
+    let passed: Stats = controller.expect_payload();
+    assert_eq!(passed.instances.len(), 1);
+    let failure = expect_failure(&mut controller, &start, Reason::AlreadyRunning);
+    assert_eq!(failure.node_uuid, owner.uuid);
+    super::send_ready(&mut waiting, 1000);
+    refused(&mut controller, &start, Reason::AlreadyRunning);
+}
+
+#[test]
 fn a_node_that_is_away_keeps_its_instances() {
     let cluster = Cluster::new(several());
     let (mut controller, mut one, mut two) = two_nodes(&cluster);

@@ -136,6 +136,8 @@ struct Answered {
 pub(super) struct Report {
     /// Instances that belong to other nodes.
     pub(super) foreign: HashSet<Uuid>,
+    /// Instances that run although their START is held.
+    pub(super) held: Vec<Uuid>,
     /// The arrival time of each START that is done.
     pub(super) started: Vec<Instant>,
     /// STARTs that failed without a StartFailure.
@@ -344,10 +346,13 @@ impl Instances {
         let mut own = HashSet::with_capacity(listed.len());
         for (instance, state) in listed {
             let phase = Phase::of(state);
-            if !self.by_uuid.contains_key(instance) {
+            // The START of an instance that runs already must not be placed.
+            let is_held = matches!(self.state(*instance), Some(State::Held)) && phase != Phase::Ended;
+            if is_held || !self.by_uuid.contains_key(instance) {
                 let (node, state) = (Some(node), State::Known(phase));
                 self.insert(*instance, Entry { node, state });
             }
+            report.held.extend(is_held.then_some(*instance));
             let Some(entry) = self.by_uuid.get_mut(instance) else {
                 continue;
             };
