@@ -87,10 +87,7 @@ pub use self::question::AskError;
 pub use self::stream::{OutputStream, StreamError, StreamEvent, StreamRequest};
 pub use self::view::{Cnci, Ending, FindError, Instance, Node, PublicIp, View};
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
-use ssntp::payload::{
-    AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, NextState, ReleasePublicIp, Restart,
-    Restore, StartPayload, Stop,
-};
+use ssntp::payload::{AttachVolume, Delete, DetachVolume, Id, Restart, Restore, StartPayload, Stop};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{Command, Frame, Trace, TraceParent};
 use ssntp_transport::{deadline, threads};
@@ -322,18 +319,6 @@ impl Controller {
         })
     }
 
-    /// EVACUATE a node. [`order`](Self::order) accepts an [`Evacuate`] with further options.
-    ///
-    /// # Errors
-    /// [`CommandError`].
-    pub fn evacuate(&self, node: Uuid, next_state: NextState) -> Result<Order, CommandError> {
-        self.order(&Evacuate {
-            workload_agent_uuid: node.into(),
-            next_state,
-            ..Evacuate::default()
-        })
-    }
-
     /// Restore a node.
     ///
     /// # Errors
@@ -342,22 +327,6 @@ impl Controller {
         self.order(&Restore {
             workload_agent_uuid: node.into(),
         })
-    }
-
-    /// AssignPublicIP.
-    ///
-    /// # Errors
-    /// [`CommandError`].
-    pub fn assign_public_ip(&self, assign: &AssignPublicIp) -> Result<Order, CommandError> {
-        self.order(assign)
-    }
-
-    /// ReleasePublicIP.
-    ///
-    /// # Errors
-    /// [`CommandError`].
-    pub fn release_public_ip(&self, release: &ReleasePublicIp) -> Result<Order, CommandError> {
-        self.order(release)
     }
 
     /// CONFIGURE: replaces the configuration of the cluster with this document.
@@ -372,7 +341,7 @@ impl Controller {
         self.send(Frame::with_payload(Command::CONFIGURE, configuration))
     }
 
-    /// Sends any command whose effect the view shows.
+    /// Sends any command whose effect the view shows, such as EVACUATE or AssignPublicIP.
     ///
     /// # Errors
     /// [`CommandError`].

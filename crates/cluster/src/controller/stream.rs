@@ -10,7 +10,7 @@ use thiserror::Error;
 use uuid::Uuid;
 
 use super::{CommandError, Controller};
-use ssntp::client::{ClientError, ClientHandle, SendFault};
+use ssntp::client::{ClientError, ClientHandle};
 use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{
     Command, ErrorCode, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData,
@@ -192,18 +192,10 @@ impl Controller {
             tail: request.tail,
             credit: MAX_STREAM_CREDIT,
         };
-        match self.client.send(open.frame()) {
-            Ok(()) => Ok(stream),
-            Err(e) => {
-                stream.streams.forget(id);
-                // If the client has ended, the reason of its end is more helpful than this fault.
-                let fault = e.fault().clone();
-                Err(match self.client.handle().ended() {
-                    Some(reason) => CommandError::Send(SendFault::Ended(reason)),
-                    None => CommandError::Send(fault),
-                })
-            }
-        }
+        // If this fails, `stream` is dropped, which removes its registration.
+        let sent = self.client.send(open.frame());
+        sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
+        Ok(stream)
     }
 }
 

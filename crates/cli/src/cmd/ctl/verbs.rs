@@ -307,13 +307,13 @@ pub(super) struct PublicIpArgs {
 
 pub(super) fn assign_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) -> Result<(), Failure> {
     let (session, command) = public_ip(options, stop, args)?;
-    let order = session.controller.assign_public_ip(&command)?;
+    let order = session.controller.order(&command)?;
     session.finish(vec![order], args.waiting.wait())
 }
 
 pub(super) fn release_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) -> Result<(), Failure> {
     let (session, command) = public_ip(options, stop, args)?;
-    let order = session.controller.release_public_ip(&ReleasePublicIp {
+    let order = session.controller.order(&ReleasePublicIp {
         concentrator_uuid: command.concentrator_uuid,
         tenant_uuid: command.tenant_uuid,
         instance_uuid: command.instance_uuid,

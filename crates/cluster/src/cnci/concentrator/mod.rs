@@ -168,16 +168,10 @@ impl Concentrator {
         self.check_ours(&added.concentrator_uuid, &added.tenant_uuid)?;
         let subnet = subnet(&added.tenant_subnet)?;
         if added.agent_uuid.uuid().is_none() {
-            return Err(Refused::invalid(format!(
-                "{:?} is not the UUID of a node",
-                added.agent_uuid
-            )));
+            return Err(format!("{:?} is not the UUID of a node", added.agent_uuid).into());
         }
         if !added.agent_ip.is_empty() && added.agent_ip.parse::<IpAddr>().is_err() {
-            return Err(Refused::invalid(format!(
-                "{:?} is not an IP address",
-                added.agent_ip
-            )));
+            return Err(format!("{:?} is not an IP address", added.agent_ip).into());
         }
         let tunnel = Tunnel {
             agent_uuid: added.agent_uuid,

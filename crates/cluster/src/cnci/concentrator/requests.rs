@@ -126,9 +126,7 @@ impl Concentrator {
         }
         self.check_ours(concentrator, tenant)?;
         if instance.uuid().is_none() {
-            return Err(Refused::invalid(format!(
-                "{instance:?} is not the UUID of an instance"
-            )));
+            return Err(format!("{instance:?} is not the UUID of an instance").into());
         }
         let parsed = address.parse();
         parsed.map_err(|_| Refused::invalid(format!("{address:?} is not an IP address")))
