@@ -70,7 +70,6 @@ mod stream;
 mod view;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -90,7 +89,8 @@ use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::payload::{AttachVolume, Delete, DetachVolume, Id, Restart, Restore, StartPayload, Stop};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{Command, Frame, Trace, TraceParent};
-use ssntp_transport::{deadline, threads};
+use ssntp_transport::deadline;
+use ssntp_transport::threads::{self, Joined};
 
 /// The log target of this module and all below it.
 const LOG: &str = "ssntp::controller";
@@ -151,7 +151,7 @@ pub struct Controller {
     tracing: bool,
     traceparent: Option<TraceParent>,
     shared: Arc<Shared>,
-    feeder: Mutex<Option<JoinHandle<()>>>,
+    feeder: Mutex<Joined>,
 }
 
 impl Controller {
@@ -190,13 +190,13 @@ impl Controller {
         // The thread does not own the `Client`. So dropping the controller ends the client, which
         // ends the events and the thread.
         let (events, handle, fed) = (client.events().clone(), client.handle(), Arc::clone(&shared));
-        let feeder = threads::spawn("ssntp-control", move || fed.feed(&events, &handle));
+        let feeder = threads::joined("ssntp-control", move || fed.feed(&events, &handle));
         Ok(Self {
             client,
             tracing: config.tracing,
             traceparent: config.traceparent,
             shared,
-            feeder: Mutex::new(Some(feeder.map_err(|e| ClientError::Thread(Arc::new(e)))?)),
+            feeder: Mutex::new(feeder.map_err(|e| ClientError::Thread(Arc::new(e)))?),
         })
     }
 
@@ -391,11 +391,9 @@ impl Controller {
     pub fn close(&self) {
         // The end of the client disconnects the events, which ends the feeder.
         self.client.close();
+        // Dropping the thread's handle joins it. A second caller waits for the lock until then.
         let mut feeder = self.feeder.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(feeder) = feeder.take() {
-            // A panic has been logged by the panic hook.
-            let _ = feeder.join();
-        }
+        drop(std::mem::take(&mut *feeder));
     }
 }
 
