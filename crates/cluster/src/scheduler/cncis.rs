@@ -2,8 +2,8 @@
 //! otherwise could not show the concentrators or find the one that serves an address.
 //!
 //! The tenants that agents report to concentrators. When a concentrator reconnects, it receives the
-//! reports that it has missed: each agent's tenants are kept as long as the agent is connected,
-//! and a TenantRemoved until the concentrator has received it.
+//! reports that it has missed. An agent's tenants, and the TenantRemoved that a concentrator has not
+//! received, are kept as long as the agent is connected.
 
 use std::collections::{BTreeMap, HashMap};
 
