@@ -16,6 +16,7 @@ use super::roll_up::{Row, Series};
 use super::{RollUp, ServerLimits, Settings};
 use crate::budget::Budget;
 use crate::deadlines::after;
+use crate::json;
 use crate::message::{ErrorResponse, StateReport};
 use crate::model::{ManagedObject, Name, Schema, Uri};
 
@@ -38,6 +39,10 @@ pub struct Report {
 
 /// Properties that are numbers but not measurements, so they have no series.
 const NOT_MEASURED: [&str; 2] = [GENERATION, "faultCode"];
+
+/// Longer names have no series: those of agent-ovs have some twenty bytes. A series keeps its name when a
+/// later report of the object lacks the property, so names of any length would fill the memory.
+const MAX_NAME: usize = 256;
 
 /// The property with the number of a generation.
 const GENERATION: &str = "genId";
@@ -212,7 +217,7 @@ impl Observer {
     fn enter(&mut self, element: &Name, object: ManagedObject, now: Instant) {
         let uri = counter(&object).unwrap_or_else(|| object.uri.clone());
         let before = self.take(&uri);
-        let bytes = object.memory();
+        let bytes = memory(element, &object);
         let limits = self.limits;
         // A report that exceeds the share of an element would not fit even into an empty table.
         if bytes > limits.report_bytes / 2 {
@@ -268,7 +273,8 @@ impl Observer {
         self.by_arrival.remove(&report.order);
         self.with_series.remove(&report.order);
         self.series -= report.series.len();
-        self.memory.refund(&report.element, report.object.memory());
+        self.memory
+            .refund(&report.element, memory(&report.element, &report.object));
         if let Some(places) = self.by_element.get_mut(&report.element) {
             places.remove(&report.order);
             if places.is_empty() {
@@ -291,7 +297,7 @@ impl Observer {
     /// Adds the numbers of an object to its series. The object is not in the tables yet, so that
     /// the series that it has are not dropped to make room.
     fn add_numbers(&mut self, own: &mut BTreeMap<Name, Series>, object: &ManagedObject, now: Instant) {
-        let counts = |name: &Name| !NOT_MEASURED.contains(&name.as_str());
+        let counts = |name: &Name| name.len() <= MAX_NAME && !NOT_MEASURED.contains(&name.as_str());
         let numbers = object.properties.iter().filter(|property| counts(&property.name));
         let numbers = numbers.filter_map(|property| Some((&property.name, property.data.as_f64()?)));
         // Bounded by the limit of all series, so that one object can have at most all of them.
@@ -309,6 +315,12 @@ impl Observer {
             }
         }
     }
+}
+
+/// The approximate memory of a report without its series, in bytes. The name counts for each report,
+/// because an element may send a new name before each of its reports.
+fn memory(element: &Name, object: &ManagedObject) -> usize {
+    object.memory() + json::allocated(16 + element.len())
 }
 
 /// The URI of all generations of a counter; `None` for an object without generations.

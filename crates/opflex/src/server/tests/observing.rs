@@ -143,6 +143,25 @@ fn reports_are_limited_by_bytes_with_a_share_for_each_element() {
 }
 
 #[test]
+fn a_number_with_a_long_name_is_not_kept_over_time() {
+    let mut world = World::new(Settings::default());
+    let client = world.element("a");
+    // Each report replaces the former one, but the numbers of an object stay.
+    for n in 0..100 {
+        let name = format!("{n}{}", "x".repeat(10_000));
+        let stats = ManagedObject::new("stats", uri("/stats/1/"))
+            .with(name, n)
+            .with("packets", n);
+        world.ask(client, "state_report", json!([{"observable": [stats]}]));
+    }
+    let observer = world.server.observer();
+    let stats = uri("/stats/1/");
+    let names = observer.numbers(&stats).map(|(name, _)| name.as_str());
+    assert_eq!(names.collect::<Vec<_>>(), ["packets"]);
+    assert_eq!(observer.series(), 1);
+}
+
+#[test]
 fn a_report_that_is_not_repeated_within_the_refresh_time_is_dropped() {
     let mut world = World::new(Settings {
         default_prr: Duration::from_secs(60),
