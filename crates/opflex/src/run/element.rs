@@ -83,24 +83,24 @@ impl PolicyElement {
             released: Released::clone(&released),
             listener,
         };
-        // Before the dispatcher, so that the sockets exist when the element connects to servers.
-        let mut local = Vec::new();
-        if let Some(socket) = &config.inspector {
-            local.push(inspector::start(socket, sender.clone())?);
-        }
-        if let Some(socket) = &config.serve {
-            local.push(feed_server::start(socket, sender.clone())?);
-        }
         let dispatcher = Machine::new(side).spawn("opflex-element", settings, queue)?;
-        Ok(Self {
+        let mut element = Self {
             handle: ElementHandle {
-                events: sender,
+                events: sender.clone(),
                 released,
             },
             events,
-            local,
+            local: Vec::new(),
             dispatcher: Some(dispatcher),
-        })
+        };
+        // From here on, dropping `element` joins the threads.
+        if let Some(socket) = &config.inspector {
+            element.local.push(inspector::start(socket, sender.clone())?);
+        }
+        if let Some(socket) = &config.serve {
+            element.local.push(feed_server::start(socket, sender)?);
+        }
+        Ok(element)
     }
 
     /// A handle for other threads.

@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use serde_json::{Value, json};
 use ssntp_opflex::model::{Format, Schema};
-use ssntp_opflex::run::{CallError, Control, ControlError, StartError};
+use ssntp_opflex::run::{CallError, Control, ControlError, LocalSocket, StartError};
 
 use super::*;
 
@@ -333,6 +333,14 @@ fn a_start_that_fails_has_a_reason() {
     assert!(matches!(many, StartError::TooManyConnections(_)), "{many}");
     let element = PolicyElement::start(ElementConfig::new(element_settings("pe1", &["no address!"])));
     assert!(matches!(element.unwrap_err(), StartError::Address(_)));
+    // The socket that was opened first is closed again, with its thread.
+    let inspector = directory.path().join("inspector");
+    let mut config = ElementConfig::new(element_settings("pe1", &[&address]));
+    config.inspector = Some(LocalSocket::new(&inspector));
+    config.serve = Some(LocalSocket::new(directory.path().join("missing/feed")));
+    let element = PolicyElement::start(config);
+    assert!(matches!(element.unwrap_err(), StartError::Listen(..)));
+    assert!(!inspector.exists());
     server.stop();
 }
 
