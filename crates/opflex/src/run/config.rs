@@ -1,9 +1,7 @@
 //! The configuration of servers and elements, and the errors of starting and calling them.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -228,11 +226,8 @@ impl LocalSocket {
 
     pub(super) fn listen(&self) -> Result<Vec<Listener>, StartError> {
         let address = Address::Unix(self.path.clone());
-        let failed = |e| StartError::Listen(address.clone(), e);
-        let bound = Listener::bind(&address, TcpOptions::default()).map_err(failed)?;
-        // No connection is accepted before the file has these permissions.
-        fs::set_permissions(&self.path, fs::Permissions::from_mode(self.mode)).map_err(failed)?;
-        Ok(bound)
+        let bound = Listener::bind_with_mode(&address, TcpOptions::default(), self.mode);
+        bound.map_err(|e| StartError::Listen(address, e))
     }
 }
 
@@ -300,4 +295,34 @@ pub enum CallError {
     /// The engine's document with the policy of the cluster is malformed. A reload replaces it.
     #[error("the policy of the cluster: {0}")]
     Document(#[source] FileError),
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn the_file_of_a_local_socket_never_has_wider_permissions() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = LocalSocket::new(dir.path().join("socket"));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // A program of another user that waits for the file.
+            let watch = scope.spawn(|| {
+                let mut widest = 0;
+                while !done.load(Ordering::Relaxed) {
+                    widest |= std::fs::metadata(&socket.path).map_or(0, |file| file.mode() & 0o777);
+                }
+                widest
+            });
+            for _ in 0..1000 {
+                drop(socket.listen().unwrap());
+            }
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(watch.join().unwrap() & !0o600, 0);
+        });
+    }
 }
