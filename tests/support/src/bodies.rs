@@ -385,10 +385,10 @@ pub fn opflex(data: &[u8]) {
             input.extend_from_slice(piece);
             if let Err(error) = decoder.decode(&mut input, &mut messages) {
                 assert!(!error.to_string().is_empty());
-                break;
+                return (messages, Some(error));
             }
         }
-        (messages, decoder.end(&input))
+        (messages, None)
     };
     assert_eq!(read(stream.len()), read(usize::from(*piece)));
     let mut raw = rpc::Decoder::new(limits);

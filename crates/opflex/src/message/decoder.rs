@@ -107,11 +107,6 @@ impl Decoder {
             out.push(Incoming::read(message));
         }
     }
-
-    /// Checks the rest of the buffer at the end of the stream: an unfinished message is an error.
-    pub fn end(&self, buffer: &BytesMut) -> Result<(), Error> {
-        self.messages.end(buffer)
-    }
 }
 
 #[cfg(test)]

@@ -35,9 +35,6 @@ pub enum Error {
     /// the JSON parser.
     #[error("a message is not one JSON object: {0}")]
     Syntax(String),
-    /// The stream ended in the middle of a message.
-    #[error("the stream ends inside a message")]
-    Truncated,
     /// A message has no `id`, so it can neither be answered nor matched with a request.
     #[error("a message has no id")]
     NoId,
