@@ -70,7 +70,7 @@ use super::message::{PerStore, Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
 use super::peer::{Actions, CloseReason, ConnectionId};
 use super::rpc::Random;
-use ssntp_transport::LogLimit;
+use ssntp_transport::{LogLimit, excerpt};
 
 /// A reference to a policy or an endpoint. It keeps the resolve in force until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -255,12 +255,12 @@ impl ElementCore {
         self.pool_due(now);
         while let Some(alarm) = self.held.retry(now, &mut self.actions) {
             if let Some((key, attempts)) = alarm {
-                warn!(
-                    "{} {}: no answer after {attempts} attempts",
-                    key.method(),
-                    key.about()
-                );
                 let (method, about) = (key.method(), key.about());
+                // Silent servers cause an alarm for each request, of which there may be thousands.
+                if let Some(more) = self.log.admit(String::new(), "no answer", now) {
+                    let about = excerpt(&about);
+                    warn!("{method} {about}: no answer after {attempts} attempts{more}");
+                }
                 self.emit(ElementEvent::Unanswered {
                     method,
                     about,
