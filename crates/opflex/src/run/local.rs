@@ -58,10 +58,10 @@ pub(super) fn receive(
             return Ok(());
         }
         input.extend_from_slice(&read[..count]);
-        decoder
-            .decode(&mut input, &mut messages)
-            .map_err(io::Error::other)?;
+        let decoded = decoder.decode(&mut input, &mut messages);
+        // Also those before a message that is malformed.
         messages.drain(..).try_for_each(&mut answer)?;
+        decoded.map_err(io::Error::other)?;
     }
 }
 
