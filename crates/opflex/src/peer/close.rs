@@ -17,7 +17,7 @@ pub enum CloseReason {
     /// The time limit of connecting or of the exchange of identities has passed.
     #[error("the connection was not made, or the peer did not send its identity, in time")]
     IdentityTimeout,
-    /// No byte has arrived from the peer for longer than
+    /// The peer has been silent for longer than
     /// [`KeepaliveSettings::silence`](super::KeepaliveSettings::silence).
     #[error("the peer has been silent for too long")]
     Silent,

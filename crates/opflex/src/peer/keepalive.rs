@@ -19,8 +19,8 @@ pub struct KeepaliveSettings {
     pub first: Duration,
     /// The time between further echoes. Default 15 s.
     pub interval: Duration,
-    /// If no byte has arrived from the peer for longer than this, its connection is closed. This is
-    /// checked when an echo is due. Default 120 s.
+    /// If neither a message nor 16 KiB of a longer one has arrived from the peer for longer than this, its
+    /// connection is closed. This is checked when an echo is due. Default 120 s.
     pub silence: Duration,
 }
 

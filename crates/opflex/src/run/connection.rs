@@ -7,11 +7,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
-use super::now;
 use crate::message::{Decoder, Identified, Incoming};
 use crate::peer::ConnectionId;
 use crate::rpc;
@@ -27,9 +26,6 @@ const RUN: usize = 64 * 1024;
 
 /// From this length on, the buffer of an unfinished message doubles.
 const LONG: usize = 32 * 1024;
-
-/// The interval in which the dispatcher is notified while a long message is arriving.
-const NOTIFY: Duration = Duration::from_secs(5);
 
 /// Asks the dispatcher to admit a connection, and starts its threads: `NAME#1.r` and `NAME#1.w` for
 /// the connection with number 1 in the core.
@@ -48,13 +44,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     let stream = Arc::clone(&halves.stream);
     let admitted = events.admit(request, stream).ok_or(None)?.map_err(Some)?;
     let mut admission = Admission::new(admitted.id, events.clone());
-    let codec = Codec {
-        decoder,
-        wanted: 0,
-        id: admitted.id,
-        events: events.clone(),
-        notified: now(),
-    };
+    let codec = Codec { decoder, wanted: 0 };
     let config = LinkConfig {
         name: format!("{name}{}", admitted.grant),
         write_timeout: Some(write_timeout),
@@ -88,16 +78,12 @@ pub(super) fn deal(
 }
 
 /// The transport's codec: a [`Decoder`].
-struct Codec<C: Core> {
+struct Codec {
     decoder: Decoder,
     wanted: usize,
-    id: ssntp_transport::ConnectionId,
-    events: Events<DispatchEvent<C>>,
-    /// The time of the last notification that a message is arriving.
-    notified: Instant,
 }
 
-impl<C: Core> Decode for Codec<C> {
+impl Decode for Codec {
     type Item = Messages;
     type Error = rpc::Error;
 
@@ -106,13 +92,6 @@ impl<C: Core> Decode for Codec<C> {
         let result = self.decoder.decode(input, &mut messages);
         if !messages.is_empty() {
             items.push(messages.into_iter());
-        } else if !input.is_empty() {
-            let now = now();
-            if now > self.notified + NOTIFY {
-                // Without messages. It shows that the peer is alive.
-                let _ = self.events.send(DispatchEvent::Items(self.id, Vec::new(), 0));
-                self.notified = now;
-            }
         }
         // Messages do not announce their length, so the buffer of a long message doubles.
         self.wanted = if input.len() > LONG { 2 * input.len() } else { 0 };
@@ -274,10 +253,6 @@ impl Peers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::Limits;
-    use crate::run::machine::Machine;
-    use crate::run::server_side::ServerSide;
-    use ssntp_transport::dispatch::events;
 
     #[test]
     fn consecutive_frames_for_a_connection_are_joined_up_to_a_limit() {
@@ -322,28 +297,5 @@ mod tests {
             (b, 0, 0),
         ];
         assert_eq!(sent, expected);
-    }
-
-    #[test]
-    fn the_dispatcher_is_notified_of_a_long_message_that_is_arriving() {
-        let (events, queue) = events::channel::<DispatchEvent<Machine<ServerSide>>>(4);
-        let id = ssntp_transport::ConnectionId(1 << 24);
-        let mut codec = Codec {
-            decoder: Decoder::without_identity(Limits::default()),
-            wanted: 0,
-            id,
-            events,
-            notified: now(),
-        };
-        let (mut input, mut items) = (BytesMut::from(&b"{\"id\":"[..]), Vec::new());
-        codec.decode(&mut input, &mut items).unwrap();
-        assert!(queue.try_next().is_none(), "the last notification was just now");
-        codec.notified -= 2 * NOTIFY;
-        codec.decode(&mut input, &mut items).unwrap();
-        let Some((DispatchEvent::Items(of, items, 0), _)) = queue.try_next() else {
-            panic!("the dispatcher is notified");
-        };
-        assert!(of == id && items.is_empty());
-        assert!(queue.try_next().is_none() && items.is_empty());
     }
 }
