@@ -23,10 +23,10 @@ pub(crate) fn bracketed(text: &str) -> String {
     }
 }
 
-/// The host of a peer's address. Log lines and connections are limited by host, because each
+/// The host of a peer's address. Log lines, connections and memory are limited by host, because each
 /// connection has another port.
-pub(crate) fn host(peer: &str) -> String {
-    peer.rsplit_once(':').map_or(peer, |(host, _)| host).to_owned()
+pub(crate) fn host(peer: &str) -> &str {
+    peer.rsplit_once(':').map_or(peer, |(host, _)| host)
 }
 
 /// An IPv6 address in either spelling, and its port.

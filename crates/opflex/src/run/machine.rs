@@ -37,6 +37,10 @@ pub(super) trait Side: Send + Sized + 'static {
     /// The target of the log lines.
     const LOG: &'static str;
 
+    /// The owner to which the memory of a connection is charged, as for [`Core`].
+    fn owner(_: &Self::Newcomer) -> Option<&[u8]> {
+        None
+    }
     fn core(&self) -> &Self::Core;
 
     /// Admits a connection and begins its session in the core, or refuses it, also if TLS was replaced
@@ -57,6 +61,9 @@ pub(super) trait Side: Send + Sized + 'static {
 
     /// Records that bytes have arrived on a connection.
     fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant);
+
+    /// Called when an admitted connection is out of the transport's table.
+    fn gone(&mut self, _: TransportId) {}
 
     /// Ends the session of a connection in the core: it has ended, or is about to be closed.
     fn ended(&mut self, connection: ConnectionId, peer: &str, why: EndCause, now: Instant);
@@ -190,6 +197,10 @@ impl<S: Side> Core for Machine<S> {
     type Grant = ConnectionId;
     type Refusal = String;
 
+    fn owner(newcomer: &S::Newcomer) -> Option<&[u8]> {
+        S::owner(newcomer)
+    }
+
     fn admit(
         &mut self,
         id: TransportId,
@@ -236,6 +247,10 @@ impl<S: Side> Core for Machine<S> {
 
     fn ended(&mut self, id: TransportId, reason: EndReason, now: Instant, actions: &mut Vec<Action>) {
         self.remove(id, EndCause::Ended(reason), now, actions);
+    }
+
+    fn gone(&mut self, id: TransportId) {
+        self.side.gone(id);
     }
 
     fn left(&mut self, id: TransportId, items: Vec<Messages>) {

@@ -33,6 +33,7 @@
 //! | readers of an element's feed | 16, and [`ElementConfig::serve_queue`] for all of them | the newcomer is refused; the slowest reader is disconnected |
 //! | clients | [`ServerConfig::max_connections`] | the newcomer is refused |
 //! | clients of one host | 64; beyond that, at most as many as stay free | the newcomer is refused |
+//! | memory of the queues of one host, and of its unfinished messages | half of that of all hosts | as for all hosts together |
 //! | a message before the identity is accepted | 256 KiB, and 1 MiB of memory for all of them | the connection ends |
 //! | events of an element | [`ElementConfig::events`] | new events are dropped and counted |
 //! | writes of the kept policy | one | the next write has all changes |

@@ -121,7 +121,8 @@ impl Server {
         };
         let sender = || keeper.as_ref().map(Keeper::sender);
         let side = ServerSide::new(core, sender(), room.sessions);
-        // Any host may connect, so the queues of all clients share one limit.
+        // Any host may connect, so the queues of all clients share one limit, of which each host gets at
+        // most half.
         let (budget, received) = Budget::for_queues_and_received(memory_for_queues());
         let settings = Settings {
             queue: config.queue,
@@ -337,7 +338,7 @@ impl HandshakeContext {
     /// Counts a log line of a peer. `None` if its host has caused too many lines.
     fn admit_line(&self, peer: &PeerAddress, what: &'static str) -> Option<More> {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        log.admit(host(&peer.to_string()), what, now())
+        log.admit(host(&peer.to_string()).to_owned(), what, now())
     }
 
     /// Carries out the handshake of a newcomer, and asks the dispatcher to admit it.

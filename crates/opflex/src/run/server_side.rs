@@ -1,5 +1,6 @@
 //! A server on its dispatcher: the core, the admission of clients, and the log lines.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use log::{Level, info, log};
@@ -102,8 +103,11 @@ pub(super) struct ServerSide {
     core: ServerCore,
     keeper: Option<keeper::KeeperSender>,
     max_clients: usize,
-    /// The number of clients of each host, so that one host cannot use up the limit.
+    /// The number of connections of each host, so that one host cannot use up the limit. Like the
+    /// limit, it includes connections that are ending: they have threads and descriptors.
     hosts: Budget<String>,
+    /// The host of each connection in the transport's table.
+    host_of: HashMap<ssntp_transport::ConnectionId, String>,
     is_stopping: bool,
     /// The lowest generation of acceptors whose newcomers are admitted.
     generation: u64,
@@ -118,6 +122,7 @@ impl ServerSide {
             keeper,
             max_clients,
             hosts: Budget::default(),
+            host_of: HashMap::new(),
             is_stopping: false,
             generation: 0,
             log: LogLimit::default(),
@@ -168,6 +173,11 @@ impl Side for ServerSide {
     type Newcomer = Newcomer;
     const LOG: &'static str = LOG;
 
+    /// The host. Without it, a host with many slow clients could take the memory of all others.
+    fn owner(newcomer: &Newcomer) -> Option<&[u8]> {
+        Some(host(&newcomer.peer).as_bytes())
+    }
+
     fn core(&self) -> &ServerCore {
         &self.core
     }
@@ -192,7 +202,7 @@ impl Side for ServerSide {
         if standing >= max {
             return Err(format!("the server has {max} clients, as many as it may have"));
         }
-        let from = host(&newcomer.peer);
+        let from = host(&newcomer.peer).to_owned();
         if self.hosts.of(&from) >= HOST && !self.hosts.fits(&from, 1, max) {
             return Err(format!(
                 "this host has {} clients, as many as it may have",
@@ -209,10 +219,11 @@ impl Side for ServerSide {
             identified,
             ..
         } = newcomer;
-        if let Some(more) = self.log.admit(host(&peer), "connected", now) {
+        if let Some(more) = self.log.admit(from.clone(), "connected", now) {
             info!(target: LOG, "{peer} ({connection}) is connected{more}");
         }
         peers.add(id, connection, peer.clone(), shown, identified);
+        self.host_of.insert(id, from.clone());
         self.hosts.charge(from, 1);
         self.core.connected(connection, peer, dialled, now);
         if let Some(name) = certified {
@@ -234,6 +245,12 @@ impl Side for ServerSide {
         self.core.received(connection, bytes, now);
     }
 
+    fn gone(&mut self, id: ssntp_transport::ConnectionId) {
+        if let Some(host) = self.host_of.remove(&id) {
+            self.hosts.refund(&host, 1);
+        }
+    }
+
     fn ended(&mut self, connection: ConnectionId, peer: &str, why: EndCause, now: Instant) {
         let (kind, level, what) = match why {
             // A warning only if the peer broke the protocol.
@@ -252,10 +269,9 @@ impl Side for ServerSide {
                 ("not trusted", Level::Warn, what)
             }
         };
-        if let Some(more) = self.log.admit(host(peer), kind, now) {
+        if let Some(more) = self.log.admit(host(peer).to_owned(), kind, now) {
             log!(target: LOG, level, "{peer} ({connection}) {what}{more}");
         }
-        self.hosts.refund(&host(peer), 1);
         self.core.disconnected(connection, now);
     }
 
@@ -269,12 +285,7 @@ impl Side for ServerSide {
                 CoreAction::Identified { connection } => peers.identified(connection),
                 // A server does not dial.
                 CoreAction::Dial { .. } => {}
-                CoreAction::Close { connection, .. } => {
-                    if let Some(peer) = peers.name(connection) {
-                        self.hosts.refund(&host(peer), 1);
-                    }
-                    peers.end(connection, actions);
-                }
+                CoreAction::Close { connection, .. } => peers.end(connection, actions),
             }
         }
     }
@@ -304,7 +315,6 @@ impl Contents for ServerCore {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
@@ -422,11 +432,20 @@ mod tests {
         for n in 0..64 {
             bench.connect_from(&format!("[2001:db8::1]:{n}")).unwrap();
         }
-        // A client that is ended by the server makes room like one that leaves.
+        // A client that is ended by the server makes room like one that leaves, but only when its
+        // connection is gone: a host could have as many as it likes that receive nothing.
         for (id, _) in &first[..80] {
             bench.receive(*id, r#"{"id":1,"method":"policy_resolve","params":[]}"#);
         }
         assert_eq!(bench.core().session_count(), 84);
+        assert!(bench.connect_from(&greedy(101)).is_err());
+        for (id, _) in &first[..80] {
+            let never = std::io::Error::other("the threads never ran");
+            bench
+                .runner
+                .handle(DispatchEvent::Started(*id, Err(never)), bench.now);
+        }
+        bench.connect_from(&greedy(101)).unwrap();
     }
 
     #[test]

@@ -471,7 +471,7 @@ impl ServerCore {
     ) {
         let address = self.sessions.get(&connection);
         let address = address.map_or("", |session| session.address.as_str());
-        if let Some(more) = self.log.admit(host(address), kind, now) {
+        if let Some(more) = self.log.admit(host(address).to_owned(), kind, now) {
             log::log!(level, "{address} ({connection}): {}{more}", text());
         }
     }
