@@ -61,7 +61,7 @@ impl Store {
 
 /// One value for policy, and one for endpoints.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PerStore<T>([T; 2]);
+pub(crate) struct PerStore<T>(pub(crate) [T; 2]);
 
 impl<T> Index<Store> for PerStore<T> {
     type Output = T;

@@ -1,34 +1,22 @@
-//! The endpoint registry: the declared endpoints.
+//! The endpoint registry: endpoints are declared, undeclared, and removed when their time ends.
 
 use std::collections::HashSet;
 use std::time::Instant;
 
-use super::ownership::{Claim, Declared, Ownership, end_of};
-use super::resolves::{Resolvable, seconds};
+use super::ownership::{Claim, Ownership, end_of};
+use super::resolves::seconds;
 use super::{OnLeave, Settings};
 use crate::message::{EndpointDeclare, EndpointUndeclare, ErrorResponse};
 use crate::model::{ChangeKind, Changes, Name, Tree, Uri};
 use crate::peer::ConnectionId;
 
-/// The endpoints, their owners, and the resolves in force.
-#[derive(Debug)]
-pub(super) struct EndpointRegistry {
-    pub(super) endpoints: Resolvable,
-    ownership: Ownership,
-}
-
-impl EndpointRegistry {
-    pub(super) fn new(tree: Tree) -> Self {
-        Self {
-            endpoints: Resolvable::new(tree),
-            ownership: Ownership::default(),
-        }
-    }
-
+/// Each of these changes the tree of endpoints together with their owners.
+impl Ownership {
     /// Adds endpoints, or replaces those with the same URIs. An endpoint belongs to the element that
     /// declared it last. If one object is refused, the whole request has no effect.
     pub(super) fn declare(
         &mut self,
+        tree: &mut Tree,
         element: &Name,
         connection: ConnectionId,
         declares: Vec<EndpointDeclare>,
@@ -40,23 +28,21 @@ impl EndpointRegistry {
         for declare in declares {
             // The refresh rate is optional here, as in a resolve of endpoints.
             let life = declare.prr.map_or(settings.default_prr, seconds);
-            claims.extend(Claim::of(&declare.endpoint, end_of(life, now)));
+            claims.extend(Claim::of(element, &declare.endpoint, end_of(life, now)));
             objects.extend(declare.endpoint);
         }
-        let Self { endpoints, ownership } = self;
-        let tree = &mut endpoints.tree;
         // All checks come before the first change, because a request counts as a whole.
         let coming: HashSet<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
         let mut added = 0;
         for uri in &coming {
             match tree.get(uri) {
-                Some(_) => ownership.check(element, uri, &coming)?,
+                Some(_) => self.check(element, uri, &coming)?,
                 None => added += 1,
             }
         }
         let limits = &settings.limits;
         if tree.len() + added > limits.endpoint_objects
-            || !ownership.has_room(element, &claims, limits.endpoint_bytes)
+            || !self.has_room(element, &claims, limits.endpoint_bytes)
         {
             return Err(ErrorResponse::error(format_args!(
                 "the registry has no room for more of {:?}: it has {} objects",
@@ -67,18 +53,18 @@ impl EndpointRegistry {
         tree.check_all(&objects).map_err(ErrorResponse::error)?;
         // An endpoint that has become part of another one has no declaration of its own any more.
         // And an object must not become the parent of an object of another element.
-        coming.iter().for_each(|uri| ownership.release(uri));
+        coming.iter().for_each(|uri| self.release(uri));
         for object in &mut objects {
             object
                 .children
-                .retain(|child| !ownership.is_of_another(element, child));
+                .retain(|child| !self.is_of_another(element, child));
         }
         // Before the objects are added, because that depends on the new owners.
         for claim in claims {
-            ownership.enter(claim, element, connection);
+            self.enter(claim, element, connection);
         }
         let changes = tree
-            .replace_sparing(objects, |uri| ownership.is_of_another(element, uri))
+            .replace_sparing(objects, |uri| self.is_of_another(element, uri))
             .map_err(ErrorResponse::error)?;
         self.forget_deleted(&changes);
         Ok(changes)
@@ -86,63 +72,53 @@ impl EndpointRegistry {
 
     /// Removes endpoints, and parts of endpoints, of the element. Objects of other elements stay,
     /// also below a removed endpoint.
-    pub(super) fn undeclare(&mut self, element: &Name, undeclares: &[EndpointUndeclare]) -> Changes {
+    pub(super) fn undeclare(
+        &mut self,
+        tree: &mut Tree,
+        element: &Name,
+        undeclares: &[EndpointUndeclare],
+    ) -> Changes {
         let uris = undeclares.iter().map(|undeclare| &undeclare.endpoint_uri);
-        let own = uris.filter(|uri| self.ownership.element(uri) == Some(element));
+        let own = uris.filter(|uri| self.element(uri) == Some(element));
         let own: Vec<Uri> = own.cloned().collect();
-        self.remove(&own)
+        self.remove(tree, &own)
     }
 
     /// Removes the endpoints of a connection that has ended, or sets the time of their removal.
-    pub(super) fn connection_ended(
+    pub(super) fn element_left(
         &mut self,
+        tree: &mut Tree,
         connection: ConnectionId,
         on_leave: OnLeave,
         now: Instant,
     ) -> Changes {
-        self.endpoints.watchers.leave(&connection);
-        let mut uris = self.ownership.connection_ended(connection);
+        let mut uris = self.connection_ended(connection);
         match on_leave {
             // An endpoint without a time of expiry would stay for ever.
-            OnLeave::Keep => uris.retain(|uri| self.ownership.is_endless(uri)),
+            OnLeave::Keep => uris.retain(|uri| self.is_endless(uri)),
             OnLeave::Remove => {}
             // A short loss of the connection must not cause updates for all clients.
             OnLeave::Grace(grace) => {
                 if let Some(end) = now.checked_add(grace) {
-                    uris.into_iter().for_each(|uri| self.ownership.end_by(uri, end));
+                    uris.into_iter().for_each(|uri| self.end_by(uri, end));
                 }
                 return Changes::default();
             }
         }
-        self.remove(&uris.into_iter().collect::<Vec<_>>())
+        self.remove(tree, &uris.into_iter().collect::<Vec<_>>())
     }
 
     /// Removes the endpoints whose time has ended.
-    pub(super) fn expire(&mut self, now: Instant) -> Changes {
-        let due: Vec<Uri> = std::iter::from_fn(|| self.ownership.expired(now)).collect();
-        self.remove(&due)
-    }
-
-    pub(super) fn next_expiry(&self) -> Option<Instant> {
-        self.ownership.next_expiry()
-    }
-
-    /// The declaration of an endpoint.
-    pub(super) fn declaration(&self, uri: &Uri) -> Option<Declared> {
-        self.ownership.declaration(uri)
-    }
-
-    /// The number of endpoints that a connection has declared.
-    pub(super) fn count(&self, connection: ConnectionId) -> usize {
-        self.ownership.count(connection)
+    pub(super) fn expire(&mut self, tree: &mut Tree, now: Instant) -> Changes {
+        let due: Vec<Uri> = std::iter::from_fn(|| self.expired(now)).collect();
+        self.remove(tree, &due)
     }
 
     /// Removes the objects at and below these URIs, as far as they belong to the same element as
     /// the object at the URI.
-    fn remove(&mut self, uris: &[Uri]) -> Changes {
-        let ownership = &self.ownership;
-        let is_of_another = |top: &Uri, uri: &Uri| ownership.element(uri) != ownership.element(top);
-        let changes = self.endpoints.tree.delete_sparing(uris, is_of_another);
+    fn remove(&mut self, tree: &mut Tree, uris: &[Uri]) -> Changes {
+        let is_of_another = |top: &Uri, uri: &Uri| self.element(uri) != self.element(top);
+        let changes = tree.delete_sparing(uris, is_of_another);
         self.forget_deleted(&changes);
         changes
     }
@@ -151,7 +127,7 @@ impl EndpointRegistry {
     /// contain another endpoint of the same element.
     fn forget_deleted(&mut self, changes: &Changes) {
         for change in changes.iter().filter(|change| change.kind == ChangeKind::Deleted) {
-            self.ownership.release(&change.uri);
+            self.release(&change.uri);
         }
     }
 }

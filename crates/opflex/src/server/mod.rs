@@ -51,8 +51,8 @@
 //! | `agents` | the same counts by name, over all sessions of an agent |
 //! | `requests` | the methods |
 //! | `resolves` | a tree with its resolves, and unfinished answers |
-//! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is only a tree with resolves |
 //! | `ownership` | the element that each endpoint belongs to |
+//! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is only a tree with resolves |
 //! | `push` | makes updates of changes, and finds their receivers |
 //! | `roll_up` | numbers over time |
 
@@ -79,9 +79,9 @@ use log::{Level, error};
 pub use self::agents::AgentInfo;
 use self::agents::Agents;
 pub use self::counters::RequestCounters;
-use self::endpoint_registry::EndpointRegistry;
 pub use self::observer::{Exported, Observer, Report};
 pub use self::ownership::Declared;
+use self::ownership::Ownership;
 use self::resolves::Resolvable;
 pub use self::roll_up::{Interval, Row};
 pub use self::session::SessionInfo;
@@ -89,7 +89,7 @@ use self::session::{Element, Session};
 pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
 pub use super::message::Store;
-use super::message::{Incoming, Method, Peer, Reply, Update};
+use super::message::{Incoming, Method, Peer, PerStore, Reply, Update};
 use super::model::{Changes, Cursor, Edit, ManagedObject, ModelError, Name, Schema, Tree, Uri};
 pub use super::peer::Action;
 use super::peer::{Actions, Beat, CloseReason, ConnectionId, host};
@@ -106,8 +106,10 @@ pub struct ServerCore {
     sessions: HashMap<ConnectionId, Session>,
     timers: Deadlines<ConnectionId>,
     agents: Agents,
-    policy: Resolvable,
-    registry: EndpointRegistry,
+    /// Policy and endpoints.
+    stores: PerStore<Resolvable>,
+    /// The elements that the endpoints belong to.
+    ownership: Ownership,
     observer: Observer,
     policy_revision: u64,
     /// The number of the last request of ours. All connections share it, so
@@ -138,8 +140,8 @@ impl ServerCore {
             sessions: HashMap::new(),
             timers: Deadlines::default(),
             agents: Agents::default(),
-            policy: Resolvable::new(tree()),
-            registry: EndpointRegistry::new(tree()),
+            stores: PerStore([tree(), tree()].map(Resolvable::new)),
+            ownership: Ownership::default(),
             policy_revision: 0,
             last_xid: 0,
             log: LogLimit::default(),
@@ -270,7 +272,7 @@ impl ServerCore {
             return false;
         };
         let (of, unsent) = (answer.of, &mut answer.unsent);
-        let tree = &self.resolvable(of).tree;
+        let tree = &self.stores[of].tree;
         // Objects are looked up for each piece, so no copy of a large answer is kept in memory.
         let objects = unsent.next(tree, self.settings.limits.message_bytes);
         let is_over = unsent.is_empty();
@@ -298,12 +300,11 @@ impl ServerCore {
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.timers.next(),
-            self.registry.next_expiry(),
+            self.ownership.next_expiry(),
             self.observer.next_expiry(),
-            self.policy.watchers.next_expiry(),
-            self.registry.endpoints.watchers.next_expiry(),
         ];
-        deadlines.into_iter().flatten().min()
+        let of_watchers = self.stores.0.iter().map(|store| store.watchers.next_expiry());
+        deadlines.into_iter().chain(of_watchers).flatten().min()
     }
 
     /// Does everything that is due at `now`.
@@ -312,21 +313,24 @@ impl ServerCore {
             self.session_due(connection, now);
         }
         // No message is sent, because the client knows its refresh rate.
-        while self.policy.watchers.expired(now).is_some() {}
-        while self.registry.endpoints.watchers.expired(now).is_some() {}
+        for store in &mut self.stores.0 {
+            while store.watchers.expired(now).is_some() {}
+        }
         self.observer.expire(now);
-        let changes = self.registry.expire(now);
+        let changes = self
+            .ownership
+            .expire(&mut self.stores[Store::Endpoints].tree, now);
         self.send_updates(Store::Endpoints, &changes, now);
     }
 
     /// All policy.
     pub fn policy(&self) -> &Tree {
-        &self.policy.tree
+        &self.stores[Store::Policy].tree
     }
 
     /// All endpoints.
     pub fn endpoints(&self) -> &Tree {
-        &self.registry.endpoints.tree
+        &self.stores[Store::Endpoints].tree
     }
 
     /// The objects at and below a URI, parents before children: at most `most`, and only those
@@ -335,13 +339,13 @@ impl ServerCore {
     pub fn page(&self, store: Store, below: Uri, after: Option<Uri>, most: usize) -> Vec<ManagedObject> {
         let mut cursor = Cursor::below(below);
         after.into_iter().for_each(|uri| cursor.pass(uri));
-        let ahead = cursor.ahead(&self.resolvable(store).tree).take(most);
+        let ahead = cursor.ahead(&self.stores[store].tree).take(most);
         ahead.map(|object| object.to_object()).collect()
     }
 
     /// The declaration of an endpoint, by its topmost object.
     pub fn declaration(&self, uri: &Uri) -> Option<Declared> {
-        self.registry.declaration(uri)
+        self.ownership.declaration(uri)
     }
 
     /// All state reports.
@@ -354,7 +358,7 @@ impl ServerCore {
     /// # Errors
     /// The objects are malformed, or do not fit the model. The policy is unchanged.
     pub fn edit(&mut self, edit: Edit, now: Instant) -> Result<Changes, ModelError> {
-        let changes = self.policy.tree.edit(edit)?;
+        let changes = self.stores[Store::Policy].tree.edit(edit)?;
         self.send_updates(Store::Policy, &changes, now);
         Ok(changes)
     }
@@ -385,9 +389,9 @@ impl ServerCore {
                 roles: element.map_or_else(Vec::new, |element| element.roles.clone()),
                 location: element.and_then(|element| element.location.clone()),
                 seconds: now.saturating_duration_since(session.since).as_secs(),
-                policies: self.policy.watchers.count(connection),
-                endpoint_resolves: self.registry.endpoints.watchers.count(connection),
-                endpoints: self.registry.count(*connection),
+                policies: self.stores[Store::Policy].watchers.count(connection),
+                endpoint_resolves: self.stores[Store::Endpoints].watchers.count(connection),
+                endpoints: self.ownership.count(*connection),
                 counters: session.counters,
             }
         };
@@ -418,13 +422,6 @@ impl ServerCore {
     /// The number of connected clients.
     pub fn session_count(&self) -> usize {
         self.sessions.len()
-    }
-
-    fn resolvable(&self, of: Store) -> &Resolvable {
-        match of {
-            Store::Policy => &self.policy,
-            Store::Endpoints => &self.registry.endpoints,
-        }
     }
 
     fn session_due(&mut self, connection: ConnectionId, now: Instant) {
@@ -486,23 +483,22 @@ impl ServerCore {
             self.agents.session_ended(&name, &session.counters, most);
         }
         // Resolves end with the connection, because libopflex resolves again on the next one.
-        self.policy.watchers.leave(&connection);
+        for store in &mut self.stores.0 {
+            store.watchers.leave(&connection);
+        }
+        let tree = &mut self.stores[Store::Endpoints].tree;
         let changes = self
-            .registry
-            .connection_ended(connection, self.settings.on_leave, now);
+            .ownership
+            .element_left(tree, connection, self.settings.on_leave, now);
         self.send_updates(Store::Endpoints, &changes, now);
     }
 
     /// Sends the updates for changes. An update is built once for all its receivers.
     fn send_updates(&mut self, of: Store, changes: &Changes, now: Instant) {
-        let resolvable = match of {
-            Store::Policy => &self.policy,
-            Store::Endpoints => &self.registry.endpoints,
-        };
         // An edit without changes keeps the revision, so that --if-revision does not fail for it.
         self.policy_revision += u64::from(of == Store::Policy && !changes.is_empty());
         let method = of.update();
-        for (receivers, pieces) in push::updates(of, resolvable, changes, &self.settings.limits, now) {
+        for (receivers, pieces) in push::updates(of, &self.stores[of], changes, &self.settings.limits, now) {
             for update in pieces {
                 self.last_xid += 1;
                 let id = Id::call(method.name(), self.last_xid);

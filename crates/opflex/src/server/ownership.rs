@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
 use crate::deadlines::Deadlines;
+use crate::json;
 use crate::message::ErrorResponse;
 use crate::model::{ManagedObject, Name, Uri};
 use crate::peer::ConnectionId;
@@ -38,7 +39,7 @@ pub struct Declared {
 pub(super) struct Claim {
     pub(super) root: Uri,
     pub(super) expires: Option<Instant>,
-    /// The memory of its objects.
+    /// The memory of its objects, and of the name of the element.
     bytes: usize,
 }
 
@@ -62,7 +63,9 @@ struct Owner {
 impl Claim {
     /// The endpoints of a list of objects: the objects that are not below another object of the
     /// list, each with everything below it.
-    pub(super) fn of(objects: &[ManagedObject], expires: Option<Instant>) -> Vec<Self> {
+    pub(super) fn of(element: &Name, objects: &[ManagedObject], expires: Option<Instant>) -> Vec<Self> {
+        // The name counts for each declaration, because an element may change its name before each.
+        let name = json::allocated(16 + element.len());
         let mut sorted: Vec<&ManagedObject> = objects.iter().collect();
         // In the order of the URIs, an object follows the one that contains it. The draft does not
         // require that parents are sent first.
@@ -74,7 +77,7 @@ impl Claim {
                 _ => claims.push(Self {
                     root: object.uri.clone(),
                     expires,
-                    bytes: object.memory(),
+                    bytes: name + object.memory(),
                 }),
             }
         }

@@ -33,11 +33,7 @@ impl ServerCore {
             )),
             Request::Resolve(of, resolves) => {
                 self.log_other_classes(connection, of, &resolves, now);
-                let resolvable = match of {
-                    Store::Policy => &mut self.policy,
-                    Store::Endpoints => &mut self.registry.endpoints,
-                };
-                match resolvable.resolve(connection, resolves, &self.settings, now) {
+                match self.stores[of].resolve(connection, resolves, &self.settings, now) {
                     Ok(unsent) => return self.begin_answer(connection, id, of, unsent),
                     Err(refusal) => Err(refusal),
                 }
@@ -45,10 +41,7 @@ impl ServerCore {
             Request::Unresolve(of, unresolves) => {
                 // An unresolve without a resolve succeeds, too: libopflex never repeats an unresolve.
                 for Resolve { target, .. } in &unresolves {
-                    match of {
-                        Store::Policy => self.policy.watchers.unwatch(&connection, target),
-                        Store::Endpoints => self.registry.endpoints.watchers.unwatch(&connection, target),
-                    };
+                    self.stores[of].watchers.unwatch(&connection, target);
                 }
                 Ok(done())
             }
@@ -56,16 +49,18 @@ impl ServerCore {
                 let objects = declares.iter_mut().map(|declare| &mut declare.endpoint);
                 // As libopflex. A refusal would stop an agent with a newer model.
                 self.leave_out_unknown(connection, method, objects, now);
-                let changes = self
-                    .registry
-                    .declare(&element, connection, declares, &self.settings, now);
+                let tree = &mut self.stores[Store::Endpoints].tree;
+                let changes =
+                    self.ownership
+                        .declare(tree, &element, connection, declares, &self.settings, now);
                 changes.map(|changes| {
                     self.send_updates(Store::Endpoints, &changes, now);
                     done()
                 })
             }
             Request::EndpointUndeclare(undeclares) => {
-                let changes = self.registry.undeclare(&element, &undeclares);
+                let tree = &mut self.stores[Store::Endpoints].tree;
+                let changes = self.ownership.undeclare(tree, &element, &undeclares);
                 self.send_updates(Store::Endpoints, &changes, now);
                 Ok(done())
             }
@@ -95,7 +90,7 @@ impl ServerCore {
         objects: impl Iterator<Item = &'a mut Vec<ManagedObject>>,
         now: Instant,
     ) {
-        let unknown: usize = match self.policy.tree.schema() {
+        let unknown: usize = match self.policy().schema() {
             Some(schema) => objects.map(|objects| schema.leave_out_unknown(objects)).sum(),
             None => 0,
         };
@@ -115,14 +110,12 @@ impl ServerCore {
     fn log_other_classes(&mut self, connection: ConnectionId, of: Store, resolves: &[Resolve], now: Instant) {
         for Resolve { subject, target, .. } in resolves {
             if let Target::Uri(uri) = target
-                && let Some(there) = self.resolvable(of).tree.get(uri)
+                && let Some(there) = self.stores[of].tree.get(uri)
                 && there.subject() != subject
             {
-                let text = format!(
-                    "{uri} is a {}, not a {subject}: the answer has no object",
-                    there.subject()
-                );
+                let there = there.subject().clone();
                 self.log(connection, Level::Warn, "other class", now, || {
+                    let text = format!("{uri} is a {there}, not a {subject}: the answer has no object");
                     excerpt(text).to_string()
                 });
             }

@@ -85,22 +85,17 @@ impl Resolvable {
         let adds = |resolve: &&Resolve| {
             !refresh(resolve, settings).is_zero() && !self.watchers.watches(&connection, &resolve.target)
         };
-        let limit = settings.limits.resolves;
-        // The first comparison is cheap, and is false for nearly every request.
-        if there + resolves.len() > limit && there + resolves.iter().filter(adds).count() > limit {
-            let what = format!("a connection can't resolve more than {limit} objects");
+        let (mut added, mut bytes) = (0, 0);
+        for resolve in resolves.iter().filter(adds) {
+            added += 1;
+            bytes += watch_memory(&resolve.subject, &resolve.target);
+        }
+        let (memory, limits) = (self.watchers.memory(), &settings.limits);
+        if added > 0 && there + added > limits.resolves {
+            let what = format!("a connection can't resolve more than {} objects", limits.resolves);
             return Err(ErrorResponse::error(what));
         }
-        let adds = resolves.iter().filter(adds);
-        let adds: usize = adds
-            .map(|resolve| watch_memory(&resolve.subject, &resolve.target))
-            .sum();
-        if adds > 0
-            && !self
-                .watchers
-                .memory()
-                .fits(&connection, adds, settings.limits.resolve_bytes)
-        {
+        if added > 0 && !memory.fits(&connection, bytes, limits.resolve_bytes) {
             return Err(ErrorResponse::error("no memory for more resolves"));
         }
         Ok(())

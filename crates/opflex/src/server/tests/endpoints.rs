@@ -113,7 +113,7 @@ fn a_declaration_ends_with_its_refresh_time_unless_renewed() {
     assert_eq!(uris(&update(&mut world, asker)["delete"]), ["/ep/1/"]);
     world.pass(40.0);
     assert_eq!(known(&world), [""; 0]);
-    assert!(world.server.registry.next_expiry().is_none());
+    assert!(world.server.ownership.next_expiry().is_none());
 }
 
 #[test]

@@ -552,7 +552,12 @@ fn the_resolves_of_a_connection_are_limited() {
     resolve(&mut world, client, "/class4/1/", 60);
     resolve(&mut world, client, "/class4/2/", 0);
     world.leave(client);
-    assert_eq!(world.server.policy.watchers.next_expiry(), None);
+    assert_eq!(
+        world.server.stores[crate::server::Store::Policy]
+            .watchers
+            .next_expiry(),
+        None
+    );
 }
 
 #[test]
