@@ -38,10 +38,6 @@ use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 
 /// The maximum number of readers.
 pub(super) const READERS: usize = 16;
-/// The maximum number of objects or changes in one line.
-const STEP: usize = 500;
-/// The approximate length of a line with objects of the trees, in bytes.
-const STEP_BYTES: usize = 1 << 20;
 /// The reason of the last line when the element stops.
 pub(super) const STOPPING: &str = "the element stops";
 /// The version of the format.
@@ -158,9 +154,7 @@ impl Feed {
             return false;
         };
         let what = *what;
-        // Limited by bytes as well, because one object may have a megabyte.
-        let mut piece = Piece::new(STEP_BYTES);
-        let objects = cursor.take(core.tree(what), STEP, &mut piece).into_iter();
+        let objects = cursor.take(core.tree(what), &mut Piece::of_a_call()).into_iter();
         let objects: Vec<ObjectChange> = objects
             .map(|object| ObjectChange {
                 kind: ChangeKind::Created,
@@ -220,7 +214,7 @@ impl Feed {
         // Readers that have all objects share the lines.
         let shared: Vec<_> = match self.readers.values().any(|reader| reader.at.is_none()) {
             true => objects
-                .chunks(STEP)
+                .chunks(Piece::ENTRIES)
                 .map(|some| text(changes(what, some.iter()), memory))
                 .collect(),
             false => Vec::new(),
@@ -230,7 +224,7 @@ impl Feed {
                 shared.iter().for_each(|text| reader.push(text));
                 continue;
             }
-            for some in objects.chunks(STEP) {
+            for some in objects.chunks(Piece::ENTRIES) {
                 let known = |change: &&ObjectChange| reader.has_passed(what, &change.uri);
                 let known: Vec<_> = some.iter().filter(known).collect();
                 if !known.is_empty() {

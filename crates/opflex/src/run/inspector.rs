@@ -47,10 +47,6 @@ const CONNECTIONS: usize = 8;
 const IDLE: Duration = Duration::from_secs(60);
 /// The longest query, in bytes. Those of `gbp_inspect` have some hundred.
 const MAX_QUERY: usize = 64 * 1024;
-/// The number of objects that are visited in one step.
-const STEP: usize = 500;
-/// The approximate size of the objects of one step, in bytes.
-const STEP_BYTES: usize = 1 << 20;
 /// The number of bytes of an answer that are written together.
 const WRITE: usize = 64 * 1024;
 
@@ -270,10 +266,10 @@ impl Wanted {
 impl Scan {
     /// Visits some objects, and adds the wanted ones to `found`. Returns false at the end.
     fn step(&mut self, store: &dyn Contents, found: &mut Vec<ManagedObject>) -> bool {
-        let (mut visited, mut piece) = (0, Piece::new(STEP_BYTES));
+        let (mut is_over, mut piece) = (true, Piece::of_a_call());
         if let Part::Tree(index) = self.part {
-            for object in self.cursor.take(store.trees()[index], STEP, &mut piece) {
-                visited += 1;
+            for object in self.cursor.take(store.trees()[index], &mut piece) {
+                is_over = false;
                 if self.is_wanted(object.subject(), object.uri()) {
                     found.push(linked(object.to_object()));
                 }
@@ -281,18 +277,19 @@ impl Scan {
         } else {
             for (place, object) in store.others(self.place) {
                 // Objects with the same position are visited in the same step.
-                if self.place != Some(place) && (visited >= STEP || piece.is_full()) {
+                if self.place != Some(place) && piece.is_full() {
                     break;
                 }
-                visited += 1;
+                is_over = false;
                 self.place = Some(place);
-                if self.is_wanted(&object.subject, &object.uri) {
-                    piece.add(object.memory());
+                let is_wanted = self.is_wanted(&object.subject, &object.uri);
+                piece.add(if is_wanted { object.memory() } else { 0 });
+                if is_wanted {
                     found.push(linked(object.clone()));
                 }
             }
         }
-        if visited > 0 {
+        if !is_over {
             return true;
         }
         (self.cursor, self.place) = (self.wanted.begin(), None);

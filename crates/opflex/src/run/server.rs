@@ -20,7 +20,7 @@ use super::machine::{self, Machine};
 use super::server_side::{self, ServerEvents, ServerSide};
 use super::{CallError, LocalSocket, SERVER_LOG as LOG, ServerConfig, ServerContext, StartError, now};
 use crate::message::Decoder;
-use crate::model::{Edit, ManagedObject};
+use crate::model::{Edit, ManagedObject, Piece};
 use crate::peer::host;
 use crate::server::{self, AgentInfo, ServerCore, SessionInfo};
 use ssntp_engine::{Engine, Membership};
@@ -32,9 +32,6 @@ use ssntp_transport::{
     Room, after, memory_for_queues, plain,
 };
 use ssntp_transport::{LogLimit, More};
-
-/// The number of agents that are copied in one call.
-const AGENTS: usize = 500;
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.
 ///
@@ -493,9 +490,10 @@ impl ServerHandle {
         let mut agents: Vec<AgentInfo> = Vec::new();
         loop {
             let last = agents.last().map(|agent| agent.name.clone());
-            let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS, cx.now()))?;
+            let next =
+                self.with(move |cx| cx.core().agents_after(last.as_ref(), Piece::ENTRIES, cx.now()))?;
             // In steps, because ten thousand agents in one call would delay clients by milliseconds.
-            let is_over = next.len() < AGENTS;
+            let is_over = next.len() < Piece::ENTRIES;
             agents.extend(next);
             if is_over {
                 return Ok(agents);

@@ -11,7 +11,7 @@ use super::machine::{self, Contents, EndCause, Machine, Side, SideEvents};
 use super::{CallError, SERVER_LOG as LOG, ServerContext, keeper};
 use crate::budget::Budget;
 use crate::message::Identified;
-use crate::model::{ManagedObject, Tree, Uri};
+use crate::model::{ManagedObject, Piece, Tree, Uri};
 use crate::peer::{ConnectionId, host};
 use crate::server::{Action as CoreAction, ServerCore, Store};
 use ssntp_transport::dispatch::{Action, View};
@@ -20,9 +20,6 @@ use ssntp_transport::{self, EndReason, LogLimit, excerpt};
 /// Sends events to a server's dispatcher.
 pub(super) type ServerEvents = SideEvents<ServerSide>;
 
-/// The number of objects that are copied in one call. Such a call delays clients by some hundred
-/// microseconds.
-const STEP: usize = 500;
 /// The number of attempts to copy in steps, after which the copy is made in one step.
 const ATTEMPTS: u32 = 3;
 /// The number of clients that every host may have up to the limit of all clients. It is high because
@@ -43,26 +40,32 @@ pub(super) fn call<T: Send + 'static>(
 /// The present revision of policy, and the policy. It is copied in steps, between which the
 /// dispatcher handles other events. If policy changes meanwhile, the copy begins again.
 pub(super) fn copy_policy(events: &ServerEvents) -> Result<(u64, Vec<ManagedObject>), CallError> {
-    let (mut begun, mut revision, mut objects) = (0, None, Vec::<ManagedObject>::new());
-    loop {
-        // If policy changes all the time, the last attempt copies it in one step.
-        let most = if begun > ATTEMPTS { usize::MAX } else { STEP };
-        let after = objects.last().map(|object| object.uri.clone());
-        let (is, next) = call(events, move |cx| {
-            let is = cx.core().policy_revision();
-            // If policy has changed, this call copies from the beginning. So the last attempt
-            // always succeeds.
-            let after = after.filter(|_| revision == Some(is));
-            (is, cx.core().page(Store::Policy, Uri::root(), after, most))
-        })?;
-        if revision.replace(is) != Some(is) {
-            begun += 1;
-            objects.clear();
+    for _ in 0..ATTEMPTS {
+        if let Some(copy) = copy_in_steps(events)? {
+            return Ok(copy);
         }
-        let is_last = next.len() < most;
+    }
+    call(events, |cx| {
+        (cx.core().policy_revision(), cx.core().policy().to_objects())
+    })
+}
+
+/// `None` if policy has changed between two steps.
+fn copy_in_steps(events: &ServerEvents) -> Result<Option<(u64, Vec<ManagedObject>)>, CallError> {
+    let (mut revision, mut objects) = (None, Vec::<ManagedObject>::new());
+    loop {
+        let after = objects.last().map(|object| object.uri.clone());
+        let (is, next, has_more) = call(events, move |cx| {
+            let mut piece = Piece::of_a_call();
+            let next = cx.core().page(Store::Policy, Uri::root(), after, &mut piece);
+            (cx.core().policy_revision(), next, piece.is_full())
+        })?;
+        if revision.replace(is).is_some_and(|before| before != is) {
+            return Ok(None);
+        }
         objects.extend(next);
-        if is_last {
-            return Ok((is, objects));
+        if !has_more {
+            return Ok(Some((is, objects)));
         }
     }
 }

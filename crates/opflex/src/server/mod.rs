@@ -90,7 +90,7 @@ pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
 pub use super::message::Store;
 use super::message::{Incoming, Method, Peer, PerStore, Reply, Update};
-use super::model::{Changes, Cursor, Edit, ManagedObject, ModelError, Name, Schema, Tree, Uri};
+use super::model::{Changes, Cursor, Edit, ManagedObject, ModelError, Name, Piece, Schema, Tree, Uri};
 pub use super::peer::Action;
 use super::peer::{Actions, Beat, CloseReason, ConnectionId, host};
 use super::rpc::{Frame, Id};
@@ -333,14 +333,20 @@ impl ServerCore {
         &self.stores[Store::Endpoints].tree
     }
 
-    /// The objects at and below a URI, parents before children: at most `most`, and only those
-    /// behind `after` in the order of the URIs. So a caller can copy a large tree in short steps.
-    /// The tree may change between two steps; see [`policy_revision`](Self::policy_revision).
-    pub fn page(&self, store: Store, below: Uri, after: Option<Uri>, most: usize) -> Vec<ManagedObject> {
+    /// The objects at and below a URI, parents before children: as many as fit into the piece, and
+    /// only those behind `after` in the order of the URIs. So a caller can copy a large tree in short
+    /// steps. The tree may change between two steps; see [`policy_revision`](Self::policy_revision).
+    pub(crate) fn page(
+        &self,
+        store: Store,
+        below: Uri,
+        after: Option<Uri>,
+        piece: &mut Piece,
+    ) -> Vec<ManagedObject> {
         let mut cursor = Cursor::below(below);
         after.into_iter().for_each(|uri| cursor.pass(uri));
-        let ahead = cursor.ahead(&self.stores[store].tree).take(most);
-        ahead.map(|object| object.to_object()).collect()
+        let objects = cursor.take(&self.stores[store].tree, piece).into_iter();
+        objects.map(|object| object.to_object()).collect()
     }
 
     /// The declaration of an endpoint, by its topmost object.

@@ -37,7 +37,7 @@ impl Unsent {
             } else if piece.is_full() {
                 break;
             } else {
-                objects.extend(cursor.take(tree, usize::MAX, &mut piece));
+                objects.extend(cursor.take(tree, &mut piece));
             }
         }
         objects

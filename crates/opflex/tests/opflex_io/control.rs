@@ -262,6 +262,51 @@ fn endpoints_and_reports_are_shown_with_their_element_and_time() {
 }
 
 #[test]
+fn a_part_of_a_list_has_about_a_mebibyte_and_all_parts_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).control(&socket));
+    let element = element("pe1", &address);
+    for n in 0..30 {
+        let long = "x".repeat(100_000);
+        element
+            .declare(vec![object(&format!("/ep/{n:02}/"), &long)])
+            .unwrap();
+        element.report(object(&format!("/stats/{n:02}/"), &long)).unwrap();
+    }
+    until(|| element.unanswered().unwrap() == 0);
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    for (method, member) in [
+        ("ssntp.endpoint_dump", "endpoints"),
+        ("ssntp.report_dump", "reports"),
+    ] {
+        let part = control.call(method, json!({})).unwrap();
+        assert_eq!(part[member].as_array().unwrap().len(), 10);
+        assert!(!part["after"].is_null());
+    }
+    assert_eq!(control.endpoints(&Uri::root()).unwrap().len(), 30);
+    assert_eq!(control.reports(&Uri::root()).unwrap().len(), 30);
+}
+
+#[test]
+fn a_request_before_a_malformed_one_is_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let _server = serve(ServerConfig::new(server_settings("pr1")).control(&socket));
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let put = json!({"method": "ssntp.policy_put", "params": {"objects": [object("/a/", "a")]}});
+    let request = json!({"id": ["custom", 1], "method": "custom", "params": [put]});
+    stream
+        .write_all(format!("{request}\0malformed\0").as_bytes())
+        .unwrap();
+    let answers: Vec<_> = BufReader::new(stream).split(0).map(Result::unwrap).collect();
+    assert_eq!(answers.len(), 1);
+    let answer: Value = serde_json::from_slice(&answers[0]).unwrap();
+    assert_eq!(answer["result"]["result"]["changed"], 1, "{answer}");
+}
+
+#[test]
 fn objects_that_the_model_does_not_allow_are_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("control");

@@ -56,10 +56,9 @@ impl Cursor {
         uris.filter_map(|uri| tree.get(uri))
     }
 
-    /// Passes and returns the next objects, parents before children: at most `most`, and only as
-    /// many as fit into the piece.
-    pub(crate) fn take<'a>(&mut self, tree: &'a Tree, most: usize, piece: &mut Piece) -> Vec<ObjectRef<'a>> {
-        let ahead = self.ahead(tree).take(most);
+    /// Passes and returns the next objects, parents before children, as many as fit into the piece.
+    pub(crate) fn take<'a>(&mut self, tree: &'a Tree, piece: &mut Piece) -> Vec<ObjectRef<'a>> {
+        let ahead = self.ahead(tree);
         let objects: Vec<_> = ahead.take_while(|object| piece.add(object.wire_len())).collect();
         if let Some(last) = objects.last() {
             self.pass(last.uri().clone());
@@ -68,31 +67,48 @@ impl Cursor {
     }
 }
 
-/// The remaining size of a piece of a long answer: one message or one line.
+/// The remaining size of a piece of a long list: one message, one line, or one call on a dispatcher.
 #[derive(Debug)]
 pub(crate) struct Piece {
-    left: usize,
+    entries: usize,
+    bytes: usize,
     is_used: bool,
 }
 
 impl Piece {
+    /// The maximum number of entries of a list that one call on a dispatcher handles.
+    pub(crate) const ENTRIES: usize = 500;
+
     /// An empty piece for this many bytes.
-    pub(crate) fn new(left: usize) -> Self {
-        let is_used = false;
-        Self { left, is_used }
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self {
+            entries: usize::MAX,
+            bytes,
+            is_used: false,
+        }
     }
 
-    /// Adds bytes. Returns false if they do not fit; then the piece is full.
+    /// An empty piece for one call on a dispatcher. It takes some hundred microseconds, in which
+    /// other peers wait; a mebibyte of long entries takes no more than some milliseconds.
+    pub(crate) fn of_a_call() -> Self {
+        Self {
+            entries: Self::ENTRIES,
+            ..Self::new(1 << 20)
+        }
+    }
+
+    /// Adds an entry with this length. Returns false if it does not fit; then the piece is full.
     pub(crate) fn add(&mut self, bytes: usize) -> bool {
-        // An object that is longer than a piece gets a piece of its own.
-        let fits = !self.is_used || bytes <= self.left;
-        self.left = if fits { self.left.saturating_sub(bytes) } else { 0 };
+        // An entry that is longer than a piece gets a piece of its own.
+        let fits = !self.is_used || (self.entries > 0 && bytes <= self.bytes);
+        self.bytes = if fits { self.bytes.saturating_sub(bytes) } else { 0 };
+        self.entries = self.entries.saturating_sub(1);
         self.is_used = true;
         fits
     }
 
-    /// True if no further bytes fit.
+    /// True if no further entry fits.
     pub(crate) fn is_full(&self) -> bool {
-        self.is_used && self.left == 0
+        self.is_used && (self.bytes == 0 || self.entries == 0)
     }
 }

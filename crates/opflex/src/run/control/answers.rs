@@ -7,6 +7,7 @@ use bytes::Bytes;
 use log::error;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use super::super::editing::Editing;
@@ -16,14 +17,10 @@ use super::{
     AGENTS, DELETE, DUMP, ENDPOINTS, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
 };
 use crate::message::{Custom, CustomResult, ErrorCode, ErrorResponse, Incoming, Request};
-use crate::model::{Edit, ManagedObject, Name, Uri};
+use crate::model::{Edit, ManagedObject, Name, Piece, Uri};
 use crate::rpc::{Frame, Id, Limits};
-use crate::server::{Exported, Store};
+use crate::server::Store;
 use ssntp_transport::Acceptance;
-
-/// The number of entries in one part of a list. A part takes the dispatcher some hundred
-/// microseconds.
-const PIECE: usize = 500;
 
 /// The maximum number of control connections at a time.
 const CONNECTIONS: usize = 64;
@@ -71,8 +68,7 @@ fn carry_out(editing: &Editing, id: &Id, request: Request) -> Result<Bytes, Box<
         on_dispatcher(&editing.events, |_| ()).map_err(ErrorResponse::error)?;
         return Ok(reply(id, &call.method, edited));
     }
-    let id = id.clone();
-    on_dispatcher(&editing.events, move |cx| answer(cx, &id, &call)).map_err(ErrorResponse::error)?
+    answer(editing, id, &call)
 }
 
 /// The edit of a call, and the revision of policy for which it was made.
@@ -126,9 +122,9 @@ struct Below<A> {
 
 /// A part of a list.
 #[derive(Serialize)]
-struct Page<'a, A> {
+struct Page<A> {
     #[serde(flatten)]
-    entries: Entries<'a>,
+    entries: Entries,
     /// The last entry, if there may be further ones.
     after: Option<A>,
     /// The revision of policy at the time of this part.
@@ -137,51 +133,72 @@ struct Page<'a, A> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Entries<'a> {
+enum Entries {
     Objects(Vec<ManagedObject>),
     Endpoints(Vec<EndpointEntry>),
-    Reports(Vec<Exported<'a>>),
+    Reports(Vec<Box<RawValue>>),
     Agents(Vec<Value>),
+    Sessions(Vec<Value>),
 }
 
-fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<ErrorResponse>> {
-    let (core, method) = (cx.core(), call.method.as_str());
+/// Answers a call that changes nothing. The dispatcher only copies what the answer has, because making
+/// JSON of it takes longer.
+fn answer(editing: &Editing, id: &Id, call: &Custom) -> Result<Bytes, Box<ErrorResponse>> {
+    let method = call.method.as_str();
     Ok(match method {
         DUMP => {
             let Below { uri, after } = params(call)?;
-            let objects = core.page(Store::Policy, uri, after, PIECE);
-            let after = objects.get(PIECE - 1).map(|last| last.uri.clone());
-            page(cx, id, method, Entries::Objects(objects), after)
+            let (objects, after, revision) = part(editing, move |cx, piece| {
+                let objects = cx.core().page(Store::Policy, uri, after, piece);
+                let last = objects.last().map(|last| last.uri.clone());
+                (objects, last)
+            })?;
+            page(id, method, Entries::Objects(objects), after, revision)
         }
         ENDPOINTS => {
             let Below { uri, after } = params(call)?;
-            let objects = core.page(Store::Endpoints, uri, after, PIECE);
-            let after = objects.get(PIECE - 1).map(|last| last.uri.clone());
-            let entries = objects.into_iter().map(|object| entry(cx, object)).collect();
-            page(cx, id, method, Entries::Endpoints(entries), after)
+            let (endpoints, after, revision) = part(editing, move |cx, piece| {
+                let objects = cx.core().page(Store::Endpoints, uri, after, piece);
+                let last = objects.last().map(|last| last.uri.clone());
+                let endpoints = objects.into_iter().map(|object| entry(cx, object));
+                (endpoints.collect(), last)
+            })?;
+            page(id, method, Entries::Endpoints(endpoints), after, revision)
         }
         REPORTS => {
             #[expect(clippy::disallowed_methods, reason = "reports are shown with the time of day")]
             let wall = SystemTime::now();
             let Below { uri, after } = params(call)?;
-            let exported = core.observer().export_after(after, &uri, cx.now(), wall);
-            let (places, reports): (Vec<u64>, Vec<_>) = exported.take(PIECE).unzip();
-            page(cx, id, method, Entries::Reports(reports), places.get(PIECE - 1))
+            let (reports, after, revision) = part(editing, move |cx, piece| {
+                let mut last = None;
+                let exported = cx.core().observer().export_after(after, &uri, cx.now(), wall);
+                let texts = exported.filter_map(|(place, report)| Some((place, to_raw_value(&report).ok()?)));
+                let texts = texts.take_while(|(_, text)| piece.add(text.get().len()));
+                let texts = texts.inspect(|(place, _)| last = Some(*place));
+                (texts.map(|(_, text)| text).collect(), last)
+            })?;
+            page(id, method, Entries::Reports(reports), after, revision)
         }
         STATUS => {
-            let (revision, objects) = (core.policy_revision(), core.policy().len());
+            let status = |cx: &mut ServerContext<'_>| (cx.core().policy_revision(), cx.core().policy().len());
+            let (revision, objects) = on_dispatcher(&editing.events, status).map_err(ErrorResponse::error)?;
             reply(id, method, json!({ "revision": revision, "objects": objects }))
         }
         AGENTS => {
             let after: Option<Name> = params::<Below<Name>>(call)?.after;
-            let found = core.agents_after(after.as_ref(), PIECE, cx.now());
-            let agents = Entries::Agents(found.iter().map(flat).collect());
-            let after = found.get(PIECE - 1).map(|agent| agent.name.clone());
-            page(cx, id, method, agents, after)
+            let (agents, after, revision) = part(editing, move |cx, piece| {
+                let agents = cx.core().agents_after(after.as_ref(), Piece::ENTRIES, cx.now());
+                let _ = agents.iter().all(|_| piece.add(0));
+                let last = agents.last().map(|agent| agent.name.clone());
+                (agents, last)
+            })?;
+            let agents = Entries::Agents(agents.iter().map(flat).collect());
+            page(id, method, agents, after, revision)
         }
         SESSIONS => {
-            let sessions: Vec<Value> = core.sessions(cx.now()).iter().map(flat).collect();
-            reply(id, method, json!({ "sessions": sessions }))
+            let sessions = on_dispatcher(&editing.events, |cx| cx.core().sessions(cx.now()));
+            let sessions = sessions.map_err(ErrorResponse::error)?;
+            reply(id, method, Entries::Sessions(sessions.iter().map(flat).collect()))
         }
         other => {
             let what = format!("unknown method {other:.64?}");
@@ -190,14 +207,25 @@ fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<E
     })
 }
 
-fn page(
-    cx: &ServerContext<'_>,
-    id: &Id,
-    method: &str,
-    entries: Entries<'_>,
-    after: Option<impl Serialize>,
-) -> Bytes {
-    let revision = cx.core().policy_revision();
+/// Copies a part of a list on the dispatcher. `copy` returns the part and its last entry. The result has
+/// this entry only if there may be further ones, and the revision of policy.
+fn part<T: Send + 'static, A: Send + 'static>(
+    editing: &Editing,
+    copy: impl FnOnce(&ServerContext<'_>, &mut Piece) -> (T, Option<A>) + Send + 'static,
+) -> Result<(T, Option<A>, u64), Box<ErrorResponse>> {
+    let part = on_dispatcher(&editing.events, |cx| {
+        let mut piece = Piece::of_a_call();
+        let (part, last) = copy(cx, &mut piece);
+        (
+            part,
+            last.filter(|_| piece.is_full()),
+            cx.core().policy_revision(),
+        )
+    });
+    part.map_err(ErrorResponse::error)
+}
+
+fn page(id: &Id, method: &str, entries: Entries, after: Option<impl Serialize>, revision: u64) -> Bytes {
     let page = Page {
         entries,
         after,
