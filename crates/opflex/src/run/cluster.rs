@@ -247,9 +247,10 @@ impl Shared {
             if former.is_some() {
                 warn!(target: LOG, "the engine has lost the policy; this server writes it again");
             }
-            // An empty policy is not written, so that a later server can bring one.
+            // An empty policy is not written, so that a later server can bring one. Its revision is 0 on
+            // all servers, as for edits.
             if text == NOTHING {
-                return Ok(());
+                return call(&self.events, |cx| cx.core.begin_at_revision(0));
             }
             // If several servers write at the same time, the first write counts.
             return match self.write(&text, None) {
@@ -266,8 +267,7 @@ impl Shared {
         }
         let objects = read(&document.text).map_err(CallError::Document);
         let applied = objects.and_then(|objects| {
-            let changed = editing::edit_here(&self.events, Edit::Reload(objects), None)?.changed;
-            call(&self.events, move |cx| cx.core.begin_at_revision(revision))?;
+            let changed = editing::replace_copy(&self.events, objects, revision)?;
             info!(target: LOG, "revision {revision} of the cluster's policy: {changed} objects changed");
             Ok(())
         });

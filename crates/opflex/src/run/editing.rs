@@ -57,7 +57,11 @@ impl Editing {
         if let Some(cluster) = &self.cluster {
             return cluster.edit(&edit, at);
         }
-        let edited = edit_here(&self.events, edit, at)?;
+        let edited = match edit {
+            Edit::Merge(objects) if objects.len() > PIECE => merge_in_pieces(&self.events, objects, at),
+            Edit::Reload(objects) => reload(&self.events, objects, at),
+            edit => change(&self.events, at, edit),
+        }?;
         if let Some(keeper) = self.keeper.as_ref().filter(|_| edited.changed > 0) {
             keeper.wait()?;
         }
@@ -65,13 +69,30 @@ impl Editing {
     }
 }
 
-/// Makes an edit of this server's copy of the policy.
-pub(super) fn edit_here(events: &ServerEvents, edit: Edit, at: Option<u64>) -> Result<Edited, CallError> {
-    match edit {
-        Edit::Merge(objects) if objects.len() > PIECE => merge_in_pieces(events, objects, at),
-        Edit::Reload(objects) => reload(events, objects, at),
-        edit => change(events, at, edit),
-    }
+/// Changes this server's copy of the policy to that of the cluster, which has this revision. Returns the
+/// number of changed objects. Only one thread may call it, and nothing else may edit the copy.
+pub(super) fn replace_copy(
+    events: &ServerEvents,
+    objects: Vec<ManagedObject>,
+    revision: u64,
+) -> Result<usize, CallError> {
+    let wanted = checked(events, objects)?;
+    let (delete, merge) = difference(&copy_policy(events)?.1, &wanted);
+    // One call, because each piece would have a revision of its own, which a document may have, too. The
+    // length of a document has a limit, so the call is short.
+    call(events, move |cx| {
+        let changed = cx.edit(Edit::Update(delete, merge))?.len();
+        cx.core.begin_at_revision(revision);
+        Ok(changed)
+    })?
+}
+
+/// The policy of a reload. A policy that does not fit the model is refused before the first change.
+fn checked(events: &ServerEvents, objects: Vec<ManagedObject>) -> Result<Tree, CallError> {
+    let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
+    let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
+    wanted.merge(objects)?;
+    Ok(wanted)
 }
 
 /// Makes an edit in one call. With `at`, it fails unless policy has this revision.
@@ -127,10 +148,7 @@ fn in_pieces(
 }
 
 fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
-    let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
-    // A policy that does not fit the model is refused here, before the first change.
-    let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
-    wanted.merge(objects)?;
+    let wanted = checked(events, objects)?;
     for _ in 0..TRIES {
         let (revision, present) = copy_policy(events)?;
         let (delete, merge) = difference(&present, &wanted);

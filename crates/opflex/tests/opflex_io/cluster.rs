@@ -124,6 +124,44 @@ fn an_edit_for_another_revision_is_refused_with_the_present_one() {
 }
 
 #[test]
+fn a_cluster_without_policy_has_the_revision_0_on_all_servers() {
+    let engine = MemoryEngine::new();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let one = join(&engine, Vec::new());
+    let _two = try_join(&engine, config(Vec::new()).control(&path)).unwrap();
+    let mut control = Control::connect(&path, LIMIT).unwrap();
+    let (is, _) = control.status().unwrap();
+    assert_eq!((is, revision(&one)), (0, 0));
+    control.only_at(Some(is));
+    assert_eq!(control.put(&[object("/a/", "first")], false).unwrap(), 1);
+}
+
+#[test]
+fn each_revision_of_a_cluster_is_one_policy() {
+    let engine = MemoryEngine::new();
+    let one = join(&engine, vec![object("/a/", "first")]);
+    let (done, ended) = crossbeam_channel::bounded::<()>(0);
+    let handle = one.handle();
+    let watch = std::thread::spawn(move || {
+        let mut lengths = std::collections::BTreeMap::new();
+        while ended.try_recv().is_err_and(|e| e.is_empty()) {
+            let (at, len) = handle
+                .with(|cx| (cx.core().policy_revision(), cx.core().policy().len()))
+                .unwrap();
+            let known = *lengths.entry(at).or_insert(len);
+            assert_eq!(known, len, "at revision {at}");
+        }
+    });
+    for objects in [5000, 1, 4000] {
+        let policy = (0..objects).map(|n| object(&format!("/a/{n}/"), "x"));
+        edit(&one, Edit::Reload(policy.collect()));
+    }
+    drop(done);
+    watch.join().unwrap();
+}
+
+#[test]
 fn while_the_engine_is_away_policy_stays_and_edits_are_refused() {
     let engine = MemoryEngine::new();
     let one = join(&engine, vec![object("/a/", "first")]);
