@@ -8,7 +8,7 @@ use crossbeam_channel::TryRecvError;
 use ssntp::transport::Address;
 use ssntp_opflex::Server;
 use ssntp_opflex::model::Edit;
-use ssntp_opflex::run::ServerConfig;
+use ssntp_opflex::run::{CallError, ServerConfig};
 
 use super::identity::IdentityArgs;
 use super::load_model;
@@ -22,6 +22,10 @@ use crate::failure::Failure;
 use crate::join::{self, JoinArgs};
 use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
+
+/// The number of checks of the policy files after which an engine that did not take them is asked again. A
+/// request to an engine that is away blocks for some seconds.
+const CHECKS_TO_RETRY: u32 = 30;
 
 /// Serve policy, register endpoints and keep state reports
 ///
@@ -167,6 +171,7 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             server: &server,
             source,
             revision: is_from_files.then(|| revision(&server).ok()).flatten(),
+            checks_to_retry: 0,
         };
         let is_due = &is_due;
         arms.push(on(crossbeam_channel::tick(POLL), move |_| {
@@ -220,13 +225,18 @@ struct PolicyFiles<'a> {
     source: Source,
     /// `None` if the policy in force is not that of the files.
     revision: Option<u64>,
+    /// The number of checks until the engine of the cluster is asked again, if it did not take the
+    /// policy; else 0.
+    checks_to_retry: u32,
 }
 
 impl PolicyFiles<'_> {
     /// Reads the policy again if its files have changed, or if `is_due`, which this clears. Returns
     /// the result, or `None` if there was nothing to read.
     fn check(&mut self, is_due: &Cell<bool>) -> Option<Result<(), String>> {
-        if !self.source.has_changed() && !is_due.take() {
+        let is_again = self.checks_to_retry == 1;
+        self.checks_to_retry = self.checks_to_retry.saturating_sub(1);
+        if !self.source.has_changed() && !is_due.take() && !is_again {
             return None;
         }
         Some(self.read().map_err(|failure| {
@@ -240,19 +250,30 @@ impl PolicyFiles<'_> {
     /// cannot be used change nothing.
     fn read(&mut self) -> Result<(), Failure> {
         let read = self.source.read();
-        let path = self.source.path().display();
+        let path = self.source.path().display().to_string();
         let Some(objects) = read.inspect_err(|_| log::error!("{path}: the policy stays as it was"))? else {
             log::info!("{path}: read again: its contents are the same");
             return Ok(());
         };
         // Each change makes a new revision, so another one means that the policy was changed through
         // the control socket since the files were read. Those changes are lost now.
-        if self.revision != Some(revision(self.server)?) {
+        let is_other = self.revision != Some(revision(self.server)?);
+        let changed = match self.server.handle().edit(Edit::Reload(objects)) {
+            Ok(changed) => changed,
+            Err(why) => {
+                // Otherwise the contents would count as those that are in force.
+                self.source.forget();
+                if let CallError::Engine(_) = why {
+                    self.checks_to_retry = CHECKS_TO_RETRY;
+                }
+                return Err(Failure::at(self.source.path(), why));
+            }
+        };
+        if is_other {
             log::warn!(
                 "{path}: has changed and replaces all policy, including changes made through the control socket"
             );
         }
-        let changed = self.server.handle().edit(Edit::Reload(objects))?;
         self.revision = Some(revision(self.server)?);
         log::info!("{path}: read again: {changed} objects changed");
         Ok(())

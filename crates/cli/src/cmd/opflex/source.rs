@@ -84,6 +84,11 @@ impl Source {
         Ok(is_new.then_some(objects))
     }
 
+    /// Forgets the contents that were read last: they are not in force.
+    pub(super) fn forget(&mut self) {
+        self.digest = None;
+    }
+
     /// The time at which the files had changed last when they were read, in nanoseconds since 1970.
     pub(super) fn modified(&self) -> Option<i128> {
         self.watched.modified()
@@ -119,4 +124,22 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     // the same for the same files.
     files.sort_unstable();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unchanged_contents_are_read_again_only_if_they_are_not_in_force() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("policy.json");
+        fs::write(&path, r#"[{"subject": "Group", "uri": "/a/"}]"#).unwrap();
+        let mut source = Source::new(path, None);
+        assert_eq!(source.read().unwrap().unwrap().len(), 1);
+        assert!(source.read().unwrap().is_none());
+        // As after an edit that failed.
+        source.forget();
+        assert_eq!(source.read().unwrap().unwrap().len(), 1);
+    }
 }
