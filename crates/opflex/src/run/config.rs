@@ -153,7 +153,8 @@ pub struct ElementConfig {
     pub serve_queue: usize,
     /// The policy that is used for a resolve until a server has answered it. Default none.
     pub start_policy: Vec<ManagedObject>,
-    /// The maximum number of queued events for the application. Default 16,384.
+    /// The maximum number of queued events for the application. Their objects may take 256 MiB of
+    /// memory. Default 16,384.
     pub events: usize,
     /// A server that receives no byte for this time is disconnected. Default 30 s.
     pub write_timeout: Duration,

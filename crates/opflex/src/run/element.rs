@@ -11,7 +11,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
 use super::dial::Dialer;
-use super::element_side::{self, ElementEvents, ElementSide, Listener, Released};
+use super::element_side::{ElementEvents, ElementSide, Listener, Released};
 use super::feed::Feed;
 use super::machine::{self, Machine};
 use super::{CallError, ElementConfig, ElementContext, StartError, feed_server, inspector, now};
@@ -69,11 +69,7 @@ impl PolicyElement {
         let feed = Feed::new(&config);
         let mut core = ElementCore::new(config.settings.clone(), seed, now());
         core.start_with(start_policy).map_err(StartError::Policy)?;
-        let listener = Listener {
-            channel,
-            most: config.events.max(1),
-            missed: 0,
-        };
+        let listener = Listener::new(channel, config.events);
         let side = ElementSide {
             core,
             feed,
@@ -193,7 +189,10 @@ impl ElementHandle {
         &self,
         call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
     ) -> Result<T, CallError> {
-        element_side::call(&self.events, call)
+        machine::call(&self.events, |machine, now, _| {
+            let core = &mut machine.side.core;
+            call(&mut ElementContext { core, now })
+        })
     }
 
     /// Resolves a policy, and keeps it up to date until the reference is dropped. With `follow`, all

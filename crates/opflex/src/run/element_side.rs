@@ -1,7 +1,7 @@
 //! An element on its dispatcher: the core, the attempts to connect to servers, and the receivers
 //! of events.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -9,11 +9,11 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 use log::{debug, warn};
 
+use super::ELEMENT_LOG as LOG;
 use super::connection::{Messages, Peers, Shown, enter};
 use super::dial::{Dial, Dialer};
 use super::feed::Feed;
 use super::machine::{self, Contents, EndCause, Machine, Side, SideEvents};
-use super::{CallError, ELEMENT_LOG as LOG, ElementContext};
 use crate::message::{Decoder, Identified};
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
@@ -28,20 +28,6 @@ pub(super) type ElementEvents = SideEvents<ElementSide>;
 /// references.
 pub(super) type Released = Arc<Mutex<Vec<ReferenceId>>>;
 
-/// Runs `call` on the dispatcher and returns its result.
-///
-/// # Errors
-/// As of [`machine::call`].
-pub(super) fn call<T: Send + 'static>(
-    events: &ElementEvents,
-    call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
-) -> Result<T, CallError> {
-    machine::call(events, |machine, now, _| {
-        let core = &mut machine.side.core;
-        call(&mut ElementContext { core, now })
-    })
-}
-
 /// All state of an element.
 pub(super) struct ElementSide {
     pub(super) core: ElementCore,
@@ -54,33 +40,74 @@ pub(super) struct ElementSide {
     pub(super) listener: Listener,
 }
 
+/// The maximum memory of the objects of queued events, in bytes. A single event may have more.
+const EVENT_BYTES: usize = 256 << 20;
+
 /// The channel to the application.
 ///
 /// The channel itself is unbounded, because a bounded channel allocates all its slots at once. Only
 /// this type sends, and it checks the length before.
 pub(super) struct Listener {
-    pub(super) channel: Sender<ElementEvent>,
+    channel: Sender<ElementEvent>,
     /// The maximum number of events in the channel.
-    pub(super) most: usize,
+    most: usize,
+    /// The memory of each event in the channel, and of those that were received since the last event.
+    queued: VecDeque<usize>,
+    /// The sum of this memory.
+    bytes: usize,
     /// Events that were dropped and have not been reported.
-    pub(super) missed: u64,
+    missed: u64,
 }
 
 impl Listener {
-    fn send(&mut self, event: ElementEvent) {
-        if self.missed > 0 && self.channel.len() < self.most {
-            // Sending fails only if the application has dropped the receiver.
-            let count = std::mem::take(&mut self.missed);
-            let _ = self.channel.send(ElementEvent::Missed { count });
+    pub(super) fn new(channel: Sender<ElementEvent>, most: usize) -> Self {
+        Self {
+            channel,
+            most: most.max(1),
+            queued: VecDeque::new(),
+            bytes: 0,
+            missed: 0,
         }
-        if self.channel.len() < self.most {
-            let _ = self.channel.send(event);
+    }
+
+    fn send(&mut self, event: ElementEvent) {
+        // The application receives events in their order.
+        let received = self.queued.len().saturating_sub(self.channel.len());
+        self.bytes -= self.queued.drain(..received).sum::<usize>();
+        let bytes = memory(&event);
+        let is_too_much = self.bytes > 0 && self.bytes + bytes > EVENT_BYTES;
+        if self.channel.len() >= self.most || is_too_much {
+            if self.missed == 0 {
+                warn!(target: LOG, "the application receives no events: further events are dropped");
+            }
+            self.missed += 1;
             return;
         }
-        if self.missed == 0 {
-            warn!(target: LOG, "the application receives no events: further events are dropped");
+        // It takes no place of an event. Otherwise an application that is too slow would only be told
+        // of dropped events.
+        if self.missed > 0 {
+            let count = std::mem::take(&mut self.missed);
+            self.push(ElementEvent::Missed { count }, 0);
         }
-        self.missed += 1;
+        self.push(event, bytes);
+    }
+
+    fn push(&mut self, event: ElementEvent, bytes: usize) {
+        self.queued.push_back(bytes);
+        self.bytes += bytes;
+        // Sending fails only if the application has dropped the receiver.
+        let _ = self.channel.send(event);
+    }
+}
+
+/// The approximate memory of the objects of an event.
+fn memory(event: &ElementEvent) -> usize {
+    match event {
+        ElementEvent::Changed { objects, .. } => {
+            let objects = objects.iter().filter_map(|change| change.object.as_ref());
+            objects.map(ManagedObject::memory).sum()
+        }
+        _ => 0,
     }
 }
 
@@ -277,5 +304,46 @@ impl Contents for ElementCore {
 
     fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
         Box::new(self.sent_objects_after(place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ChangeKind;
+    use crate::policy_element::{Health, ObjectChange, Store};
+
+    #[test]
+    fn events_are_dropped_beyond_their_number_and_the_memory_of_their_objects() {
+        let health = || ElementEvent::Health { health: Health::Down };
+        let changed = || {
+            let object = ManagedObject::new("A", "/a/".parse().unwrap()).with("p", "x".repeat(100 << 20));
+            let objects = vec![ObjectChange {
+                kind: ChangeKind::Created,
+                subject: object.subject.clone(),
+                uri: object.uri.clone(),
+                object: Some(object),
+            }];
+            let what = Store::Policy;
+            ElementEvent::Changed { what, objects }
+        };
+        let (channel, events) = crossbeam_channel::unbounded();
+        let mut listener = Listener::new(channel, 3);
+        for _ in 0..5 {
+            listener.send(health());
+        }
+        assert_eq!(events.len(), 3);
+        events.try_recv().unwrap();
+        listener.send(health());
+        let queued: Vec<_> = events.try_iter().skip(2).collect();
+        assert_eq!(queued, [ElementEvent::Missed { count: 2 }, health()]);
+        // A hundred mebibytes each.
+        for _ in 0..3 {
+            listener.send(changed());
+        }
+        assert_eq!(events.len(), 2);
+        events.try_recv().unwrap();
+        listener.send(changed());
+        assert_eq!(events.len(), 3);
     }
 }

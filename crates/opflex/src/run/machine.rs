@@ -10,13 +10,14 @@
 //!
 //! [`Side`] has the differences: admission, the handling of messages, and log lines.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use log::debug;
+use log::{debug, error};
 
 use super::connection::{Messages, Peers, deal};
-use super::{CallError, StartError, guard};
+use super::{CallError, StartError};
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
 use ssntp_transport::ConnectionId as TransportId;
@@ -173,9 +174,10 @@ pub(super) fn call<S: Side, T: Send + 'static>(
     }
     let (reply, result) = crossbeam_channel::bounded(1);
     post(events, move |machine, now, actions| {
-        guard(S::LOG, || {
-            let _ = reply.send(call(machine, now, actions));
-        });
+        let call = AssertUnwindSafe(|| reply.send(call(machine, now, actions)));
+        if catch_unwind(call).is_err() {
+            error!(target: S::LOG, "the application panicked in a call");
+        }
         // Also after a panic, because the call may have changed the core before.
         machine.hand_on(now, actions);
     });

@@ -35,7 +35,7 @@
 //! | clients of one host | 64; beyond that, at most as many as stay free | the newcomer is refused |
 //! | memory of the queues of one host, and of its unfinished messages | half of that of all hosts | as for all hosts together |
 //! | a message before the identity is accepted | 256 KiB, and 1 MiB of memory for all of them | the connection ends |
-//! | events of an element | [`ElementConfig::events`] | new events are dropped and counted |
+//! | events of an element | [`ElementConfig::events`], and 256 MiB of objects | new events are dropped and counted |
 //! | writes of the kept policy | one | the next write has all changes |
 //! | edits that have to be written | 10,000 objects | all policy is written |
 //!
@@ -104,11 +104,4 @@ const ELEMENT_LOG: &str = "ssntp_opflex::policy_element";
 )]
 fn now() -> Instant {
     Instant::now()
-}
-
-/// Runs code of the application. A panic in it is caught and logged.
-fn guard(target: &str, call: impl FnOnce()) {
-    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err() {
-        log::error!(target: target, "the application panicked in a call");
-    }
 }
