@@ -16,16 +16,8 @@ use crate::rpc::{self, Error, Limits};
 #[derive(Debug)]
 pub struct Decoder {
     messages: rpc::Decoder,
-    /// The state until the identity of the peer is accepted.
-    before: Option<BeforeIdentity>,
-}
-
-/// The state of a decoder until the identity of the peer is accepted.
-#[derive(Debug)]
-struct BeforeIdentity {
-    identified: Identified,
-    /// The limits after the identity is accepted.
-    after: Limits,
+    /// Until the identity of the peer is accepted: the flag, and the limits from then on.
+    before: Option<(Identified, Limits)>,
 }
 
 /// A flag for a [`Decoder`]: the identity of its peer is accepted. The dispatcher has a clone and
@@ -61,10 +53,7 @@ impl Decoder {
         };
         Self {
             messages: rpc::Decoder::new(before),
-            before: Some(BeforeIdentity {
-                identified: Identified::default(),
-                after: limits,
-            }),
+            before: Some((Identified::default(), limits)),
         }
     }
 
@@ -80,18 +69,18 @@ impl Decoder {
     /// The flag that has to be set when the identity of the peer is accepted.
     pub fn identified(&self) -> Identified {
         let before = self.before.as_ref();
-        before.map_or_else(Identified::default, |before| before.identified.clone())
+        before.map_or_else(Identified::default, |(identified, _)| identified.clone())
     }
 
     /// Removes the complete messages from the front of `buffer` and appends them to `out`; see
     /// [`rpc::Decoder::decode`].
     pub fn decode(&mut self, buffer: &mut BytesMut, out: &mut Vec<Incoming>) -> Result<(), Error> {
         loop {
-            if let Some(before) = self
+            if let Some((_, after)) = self
                 .before
-                .take_if(|before| before.identified.0.load(Ordering::Acquire))
+                .take_if(|(identified, _)| identified.0.load(Ordering::Acquire))
             {
-                self.messages.set_limits(before.after);
+                self.messages.set_limits(after);
             }
             let Some(message) = self.messages.decode_one(buffer)? else {
                 return Ok(());

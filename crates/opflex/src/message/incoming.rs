@@ -216,8 +216,8 @@ impl Incoming {
     /// response has the method in its id.
     pub fn read(message: rpc::Message) -> Self {
         match message {
-            rpc::Message::Request(request) => Self::request(request),
-            rpc::Message::Response(response) => Self::response(response),
+            rpc::Message::Request { id, method, params } => Self::request(id, &method, params.as_ref()),
+            rpc::Message::Response { id, outcome } => Self::response(id, outcome),
         }
     }
 
@@ -230,19 +230,17 @@ impl Incoming {
         }
     }
 
-    fn request(rpc::Request { id, method, params }: rpc::Request) -> Self {
-        let Some(method) = Method::from_name(&method) else {
-            let error = ErrorResponse::new(
-                ErrorCode::EUNSUPPORTED,
-                format_args!("unknown method {:?}", cut(&method)),
-            );
+    fn request(id: Id, name: &str, params: Option<&Payload>) -> Self {
+        let Some(method) = Method::from_name(name) else {
+            let what = format_args!("unknown method {:?}", cut(name));
+            let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, what);
             return Self::Refused {
                 id,
                 method: None,
                 error,
             };
         };
-        match Request::read(method, params.as_ref()) {
+        match Request::read(method, params) {
             Ok(request) => Self::Request { id, request },
             Err(fault) => Self::Refused {
                 id,
@@ -252,7 +250,7 @@ impl Incoming {
         }
     }
 
-    fn response(rpc::Response { id, outcome }: rpc::Response) -> Self {
+    fn response(id: Id, outcome: Result<Payload, Payload>) -> Self {
         // A response has no member for its method, so the method is read from the id, as in libopflex.
         let method = id.method().as_deref().and_then(Method::from_name);
         match (method, outcome) {

@@ -390,10 +390,10 @@ impl Held {
         now: Instant,
         actions: &mut Actions<ElementEvent>,
     ) -> Option<Option<(Key, u32)>> {
-        let due = self.calls.due(now)?;
-        let (xid, key, attempts) = (due.xid, due.value.key.clone(), due.attempts);
+        let (xid, attempts, call) = self.calls.due(now)?;
+        let key = call.key.clone();
         // libopflex sends it again to all servers.
-        let to = due.value.waiting.iter().copied().collect();
+        let to = call.waiting.iter().copied().collect();
         let item = self.items.get(&key);
         let Some(request) = item.and_then(|item| request(&key, item, self.prr)) else {
             // The item was removed, so its answer does not matter.

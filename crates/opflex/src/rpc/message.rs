@@ -47,34 +47,26 @@ impl std::fmt::Debug for Payload {
     }
 }
 
-/// A request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// The id, which the answer has to return unchanged.
-    pub id: Id,
-    /// The name of the method, which may be unknown.
-    pub method: String,
-    /// The parameters; `None` if they are missing or null.
-    pub params: Option<Payload>,
-}
-
-/// The answer to a request of this side.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Response {
-    /// The id of the request.
-    pub id: Id,
-    /// The result, or the error object. A result may be null; an error is
-    /// always an object.
-    pub outcome: Result<Payload, Payload>,
-}
-
 /// One JSON-RPC message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// A request of the peer, which has to be answered.
-    Request(Request),
+    Request {
+        /// The id, which the answer has to return unchanged.
+        id: Id,
+        /// The name of the method, which may be unknown.
+        method: String,
+        /// The parameters; `None` if they are missing or null.
+        params: Option<Payload>,
+    },
     /// The peer's answer to a request of this side.
-    Response(Response),
+    Response {
+        /// The id of the request.
+        id: Id,
+        /// The result, or the error object. A result may be null; an error is
+        /// always an object.
+        outcome: Result<Payload, Payload>,
+    },
 }
 
 /// The members of requests and responses. Other members are skipped. A member that appears twice
@@ -119,11 +111,8 @@ impl Message {
         if let Some(method) = envelope.method {
             let method = serde_json::from_str(method.get()).map_err(|_| Error::MethodNotString)?;
             let params = envelope.params.map(share).map(Payload::from_text);
-            return Ok(Self::Request(Request {
-                id,
-                method,
-                params: params.filter(|params| !params.is_null()),
-            }));
+            let params = params.filter(|params| !params.is_null());
+            return Ok(Self::Request { id, method, params });
         }
         // All ids that this crate and libopflex send are arrays.
         if !id.is_array() {
@@ -143,15 +132,7 @@ impl Message {
             (Some(result), None) => Ok(Payload::from_text(share(result))),
             (None, None) => return Err(Error::NoOutcome),
         };
-        Ok(Self::Response(Response { id, outcome }))
-    }
-
-    /// The id of either shape.
-    pub fn id(&self) -> &Id {
-        match self {
-            Self::Request(request) => &request.id,
-            Self::Response(response) => &response.id,
-        }
+        Ok(Self::Response { id, outcome })
     }
 }
 
@@ -186,18 +167,20 @@ mod tests {
             r#"{"b": 1, "a": "\u0041"}"#,
             "true",
         ] {
-            let message = parse(&format!(r#"{{ "id" : {id} , "method" : "echo" }}"#)).unwrap();
-            assert_eq!(message.id().as_json(), id.as_bytes());
+            match parse(&format!(r#"{{ "id" : {id} , "method" : "echo" }}"#)).unwrap() {
+                Message::Request { id: read, .. } => assert_eq!(read.as_json(), id.as_bytes()),
+                other => panic!("{other:?}"),
+            }
         }
     }
 
     #[test]
     fn invalid_utf_8_is_read_as_latin_1() {
         let text = b"{\"id\":[\"x\",1],\"method\":\"a\",\"params\":[\"\xe9\xc3\xa9\xff\"]}";
-        let Ok(Message::Request(request)) = Message::parse(&Bytes::from_static(text)) else {
+        let Ok(Message::Request { params, .. }) = Message::parse(&Bytes::from_static(text)) else {
             panic!("refused");
         };
-        let params: Vec<String> = request.params.unwrap().parse().unwrap();
+        let params: Vec<String> = params.unwrap().parse().unwrap();
         assert_eq!(params, ["\u{e9}\u{e9}\u{ff}"]);
         // Invalid JSON is refused.
         assert!(Message::parse(&Bytes::from_static(b"{\"id\":\xe9}")).is_err());
@@ -210,7 +193,7 @@ mod tests {
             r#"{"id":1,"method":"echo"}"#,
         ] {
             match parse(text).unwrap() {
-                Message::Request(request) => assert_eq!(request.params, None),
+                Message::Request { params, .. } => assert_eq!(params, None),
                 other => panic!("{other:?}"),
             }
         }
@@ -219,7 +202,7 @@ mod tests {
     #[test]
     fn a_null_beside_the_other_member_is_ignored() {
         let outcome = |text| match parse(text).unwrap() {
-            Message::Response(response) => response.outcome,
+            Message::Response { outcome, .. } => outcome,
             other => panic!("{other:?}"),
         };
         assert!(outcome(r#"{"id":["echo",1],"result":{},"error":null}"#).is_ok());

@@ -6,18 +6,6 @@ use std::time::{Duration, Instant};
 use super::{Random, RetryPolicy};
 use crate::deadlines::{Deadlines, after};
 
-/// A request without an answer that has to be sent again.
-#[derive(Debug)]
-pub struct Due<'a, V> {
-    /// The number of the request. It is sent again with the same number, so that an answer to any
-    /// attempt counts.
-    pub xid: u64,
-    /// The number of times that the request has been sent.
-    pub attempts: u32,
-    /// The value that the caller gave to [`Pending::begin`].
-    pub value: &'a mut V,
-}
-
 #[derive(Debug)]
 struct Unanswered<V> {
     value: V,
@@ -102,9 +90,10 @@ impl<V> Pending<V> {
         });
     }
 
-    /// The next request that is due to be sent again. The time of its next attempt is set already.
-    /// Call it until it returns `None`.
-    pub fn due(&mut self, now: Instant) -> Option<Due<'_, V>> {
+    /// The next request that is due to be sent again: its number, the number of times that it has been
+    /// sent, and its value. The time of its next attempt is set already. It is sent with the same number,
+    /// so that an answer to any attempt counts. Call it until it returns `None`.
+    pub fn due(&mut self, now: Instant) -> Option<(u64, u32, &mut V)> {
         let xid = self.deadlines.pop(now)?;
         let call = self.calls.get_mut(&xid)?;
         let attempts = call.attempts;
@@ -112,11 +101,7 @@ impl<V> Pending<V> {
         self.deadlines.set(xid, after(now, delay));
         // The delay reaches its cap long before the count saturates.
         call.attempts = attempts.saturating_add(1);
-        Some(Due {
-            xid,
-            attempts,
-            value: &mut call.value,
-        })
+        Some((xid, attempts, &mut call.value))
     }
 
     /// The time at which [`due`](Self::due) returns the next request.
@@ -160,7 +145,7 @@ mod tests {
             assert!((middle * 0.9..=middle * 1.1).contains(&waited), "{waited}");
             assert!(table.due(deadline - Duration::from_millis(1)).is_none());
             let due = table.due(deadline).unwrap();
-            assert_eq!((due.xid, due.attempts, *due.value), (xid, attempts, "a"));
+            assert_eq!(due, (xid, attempts, &mut "a"));
             assert!(table.due(deadline).is_none());
             now = deadline;
         }
@@ -186,7 +171,7 @@ mod tests {
         let kept = table.begin("b", CAP, now);
         table.retain(|_, value| *value == "b");
         assert_eq!(
-            (table.calls.len(), table.due(now + CAP).map(|due| due.xid)),
+            (table.calls.len(), table.due(now + CAP).map(|(xid, ..)| xid)),
             (1, Some(kept))
         );
         assert!(table.due(now + CAP).is_none());

@@ -96,9 +96,8 @@ fn every_captured_message_passes_the_envelope_character_by_character() {
 /// The envelope as libopflex writes it, with each part as it was read.
 fn again(message: &rpc::Message) -> String {
     let part = |payload: &rpc::Payload| String::from_utf8(payload.as_json().to_vec()).unwrap();
-    let id = message.id();
     match message {
-        rpc::Message::Request(rpc::Request { method, params, .. }) => {
+        rpc::Message::Request { id, method, params } => {
             let params = params
                 .as_ref()
                 .map_or(String::new(), |params| format!(",\"params\":{}", part(params)));
@@ -107,7 +106,7 @@ fn again(message: &rpc::Message) -> String {
                 Value::from(method.as_str())
             )
         }
-        rpc::Message::Response(response) => match &response.outcome {
+        rpc::Message::Response { id, outcome } => match outcome {
             Ok(result) => format!("{{\"id\":{id},\"result\":{}}}", part(result)),
             Err(error) => format!("{{\"id\":{id},\"error\":{}}}", part(error)),
         },
