@@ -71,20 +71,9 @@ impl ElementCore {
             return;
         };
         let start = &self.start_policy;
-        let is_of_class = |object: &ObjectRef<'_>| object.subject() == subject;
-        let roots: Vec<Uri> = match target {
-            Target::Uri(uri) => start
-                .get(uri)
-                .into_iter()
-                .filter(is_of_class)
-                .map(|o| o.uri().clone())
-                .collect(),
-            Target::Ident(ident) => start
-                .find(ident)
-                .filter(is_of_class)
-                .map(|o| o.uri().clone())
-                .collect(),
-        };
+        let of_target = start.find_all(target).into_iter();
+        let roots = of_target.filter(|object| object.subject() == subject);
+        let roots: Vec<Uri> = roots.map(|object| object.uri().clone()).collect();
         let is_unknown = |object: &ObjectRef<'_>| {
             let mut holders = self.held.holders(Store::Policy, object.uri());
             self.policy().get(object.uri()).is_none() && !holders.any(|key| self.held.is_answered(key))

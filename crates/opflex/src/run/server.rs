@@ -275,10 +275,7 @@ impl Drop for Server {
 /// The core with its first policy.
 fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
     let now = now();
-    let mut core = match &config.schema {
-        Some(schema) => ServerCore::with_schema(config.settings.clone(), schema, now),
-        None => ServerCore::new(config.settings.clone(), now),
-    };
+    let mut core = ServerCore::with_schema(config.settings.clone(), config.schema.as_ref(), now);
     if config.settings.any_domain {
         warn!(target: LOG, "elements of every domain are accepted, and all of them get the same policy");
     }

@@ -11,7 +11,7 @@ use super::machine::{self, Contents, EndCause, Machine, Side, SideEvents};
 use super::{CallError, SERVER_LOG as LOG, ServerContext, keeper};
 use crate::budget::Budget;
 use crate::message::Identified;
-use crate::model::{ManagedObject, Piece, Tree, Uri};
+use crate::model::{ManagedObject, ObjectRef, Piece, Tree, Uri};
 use crate::peer::{ConnectionId, host};
 use crate::server::{Action as CoreAction, ServerCore, Store};
 use ssntp_transport::dispatch::{Action, View};
@@ -58,6 +58,7 @@ fn copy_in_steps(events: &ServerEvents) -> Result<Option<(u64, Vec<ManagedObject
         let (is, next, has_more) = call(events, move |cx| {
             let mut piece = Piece::of_a_call();
             let next = cx.core().page(Store::Policy, Uri::root(), after, &mut piece);
+            let next: Vec<_> = next.iter().map(ObjectRef::to_object).collect();
             (cx.core().policy_revision(), next, piece.is_full())
         })?;
         if revision.replace(is).is_some_and(|before| before != is) {

@@ -90,7 +90,7 @@ pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
 pub use super::message::Store;
 use super::message::{Incoming, Method, Peer, PerStore, Reply, Update};
-use super::model::{Changes, Cursor, Edit, ManagedObject, ModelError, Name, Piece, Schema, Tree, Uri};
+use super::model::{Changes, Cursor, Edit, ModelError, Name, ObjectRef, Piece, Schema, Tree, Uri};
 pub use super::peer::Action;
 use super::peer::{Actions, Beat, CloseReason, ConnectionId, host};
 use super::rpc::{Frame, Id};
@@ -123,24 +123,23 @@ pub struct ServerCore {
 impl ServerCore {
     /// A server without policy that takes objects of any class.
     pub fn new(settings: Settings, now: Instant) -> Self {
-        Self::with_trees(settings, None, now)
+        Self::with_schema(settings, None, now)
     }
 
     /// A server that takes only objects that a model file allows, as policy,
-    /// as endpoints and as state reports.
-    pub fn with_schema(settings: Settings, schema: &Arc<Schema>, now: Instant) -> Self {
-        Self::with_trees(settings, Some(schema), now)
-    }
-
-    fn with_trees(settings: Settings, schema: Option<&Arc<Schema>>, now: Instant) -> Self {
-        let tree = || schema.cloned().map_or_else(Tree::new, Tree::with_schema);
+    /// as endpoints and as state reports. Without a model file, it takes any.
+    pub fn with_schema(settings: Settings, schema: Option<&Arc<Schema>>, now: Instant) -> Self {
+        let store = || Resolvable {
+            tree: schema.cloned().map_or_else(Tree::new, Tree::with_schema),
+            ..Resolvable::default()
+        };
         Self {
             observer: Observer::new(&settings, schema.cloned(), now),
             settings,
             sessions: HashMap::new(),
             timers: Deadlines::default(),
             agents: Agents::default(),
-            stores: PerStore([tree(), tree()].map(Resolvable::new)),
+            stores: PerStore([store(), store()]),
             ownership: Ownership::default(),
             policy_revision: 0,
             last_xid: 0,
@@ -185,7 +184,23 @@ impl ServerCore {
     /// A connection has ended. Has no effect if the connection is unknown or was closed by the
     /// server.
     pub fn disconnected(&mut self, connection: ConnectionId, now: Instant) {
-        self.forget(connection, now);
+        let Some(session) = self.sessions.remove(&connection) else {
+            return;
+        };
+        self.timers.clear(&connection);
+        if let Some(Element { name, .. }) = session.element {
+            let most = self.settings.limits.agents;
+            self.agents.session_ended(&name, &session.counters, most);
+        }
+        // Resolves end with the connection, because libopflex resolves again on the next one.
+        for store in &mut self.stores.0 {
+            store.watchers.leave(&connection);
+        }
+        let tree = &mut self.stores[Store::Endpoints].tree;
+        let changes = self
+            .ownership
+            .element_left(tree, connection, self.settings.on_leave, now);
+        self.send_updates(Store::Endpoints, &changes, now);
     }
 
     /// Bytes of a client arrived, perhaps only a part of a message. They are counted, and show that
@@ -342,11 +357,10 @@ impl ServerCore {
         below: Uri,
         after: Option<Uri>,
         piece: &mut Piece,
-    ) -> Vec<ManagedObject> {
+    ) -> Vec<ObjectRef<'_>> {
         let mut cursor = Cursor::below(below);
         after.into_iter().for_each(|uri| cursor.pass(uri));
-        let objects = cursor.take(&self.stores[store].tree, piece).into_iter();
-        objects.map(|object| object.to_object()).collect()
+        cursor.take(&self.stores[store].tree, piece)
     }
 
     /// The declaration of an endpoint, by its topmost object.
@@ -460,7 +474,7 @@ impl ServerCore {
             format!("closed: {}", excerpt(&reason))
         });
         self.actions.push(Action::Close { connection, reason });
-        self.forget(connection, now);
+        self.disconnected(connection, now);
     }
 
     /// Logs a line that a client has caused, unless its host has caused too many lines.
@@ -477,26 +491,6 @@ impl ServerCore {
         if let Some(more) = self.log.admit(host(address).to_owned(), kind, now) {
             log::log!(level, "{address} ({connection}): {}{more}", text());
         }
-    }
-
-    fn forget(&mut self, connection: ConnectionId, now: Instant) {
-        let Some(session) = self.sessions.remove(&connection) else {
-            return;
-        };
-        self.timers.clear(&connection);
-        if let Some(Element { name, .. }) = session.element {
-            let most = self.settings.limits.agents;
-            self.agents.session_ended(&name, &session.counters, most);
-        }
-        // Resolves end with the connection, because libopflex resolves again on the next one.
-        for store in &mut self.stores.0 {
-            store.watchers.leave(&connection);
-        }
-        let tree = &mut self.stores[Store::Endpoints].tree;
-        let changes = self
-            .ownership
-            .element_left(tree, connection, self.settings.on_leave, now);
-        self.send_updates(Store::Endpoints, &changes, now);
     }
 
     /// Sends the updates for changes. An update is built once for all its receivers.

@@ -7,7 +7,7 @@ use super::resolves::Resolvable;
 use super::{ServerLimits, Store};
 use crate::message::{self, Deletion};
 use crate::model::{
-    Change, ChangeKind, Changes, Ident, ManagedObject, Name, ObjectRef, Target, Tree, Uri, Watchers,
+    Change, ChangeKind, Changes, Ident, ManagedObject, Name, ObjectRef, Piece, Target, Tree, Uri, Watchers,
 };
 use crate::peer::ConnectionId;
 
@@ -146,9 +146,8 @@ impl<'a> Update<'a> {
                 ..self
             }];
         }
-        let most = limits.update_objects;
-        let long = |objects| cut(objects, most, limits.message_bytes, ObjectRef::wire_len);
-        let deletes = cut(self.delete, most, limits.message_bytes, |gone| {
+        let long = |objects| cut(objects, limits, ObjectRef::wire_len);
+        let deletes = cut(self.delete, limits, |gone| {
             gone.uri.as_str().len() + gone.subject.len()
         });
         let deletes = deletes.into_iter().map(|delete| Self {
@@ -164,20 +163,17 @@ impl<'a> Update<'a> {
     }
 }
 
-/// Splits a list into pieces of at most `most` elements and about `bytes` bytes. A piece
-/// has at least one element.
-fn cut<T>(list: Vec<T>, most: usize, bytes: usize, len: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+/// Splits a list into the pieces of single messages.
+fn cut<T>(list: Vec<T>, limits: &ServerLimits, len: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut pieces: Vec<Vec<T>> = Vec::new();
-    let mut left = 0;
+    let mut room = Piece::new(0, 0);
     for element in list {
         let len = len(&element);
         match pieces.last_mut() {
-            Some(piece) if piece.len() < most && len <= left => {
-                left -= len;
-                piece.push(element);
-            }
+            Some(piece) if room.add(len) => piece.push(element),
             _ => {
-                left = bytes.saturating_sub(len);
+                room = Piece::new(limits.update_objects, limits.message_bytes);
+                room.add(len);
                 pieces.push(vec![element]);
             }
         }

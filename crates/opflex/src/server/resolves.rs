@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Settings;
 use crate::message::{ErrorResponse, Resolve};
-use crate::model::{Cursor, ObjectRef, Piece, Target, Tree, Uri, Watch, Watchers, watch_memory};
+use crate::model::{Cursor, ObjectRef, Piece, Tree, Uri, Watch, Watchers, watch_memory};
 use crate::peer::ConnectionId;
 
 /// A refresh rate of a message, in seconds. A negative one counts as zero.
@@ -29,7 +29,7 @@ impl Unsent {
     /// The next objects, parents before children: about `bytes` bytes, but at least one object unless
     /// none is left.
     pub(super) fn next<'a>(&mut self, tree: &'a Tree, bytes: usize) -> Vec<ObjectRef<'a>> {
-        let (mut objects, mut piece) = (Vec::new(), Piece::new(bytes));
+        let (mut objects, mut piece) = (Vec::new(), Piece::new(usize::MAX, bytes));
         while let Some(cursor) = self.0.front_mut() {
             // Checked first, so that `is_empty` is true after the last piece.
             if cursor.ahead(tree).next().is_none() {
@@ -57,13 +57,6 @@ pub(super) struct Resolvable {
 }
 
 impl Resolvable {
-    pub(super) fn new(tree: Tree) -> Self {
-        Self {
-            tree,
-            watchers: Watchers::default(),
-        }
-    }
-
     /// Checks all resolves of a request before the first has an effect.
     fn check(
         &self,
@@ -131,19 +124,15 @@ impl Resolvable {
     }
 
     /// The objects of the resolves, each once, without objects of another class.
-    fn find<'a>(&'a self, resolves: &[Resolve]) -> Unsent {
+    fn find(&self, resolves: &[Resolve]) -> Unsent {
         // A request may name an object twice, by URI and by identifier.
         let mut found: HashSet<&str> = HashSet::new();
         let mut order = Vec::new();
         for resolve in resolves {
-            let mut take = |root: ObjectRef<'a>| {
+            for root in self.tree.find_all(&resolve.target) {
                 if *root.subject() == resolve.subject && found.insert(root.uri().as_str()) {
                     order.push(root.uri());
                 }
-            };
-            match &resolve.target {
-                Target::Uri(uri) => self.tree.get(uri).into_iter().for_each(&mut take),
-                Target::Ident(ident) => self.tree.find(ident).for_each(&mut take),
             }
         }
         // An object below another one is sent together with it.

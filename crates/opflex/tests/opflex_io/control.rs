@@ -281,7 +281,8 @@ fn a_part_of_a_list_has_about_a_mebibyte_and_all_parts_are_read() {
         ("ssntp.report_dump", "reports"),
     ] {
         let part = control.call(method, json!({})).unwrap();
-        assert_eq!(part[member].as_array().unwrap().len(), 10);
+        let entries = part[member].as_array().unwrap().len();
+        assert!((1..=10).contains(&entries), "{entries}");
         assert!(!part["after"].is_null());
     }
     assert_eq!(control.endpoints(&Uri::root()).unwrap().len(), 30);

@@ -79,10 +79,10 @@ impl Piece {
     /// The maximum number of entries of a list that one call on a dispatcher handles.
     pub(crate) const ENTRIES: usize = 500;
 
-    /// An empty piece for this many bytes.
-    pub(crate) fn new(bytes: usize) -> Self {
+    /// An empty piece for this many entries and bytes.
+    pub(crate) fn new(entries: usize, bytes: usize) -> Self {
         Self {
-            entries: usize::MAX,
+            entries,
             bytes,
             is_used: false,
         }
@@ -91,10 +91,7 @@ impl Piece {
     /// An empty piece for one call on a dispatcher. It takes some hundred microseconds, in which
     /// other peers wait; a mebibyte of long entries takes no more than some milliseconds.
     pub(crate) fn of_a_call() -> Self {
-        Self {
-            entries: Self::ENTRIES,
-            ..Self::new(1 << 20)
-        }
+        Self::new(Self::ENTRIES, 1 << 20)
     }
 
     /// Adds an entry with this length. Returns false if it does not fit; then the piece is full.

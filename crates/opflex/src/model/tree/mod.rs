@@ -44,7 +44,7 @@ pub(crate) use self::cursor::{Cursor, Piece};
 pub use self::edit::Edit;
 use self::index::{Index, Names};
 use super::managed_object::find;
-use super::{Ident, ManagedObject, Name, Property, Schema, Uri};
+use super::{Ident, ManagedObject, Name, Property, Schema, Target, Uri};
 use crate::json;
 use crate::one_or_many::OneOrMany;
 
@@ -129,6 +129,14 @@ impl Tree {
         holders
             .flat_map(|holders| holders.iter())
             .filter_map(|uri| self.get(uri))
+    }
+
+    /// The objects of a target, in the order of their URIs.
+    pub(crate) fn find_all(&self, target: &Target) -> Vec<ObjectRef<'_>> {
+        match target {
+            Target::Uri(uri) => self.get(uri).into_iter().collect(),
+            Target::Ident(ident) => self.find(ident).collect(),
+        }
     }
 
     /// The identifiers of an object that is in the tree.

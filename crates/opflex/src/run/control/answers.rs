@@ -7,7 +7,6 @@ use bytes::Bytes;
 use log::error;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use super::super::editing::Editing;
@@ -17,9 +16,9 @@ use super::{
     AGENTS, DELETE, DUMP, ENDPOINTS, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
 };
 use crate::message::{Custom, CustomResult, ErrorCode, ErrorResponse, Incoming, Request};
-use crate::model::{Edit, ManagedObject, Name, Piece, Uri};
+use crate::model::{Edit, ManagedObject, Name, ObjectRef, Piece, Uri};
 use crate::rpc::{Frame, Id, Limits};
-use crate::server::Store;
+use crate::server::{Exported, Store};
 use ssntp_transport::Acceptance;
 
 /// The maximum number of control connections at a time.
@@ -68,7 +67,15 @@ fn carry_out(editing: &Editing, id: &Id, request: Request) -> Result<Bytes, Box<
         on_dispatcher(&editing.events, |_| ()).map_err(ErrorResponse::error)?;
         return Ok(reply(id, &call.method, edited));
     }
-    answer(editing, id, &call)
+    if call.method == SESSIONS {
+        let sessions = on_dispatcher(&editing.events, |cx| cx.core().sessions(cx.now()));
+        // Not on the dispatcher, because this list is not sent in parts.
+        let sessions = sessions.map_err(ErrorResponse::error)?;
+        let sessions: Vec<Value> = sessions.iter().map(flat).collect();
+        return Ok(reply(id, &call.method, json!({ "sessions": sessions })));
+    }
+    let id = id.clone();
+    on_dispatcher(&editing.events, move |cx| answer(cx, &id, &call)).map_err(ErrorResponse::error)?
 }
 
 /// The edit of a call, and the revision of policy for which it was made.
@@ -122,9 +129,9 @@ struct Below<A> {
 
 /// A part of a list.
 #[derive(Serialize)]
-struct Page<A> {
+struct Page<'a, A> {
     #[serde(flatten)]
-    entries: Entries,
+    entries: Entries<'a>,
     /// The last entry, if there may be further ones.
     after: Option<A>,
     /// The revision of policy at the time of this part.
@@ -133,72 +140,46 @@ struct Page<A> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Entries {
-    Objects(Vec<ManagedObject>),
+enum Entries<'a> {
+    Objects(Vec<ObjectRef<'a>>),
     Endpoints(Vec<EndpointEntry>),
-    Reports(Vec<Box<RawValue>>),
+    Reports(Vec<Exported<'a>>),
     Agents(Vec<Value>),
-    Sessions(Vec<Value>),
 }
 
-/// Answers a call that changes nothing. The dispatcher only copies what the answer has, because making
-/// JSON of it takes longer.
-fn answer(editing: &Editing, id: &Id, call: &Custom) -> Result<Bytes, Box<ErrorResponse>> {
-    let method = call.method.as_str();
+fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<ErrorResponse>> {
+    let (core, method) = (cx.core(), call.method.as_str());
     Ok(match method {
         DUMP => {
-            let Below { uri, after } = params(call)?;
-            let (objects, after, revision) = part(editing, move |cx, piece| {
-                let objects = cx.core().page(Store::Policy, uri, after, piece);
-                let last = objects.last().map(|last| last.uri.clone());
-                (objects, last)
-            })?;
-            page(id, method, Entries::Objects(objects), after, revision)
+            let (objects, after) = part(cx, Store::Policy, params(call)?);
+            page(cx, id, method, Entries::Objects(objects), after)
         }
         ENDPOINTS => {
-            let Below { uri, after } = params(call)?;
-            let (endpoints, after, revision) = part(editing, move |cx, piece| {
-                let objects = cx.core().page(Store::Endpoints, uri, after, piece);
-                let last = objects.last().map(|last| last.uri.clone());
-                let endpoints = objects.into_iter().map(|object| entry(cx, object));
-                (endpoints.collect(), last)
-            })?;
-            page(id, method, Entries::Endpoints(endpoints), after, revision)
+            let (objects, after) = part(cx, Store::Endpoints, params(call)?);
+            let entries = objects.into_iter().map(|object| entry(cx, object)).collect();
+            page(cx, id, method, Entries::Endpoints(entries), after)
         }
         REPORTS => {
             #[expect(clippy::disallowed_methods, reason = "reports are shown with the time of day")]
             let wall = SystemTime::now();
             let Below { uri, after } = params(call)?;
-            let (reports, after, revision) = part(editing, move |cx, piece| {
-                let mut last = None;
-                let exported = cx.core().observer().export_after(after, &uri, cx.now(), wall);
-                let texts = exported.filter_map(|(place, report)| Some((place, to_raw_value(&report).ok()?)));
-                let texts = texts.take_while(|(_, text)| piece.add(text.get().len()));
-                let texts = texts.inspect(|(place, _)| last = Some(*place));
-                (texts.map(|(_, text)| text).collect(), last)
-            })?;
-            page(id, method, Entries::Reports(reports), after, revision)
+            let mut piece = Piece::of_a_call();
+            let exported = core.observer().export_after(after, &uri, cx.now(), wall);
+            let exported = exported.take_while(|(_, report)| piece.add(report.object.memory()));
+            let (places, reports): (Vec<u64>, Vec<_>) = exported.unzip();
+            let last = places.last().filter(|_| piece.is_full());
+            page(cx, id, method, Entries::Reports(reports), last)
         }
         STATUS => {
-            let status = |cx: &mut ServerContext<'_>| (cx.core().policy_revision(), cx.core().policy().len());
-            let (revision, objects) = on_dispatcher(&editing.events, status).map_err(ErrorResponse::error)?;
+            let (revision, objects) = (core.policy_revision(), core.policy().len());
             reply(id, method, json!({ "revision": revision, "objects": objects }))
         }
         AGENTS => {
             let after: Option<Name> = params::<Below<Name>>(call)?.after;
-            let (agents, after, revision) = part(editing, move |cx, piece| {
-                let agents = cx.core().agents_after(after.as_ref(), Piece::ENTRIES, cx.now());
-                let _ = agents.iter().all(|_| piece.add(0));
-                let last = agents.last().map(|agent| agent.name.clone());
-                (agents, last)
-            })?;
-            let agents = Entries::Agents(agents.iter().map(flat).collect());
-            page(id, method, agents, after, revision)
-        }
-        SESSIONS => {
-            let sessions = on_dispatcher(&editing.events, |cx| cx.core().sessions(cx.now()));
-            let sessions = sessions.map_err(ErrorResponse::error)?;
-            reply(id, method, Entries::Sessions(sessions.iter().map(flat).collect()))
+            let found = core.agents_after(after.as_ref(), Piece::ENTRIES, cx.now());
+            let agents = Entries::Agents(found.iter().map(flat).collect());
+            let after = found.get(Piece::ENTRIES - 1).map(|agent| agent.name.clone());
+            page(cx, id, method, agents, after)
         }
         other => {
             let what = format!("unknown method {other:.64?}");
@@ -207,25 +188,27 @@ fn answer(editing: &Editing, id: &Id, call: &Custom) -> Result<Bytes, Box<ErrorR
     })
 }
 
-/// Copies a part of a list on the dispatcher. `copy` returns the part and its last entry. The result has
-/// this entry only if there may be further ones, and the revision of policy.
-fn part<T: Send + 'static, A: Send + 'static>(
-    editing: &Editing,
-    copy: impl FnOnce(&ServerContext<'_>, &mut Piece) -> (T, Option<A>) + Send + 'static,
-) -> Result<(T, Option<A>, u64), Box<ErrorResponse>> {
-    let part = on_dispatcher(&editing.events, |cx| {
-        let mut piece = Piece::of_a_call();
-        let (part, last) = copy(cx, &mut piece);
-        (
-            part,
-            last.filter(|_| piece.is_full()),
-            cx.core().policy_revision(),
-        )
-    });
-    part.map_err(ErrorResponse::error)
+/// A part of a tree, and its last URI if there may be further objects.
+fn part<'a>(
+    cx: &'a ServerContext<'_>,
+    store: Store,
+    Below { uri, after }: Below<Uri>,
+) -> (Vec<ObjectRef<'a>>, Option<Uri>) {
+    let mut piece = Piece::of_a_call();
+    let objects = cx.core().page(store, uri, after, &mut piece);
+    let last = objects.last().filter(|_| piece.is_full());
+    let after = last.map(|last| last.uri().clone());
+    (objects, after)
 }
 
-fn page(id: &Id, method: &str, entries: Entries, after: Option<impl Serialize>, revision: u64) -> Bytes {
+fn page(
+    cx: &ServerContext<'_>,
+    id: &Id,
+    method: &str,
+    entries: Entries<'_>,
+    after: Option<impl Serialize>,
+) -> Bytes {
+    let revision = cx.core().policy_revision();
     let page = Page {
         entries,
         after,
@@ -234,11 +217,11 @@ fn page(id: &Id, method: &str, entries: Entries, after: Option<impl Serialize>, 
     reply(id, method, page)
 }
 
-fn entry(cx: &ServerContext<'_>, object: ManagedObject) -> EndpointEntry {
-    let declared = cx.core().declaration(&object.uri);
+fn entry(cx: &ServerContext<'_>, object: ObjectRef<'_>) -> EndpointEntry {
+    let declared = cx.core().declaration(object.uri());
     let expires = declared.as_ref().and_then(|declared| declared.expires);
     EndpointEntry {
-        object,
+        object: object.to_object(),
         element: declared.map(|declared| declared.element),
         expires_in: expires.map(|at| at.saturating_duration_since(cx.now()).as_secs_f64()),
     }

@@ -564,7 +564,7 @@ fn the_resolves_of_a_connection_are_limited() {
 fn a_model_file_refuses_unknown_classes() {
     let schema = Schema::read(b"{\"classes\":{\"class4\":{}}}", Format::Json).unwrap();
     let mut world = World::new(Settings::default());
-    world.server = ServerCore::with_schema(Settings::default(), &schema.into(), world.now);
+    world.server = ServerCore::with_schema(Settings::default(), Some(&schema.into()), world.now);
     let client = world.element("pe1");
     assert_eq!(resolve(&mut world, client, "/class4/x/", 60), json!([]));
     let unknown = json!([{"subject": "class5", "policy_uri": "/class5/x/", "prr": 60}]);
@@ -578,7 +578,7 @@ fn parts_of_endpoints_and_reports_that_the_model_lacks_are_left_out() {
     let schema = br#"{"classes":{"ep":{"properties":{"p":"i64"}}}}"#;
     let schema = Schema::read(schema, Format::Json).unwrap();
     let mut world = World::new(Settings::default());
-    world.server = ServerCore::with_schema(Settings::default(), &schema.into(), world.now);
+    world.server = ServerCore::with_schema(Settings::default(), Some(&schema.into()), world.now);
     let client = world.element("pe1");
     let mut known = object("ep", "/ep/1/", 1).with("new", "x");
     known.children = vec![uri("/ep/1/new/1/")];
