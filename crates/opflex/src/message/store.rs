@@ -20,26 +20,17 @@ pub enum Store {
 impl Store {
     /// The method that resolves objects.
     pub const fn resolve(self) -> Method {
-        match self {
-            Self::Policy => Method::PolicyResolve,
-            Self::Endpoints => Method::EndpointResolve,
-        }
+        self.pick(Method::PolicyResolve, Method::EndpointResolve)
     }
 
     /// The method that ends a resolve.
     pub const fn unresolve(self) -> Method {
-        match self {
-            Self::Policy => Method::PolicyUnresolve,
-            Self::Endpoints => Method::EndpointUnresolve,
-        }
+        self.pick(Method::PolicyUnresolve, Method::EndpointUnresolve)
     }
 
     /// The method that sends changes.
     pub const fn update(self) -> Method {
-        match self {
-            Self::Policy => Method::PolicyUpdate,
-            Self::Endpoints => Method::EndpointUpdate,
-        }
+        self.pick(Method::PolicyUpdate, Method::EndpointUpdate)
     }
 
     /// The role of the servers that have the tree.
@@ -52,9 +43,13 @@ impl Store {
 
     /// The name in the result of a resolve, and in other JSON.
     pub const fn name(self) -> &'static str {
+        self.pick("policy", "endpoint")
+    }
+
+    const fn pick<T: Copy>(self, policy: T, endpoints: T) -> T {
         match self {
-            Self::Policy => "policy",
-            Self::Endpoints => "endpoint",
+            Self::Policy => policy,
+            Self::Endpoints => endpoints,
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Files of objects: policy to load, and dumps of trees.
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{FileError, ManagedObject};
@@ -44,15 +43,6 @@ impl Format {
             }
         }
     }
-
-    fn write<T: Serialize>(self, value: &T) -> Result<String, FileError> {
-        match self {
-            Self::Json => serde_json::to_string_pretty(value)
-                .map(|text| text + "\n")
-                .map_err(|error| FileError::Json(error.to_string())),
-            Self::Yaml => serde_yaml::to_string(value).map_err(|error| FileError::Yaml(error.to_string())),
-        }
-    }
 }
 
 impl ManagedObject {
@@ -73,7 +63,14 @@ impl ManagedObject {
 
     /// Writes a file that [`read_all`](Self::read_all) reads.
     pub fn write_all(objects: &[Self], format: Format) -> Result<String, FileError> {
-        format.write(&objects)
+        match format {
+            Format::Json => serde_json::to_string_pretty(objects)
+                .map(|text| text + "\n")
+                .map_err(|error| FileError::Json(error.to_string())),
+            Format::Yaml => {
+                serde_yaml::to_string(objects).map_err(|error| FileError::Yaml(error.to_string()))
+            }
+        }
     }
 }
 

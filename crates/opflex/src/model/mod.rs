@@ -41,7 +41,7 @@ pub use self::file::Format;
 pub use self::ident::Ident;
 pub use self::managed_object::{ManagedObject, Property, Reference};
 pub use self::name::Name;
-pub use self::schema::Schema;
+pub use self::schema::{Schema, is_mac};
 pub use self::target::Target;
 pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree};
 pub(crate) use self::tree::{Cursor, Piece};

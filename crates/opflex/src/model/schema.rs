@@ -317,7 +317,8 @@ fn is_uri(text: &str) -> bool {
     text.parse::<super::Uri>().is_ok()
 }
 
-fn is_mac(text: &str) -> bool {
+/// True if a text is a MAC address: six bytes like `00:11:22:33:44:55`.
+pub fn is_mac(text: &str) -> bool {
     let is_byte = |pair: &str| pair.len() == 2 && pair.bytes().all(|b| b.is_ascii_hexdigit());
     text.split(':').count() == 6 && text.split(':').all(is_byte)
 }

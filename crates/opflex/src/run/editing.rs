@@ -10,7 +10,8 @@
 //!
 //! An edit of up to [`PIECE`] objects is one call, so clients never get a part of it. A larger edit
 //! is checked as a whole and then made in pieces, parents first. A reload is compared with a copy of
-//! the policy on the thread of the caller, so the dispatcher gets only the objects that differ.
+//! the policy on the thread of the caller, so the dispatcher gets only the objects that differ. If
+//! another edit comes between, the reload is made in one call.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,9 +25,6 @@ use ssntp_transport::dispatch;
 
 /// The maximum number of objects in one piece of an edit.
 const PIECE: usize = 1000;
-/// The number of times that a reload is compared with a copy of the policy. If another edit comes
-/// between each time, the reload is made in one call.
-const TRIES: usize = 3;
 
 /// The result of an edit.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -149,16 +147,16 @@ fn in_pieces(
 
 fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
     let wanted = checked(events, objects)?;
-    for _ in 0..TRIES {
-        let (revision, present) = copy_policy(events)?;
-        let (delete, merge) = difference(&present, &wanted);
-        // Only at the revision of the copy, because the comparison is wrong for any other one.
-        match in_pieces(events, Some(at.unwrap_or(revision)), delete, merge) {
-            Err(CallError::Revision { .. }) if at.is_none() => {}
-            result => return result,
+    let (revision, present) = copy_policy(events)?;
+    let (delete, merge) = difference(&present, &wanted);
+    // Only at the revision of the copy, because the comparison is wrong for any other one.
+    match in_pieces(events, Some(at.unwrap_or(revision)), delete, merge) {
+        // Another edit came between. No edit can come between in one call.
+        Err(CallError::Revision { .. }) if at.is_none() => {
+            change(events, None, Edit::Reload(wanted.to_objects()))
         }
+        result => result,
     }
-    change(events, at, Edit::Reload(wanted.to_objects()))
 }
 
 /// The objects to delete, and then the objects to merge, parents first, which turn the policy

@@ -56,10 +56,8 @@ pub(super) struct KeeperSender {
 struct Pending {
     /// The edits that are not on the disk, in their order.
     edits: Vec<Line>,
-    /// The number of objects in these edits.
+    /// The number of objects in these edits, and in edits that were dropped.
     objects: usize,
-    /// True if there were too many edits, so all policy has to be written.
-    all: bool,
 }
 
 /// The maximum number of objects in edits that are not on the disk. Beyond that, all policy is written.
@@ -73,7 +71,6 @@ impl KeeperSender {
         pending.edits.extend(edits);
         // While the disk is slow, edits must not fill the memory.
         if pending.objects > MAX_OBJECTS {
-            pending.all = true;
             pending.edits.clear();
         }
         drop(pending);
@@ -179,7 +176,7 @@ fn run(
         let shown = path.display();
         let usable = journal
             .take()
-            .filter(|journal| !pending.all && journal.is_appendable(path));
+            .filter(|journal| pending.objects <= MAX_OBJECTS && journal.is_appendable(path));
         let kept = match usable {
             Some(mut usable) => usable.append(&pending.edits).map(|()| usable),
             None => write(path, copy),

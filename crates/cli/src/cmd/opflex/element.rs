@@ -8,7 +8,7 @@ use crossbeam_channel::select;
 use ssntp::transport::Address;
 use ssntp_opflex::PolicyElement;
 use ssntp_opflex::message::Proxies;
-use ssntp_opflex::model::{Ident, ManagedObject, Name, Target, Uri};
+use ssntp_opflex::model::{Ident, ManagedObject, Name, Target, Uri, is_mac};
 use ssntp_opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings, Store};
 use ssntp_opflex::run::{ElementConfig, ElementHandle, Reference};
 
@@ -153,8 +153,7 @@ impl Args {
 }
 
 fn mac(text: &str) -> Result<String, String> {
-    let is_byte = |pair: &str| pair.len() == 2 && pair.bytes().all(|byte| byte.is_ascii_hexdigit());
-    match text.split(':').count() == 6 && text.split(':').all(is_byte) {
+    match is_mac(text) {
         true => Ok(text.to_ascii_lowercase()),
         false => Err("expected six bytes like 00:11:22:33:44:55".to_owned()),
     }
@@ -451,7 +450,7 @@ fn text(event: &ElementEvent) -> Option<String> {
 }
 
 fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {
-    let (what, kind) = (what.name(), change.kind.name());
+    let (what, kind) = (what.name(), format!("{:?}", change.kind).to_lowercase());
     let text = format!("{what} {kind} {} {}", change.subject, change.uri);
     output.line(printable(&text))?;
     let object = change.object.as_ref();

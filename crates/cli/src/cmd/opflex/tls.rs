@@ -44,10 +44,7 @@ impl ServerTls {
     /// The acceptor for clients, and what else was read, to be watched from now on. The pages of
     /// `--admin` use the certificate and the authority, if both are given.
     pub(super) fn read(&self) -> Result<(Option<Acceptor>, FilesRead), Failure> {
-        let mut read = FilesRead {
-            watched: Watched::of(self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl)),
-            ..FilesRead::default()
-        };
+        let mut read = self.key.files(&self.tls_cert, &self.tls_ca, &self.crl);
         let Some(cert) = &self.tls_cert else {
             return Ok((None, read));
         };
@@ -105,10 +102,14 @@ struct KeyArgs {
 }
 
 impl KeyArgs {
-    fn paths(&self, cert: &Option<PathBuf>, ca: &Option<PathBuf>, lists: &ListArgs) -> Vec<PathBuf> {
+    /// All files, to be watched from now on.
+    fn files(&self, cert: &Option<PathBuf>, ca: &Option<PathBuf>, lists: &ListArgs) -> FilesRead {
         let files = [cert, ca, &self.tls_key, &self.tls_passphrase_file];
         let files = files.into_iter().flatten().chain(&lists.tls_crl);
-        files.cloned().collect()
+        FilesRead {
+            watched: Watched::of(files.cloned().collect()),
+            ..FilesRead::default()
+        }
     }
 
     fn identity(&self, cert: &Path) -> Result<Identity, Failure> {
@@ -152,10 +153,7 @@ pub(super) struct ClientTls {
 impl ClientTls {
     /// The connector to servers, and what else was read, to be watched from now on.
     pub(super) fn read(&self) -> Result<(Option<Connector>, FilesRead), Failure> {
-        let mut read = FilesRead {
-            watched: Watched::of(self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl)),
-            ..FilesRead::default()
-        };
+        let mut read = self.key.files(&self.tls_cert, &self.tls_ca, &self.crl);
         if !self.tls {
             return Ok((None, read));
         }

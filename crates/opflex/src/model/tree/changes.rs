@@ -18,17 +18,6 @@ pub enum ChangeKind {
     Deleted,
 }
 
-impl ChangeKind {
-    /// The name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Created => "created",
-            Self::Modified => "modified",
-            Self::Deleted => "deleted",
-        }
-    }
-}
-
 /// One object that an edit changed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
