@@ -92,8 +92,7 @@ impl Cluster {
         peers: &[Peer],
         schema: Option<Arc<Schema>>,
     ) -> Result<Self, StartError> {
-        let text = copy_policy(events).and_then(|(_, own)| document(&own).map_err(CallError::Document));
-        let text = text.map_err(StartError::Join)?;
+        let text = own_document(events).map_err(StartError::Join)?;
         // Each process has a new UUID, so it has only one incarnation.
         let member = Member {
             uuid: Uuid::new_v4(),
@@ -239,10 +238,13 @@ impl Shared {
 
     /// Applies the policy of a view, unless it is applied already.
     fn apply(&self, view: &View) -> Result<(), CallError> {
-        let Some(document) = view.documents.get(POLICY) else {
-            let (former, text) = {
+        let Some(stored) = view.documents.get(POLICY) else {
+            // The policy in force and not the last document, which may have been malformed.
+            let text = own_document(&self.events)?;
+            let former = {
                 let mut state = self.lock();
-                (state.revision.take(), state.text.clone())
+                state.text.clone_from(&text);
+                state.revision.take()
             };
             if former.is_some() {
                 warn!(target: LOG, "the engine has lost the policy; this server writes it again");
@@ -258,21 +260,21 @@ impl Shared {
                 Err(why) => Err(why.into()),
             };
         };
-        let revision = document.revision;
+        let revision = stored.revision;
         // The policy and the state change under one lock. Otherwise a thread that has read the new
         // policy could make its edit on the former document.
         let mut state = self.lock();
-        if state.revision == Some(revision) && state.text == document.text {
+        if state.revision == Some(revision) && state.text == stored.text {
             return Ok(());
         }
-        let objects = read(&document.text).map_err(CallError::Document);
+        let objects = read(&stored.text).map_err(CallError::Document);
         let applied = objects.and_then(|objects| {
             let changed = editing::replace_copy(&self.events, objects, revision)?;
             info!(target: LOG, "revision {revision} of the cluster's policy: {changed} objects changed");
             Ok(())
         });
         // Also if the document is malformed, because the next edit has to replace this document.
-        state.text.clone_from(&document.text);
+        state.text.clone_from(&stored.text);
         state.revision = Some(revision);
         state.read += 1;
         drop(state);
@@ -343,6 +345,11 @@ fn run(shared: &Shared, membership: &Weak<Membership>, woken: &Receiver<()>, mut
 
 fn read(text: &[u8]) -> Result<Vec<ManagedObject>, FileError> {
     ManagedObject::read_all(text, Format::Json)
+}
+
+/// The document of the policy that this server has.
+fn own_document(events: &ServerEvents) -> Result<Vec<u8>, CallError> {
+    document(&copy_policy(events)?.1).map_err(CallError::Document)
 }
 
 /// The document of a policy: without blanks, because its length is limited.

@@ -62,6 +62,13 @@ fn put(engine: &MemoryEngine, text: &[u8]) {
     engine.clone().ask(&request).unwrap();
 }
 
+fn has_policy(engine: &MemoryEngine) -> bool {
+    match engine.clone().ask(&Request::Read).unwrap() {
+        ssntp_engine::Answer::Kept(kept) => kept.entries.contains_key("documents/policy"),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn all_servers_have_the_policy_that_was_edited_on_any_of_them() {
     let engine = MemoryEngine::new();
@@ -185,14 +192,19 @@ fn an_engine_that_was_emptied_gets_the_policy_back() {
     let engine = MemoryEngine::new();
     let one = join(&engine, vec![object("/a/", "first")]);
     let two = join(&engine, Vec::new());
-    let read = |engine: &MemoryEngine| match engine.clone().ask(&Request::Read).unwrap() {
-        ssntp_engine::Answer::Kept(kept) => kept.entries.contains_key("documents/policy"),
-        other => panic!("{other:?}"),
-    };
     engine.lose();
-    until(|| read(&engine));
+    until(|| has_policy(&engine));
     edit(&one, Edit::Merge(vec![object("/b/", "second")]));
     until_same(&one, &two, &["first", "second"]);
+    // Not a malformed document, which the servers have read and do not use.
+    put(&engine, b"[{}, 7");
+    let merge = || Edit::Merge(vec![object("/c/", "third")]);
+    for server in [&one, &two] {
+        until(|| matches!(server.handle().edit(merge()), Err(CallError::Document(_))));
+    }
+    engine.lose();
+    until(|| one.handle().edit(merge()).is_ok());
+    until_same(&one, &two, &["first", "second", "third"]);
 }
 
 #[test]
