@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 
+use clap::builder::Resettable;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::agent;
 #[cfg(feature = "full")]
@@ -60,13 +61,19 @@ pub(crate) enum Command {
 }
 
 /// The definition of the command line. The help names environment variables without their values,
-/// because a user may paste the help into a report.
+/// because a user may paste the help into a report. An empty variable counts as not set.
 pub(crate) fn command() -> clap::Command {
-    fn hide(command: clap::Command) -> clap::Command {
-        let command = command.mut_args(|arg| arg.hide_env_values(true));
-        command.mut_subcommands(hide)
+    fn of_env(arg: Arg) -> Arg {
+        let value = arg.get_env().and_then(std::env::var_os);
+        match value.is_some_and(|value| value.is_empty()) {
+            true => arg.env(Resettable::Reset),
+            false => arg.hide_env_values(true),
+        }
     }
-    hide(Args::command())
+    fn with_env(command: clap::Command) -> clap::Command {
+        command.mut_args(of_env).mut_subcommands(with_env)
+    }
+    with_env(Args::command())
 }
 
 impl Args {
@@ -85,7 +92,15 @@ impl Args {
                 std::process::exit(e.exit_code())
             }
             Err(Refused::Words(e)) => {
-                let _ = e.print();
+                let printed = e.print().map_err(|error| Failure::output(&error));
+                // Help is output, and an error of the command line is not.
+                if let Err(failure) = printed
+                    && failure.is_failure()
+                    && !e.use_stderr()
+                {
+                    let _ = failure.report();
+                    std::process::exit(1)
+                }
                 if let Some(tip) = tip(&e, &words) {
                     note(format_args!("tip: {tip}"));
                 }

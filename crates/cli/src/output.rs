@@ -51,6 +51,15 @@ pub(crate) fn print_either(json: bool, value: impl Display, text: impl Display) 
     if json { print_json(value) } else { print_line(text) }
 }
 
+/// The result of printing for a command that goes on if the reader of its output is gone, as after
+/// `| head -1`: more of its work is to do, or its exit code is an answer.
+pub(crate) fn even_unread(printed: Result<(), Failure>) -> Result<(), Failure> {
+    match printed {
+        Err(Failure::Silent(0)) => Ok(()),
+        printed => printed,
+    }
+}
+
 /// Prints each value as a line of JSON, and flushes them.
 pub(crate) fn print_json_lines(values: impl IntoIterator<Item = impl Display>) -> Result<(), Failure> {
     let mut output = Output::new();

@@ -11,7 +11,7 @@ use super::table::{Columns, list};
 use super::{cnci, controller, opflex, scheduler, server};
 use crate::agent;
 use crate::failure::Failure;
-use crate::output::{Output, print_json, print_line, print_text, printable};
+use crate::output::{Output, even_unread, print_json, print_line, print_text, printable};
 use crate::settings::{
     self, Flags, Problem, Problems, Read, Refused, Setting, choices, is_repeated, is_switch,
 };
@@ -180,32 +180,37 @@ pub(crate) fn run(args: Args, command: &Command) -> Result<(), Failure> {
 }
 
 fn check(command: &Command, args: &Check) -> Result<(), Failure> {
-    let mut output = Output::new();
     let mut is_right = true;
     for file in &args.files {
-        let name = file.to_string_lossy();
         let problems = problems_of(command, args.daemon, file, &args.more)?;
         is_right &= problems.is_empty();
-        match (problems.is_empty(), args.json) {
-            (true, true) => output.json(json!({"file": name, "ok": true}))?,
-            (true, false) => output.line(format_args!("{}: OK", printable(&name)))?,
-            (false, _) => {}
-        }
-        for problem in problems {
-            match args.json {
-                true => output.json(json!({
-                    "file": name, "ok": false, "problem": problem.what,
-                    "line": problem.at.map(|at| at.line), "column": problem.at.map(|at| at.column),
-                }))?,
-                false => output.line(printable(&problem.of(file)))?,
-            }
-        }
+        even_unread(print_problems(file, &problems, args.json))?;
     }
-    output.flush()?;
     match is_right {
         true => Ok(()),
         false => Err(Failure::silent(1)),
     }
+}
+
+/// Prints a line for each problem of a file, or that there is none.
+fn print_problems(file: &Path, problems: &[Problem], as_json: bool) -> Result<(), Failure> {
+    let name = file.to_string_lossy();
+    let mut output = Output::new();
+    match (problems.is_empty(), as_json) {
+        (true, true) => output.json(json!({"file": name, "ok": true}))?,
+        (true, false) => output.line(format_args!("{}: OK", printable(&name)))?,
+        (false, _) => {}
+    }
+    for problem in problems {
+        match as_json {
+            true => output.json(json!({
+                "file": name, "ok": false, "problem": problem.what,
+                "line": problem.at.map(|at| at.line), "column": problem.at.map(|at| at.column),
+            }))?,
+            false => output.line(printable(&problem.of(file)))?,
+        }
+    }
+    output.flush()
 }
 
 /// All problems of a file that can be found without starting the daemon.

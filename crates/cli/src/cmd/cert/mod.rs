@@ -23,7 +23,7 @@ use crate::choice::Given;
 use crate::clock::wall_clock;
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
-use crate::output::{Output, print_json, print_line, printable};
+use crate::output::{Output, even_unread, print_json, print_line, printable};
 use crate::signals::Stop;
 
 /// Make, renew, revoke, show and check certificates
@@ -308,16 +308,31 @@ fn renew(args: &Renew) -> Result<(), Failure> {
     }
     let renewed = authority.renew(&args.dir, &path, &request)?;
     let (before, info) = (&renewed.before, renewed.issued.info());
+    let revoke = || {
+        let old = Revoked::now(Serial::from(before), RevocationReason::SUPERSEDED);
+        authority.revoke(&args.dir, &[old], LIST_DAYS).map_err(|why| {
+            // The file holds only the new certificate, so only this error still has the number.
+            let serial = &before.serial;
+            Failure::at(
+                &path,
+                format_args!(
+                    "it is renewed, but the old certificate, serial {serial}, is not revoked: {why}"
+                ),
+            )
+        })
+    };
+    // Before the first line is printed, because the command ends if the output is closed.
+    let list = args.revoke_old.then(revoke).transpose()?;
     let made = made(&path, &format!("renewed for {}", info.roles), info);
     print_line(format_args!("{made}, serial {}", info.serial))?;
-    if !args.revoke_old {
-        let (until, serial) = (before.not_after_text(), &before.serial);
-        return print_line(format_args!(
-            "the old certificate is valid until {until}, serial {serial}"
-        ));
+    match list {
+        Some(list) => print_list(&args.dir, &list),
+        None => print_line(format_args!(
+            "the old certificate is valid until {}, serial {}",
+            before.not_after_text(),
+            before.serial
+        )),
     }
-    let old = Revoked::now(Serial::from(before), RevocationReason::SUPERSEDED);
-    print_list(&args.dir, &authority.revoke(&args.dir, &[old], LIST_DAYS)?)
 }
 
 /// The authorities that may have issued the old certificate, with their revocation lists.
@@ -658,7 +673,8 @@ fn verify(args: &Verify) -> Result<(), Failure> {
         }
         Err(fault) => {
             if args.json {
-                print_json(json!({ "file": file, "ok": false, "reason": fault.to_string() }))?;
+                let printed = print_json(json!({ "file": file, "ok": false, "reason": fault.to_string() }));
+                even_unread(printed)?;
             }
             Err(Failure::at(&args.file, fault))
         }

@@ -13,7 +13,7 @@ use super::options::Options;
 use crate::cmd::table::{Columns, list, print_values, sheet};
 use crate::failure::Failure;
 use crate::input;
-use crate::output::{print_either, print_json, print_line, printable};
+use crate::output::{even_unread, print_either, print_json, print_line, printable};
 use crate::signals::Stop;
 
 /// The maximum number of workloads of a file.
@@ -143,35 +143,33 @@ impl ApplyArgs {
         let mut is_changed = false;
         for applied in rows(answer) {
             is_changed |= applied["change"] != json!(Changed::Unchanged);
-            if options.json {
-                print_json(applied)?;
-                continue;
-            }
-            let name = text(&applied["name"]);
-            let words = in_words(&applied);
-            match dry_run {
-                true => print_line(format_args!(
-                    "workload {name} would be {words}; its revision is {}",
-                    applied["revision"]
-                ))?,
-                false => print_line(format_args!("workload {name} is {words}"))?,
-            }
-            for one in applied["differences"].as_array().into_iter().flatten() {
-                let (path, before, after) = (text(&one["path"]), &one["before"], &one["after"]);
-                print_line(printable(&format!("  {path}: {before} -> {after}")))?;
-            }
+            even_unread(print_either(options.json, &applied, in_words(&applied, dry_run)))?;
         }
         Ok(is_changed)
     }
 }
 
 /// The change of a workload, for people.
-fn in_words(applied: &Value) -> String {
-    match text(&applied["change"]).as_str() {
+fn in_words(applied: &Value, dry_run: bool) -> String {
+    let change = match text(&applied["change"]).as_str() {
         "created" => "new".into(),
         "rolled" => format!("rolled out as version {}", applied["version"]),
         other => other.to_owned(),
+    };
+    let name = text(&applied["name"]);
+    let mut words = match dry_run {
+        true => format!(
+            "workload {name} would be {change}; its revision is {}",
+            applied["revision"]
+        ),
+        false => format!("workload {name} is {change}"),
+    };
+    for one in applied["differences"].as_array().into_iter().flatten() {
+        let (path, before, after) = (text(&one["path"]), &one["before"], &one["after"]);
+        words.push_str("\n  ");
+        words.push_str(&printable(&format!("{path}: {before} -> {after}")));
     }
+    words
 }
 
 pub(super) fn apply(options: &Options, stop: &Stop, args: &ApplyArgs) -> Result<(), Failure> {
@@ -256,7 +254,7 @@ pub(super) fn remove(options: &Options, stop: &Stop, args: &RemoveArgs) -> Resul
         let path = format!("workloads/{}{}", escaped(name), query(args.revision));
         let removed = api.ask("DELETE", &path, None)?;
         let text = format_args!("workload {name} is being deleted");
-        print_either(options.json, removed, text)?;
+        even_unread(print_either(options.json, removed, text))?;
     }
     Ok(())
 }

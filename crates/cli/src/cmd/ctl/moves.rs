@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::session::Session;
 use crate::failure::Failure;
-use crate::output::{print_either, printable};
+use crate::output::{even_unread, print_either, printable};
 
 /// The time between two checks of the instances, in case a change is not reported.
 const POLL: Duration = Duration::from_millis(100);
@@ -108,7 +108,7 @@ fn report(session: &Session<'_>, instance: Uuid, moved: Result<Uuid, &str>) -> R
     };
     let value = json!({"instance": instance, key: result});
     let text = printable(&format!("instance {instance} was {text}"));
-    print_either(session.json, value, text)
+    even_unread(print_either(session.json, value, text))
 }
 
 /// The scheduler's reason, in words.

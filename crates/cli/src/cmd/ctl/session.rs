@@ -15,7 +15,7 @@ use super::options::Options;
 use crate::clock::now;
 use crate::connection::{Complaint, closed, unanswered};
 use crate::failure::Failure;
-use crate::output::{Output, note, print_json, print_line, printable};
+use crate::output::{Output, even_unread, note, print_json, print_line, printable};
 use crate::signals::Stop;
 
 /// The longest time until a signal is noticed in a wait that does not select on signals.
@@ -227,11 +227,11 @@ impl<'a> Session<'a> {
     /// Prints the result of an order. Without --json, failures are printed to the standard error at the
     /// end.
     fn report(&self, order: &Order, settled: &Result<Shown, OrderError>) -> Result<(), Failure> {
-        match settled {
+        even_unread(match settled {
             _ if self.json => print_json(json::settled(order.subject(), settled)),
             Ok(shown) => print_line(printable(&shown.to_string())),
             Err(_) => Ok(()),
-        }
+        })
     }
 
     /// Blocks until the commands are sent.

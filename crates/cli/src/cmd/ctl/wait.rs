@@ -13,7 +13,7 @@ use super::options::Options;
 use super::session::{POLL, Progress, Session};
 use crate::clock::{now, wall_clock};
 use crate::failure::Failure;
-use crate::output::{print_either, printable};
+use crate::output::{even_unread, print_either, printable};
 use crate::signals::Stop;
 
 /// The exit code if a workload has failed.
@@ -135,7 +135,7 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
         }
         Outcome::Gone => json!({"result": "gone", "subject": uuid, "text": text}),
     };
-    print_either(json, value, printable(&text))
+    even_unread(print_either(json, value, printable(&text)))
 }
 
 fn timed_out(session: &Session<'_>, pending: &[Uuid], what: What) -> Failure {

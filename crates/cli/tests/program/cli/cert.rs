@@ -229,6 +229,46 @@ fn a_closed_standard_output_is_no_failure() {
     assert_eq!(output.stderr, b"");
 }
 
+/// The exit code of a command whose output is written to `stdout`.
+fn code(directory: &Path, line: &str, stdout: impl Into<Stdio>) -> Option<i32> {
+    let mut command = crate::program();
+    command.args(line.split_whitespace()).current_dir(directory);
+    command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null());
+    command.status().unwrap().code()
+}
+
+#[test]
+fn a_certificate_is_revoked_and_a_fault_is_the_exit_code_even_if_the_output_is_closed() {
+    let directory = with_authority();
+    let at = directory.path();
+    let closed = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        writer
+    };
+    succeed(at, "cert issue --dir pki --role agent");
+    let renew = "cert renew --dir pki --revoke-old agent";
+    assert_eq!(code(at, renew, closed()), Some(0));
+    // The lines are lost, and the certificate is not.
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    assert_eq!(code(at, renew, full.try_clone().unwrap()), Some(1));
+    assert_eq!(code(at, "--help", full), Some(1));
+    let list: Value = serde_json::from_str(&succeed(at, "cert show --json pki/crl.pem")).unwrap();
+    let revoked = list["revocation_lists"][0]["revoked"].as_array().unwrap();
+    assert_eq!(revoked.len(), 2, "{list}");
+
+    succeed(at, "cert ca --dir other");
+    fs::write(at.join("wrong.yaml"), "x: 1\n").unwrap();
+    for line in [
+        "cert verify --ca other/ca.pem pki/agent.pem",
+        "cert verify --json --ca other/ca.pem pki/agent.pem",
+        "config check server wrong.yaml",
+        "config check server --json wrong.yaml",
+    ] {
+        assert_eq!(code(at, line, closed()), Some(1), "{line}");
+    }
+}
+
 #[test]
 fn a_bound_certificate_has_a_uuid_of_its_own() {
     let directory = with_authority();

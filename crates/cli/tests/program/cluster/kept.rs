@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -40,14 +41,27 @@ impl Kept {
         kept
     }
 
-    fn words(&self, words: &[&str]) -> Done {
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = self.cluster.command(words);
         command.env(
             "SSNTP_HTTP",
             format!("unix:{}", self.cluster.path("api").display()),
         );
         command.env("SSNTP_TOKEN_FILE", self.cluster.path("token"));
-        Done::of(command)
+        command
+    }
+
+    fn words(&self, words: &[&str]) -> Done {
+        Done::of(self.command(words))
+    }
+
+    /// The exit code of a command whose output has no reader.
+    fn unread(&self, line: &str) -> Option<i32> {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = self.command(&words(line));
+        let status = command.stdout(writer).stderr(Stdio::null()).status();
+        status.unwrap().code()
     }
 
     fn start(&mut self) {
@@ -157,6 +171,23 @@ fn until(condition: &str, mut is_so: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "waited in vain until {condition}");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+#[test]
+fn a_command_does_all_of_its_work_and_gives_its_answer_even_if_its_output_is_closed() {
+    let kept = Kept::new(1);
+    for name in ["one", "two"] {
+        let text = format!("name: {name}\nstart: {{command: [sleep, \"1000\"]}}\n");
+        fs::write(kept.cluster.path(name), text).unwrap();
+    }
+    assert_eq!(kept.unread("ctl diff -f one"), Some(1));
+    assert_eq!(kept.unread("ctl apply -f one -f two"), Some(0));
+    assert_eq!(kept.done("get").len(), 2);
+    assert_eq!(kept.unread("ctl remove one two"), Some(0));
+    assert!(kept.done("get").iter().all(|one| one["deleting"] == true));
+    kept.done("start --name job -- false");
+    assert_eq!(kept.unread("ctl wait job"), Some(3));
+    assert_eq!(kept.unread("ctl start --count 2 -- /no/such/program"), Some(1));
 }
 
 #[test]
