@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use ssntp::client::{Client, Request};
+use ssntp::client::{Client, Request, RequestError};
 use ssntp::proto::{Frame, FrameKind, Operands};
 use ssntp_transport::threads;
 use uuid::Uuid;
@@ -62,16 +62,28 @@ impl Asked {
         (number, removed)
     }
 
-    fn take(&self, number: u64) -> Result<Request, Error> {
-        let mut kept = lock(&self.0);
-        let at = kept.requests.iter().position(|(other, _)| *other == number);
-        let taken = at.and_then(|at| kept.requests.remove(at));
-        let (_, request) = taken.ok_or_else(|| {
+    /// Answers a request by `answer`, and removes it. If `answer` fails, the request still waits, so
+    /// that the program can answer it again, for example with a shorter reply.
+    fn answer(
+        &self,
+        number: u64,
+        answer: impl FnOnce(&Request) -> Result<(), RequestError>,
+    ) -> Result<(), Error> {
+        let is_meant = |(other, _): &(u64, Request)| *other == number;
+        let found = lock(&self.0).requests.iter().find(|one| is_meant(one)).cloned();
+        let (_, request) = found.ok_or_else(|| {
             let why = format!("no request {number} waits for a reply");
             Error::new("no_such_request", why)
         })?;
-        kept.bytes -= request.payload().len();
-        Ok(request)
+        // This may wait for room in the session's queue. Further requests are kept meanwhile, for which
+        // this one may have been removed.
+        answer(&request)?;
+        let mut kept = lock(&self.0);
+        let at = kept.requests.iter().position(is_meant);
+        if at.and_then(|at| kept.requests.remove(at)).is_some() {
+            kept.bytes -= request.payload().len();
+        }
+        Ok(())
     }
 }
 
@@ -210,10 +222,12 @@ impl Input {
                 ..
             } => {
                 let payload = payload(text, payload_base64)?;
-                self.client.reply(&self.asked.take(request)?, payload)?;
+                let reply = |asked: &Request| self.client.reply(asked, payload);
+                self.asked.answer(request, reply)?;
             }
             Line::Refuse { request, reason, .. } => {
-                self.client.refuse(&self.asked.take(request)?, &reason)?;
+                let refuse = |asked: &Request| self.client.refuse(asked, &reason);
+                self.asked.answer(request, refuse)?;
             }
         }
         Ok(true)

@@ -341,6 +341,24 @@ fn a_request_is_answered_by_another_session_or_refused() {
 }
 
 #[test]
+fn a_request_whose_reply_cannot_be_sent_can_be_answered_again() {
+    let place = Place::new();
+    let _server = place.server("");
+    let mut asker = place.session("controller");
+    let mut asked = place.start("agent");
+    let uuid = asked.line()["uuid"].clone();
+    let line = json!({ "do": "request", "id": 1, "operand": "QUERY", "to": uuid });
+    asker.write(line.to_string().as_bytes());
+    assert_eq!(asked.line()["request"], 1);
+    // With the frame's own fields, this is longer than the longest payload.
+    let reply = |payload: &str| json!({ "do": "reply", "request": 1, "payload": payload });
+    assert_eq!(asked.refused(&reply(&"x".repeat(16 << 20))), "too_long");
+    assert_eq!(asked.ask(&reply("so"))["ok"], true);
+    assert_eq!(asker.line()["payload"], "so");
+    assert_eq!(asked.refused(&reply("again")), "no_such_request");
+}
+
+#[test]
 fn requests_that_wait_for_replies_have_a_bound_in_bytes_and_the_oldest_are_refused() {
     let place = Place::new();
     let _server = place.server("");
