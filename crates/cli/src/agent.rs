@@ -177,6 +177,7 @@ impl Args {
         let mut problems = Problems::default();
         self.connection.check_files(&mut problems, ROLES);
         problems.of("policy", Some(self.policy.policy()));
+        self.admin.problems(&mut problems);
         problems
     }
 }

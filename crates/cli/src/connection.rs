@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::choice::Given;
 use crate::context::{Context, Contexts};
-use crate::credentials::{CredentialFiles, CrlArgs, FilesRead, wrong_role};
+use crate::credentials::{CredentialFiles, CrlArgs, FilesRead, identity, wrong_role};
 use crate::failure::Failure;
 use crate::output::note;
 use crate::seconds::Seconds;
@@ -323,13 +323,13 @@ impl Connection {
         self.uuid.is_some()
     }
 
-    /// True if the command line or the certificate sets the UUID.
-    pub(crate) fn has_fixed_uuid(&self, stop: &Stop) -> Result<bool, Failure> {
-        let is_bound = || {
-            let files = self.server.reach(stop)?.files;
-            Ok::<_, Failure>(files.identity()?.uuid().is_some())
-        };
-        Ok(self.uuid.is_some() || is_bound()?)
+    /// False if neither the command line nor the certificate of --cert sets the UUID. True if there
+    /// is no such certificate, or if it cannot be read.
+    pub(crate) fn may_have_fixed_uuid(&self) -> bool {
+        let ServerArgs { cert, key, .. } = &self.server;
+        let named = cert.as_deref().map(|cert| identity(cert, key.as_deref()));
+        let is_bound = |identity: &Identity| identity.uuid().is_some();
+        self.uuid.is_some() || named.is_none_or(|named| named.as_ref().map_or(true, is_bound))
     }
 }
 

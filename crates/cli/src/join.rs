@@ -100,10 +100,13 @@ impl JoinArgs {
     fn tls(&self) -> Result<Option<Connector>, Failure> {
         let Some(ca) = &self.join_ca else { return Ok(None) };
         let trust = Trust::load(ca)?;
-        let load = |cert| Identity::load_without_role(cert, self.join_key.as_deref(), None);
-        let identity = self.join_cert.as_deref().map(load).transpose()?;
-        let tls = Connector::checking(ServerCheck::Name(&trust), identity.as_ref());
+        let tls = Connector::checking(ServerCheck::Name(&trust), self.identity()?.as_ref());
         tls.map(Some).map_err(Failure::new)
+    }
+
+    fn identity(&self) -> Result<Option<Identity>, Failure> {
+        let load = |cert| Identity::load_without_role(cert, self.join_key.as_deref(), None);
+        Ok(self.join_cert.as_deref().map(load).transpose()?)
     }
 
     fn user(&self) -> Result<Option<User>, Failure> {
@@ -125,8 +128,15 @@ impl JoinArgs {
 
     /// Adds the errors in the files that these flags name.
     pub(crate) fn problems(&self, problems: &mut Problems) {
-        problems.of("join-ca", Some(self.tls()));
+        problems.of("join-ca", self.join_ca.as_ref().map(|ca| Ok(Trust::load(ca)?)));
+        problems.of("join-cert", Some(self.identity()));
         problems.of("join-user-file", Some(self.user()));
+    }
+
+    /// Adds an error if other servers cannot reach this one, which listens at these addresses.
+    pub(crate) fn check(&self, problems: &mut Problems, listen: &[Address], advertise: Option<&Address>) {
+        let is_joined = self.is_given() && !listen.is_empty();
+        problems.of("advertise", is_joined.then(|| addresses(listen, advertise)));
     }
 }
 

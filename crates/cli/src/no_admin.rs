@@ -9,6 +9,7 @@ use ssntp_cluster::agent::Agent;
 
 use crate::credentials::Lifetime;
 use crate::failure::Failure;
+use crate::settings::Problems;
 use crate::watched::Watched;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -28,6 +29,7 @@ pub(crate) fn of_agent(_: &Arc<Agent>) -> Figures {
 }
 
 impl AdminArgs {
+    pub(crate) fn problems(&self, _: &mut Problems) {}
     pub(crate) fn start(
         &self,
         _: &'static str,

@@ -37,6 +37,7 @@ pub(crate) use self::opflex::of_opflex;
 use crate::clock::now;
 use crate::failure::Failure;
 use crate::output::print_either;
+use crate::settings::Problems;
 use crate::watched::Watched;
 
 /// The address of the pages, and the clients that may read them.
@@ -87,6 +88,11 @@ pub(crate) struct Pages {
 }
 
 impl AdminArgs {
+    /// Adds the error in the file that these flags name.
+    pub(crate) fn problems(&self, problems: &mut Problems) {
+        problems.of("admin-ca", self.admin_ca.as_ref().map(|ca| Ok(Trust::load(ca)?)));
+    }
+
     /// Starts the pages of the daemon `name`, if `--admin` is given. `credentials` are for addresses
     /// that other hosts can reach.
     pub(crate) fn start(

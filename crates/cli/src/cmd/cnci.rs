@@ -71,12 +71,15 @@ impl Args {
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         self.connection.check_files(&mut problems, Role::CNCIAGENT);
-        for (key, is_there) in [("tenant", self.tenant.is_some()), ("ip", self.ip.is_some())] {
-            problems.of(
-                key,
-                (!is_there).then(|| Err::<(), _>(Failure::new("it is needed"))),
-            );
+        let is_there = [
+            ("tenant", self.tenant.is_some()),
+            ("ip", self.ip.is_some()),
+            ("uuid", self.connection.may_have_fixed_uuid()),
+        ];
+        for (key, _) in is_there.iter().filter(|(_, is_there)| !is_there) {
+            problems.of(key, Some(Err::<(), _>(Failure::new("it is needed"))));
         }
+        self.admin.problems(&mut problems);
         problems
     }
 }
@@ -89,14 +92,18 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
         ));
     };
     let mut daemon = Daemon::install(settings)?;
+    let (client, Renewal { files, read }) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
     // The cluster knows a concentrator by the UUID of its instance, so a random UUID would be
     // unknown to the cluster.
-    if !connection.has_fixed_uuid(daemon.stop())? {
+    let is_bound = read
+        .credentials
+        .as_ref()
+        .is_some_and(|(identity, _)| identity.uuid().is_some());
+    if !is_bound && !connection.has_uuid() {
         return Err(Failure::usage(
             "--uuid is needed: the UUID of the concentrator's instance",
         ));
     }
-    let (client, Renewal { files, read }) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
     let client = client.tracing(true);
     let mut config = CnciConfig::new(client, tenant, ip).given(args.state, CnciConfig::state);
     if let Some(tunnels) = args.tunnels.config() {

@@ -103,6 +103,9 @@ impl Args {
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
         self.join.problems(&mut problems);
+        self.join
+            .check(&mut problems, &self.listen, self.advertise.as_ref());
+        self.admin.problems(&mut problems);
         problems
     }
 }

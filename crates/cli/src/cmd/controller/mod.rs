@@ -73,7 +73,9 @@ impl Args {
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         self.connection.check_files(&mut problems, Role::CONTROLLER);
-        problems.of("store", self.store().err().map(Err::<(), _>));
+        problems.of("store", Some(self.store()));
+        problems.of("http-ca", Some(self.http.readers()));
+        self.admin.problems(&mut problems);
         problems
     }
 

@@ -158,6 +158,9 @@ const SLOW_CONSUMERS: Choices<SlowConsumer> = &[
     ("drop-oldest", "Drop the frames that have waited longest", SlowConsumer::DropOldest),
 ];
 
+/// The roles of which the server's certificate must have one.
+const ROLES: Role = Role::from_bits(Role::SERVER.bits() | Role::SCHEDULER.bits());
+
 /// The name of an operand, of the protocol or of --application, and roles.
 #[derive(Clone, Debug)]
 struct OperandRole(String, Role);
@@ -223,12 +226,20 @@ impl Args {
         let Self {
             cert, key, ca, crl, ..
         } = self;
-        problems.credentials(cert.as_ref(), key.as_ref(), ca.as_ref(), crl, Role::SERVER);
-        problems.of("config", self.configuration().transpose());
-        problems.of("forward", Some(self.rules()));
-        problems.of("application", Some(self.applications.operands()));
-        problems.of("allow", Some(self.filter()));
+        problems.credentials(cert.as_ref(), key.as_ref(), ca.as_ref(), crl, ROLES);
+        problems.of("config", self.configuration(self.max_payload).transpose());
+        // Both flags below name frames of --application, so its fault would be reported three times.
+        match self.applications.operands() {
+            Ok(_) => {
+                problems.of("forward", Some(self.rules()));
+                problems.of("allow", Some(self.filter()));
+            }
+            wrong => problems.of("application", Some(wrong)),
+        }
         self.join.problems(&mut problems);
+        self.join
+            .check(&mut problems, &self.listen, self.advertise.as_ref());
+        self.admin.problems(&mut problems);
         problems
     }
 }
@@ -249,7 +260,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let configuration_file = args.watched();
     let (identity, trust, mut read) = match (&dev, args.files()) {
         (Some(dev), _) => dev.read(),
-        (None, Some(files)) => files.read_as(Role::SERVER | Role::SCHEDULER)?,
+        (None, Some(files)) => files.read_as(ROLES)?,
         (None, None) => return Err(Failure::usage("--ca and --cert are needed, or --dev")),
     };
     read.watched = read.watched.with(configuration_file);
@@ -281,7 +292,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let listen = args.listen.iter().cloned();
     let config = listen
         .fold(config, ServerConfig::listen)
-        .given(args.configuration()?, ServerConfig::configuration)
+        .given(args.configuration(args.max_payload)?, ServerConfig::configuration)
         .given(args.federation(), ServerConfig::federate);
     let engine = args.join.engine()?;
     let server = Server::start(config, application)?;
@@ -374,15 +385,15 @@ impl Args {
         })
     }
 
-    /// The content of --config, if it is given. It must fit into a frame that clients of this
-    /// server accept.
-    fn configuration(&self) -> Result<Option<Vec<u8>>, Failure> {
+    /// The content of --config, if it is given. It must fit into a frame, whose payload has at
+    /// most `most` bytes.
+    fn configuration(&self, most: u32) -> Result<Option<Vec<u8>>, Failure> {
         let Some(path) = &self.config else { return Ok(None) };
         let yaml = load_configuration(path)?;
-        match yaml.len() > self.max_payload as usize {
+        match yaml.len() > most as usize {
             false => Ok(Some(yaml)),
             true => {
-                let (length, most) = (yaml.len(), self.max_payload);
+                let length = yaml.len();
                 let why = format!("its {length} bytes are more than --max-payload, {most}");
                 Err(Failure::at(path, why))
             }
@@ -419,7 +430,8 @@ impl Running<'_> {
             return Err(Failure::new("config: only a restart removes the configuration"));
         }
         let configuration_file = args.watched();
-        let configuration = args.configuration()?;
+        // A reload does not change --max-payload.
+        let configuration = args.configuration(self.args.max_payload)?;
         let rules = new.as_ref().map(Args::rules).transpose()?;
         let filter = args.filter()?;
         let is_unknown = |kind: &FrameKind| kind.is_application() && !self.operands.contains(*kind);

@@ -29,10 +29,12 @@ fn user() -> User {
         ("scheduler", "scheduler"),
         ("agent", "agent"),
         ("controller", "controller"),
-        ("cnci", "cnciagent"),
     ] {
         user.done(&["cert", "issue", "--dir", "certs", "--role", role, "--name", name]);
     }
+    user.done(&words(
+        "cert issue --dir certs --role cnciagent --name cnci --bound",
+    ));
     user
 }
 
@@ -111,7 +113,7 @@ fn every_error_of_a_file_is_reported_with_line_and_column() {
         "8:7: json: the value must be true or false",
         "10:1: forward is given twice: line 9 sets it already",
         "11:1: handshake-timeout: one value is expected, not a list",
-        "13:1: cert: certs/agent.pem: the role is agent, it must be server",
+        "13:1: cert: certs/agent.pem: the role is agent, it must be server or scheduler",
         "14:1: unknown key until-stdin-ends",
         "15:1: unknown key config-file",
         "16:1: uuid: a value is missing; leave the key out for the default",
@@ -160,6 +162,120 @@ fn every_error_of_a_file_is_reported_with_line_and_column() {
     assert!(error.starts_with("ssntp: nowhere.yaml: No such file"), "{error}");
     // --help is answered even if the file is missing.
     user.done(&["server", "--config-file", "nowhere.yaml", "--help"]);
+}
+
+/// Each of these files was valid for clap, and the daemon did not start, or started although the check
+/// found a fault.
+#[test]
+fn a_check_finds_the_faults_with_which_the_daemon_does_not_start() {
+    let user = user();
+    user.done(&["cert", "issue", "--dir", "certs", "--role", "cnciagent"]);
+    let cnci = "connect: localhost:1\nca: certs/ca.pem\ntenant: 00000000-0000-4000-8000-000000000000\n\
+                ip: 192.0.2.1\n";
+    let server = "listen: ['127.0.0.1:0']\nca: certs/ca.pem\ncert: certs/server.pem\n";
+    let everywhere =
+        "listen: [':0']\nca: certs/ca.pem\ncert: certs/scheduler.pem\njoin: etcd://localhost:1\n";
+    let controller = "connect: localhost:1\nca: certs/ca.pem\ncert: certs/controller.pem\nstore: store\n";
+    for (daemon, text, problems) in [
+        (
+            "cnci",
+            format!("{cnci}cert: certs/cnciagent.pem\n"),
+            &["file: uuid: it is needed"][..],
+        ),
+        (
+            "scheduler",
+            everywhere.into(),
+            &["file: advertise: --advertise is needed: "],
+        ),
+        (
+            "server",
+            everywhere.into(),
+            &["file: advertise: --advertise is needed: "],
+        ),
+        (
+            "server",
+            format!("{server}admin: '127.0.0.1:0'\nadmin-ca: none.pem\n"),
+            &["file:5:1: admin-ca: none.pem: "],
+        ),
+        (
+            "server",
+            format!("{server}application: 0x01=x\n"),
+            &["file:4:1: application: --application: "],
+        ),
+        (
+            "server",
+            format!("{server}join: etcd://localhost:1\njoin-ca: certs/ca.pem\njoin-cert: none.pem\n"),
+            &["file:6:1: join-cert: none.pem: "],
+        ),
+        (
+            "controller",
+            format!("{controller}http: '127.0.0.1:0'\nhttp-ca: none.pem\n"),
+            &["file:6:1: http-ca: none.pem: "],
+        ),
+        ("server", server.replace("server.pem", "scheduler.pem"), &[]),
+    ] {
+        write(&user, "file", &text);
+        let output = user.run(&["config", "check", daemon, "file"]);
+        let found = String::from_utf8(output.stdout).unwrap();
+        match problems {
+            [] => assert_eq!(found, "file: OK\n"),
+            problems => {
+                assert_eq!(found.lines().count(), problems.len(), "{found}");
+                let all = found.lines().zip(problems);
+                all.for_each(|(line, begin)| assert!(line.starts_with(begin), "{line}"));
+                let output = user.run(&[daemon, "--config-file", "file"]);
+                assert_ne!(output.status.code(), Some(0), "{daemon}: {text}");
+            }
+        }
+    }
+    let running = user.start(&["server", "--config-file", "file"]);
+    running.line("listening at ");
+}
+
+#[test]
+fn a_reloaded_configuration_must_fit_into_the_frames_of_the_running_server() {
+    let user = user();
+    let configuration =
+        |length: usize| format!("configure:\n  # {}\n  scheduler: {{}}\n", "x".repeat(length));
+    write(&user, "cluster.yaml", &configuration(10));
+    server_file(&user, "config: cluster.yaml\nmax-payload: 4096\n");
+    let server = user.start(&["server", "--config-file", "server.yaml"]);
+    server.line("listening at ");
+    write(&user, "cluster.yaml", &configuration(5000));
+    // This setting needs a restart.
+    server_file(&user, "config: cluster.yaml\nmax-payload: 100000\n");
+    server.signal(Signal::HUP);
+    let line = server.error_with("cluster.yaml: its ");
+    assert!(line.contains("are more than --max-payload, 4096"), "{line}");
+}
+
+#[test]
+fn an_empty_variable_counts_as_not_set() {
+    let user = user();
+    write(
+        &user,
+        "agent.yaml",
+        "connect: one:1\nca: file.pem\ncert: file.pem\n",
+    );
+    let mut command = user.command(&["config", "show", "agent", "agent.yaml", "--json"]);
+    let names = [
+        "CERT",
+        "KEY",
+        "CRL",
+        "CRL_STRICT",
+        "CONNECT",
+        "CONTEXT",
+        "MTU",
+        "NAME_SERVER",
+        "LOG_FORMAT",
+    ];
+    command.envs(names.map(|name| (format!("SSNTP_{name}"), "")));
+    let output = command.output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), &*errors), (Some(0), ""));
+    let shown = json(&String::from_utf8(output.stdout).unwrap());
+    assert_eq!(shown["cert"]["origin"], "file:3:1");
+    assert!(shown.get("crl").is_none(), "{shown}");
 }
 
 #[test]
