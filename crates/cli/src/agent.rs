@@ -21,7 +21,7 @@ use crate::daemon::{Daemon, Next, Presence, on};
 use crate::failure::Failure;
 use crate::networks::NetworkArgs;
 use crate::seconds::Seconds;
-use crate::service_manager::VARIABLES;
+use crate::service_manager;
 use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::POLL;
 
@@ -310,10 +310,7 @@ impl AfterEvacuation {
             .arg(next.as_str())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // With these variables the program could notify the service manager in the agent's name.
-        for name in VARIABLES {
-            command.env_remove(name);
-        }
+        service_manager::hide_from(&mut command);
         // In a process group of its own, so that a signal to the agent's group does not end it.
         match command.process_group(0).spawn() {
             Ok(child) => self.running = Some(child),

@@ -15,6 +15,7 @@ use std::env;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -35,9 +36,8 @@ const LEAST: Duration = Duration::from_millis(10);
 /// The longest status, in characters: it is shown in one line of `systemctl status`.
 const STATUS: usize = 256;
 
-/// The variables for the process that a service manager has started. The programs that this
-/// process starts must not receive them.
-pub(crate) const VARIABLES: [&str; 6] = [
+/// The variables for the process that a service manager has started.
+const VARIABLES: [&str; 6] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
     "WATCHDOG_PID",
@@ -45,6 +45,14 @@ pub(crate) const VARIABLES: [&str; 6] = [
     "LISTEN_PID",
     "LISTEN_FDNAMES",
 ];
+
+/// Hides the service manager from a program that this process starts, which could otherwise notify
+/// it in this process's name.
+pub(crate) fn hide_from(program: &mut Command) {
+    for name in VARIABLES {
+        program.env_remove(name);
+    }
+}
 
 /// The service manager that started this process. If there is none, or if it receives no notices,
 /// every method does nothing.

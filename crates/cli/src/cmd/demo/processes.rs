@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::clock::now;
 use crate::failure::Failure;
 use crate::output::{note, printable};
+use crate::service_manager;
 use crate::signals::Stop;
 
 /// The time limit for the first lines of a process.
@@ -108,10 +109,13 @@ impl Processes {
     }
 
     /// Starts this program with these words, for one command.
-    pub(super) fn ctl(&self, words: impl Iterator<Item = String>, traceparent: &str) -> Result<Ctl, Failure> {
+    pub(super) fn ctl(
+        &self,
+        words: impl Iterator<Item = String>,
+        traceparent: Option<&str>,
+    ) -> Result<Ctl, Failure> {
         let mut command = self.command("ctl", program()?, words)?;
-        // Contexts and other settings of the user must not apply to the demo's cluster.
-        command.env_clear().env("TRACEPARENT", traceparent);
+        command.envs(traceparent.map(|value| ("TRACEPARENT", value)));
         Ok(Ctl {
             child: command.spawn().map_err(|e| cannot_start("ctl", &e))?,
             stdout: self.file("ctl", "out"),
@@ -138,6 +142,13 @@ impl Processes {
             .stdin(Stdio::null())
             .stdout(file("out")?)
             .stderr(file("log")?);
+        // The demo's cluster has none of the user's settings.
+        for (name, _) in std::env::vars_os() {
+            if name.as_encoded_bytes().starts_with(b"SSNTP_") {
+                command.env_remove(name);
+            }
+        }
+        service_manager::hide_from(&mut command);
         Ok(command)
     }
 

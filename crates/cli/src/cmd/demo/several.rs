@@ -258,7 +258,7 @@ impl<'a> Several<'a> {
 
     fn run(&mut self, line: &str) -> Result<String, Failure> {
         let words = line.split_whitespace().map(str::to_owned);
-        let mut run = self.processes.ctl(words, "")?;
+        let mut run = self.processes.ctl(words, None)?;
         let (code, stdout, stderr) = self.until("the command ends", |_| Ok(run.ended()))?;
         match code {
             Some(0) => Ok(stdout),

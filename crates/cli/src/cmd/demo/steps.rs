@@ -289,7 +289,8 @@ impl<'a> Demo<'a> {
     fn start_ctl(&self, words: &[&str]) -> Result<Ctl, Failure> {
         let flags = format!("ctl --connect {} --ca ca.pem --cert {CTL_CERT}", self.address);
         let flags = flags.split(' ').map(String::from);
-        self.processes.ctl(flags.chain(self.words(words)), TRACEPARENT)
+        self.processes
+            .ctl(flags.chain(self.words(words)), Some(TRACEPARENT))
     }
 
     /// The words, with the names in braces replaced by the present values.

@@ -16,6 +16,10 @@ use crate::cluster::processes::{Done, LIMIT, Process, end_of, processes_inside, 
 fn demo(place: &TempDir, words: &[&str]) -> Process {
     let mut command = ssntp(place.path(), &[&["demo"], words].concat());
     command.env("TMPDIR", temporary(place));
+    // Settings of the user for other servers do not apply to the demo's.
+    for name in ["SSNTP_CONTEXT", "SSNTP_CRL", "SSNTP_KEY", "SSNTP_NAME_SERVER"] {
+        command.env(name, "nowhere");
+    }
     Process::of(command, place.path(), "demo")
 }
 
