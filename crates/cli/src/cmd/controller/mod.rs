@@ -20,7 +20,7 @@ use ssntp_controller::{Config, Daemon as Controller, Limits};
 
 use self::http::HttpArgs;
 use crate::admin::{self, AdminArgs};
-use crate::connection::{Connection, Renewal};
+use crate::connection::{Connection, Renewal, closed};
 use crate::daemon::{Daemon, Presence, on};
 use crate::failure::Failure;
 use crate::settings::{ConfigFile, Problems, Settings};
@@ -116,7 +116,8 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
     let credentials = read.credentials.clone();
     let api = args.http.start(store, credentials, handle.clone())?;
     let figures = admin::of_client(client.clone());
-    let (uuid, status) = (client.uuid(), move || Some(client.figures()));
+    let (uuid, queried) = (client.uuid(), client.clone());
+    let status = move || Some(queried.figures());
     let mut presence = Presence::of_client("controller", uuid, args.json, &args.admin, figures, status);
     if let Some(api) = &api {
         let urls = api.urls();
@@ -125,8 +126,9 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
             .push((format!("page at {}", urls.join(", ")), json!({ "page": urls })));
     }
     let arms = vec![on(controller.ended().clone(), |_| {
-        Err(Failure::new(
-            "the controller has ended by itself; the log says why",
+        Err(client.ended().map_or_else(
+            || Failure::new("the controller has ended by itself; the log says why"),
+            closed,
         ))
     })];
     let reload = |_: Option<Args>| {

@@ -31,6 +31,7 @@ impl Manager {
             ("scheduler", "scheduler"),
             ("agent", "agent"),
             ("cnci", "cnciagent"),
+            ("controller", "controller"),
         ] {
             manager.done(&format!("cert issue --dir . --role {roles} --name {name}"));
         }
@@ -133,6 +134,10 @@ fn every_daemon_sends_notices_that_it_is_ready_alive_and_stopping() {
             ),
             "not connected",
         ),
+        (
+            format!("controller {client} --cert controller.pem --store store"),
+            "not connected",
+        ),
         ("opflex serve --listen 127.0.0.1:0".to_owned(), "0 clients"),
     ] {
         let daemon = manager.start(&line);
@@ -146,25 +151,28 @@ fn every_daemon_sends_notices_that_it_is_ready_alive_and_stopping() {
     }
 }
 
-/// If the agent ended at once, the service manager would start it again every two seconds, and fill
+/// If the client ended at once, the service manager would start it again every two seconds, and fill
 /// the journal.
 #[test]
-fn a_refused_agent_waits_for_another_certificate_before_it_ends() {
+fn a_refused_client_waits_for_another_certificate_before_it_ends() {
     let manager = Manager::new();
     let at = manager.directory.path();
     let mut server = ssntp(
         at,
         "server --listen unix:socket --ca ca.pem --cert server.pem --crl crl.pem",
     );
-    manager.done("cert revoke --dir . agent");
+    manager.done("cert revoke --dir . agent controller");
     let server = Daemon(server.spawn().unwrap());
-    let mut agent = manager.start("agent --connect unix:socket --ca ca.pem --cert agent.pem");
-    let line = manager.notice(|message| message.contains("STATUS=") && message.contains("revoked"));
-    assert!(line.starts_with("WATCHDOG=1\n"), "{line}");
-    manager.notice(|message| message == "WATCHDOG=1\n");
-    assert_eq!(agent.0.try_wait().unwrap(), None);
-    manager.done("cert issue --dir . --role agent --name agent");
-    assert_eq!(agent.0.wait().unwrap().code(), Some(1));
+    for (role, more) in [("agent", ""), ("controller", "--store store")] {
+        let line = format!("{role} --connect unix:socket --ca ca.pem --cert {role}.pem {more}");
+        let mut client = manager.start(&line);
+        let line = manager.notice(|message| message.contains("STATUS=") && message.contains("revoked"));
+        assert!(line.starts_with("WATCHDOG=1\n"), "{line}");
+        manager.notice(|message| message == "WATCHDOG=1\n");
+        assert_eq!(client.0.try_wait().unwrap(), None);
+        manager.done(&format!("cert issue --dir . --role {role} --name {role}"));
+        assert_eq!(client.0.wait().unwrap().code(), Some(1));
+    }
     drop(server);
 }
 
