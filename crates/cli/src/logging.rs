@@ -32,7 +32,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use env_logger::{Builder, Target};
-use log::{Level, Log, Metadata, Record};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use ssntp::payload::timestamp;
 use ssntp_transport::{cut, printable, printable_json, threads};
 
@@ -136,11 +136,41 @@ impl Logging {
 
 /// Applies another filter from now on; without one, the default level of the program.
 pub(crate) fn select(filter: Option<&str>) {
+    let (valid, wrong) = parts(filter.unwrap_or_default());
+    apply(&valid);
+    if !wrong.is_empty() {
+        let wrong = wrong.join(", ");
+        log::error!("a part of the filter of the log is ignored, because it is not TARGET=LEVEL: {wrong}");
+    }
+}
+
+/// The valid part of a filter, and the other parts. env_logger would print those itself, which fails
+/// or blocks with the standard error, and is no line of the log.
+fn parts(filter: &str) -> (String, Vec<&str>) {
+    let (directives, pattern) = filter.split_once('/').unwrap_or((filter, ""));
+    let is_valid = |directive: &&str| {
+        let level = directive.split_once('=').map_or("", |(_, level)| level.trim());
+        level.is_empty() || level.parse::<LevelFilter>().is_ok()
+    };
+    let directives = directives
+        .split(',')
+        .filter(|directive| !directive.trim().is_empty());
+    let (valid, mut wrong): (Vec<_>, Vec<_>) = directives.partition(is_valid);
+    let mut valid = valid.join(",");
+    match pattern {
+        "" => {}
+        several if several.contains('/') => wrong.push(several),
+        pattern => valid.extend(["/", pattern]),
+    }
+    (valid, wrong)
+}
+
+fn apply(filter: &str) {
     let mut held = LOGGER.0.write().unwrap_or_else(PoisonError::into_inner);
     let Some(current) = held.as_mut() else { return };
     let style = current.style;
     let mut builder = Builder::new();
-    builder.parse_filters(filter.unwrap_or(current.level));
+    builder.parse_filters(if filter.is_empty() { current.level } else { filter });
     builder.format(move |out, record| {
         let message = record.args().to_string();
         let line = style.line(record.level(), record.target(), &message, LINE);
@@ -491,6 +521,20 @@ mod tests {
         let rest: String = written.try_iter().collect();
         let notice = "log lines were dropped: standard error is not read fast enough";
         assert_eq!(rest, format!("ssntp: 4,995 {notice}\nlater\n"));
+    }
+
+    #[test]
+    fn a_part_of_a_filter_that_is_no_directive_does_not_reach_env_logger() {
+        for (filter, valid, wrong) in [
+            ("warn, ssntp::audit=info", "warn, ssntp::audit=info", &[][..]),
+            ("a=b=c,debug", "debug", &["a=b=c"]),
+            ("a=wrn,b=", "b=", &["a=wrn"]),
+            ("info/text", "info/text", &[]),
+            ("info/x/y", "info", &["x/y"]),
+            (" , ", "", &[]),
+        ] {
+            assert_eq!(parts(filter), (valid.to_owned(), wrong.to_vec()), "{filter}");
+        }
     }
 
     #[test]
