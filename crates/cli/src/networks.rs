@@ -7,7 +7,7 @@ use clap::value_parser;
 use ssntp_cluster::network::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
 
 use crate::choice::{Choices, one_of};
-use crate::connection::Connection;
+use crate::connection::{Connection, absolute};
 use crate::failure::Failure;
 use crate::signals::Stop;
 
@@ -103,10 +103,10 @@ impl NetworkArgs {
                 .into();
             config.concentrator_files.retain(|(_, files)| !files.is_empty());
             env.push(("SSNTP_CRL_STRICT", crl.crl_strict.to_string()));
-            env.push(("SSNTP_CONNECT", joined(&reached.connect)));
+            // The concentrator has another working directory than the agent.
+            let connect: Vec<_> = reached.connect.iter().map(absolute).collect();
+            env.push(("SSNTP_CONNECT", connect.join(",")));
         }
-        // An empty variable would be read as a list of one empty entry.
-        env.retain(|(_, value)| !value.is_empty());
         config.concentrator_env = env
             .into_iter()
             .map(|(name, value)| (name.into(), value))
@@ -118,4 +118,32 @@ impl NetworkArgs {
 fn joined(all: &[impl ToString]) -> String {
     let all: Vec<_> = all.iter().map(ToString::to_string).collect();
     all.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        connection: Connection,
+        #[command(flatten)]
+        network: NetworkArgs,
+    }
+
+    #[test]
+    fn a_concentrator_gets_the_whole_name_of_a_socket_that_is_relative_to_its_agent() {
+        let words = "agent --connect unix:a.sock,b:1 --ca ca --cert cert --network tenants --concentrator-certs certs";
+        let line = Line::try_parse_from(words.split(' ')).unwrap();
+        let stop = Stop::install().unwrap();
+        let config = line.network.config(&line.connection, &stop).unwrap().unwrap();
+        let env = config.concentrator_env.iter();
+        let connect = env.clone().find(|(name, _)| name == "SSNTP_CONNECT");
+        let here = std::env::current_dir().unwrap();
+        let expected = format!("unix:{}/a.sock,b:1", here.display());
+        assert_eq!(connect.unwrap().1, expected.as_str());
+    }
 }
