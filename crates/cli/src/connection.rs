@@ -452,7 +452,9 @@ impl Complaint {
 /// The trace in the environment variable TRACEPARENT. An invalid value is noted for the user and
 /// otherwise ignored.
 pub(crate) fn traceparent() -> Option<TraceParent> {
-    let value = std::env::var("TRACEPARENT").ok()?;
+    let value = std::env::var("TRACEPARENT")
+        .ok()
+        .filter(|value| !value.is_empty())?;
     let parsed = value.parse();
     if let Err(why) = &parsed {
         note(format_args!("ssntp: TRACEPARENT is ignored: {why}"));
