@@ -13,9 +13,6 @@
 //!     crl: crl.pem                        # or a list; optional
 //!     server_name: scheduler              # the name in the server's certificate
 //! ```
-//!
-//! A file of the older form, `ctl.yaml` beside it, has the content of one context. It is the
-//! context `ctl` if no other context has that name, and the current context if none is chosen.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
@@ -29,9 +26,6 @@ use ssntp::transport::Address;
 
 use crate::failure::Failure;
 use crate::input;
-
-/// The name of the context in a file of the older form.
-pub(crate) const OLD: &str = "ctl";
 
 /// The longest file of contexts, in bytes: some thousand contexts.
 const LONGEST: u64 = 1 << 20;
@@ -75,24 +69,11 @@ impl Context {
 }
 
 impl Contexts {
-    /// Reads the user's file, and the file of the older form. Either may be missing.
+    /// Reads the user's file, which may be missing.
     pub(crate) fn load() -> Result<Self, Failure> {
         // A service may run without HOME. It has no contexts then, and needs none if its flags set
         // every value.
-        let Some(path) = path() else {
-            return Ok(Self::default());
-        };
-        let mut contexts: Self = read(&path)?.unwrap_or_default();
-        let old = path.with_file_name("ctl.yaml");
-        if !contexts.contexts.contains_key(OLD)
-            && let Some(context) = read(&old)?
-        {
-            contexts.contexts.insert(OLD.into(), context);
-            if contexts.current.is_empty() {
-                contexts.current = OLD.into();
-            }
-        }
-        Ok(contexts)
+        path().map_or_else(|| Ok(Self::default()), |path| read(&path))
     }
 
     /// The context with this name, or the current context; `None` if there is no current context.
@@ -117,13 +98,6 @@ impl Contexts {
         Ok(Some(context))
     }
 
-    /// True if there is no current context, so that the next one that is added becomes current.
-    pub(crate) fn has_no_current(&self) -> bool {
-        // The file of the older form is the current context. A new context replaces it only at the
-        // user's request.
-        self.current.is_empty() && old_file().is_none()
-    }
-
     pub(crate) fn unknown(&self, name: &str) -> Failure {
         let names: Vec<_> = self.contexts.keys().map(String::as_str).collect();
         Failure::usage(match names.as_slice() {
@@ -132,8 +106,8 @@ impl Contexts {
         })
     }
 
-    /// Changes the user's file, without the context of the older form. The new file replaces the
-    /// old one as a whole. A second program that changes it blocks until the first is done.
+    /// Changes the user's file. The new file replaces the old one as a whole. A second program that
+    /// changes it blocks until the first is done.
     pub(crate) fn change(change: impl FnOnce(&mut Self) -> Result<(), Failure>) -> Result<(), Failure> {
         let path = path().ok_or_else(|| {
             Failure::new("contexts cannot be kept: neither HOME nor XDG_CONFIG_HOME is set")
@@ -142,8 +116,7 @@ impl Contexts {
         // The lock is held until the file is replaced, because a change by another program
         // meanwhile would be lost.
         let _lock = lock(directory)?;
-        // `load` would add the context of the older form, which would be written into the new file.
-        let mut contexts: Self = read(&path)?.unwrap_or_default();
+        let mut contexts = read(&path)?;
         change(&mut contexts)?;
         let text = yaml::encode(&contexts).map_err(|e| Failure::at(&path, e))?;
         ssntp_transport::replace(&path, &text).map_err(|e| Failure::at(&path, e))
@@ -178,26 +151,17 @@ pub(crate) fn user_directory(name: &str, below_home: &str) -> Option<PathBuf> {
     Some(base.join("ssntp"))
 }
 
-/// The file of the older form, if it exists.
-pub(crate) fn old_file() -> Option<PathBuf> {
-    Some(path()?.with_file_name("ctl.yaml")).filter(|old| old.exists())
-}
-
 /// The file of the user's contexts; `None` if no variable names a directory.
 fn path() -> Option<PathBuf> {
     Some(user_directory("XDG_CONFIG_HOME", ".config")?.join("contexts.yaml"))
 }
 
-fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
-    let shown = path.display();
+fn read(path: &Path) -> Result<Contexts, Failure> {
     // A missing file is normal. It is recognized here, because the error of `input::file` is only
     // text.
     if fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
-        return Ok(None);
+        return Ok(Contexts::default());
     }
-    let bytes = input::file(path, LONGEST)?;
-    let decoded = yaml::decode(&bytes);
-    decoded
-        .map(Some)
-        .map_err(|e| Failure::usage(format!("{shown}: {e}")))
+    let decoded = yaml::decode(&input::file(path, LONGEST)?);
+    decoded.map_err(|e| Failure::usage(format!("{}: {e}", path.display())))
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::table::{self, Columns};
 use crate::connection::ServerArgs;
-use crate::context::{self, Context, Contexts};
+use crate::context::{Context, Contexts};
 use crate::failure::Failure;
 use crate::output::print_line;
 
@@ -53,10 +53,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args {
         Args::Add(add) => self::add(&add),
         Args::Use { name } => Contexts::change(|contexts| {
-            // `load` also has the context of the older file, which `contexts` has not.
-            let all = Contexts::load()?;
-            if !all.contexts.contains_key(&name) {
-                return Err(all.unknown(&name));
+            if !contexts.contexts.contains_key(&name) {
+                return Err(contexts.unknown(&name));
             }
             contexts.current = name;
             Ok(())
@@ -77,7 +75,7 @@ fn add(args: &Add) -> Result<(), Failure> {
     // The files are read now, so that a mistake is reported here and not by a later command.
     let context = args.server.to_context()?;
     Contexts::change(|contexts| {
-        if contexts.has_no_current() || args.is_current {
+        if contexts.current.is_empty() || args.is_current {
             contexts.current.clone_from(&args.name);
         }
         contexts.contexts.insert(args.name.clone(), context);
@@ -95,7 +93,7 @@ fn list(as_json: bool) -> Result<(), Failure> {
     let value = |(name, context): &(String, Context)| {
         json!({
             "name": name, "current": *name == contexts.current, "connect": context.connect,
-            "ca": context.ca, "cert": context.cert, "crl": context.crl,
+            "ca": context.ca, "cert": context.cert, "key": context.key, "crl": context.crl,
             "server_name": context.server_name,
         })
     };
@@ -122,13 +120,9 @@ fn remove(name: &str) -> Result<(), Failure> {
         if contexts.current == name {
             contexts.current.clear();
         }
-        match (contexts.contexts.remove(name), context::old_file()) {
-            (Some(_), _) => Ok(()),
-            (None, Some(old)) if name == context::OLD => Err(Failure::new(format!(
-                "the context {name} comes from the file {}: delete that file",
-                old.display()
-            ))),
-            (None, _) => Err(contexts.unknown(name)),
+        match contexts.contexts.remove(name) {
+            Some(_) => Ok(()),
+            None => Err(contexts.unknown(name)),
         }
     })
 }

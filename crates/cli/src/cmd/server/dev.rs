@@ -47,13 +47,10 @@ impl Dev {
         // The user may have made the directory by hand, with another mode.
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))
             .map_err(|e| Failure::at(&directory, e))?;
-        let is_new = match certificates(&directory) {
-            Some(_) => false,
-            None => {
-                make(&directory)?;
-                true
-            }
-        };
+        let is_new = !has_certificates(&directory);
+        if is_new {
+            make(&directory)?;
+        }
         Ok(Self {
             identity: Identity::load(directory.join("server.pem"))?,
             trust: Trust::load(directory.join("ca.pem"))?,
@@ -84,7 +81,7 @@ impl Dev {
         };
         let mut is_current = false;
         Contexts::change(|contexts| {
-            if contexts.has_no_current() {
+            if contexts.current.is_empty() {
                 contexts.current = CONTEXT.into();
             }
             is_current = contexts.current == CONTEXT;
@@ -106,35 +103,33 @@ pub(super) fn check_local(address: &Address) -> Result<(), Failure> {
     }
 }
 
-/// Returns `Some` if all files exist, and both certificates are valid and have the roles that
-/// they need.
-fn certificates(directory: &Path) -> Option<()> {
-    let trust = Trust::load(directory.join("ca.pem")).ok()?;
-    for (name, roles) in [("server.pem", Role::SERVER), ("client.pem", CLIENT)] {
-        let identity = Identity::load(directory.join(name)).ok()?;
-        let info = trust.verify(identity.chain()).ok()?;
-        if info.roles != roles {
-            return None;
-        }
-    }
-    Some(())
+/// The certificates, and their roles.
+const CERTIFICATES: [(&str, Role); 2] = [("server.pem", Role::SERVER), ("client.pem", CLIENT)];
+
+/// True if all files exist, and both certificates are valid and have the roles that they need.
+fn has_certificates(directory: &Path) -> bool {
+    let Ok(trust) = Trust::load(directory.join("ca.pem")) else {
+        return false;
+    };
+    CERTIFICATES.into_iter().all(|(name, roles)| {
+        let identity = Identity::load(directory.join(name)).ok();
+        let info = identity.and_then(|identity| trust.verify(identity.chain()).ok());
+        info.is_some_and(|info| info.roles == roles)
+    })
 }
 
 /// Makes the files. An authority that is still valid is used again, so that other certificates
 /// that a user has issued with it stay valid.
 fn make(directory: &Path) -> Result<(), Failure> {
     let issue = |authority: &Authority| {
-        for (name, roles) in [("server.pem", Role::SERVER), ("client.pem", CLIENT)] {
+        for (name, roles) in CERTIFICATES {
             let request = CertificateRequest::new(roles);
             authority.issue(&request)?.save(directory.join(name))?;
         }
         Ok::<_, Failure>(())
     };
-    let is_done = match Authority::load(directory) {
-        Ok(authority) => issue(&authority).is_ok() && certificates(directory).is_some(),
-        Err(_) => false,
-    };
-    if !is_done {
+    let is_usable = |authority: &Authority| issue(authority).is_ok() && has_certificates(directory);
+    if !Authority::load(directory).is_ok_and(|authority| is_usable(&authority)) {
         let request = AuthorityRequest::default().name("ssntp dev".to_owned());
         let authority = Authority::new(&request)?;
         authority.save(directory, true)?;

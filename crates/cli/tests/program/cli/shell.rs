@@ -253,16 +253,6 @@ fn a_command_takes_missing_flags_from_its_context() {
         .env("SSNTP_CA", ca)
         .env("SSNTP_CERT", cert);
     assert_eq!(send.output().unwrap().status.code(), Some(0));
-    // The former settings file of `ctl` is read as well.
-    let directory = user.path(".config/ssntp");
-    fs::write(
-        directory.join("ctl.yaml"),
-        format!("connect: {at}\nca: {ca}\ncert: {cert}\n"),
-    )
-    .unwrap();
-    user.done(&["send", "STATS"]);
-    assert_eq!(list(&user)[0]["name"], "ctl");
-    assert!(user.fails(&["context", "remove", "ctl"], 1).contains("ctl.yaml"));
     assert!(
         user.fails(&["context", "add", "a b", "--ca", ca, "--cert", cert], 2)
             .contains("cannot be a context's name: it needs 1 to 64")

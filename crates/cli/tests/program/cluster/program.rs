@@ -36,8 +36,10 @@ fn the_scheduler_is_found_by_flags_environment_or_file() {
     for (name, connect) in [(".config", address.to_owned()), ("xdg", format!("[{address:?}]"))] {
         let config = cluster.path(name).join("ssntp");
         fs::create_dir_all(&config).unwrap();
-        let text = format!("connect: {connect}\nca: ../../ca.pem\ncert: ../../controller.pem\n");
-        fs::write(config.join("ctl.yaml"), text).unwrap();
+        let text = format!(
+            "current: a\ncontexts:\n  a: {{connect: {connect}, ca: ../../ca.pem, cert: ../../controller.pem}}\n"
+        );
+        fs::write(config.join("contexts.yaml"), text).unwrap();
         let mut command = ssntp(&directory, &nodes);
         if name == "xdg" {
             command.env("XDG_CONFIG_HOME", cluster.path(name));
@@ -49,11 +51,12 @@ fn the_scheduler_is_found_by_flags_environment_or_file() {
         command.env("SSNTP_CA", "controller.pem");
         assert_eq!(Done::of(command).code, Some(1), "the file is not an authority");
     }
-    fs::write(cluster.path(".config/ssntp/ctl.yaml"), "conect: x\n").unwrap();
+    let file = cluster.path(".config/ssntp/contexts.yaml");
+    fs::write(file, "contexts: {a: {conect: x}}\n").unwrap();
     let typo = run(&nodes);
     assert_eq!(typo.code, Some(2));
     assert!(
-        typo.stderr.contains("ctl.yaml") && typo.stderr.contains("conect"),
+        typo.stderr.contains("contexts.yaml") && typo.stderr.contains("conect"),
         "{}",
         typo.stderr
     );
