@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::{ValueEnum, value_parser};
 use log::warn;
 use ssntp::Role;
-use ssntp::client::{ClientConfig, ClientError, UuidSource};
+use ssntp::client::{ClientConfig, UuidSource};
 use ssntp::payload::NextState;
 use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver};
 use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
@@ -245,19 +245,12 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             after.borrow_mut().check();
             Ok(Next::Continue)
         }),
-        on(agent.ended().clone(), |why| {
-            Err(closed(why.unwrap_or(ClientError::Closed)))
-        }),
-        on(toggle, |signal| match signal {
-            Some(()) => {
-                if !agent.toggle_offline() {
-                    warn!("OFFLINE is not changed: too many requests wait, or the agent has ended");
-                }
-                Ok(Next::Continue)
+        on(agent.ended().clone(), |why| Err(closed(why))),
+        on(toggle, |signal| {
+            if signal.is_some() && !agent.toggle_offline() {
+                warn!("OFFLINE is not changed: too many requests wait, or the agent has ended");
             }
-            // The thread that receives the signals has ended, so no signal could end the daemon
-            // any more.
-            None => Ok(Next::End),
+            Ok(Next::Continue)
         }),
     ];
     // The node's policy and its other settings need a restart.

@@ -157,19 +157,15 @@ const COMMON_SWITCH: &str = "--json";
 
 /// Moves the common flags from before the subcommand to behind it and its own subcommands.
 fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
-    let is = |word: &OsString, flag: &str| word == flag;
-    let with_value = |word: &OsString| {
-        let text = word.to_string_lossy();
-        COMMON
-            .iter()
-            .any(|flag| text.strip_prefix(flag).is_some_and(|rest| rest.starts_with('=')))
-    };
     let mut subcommand = 1;
     while let Some(word) = words.get(subcommand) {
-        subcommand += match word {
-            word if COMMON.iter().any(|flag| is(word, flag)) => 2,
-            word if is(word, COMMON_SWITCH) || with_value(word) => 1,
-            _ => break,
+        let word = word.to_string_lossy();
+        let flag = word.split('=').next().unwrap_or_default();
+        subcommand += match COMMON.contains(&flag) {
+            true if word == flag => 2,
+            true => 1,
+            false if word == COMMON_SWITCH => 1,
+            false => break,
         };
     }
     let named = subcommands(&words[subcommand.min(words.len())..]);
@@ -208,12 +204,9 @@ impl Command {
     /// The level of the log without --log and RUST_LOG. A daemon logs its warnings for its
     /// operator; any other subcommand prints only the line with its error.
     pub(crate) fn log_level(&self) -> &'static str {
-        match self {
-            Self::Agent(_) => "warn",
-            #[cfg(feature = "full")]
-            Self::Full(command) if command.is_daemon() => "warn",
-            #[cfg(feature = "full")]
-            Self::Full(_) => "error",
+        match matches!(self, Self::Agent(_)) || self.serves_many() {
+            true => "warn",
+            false => "error",
         }
     }
 

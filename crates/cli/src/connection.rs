@@ -304,18 +304,17 @@ impl Connection {
     /// As [`config`](Self::config), for a program that works in `roles` only. It advertises the
     /// roles among them that its certificate holds.
     pub(crate) fn config_as(&self, roles: Role, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
-        // If --role is given, the closure below is not called and `held` stays empty. Then the roles
-        // of --role are compared with `roles`.
-        let mut held = Role::NONE;
-        let (config, renewal) = self.config_choosing(stop, |of_certificate| {
-            held = of_certificate;
-            held & roles
+        let reached = self.server.reach(stop)?;
+        let cert = reached.files.cert.clone();
+        let (config, renewal) = reached.config(|identity| {
+            let named = self.role.unwrap_or(identity.roles());
+            let advertised = self.role.unwrap_or(named & roles);
+            match !advertised.is_empty() && roles.contains(advertised) {
+                true => Ok(advertised),
+                false => Err(wrong_role(&cert, named, roles)),
+            }
         })?;
-        let advertised = self.role.unwrap_or(held & roles);
-        match !advertised.is_empty() && roles.contains(advertised) {
-            true => Ok((config, renewal)),
-            false => Err(wrong_role(&renewal.files.cert, self.role.unwrap_or(held), roles)),
-        }
+        Ok((config.given(self.uuid, ClientConfig::uuid), renewal))
     }
 
     /// True if the command line sets the UUID.
@@ -372,9 +371,9 @@ impl<'a> Watch<'a> {
     pub(crate) fn wait(&mut self, limit: Option<Duration>) -> Result<Waited, Failure> {
         let client = self.client;
         let event = |event| match event {
-            Some(ClientEvent::Closed(why)) => Err(closed(why)),
+            Some(ClientEvent::Closed(why)) => Err(closed(Some(why))),
             Some(event) => Ok(Waited::Event(event)),
-            None => Err(closed(client.handle().ended().unwrap_or(ClientError::Closed))),
+            None => Err(ended(&client.handle())),
         };
         // Signals and files are checked before the events, because the next step returns at once
         // while frames wait. A server that sends without a pause would hide signals and files.
@@ -478,7 +477,13 @@ fn reasons(failures: &[DialError]) -> String {
 }
 
 /// The failure of a program whose client has ended.
-pub(crate) fn closed(why: ClientError) -> Failure {
+pub(crate) fn ended(client: &ClientHandle) -> Failure {
+    closed(client.ended())
+}
+
+/// The failure of a program whose client has ended for this reason, if there is one.
+pub(crate) fn closed(why: Option<ClientError>) -> Failure {
+    let why = why.unwrap_or(ClientError::Closed);
     match &why {
         ClientError::Aborted { .. } | ClientError::NoServerLeft(_) => Failure::Refused(why.to_string()),
         _ => Failure::new(why),

@@ -55,12 +55,8 @@ pub(crate) struct CredentialFiles {
 impl CredentialFiles {
     /// Reads all files.
     pub(crate) fn load(&self) -> Result<(Identity, Trust), Failure> {
-        Ok((self.identity()?, self.crl.trust(&self.ca)?))
-    }
-
-    /// Reads the certificate and its key.
-    pub(crate) fn identity(&self) -> Result<Identity, Failure> {
-        Ok(identity(&self.cert, self.key.as_deref())?)
+        let identity = identity(&self.cert, self.key.as_deref())?;
+        Ok((identity, self.crl.trust(&self.ca)?))
     }
 
     /// Reads all files, and notes their state to watch them.
@@ -217,7 +213,11 @@ impl Lifetime {
 
     /// The days until the end; negative after it.
     pub(crate) fn days_left(&self, now: SystemTime) -> f64 {
-        days_left(self.end, now)
+        let days = |left: Duration| left.as_secs_f64() / DAY.as_secs_f64();
+        match self.end.duration_since(now) {
+            Ok(left) => days(left),
+            Err(over) => -days(over.duration()),
+        }
     }
 
     /// True if there is a warning this number of days before the end. A list that is replaced every
@@ -231,15 +231,6 @@ impl Lifetime {
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
-
-/// The days until the end; negative after it.
-pub(crate) fn days_left(end: SystemTime, now: SystemTime) -> f64 {
-    let days = |left: Duration| left.as_secs_f64() / DAY.as_secs_f64();
-    match end.duration_since(now) {
-        Ok(left) => days(left),
-        Err(over) => -days(over.duration()),
-    }
-}
 
 /// The days before the end at which a warning is logged: a month, in which a renewal can be planned,
 /// a week, a day, and the end itself.
@@ -336,8 +327,8 @@ mod tests {
 
     #[test]
     fn days_are_negative_after_the_expiry() {
-        let end = SystemTime::UNIX_EPOCH + DAY * 10;
-        assert_eq!(days_left(end, SystemTime::UNIX_EPOCH), 10.0);
-        assert_eq!(days_left(end, end + DAY / 2), -0.5);
+        let lifetime = lifetime(CERTIFICATE, 10);
+        assert_eq!(lifetime.days_left(SystemTime::UNIX_EPOCH), 10.0);
+        assert_eq!(lifetime.days_left(lifetime.end + DAY / 2), -0.5);
     }
 }

@@ -50,11 +50,6 @@ impl Failure {
         Self::new(format!("cannot start a thread: {error}"))
     }
 
-    /// Ends the program with this exit code and prints nothing.
-    pub(crate) fn silent(code: u8) -> Self {
-        Self::Silent(code)
-    }
-
     /// This failure, printed as JSON if `json` is set.
     pub(crate) fn in_json(self, json: bool) -> Self {
         match json {
@@ -163,6 +158,6 @@ mod tests {
             line.starts_with(r#"{"error":"a\nb"#) && line.ends_with(r#""exit_code":1}"#),
             "{line}"
         );
-        assert_eq!(Failure::silent(3).line(), None);
+        assert_eq!(Failure::Silent(3).line(), None);
     }
 }

@@ -39,8 +39,8 @@ pub(crate) struct JoinArgs {
     #[arg(long, value_name = "FILE", requires = "join")]
     join_user_file: Option<PathBuf>,
     /// The name of the cluster: one etcd may serve several [default: default]
-    #[arg(long, value_name = "NAME", requires = "join")]
-    cluster: Option<ClusterName>,
+    #[arg(long, value_name = "NAME", requires = "join", value_parser = cluster_name)]
+    cluster: Option<String>,
 }
 
 /// Reads [`Endpoints`]. An error of clap repeats the value, so a value with a password is refused
@@ -61,19 +61,12 @@ impl TypedValueParser for EndpointsParser {
     }
 }
 
-/// A name that fits into a key of the engine.
-#[derive(Clone, Debug)]
-struct ClusterName(String);
-
-impl FromStr for ClusterName {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let is_of_a_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-        match (1..=64).contains(&text.len()) && text.bytes().all(is_of_a_name) {
-            true => Ok(Self(text.to_owned())),
-            false => Err("expected 1 to 64 letters, digits, dashes, underscores and dots"),
-        }
+/// Reads a name that fits into a key of the engine.
+fn cluster_name(text: &str) -> Result<String, &'static str> {
+    let is_of_a_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    match (1..=64).contains(&text.len()) && text.bytes().all(is_of_a_name) {
+        true => Ok(text.to_owned()),
+        false => Err("expected 1 to 64 letters, digits, dashes, underscores and dots"),
     }
 }
 
@@ -88,7 +81,7 @@ impl JoinArgs {
         let Some(endpoints) = self.join.clone() else {
             return Ok(None);
         };
-        let cluster = self.cluster.as_ref().map_or("default", |name| &name.0);
+        let cluster = self.cluster.as_deref().unwrap_or("default");
         Ok(Some(Etcd::new(EtcdConfig {
             endpoints,
             tls: self.tls()?,

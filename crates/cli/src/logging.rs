@@ -64,10 +64,7 @@ pub(crate) enum LogFormat {
 
 /// The log of the process. Dropping it writes the last lines, which blocks for at most a second.
 #[derive(Debug)]
-pub(crate) struct Logging {
-    lines: Option<Lines>,
-    thread: Option<JoinHandle<()>>,
-}
+pub(crate) struct Logging(Option<(Lines, JoinHandle<()>)>);
 
 impl Logging {
     /// Starts the log, with the lines that `filter` selects, or without a filter from `level` on.
@@ -82,25 +79,16 @@ impl Logging {
             LogFormat::Text if in_journal => Style::Journal,
             LogFormat::Text => Style::Text,
         };
-        let started = stderr.and_then(|stderr| Lines::start(stderr, LINES, style));
-        let this = match started {
-            Ok((lines, thread)) => {
-                lines.clone().log_panics();
-                Self {
-                    lines: Some(lines),
-                    thread: Some(thread),
-                }
-            }
-            // A log that may block is better than no log.
-            Err(_) => Self {
-                lines: None,
-                thread: None,
-            },
-        };
+        // Without them the log may block, which is better than no log.
+        let started = stderr.and_then(|stderr| Lines::start(stderr, LINES, style)).ok();
+        let this = Self(started);
+        if let Some(lines) = this.lines() {
+            lines.clone().log_panics();
+        }
         let current = Current {
             level,
             style,
-            lines: this.lines.clone(),
+            lines: this.lines().cloned(),
             logger: Builder::new().build(),
         };
         *LOGGER.0.write().unwrap_or_else(PoisonError::into_inner) = Some(current);
@@ -110,17 +98,21 @@ impl Logging {
         this
     }
 
+    fn lines(&self) -> Option<&Lines> {
+        self.0.as_ref().map(|(lines, _)| lines)
+    }
+
     /// A function that logs notes to the user. `None` if people read the standard error; notes are
     /// then written to it directly.
     pub(crate) fn notes(&self) -> Option<impl Fn(&str) + Send + Sync + use<>> {
-        let lines = self.lines.clone().filter(|lines| lines.style != Style::Text)?;
+        let lines = self.lines().filter(|lines| lines.style != Style::Text)?.clone();
         // The target is already the name of the program.
         Some(move |line: &str| lines.log(Level::Info, "ssntp", line.trim_start_matches("ssntp: ")))
     }
 
     /// Ends the log, and prints the failure of the program as the last line.
     pub(crate) fn end_with(self, failure: Failure) -> ExitCode {
-        let lines = self.lines.as_ref().filter(|lines| lines.style != Style::Text);
+        let lines = self.lines().filter(|lines| lines.style != Style::Text);
         match lines.zip(failure.plain()) {
             Some((lines, message)) => {
                 lines.log(Level::Error, "ssntp", message);
@@ -330,8 +322,8 @@ fn quoted(text: &str) -> String {
 impl Drop for Logging {
     fn drop(&mut self) {
         // A thread that is still blocked by the reader ends with the process.
-        if self.lines.take().is_some_and(|lines| lines.end(LAST_LINES))
-            && let Some(thread) = self.thread.take()
+        if let Some((lines, thread)) = self.0.take()
+            && lines.end(LAST_LINES)
         {
             let _ = thread.join();
         }

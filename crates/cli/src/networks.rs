@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::value_parser;
+use clap::{ArgAction, value_parser};
 use ssntp_cluster::network::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
 
 use crate::choice::{Choices, one_of};
@@ -15,8 +15,8 @@ use crate::signals::Stop;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TunnelArgs {
     /// The networks that instances use
-    #[arg(long, value_name = "WHICH", value_parser = one_of(WHICH), default_value = "none")]
-    network: NetworkName,
+    #[arg(long, value_name = "WHICH", value_parser = one_of(WHICH), default_value = "none", action = ArgAction::Set)]
+    network: bool,
     /// The largest packet of an instance, in bytes: 50 less than the underlay's
     // RFC 791: every host must take packets of 576 bytes.
     #[arg(long, value_name = "BYTES", env = "SSNTP_MTU",
@@ -49,22 +49,16 @@ pub(crate) struct NetworkArgs {
     concentrator_certs: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NetworkName {
-    None,
-    Tenants,
-}
-
 #[rustfmt::skip] // A table: one row a word.
-const WHICH: Choices<NetworkName> = &[
-    ("none", "Instances use the network of the host; a concentrator only keeps tables", NetworkName::None),
-    ("tenants", "Each tenant has its own network, carried by tunnels; see docs/networks.md", NetworkName::Tenants),
+const WHICH: Choices<bool> = &[
+    ("none", "Instances use the network of the host; a concentrator only keeps tables", false),
+    ("tenants", "Each tenant has its own network, carried by tunnels; see docs/networks.md", true),
 ];
 
 impl TunnelArgs {
     /// The settings of tunnels; `None` without tenants' networks.
     pub(crate) fn config(&self) -> Option<TunnelConfig> {
-        (self.network == NetworkName::Tenants).then(|| TunnelConfig {
+        self.network.then(|| TunnelConfig {
             mtu: self.mtu,
             port: self.vxlan_port,
             name_servers: self.name_server.clone(),
@@ -84,12 +78,13 @@ impl NetworkArgs {
         };
         // A concentrator runs as an instance and does not have the flags of this agent. It gets copies
         // of the files, and all other values through its environment.
-        let mut env = vec![
-            ("SSNTP_MTU", tunnels.mtu.to_string()),
-            ("SSNTP_VXLAN_PORT", tunnels.port.to_string()),
-            ("SSNTP_NAME_SERVER", joined(&tunnels.name_servers)),
-        ];
+        let name_servers: Vec<_> = tunnels.name_servers.iter().map(IpAddr::to_string).collect();
         let mut config = NetworkConfig {
+            concentrator_env: vec![
+                ("SSNTP_MTU".into(), tunnels.mtu.to_string()),
+                ("SSNTP_VXLAN_PORT".into(), tunnels.port.to_string()),
+                ("SSNTP_NAME_SERVER".into(), name_servers.join(",")),
+            ],
             underlay: self.underlay.clone().unwrap_or_default(),
             tunnels,
             ..NetworkConfig::default()
@@ -102,22 +97,17 @@ impl NetworkArgs {
                 .map(|(name, files)| (name.into(), files))
                 .into();
             config.concentrator_files.retain(|(_, files)| !files.is_empty());
-            env.push(("SSNTP_CRL_STRICT", crl.crl_strict.to_string()));
+            config
+                .concentrator_env
+                .push(("SSNTP_CRL_STRICT".into(), crl.crl_strict.to_string()));
             // The concentrator has another working directory than the agent.
             let connect: Vec<_> = reached.connect.iter().map(absolute).collect();
-            env.push(("SSNTP_CONNECT", connect.join(",")));
+            config
+                .concentrator_env
+                .push(("SSNTP_CONNECT".into(), connect.join(",")));
         }
-        config.concentrator_env = env
-            .into_iter()
-            .map(|(name, value)| (name.into(), value))
-            .collect();
         Ok(Some(config))
     }
-}
-
-fn joined(all: &[impl ToString]) -> String {
-    let all: Vec<_> = all.iter().map(ToString::to_string).collect();
-    all.join(",")
 }
 
 #[cfg(test)]

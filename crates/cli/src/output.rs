@@ -76,8 +76,13 @@ pub(crate) fn print_line(line: impl Display) -> Result<(), Failure> {
 
 /// Prints text unchanged, and flushes it.
 pub(crate) fn print_text(text: &str) -> Result<(), Failure> {
+    print_bytes(text.as_bytes())
+}
+
+/// Prints bytes unchanged, and flushes them.
+pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut output = Output::new();
-    output.text(text)?;
+    output.bytes(bytes)?;
     output.flush()
 }
 

@@ -70,13 +70,9 @@ impl Question {
 
     /// The answer to a question in a frame of kind `of`; `None` if it cannot be encoded.
     pub(crate) fn answer(self, of: FrameKind, receivers: usize) -> Option<Frame> {
-        let label = match self {
-            Self::Receivers(_) => RECEIVED.to_owned(),
-            Self::Sessions(role) => format!("{WHO_IS}{role}"),
-        };
-        let question = match self {
-            Self::Receivers(number) => number,
-            Self::Sessions(_) => None,
+        let (label, question) = match self {
+            Self::Receivers(number) => (RECEIVED.to_owned(), number),
+            Self::Sessions(role) => (format!("{WHO_IS}{role}"), None),
         };
         let answer = Answer {
             label,

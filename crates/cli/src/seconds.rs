@@ -30,33 +30,20 @@ impl From<Seconds> for Duration {
     }
 }
 
-/// A whole number with the unit `s`, `m`, `h` or `d`; seconds without a unit.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Age(Duration);
-
-impl FromStr for Age {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, &'static str> {
-        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        let unit = match text.get(digits.len()..) {
-            Some("" | "s") => Some(1),
-            Some("m") => Some(60),
-            Some("h") => Some(60 * 60),
-            Some("d") => Some(24 * 60 * 60),
-            _ => None,
-        };
-        let seconds = unit.and_then(|unit: u64| unit.checked_mul(digits.parse().ok()?));
-        // A time before the first one of the clock would count as none, and `prune` delete everything.
-        let age = seconds.map(Duration::from_secs).filter(|age| *age <= NEVER);
-        age.map(Self).ok_or("expected a time such as 90s, 30m, 12h or 7d")
-    }
-}
-
-impl From<Age> for Duration {
-    fn from(age: Age) -> Self {
-        age.0
-    }
+/// Reads a time as a whole number with the unit `s`, `m`, `h` or `d`; seconds without a unit.
+pub(crate) fn age(text: &str) -> Result<Duration, &'static str> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text.get(digits.len()..) {
+        Some("" | "s") => Some(1),
+        Some("m") => Some(60),
+        Some("h") => Some(60 * 60),
+        Some("d") => Some(24 * 60 * 60),
+        _ => None,
+    };
+    let seconds = unit.and_then(|unit: u64| unit.checked_mul(digits.parse().ok()?));
+    // A time before the first one of the clock would count as none, and `prune` delete everything.
+    let age = seconds.map(Duration::from_secs).filter(|age| *age <= NEVER);
+    age.ok_or("expected a time such as 90s, 30m, 12h or 7d")
 }
 
 #[cfg(test)]
@@ -65,7 +52,7 @@ mod tests {
 
     #[test]
     fn an_age_has_a_unit_or_is_in_seconds() {
-        let seconds = |text: &str| text.parse::<Age>().map(|age| age.0.as_secs());
+        let seconds = |text: &str| age(text).map(|age| age.as_secs());
         for (text, of) in [
             ("90", 90),
             ("90s", 90),

@@ -17,13 +17,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use log::{debug, warn};
 use rustix::time::{ClockId, clock_gettime};
-use ssntp_transport::threads;
+use ssntp_transport::threads::{self, Joined};
 
 use crate::output::printable;
 
@@ -61,10 +60,10 @@ pub(crate) struct ServiceManager {
     notices: Option<Arc<Notices>>,
     /// The longest time between two WATCHDOG notices.
     watchdog: Option<Duration>,
-    /// The thread that queries the status. Dropping the service manager joins it.
-    pulse: Option<JoinHandle<()>>,
-    /// Dropped to end the thread.
+    /// Dropped to end the thread `pulse`.
     end_of_pulse: Option<Sender<()>>,
+    /// The thread that queries the status. Dropping the service manager joins it.
+    pulse: Joined,
 }
 
 impl ServiceManager {
@@ -84,8 +83,8 @@ impl ServiceManager {
         Self {
             notices,
             watchdog: watchdog(variable, std::process::id()),
-            pulse: None,
             end_of_pulse: None,
+            pulse: Joined::default(),
         }
     }
 
@@ -105,8 +104,8 @@ impl ServiceManager {
         let every = watchdog.map_or(POLL, |period| POLL.min(period / 2).max(LEAST));
         let (end, ended) = bounded(0);
         let pulse = move || notices.pulse(&work, every, watchdog.is_some(), &ended);
-        match threads::spawn("ssntp-pulse", pulse) {
-            Ok(thread) => (self.pulse, self.end_of_pulse) = (Some(thread), Some(end)),
+        match threads::joined("ssntp-pulse", pulse) {
+            Ok(thread) => (self.pulse, self.end_of_pulse) = (thread, Some(end)),
             Err(e) => warn!("cannot start a thread: {e}: the service manager gets no further notices"),
         }
     }
@@ -257,15 +256,6 @@ impl Notices {
     }
 }
 
-impl Drop for ServiceManager {
-    fn drop(&mut self) {
-        self.end_of_pulse.take();
-        if let Some(pulse) = self.pulse.take() {
-            let _ = pulse.join();
-        }
-    }
-}
-
 /// The longest time between two WATCHDOG notices of the process with this id. `None` if the service
 /// manager expects none from this process.
 fn watchdog(variable: impl Fn(&str) -> Option<String>, process: u32) -> Option<Duration> {
@@ -347,8 +337,8 @@ mod tests {
         let manager = ServiceManager {
             notices: Some(Arc::new(notices)),
             watchdog: None,
-            pulse: None,
             end_of_pulse: None,
+            pulse: Joined::default(),
         };
         let notices = manager.notices.as_ref().unwrap();
         notices.status(|status| status.work = "2 sessions".into());

@@ -4,13 +4,12 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
-use ssntp_transport::threads;
+use ssntp_transport::threads::{self, Joined};
 
 use crate::clock::now;
 use crate::failure::Failure;
@@ -30,7 +29,7 @@ pub(crate) struct Stop {
     handle: Handle,
     /// Dropped when the program ends by itself, which ends the thread.
     ending: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Joined,
 }
 
 impl Stop {
@@ -103,13 +102,13 @@ impl Stop {
                 std::process::exit(code.into());
             }
         };
-        let thread = threads::spawn("ssntp-signals", wait).map_err(Failure::thread)?;
+        let _thread = threads::joined("ssntp-signals", wait).map_err(Failure::thread)?;
         let stop = Self {
             stopped,
             signal,
             handle,
             ending: Some(ending),
-            thread: Some(thread),
+            _thread,
         };
         Ok((stop, arrived))
     }
@@ -151,7 +150,7 @@ impl Stop {
 
     /// The failure of a command that a signal has ended.
     pub(crate) fn interrupted(&self) -> Failure {
-        Failure::silent(exit_code(&self.signal))
+        Failure::Silent(exit_code(&self.signal))
     }
 }
 
@@ -163,11 +162,8 @@ fn exit_code(signal: &AtomicU8) -> u8 {
 impl Drop for Stop {
     fn drop(&mut self) {
         // The thread waits for `ending` after a signal, and for the handle before a signal. Both waits
-        // end here, so the join below does not block.
+        // end here, so the thread can be joined.
         self.ending.take();
         self.handle.close();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }

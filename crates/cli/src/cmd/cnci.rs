@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ssntp::Role;
-use ssntp::client::ClientError;
 use ssntp::payload::CnciPeer;
 use ssntp_cluster::cnci::{Cnci, CnciConfig, PublicIp, Routing, Tables, Tunnel};
 use uuid::Uuid;
@@ -115,9 +114,7 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     let figures = admin::of_cnci(&cnci);
     let status = move || Some(client.upgrade()?.figures()?.client);
     let presence = Presence::of_client("cnci", cnci.uuid(), args.json, &args.admin, figures, status);
-    let arms = vec![on(cnci.ended().clone(), |why| {
-        Err(closed(why.unwrap_or(ClientError::Closed)))
-    })];
+    let arms = vec![on(cnci.ended().clone(), |why| Err(closed(why)))];
     let reload = |_: Option<Args>| files.renew(|identity, trust| cnci.renew(identity, trust));
     daemon.run(presence, read, reload, arms)
 }

@@ -8,7 +8,7 @@ use clap::Command;
 use clap_complete::Shell;
 
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::print_bytes;
 
 /// Print a shell's completion script
 ///
@@ -24,9 +24,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, mut whole: Command) -> Result<(), Failure> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut whole, "ssntp", &mut text);
-    let mut output = Output::new();
-    output.bytes(&text)?;
-    output.flush()
+    print_bytes(&text)
 }
 
 /// Write the manual page of each subcommand: `ssntp man DIR`, then `man DIR/ssntp.1`

@@ -188,7 +188,7 @@ fn check(command: &Command, args: &Check) -> Result<(), Failure> {
     }
     match is_right {
         true => Ok(()),
-        false => Err(Failure::silent(1)),
+        false => Err(Failure::Silent(1)),
     }
 }
 

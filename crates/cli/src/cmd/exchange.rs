@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use rustix::process::{Pid, Signal, kill_process_group};
-use ssntp::client::{Client, ClientError, ClientEvent, Request};
+use ssntp::client::{Client, ClientEvent, Request};
 use ssntp::proto::{DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Operands};
 use ssntp_transport::threads;
 use uuid::Uuid;
@@ -17,10 +17,10 @@ use super::demo::pause;
 use super::operands;
 use crate::application::Applications;
 use crate::clock::now;
-use crate::connection::{Connection, Waited, Watch, closed};
+use crate::connection::{Connection, Waited, Watch, ended};
 use crate::failure::Failure;
 use crate::input;
-use crate::output::{Output, note};
+use crate::output::{note, print_bytes};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -104,16 +104,14 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
     loop {
         crossbeam_channel::select! {
             recv(answered) -> reply => {
-                let reply = reply.map_err(|_| closed(ClientError::Closed))??;
+                let reply = reply.map_err(|_| ended(&client.handle()))??;
                 client.close();
-                let mut output = Output::new();
-                output.bytes(reply.payload_bytes())?;
-                return output.flush();
+                return print_bytes(reply.payload_bytes());
             }
             // The events are taken and dropped, because the answer could not get past a channel of
             // events that is full.
             recv(client.events()) -> event => if event.is_err() {
-                return Err(closed(client.handle().ended().unwrap_or(ClientError::Closed)));
+                return Err(ended(&client.handle()));
             },
             recv(stop.channel()) -> _ => return Err(stop.interrupted()),
         }

@@ -7,7 +7,7 @@ use comfy_table::{Row, Table, presets};
 use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::output::{print_json, print_json_lines, print_line, printable};
+use crate::output::{print_json_lines, print_line, printable, printable_json};
 
 /// The columns of a list of `T`: the heading of each, and its text in a row. `X` is what the
 /// texts need in addition to the row.
@@ -48,7 +48,21 @@ pub(crate) fn list<'a, X, T: 'a>(columns: Columns<X, T>, x: &X, rows: impl Itera
     }
 }
 
-/// Prints rows: one array of JSON for a program, a [`list`] for people.
+/// Rows as text: one array of JSON for a program, a [`list`] for people.
+pub(crate) fn text<'a, X, T: 'a>(
+    json: bool,
+    columns: Columns<X, T>,
+    x: &X,
+    rows: impl Iterator<Item = &'a T>,
+    value: impl Fn(&T) -> Value,
+) -> String {
+    match json {
+        true => printable_json(&rows.map(value).collect::<Value>().to_string()),
+        false => list(columns, x, rows),
+    }
+}
+
+/// Prints rows as [`text`].
 pub(crate) fn print<X, T>(
     json: bool,
     columns: Columns<X, T>,
@@ -56,10 +70,7 @@ pub(crate) fn print<X, T>(
     rows: &[T],
     value: impl Fn(&T) -> Value,
 ) -> Result<(), Failure> {
-    match json {
-        true => print_json(rows.iter().map(value).collect::<Value>()),
-        false => print_line(list(columns, x, rows.iter())),
-    }
+    print_line(text(json, columns, x, rows.iter(), value))
 }
 
 /// Prints rows that came as JSON: a line each for a program, a [`list`] for people.

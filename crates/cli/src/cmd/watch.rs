@@ -4,7 +4,7 @@ use serde_json::json;
 use ssntp::Role;
 use ssntp::client::{Client, ClientEvent};
 use ssntp::payload::{InvalidFrameType, Payload, Watch as Question, Watched};
-use ssntp::proto::{Command, Frame, Operands};
+use ssntp::proto::{Command, Frame, FrameKind, Operands};
 use uuid::Uuid;
 
 use super::ctl::sessions::{new_id, refusal_text};
@@ -13,7 +13,7 @@ use super::operands;
 use crate::application::Applications;
 use crate::connection::{Connection, Waited, Watch};
 use crate::failure::Failure;
-use crate::output::{Output, note, printable};
+use crate::output::{note, print_either, printable};
 use crate::signals::Stop;
 
 /// Show which clients of a server send what: sender, operand and length, without payloads
@@ -80,40 +80,27 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn print(watched: &Watched, operands: &Operands, json: bool) -> Result<(), Failure> {
-    let Watched {
-        uuid,
-        roles,
-        frames,
-        bytes,
-        missed,
-        ..
-    } = watched;
-    let kind = watched.kind.parse();
-    let name = kind.map_or_else(
-        |_| watched.kind.clone(),
-        |kind: ssntp::proto::FrameKind| operands.show(kind).to_string(),
-    );
+    #[rustfmt::skip] // One line.
+    let Watched { uuid, roles, frames, bytes, missed, .. } = watched;
+    let name = match watched.kind.parse::<FrameKind>() {
+        Ok(kind) => operands.show(kind).to_string(),
+        Err(_) => watched.kind.clone(),
+    };
     if *missed > 0 {
         note(format_args!("ssntp: {missed} frames are not shown"));
     }
     if *frames == 0 {
-        note(format_args!("watching"));
+        note("watching");
         return Ok(());
     }
-    let mut output = Output::new();
-    match json {
-        true => output.json(json!({
-            "time": time(), "from": { "uuid": uuid, "role": roles }, "operand": name,
-            "frames": frames, "bytes": bytes, "missed": missed,
-        }))?,
-        false => {
-            let many = if *frames == 1 { "frame" } else { "frames" };
-            let line = format!(
-                "{} {uuid} ({roles}) {name}: {frames} {many}, {bytes} bytes",
-                clock()
-            );
-            output.line(printable(&line))?;
-        }
-    }
-    output.flush()
+    let value = json!({
+        "time": time(), "from": { "uuid": uuid, "role": roles }, "operand": name,
+        "frames": frames, "bytes": bytes, "missed": missed,
+    });
+    let many = if *frames == 1 { "frame" } else { "frames" };
+    let line = format!(
+        "{} {uuid} ({roles}) {name}: {frames} {many}, {bytes} bytes",
+        clock()
+    );
+    print_either(json, value, printable(&line))
 }

@@ -159,15 +159,14 @@ struct Daemon<'a> {
 impl<'a> Daemon<'a> {
     /// None for the other subcommands, which have no such file.
     fn of(command: &'a Command, words: &'a [OsString], matches: &ArgMatches) -> Option<Self> {
-        let given = innermost(matches).clone();
+        let (mut names, mut given) = (Vec::new(), matches);
+        while let Some((name, inner)) = given.subcommand() {
+            names.push(name);
+            given = inner;
+        }
         // This fails for a subcommand that has no such flag.
         let file = given.try_get_one::<PathBuf>(CONFIG_FILE).ok()?.cloned();
-        let (mut names, mut at) = (Vec::new(), matches);
-        while let Some((name, inner)) = at.subcommand() {
-            names.push(name);
-            at = inner;
-        }
-        let flags = Flags::of(command, &names)?;
+        let (flags, given) = (Flags::of(command, &names)?, given.clone());
         Some(Self {
             command,
             words,
@@ -262,16 +261,18 @@ impl Settings {
         self.file.clone()
     }
 
+    fn setting(&self, key: &str) -> Option<&Setting> {
+        self.values.iter().find(|setting| setting.key == key)
+    }
+
     /// The value of a key that has one value.
     pub(crate) fn value(&self, key: &str) -> Option<&str> {
-        let setting = self.values.iter().find(|setting| setting.key == key)?;
-        setting.values.first().map(String::as_str)
+        self.setting(key)?.values.first().map(String::as_str)
     }
 
     /// The position of a key in the file.
     pub(crate) fn position(&self, key: &str) -> Option<Position> {
-        let setting = self.values.iter().find(|setting| setting.key == key)?;
-        match setting.origin {
+        match self.setting(key)?.origin {
             Origin::File(at) => Some(at),
             _ => None,
         }
@@ -305,8 +306,8 @@ impl Settings {
     /// The changes that are in force, in words, and the keys whose new values are not.
     fn take_of(&mut self, now: Self, keys: &[&str]) -> (Vec<String>, Vec<String>) {
         let is_taken = |key: &str| key == LOG || keys.contains(&key);
-        let said = |values: &[Setting], key: &str| {
-            let setting = values.iter().find(|setting| setting.key == key);
+        let said = |settings: &Self, key: &str| {
+            let setting = settings.setting(key);
             setting.map_or("not set".to_owned(), |setting| setting.values.join(", "))
         };
         let mut all: Vec<&str> = (self.values.iter().chain(&now.values))
@@ -316,7 +317,7 @@ impl Settings {
         all.dedup();
         let (mut changed, mut waiting) = (Vec::new(), Vec::new());
         for key in all {
-            let (old, new) = (said(&self.values, key), said(&now.values, key));
+            let (old, new) = (said(self, key), said(&now, key));
             if old == new {
                 continue;
             }
@@ -340,7 +341,7 @@ impl Settings {
 
     /// True if a key has its default, or no value at all.
     fn is_default(&self, key: &str) -> bool {
-        let setting = self.values.iter().find(|setting| setting.key == key);
+        let setting = self.setting(key);
         setting.is_none_or(|setting| setting.origin == Origin::Default)
     }
 }

@@ -126,10 +126,10 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
             .push((format!("page at {}", urls.join(", ")), json!({ "page": urls })));
     }
     let arms = vec![on(controller.ended().clone(), |_| {
-        Err(client.ended().map_or_else(
-            || Failure::new("the controller has ended by itself; the log says why"),
-            closed,
-        ))
+        Err(match client.ended() {
+            None => Failure::new("the controller has ended by itself; the log says why"),
+            why => closed(why),
+        })
     })];
     let reload = |_: Option<Args>| {
         // The authority of --http-ca is read first, so that a failure changes nothing.

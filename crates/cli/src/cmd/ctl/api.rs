@@ -1,5 +1,6 @@
 //! A client of the API of a controller daemon, with a new connection for each request.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -50,6 +51,10 @@ impl<'a> Api<'a> {
         Self { args, options, stop }
     }
 
+    fn failed(&self, why: impl Display) -> Failure {
+        Failure::new(format!("--http {}: {why}", self.args.http))
+    }
+
     pub(super) fn get(&self, path: &str) -> Result<Value, Failure> {
         self.ask("GET", path, None)
     }
@@ -58,7 +63,7 @@ impl<'a> Api<'a> {
     /// connection and again for the answer, or until a signal.
     pub(super) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let address = &self.args.http;
-        let failed = |e: std::io::Error| Failure::new(format!("--http {address}: {e}"));
+        let failed = |e| self.failed(e);
         let mut halves = self.connect()?;
         let body = body.map(Value::to_string).unwrap_or_default();
         let token = self.token()?;
@@ -79,20 +84,18 @@ impl<'a> Api<'a> {
         let (code, body) = self.receive(&mut halves)?;
         let value = serde_json::from_slice(&body);
         match code {
-            200..300 => value.map_err(|e| {
-                Failure::new(format!(
-                    "--http {address}: this is not the answer of a controller: {e}"
-                ))
-            }),
+            200..300 => {
+                value.map_err(|e| self.failed(format_args!("this is not the answer of a controller: {e}")))
+            }
             _ => Err(refused(code, &value.unwrap_or_default(), &body)),
         }
     }
 
     fn connect(&self) -> Result<Halves, Failure> {
         let address = &self.args.http;
-        let failed = |e: &dyn std::fmt::Display| {
-            Failure::new(format!(
-                "--http {address}: {e}; is a controller there (`ssntp controller --http`)?"
+        let failed = |e: &dyn Display| {
+            self.failed(format_args!(
+                "{e}; is a controller there (`ssntp controller --http`)?"
             ))
         };
         let target = Target::Address(address.clone());
@@ -121,7 +124,6 @@ impl<'a> Api<'a> {
 
     /// The code of the answer, and its body.
     fn receive(&self, halves: &mut Halves) -> Result<(u16, Vec<u8>), Failure> {
-        let failed = |e: &dyn std::fmt::Display| Failure::new(format!("--http {}: {e}", self.args.http));
         let deadline = now() + LIMIT;
         loop {
             if self.stop.requested() {
@@ -129,20 +131,20 @@ impl<'a> Api<'a> {
             }
             if now() >= deadline {
                 let seconds = LIMIT.as_secs();
-                return Err(failed(&format_args!("the answer has not arrived in {seconds} s")));
+                return Err(self.failed(format_args!("the answer has not arrived in {seconds} s")));
             }
             let end = match halves.receive_until(now() + POLL) {
                 Ok(received) => received.end,
                 Err(e) if is_timeout(&e) => false,
-                Err(e) => return Err(failed(&e)),
+                Err(e) => return Err(self.failed(e)),
             };
             let received = halves.inbox.bytes_mut();
             if received.len() > LONGEST {
-                return Err(failed(&format_args!("the answer is longer than {LONGEST} bytes")));
+                return Err(self.failed(format_args!("the answer is longer than {LONGEST} bytes")));
             }
-            match parse(received).map_err(|why| failed(&why))? {
+            match parse(received).map_err(|why| self.failed(why))? {
                 Some((code, body)) => return Ok((code, body.to_vec())),
-                None if end => return Err(failed(&"the answer ends too early")),
+                None if end => return Err(self.failed("the answer ends too early")),
                 None => {}
             }
         }

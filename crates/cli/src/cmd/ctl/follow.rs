@@ -3,13 +3,12 @@
 
 use std::time::Duration;
 
-use ssntp::client::ClientError;
 use ssntp_cluster::controller::{Change, Controller};
 
 use super::json;
 use super::options::Options;
 use crate::clock::wall_clock;
-use crate::connection::{self, Complaint};
+use crate::connection::{self, Complaint, ended};
 use crate::failure::Failure;
 use crate::output::{Output, printable, printable_json, reader_is_gone};
 use crate::signals::Stop;
@@ -31,7 +30,7 @@ pub(super) fn follow(
 ) -> Result<(), Failure> {
     let (config, mut renewal) = options.lasting_config(stop)?;
     let (controller, arriving) = Controller::start_subscribed(config)?;
-    let ended = || Failure::new(controller.client().ended().unwrap_or(ClientError::Closed));
+    let ended = || ended(&controller.client());
     let (pace, checks) = (crossbeam_channel::tick(PACE), connection::checks());
     let mut complaint = Complaint::default();
     loop {

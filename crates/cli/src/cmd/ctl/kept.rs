@@ -178,7 +178,7 @@ pub(super) fn apply(options: &Options, stop: &Stop, args: &ApplyArgs) -> Result<
 
 pub(super) fn diff(options: &Options, stop: &Stop, args: &ApplyArgs) -> Result<(), Failure> {
     match args.apply(options, stop, true) {
-        Ok(true) => Err(Failure::silent(1)),
+        Ok(true) => Err(Failure::Silent(1)),
         Ok(false) => Ok(()),
         // The exit code 1 means that there are differences, as for diff(1).
         Err(Failure::Failed(why)) => Err(Failure::usage(why)),

@@ -14,7 +14,7 @@ use crate::clock::wall_clock;
 use crate::cmd::table::print;
 use crate::failure::Failure;
 use crate::output::{note, print_either, printable};
-use crate::seconds::Age;
+use crate::seconds::age;
 use crate::signals::Stop;
 
 /// End the session of a client
@@ -27,8 +27,8 @@ pub(super) struct Args {
     named: Named,
     /// Refuse the client for this time, for example 90s, 30m, 12h or 7d; a year at most.
     /// To ban a client that is not connected, give its whole UUID
-    #[arg(long, value_name = "TIME")]
-    ban: Option<Age>,
+    #[arg(long, value_name = "TIME", value_parser = age)]
+    ban: Option<Duration>,
 }
 
 /// The client of a command.
@@ -40,8 +40,7 @@ pub(super) struct Named {
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let ban = args.ban.map(Duration::from);
-    if ban == Some(Duration::ZERO) {
+    if args.ban == Some(Duration::ZERO) {
         return Err(Failure::usage("--ban must be longer than 0 seconds"));
     }
     let operator = Operator::open(options, stop)?;
@@ -53,7 +52,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     let kick = Kick {
         id: new_id(),
         uuid,
-        ban_s: ban.unwrap_or_default().as_secs(),
+        ban_s: args.ban.unwrap_or_default().as_secs(),
     };
     let kicked: Kicked = operator.ask(&kick, |answer: &Kicked| answer.id == kick.id)?;
     check(&kicked.reason, &kicked.detail)?;

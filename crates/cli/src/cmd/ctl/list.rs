@@ -3,7 +3,6 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use serde_json::Value;
 use ssntp::payload::{Id, InstanceState, NodeStatus};
 use ssntp_cluster::controller::{Change, Instance, Node, View};
 use uuid::Uuid;
@@ -12,9 +11,9 @@ use super::follow::follow;
 use super::options::Options;
 use super::session::Session;
 use super::{json, tables};
-use crate::cmd::table::{Columns, list};
+use crate::cmd::table::text;
 use crate::failure::Failure;
-use crate::output::{note, print_line, print_text, printable_json};
+use crate::output::{note, print_line, print_text};
 use crate::signals::Stop;
 
 #[derive(Debug, clap::Args)]
@@ -70,20 +69,6 @@ pub(super) fn instances(options: &Options, stop: &Stop, args: &InstancesArgs) ->
 pub(super) fn cncis(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let text = |view: &View| Ok(text(options.json, tables::CNCIS, view, view.cncis(), json::cnci));
     run(options, stop, args.watch, text, |_| Vec::new())
-}
-
-/// The rows as a line of JSON, or as a list for people.
-fn text<'a, T: 'a>(
-    json: bool,
-    columns: Columns<View, T>,
-    view: &View,
-    rows: impl Iterator<Item = &'a T>,
-    value: impl Fn(&T) -> Value,
-) -> String {
-    match json {
-        true => printable_json(&rows.map(value).collect::<Value>().to_string()),
-        false => list(columns, view, rows),
-    }
 }
 
 /// Prints a list, once or whenever it changes. A list that is printed once is followed by the notes

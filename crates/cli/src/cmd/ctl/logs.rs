@@ -14,7 +14,7 @@ use super::session::Session;
 use super::verbs::find;
 use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
-use crate::output::{Output, note, print_json, printable, reader_is_gone};
+use crate::output::{Output, note, print_bytes, print_json, printable, reader_is_gone};
 use crate::signals::Stop;
 
 /// The time limit for the first answer of the instance's node, unless --timeout is given.
@@ -205,9 +205,7 @@ fn write(output: Outputs, bytes: &[u8]) -> Result<(), Failure> {
     if output == Outputs::STDERR {
         return io::stderr().write_all(bytes).map_err(|e| Failure::output(&e));
     }
-    let mut stdout = Output::new();
-    stdout.bytes(bytes)?;
-    stdout.flush()
+    print_bytes(bytes)
 }
 
 /// The JSON object of a line. Empties `held`, and resets `gap`.

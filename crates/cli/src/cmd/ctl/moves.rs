@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use serde_json::json;
-use ssntp::client::ClientError;
 use ssntp::payload::InstanceState;
 use ssntp::proto::Command;
 use ssntp_cluster::controller::Change;
 use uuid::Uuid;
 
 use super::session::Session;
+use crate::connection::ended;
 use crate::failure::Failure;
 use crate::output::{even_unread, print_either, printable};
 
@@ -82,10 +82,7 @@ impl Moves {
                     }
                     Ok(_) => {}
                     // The client has ended.
-                    Err(_) => {
-                        let reason = session.controller.client().ended();
-                        return Err(Failure::new(reason.unwrap_or(ClientError::Closed)));
-                    }
+                    Err(_) => return Err(ended(&session.controller.client())),
                 },
                 recv(tick) -> _ => {},
                 recv(session.stop.channel()) -> _ => return Err(session.stop.interrupted()),

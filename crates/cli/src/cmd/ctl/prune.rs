@@ -13,7 +13,7 @@ use super::verbs::Waiting;
 use crate::clock::wall_clock;
 use crate::failure::Failure;
 use crate::output::print_line;
-use crate::seconds::Age;
+use crate::seconds::age;
 use crate::signals::Stop;
 
 /// Delete the instances that have ended
@@ -26,17 +26,15 @@ pub(super) struct Args {
     selection: Selection,
     /// Only instances that ended at least this time ago, for example 90s, 30m, 12h or
     /// 7d. An instance whose node does not report the time of the end is not deleted
-    #[arg(long, value_name = "AGE")]
-    older_than: Option<Age>,
+    #[arg(long, value_name = "AGE", value_parser = age)]
+    older_than: Option<Duration>,
     #[command(flatten)]
     waiting: Waiting,
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let session = Session::open_complete(options, stop)?;
-    let before = args
-        .older_than
-        .and_then(|age| wall_clock().checked_sub(Duration::from(age)));
+    let before = args.older_than.and_then(|age| wall_clock().checked_sub(age));
     let ended: Result<Vec<Uuid>, Failure> = session.controller.look(|view| {
         let selected = args.selection.of(view)?;
         let ended = selected.filter(|instance| has_ended(view, instance) && ended_by(instance, before));

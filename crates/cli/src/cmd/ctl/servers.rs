@@ -13,7 +13,7 @@ use crate::clock::wall_clock;
 use crate::cmd::table::list;
 use crate::failure::Failure;
 use crate::output::{note, print_json, print_line, printable};
-use crate::seconds::Age;
+use crate::seconds::age;
 use crate::signals::Stop;
 
 /// Show the servers that act as one, or drain a server
@@ -44,8 +44,8 @@ struct DrainArgs {
     name: String,
     /// The time for the clients to leave, as 90s, 30m or 12h; each client leaves at a random
     /// moment within it
-    #[arg(long, value_name = "TIME", default_value = "30s")]
-    within: Age,
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = age)]
+    within: Duration,
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
@@ -90,7 +90,7 @@ fn drained(
     let question = DrainServer {
         id: new_id(),
         uuid: server.uuid.clone(),
-        within_s: Duration::from(args.within).as_secs(),
+        within_s: args.within.as_secs(),
     };
     let answer: Servers = operator.ask(&question, |answer: &Servers| answer.id == question.id)?;
     check(&answer.reason, &answer.detail)?;

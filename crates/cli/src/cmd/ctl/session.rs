@@ -43,7 +43,8 @@ pub(super) fn await_session(
 ) -> Result<(), Failure> {
     let mut complaint = Complaint::default();
     let connected = stop.poll(Duration::ZERO, limit, || {
-        let connected = client.wait_connected(Some(POLL.min(limit))).map_err(closed)?;
+        let connected = client.wait_connected(Some(POLL.min(limit)));
+        let connected = connected.map_err(|why| closed(Some(why)))?;
         if !connected {
             complaint.note(client);
         }

@@ -1,10 +1,11 @@
 //! `ssntp ctl sessions`, and [`Operator`], a client that sends requests to its server. An answer repeats
 //! the id of its request.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
 use ssntp::Role;
-use ssntp::client::{Client, ClientError, ClientEvent};
+use ssntp::client::{Client, ClientEvent};
 use ssntp::payload::{
     BanEntry, Bans, Id, InvalidFrameType, ListBans, ListSessions, Payload, SessionEntry, Sessions,
 };
@@ -16,7 +17,7 @@ use super::session::await_session;
 use super::{json, tables};
 use crate::clock::wall_clock;
 use crate::cmd::table::print;
-use crate::connection::closed;
+use crate::connection::{Waited, ended};
 use crate::failure::Failure;
 use crate::signals::Stop;
 
@@ -66,28 +67,21 @@ impl<'a> Operator<'a> {
         self.client.send(Frame::of(request))?;
         let timeout = crossbeam_channel::after(self.options.limit());
         loop {
-            let event = crossbeam_channel::select! {
-                recv(self.client.events()) -> event => event,
-                recv(self.stop.channel()) -> _ => return Err(self.stop.interrupted()),
-                recv(timeout) -> _ => {
-                    let seconds = self.options.limit().as_secs_f64();
-                    return Err(Failure::new(format!("the server has not answered in {seconds} s")));
-                }
-            };
-            let frame = match event {
-                Ok(ClientEvent::Frame(frame)) => frame,
+            let frame = match self.wait(&timeout)? {
+                Waited::Event(ClientEvent::Frame(frame)) => frame,
                 // The answer would come in the session that has ended.
-                Ok(ClientEvent::Disconnected { reason, .. }) => {
+                Waited::Event(ClientEvent::Disconnected { reason, .. }) => {
                     return Err(Failure::new(format!(
                         "the session ended before the answer: {reason}"
                     )));
                 }
-                Ok(ClientEvent::Closed(why)) => return Err(closed(why)),
-                Ok(_) => continue,
-                Err(_) => {
-                    return Err(closed(
-                        self.client.handle().ended().unwrap_or(ClientError::Closed),
-                    ));
+                Waited::Event(_) => continue,
+                Waited::Stopped => return Err(self.stop.interrupted()),
+                Waited::TimedOut => {
+                    let seconds = self.options.limit().as_secs_f64();
+                    return Err(Failure::new(format!(
+                        "the server has not answered in {seconds} s"
+                    )));
                 }
             };
             // Other frames are events of the cluster, and late answers to requests that timed out. A
@@ -109,16 +103,23 @@ impl<'a> Operator<'a> {
     pub(super) fn pause(&self, time: Duration) -> Result<bool, Failure> {
         let timeout = crossbeam_channel::after(time);
         loop {
-            crossbeam_channel::select! {
-                recv(self.client.events()) -> event => match event {
-                    Ok(ClientEvent::Closed(why)) => return Err(closed(why)),
-                    Ok(_) => {}
-                    // The client has ended. The next request fails with the reason.
-                    Err(_) => return Ok(true),
-                },
-                recv(self.stop.channel()) -> _ => return Ok(false),
-                recv(timeout) -> _ => return Ok(true),
+            match self.wait(&timeout)? {
+                Waited::Event(_) => {}
+                Waited::Stopped => return Ok(false),
+                Waited::TimedOut => return Ok(true),
             }
+        }
+    }
+
+    /// Waits for the next event, for a signal, or for the timeout.
+    fn wait(&self, timeout: &Receiver<Instant>) -> Result<Waited, Failure> {
+        crossbeam_channel::select! {
+            recv(self.client.events()) -> event => match event {
+                Ok(ClientEvent::Closed(_)) | Err(_) => Err(ended(&self.client.handle())),
+                Ok(event) => Ok(Waited::Event(event)),
+            },
+            recv(self.stop.channel()) -> _ => Ok(Waited::Stopped),
+            recv(timeout) -> _ => Ok(Waited::TimedOut),
         }
     }
 

@@ -97,8 +97,8 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     }
     match (gone, failed) {
         // 1 has priority over 3, because the result of an instance that no longer exists is unknown.
-        (true, _) => Err(Failure::silent(1)),
-        (false, true) => Err(Failure::silent(WORKLOAD_FAILED)),
+        (true, _) => Err(Failure::Silent(1)),
+        (false, true) => Err(Failure::Silent(WORKLOAD_FAILED)),
         (false, false) => Ok(()),
     }
 }

@@ -142,6 +142,15 @@ pub(super) struct Workload {
     count: u32,
 }
 
+/// A workload of one instance.
+fn of_one(payload: StartPayload, named: bool) -> Workload {
+    Workload {
+        count: 1,
+        payload,
+        named,
+    }
+}
+
 impl WorkloadArgs {
     pub(super) fn workload(&self) -> Result<Workload, Failure> {
         if let Some(path) = &self.file {
@@ -187,7 +196,7 @@ impl WorkloadArgs {
             dir: self.dir.clone().unwrap_or_default(),
             ..Start::default()
         };
-        let mut workload = Workload::of(start.into(), self.uuid.is_some());
+        let mut workload = of_one(start.into(), self.uuid.is_some());
         self.set_names(&mut workload)?;
         Ok(workload)
     }
@@ -230,16 +239,6 @@ fn called(name: &str, number: u32, count: u32) -> String {
 }
 
 impl Workload {
-    /// A workload of one instance.
-    fn of(payload: StartPayload, named: bool) -> Self {
-        let count = 1;
-        Self {
-            payload,
-            named,
-            count,
-        }
-    }
-
     /// The node that the workload asks for: a UUID or the beginning of one. `None` if it asks for
     /// no node.
     pub(super) fn node(&self) -> Option<&str> {
@@ -295,7 +294,7 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     let identified = yaml::decode::<Rooted>(bytes).ok().and_then(|rooted| rooted.start);
     if identified.is_some_and(|start| !start.instance_uuid.is_empty()) {
         let payload = StartPayload::decode(file).map_err(|e| e.to_string())?;
-        return Ok(Workload::of(payload, true));
+        return Ok(of_one(payload, true));
     }
     let keys = match rooted {
         None => yaml::decode::<StartKeys>(bytes),
@@ -317,7 +316,7 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     if let Some(second) = raw()? {
         payload.user_data = payload.meta_data.replace(second);
     }
-    Ok(Workload::of(payload, named))
+    Ok(of_one(payload, named))
 }
 
 #[cfg(test)]

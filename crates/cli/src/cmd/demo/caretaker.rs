@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     fs::remove_dir_all(directory).map_err(|e| Failure::at(directory, e))?;
     match were_left {
-        true => Err(Failure::silent(1)),
+        true => Err(Failure::Silent(1)),
         false => Ok(()),
     }
 }

@@ -104,7 +104,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let until = args.seconds.map(|seconds| began + Duration::from(seconds));
     let pace = args.pace(&screen);
     let seen = match args.servers {
-        Some(servers) => Several::new(&mut processes, &mut screen, &stop).show(servers, args.agents),
+        Some(servers) => Several {
+            processes: &mut processes,
+            screen: &mut screen,
+            stop: &stop,
+            addresses: Vec::new(),
+        }
+        .show(servers, args.agents),
         None => Demo::bring_up(&mut processes, &mut screen, &stop, args.agents, pace).and_then(|mut demo| {
             let seen = demo
                 .show_steps()

@@ -12,7 +12,7 @@ use crate::cmd::ctl::tables::{
 };
 use crate::cmd::table::{Columns, table, terminal_size};
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{print_line, print_text, printable};
 
 pub(super) struct Screen {
     live: bool,
@@ -46,13 +46,7 @@ impl Screen {
 
     fn line(&mut self, text: String) -> Result<(), Failure> {
         let erased = self.erase();
-        self.print(&format!("{erased}{text}\n"))
-    }
-
-    fn print(&self, text: &str) -> Result<(), Failure> {
-        let mut output = Output::new();
-        output.text(text)?;
-        output.flush()
+        print_line(format_args!("{erased}{text}"))
     }
 
     /// Prints a change, unless there is a table that shows it.
@@ -86,13 +80,13 @@ impl Screen {
         let table = tables(view, height);
         text.push_str(&table);
         self.drawn = table.lines().count();
-        self.print(&text)
+        print_text(&text)
     }
 
     /// Removes the table.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         let erased = self.erase();
-        self.print(&erased)
+        print_text(&erased)
     }
 
     /// The control sequences that move to the first line of the table and clear all lines below.

@@ -36,19 +36,10 @@ pub(super) struct Several<'a> {
     pub(super) screen: &'a mut Screen,
     pub(super) stop: &'a Stop,
     /// The addresses of the servers, in the order in which they were started.
-    addresses: Vec<String>,
+    pub(super) addresses: Vec<String>,
 }
 
-impl<'a> Several<'a> {
-    pub(super) fn new(processes: &'a mut Processes, screen: &'a mut Screen, stop: &'a Stop) -> Self {
-        Self {
-            processes,
-            screen,
-            stop,
-            addresses: Vec::new(),
-        }
-    }
-
+impl Several<'_> {
     /// Shows this number of servers and agents.
     pub(super) fn show(&mut self, servers: u16, agents: u16) -> Result<(), Failure> {
         let authority = Authority::new(&AuthorityRequest::default())?;

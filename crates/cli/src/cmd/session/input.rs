@@ -89,33 +89,16 @@ impl Asked {
 
 /// The thread that reads.
 pub(super) struct Input {
-    client: Arc<Client>,
-    asked: Arc<Asked>,
-    receipts: Arc<Receipts>,
-    operands: Operands,
-    timeout: Duration,
+    pub(super) client: Arc<Client>,
+    pub(super) asked: Arc<Asked>,
+    pub(super) receipts: Arc<Receipts>,
+    pub(super) operands: Operands,
+    pub(super) timeout: Duration,
     /// The threads of requests. Threads that have ended are removed before the next request.
-    requests: Vec<JoinHandle<()>>,
+    pub(super) requests: Vec<JoinHandle<()>>,
 }
 
 impl Input {
-    pub(super) fn new(
-        client: &Arc<Client>,
-        asked: &Arc<Asked>,
-        receipts: &Arc<Receipts>,
-        operands: Operands,
-        timeout: Duration,
-    ) -> Self {
-        Self {
-            client: Arc::clone(client),
-            asked: Arc::clone(asked),
-            receipts: Arc::clone(receipts),
-            operands,
-            timeout,
-            requests: Vec::new(),
-        }
-    }
-
     /// Starts to read, on another thread. The channel gets the result of the input, once every line is
     /// answered and every frame is sent.
     pub(super) fn start(mut self) -> Result<Receiver<Result<(), Failure>>, Failure> {
@@ -189,7 +172,7 @@ impl Input {
                         format!("{operand} cannot be sent: it is a request, or belongs to the handshake");
                     return Err(Error::new("bad_operand", why));
                 }
-                let left = self.connected(self.limit(timeout)?)?;
+                let left = connected(&self.client, self.limit(timeout)?)?;
                 if receipt {
                     let (number, frame) = self.receipts.ask(&self.client, id, frame, left)?;
                     let sent = self.client.send_timeout(frame, left);
@@ -247,10 +230,6 @@ impl Input {
                 Err(Error::new("bad_line", why))
             }
         }
-    }
-
-    fn connected(&self, limit: Duration) -> Result<Duration, Error> {
-        connected(&self.client, limit)
     }
 
     /// Sends a request on another thread, which writes the answer.

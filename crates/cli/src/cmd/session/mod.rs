@@ -33,7 +33,7 @@ use ssntp::proto::Operands;
 use self::input::{Asked, Input};
 use self::receipts::Receipts;
 use crate::application::Applications;
-use crate::connection::{self, Complaint, Connection, Renewal, closed};
+use crate::connection::{self, Complaint, Connection, Renewal, closed, ended};
 use crate::failure::Failure;
 use crate::output::{print_json, reader_is_gone};
 use crate::seconds::Seconds;
@@ -89,7 +89,14 @@ fn hold(args: &Args) -> Result<(), Failure> {
     let client = Arc::new(Client::start(config)?);
     let asked = Arc::new(Asked::default());
     let receipts = Arc::new(Receipts::default());
-    let input = Input::new(&client, &asked, &receipts, operands.clone(), args.timeout.into());
+    let input = Input {
+        client: Arc::clone(&client),
+        asked: Arc::clone(&asked),
+        receipts: Arc::clone(&receipts),
+        operands: operands.clone(),
+        timeout: args.timeout.into(),
+        requests: Vec::new(),
+    };
     let ended = input.start()?;
     Session {
         client: &client,
@@ -114,7 +121,7 @@ struct Session<'a> {
 
 impl Session<'_> {
     /// Writes the events until the input ends or a signal comes.
-    fn run(&mut self, stop: &Stop, ended: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
+    fn run(&mut self, stop: &Stop, input: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
         let events = self.client.events();
         let checks = connection::checks();
         let moments = crossbeam_channel::tick(POLL);
@@ -123,9 +130,9 @@ impl Session<'_> {
                 recv(stop.channel()) -> _ => break,
                 recv(events) -> event => match event {
                     Ok(event) => self.report(event)?,
-                    Err(_) => return Err(closed(self.client.handle().ended().unwrap_or(ClientError::Closed))),
+                    Err(_) => return Err(ended(&self.client.handle())),
                 },
-                recv(ended) -> end => {
+                recv(input) -> end => {
                     if let Ok(end) = end {
                         end?;
                     }
@@ -188,7 +195,7 @@ impl Session<'_> {
                     "event": "disconnected", "reason": reason.to_string(), "retrying": retrying,
                 }))
             }
-            ClientEvent::Closed(why) => Err(closed(why)),
+            ClientEvent::Closed(why) => Err(closed(Some(why))),
             _ => Ok(()),
         }
     }

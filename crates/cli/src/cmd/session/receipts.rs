@@ -53,9 +53,8 @@ struct Pending {
 impl Pending {
     /// The line with the answer, or with the reason why there is none.
     fn line(&self, result: Result<u64, Error>) -> Value {
-        let is_ok = result.is_ok();
         let mut line = answer(&self.id, result.as_ref().map(|_| None).map_err(Error::clone));
-        if let (true, Ok(receivers)) = (is_ok, result) {
+        if let Ok(receivers) = result {
             line["receivers"] = receivers.into();
         }
         line
