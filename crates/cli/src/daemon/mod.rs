@@ -39,7 +39,7 @@ use crate::clock::wall_clock;
 use crate::credentials::{Expiry, FilesRead, Lifetime};
 use crate::failure::Failure;
 use crate::logging;
-use crate::output::print_either;
+use crate::output::{even_unread, print_either};
 use crate::service_manager::ServiceManager;
 use crate::settings::{self, Settings};
 use crate::signals::Stop;
@@ -193,7 +193,8 @@ impl Daemon {
         // that depend on this daemon.
         self.pages = (presence.admin).start(name, addresses, notes, credentials, presence.figures)?;
         for (text, value) in presence.lines {
-            print_either(presence.json, value, text)?;
+            // If the output is closed, the daemon continues.
+            even_unread(print_either(presence.json, value, text))?;
         }
         self.pages.announce(presence.json);
         self.manager.ready(presence.status);
@@ -267,15 +268,18 @@ impl Daemon {
                 (select.recv(&stop), select.recv(&hang_ups), select.recv(&checks));
             arms.iter().for_each(|arm| arm.register(&mut select));
             match select.ready() {
-                at if at == at_stop && self.stop.requested() => return Ok(()),
-                at if at == at_stop => {}
-                at if at == at_hang_up => match hang_ups.try_recv() {
-                    Ok(()) => self.hang_up(&mut reload),
-                    // The thread that receives the signals has ended, so no signal could end the
-                    // daemon any more.
-                    Err(e) if e.is_disconnected() => return Ok(()),
-                    Err(_) => {}
-                },
+                at if at == at_stop => {
+                    // crossbeam may report a channel as ready although it is not.
+                    if self.stop.requested() {
+                        return Ok(());
+                    }
+                }
+                // This channel is disconnected together with that of `stop`.
+                at if at == at_hang_up => {
+                    if hang_ups.try_recv().is_ok() {
+                        self.hang_up(&mut reload);
+                    }
+                }
                 at if at == at_look => {
                     if checks.try_recv().is_ok() {
                         self.check(&mut reload);

@@ -191,6 +191,26 @@ fn a_command_does_all_of_its_work_and_gives_its_answer_even_if_its_output_is_clo
 }
 
 #[test]
+fn a_controller_whose_output_is_closed_serves() {
+    let mut kept = Kept::new(0);
+    kept.kill();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let http = format!("unix:{}", kept.cluster.path("api").display());
+    let mut command = kept.command(&["controller", "--store", "store", "--http", &http]);
+    let mut daemon = command.stdout(writer).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + LIMIT;
+    let mut answers = false;
+    while !answers && Instant::now() < deadline {
+        answers = kept.words(&words("ctl get")).code == Some(0);
+    }
+    let has_ended = daemon.try_wait().unwrap().is_some();
+    let _ = daemon.kill();
+    daemon.wait().unwrap();
+    assert!(answers && !has_ended);
+}
+
+#[test]
 fn each_wanted_instance_runs_once_if_the_controller_is_killed_at_any_step() {
     let mut kept = Kept::new(2);
     // The controller is killed before its first decision, when STARTs are recorded, when instances
