@@ -19,7 +19,7 @@ use crate::clock::now;
 use crate::connection::{self, Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::input;
-use crate::output::{note, print_either, print_json};
+use crate::output::{even_unread, note, print_either, print_json};
 use crate::receipt::{self, Question, sessions};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
@@ -469,7 +469,7 @@ impl Sending<'_> {
             as_json["lost_at_most"] = self.lost.into();
             let why = format!("{sent} {kind} were sent; up to {} of them are lost", self.lost);
             if self.args.json {
-                print_json(as_json)?;
+                even_unread(print_json(as_json))?;
             }
             return Err(Failure::new(why));
         }
@@ -492,7 +492,10 @@ impl Sending<'_> {
             Some(n) if self.answers.iter().all(|other| *other == n) => {
                 format!("{what}, and {which}went to {}", sessions(n))
             }
-            Some(n) => format!("{what}, and each went to {} or more", sessions(n)),
+            Some(n) => {
+                let which = which.replace("first", "first and the last");
+                format!("{what}, and {which}went to {} or more", sessions(n))
+            }
             None => format!("{what}; the server has not said to whom it went"),
         };
         print_either(self.args.json, as_json, text)
