@@ -1,5 +1,7 @@
 //! `ssntp controller token`: makes, lists and removes the tokens for a controller's HTTP API.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -41,6 +43,9 @@ pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> 
         Args::Add { name, write, days } => {
             let right = if *write { Right::Write } else { Right::Read };
             let lifetime = days.map(|days| Duration::from_secs(u64::from(days) * 86_400));
+            // The controller, which also makes the directory, may not have been started yet.
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(store);
+            made.map_err(|e| Failure::at(store, e))?;
             let secret = tokens.add(name, right, lifetime).map_err(Failure::new)?;
             let value = json!({ "name": name, "right": right, "token": secret });
             print_either(json, value, secret)

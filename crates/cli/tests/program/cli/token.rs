@@ -17,7 +17,12 @@ fn ssntp(directory: &Path, line: &str) -> (Option<i32>, String) {
 #[test]
 fn list_shows_the_end_of_each_token() {
     let directory = tempfile::tempdir().unwrap();
-    let run = |line: &str| ssntp(directory.path(), &format!("controller token {line} --store ."));
+    let run = |line: &str| {
+        ssntp(
+            directory.path(),
+            &format!("controller token {line} --store store"),
+        )
+    };
     assert_eq!(run("add eyes").0, Some(0));
     assert_eq!(run("add hands --write --days 30").0, Some(0));
     let (code, text) = run("list");
