@@ -28,6 +28,7 @@ use uuid::Uuid;
 use super::processes::{end_of, pause, program};
 use crate::clock::now;
 use crate::failure::Failure;
+use crate::signals::Stop;
 
 /// The time limit for the end of killed processes. The demo waits twice as long for the caretaker.
 const END: Duration = Duration::from_secs(5);
@@ -100,6 +101,8 @@ impl Drop for Caretaker {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    // A service manager sends SIGTERM to all processes of the demo at once, and this one ends last.
+    let _stop = Stop::install_patiently()?;
     // The demo writes nothing into the pipe, which ends with the demo.
     let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
     let directory = &args.directory;
