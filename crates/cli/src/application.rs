@@ -56,18 +56,19 @@ impl FromStr for Application {
 impl Applications {
     /// The operands for the configuration of a server or a client.
     pub(crate) fn operands(&self) -> Result<Operands, Failure> {
-        let mut all = self.applications.iter();
-        let all = all.try_fold(Operands::new(), |operands, application| {
-            let Application {
-                kind,
-                name,
-                is_request,
-            } = application;
-            match is_request {
+        let mut operands = Operands::new();
+        for Application {
+            kind,
+            name,
+            is_request,
+        } in &self.applications
+        {
+            let added = match is_request {
                 true => operands.request(*kind, name),
                 false => operands.application(*kind, name),
-            }
-        });
-        all.map_err(|e| Failure::usage(format!("--application: {e}")))
+            };
+            operands = added.map_err(|e| Failure::usage(format!("--application: {e}")))?;
+        }
+        Ok(operands)
     }
 }

@@ -278,10 +278,9 @@ impl Connection {
     /// Checks the files that flags and environment name: certificate, key, authority and revocation
     /// lists.
     pub(crate) fn check_files(&self, problems: &mut Problems, roles: Role) {
-        let ServerArgs {
-            cert, key, ca, crl, ..
-        } = &self.server;
-        problems.credentials(cert.as_ref(), key.as_ref(), ca.as_ref(), crl, roles);
+        let own = &self.server;
+        let (cert, key, ca) = (own.cert.as_ref(), own.key.as_ref(), own.ca.as_ref());
+        problems.credentials(cert, key, ca, &own.crl, roles);
     }
 
     /// The configuration of the client, and the files that it was read from.

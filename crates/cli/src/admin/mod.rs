@@ -128,7 +128,7 @@ impl AdminArgs {
             snapshot.show("pid", std::process::id());
             snapshot.show("uptime_seconds", began.elapsed().as_secs());
             snapshot.show("listening", &listening);
-            snapshot.show("features", features());
+            snapshot.show("features", FEATURES);
             notes.add_to(&mut snapshot);
             Ok(snapshot)
         };
@@ -188,12 +188,9 @@ impl Pages {
 }
 
 /// The optional parts of this build.
-fn features() -> Vec<&'static str> {
-    let cryptography = [
-        (cfg!(feature = "aws-lc-rs"), "aws-lc-rs"),
-        (cfg!(feature = "ring"), "ring"),
-    ];
-    let built = cryptography.iter().filter(|(is_built, _)| *is_built);
-    let parts = ["admin", "cluster", "opflex"];
-    parts.into_iter().chain(built.map(|(_, name)| *name)).collect()
-}
+#[rustfmt::skip] // The parts, and then the providers of cryptography.
+const FEATURES: &[&str] = &[
+    "admin", "cluster", "opflex",
+    #[cfg(feature = "aws-lc-rs")] "aws-lc-rs",
+    #[cfg(feature = "ring")] "ring",
+];

@@ -223,10 +223,8 @@ impl Args {
     /// Errors that can be found without starting the server.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        let Self {
-            cert, key, ca, crl, ..
-        } = self;
-        problems.credentials(cert.as_ref(), key.as_ref(), ca.as_ref(), crl, ROLES);
+        let (cert, key, ca) = (self.cert.as_ref(), self.key.as_ref(), self.ca.as_ref());
+        problems.credentials(cert, key, ca, &self.crl, ROLES);
         problems.of("config", self.configuration(self.max_payload).transpose());
         // Both flags below name frames of --application, so its fault would be reported three times.
         match self.applications.operands() {
