@@ -130,11 +130,12 @@ pub(crate) fn answer(args: &AnswerArgs) -> Result<(), Failure> {
                 note(format_args!("{} connected to {}", client.uuid(), server.name()));
             }
             Waited::Event(ClientEvent::Request(request)) if request.kind() == kind => {
-                // If the client that asked has gone or no longer waits, the answer may be lost.
-                let _ = match run(args, &request, &stop) {
-                    Ok(said) => client.reply(&request, said),
-                    Err(why) => client.refuse(&request, &why),
-                };
+                let said = run(args, &request, &stop);
+                let sent = said.and_then(|said| client.reply(&request, said).map_err(|e| e.to_string()));
+                if let Err(why) = sent {
+                    // If the client that asked has gone or no longer waits, the answer may be lost.
+                    let _ = client.refuse(&request, &why);
+                }
             }
             // Every request is answered, because the client that asks waits for an answer.
             Waited::Event(ClientEvent::Request(request)) => {
@@ -166,7 +167,7 @@ fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, Str
     let (said, printed) = bounded(1);
     let write = move || stdin.map(|mut stdin| stdin.write_all(&payload));
     let read = move || {
-        // By default no peer takes a longer payload, so a longer output could not be sent.
+        // By default no peer takes a longer payload.
         let bytes = stdout.map(|out| input::bounded_bytes(out, u64::from(DEFAULT_MAX_PAYLOAD)));
         let _ = said.send(bytes.unwrap_or_else(|| Err("no output".into())));
     };

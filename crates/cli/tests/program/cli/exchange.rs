@@ -48,6 +48,20 @@ fn requests_are_sent_and_answered_at_a_shell() {
     assert!(error.contains("STATS is no request"), "{error}");
 }
 
+/// With the fields of a reply, this output is longer than the longest payload.
+#[test]
+fn a_reply_that_cannot_be_sent_refuses_the_request() {
+    let place = Place::new();
+    let (_server, at) = place.server("--application 0x81=QUERY:request");
+    let print = ["head", "-c", "16777216", "/dev/zero"];
+    let (_program, uuid) = answer(&place, &at, "COMMAND/0x81", &print);
+    let to = connect(&at, "controller");
+    let error = place
+        .start(&format!("request {to} COMMAND/0x81 --to {uuid}"))
+        .fail(1);
+    assert!(error.contains("refuse") && error.contains("16777216"), "{error}");
+}
+
 /// A program may close its output and run on. It has the standard error of `answer`, which is
 /// closed only once the last process of its group has ended.
 #[test]
