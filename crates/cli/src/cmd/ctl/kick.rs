@@ -62,7 +62,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     };
     let banned = match kicked.ban_s {
         0 => String::new(),
-        seconds => format!(", banned for {}", tables::span(seconds)),
+        seconds => format!(", banned for {}", tables::exact(seconds)),
     };
     let text = format_args!("{}: {sessions}{banned}", args.named.client);
     let uuids: Vec<_> = kicked.uuids.iter().map(Id::as_str).collect();

@@ -113,7 +113,7 @@ fn drained(
         true => print_json(json!({"uuid": question.uuid.as_str(), "within_s": within})),
         false => print_line(format_args!(
             "{name}: its clients leave within {}, then it stops",
-            tables::span(within)
+            tables::exact(within)
         )),
     }
 }

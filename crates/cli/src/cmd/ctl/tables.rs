@@ -196,8 +196,17 @@ fn holder<'a>(view: &'a View, address: &TenantAddress) -> Option<&'a Instance> {
     view.instance(address.instance_uuid.uuid()?)
 }
 
-/// A time in its largest unit, rounded down, in the form that `--ban` takes.
-pub(crate) fn span(seconds: u64) -> String {
+/// A time that the user gave, in the form that `--ban` takes.
+pub(super) fn exact(seconds: u64) -> String {
+    let units = [(86_400, 'd'), (3600, 'h'), (60, 'm')];
+    let mut units = units.into_iter();
+    let unit = units.find(|(unit, _)| seconds >= *unit && seconds.is_multiple_of(*unit));
+    let (unit, name) = unit.unwrap_or((1, 's'));
+    format!("{}{name}", seconds / unit)
+}
+
+/// A time in its largest unit, rounded down.
+fn span(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3600 => format!("{}m", seconds / 60),
@@ -295,4 +304,23 @@ pub(crate) fn share(free: i64, total: i64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
     let gb = |mb: i64| mb as f64 / 1024.0;
     format!("{:.1} of {:.1} GiB", gb(free), gb(total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_that_the_user_gave_is_not_rounded() {
+        for (seconds, shown) in [
+            (0, "0s"),
+            (90, "90s"),
+            (120, "2m"),
+            (129_600, "36h"),
+            (604_800, "7d"),
+        ] {
+            assert_eq!(exact(seconds), shown);
+        }
+        assert_eq!(span(129_600), "1d");
+    }
 }
