@@ -168,12 +168,13 @@ impl Control {
     /// Makes a new record in place of a lost one, from the START and the processes that run.
     fn recover_record(&mut self, instance: &mut Instance) {
         let id = instance.place.instance();
-        let drivers = self.settings.drivers.iter();
+        // Any driver finds any supervisor, so the driver that takes the START comes first.
+        let drivers = instance.driver.iter().chain(&self.settings.drivers);
         let found = drivers
             .filter_map(|driver| Some((driver, driver.find_unrecorded(&instance.place)?)))
             .next();
-        if let Some((driver, handle)) = found {
-            instance.driver = Some(Arc::clone(driver));
+        if let Some((driver, handle)) = found.map(|(driver, handle)| (Arc::clone(driver), handle)) {
+            instance.driver = Some(driver);
             instance.record = Record::default().running(&handle, 0);
         } else {
             // No driver finds a process of this instance, so it does not run.

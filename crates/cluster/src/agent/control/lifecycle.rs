@@ -286,7 +286,15 @@ impl Control {
     }
 
     pub(super) fn removed(&mut self, id: Uuid, result: Result<(), String>) {
+        if let Err(why) = &result {
+            warn!("{}: instance {id} can't be removed: {why}", self.settings.node);
+        }
+        // An instance of a former agent that never ran is removed without an entry, and a second START
+        // may have made an entry since.
         let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        let Life::Removing(next) = instance.life else {
             return;
         };
         let record = instance.record.clone();
@@ -297,12 +305,10 @@ impl Control {
                 self.report_after(id, after, record);
             }
             Err(why) => {
-                warn!("{}: instance {id} can't be removed: {why}", self.settings.node);
-                instance.life = Life::Stopped(match instance.life {
+                instance.life = Life::Stopped(match after {
                     // No command asked for this removal, so no command would try it again.
-                    _ if after == RecordAfter::Retire => Next::Delete(self.now + REMOVED_AGAIN),
-                    Life::Removing(next) => next,
-                    _ => Next::Stay,
+                    RecordAfter::Retire => Next::Delete(self.now + REMOVED_AGAIN),
+                    _ => next,
                 });
                 instance.record.after = RecordAfter::Nothing;
                 if after == RecordAfter::Delete {

@@ -252,6 +252,47 @@ fn a_start_that_the_former_agent_could_not_answer_is_answered() {
     stage.nothing::<StartFailure>();
 }
 
+/// The files of the START that was cut off are still being removed when the second one arrives.
+#[test]
+fn a_second_start_of_an_instance_whose_launch_was_cut_off_is_not_forgotten() {
+    let cut_off = || vec![stored(ONE, Some(record()), Some(start(ONE)))];
+    for result in [Ok(()), Err("the disk fails".to_owned())] {
+        let mut stage = adopting(Fake::default(), false, cut_off());
+        stage.send(&start(ONE));
+        stage.feed(Input::Done(Done::Removed {
+            instance: ONE,
+            result,
+        }));
+        assert_eq!(stage.state(ONE), Some(InstanceState::Pending));
+        stage.launched(ONE);
+        assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+    }
+}
+
+/// Both drivers find the supervisor, but only one runs such instances.
+#[test]
+fn a_lost_record_gets_the_driver_that_takes_the_start() {
+    let finds = |name| {
+        Arc::new(Fake {
+            name,
+            unrecorded: Some(handle(ONE)),
+            ..Fake::default()
+        })
+    };
+    let mut stage = Stage::offline(Settings {
+        drivers: vec![finds("other"), finds("fake")],
+        ..settings()
+    });
+    let lost = stored(ONE, None, Some(persistent(ONE)));
+    stage.control.adopt(NodeRecord::default(), vec![lost]);
+    stage.connect();
+    let name = stage.job(|job| match job {
+        Job::Save { record, .. } => Some(record.driver.clone()),
+        _ => None,
+    });
+    assert_eq!(name, "fake");
+}
+
 #[test]
 fn recent_failures_of_starts_are_sent_again_in_a_new_session() {
     let mut stage = Stage::new();

@@ -35,20 +35,34 @@ const TWO: Uuid = Uuid::from_u128(2);
 const VOLUME: Uuid = Uuid::from_u128(0xd15c);
 
 /// A driver for processes that finds runs as a test sets them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Fake {
+    /// A driver of another name than `fake` takes no instance.
+    name: &'static str,
     found: Option<Exit>,
     never_ran: bool,
     unrecorded: Option<RunId>,
 }
 
+impl Default for Fake {
+    fn default() -> Self {
+        Self {
+            name: "fake",
+            found: None,
+            never_ran: false,
+            unrecorded: None,
+        }
+    }
+}
+
 impl Driver for Fake {
     fn name(&self) -> &'static str {
-        "fake"
+        self.name
     }
 
     fn check(&self, start: &Start) -> Result<(), LaunchError> {
         match start.vm_type {
+            _ if self.name != "fake" => Err(LaunchError::launch("not for this driver")),
             VmType::Process if start.dir == "bad" => Err(LaunchError::new(LaunchFault::Data, "bad")),
             VmType::Process => Ok(()),
             _ => Err(LaunchError::launch("not a process")),
