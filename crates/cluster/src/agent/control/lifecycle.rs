@@ -268,6 +268,25 @@ impl Control {
         }
     }
 
+    /// Saves the records again that could not be saved, for example because the disk was full. A
+    /// launch and a removal under way write or remove the record themselves, and a record that is
+    /// saved after them would be an older one.
+    pub(super) fn save_again(&mut self) {
+        if self.settings.state.is_none() {
+            return;
+        }
+        for id in std::mem::take(&mut self.unsaved) {
+            let life = self.instances.get(&id).map(|instance| instance.life);
+            if !matches!(life, Some(Life::Launching(_) | Life::Removing(_))) {
+                self.save(id);
+            }
+        }
+        if let Some(next) = self.unsaved_node.take() {
+            // A Restore or a further EVACUATE has replaced the next state.
+            self.save_node(next.filter(|_| self.mode == Mode::Maintenance));
+        }
+    }
+
     pub(super) fn remove(&mut self, id: Uuid) {
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.life = Life::Removing(match instance.life {

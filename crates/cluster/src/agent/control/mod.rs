@@ -161,6 +161,11 @@ pub(crate) enum Done {
         op: VolumeOp,
         result: Result<(), VolumeError>,
     },
+    /// The record of the instance could not be saved.
+    Unsaved { instance: Uuid },
+    /// The node's record could not be saved, and so the next state of the machine, if there is one,
+    /// was not reported.
+    NodeUnsaved(Option<NextState>),
     /// The evacuation was recorded on disk.
     Evacuated(NextState),
     Measured {
@@ -185,7 +190,8 @@ pub(crate) enum Action {
 #[derive(Debug)]
 pub(crate) enum Job {
     Launch(Box<LaunchJob>),
-    /// Write an instance's record. This job has no outcome.
+    /// Write an instance's record. The outcome is [`Done::Unsaved`] if that fails; otherwise there is
+    /// none.
     Save {
         instance: Uuid,
         record: Record,
@@ -211,7 +217,8 @@ pub(crate) enum Job {
     /// Measure the node, the tunnels of tenants' networks, and the instances of each driver.
     Measure(Option<Arc<Networks>>, Vec<(Arc<dyn Driver>, Vec<Measurable>)>),
     /// Write the node's record. With a next state of the machine, the outcome is
-    /// [`Done::Evacuated`]; without one, this job has no outcome.
+    /// [`Done::Evacuated`]; without one, this job has no outcome. If it fails, the outcome is
+    /// [`Done::NodeUnsaved`].
     SaveNode(NodeRecord, Option<NextState>),
 }
 
@@ -301,6 +308,10 @@ pub(crate) struct Control {
     /// True if these tenants were not reported in the present session yet.
     repeats_tenants: bool,
     tunnels: Vec<TunnelStats>,
+    /// The instances whose records could not be saved.
+    unsaved: BTreeSet<Uuid>,
+    /// The next state of [`Done::NodeUnsaved`]; `None` if the node's record is saved.
+    unsaved_node: Option<Option<NextState>>,
     /// Running instances that a stream follows, or followed before it was closed.
     followed: BTreeSet<Uuid>,
     /// The time at which STATS with the last figures report a change.
@@ -359,6 +370,8 @@ impl Control {
             tenants: BTreeMap::new(),
             repeats_tenants: false,
             tunnels: Vec::new(),
+            unsaved: BTreeSet::new(),
+            unsaved_node: None,
             followed: BTreeSet::new(),
             report_due: None,
             stats_due: now,
@@ -591,6 +604,8 @@ impl Control {
                 self.volume_done(instance, op, result);
                 self.stats_soon();
             }
+            Done::Unsaved { instance } => drop(self.unsaved.insert(instance)),
+            Done::NodeUnsaved(next) => self.unsaved_node = Some(next),
             Done::Evacuated(next) => self.actions.push(Action::Evacuated(next)),
             Done::Measured {
                 facts,

@@ -223,6 +223,7 @@ impl Control {
     pub(super) fn measured(&mut self, facts: Facts, usages: Vec<(Uuid, Usage)>) {
         self.measuring_since = None;
         self.facts = facts;
+        self.save_again();
         for (id, usage) in usages {
             if let Some(instance) = self.instances.get_mut(&id) {
                 instance.usage = usage;

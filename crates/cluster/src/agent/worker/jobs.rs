@@ -28,17 +28,22 @@ impl Pool {
                 let saved = self.store().and_then(|store| store.save(instance, &record));
                 if let Err(e) = saved {
                     warn!("instance {instance}: its record can't be saved: {e}");
+                    self.done(Done::Unsaved { instance });
                 }
             }
             Job::SaveNode(node, then) => {
                 match (self.store().and_then(|store| store.save_node(&node)), then) {
                     (Ok(()), Some(next)) => self.done(Done::Evacuated(next)),
                     (Ok(()), None) => {}
-                    (Err(e), None) => warn!("the node's record can't be saved: {e}"),
-                    (Err(e), Some(next)) => {
-                        warn!(
-                            "the node's record can't be saved, so the next state, {next}, is not reported: {e}"
-                        );
+                    (Err(e), then) => {
+                        let next = match &then {
+                            Some(next) => {
+                                format!(", and the next state, {next}, is not reported before it is")
+                            }
+                            None => String::new(),
+                        };
+                        warn!("the node's record can't be saved{next}: {e}");
+                        self.done(Done::NodeUnsaved(then));
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! An instance whose disk cannot be measured.
+//! Disks that fail.
 
 use std::process::Command;
 
@@ -6,7 +6,10 @@ use crossbeam_channel::unbounded;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::*;
+use crate::agent::control::Done;
 use crate::agent::driver::{Confinement, InstanceDir, Measurable, ProcessDriver, RunId};
+use crate::agent::store::{NodeRecord, Record};
+use ssntp::payload::NextState;
 
 const PLACE: &str = "SSNTP_TEST_PLACE";
 
@@ -40,11 +43,28 @@ fn measure_without_free_descriptors() {
     workers.give(Job::Measure(None, vec![(Arc::new(driver), vec![subject])]));
     // If the instance were to be killed, `Done::Condemned` would come first.
     match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
-        Input::Done(super::super::control::Done::Measured { usages, .. }) => {
+        Input::Done(Done::Measured { usages, .. }) => {
             assert_eq!(usages[0].1.disk_mb, -1);
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// These workers have no state directory.
+#[test]
+fn a_record_that_cannot_be_saved_is_reported() {
+    let (inputs, outcomes) = unbounded();
+    let workers = Workers::start(None, Arc::default(), inputs).unwrap();
+    let (instance, record) = (Uuid::from_u128(1), Record::default());
+    workers.give(Job::Save { instance, record });
+    let next = NextState::Reboot;
+    let done = || match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
+        Input::Done(done) => done,
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(done(), Done::Unsaved { instance: it } if it == instance));
+    workers.give(Job::SaveNode(NodeRecord::default(), Some(next.clone())));
+    assert!(matches!(done(), Done::NodeUnsaved(Some(it)) if it == next));
 }
 
 #[test]

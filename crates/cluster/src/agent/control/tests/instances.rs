@@ -393,3 +393,49 @@ fn a_start_that_an_evacuation_cancels_fails_with_node_maintenance_only() {
         stage.next::<Maintenance>();
     }
 }
+
+/// Otherwise the next agent would not know of the STOP, and start the instance again by its policy.
+#[test]
+fn a_record_that_could_not_be_saved_is_saved_again_with_the_next_measurement() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.send(&stop(ONE));
+    stage.end(ONE, 0);
+    let unsaved = |stage: &mut Stage| stage.feed(Input::Done(Done::Unsaved { instance: ONE }));
+    let measure = |stage: &mut Stage| {
+        stage.jobs.clear();
+        stage.pass(settings().interval);
+        stage.measure();
+    };
+    let is_save = |job: &Job| matches!(job, Job::Save { instance: ONE, record } if record.exit_code == 0);
+    unsaved(&mut stage);
+    for saves in [true, false] {
+        measure(&mut stage);
+        assert_eq!(stage.jobs.iter().any(is_save), saves);
+    }
+    // The launch writes the record, and this one would be older.
+    unsaved(&mut stage);
+    stage.send(&restart(ONE));
+    measure(&mut stage);
+    assert!(!stage.jobs.iter().any(is_save));
+
+    let mut stage = Stage::new();
+    let reboot = Evacuate {
+        next_state: NextState::Reboot,
+        ..evacuate()
+    };
+    stage.send(&reboot);
+    let next = |job: &Job| match job {
+        Job::SaveNode(_, next) => next.clone(),
+        _ => None,
+    };
+    for restored in [false, true] {
+        stage.feed(Input::Done(Done::NodeUnsaved(Some(NextState::Reboot))));
+        if restored {
+            stage.send(&restore());
+        }
+        measure(&mut stage);
+        let again = stage.jobs.iter().find_map(next);
+        assert_eq!(again, (!restored).then_some(NextState::Reboot));
+    }
+}
