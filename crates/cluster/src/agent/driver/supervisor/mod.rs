@@ -98,6 +98,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -513,8 +514,15 @@ impl Supervisors {
     }
 }
 
-/// The instance that a process supervises, if it is a supervisor.
+/// The instance that a process supervises, if it is a supervisor of an agent like this one.
 fn supervised(pid: i32) -> Option<InstanceDir> {
+    // An instance chooses the arguments of its processes, but not their user. An agent in a container
+    // has the same user and the same paths, but another root.
+    let own = geteuid().as_raw();
+    let root = |path: &str| fs::metadata(path).map(|root| (root.dev(), root.ino())).ok();
+    if procfs::uids(pid)? != [own, own] || root(&format!("/proc/{pid}/root"))? != root("/")? {
+        return None;
+    }
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let mut words = line.split(|byte| *byte == 0).skip(1);
     let dir = match (words.next()?, words.next()?) {
@@ -603,6 +611,40 @@ mod tests {
         if let Some(directory) = std::env::var_os(SUPERVISE) {
             // A test cannot set the exit code of its process.
             assert_eq!(supervise_as(Some(&directory)), ExitCode::SUCCESS);
+        }
+    }
+
+    /// Otherwise an agent that starts would kill the instance whose directory such a process names.
+    #[test]
+    fn a_process_of_an_instance_is_no_supervisor_whatever_its_arguments() {
+        use std::os::unix::fs::PermissionsExt;
+        use std::os::unix::process::CommandExt;
+
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        // `cat` waits for a writer of this pipe.
+        rustix::fs::mkfifoat(
+            rustix::fs::CWD,
+            dir.path().join(SUPERVISE),
+            rustix::fs::Mode::ROTH,
+        )
+        .unwrap();
+        let instance = Uuid::from_u128(1);
+        let place = InstanceDir::new(instance, format!("/state/instances/{instance}"));
+        let claims = |user: Option<u32>| {
+            let mut command = Command::new("cat");
+            command.arg(SUPERVISE).arg(place.dir()).current_dir(dir.path());
+            user.map(|uid| command.uid(uid).gid(uid));
+            let mut child = command.spawn().unwrap();
+            let found = supervised(i32::try_from(child.id()).unwrap());
+            child.kill().unwrap();
+            child.wait().unwrap();
+            found
+        };
+        assert_eq!(claims(None).as_ref(), Some(&place));
+        // Only root can start a process as another user.
+        if geteuid().is_root() {
+            assert_eq!(claims(Some(1_879_048_192)), None);
         }
     }
 }
