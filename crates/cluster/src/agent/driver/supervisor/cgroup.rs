@@ -49,6 +49,13 @@ impl Cgroups {
         let probe = Uuid::new_v4();
         let works = self.create(probe, 64, 1, 64).is_ok();
         self.remove(probe);
+        if !works {
+            // No empty folder stays in a hierarchy that is not used.
+            let folders = self
+                .groups(probe)
+                .filter_map(|group| Some(group.parent()?.to_owned()));
+            folders.for_each(|folder| drop(fs::remove_dir(folder)));
+        }
         works
     }
 
@@ -128,15 +135,12 @@ impl Cgroups {
         text.lines().filter_map(|line| line.trim().parse().ok()).collect()
     }
 
-    /// Removes the groups of an instance if they have no processes.
+    /// Removes the groups of an instance if they have no processes. The folder stays also without
+    /// groups: another worker may be about to make a group in it, and a folder that is made anew has
+    /// no controllers.
     pub(super) fn remove(&self, instance: Uuid) {
-        for group in self.groups(instance) {
-            let _ = fs::remove_dir(&group);
-            if let Some(folder) = group.parent() {
-                // This succeeds only after the last group.
-                let _ = fs::remove_dir(folder);
-            }
-        }
+        self.groups(instance)
+            .for_each(|group| drop(fs::remove_dir(group)));
     }
 
     /// The file that contains the number of processes that were killed for memory: see [`kills`].
@@ -276,6 +280,16 @@ fn keyed(path: &Path, key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_folder_of_the_groups_outlives_the_last_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join(FOLDER);
+        let group = folder.join(Uuid::nil().to_string());
+        fs::create_dir_all(&group).unwrap();
+        Cgroups::Unified(folder.clone()).remove(Uuid::nil());
+        assert_eq!((group.exists(), folder.exists()), (false, true));
+    }
 
     #[test]
     fn every_layout_of_control_groups_is_found() {
