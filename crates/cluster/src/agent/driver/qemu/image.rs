@@ -28,8 +28,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::super::supervisor::pause;
 use super::super::{Cancel, InstanceDir, LaunchError, LaunchFault};
-use super::{LOOK, disks_of, now};
+use super::{LOOK, disks_of};
 use ssntp::payload::Storage;
+use ssntp_transport::{deadline, left};
 
 /// The extensions of an image's file, best first.
 const EXTENSIONS: [&str; 4] = ["", ".qcow2", ".img", ".raw"];
@@ -38,7 +39,8 @@ const EXTENSIONS: [&str; 4] = ["", ".qcow2", ".img", ".raw"];
 const DISKS: [&str; 2] = ["disk.img", "disk.raw"];
 const MAX_NAME: usize = 200;
 const GIB: u64 = 1 << 30;
-/// The number of bytes that are copied before the time limit and a cancellation are checked again.
+/// The number of bytes that are copied and synced before the time limit and a cancellation are checked
+/// again.
 const PIECE: u64 = 16 << 20;
 /// The time for which a program that was killed is waited for.
 const KILLED: Duration = Duration::from_secs(2);
@@ -89,10 +91,7 @@ impl Bounds<'_> {
         if self.cancel.is_cancelled() {
             return Err(io::Error::other("the launch was cancelled"));
         }
-        match now() < self.until {
-            true => Ok(()),
-            false => Err(io::ErrorKind::TimedOut.into()),
-        }
+        left(self.until).map(drop)
     }
 }
 
@@ -252,9 +251,9 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
     // The group has the number of the child. No other group can have this number before the child was
     // waited for.
     let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
-    let limit = now() + KILLED;
+    let limit = deadline(KILLED);
     while matches!(child.try_wait(), Ok(None)) {
-        if now() > limit {
+        if left(limit).is_err() {
             warn!(
                 "process {} was killed and has not ended in {KILLED:?}",
                 child.id()
@@ -277,6 +276,8 @@ fn copy(base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> io::Result<(
         if io::copy(&mut (&mut from).take(PIECE), &mut file)? == 0 {
             break;
         }
+        // A sync of the whole image at the end could not be cancelled, and would have no time limit.
+        file.sync_data()?;
     }
     match base.format {
         Format::Raw => {
@@ -401,7 +402,7 @@ mod tests {
         };
         let cancel = Cancel::default();
         let bounds = Bounds {
-            until: now() + Duration::from_secs(60),
+            until: deadline(Duration::from_secs(60)),
             cancel: &cancel,
         };
         let disk = boot_disk(&place, base, 1, None, bounds).unwrap();
@@ -433,13 +434,13 @@ mod tests {
         let (wanted, unwanted) = (Cancel::default(), Cancel::default());
         unwanted.cancel();
         let rows = [
-            (now() + Duration::from_millis(300), &wanted, "timed out"),
-            (now() + Duration::from_secs(60), &unwanted, "cancelled"),
+            (deadline(Duration::from_millis(300)), &wanted, "timed out"),
+            (deadline(Duration::from_secs(60)), &unwanted, "cancelled"),
         ];
         for (until, cancel, reason) in rows {
             for qemu_img in [None, Some(program.as_path())] {
                 let until = if qemu_img.is_none() && reason == "timed out" {
-                    now()
+                    deadline(Duration::ZERO)
                 } else {
                     until
                 };

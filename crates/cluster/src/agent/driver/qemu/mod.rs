@@ -53,7 +53,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use log::{info, warn};
 use serde_json::json;
@@ -72,7 +72,7 @@ use super::{
 };
 use crate::agent::tree::{self, Access};
 use ssntp::payload::{Start, VmType};
-use ssntp_transport::replace;
+use ssntp_transport::{deadline, left, replace, setters};
 
 /// The time limit for making a boot disk. It is long, because without qemu-img the whole image is
 /// copied.
@@ -123,13 +123,11 @@ impl QemuDriver {
         self
     }
 
-    /// The maximum output of a machine's serial port (`stdout.log`) and of QEMU's errors (`stderr.log`)
-    /// that is kept, in MB each: see [`ProcessDriver::log_mb`](super::ProcessDriver::log_mb).
-    /// Default: 16.
-    #[must_use]
-    pub fn log_mb(mut self, mb: u32) -> Self {
-        self.log_mb = mb;
-        self
+    setters! {
+        /// The maximum output of a machine's serial port (`stdout.log`) and of QEMU's errors (`stderr.log`)
+        /// that is kept, in MB each: see [`ProcessDriver::log_mb`](super::ProcessDriver::log_mb).
+        /// Default: 16.
+        log_mb: u32;
     }
 
     /// The program that supervises machines: see
@@ -153,7 +151,7 @@ impl QemuDriver {
         let qemu_img = find_program("qemu-img".as_ref(), self.path.as_deref(), Path::new("/")).ok();
         let base = || image::find(self.images.as_deref(), entry.id.as_str());
         let bounds = image::Bounds {
-            until: now() + IMAGE,
+            until: deadline(IMAGE),
             cancel: launch.cancel,
         };
         image::boot_disk(launch.place, base, entry.size, qemu_img.as_deref(), bounds)
@@ -203,7 +201,7 @@ impl Driver for QemuDriver {
             }
         }
         let bounds = image::Bounds {
-            until: now() + FIRST_ANSWER,
+            until: deadline(FIRST_ANSWER),
             cancel: launch.cancel,
         };
         // This is found out at each launch, because QEMU may be replaced while the agent runs.
@@ -272,9 +270,9 @@ impl Driver for QemuDriver {
     /// Tells QEMU to quit first, so that it writes buffered data to its disks.
     fn kill(&self, running: &Running) -> io::Result<()> {
         // QEMU may hang in a write to its disks, so SIGKILL follows after a time limit.
-        let limit = now() + QUIT;
+        let limit = deadline(QUIT);
         let quits = Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("quit", &json!({})));
-        while quits.is_ok() && is_alive(&running.handle) && now() < limit {
+        while quits.is_ok() && is_alive(&running.handle) && left(limit).is_ok() {
             pause(LOOK);
         }
         self.supervisors.kill(running)
@@ -359,7 +357,7 @@ impl Driver for QemuDriver {
 /// Waits until QEMU answers. If it ends instead, the instance was never started. `logged` is the
 /// length of QEMU's log of errors before the run.
 fn await_answer(running: &Running, logged: u64, cancel: &Cancel) -> Result<(), LaunchError> {
-    let (work, limit) = (running.place.work(), now() + FIRST_ANSWER);
+    let (work, limit) = (running.place.work(), deadline(FIRST_ANSWER));
     // QEMU reports a wrong argument by ending, and a good start by answering.
     while is_alive(&running.handle) {
         match Qmp::connect(&work).and_then(|mut qmp| qmp.execute("query-status", &json!({}))) {
@@ -371,7 +369,7 @@ fn await_answer(running: &Running, logged: u64, cancel: &Cancel) -> Result<(), L
             Err(_) if cancel.is_cancelled() => {
                 return Err(LaunchError::launch("the launch was cancelled"));
             }
-            Err(e) if now() > limit => {
+            Err(e) if left(limit).is_err() => {
                 warn!("instance {}: {e}", running.place.instance());
                 return Ok(());
             }
@@ -458,9 +456,4 @@ fn last_words(place: &InstanceDir, logged: u64) -> io::Result<Vec<u8>> {
     let mut words = Vec::new();
     log.take(LAST_WORDS).read_to_end(&mut words)?;
     Ok(words)
-}
-
-#[expect(clippy::disallowed_methods, reason = "time limits of answers")]
-fn now() -> Instant {
-    Instant::now()
 }

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::super::supervisor::connect_to;
-use super::now;
+use ssntp_transport::{deadline, left};
 
 /// The socket's name in the machine's directory.
 pub(super) const SOCKET: &str = "qmp.sock";
@@ -41,8 +41,9 @@ pub(super) struct Qmp {
     stream: UnixStream,
     /// Bytes that were read and not handled yet.
     read: Vec<u8>,
-    /// The devices that the machine has reported as deleted on this connection.
-    deleted: Vec<String>,
+    /// The device that is being removed; empty once the machine has reported that it is deleted. Only
+    /// one name is kept, because a guest that took over its QEMU can report any number.
+    leaving: String,
 }
 
 impl Qmp {
@@ -53,9 +54,9 @@ impl Qmp {
         let mut qmp = Self {
             stream,
             read: Vec::new(),
-            deleted: Vec::new(),
+            leaving: String::new(),
         };
-        let limit = now() + ANSWER;
+        let limit = deadline(ANSWER);
         while qmp.line(limit)?.get("QMP").is_none() {}
         qmp.execute("qmp_capabilities", &json!({}))?;
         Ok(qmp)
@@ -63,12 +64,13 @@ impl Qmp {
 
     /// Removes a disk, and waits until the system in the machine has released it.
     pub(super) fn unplug(&mut self, device: &str, node: &str, within: Duration) -> io::Result<()> {
+        // The event may arrive before the answer.
+        device.clone_into(&mut self.leaving);
         match self.execute("device_del", &json!({ "id": device })) {
             // `device_del` only asks the system in the machine. The disk is in use until the event.
             Ok(_) => {
-                let limit = now() + within;
-                // The event may have arrived before the answer, so earlier events count.
-                while !self.deleted.iter().any(|deleted| deleted == device) {
+                let limit = deadline(within);
+                while !self.leaving.is_empty() {
                     self.line(limit)?;
                 }
             }
@@ -83,7 +85,7 @@ impl Qmp {
     /// Sends a command and waits for its result, for at most [`ANSWER`]. The error for a device that
     /// does not exist has the kind `NotFound`.
     pub(super) fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
-        let limit = now() + ANSWER;
+        let limit = deadline(ANSWER);
         let line = format!("{}\r\n", json!({ "execute": command, "arguments": arguments }));
         self.stream.write_all(line.as_bytes())?;
         loop {
@@ -111,13 +113,7 @@ impl Qmp {
             if self.read.len() > MAX_LINE {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "too long a line"));
             }
-            let left = limit.saturating_duration_since(now());
-            if left.is_zero() {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "the machine does not answer",
-                ));
-            }
+            let left = left(limit).map_err(|e| io::Error::new(e.kind(), "the machine does not answer"))?;
             // The timeout is set for each read, so that a machine that sends single bytes cannot
             // exceed the limit.
             self.stream.set_read_timeout(Some(left))?;
@@ -133,9 +129,8 @@ impl Qmp {
         let bytes: Vec<u8> = self.read.drain(..=end).collect();
         let line: Value =
             serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
-        if line["event"] == "DEVICE_DELETED" {
-            self.deleted
-                .extend(line["data"]["device"].as_str().map(str::to_owned));
+        if line["event"] == "DEVICE_DELETED" && line["data"]["device"] == *self.leaving {
+            self.leaving.clear();
         }
         Ok(line)
     }

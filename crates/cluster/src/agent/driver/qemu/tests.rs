@@ -120,10 +120,14 @@ impl Stage {
     }
 
     fn await_greetings(&self, count: usize) {
-        let limit = now() + SOON;
+        let limit = deadline(SOON);
         let greetings = |log: &[u8]| log.windows(GREETING.len()).filter(|w| *w == GREETING).count();
         while greetings(&self.serial()) < count {
-            assert!(now() < limit, "{:?}", String::from_utf8_lossy(&self.serial()));
+            assert!(
+                left(limit).is_ok(),
+                "{:?}",
+                String::from_utf8_lossy(&self.serial())
+            );
             pause(LOOK);
         }
     }
