@@ -22,7 +22,7 @@ use ssntp::proto::{Command, Frame};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_cluster::scheduler::placement::Policy;
-use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use ssntp_cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp_controller::model::{InstanceState as Kept, RolloutState};
 use ssntp_controller::store::StoreError;
 use ssntp_controller::{Config, Daemon, Handle, Limits, Query, Refused, RolloutOrder, Snapshot, Spec};
@@ -128,9 +128,13 @@ struct Cluster {
 
 impl Cluster {
     fn start() -> Self {
+        Self::of(SchedulerConfig::new())
+    }
+
+    fn of(config: SchedulerConfig) -> Self {
         let listener = MemoryListener::new();
         let server = ServerConfig::new(identity(Role::SCHEDULER), trust()).listen_in_memory(&listener);
-        let config = SchedulerConfig::new().policy(Policy::Opportunistic);
+        let config = config.policy(Policy::Opportunistic);
         let server = Scheduler::new(config).unwrap().start(server).unwrap();
         let uuid = Uuid::new_v4();
         let config = ClientConfig::new(bound_identity(Role::AGENT, uuid), trust());
@@ -273,6 +277,39 @@ fn with_a_scheduler_each_wanted_instance_is_started_once() {
     });
     drop(controller);
     assert_eq!(cluster.end(), 8);
+}
+
+/// A page follows the history after the row of its snapshot. If that row were older than all that are
+/// kept, the page would load itself again and again.
+#[test]
+fn the_revision_of_a_snapshot_counts_rows_that_no_order_caused() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start();
+    let controller = daemon(&cluster.listener, dir.path());
+    let handle = controller.handle();
+    // The beginning of the session is a row.
+    let history = handle.history().unwrap();
+    until(handle, "the last row counts", |snapshot| {
+        snapshot.health.told && snapshot.revision > 0 && snapshot.revision == history.last_id().unwrap()
+    });
+    drop(controller);
+    assert_eq!(cluster.end(), 0);
+}
+
+#[test]
+fn a_controller_that_only_deletes_notices_that_another_one_is_the_master() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let cluster = Cluster::of(SchedulerConfig::new().controllers(ControllerMode::Master));
+    let master = daemon(&cluster.listener, one.path());
+    master.handle().apply(vec![web(1, "a")], false).unwrap();
+    let runs = |snapshot: &Snapshot| snapshot.status.get("web").is_some_and(|web| web.running == 1);
+    until(master.handle(), "it runs", runs);
+    let backup = daemon(&cluster.listener, two.path());
+    backup.handle().apply(vec![web(0, "a")], false).unwrap();
+    until(backup.handle(), "it follows", |snapshot| !snapshot.health.leads);
+    until(master.handle(), "it still runs", runs);
+    drop((backup, master));
+    assert_eq!(cluster.end(), 1);
 }
 
 #[test]

@@ -120,7 +120,7 @@ impl Daemon {
             store: Ok(()),
         };
         let snapshot = Snapshot {
-            revision: store.reading().history()?.last_id()?,
+            revision: store.last_id(),
             state: state.clone(),
             status: BTreeMap::new(),
             health,

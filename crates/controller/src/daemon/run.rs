@@ -44,6 +44,9 @@ pub(super) struct Run {
     changes: Receiver<Change>,
     /// The STARTs without an answer, by their instances.
     orders: Vec<(Uuid, cluster::Order)>,
+    /// The last DELETE. Its answer shows whether another controller is the master, also if there is
+    /// nothing to start.
+    last_delete: Option<cluster::Order>,
     began: Instant,
     /// The number of the session; it grows with each one.
     session: u64,
@@ -53,7 +56,6 @@ pub(super) struct Run {
     /// complete.
     connected: Option<BTreeSet<Uuid>>,
     seen: Seen,
-    revision: i64,
     /// The minute of the figures that were written last.
     minute: i64,
     is_ended: bool,
@@ -66,10 +68,10 @@ impl Run {
             core: Core::new(state),
             changes: handle.controller.subscribe(),
             controller: Arc::clone(&handle.controller),
-            revision: handle.snapshot().revision,
             snapshot: Arc::clone(&handle.snapshot),
             checks: Checks::start()?,
             orders: Vec::new(),
+            last_delete: None,
             began: now(),
             session: 0,
             is_complete: false,
@@ -165,7 +167,7 @@ impl Run {
         // The view is copied, so that its lock is not held while a commit waits for the disk.
         self.seen = self.controller.look(|view| seen(view, session, is_complete));
         self.note_figures(now.unix_ms);
-        self.take_answers();
+        self.take_answers(now);
         for _ in 0..MOST_PLANS {
             // Each plan is committed before the next one, which depends on the new state.
             let plan = self.core.step(&self.seen, now, &mut Uuid::new_v4);
@@ -174,10 +176,7 @@ impl Run {
             }
             if !plan.writes.is_empty() {
                 match self.store.commit(plan.writes.clone()) {
-                    Ok(revision) => {
-                        self.revision = revision;
-                        self.core.committed(plan.writes, revision);
-                    }
+                    Ok(revision) => self.core.committed(plan.writes, revision),
                     // The store has logged the reason. No command of the plan may be sent.
                     Err(_) => return,
                 }
@@ -200,10 +199,11 @@ impl Run {
                     workload_agent_uuid: node.into(),
                     ..Delete::default()
                 };
-                // The answer is not needed: the view shows when the instance is gone, and until then
-                // the reconciler repeats the DELETE.
-                if let Err(e) = self.controller.order(&delete) {
-                    info!(target: LOG, "DELETE of {instance}: {e}");
+                // The view shows when the instance is gone, and until then the reconciler repeats the
+                // DELETE.
+                match self.controller.order(&delete) {
+                    Ok(order) => self.last_delete = Some(order),
+                    Err(e) => info!(target: LOG, "DELETE of {instance}: {e}"),
                 }
                 return;
             }
@@ -218,8 +218,12 @@ impl Run {
         }
     }
 
-    fn take_answers(&mut self) {
+    fn take_answers(&mut self, now: Now) {
         let core = &mut self.core;
+        let deleted = self.last_delete.as_ref().and_then(cluster::Order::poll);
+        if deleted.is_some_and(|settled| answer(settled) == Answer::NotMaster) {
+            core.follow_master(now);
+        }
         self.orders.retain(|(instance, order)| match order.poll() {
             None => true,
             Some(settled) => {
@@ -276,21 +280,24 @@ impl Run {
 
     fn carry_out(&mut self, order: Order) -> Outcome {
         let (mut applied, writes) = order(&self.core)?;
-        if !writes.is_empty() {
-            // The memory changes only after the commit, so that it never is ahead of the disk.
-            self.revision = self.store.commit(writes.clone())?;
-            self.core.committed(writes, self.revision);
-            for one in applied.iter_mut().filter(|one| one.change != Changed::Unchanged) {
-                one.revision = self.revision;
-            }
+        if writes.is_empty() {
+            return Ok((self.store.last_id(), applied));
         }
-        Ok((self.revision, applied))
+        // The memory changes only after the commit, so that it never is ahead of the disk.
+        let revision = self.store.commit(writes.clone())?;
+        self.core.committed(writes, revision);
+        for one in applied.iter_mut().filter(|one| one.change != Changed::Unchanged) {
+            one.revision = revision;
+        }
+        Ok((revision, applied))
     }
 
     fn publish(&self) {
         let failing = self.store.failing();
         let snapshot = Snapshot {
-            revision: self.revision,
+            // Only this thread changes the state, so all rows about it are in the snapshot. The view
+            // has each change before its row is written.
+            revision: self.store.last_id(),
             state: self.core.state().clone(),
             status: self.core.status().clone(),
             health: Health {

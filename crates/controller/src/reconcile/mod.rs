@@ -205,6 +205,11 @@ impl Core {
         self.soft.backup_until.is_some_and(|until| now.elapsed < until)
     }
 
+    /// Another controller is the master, by the answer to a DELETE. For a while, nothing is decided.
+    pub fn follow_master(&mut self, now: Now) {
+        self.soft.follow_master(now);
+    }
+
     /// Adds the answer to a START or a query, for the next step.
     pub fn answer(&mut self, instance: Uuid, answer: Answer) {
         self.soft.answers.push((instance, answer));

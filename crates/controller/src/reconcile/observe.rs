@@ -8,8 +8,6 @@ use uuid::Uuid;
 use super::{Answer, Pass, SeenInstance};
 use crate::model::{Instance, InstanceState, ReschedulePolicy, Workload};
 
-/// The time for which another controller counts as the master before this one tries again.
-const BACKUP: Duration = Duration::from_secs(30);
 /// The retention of an instance that the scheduler does not have. A node that has it is expected to
 /// reconnect within this time.
 const LOST: Duration = Duration::from_secs(3600);
@@ -37,7 +35,7 @@ impl Pass<'_> {
         let mut dropped = BTreeSet::new();
         for (uuid, answer) in std::mem::take(&mut self.soft.answers) {
             if answer == Answer::NotMaster {
-                self.soft.backup_until = Some(self.now.elapsed + BACKUP);
+                self.soft.follow_master(self.now);
             }
             // If a node has listed the instance since, the view is newer than the answer.
             let starting = self.state.instances.get(&uuid).filter(|instance| {

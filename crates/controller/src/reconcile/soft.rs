@@ -15,6 +15,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The time after which the failure of an instance counts as the first one again.
 const LONG_ENOUGH: Duration = Duration::from_secs(60);
 
+/// The time for which another controller counts as the master before this one tries again.
+const BACKUP: Duration = Duration::from_secs(30);
+
 #[derive(Debug, Default)]
 pub(super) struct Soft {
     session: u64,
@@ -104,6 +107,10 @@ impl Soft {
                 progress.since = now.elapsed;
             }
         }
+    }
+
+    pub(super) fn follow_master(&mut self, now: Now) {
+        self.backup_until = Some(now.elapsed + BACKUP);
     }
 
     pub(super) fn checked(&mut self, instance: Uuid, is_healthy: bool, limit: u32) {

@@ -17,6 +17,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use super::history::MAX_ROWS;
 use super::{History, Query, Reading, StoreError};
 use crate::model::Row;
+use ssntp_transport::deadline;
 
 /// A reader of the history that waits for new rows.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ impl Follow {
     /// # Errors
     /// [`StoreError`]; [`Closed`](StoreError::Closed) once the controller has ended.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Row>, StoreError> {
+        // A commit without a row of the history wakes the wait as well, and must not extend it.
+        let end = deadline(timeout);
         loop {
             if self.backlog.is_empty() {
                 let rows = self.history.rows(&Query {
@@ -61,7 +64,7 @@ impl Follow {
                 self.last = row.id;
                 return Ok(Some(row));
             }
-            match self.commits.recv_timeout(timeout) {
+            match self.commits.recv_deadline(end) {
                 Ok(()) => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => return Err(StoreError::Closed),

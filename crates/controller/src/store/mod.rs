@@ -35,7 +35,7 @@ mod tests;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -102,6 +102,8 @@ struct Shared {
     followers: Mutex<Option<Vec<Sender<()>>>>,
     /// The error of the last commit, if it failed.
     failing: Mutex<Option<StoreError>>,
+    /// The number of the last row of the history.
+    last: AtomicI64,
     dropped: AtomicU64,
 }
 
@@ -140,11 +142,13 @@ impl Store {
         );
 
         let opened = schema::open(&file, limits)?;
-        let state = schema::load(&opened).map_err(|e| StoreError::of(&file, e))?;
+        let loaded = schema::load(&opened).and_then(|state| Ok((state, schema::last_id(&opened)?)));
+        let (state, last) = loaded.map_err(|e| StoreError::of(&file, e))?;
         let shared = Arc::new(Shared {
             file: file.clone(),
             followers: Mutex::new(Some(Vec::new())),
             failing: Mutex::new(None),
+            last: last.into(),
             dropped: AtomicU64::new(0),
         });
         let (jobs, received) = bounded(MOST_WAITING);
@@ -186,6 +190,11 @@ impl Store {
     /// The error of the last commit, if it failed.
     pub fn failing(&self) -> Option<StoreError> {
         lock(&self.shared.failing).clone()
+    }
+
+    /// The highest number that a row of the history ever had; 0 before the first row.
+    pub fn last_id(&self) -> i64 {
+        self.shared.last.load(Ordering::Acquire)
     }
 
     /// The number of changes that were dropped.

@@ -84,7 +84,11 @@ impl<'a> Owner<'a> {
         }
         *failing = outcome.as_ref().err().cloned();
         drop(failing);
-        if outcome.is_ok() {
+        if let Ok(revisions) = &outcome {
+            // This precedes the replies, so that a caller finds the number of its own row.
+            self.shared
+                .last
+                .store(revisions.last().copied().unwrap_or(0), Ordering::Release);
             self.shared.wake_followers();
         }
         for (at, job) in group.iter().enumerate() {

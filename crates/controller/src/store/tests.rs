@@ -430,6 +430,7 @@ fn a_read_only_database_refuses_writes() {
         file,
         followers: Mutex::new(Some(Vec::new())),
         failing: Mutex::new(None),
+        last: Default::default(),
         dropped: AtomicU64::new(0),
     });
     let (jobs, received) = bounded(9);
@@ -485,6 +486,7 @@ fn the_history_is_bounded_by_age_and_by_size() {
         file: file.clone(),
         followers: Mutex::new(None),
         failing: Mutex::new(None),
+        last: Default::default(),
         dropped: AtomicU64::new(0),
     };
     let owner = owner::Owner::new(connection, &shared, limits);
