@@ -125,49 +125,53 @@ fn new_id() -> Id {
     Uuid::new_v4().into()
 }
 
-fn sessions(controller: &Controller) -> Result<Vec<SessionEntry>, String> {
-    let (mut all, mut after) = (Vec::new(), 0);
+/// The entries of all pages of a list. `page` returns the entries after a key, and the key of the next
+/// page.
+fn paged<K: PartialOrd + Default, T>(
+    page: impl Fn(&K) -> Result<(Vec<T>, K), String>,
+) -> Result<Vec<T>, String> {
+    let (mut all, mut after) = (Vec::new(), K::default());
     for _ in 0..PAGES {
-        let question = ListSessions {
-            id: new_id(),
-            roles: String::new(),
-            after,
-        };
-        let page = controller.ask(&question, |page: &Sessions| page.id == question.id, ANSWER);
-        let page = page.map_err(|e| e.to_string())?;
-        all.extend(page.entries);
-        // The numbers have to grow. Otherwise a faulty scheduler could keep this loop running.
-        if page.next <= after {
+        let (entries, next) = page(&after)?;
+        all.extend(entries);
+        // The keys have to grow. Otherwise a faulty scheduler could keep this loop running.
+        if next <= after {
             break;
         }
-        after = page.next;
+        after = next;
     }
     Ok(all)
 }
 
+fn sessions(controller: &Controller) -> Result<Vec<SessionEntry>, String> {
+    paged(|after| {
+        let question = ListSessions {
+            id: new_id(),
+            roles: String::new(),
+            after: *after,
+        };
+        let page = controller.ask(&question, |page: &Sessions| page.id == question.id, ANSWER);
+        let page = page.map_err(|e| e.to_string())?;
+        Ok((page.entries, page.next))
+    })
+}
+
 /// All tenants, without the addresses of their instances.
 fn tenants(controller: &Controller) -> Result<Vec<TenantEntry>, String> {
-    let (mut all, mut name) = (Vec::new(), String::new());
-    for _ in 0..PAGES {
+    paged(|after: &String| {
         let question = Tenant {
             id: new_id(),
             action: TenantAction::List,
-            name,
+            name: after.clone(),
             ..Tenant::default()
         };
         let page = controller.ask(&question, |page: &Tenants| page.id == question.id, ANSWER);
         let page = page.map_err(|e| e.to_string())?;
-        if !page.reason.as_str().is_empty() {
-            return Err(page.detail);
+        match page.reason.as_str().is_empty() {
+            true => Ok((page.entries, page.next)),
+            false => Err(page.detail),
         }
-        all.extend(page.entries);
-        // As for sessions, the names have to grow.
-        if page.next <= question.name {
-            break;
-        }
-        name = page.next;
-    }
-    Ok(all)
+    })
 }
 
 /// The next piece of an instance's output, in whole characters. `held` has, for each of the two

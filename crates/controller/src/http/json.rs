@@ -1,6 +1,6 @@
 //! The routes for programs, below `/api/v1`. `docs/controller.md` lists them.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 use ssntp_admin::http::{Answer, JSON, Refused, Reply, Request};
 use uuid::Uuid;
@@ -50,9 +50,22 @@ impl From<crate::Refused> for Problem {
     }
 }
 
-fn found(value: &impl serde::Serialize) -> Found {
+fn found(value: &impl Serialize) -> Found {
     match serde_json::to_string(value) {
         Ok(text) => Ok(Answer::new(200, JSON, text + "\n").into()),
+        Err(e) => Err(Problem::unavailable(format!("the answer cannot be written: {e}"))),
+    }
+}
+
+/// A list. Each element is written before the next one is made, because all elements as values would
+/// take several times the memory of their text.
+fn list<T: Serialize>(elements: impl Iterator<Item = T>) -> Found {
+    let mut text = Vec::new();
+    match serde_json::Serializer::new(&mut text).collect_seq(elements) {
+        Ok(()) => {
+            text.push(b'\n');
+            Ok(Answer::new(200, JSON, text).into())
+        }
         Err(e) => Err(Problem::unavailable(format!("the answer cannot be written: {e}"))),
     }
 }
@@ -97,6 +110,9 @@ impl Routes {
                 let is_filtered = matches!(parts[..], ["instances"]);
                 allow(if is_filtered { &["workload"] } else { &[] })?;
                 let picture = self.pictures.sample().map_err(Problem::unavailable)?;
+                // One answer is made at a time. An answer of all instances may have many megabytes, and
+                // it counts as a large one only when it is complete.
+                let _making = self.making.lock();
                 // The picture may be some 250 ms old. The desired state is read at once, so that a
                 // client that has written reads what it wrote.
                 read(&self.source.kept(), &picture.view, &parts, &params)
@@ -219,7 +235,7 @@ impl Routes {
             let trace: FrameTrace = serde_json::from_str(&row.text).ok()?;
             Some(json!({ "id": row.id, "at": row.at, "trace": trace }))
         });
-        found(&traces.collect::<Vec<_>>())
+        list(traces)
     }
 }
 
@@ -276,7 +292,7 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params) -> Found 
         ["workloads"] => {
             let workloads = kept.state.workloads.values();
             let workloads = workloads.map(|workload| of_workload(kept, workload));
-            found(&workloads.collect::<Vec<_>>())
+            list(workloads)
         }
         ["workloads", name] => {
             let name = decode(name);
@@ -293,7 +309,7 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params) -> Found 
                 .instances()
                 .filter(|seen| asked.is_empty() && !kept.state.instances.contains_key(&seen.uuid));
             let others = others.map(|seen| of_instance(view, None, Some(seen)));
-            found(&wanted.chain(others).collect::<Vec<_>>())
+            list(wanted.chain(others))
         }
         ["instances", instance] => {
             let instance = uuid(instance)?;
@@ -302,7 +318,7 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params) -> Found 
                 (kept, seen) => found(&of_instance(view, kept.map(|kept| &**kept), seen)),
             }
         }
-        ["nodes"] => found(&view.nodes().map(of_node).collect::<Vec<_>>()),
+        ["nodes"] => list(view.nodes().map(of_node)),
         ["nodes", node] => match view.node(uuid(node)?) {
             Some(node) => {
                 let mut value = of_node(node);

@@ -13,6 +13,7 @@
 //! | the body of a request | 1 MiB | 413 |
 //! | followers of events | 64, beside the connections | 503 |
 //! | answers of more than 256 KiB | four at a time | 503 |
+//! | answers about the cluster that are being made | one | the others wait |
 //! | pictures of the cluster | four a second, for all clients together | clients share a picture |
 //! | tokens | 256 | a further token is refused |
 //!
@@ -174,6 +175,7 @@ impl Api {
             access: Access { tokens, login },
             trusts: Arc::new(RwLock::new(trusts)),
             large: Arc::default(),
+            making: Mutex::default(),
             writing: Mutex::default(),
         });
         let http = Http::start(&admin, "http", LOG, Arc::clone(&routes))?;
@@ -226,6 +228,8 @@ struct Routes {
     trusts: Arc<RwLock<Option<Trusts>>>,
     /// Each large answer holds a clone, so the count of clones is the number of large answers.
     large: Arc<()>,
+    /// Held while an answer about the whole cluster is made.
+    making: Mutex<()>,
     /// Held from the comparison of the revision until the workload is written.
     writing: Mutex<()>,
 }
