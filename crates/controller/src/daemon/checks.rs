@@ -46,13 +46,11 @@ impl Checks {
             let cancelled = cancel.clone();
             let thread = threads::spawn("ssntp-check", move || {
                 for check in waiting {
-                    let Check {
-                        host, port, limit, ..
-                    } = check;
                     let options = TcpOptions::default();
-                    let connected = connect_unless(&host, port, &options, limit, &cancelled).is_ok();
+                    let connected =
+                        connect_unless(&check.host, check.port, &options, check.limit, &cancelled);
                     // The receiver is gone because the controller has ended.
-                    if reports.send((check.instance, connected)).is_err() {
+                    if reports.send((check.instance, connected.is_ok())).is_err() {
                         return;
                     }
                 }

@@ -98,7 +98,7 @@ pub enum RolloutState {
 }
 
 /// An instance of a workload.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Instance {
     /// The UUID, which is on the disk before the START is sent.
     pub uuid: Uuid,
@@ -127,10 +127,11 @@ pub struct Instance {
 }
 
 /// The state of an instance.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InstanceState {
     /// The instance is stored, and no node has listed it yet.
+    #[default]
     Starting,
     /// A node has listed the instance, and it has not ended.
     Running,

@@ -285,13 +285,11 @@ impl Pass<'_> {
             workload: workload.name.clone(),
             slot,
             version: workload.version,
-            node: None,
             state: InstanceState::Starting,
             wanted: true,
-            ending: String::new(),
             attempt: failed.attempt,
             since: self.now.unix_ms,
-            revision: 0,
+            ..Instance::default()
         };
         let payload = version.template.payload(&workload.name, slot, instance.uuid);
         self.soft.unanswered.insert(

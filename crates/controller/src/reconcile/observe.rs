@@ -229,10 +229,8 @@ impl Pass<'_> {
                 node: Some(seen.node),
                 state: InstanceState::Running,
                 wanted,
-                ending: String::new(),
-                attempt: 0,
                 since: self.now.unix_ms,
-                revision: 0,
+                ..Instance::default()
             };
             let what = match wanted {
                 true => "was found, and is taken over",
