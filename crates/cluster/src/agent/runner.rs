@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::control::{Action, Control, Input, Settings};
 use super::driver::Driver;
 use super::figures::AgentFigures;
+use super::now;
 use super::policy::Policy;
 use super::store::{PASSABLE, Store, make_dirs};
 use super::streams::Streams;
@@ -423,9 +424,4 @@ impl Runner {
             }
         }
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the clock of the state machine")]
-fn now() -> Instant {
-    Instant::now()
 }

@@ -65,12 +65,10 @@ pub struct SteppedAgent {
 impl SteppedAgent {
     /// An agent whose instances are run by `driver`.
     pub fn new(config: SteppedConfig, driver: Arc<dyn Driver>, now: Instant) -> Self {
-        let SteppedConfig {
-            node, role, facts, ..
-        } = config;
+        let facts = config.facts;
         let settings = Settings {
-            node,
-            role,
+            node: config.node,
+            role: config.role,
             drivers: vec![driver],
             state: Some(NOWHERE.into()),
             // These are set, so that the capacity does not depend on the machine that simulates.

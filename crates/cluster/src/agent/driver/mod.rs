@@ -25,7 +25,6 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -39,6 +38,7 @@ pub use self::supervisor::{Confinement, supervise};
 use super::policy::Policy;
 use crate::network::Wire;
 use ssntp::payload::{Start, StartPayload};
+pub use ssntp_transport::Cancel;
 
 /// Runs instances of one or several types.
 ///
@@ -202,7 +202,7 @@ pub struct Launch<'a> {
     pub policy: &'a Policy,
     /// The network of the instance; `None` for the host's network.
     pub network: Option<&'a Wire>,
-    /// The flag that cancels the launch. A driver checks it during long work.
+    /// Cancels the launch. A driver checks it during long work.
     pub cancel: &'a Cancel,
 }
 
@@ -215,22 +215,6 @@ pub struct User {
     pub gid: u32,
     /// True if the user runs only this instance.
     pub alone: bool,
-}
-
-/// A flag that cancels work. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
-
-impl Cancel {
-    /// Sets the flag.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    /// True after [`cancel`](Self::cancel).
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
 }
 
 /// The ID of one run of an instance, in a form that survives the agent: a process, with the facts
@@ -299,13 +283,10 @@ pub struct Exit {
 
 impl Exit {
     /// An end with that code.
-    pub const fn code(code: i32) -> Self {
+    pub fn code(code: i32) -> Self {
         Self {
             code: Some(code),
-            signal: None,
-            out_of_memory: false,
-            started: None,
-            ended: None,
+            ..Self::default()
         }
     }
 }
@@ -358,15 +339,31 @@ pub struct Volume {
     pub path: PathBuf,
 }
 
-/// An instance did not start.
+/// An error of a driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{why}")]
-pub struct LaunchError {
+pub struct DriverError<F> {
     /// The cause.
-    pub fault: LaunchFault,
+    pub fault: F,
     /// The explanation, in one line.
     pub why: String,
 }
+
+impl<F> DriverError<F> {
+    /// An error with its explanation.
+    pub fn new(fault: F, why: impl Into<String>) -> Self {
+        Self {
+            fault,
+            why: why.into(),
+        }
+    }
+}
+
+/// An instance did not start.
+pub type LaunchError = DriverError<LaunchFault>;
+
+/// A volume was not attached or detached.
+pub type VolumeError = DriverError<VolumeFault>;
 
 /// The reason why an instance did not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -386,14 +383,6 @@ pub enum LaunchFault {
 }
 
 impl LaunchError {
-    /// An error with its explanation.
-    pub fn new(fault: LaunchFault, why: impl Into<String>) -> Self {
-        Self {
-            fault,
-            why: why.into(),
-        }
-    }
-
     /// An error with the fault [`LaunchFault::Launch`].
     pub fn launch(why: impl Into<String>) -> Self {
         Self::new(LaunchFault::Launch, why)
@@ -410,16 +399,6 @@ impl LaunchError {
     }
 }
 
-/// A volume was not attached or detached.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{why}")]
-pub struct VolumeError {
-    /// The cause.
-    pub fault: VolumeFault,
-    /// The explanation, in one line.
-    pub why: String,
-}
-
 /// The reason why a volume was not attached or detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -432,14 +411,4 @@ pub enum VolumeFault {
     Instance,
     /// Any other reason, such as a volume that does not exist.
     Failed,
-}
-
-impl VolumeError {
-    /// An error with its explanation.
-    pub fn new(fault: VolumeFault, why: impl Into<String>) -> Self {
-        Self {
-            fault,
-            why: why.into(),
-        }
-    }
 }

@@ -54,6 +54,7 @@ use super::{
     Running, Usage, User, Volume, VolumeError,
 };
 use ssntp::payload::{Start, VmType};
+use ssntp_transport::setters;
 
 /// The `PATH` of programs if the agent itself has none.
 pub(super) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -77,13 +78,11 @@ impl ProcessDriver {
         })
     }
 
-    /// The maximum output of an instance that is kept, in MB, for each of `stdout.log` and
-    /// `stderr.log`. The older half is in a file of its own, whose name ends with `.1`. The limit
-    /// counts for runs that start from now on. Default: 16.
-    #[must_use]
-    pub fn log_mb(mut self, mb: u32) -> Self {
-        self.log_mb = mb;
-        self
+    setters! {
+        /// The maximum output of an instance that is kept, in MB, for each of `stdout.log` and
+        /// `stderr.log`. The older half is in a file of its own, whose name ends with `.1`. The limit
+        /// counts for runs that start from now on. Default: 16.
+        log_mb: u32;
     }
 
     /// The program that supervises instances; it has to call [`supervise`](super::supervise).
@@ -253,10 +252,7 @@ pub(crate) fn give(path: &Path, user: User) -> io::Result<()> {
     let metadata = file.metadata()?;
     let is_own = metadata.is_file() && metadata.nlink() == 1;
     if !is_own {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "it is not a file of its own",
-        ));
+        return Err(io::Error::other("it is not a file of its own"));
     }
     // Other users may be in its group, so the group gets no access.
     file.set_permissions(Permissions::from_mode(0o600))?;

@@ -46,6 +46,7 @@ pub(super) use self::jobs::measure;
 use super::control::{Input, Job};
 use super::driver::{Cancel, EndSink};
 use super::figures::CrewFigures;
+use super::now;
 use super::policy::Policy;
 use super::store::Store;
 use ssntp_transport::threads;
@@ -360,9 +361,4 @@ impl Pool {
             queues.crews[crew as usize].idle -= 1;
         }
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the duration of jobs")]
-fn now() -> Instant {
-    Instant::now()
 }

@@ -63,11 +63,8 @@ impl Format {
         }
     }
 
-    fn boot_file(self) -> &'static str {
-        match self {
-            Self::Raw => "boot.raw",
-            Self::Qcow2 => "boot.qcow2",
-        }
+    fn boot_file(self) -> String {
+        format!("boot.{}", self.name())
     }
 }
 

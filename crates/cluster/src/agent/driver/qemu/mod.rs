@@ -96,7 +96,8 @@ pub struct QemuDriver {
     supervisors: Supervisors,
     log_mb: u32,
     images: Option<PathBuf>,
-    path: Option<OsString>,
+    /// The directories in which programs are looked for.
+    path: OsString,
 }
 
 impl QemuDriver {
@@ -111,7 +112,7 @@ impl QemuDriver {
             supervisors: Supervisors::new(confinement)?,
             log_mb: DEFAULT_LOG_MB,
             images: None,
-            path: Some(std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into())),
+            path: std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()),
         })
     }
 
@@ -141,14 +142,14 @@ impl QemuDriver {
     /// Sets the directories in which programs are looked for, in place of `PATH`.
     #[cfg(test)]
     fn path(mut self, path: impl Into<OsString>) -> Self {
-        self.path = Some(path.into());
+        self.path = path.into();
         self
     }
 
     fn boot_disk(&self, launch: &Launch<'_>) -> Result<Disk, LaunchError> {
         let entry = image::bootable(&launch.payload.start.storage)
             .ok_or_else(|| LaunchError::new(LaunchFault::Image, "no entry of storage has boot: true"))?;
-        let qemu_img = find_program("qemu-img".as_ref(), self.path.as_deref(), Path::new("/")).ok();
+        let qemu_img = find_program("qemu-img".as_ref(), Some(&self.path), Path::new("/")).ok();
         let base = || image::find(self.images.as_deref(), entry.id.as_str());
         let bounds = image::Bounds {
             until: deadline(IMAGE),
@@ -182,7 +183,7 @@ impl Driver for QemuDriver {
     fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         let (place, start) = (launch.place, &launch.payload.start);
         let (user, work, disks) = (launch.user, place.work(), disks_of(place));
-        let mut emulator = Emulator::find(self.path.as_deref(), user)?;
+        let mut emulator = Emulator::find(Some(&self.path), user)?;
         let firmware = machine::firmware(emulator.arch, &start.fw_type)?;
         // Checked before a disk is made, which can take minutes.
         let group = emulator.group(launch.policy.emulation)?;
@@ -222,11 +223,13 @@ impl Driver for QemuDriver {
         };
         // The socket of a former run would make QEMU fail.
         let _ = fs::remove_file(work.join(qmp::SOCKET));
-        let path = self.path.clone().unwrap_or_default();
         let order = Order {
             program: emulator.path.clone().into(),
             arguments: machine.arguments(),
-            env: vec![("PATH".into(), path), ("HOME".into(), work.clone().into())],
+            env: vec![
+                ("PATH".into(), self.path.clone()),
+                ("HOME".into(), work.clone().into()),
+            ],
             dir: work.into(),
             user,
             group,

@@ -65,6 +65,7 @@ impl Cgroups {
     pub(super) fn create(&self, instance: Uuid, mem_mb: i64, vcpus: i64, pids: u32) -> io::Result<()> {
         let bytes = u64::try_from(mem_mb).unwrap_or(0).saturating_mul(1024 * 1024);
         let quota = u64::try_from(vcpus).unwrap_or(0).saturating_mul(PERIOD_USEC);
+        let name = instance.to_string();
         match self {
             Self::None => return Err(io::ErrorKind::Unsupported.into()),
             Self::Unified(folder) => {
@@ -73,16 +74,13 @@ impl Cgroups {
                     share(parent);
                 }
                 share(folder);
-                let group = folder.join(instance.to_string());
+                let group = folder.join(name);
                 // The group is made after the controllers were turned on, so that it has their
                 // files.
                 fs::create_dir_all(&group)?;
-                let limit = |value: u64| {
-                    if value == 0 {
-                        "max".to_owned()
-                    } else {
-                        value.to_string()
-                    }
+                let limit = |value: u64| match value {
+                    0 => "max".to_owned(),
+                    value => value.to_string(),
                 };
                 fs::write(group.join("memory.max"), limit(bytes))?;
                 fs::write(group.join("cpu.max"), format!("{} {PERIOD_USEC}", limit(quota)))?;
@@ -100,22 +98,21 @@ impl Cgroups {
                 pids: processes,
             } => {
                 for folder in [memory, cpu].into_iter().chain(cpuacct).chain(processes) {
-                    fs::create_dir_all(folder.join(instance.to_string()))?;
+                    fs::create_dir_all(folder.join(&name))?;
                 }
-                let _ = fs::write(memory.join(instance.to_string()).join("memory.swappiness"), "0");
+                let group = memory.join(&name);
+                let _ = fs::write(group.join("memory.swappiness"), "0");
                 if bytes > 0 {
-                    let group = memory.join(instance.to_string());
                     fs::write(group.join("memory.limit_in_bytes"), bytes.to_string())?;
                     // Memory and swap together; the file is missing if the kernel does not count
                     // swap.
                     let _ = fs::write(group.join("memory.memsw.limit_in_bytes"), bytes.to_string());
                 }
                 if let Some(processes) = processes {
-                    let group = processes.join(instance.to_string());
-                    fs::write(group.join("pids.max"), pids.to_string())?;
+                    fs::write(processes.join(&name).join("pids.max"), pids.to_string())?;
                 }
                 if quota > 0 {
-                    let group = cpu.join(instance.to_string());
+                    let group = cpu.join(&name);
                     fs::write(group.join("cpu.cfs_period_us"), PERIOD_USEC.to_string())?;
                     fs::write(group.join("cpu.cfs_quota_us"), quota.to_string())?;
                 }

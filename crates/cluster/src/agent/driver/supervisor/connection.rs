@@ -35,10 +35,7 @@ pub(super) fn reach(running: &Running) -> io::Result<UnixStream> {
     let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
     match peer.as_raw_nonzero().get() == running.handle.pid {
         true => Ok(stream),
-        false => Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            "the supervisor of a later run answers",
-        )),
+        false => Err(io::Error::other("the supervisor of a later run answers")),
     }
 }
 
@@ -59,17 +56,9 @@ pub(super) fn answer(stream: &UnixStream) -> io::Result<State> {
         .take(state::LINE as u64)
         .read_line(&mut line)?;
     if line.is_empty() {
-        return Err(io::Error::new(
-            io::ErrorKind::UnexpectedEof,
-            "the supervisor has closed the connection",
-        ));
+        return Err(io::Error::other("the supervisor has closed the connection"));
     }
-    State::parse(&line).ok_or_else(|| {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            "the supervisor's answer has an unknown state",
-        )
-    })
+    State::parse(&line).ok_or_else(|| io::Error::other("the supervisor's answer has an unknown state"))
 }
 
 /// Connects to a socket in a directory without waiting. A link is refused, because a user who can
@@ -82,7 +71,7 @@ pub(in super::super) fn connect_to(dir: impl AsFd, name: &str) -> io::Result<Uni
         Mode::empty(),
     )?;
     if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::Socket {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a socket"));
+        return Err(io::Error::other("it is not a socket"));
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // The file was opened before: its descriptor cannot be replaced between the check and the

@@ -80,11 +80,7 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
         let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
     }
     if let Some(processes) = order.processes {
-        let limit = Rlimit {
-            current: Some(processes),
-            maximum: Some(processes),
-        };
-        let _ = setrlimit(Resource::Nproc, limit);
+        limit(Resource::Nproc, processes);
     }
     mounts::enter(order).map_err(|e| LaunchError::io("its mounts", &e))?;
     if let Some(user) = order.user {
@@ -120,13 +116,15 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
     if let Some(data) = order.data.filter(|_| joined.is_err() || order.cgroups.is_empty()) {
         // The address space is not limited, because many programs reserve far more of it than they
         // use.
-        let limit = Rlimit {
-            current: Some(data),
-            maximum: Some(data),
-        };
-        let _ = setrlimit(Resource::Data, limit);
+        limit(Resource::Data, data);
     }
     Ok(())
+}
+
+/// Sets a limit that the program cannot raise.
+fn limit(resource: Resource, most: u64) {
+    let (current, maximum) = (Some(most), Some(most));
+    let _ = setrlimit(resource, Rlimit { current, maximum });
 }
 
 /// Keeps the rights to the network, and no others, also for the program. The rights apply only to

@@ -8,7 +8,8 @@ use rustix::process::Signal;
 use super::cgroup::Cgroups;
 use super::connection::run_of;
 use super::state::State;
-use super::{RunId, Running, is_of, now, pause, procfs, state};
+use super::{RunId, Running, is_of, pause, procfs, state};
+use ssntp_transport::{deadline, left};
 
 /// The time for which a failed launch waits until the processes that it has killed are gone. It is
 /// limited, because a process may hang in the kernel.
@@ -79,9 +80,9 @@ fn is_of_session(stat: &procfs::Stat, supervisor: &RunId) -> bool {
 /// Kills the processes that a failed launch has left, waits up to [`LEFTOVERS`] for their end, and
 /// removes the control group.
 pub(super) fn clear(cgroups: &Cgroups, run: &Running) {
-    let limit = now() + LEFTOVERS;
+    let limit = deadline(LEFTOVERS);
     while kill_leftovers(cgroups, run) {
-        if now() > limit {
+        if left(limit).is_err() {
             warn!(
                 "instance {}: some of its processes do not end",
                 run.place.instance()

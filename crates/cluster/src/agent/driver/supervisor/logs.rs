@@ -137,10 +137,7 @@ impl Log {
         let file = File::from(openat(&*self.dir, self.name, flags, Mode::RUSR | Mode::WUSR)?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "it is not a regular file",
-            ));
+            return Err(io::Error::other("it is not a regular file"));
         }
         self.length = metadata.len();
         self.file = Some(file);

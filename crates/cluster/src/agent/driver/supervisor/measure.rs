@@ -1,15 +1,15 @@
 //! The memory, disk and CPU time that instances use.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::super::{Measurable, RunId, Usage};
-use super::procfs::{self, Stat, Tree};
-use super::{MB, Supervisors, is_of, lock, now};
-use crate::agent::tree;
+use super::procfs::{self, Stat};
+use super::{MB, Supervisors, is_of, lock};
+use crate::agent::{now, tree};
 
 /// The maximum number of files in use by an instance that are counted, at some two microseconds each. An
 /// instance with more counts as too large, so that it cannot hide files behind others.
@@ -37,21 +37,16 @@ impl Sample {
 impl Supervisors {
     /// Measures the resources that each instance uses.
     pub(in super::super) fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
-        // The processes of the system are read once, because /proc is slow.
-        let all = procfs::all();
-        let (tree, by_pid): (_, HashMap<_, _>) =
-            (Tree::new(&all), all.iter().map(|stat| (stat.pid, stat)).collect());
-        let at = now();
         let measure = |subject: &Measurable| {
             let mut usage = Usage::default();
             match &subject.handle {
                 Some(handle) => {
-                    let supervisor = by_pid.get(&handle.pid).filter(|stat| is_of(stat, handle));
-                    let run = supervisor.map(|stat| (**stat, tree.descendants(handle.pid)));
+                    let supervisor = procfs::stat(handle.pid).ok().filter(|stat| is_of(stat, handle));
+                    let run = supervisor.map(|stat| (stat, procfs::descendants(handle.pid)));
+                    self.measure_running(subject, handle, run.as_ref(), &mut usage);
                     if let Some((_, run)) = &run {
                         usage.removed = removed(run, subject.place.dir());
                     }
-                    self.measure_running(subject, handle, run, at, &mut usage);
                 }
                 None => (usage.memory_mb, usage.cpu_percent) = (0, 0),
             }
@@ -67,15 +62,13 @@ impl Supervisors {
         &self,
         subject: &Measurable,
         handle: &RunId,
-        run: Option<(Stat, Vec<&Stat>)>,
-        at: Instant,
+        run: Option<&(Stat, Vec<Stat>)>,
         usage: &mut Usage,
     ) {
+        let at = now();
         let (cgroups, instance) = (&self.inner.cgroups, subject.place.instance());
         let page = rustix::param::page_size() as u64;
-        let of_run = run
-            .as_ref()
-            .map(|(_, run)| run.iter().map(|stat| stat.resident_pages * page).sum());
+        let of_run = run.map(|(_, run)| run.iter().map(|stat| stat.resident_pages * page).sum());
         if let Some(bytes) = cgroups.memory(instance).or(of_run) {
             usage.memory_mb = i64::try_from(bytes.div_ceil(MB)).unwrap_or(-1);
         }
@@ -83,7 +76,7 @@ impl Supervisors {
         let of_ticks = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000) / second);
         // The CPU time of a process that has ended is added to that of its parent. The supervisor is
         // the parent of orphans, so no time is lost.
-        let ticks = |(supervisor, run): (Stat, Vec<&Stat>)| {
+        let ticks = |(supervisor, run): &(Stat, Vec<Stat>)| {
             supervisor.cpu_ticks + run.iter().map(|stat| stat.cpu_ticks).sum::<u64>()
         };
         let cpu = cgroups.cpu_usec(instance).map(Duration::from_micros);
@@ -114,7 +107,7 @@ fn disk_mb(subject: &Measurable, removed: Option<u64>) -> i64 {
 /// The bytes of files without a name that these processes use, on the disk of `place`; `None` if
 /// they use more than [`MAX_USED`] files. Files on other file systems do not count; those in memory
 /// are charged as memory. If `place` cannot be read, no file counts.
-fn removed(run: &[&Stat], place: &Path) -> Option<u64> {
+fn removed(run: &[Stat], place: &Path) -> Option<u64> {
     let Ok(disk) = fs::metadata(place).map(|place| place.dev()) else {
         return Some(0);
     };

@@ -104,9 +104,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use log::{info, warn};
+use rustix::event::Timespec;
 use rustix::fs::{Gid, Uid};
 use rustix::process::{Resource, geteuid, getrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities};
@@ -516,6 +517,12 @@ impl Supervisors {
 
 /// The instance that a process supervises, if it is a supervisor of an agent like this one.
 fn supervised(pid: i32) -> Option<InstanceDir> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut words = line.split(|byte| *byte == 0).skip(1);
+    let dir = match (words.next()?, words.next()?) {
+        (verb, dir) if verb == SUPERVISE.as_bytes() => Path::new(OsStr::from_bytes(dir)),
+        _ => return None,
+    };
     // An instance chooses the arguments of its processes, but not their user. An agent in a container
     // has the same user and the same paths, but another root.
     let own = geteuid().as_raw();
@@ -523,12 +530,6 @@ fn supervised(pid: i32) -> Option<InstanceDir> {
     if procfs::uids(pid)? != [own, own] || root(&format!("/proc/{pid}/root"))? != root("/")? {
         return None;
     }
-    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let mut words = line.split(|byte| *byte == 0).skip(1);
-    let dir = match (words.next()?, words.next()?) {
-        (verb, dir) if verb == SUPERVISE.as_bytes() => Path::new(OsStr::from_bytes(dir)),
-        _ => return None,
-    };
     let instance = dir.file_name()?.to_str()?.parse().ok()?;
     Some(InstanceDir::new(instance, dir))
 }
@@ -584,18 +585,15 @@ fn user_of(user: User) -> (Uid, Gid) {
     (Uid::from_raw(user.uid), Gid::from_raw(user.gid))
 }
 
+/// The time limit of a `poll`. All of them are short, so none is left out.
+fn timespec(limit: Duration) -> Option<Timespec> {
+    limit.try_into().ok()
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each change of these maps is a single call, so a thread that panicked has left a complete map,
     // and a poisoned lock can be used.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "time limits, and CPU usage, which is time over time"
-)]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The processes of the system, from `/proc`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -60,10 +60,19 @@ pub(super) fn all() -> Vec<Stat> {
 /// The kernel lists the children of each thread, so the time depends only on the number of
 /// descendants. Without these lists (CONFIG_PROC_CHILDREN) all processes of the system are read.
 pub(super) fn descendants(of: i32) -> Vec<Stat> {
-    if !Path::new("/proc/thread-self/children").exists() {
-        let all = all();
-        return Tree::new(&all).descendants(of).into_iter().copied().collect();
+    match Path::new("/proc/thread-self/children").exists() {
+        true => descendants_by(of, children),
+        false => {
+            let all = all();
+            let is_child = |parent| move |stat: &&Stat| stat.parent == parent;
+            descendants_by(of, |parent| {
+                all.iter().filter(is_child(parent)).map(|stat| stat.pid).collect()
+            })
+        }
     }
+}
+
+fn descendants_by(of: i32, children: impl Fn(i32) -> Vec<i32>) -> Vec<Stat> {
     let (mut found, mut known, mut next) = (Vec::new(), HashSet::from([of]), vec![of]);
     while let Some(parent) = next.pop() {
         for child in children(parent) {
@@ -98,38 +107,6 @@ pub(super) fn uids(pid: i32) -> Option<[u32; 2]> {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     let mut uids = line.split_ascii_whitespace().flat_map(str::parse);
     Some([uids.next()?, uids.next()?])
-}
-
-/// The processes of the system by their parents.
-#[derive(Debug)]
-pub(super) struct Tree<'a> {
-    children: HashMap<i32, Vec<&'a Stat>>,
-    processes: usize,
-}
-
-impl<'a> Tree<'a> {
-    pub(super) fn new(all: &'a [Stat]) -> Self {
-        let mut children: HashMap<_, Vec<_>> = HashMap::new();
-        for stat in all {
-            children.entry(stat.parent).or_default().push(stat);
-        }
-        let processes = all.len();
-        Self { children, processes }
-    }
-
-    /// All descendants of a process, which has to adopt orphans.
-    pub(super) fn descendants(&self, of: i32) -> Vec<&'a Stat> {
-        let of_one = |pid| self.children.get(&pid).into_iter().flatten().copied();
-        let mut found: Vec<&Stat> = of_one(of).collect();
-        let mut next = 0;
-        // The processes were read one after the other. The kernel may have used a number again in
-        // between, which could make a circle.
-        while let Some(stat) = found.get(next).filter(|_| found.len() <= self.processes) {
-            found.extend(of_one(stat.pid));
-            next += 1;
-        }
-        found
-    }
 }
 
 /// Sends a signal to this process, and to no later process with the same number.
@@ -224,10 +201,10 @@ mod tests {
         assert!(own.start_time > 0 && own.resident_pages > 0, "{own:?}");
         let all = all();
         assert!(all.iter().any(|s| s.pid == pid && s.start_time == own.start_time));
-        let tree = Tree::new(&all);
-        assert!(tree.descendants(own.parent).iter().any(|stat| stat.pid == pid));
-        assert!(tree.descendants(1).iter().all(|stat| stat.pid != 1));
-        assert!(descendants(own.parent).iter().any(|stat| stat.pid == pid));
+        let by_parents = |parent| all.iter().filter(|s| s.parent == parent).map(|s| s.pid).collect();
+        for found in [descendants(own.parent), descendants_by(own.parent, by_parents)] {
+            assert!(found.iter().any(|stat| stat.pid == pid));
+        }
         let euid = rustix::process::geteuid().as_raw();
         assert_eq!(uids(pid).map(|[_, effective]| effective), Some(euid));
         assert!(!has_ended(pid, own.start_time));

@@ -18,10 +18,10 @@ use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sched::{CloneFlags, unshare};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, Mode, OFlags, fchmod, mkdirat, openat, unlinkat};
 use rustix::io::ioctl_fionbio;
 use rustix::process::{
@@ -34,7 +34,7 @@ use super::logs::{Log, Output, PAUSE};
 use super::order::Order;
 use super::procfs;
 use super::state::{State, StateFile};
-use super::{ENTER, LOGS, NAME, RUN, SOCKET, again, cgroup, user_of};
+use super::{ENTER, LOGS, NAME, RUN, SOCKET, again, cgroup, timespec, user_of};
 use crate::agent::driver::{Exit, LaunchError, LaunchFault};
 
 /// The maximum number of connections of agents. There is one agent at a time, which has a few connections,
@@ -43,14 +43,13 @@ use crate::agent::driver::{Exit, LaunchError, LaunchFault};
 const AGENTS: usize = 4;
 /// The longest line of an agent, in bytes.
 const MAX_COMMAND: usize = 64;
-/// The pause between two checks that the instance's directory still exists, in seconds.
-const DIRECTORY_CHECK: i64 = 30;
+/// The pause between two checks that the instance's directory still exists.
+const DIRECTORY_CHECK: Duration = Duration::from_secs(30);
 /// If memory is short, the kernel kills a supervisor only after almost all other processes, because
 /// its run would be left without a process that ends it. Only a privileged process may set this.
 const OOM_SCORE: &str = "-900";
-/// The first pause between two kills, in nanoseconds. Each pause is twice the one before,
-/// up to a third of a second.
-const KILL_AGAIN: i64 = 10_000_000;
+/// The first pause between two kills. Each pause is twice the one before, up to a third of a second.
+const KILL_AGAIN: Duration = Duration::from_millis(10);
 const MAX_DOUBLINGS: u32 = 5;
 
 /// Serves the agent at the standard input, and later agents that connect to the socket.
@@ -238,8 +237,8 @@ impl Supervisor {
                 self.terminate();
             }
             let mut pause = match self.outputs.iter().any(Output::is_held) {
-                true => seconds(0, PAUSE.subsec_nanos().into()),
-                false => seconds(DIRECTORY_CHECK, 0),
+                true => PAUSE,
+                false => DIRECTORY_CHECK,
             };
             if end.is_some() {
                 if is_empty {
@@ -248,12 +247,12 @@ impl Supervisor {
                 // The processes of the run can't be found once this process has ended, so it stays
                 // until all of them have ended, even if one hangs in the kernel.
                 self.kill();
-                pause = seconds(0, KILL_AGAIN << kills);
+                pause = KILL_AGAIN * (1 << kills);
                 kills = MAX_DOUBLINGS.min(kills + 1);
             } else if self.is_homeless() {
                 self.kill();
             }
-            self.wait(&pause);
+            self.wait(pause);
             // Output is taken before agents are answered, so that an agent that learns of the end
             // finds all output in the logs.
             self.enter();
@@ -295,7 +294,7 @@ impl Supervisor {
         rustix::fs::fstat(&self.run).is_ok_and(|stat| stat.st_nlink == 0)
     }
 
-    fn wait(&self, limit: &Timespec) {
+    fn wait(&self, limit: Duration) {
         let taken = self.outputs.iter().filter(|output| !output.is_held());
         let pipes = taken.filter_map(Output::pipe);
         let mut fds: Vec<_> = [self.signals.as_fd(), self.listener.as_fd()]
@@ -306,7 +305,7 @@ impl Supervisor {
             .map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         // A signal that interrupts `poll` has written its byte, so the error does not matter.
-        let _ = poll(&mut fds, Some(limit));
+        let _ = poll(&mut fds, timespec(limit).as_ref());
         // The bytes only wake the loop, so their number does not matter.
         let _ = (&self.signals).read(&mut [0; 64]);
     }
@@ -459,10 +458,6 @@ fn signals() -> io::Result<(UnixStream, Arc<AtomicBool>)> {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
     }
     Ok((reader, asked_to_end))
-}
-
-fn seconds(tv_sec: i64, tv_nsec: i64) -> Timespec {
-    Timespec { tv_sec, tv_nsec }
 }
 
 /// The number of processes in the run's control group that were killed for memory so far.

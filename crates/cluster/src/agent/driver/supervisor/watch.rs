@@ -6,49 +6,33 @@
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Duration;
 
+use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use log::warn;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::super::{EndSink, Ended, Running};
 use super::cgroup::Cgroups;
 use super::leftovers::kill_leftovers;
-use super::{UnixStream, exit_of, is_alive, reach};
+use super::{UnixStream, exit_of, is_alive, reach, timespec};
 use ssntp_transport::threads::{self, Joined};
 
 /// The pause between two looks for the supervisor of a run without a connection. The first looks
 /// follow each other faster, because most of these runs are just ending.
-const LOOK_AROUND: Timespec = millis(250);
-const LOOK_AGAIN: Timespec = millis(10);
+const LOOK_AROUND: Duration = Duration::from_millis(250);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const FIRST_LOOKS: u32 = 50;
-
-const fn millis(millis: i64) -> Timespec {
-    Timespec {
-        tv_sec: 0,
-        tv_nsec: millis * 1_000_000,
-    }
-}
 
 /// The handle of the thread. Dropping it ends and joins the thread; the runs go on.
 #[derive(Debug)]
 pub(super) struct Watch {
-    shared: Arc<Inbox>,
+    /// Runs that the thread has not taken over yet, at most one for each instance. The thread ends
+    /// when this is dropped.
+    added: Option<Sender<Watched>>,
+    wake: Arc<OwnedFd>,
     _thread: Joined,
-}
-
-struct Inbox {
-    wake: OwnedFd,
-    stop: AtomicBool,
-    /// Runs that the thread has not taken over yet, at most one for each instance.
-    added: Mutex<Vec<Watched>>,
-}
-
-impl std::fmt::Debug for Inbox {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inbox").finish_non_exhaustive()
-    }
 }
 
 /// A run that is watched.
@@ -67,15 +51,13 @@ pub(super) struct Watched {
 impl Watch {
     /// Starts the thread.
     pub(super) fn start() -> io::Result<Self> {
-        let shared = Arc::new(Inbox {
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            stop: AtomicBool::new(false),
-            added: Mutex::default(),
-        });
-        let run = Arc::clone(&shared);
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (added, runs) = unbounded();
+        let woken = Arc::clone(&wake);
         Ok(Self {
-            _thread: threads::joined("ssntp-watch", move || run.watch())?,
-            shared,
+            added: Some(added),
+            wake,
+            _thread: threads::joined("ssntp-watch", move || watch(&woken, &runs))?,
         })
     }
 
@@ -84,73 +66,78 @@ impl Watch {
         watched.stream = watched
             .stream
             .filter(|stream| stream.set_nonblocking(true).is_ok());
-        let added = self.shared.added.lock();
-        added.unwrap_or_else(PoisonError::into_inner).push(watched);
-        self.shared.wake();
+        if let Some(added) = &self.added {
+            // The thread ends only after this handle.
+            let _ = added.send(watched);
+        }
+        self.wake();
     }
-}
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.wake();
-    }
-}
-
-impl Inbox {
     fn wake(&self) {
         // If the eventfd's counter is full, a wake-up is already pending, so a failed write
         // loses nothing.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
+}
 
-    fn watch(&self) {
-        let mut watched: Vec<Watched> = Vec::new();
-        while !self.stop.load(Ordering::Acquire) {
-            watched.append(&mut self.added.lock().unwrap_or_else(PoisonError::into_inner));
-            watched.retain_mut(Watched::step);
-            self.wait(&mut watched);
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.added.take());
+        self.wake();
+    }
+}
+
+fn watch(wake: &OwnedFd, added: &Receiver<Watched>) {
+    let mut watched = Vec::new();
+    loop {
+        match added.try_recv() {
+            Ok(run) => watched.push(run),
+            Err(TryRecvError::Disconnected) => return,
+            Err(TryRecvError::Empty) => {
+                watched.retain_mut(Watched::step);
+                wait(wake, &mut watched);
+            }
         }
     }
+}
 
-    /// Waits for an event, and reads the lines of supervisors. Only the end of a connection matters,
-    /// so the content of the lines is ignored.
-    fn wait(&self, watched: &mut [Watched]) {
-        let looks = watched
-            .iter()
-            .filter(|w| w.stream.is_none())
-            .map(|w| w.looks)
-            .min();
-        let pause = looks.map(|looks| {
-            if looks < FIRST_LOOKS {
-                LOOK_AGAIN
-            } else {
-                LOOK_AROUND
-            }
-        });
-        let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
-        let streams = watched.iter().filter_map(|w| w.stream.as_ref());
-        fds.extend(streams.map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)));
-        match poll(&mut fds, pause.as_ref()) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return,
-            Err(e) => {
-                // There are too many descriptors for one poll, so all connections are read at
-                // intervals.
-                warn!("watching instances: {e}");
-                let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&LOOK_AROUND));
-                watched.iter_mut().for_each(Watched::read);
-                return;
-            }
+/// Waits for an event, and reads the lines of supervisors. Only the end of a connection matters,
+/// so the content of the lines is ignored.
+fn wait(wake: &OwnedFd, watched: &mut [Watched]) {
+    let looks = watched
+        .iter()
+        .filter(|w| w.stream.is_none())
+        .map(|w| w.looks)
+        .min();
+    let pause = looks.map(|looks| match looks < FIRST_LOOKS {
+        true => LOOK_AGAIN,
+        false => LOOK_AROUND,
+    });
+    let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
+    let streams = watched.iter().filter_map(|w| w.stream.as_ref());
+    fds.extend(streams.map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)));
+    match poll(&mut fds, pause.and_then(timespec).as_ref()) {
+        Ok(_) => {}
+        Err(rustix::io::Errno::INTR) => return,
+        Err(e) => {
+            // There are too many descriptors for one poll, so all connections are read at
+            // intervals.
+            warn!("watching instances: {e}");
+            let _ = poll(
+                &mut [PollFd::new(wake, PollFlags::IN)],
+                timespec(LOOK_AROUND).as_ref(),
+            );
+            watched.iter_mut().for_each(Watched::read);
+            return;
         }
-        // Copied, because `fds` borrows the streams that are read next.
-        let ready: Vec<bool> = fds.iter().skip(1).map(|fd| !fd.revents().is_empty()).collect();
-        drop(fds);
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-        let connected = watched.iter_mut().filter(|w| w.stream.is_some());
-        for (watched, _) in connected.zip(ready).filter(|(_, ready)| *ready) {
-            watched.read();
-        }
+    }
+    // Copied, because `fds` borrows the streams that are read next.
+    let ready: Vec<bool> = fds.iter().skip(1).map(|fd| !fd.revents().is_empty()).collect();
+    drop(fds);
+    let _ = rustix::io::read(wake, &mut [0; 8]);
+    let connected = watched.iter_mut().filter(|w| w.stream.is_some());
+    for (watched, _) in connected.zip(ready).filter(|(_, ready)| *ready) {
+        watched.read();
     }
 }
 
