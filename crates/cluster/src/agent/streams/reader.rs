@@ -289,62 +289,52 @@ impl Part {
     }
 }
 
-/// The files of a log, the oldest first. No output is missing between them.
-fn parts(dir: &OwnedFd, name: &'static str) -> io::Result<VecDeque<Part>> {
-    let mut files = VecDeque::new();
+/// The file of a log before the latest one, and the latest file.
+fn files(dir: &OwnedFd, name: &str) -> io::Result<[Option<File>; 2]> {
+    let mut files = [None, None];
     for _ in 0..TRIES {
         // The supervisor may rename the log in between. The name then refers to another file
         // afterwards, and both files are opened again.
         let latest = open(dir, name)?;
         let before = open(dir, &before(name))?;
-        let still = open(dir, name)?;
-        let settled = match (&latest, &still) {
+        let is_settled = match (&latest, &open(dir, name)?) {
             (Some(latest), Some(still)) => is_same(latest, still)?,
             (None, None) => true,
             _ => false,
         };
-        files = [before, latest].into_iter().flatten().collect();
-        if settled {
-            break;
+        files = [before, latest];
+        if is_settled {
+            return Ok(files);
         }
     }
-    // If the log was renamed during the last try as well, both names led to the same file.
-    if let [before, latest] = files.make_contiguous()
+    // If the log was renamed during the last try as well, both names may have led to the same file.
+    if let [Some(before), Some(latest)] = &files
         && is_same(before, latest)?
     {
-        files.pop_back();
+        files = [None, files[0].take()];
     }
-    files.into_iter().map(Part::new).collect()
+    Ok(files)
+}
+
+/// The files of a log, the oldest first. No output is missing between them.
+fn parts(dir: &OwnedFd, name: &str) -> io::Result<VecDeque<Part>> {
+    files(dir, name)?.into_iter().flatten().map(Part::new).collect()
 }
 
 /// The file that follows `ours`; `None` if `ours` is the latest file.
-fn successor(dir: &OwnedFd, name: &'static str, ours: &File) -> io::Result<Option<Part>> {
-    for _ in 0..TRIES {
-        let Some(latest) = open(dir, name)? else {
-            // The supervisor has renamed the log and has not made the new file yet.
-            return Ok(None);
-        };
-        if is_same(&latest, ours)? {
-            return Ok(None);
-        }
-        let before = open(dir, &before(name))?;
-        match open(dir, name)? {
-            Some(still) if is_same(&still, &latest)? => {}
-            _ => continue,
-        }
-        let (next, missing) = match before {
-            // Ours is the file before the latest, so no output is missing.
-            Some(before) if is_same(&before, ours)? => (latest, false),
-            // The log was renamed more than once, so files after ours are gone.
-            Some(before) => (before, true),
-            None => (latest, true),
-        };
-        return Ok(Some(Part {
-            missing,
-            ..Part::new(next)?
-        }));
-    }
-    Ok(None)
+fn successor(dir: &OwnedFd, name: &str, ours: &File) -> io::Result<Option<Part>> {
+    let (next, missing) = match files(dir, name)? {
+        // The supervisor has renamed the log and has not made the new file yet.
+        [_, None] => return Ok(None),
+        [_, Some(latest)] if is_same(&latest, ours)? => return Ok(None),
+        // Ours is the file before the latest, so no output is missing.
+        [Some(before), Some(latest)] if is_same(&before, ours)? => (latest, false),
+        // The log was renamed more than once, so files after ours are gone.
+        [Some(before), _] => (before, true),
+        [None, Some(latest)] => (latest, true),
+    };
+    let next = Part::new(next)?;
+    Ok(Some(Part { missing, ..next }))
 }
 
 fn before(name: &str) -> String {
@@ -362,10 +352,7 @@ fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<File>> {
     // between a check of the name and the opening.
     match file.metadata()?.is_file() {
         true => Ok(Some(file)),
-        false => Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("{name} is not a regular file"),
-        )),
+        false => Err(io::Error::other(format!("{name} is not a regular file"))),
     }
 }
 
