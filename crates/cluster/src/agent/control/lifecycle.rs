@@ -19,6 +19,9 @@ pub(super) const HUNG: Duration = Duration::from_secs(5);
 /// The pause before the agent tries again to remove an instance whose retention is over, if its
 /// directory could not be removed.
 const REMOVED_AGAIN: Duration = Duration::from_secs(60);
+/// The maximum number of records that are saved again at a time. Each of them may fail again, and then
+/// causes a line of the log.
+const SAVED_AGAIN: usize = 128;
 
 impl Control {
     pub(super) fn launched(&mut self, id: Uuid, handle: &RunId, began: u64) {
@@ -275,7 +278,8 @@ impl Control {
         if self.settings.state.is_none() {
             return;
         }
-        for id in std::mem::take(&mut self.unsaved) {
+        for _ in 0..SAVED_AGAIN {
+            let Some(id) = self.unsaved.pop_first() else { break };
             let life = self.instances.get(&id).map(|instance| instance.life);
             if !matches!(life, Some(Life::Launching(_) | Life::Removing(_))) {
                 self.save(id);
