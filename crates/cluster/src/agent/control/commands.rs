@@ -118,7 +118,7 @@ impl Control {
         if !start.storage.iter().all(is_name) {
             return Err(Refused::invalid("a volume's name is not a UUID"));
         }
-        let volumes = self.volumes_of(start);
+        let volumes = Self::volumes_of(start);
         let is_twice =
             |(n, (id, _)): (usize, &(Uuid, bool))| volumes.iter().take(n).any(|(other, _)| other == id);
         // To attach the second one would fail, because the link of the volume exists already.
@@ -224,7 +224,7 @@ impl Control {
 
     /// The volumes that a START attaches; the flag is true if the volume may be made. The driver
     /// handles the volumes to boot from.
-    fn volumes_of(&self, start: &Start) -> Vec<(Uuid, bool)> {
+    fn volumes_of(start: &Start) -> Vec<(Uuid, bool)> {
         let attached = start.storage.iter().filter(|storage| !storage.boot);
         attached
             .filter_map(|storage| Some((storage.id.uuid()?, storage.local)))

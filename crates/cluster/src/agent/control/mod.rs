@@ -401,15 +401,12 @@ impl Control {
             }
             Input::ToggleOffline => {
                 self.offline = !self.offline;
-                info!(
-                    "{}: {}",
-                    self.settings.node,
-                    if self.offline {
-                        "offline"
-                    } else {
-                        "back in service"
-                    }
-                );
+                let status = if self.offline {
+                    "offline"
+                } else {
+                    "back in service"
+                };
+                info!("{}: {status}", self.settings.node);
                 // Recorded, so that the next agent of this node is offline, too.
                 self.save_node(None);
                 self.announce(true);
@@ -419,7 +416,6 @@ impl Control {
         }
         // These report changes of the state, and any input can change the state. They compare the
         // state with the last report, so no handler has to call them.
-        self.check_evacuated();
         self.sync_tenants();
         self.tick();
         self.sync_streams();

@@ -392,30 +392,25 @@ fn less(available: i64, promised: i64) -> i64 {
 /// STATS in a frame that receivers can decode. If many instances make it too long, labels and
 /// details are left out first, and then names and times.
 fn readable(mut stats: Stats) -> Frame {
-    let mut frame = Frame::of(&stats);
-    for keeps_names in [true, false] {
+    let shortened: [fn(&mut InstanceStats); 2] = [
+        |instance| {
+            instance.labels.clear();
+            instance.detail.clear();
+        },
+        |instance| {
+            instance.name.clear();
+            instance.started.clear();
+            instance.ended.clear();
+        },
+    ];
+    for shorten in shortened {
+        let frame = Frame::of(&stats);
         if frame.payload_bytes().len() <= MAX_DOCUMENT_LEN {
-            break;
+            return frame;
         }
-        for instance in &mut stats.instances {
-            let whole = std::mem::take(instance);
-            *instance = match keeps_names {
-                true => InstanceStats {
-                    labels: BTreeMap::new(),
-                    detail: String::new(),
-                    ..whole
-                },
-                false => InstanceStats {
-                    name: String::new(),
-                    started: String::new(),
-                    ended: String::new(),
-                    ..whole
-                },
-            };
-        }
-        frame = Frame::of(&stats);
+        stats.instances.iter_mut().for_each(shorten);
     }
-    frame
+    Frame::of(&stats)
 }
 
 fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {

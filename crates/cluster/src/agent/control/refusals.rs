@@ -6,7 +6,7 @@ use crate::agent::driver::{LaunchError, LaunchFault};
 use crate::network::{Attachment, Networks};
 use crate::refusal::Refused;
 use crate::subnet::{self, is_mac};
-use ssntp::payload::{Networking, Start};
+use ssntp::payload::Start;
 
 impl From<LaunchError> for Refused {
     fn from(error: LaunchError) -> Self {
@@ -47,20 +47,15 @@ pub(super) fn check_networking(start: &Start, network: Option<&Networks>) -> Res
         }
         None => {}
     }
-    let Networking {
-        vnic_mac,
-        subnet,
-        private_ip,
-        concentrator_ip,
-        ..
-    } = &start.networking;
+    let networking = &start.networking;
+    let (vnic_mac, subnet) = (&networking.vnic_mac, &networking.subnet);
     if !vnic_mac.is_empty() && !is_mac(vnic_mac) {
         return Err(format!("{vnic_mac:?} is not a MAC address"));
     }
     if !subnet.is_empty() && subnet::network(subnet).is_err() {
         return Err(format!("{subnet:?} is not a subnet"));
     }
-    for ip in [private_ip, concentrator_ip] {
+    for ip in [&networking.private_ip, &networking.concentrator_ip] {
         if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
             return Err(format!("{ip:?} is not an IP address"));
         }

@@ -62,16 +62,10 @@ impl Control {
     /// Reports the end of followed instances to the reader. An instance whose streams were closed
     /// stays in `followed` until its end, so `followed` is never longer than the list of instances.
     pub(super) fn sync_streams(&mut self) {
-        let Self {
-            followed,
-            instances,
-            actions,
-            ..
-        } = self;
-        followed.retain(|id| {
-            let runs = instances.get(id).is_some_and(super::Instance::is_running);
+        self.followed.retain(|id| {
+            let runs = self.instances.get(id).is_some_and(super::Instance::is_running);
             if !runs {
-                actions.push(Action::Stream(StreamOrder::Ended(*id)));
+                self.actions.push(Action::Stream(StreamOrder::Ended(*id)));
             }
             runs
         });

@@ -327,7 +327,7 @@ impl Pool {
     fn store(&self) -> io::Result<&Store> {
         self.store
             .as_deref()
-            .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "there is no state directory"))
+            .ok_or_else(|| io::Error::other("there is no state directory"))
     }
 
     fn signalled(&self, running: &Running) {
