@@ -27,5 +27,11 @@ pub use self::model::{Figures, Row, Spec, SpecError, StartKeys, State};
 pub use self::reconcile::{Applied, Changed, Difference, Refused, RolloutOrder, Status};
 pub use self::store::{History, Limits, Query};
 
+/// The clock of time limits. The reconciler itself reads none.
+#[expect(clippy::disallowed_methods, reason = "the one clock of a controller")]
+fn now() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
 /// The log target of this crate.
 const LOG: &str = "ssntp::controller";

@@ -12,10 +12,10 @@ use uuid::Uuid;
 use super::checks::Checks;
 use super::seen::{connected, event, figures, moved, seen};
 use super::{Call, Handle, Health, Order, Outcome, Snapshot};
-use crate::LOG;
 use crate::model::{State, Write};
 use crate::reconcile::{Answer, Changed, Command, Core, Now, Seen};
 use crate::store::{Store, unix_ms};
+use crate::{LOG, now};
 use ssntp::payload::{Delete, Requirements, Start, VmType};
 use ssntp::proto::ErrorCode;
 use ssntp_cluster::controller as cluster;
@@ -234,18 +234,11 @@ impl Run {
     }
 
     fn check(&mut self, now: Now) {
-        let Self {
-            core,
-            seen,
-            controller,
-            checks,
-            ..
-        } = self;
-        let due: Vec<_> = core.checks(seen).collect();
+        let due: Vec<_> = self.core.checks(&self.seen).collect();
         if due.is_empty() {
             return;
         }
-        controller.look(|view| {
+        self.controller.look(|view| {
             let instances = due.iter().filter_map(|(instance, workload)| {
                 let listed = view.instance(instance.uuid)?;
                 let host = match listed.stats.ssh_ip.is_empty() {
@@ -254,7 +247,7 @@ impl Run {
                 };
                 Some((instance.uuid, workload.spec.health.as_ref()?, host))
             });
-            checks.check(now.elapsed, instances);
+            self.checks.check(now.elapsed, instances);
         });
     }
 
@@ -365,9 +358,4 @@ fn refused(failure: &Failure) -> Answer {
             ),
         },
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the reconciler itself reads no clock")]
-fn now() -> Instant {
-    Instant::now()
 }

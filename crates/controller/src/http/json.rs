@@ -51,23 +51,21 @@ impl From<crate::Refused> for Problem {
 }
 
 fn found(value: &impl Serialize) -> Found {
-    match serde_json::to_string(value) {
-        Ok(text) => Ok(Answer::new(200, JSON, text + "\n").into()),
-        Err(e) => Err(Problem::unavailable(format!("the answer cannot be written: {e}"))),
-    }
+    answer(serde_json::to_vec(value))
 }
 
 /// A list. Each element is written before the next one is made, because all elements as values would
 /// take several times the memory of their text.
 fn list<T: Serialize>(elements: impl Iterator<Item = T>) -> Found {
     let mut text = Vec::new();
-    match serde_json::Serializer::new(&mut text).collect_seq(elements) {
-        Ok(()) => {
-            text.push(b'\n');
-            Ok(Answer::new(200, JSON, text).into())
-        }
-        Err(e) => Err(Problem::unavailable(format!("the answer cannot be written: {e}"))),
-    }
+    let written = serde_json::Serializer::new(&mut text).collect_seq(elements);
+    answer(written.map(|()| text))
+}
+
+fn answer(text: serde_json::Result<Vec<u8>>) -> Found {
+    let mut text = text.map_err(|e| Problem::unavailable(format!("the answer cannot be written: {e}")))?;
+    text.push(b'\n');
+    Ok(Answer::new(200, JSON, text).into())
 }
 
 #[derive(Deserialize)]

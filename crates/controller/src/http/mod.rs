@@ -50,8 +50,8 @@ use crate::Handle;
 use crate::page::params::Params;
 use crate::page::{self, Missing, Scene};
 use ssntp::pki::{Identity, Trust};
-use ssntp_transport::Address;
 use ssntp_transport::tls::TlsError;
+use ssntp_transport::{Address, setters};
 
 const LOG: &str = "ssntp::controller::http";
 /// The longest body of a request: a workload with its documents.
@@ -108,11 +108,9 @@ impl ApiConfig {
         self
     }
 
-    /// True if a client without a certificate needs a token even to read. Default: false.
-    #[must_use]
-    pub fn login(mut self, login: bool) -> Self {
-        self.login = login;
-        self
+    setters! {
+        /// True if a client without a certificate needs a token even to read. Default: false.
+        login: bool;
     }
 }
 
@@ -153,14 +151,8 @@ impl Api {
     }
 
     pub(crate) fn serve(config: ApiConfig, source: Arc<dyn Source>) -> Result<Self, AdminError> {
-        let ApiConfig {
-            mut admin,
-            tokens,
-            tls,
-            login,
-        } = config;
-        let (mut may_serve, mut trusts) = (true, None);
-        if let Some((identity, of_clients)) = tls {
+        let (mut admin, mut may_serve, mut trusts) = (config.admin, true, None);
+        if let Some((identity, of_clients)) = config.tls {
             may_serve = identity.info().server_auth;
             // The handshake admits every role, because `Access` decides for each request.
             admin = admin.tls(identity, of_clients.all()?).roles(ssntp::Role::NONE);
@@ -172,7 +164,10 @@ impl Api {
         let routes = Arc::new(Routes {
             source,
             pictures: sampler.sampled(),
-            access: Access { tokens, login },
+            access: Access {
+                tokens: config.tokens,
+                login: config.login,
+            },
             trusts: Arc::new(RwLock::new(trusts)),
             large: Arc::default(),
             making: Mutex::default(),

@@ -8,7 +8,7 @@ use log::{info, warn};
 use rusqlite::{Connection, params};
 
 use super::{Job, Limits, Shared, StoreError, lock, schema};
-use crate::LOG;
+use crate::{LOG, now};
 
 const MOST_GROUPED: usize = 256;
 /// The least time between two prunings.
@@ -152,11 +152,6 @@ impl<'a> Owner<'a> {
         }
         Ok(())
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "prunings have a distance in time")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 /// The time of day: milliseconds since 1970, UTC.
