@@ -6,7 +6,7 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::lifecycle::subject;
-use super::{Control, Instance, Job, Life, Mode, Next, ephemeral};
+use super::{Control, Instance, Job, Life, Mode, Next};
 use crate::agent::driver::{Driver, Ended, Exit, Found};
 use crate::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
 use crate::refusal::Refused;
@@ -152,10 +152,13 @@ impl Control {
             "{}: instance {id} was being started, and is removed",
             self.settings.node
         );
+        // A volume that the START names may have had data before, so it is not deleted with the
+        // instance.
+        let ephemeral = start.map(|start| store::own_volumes(&start.start));
         self.job(Job::Remove {
             instance: id,
             driver,
-            ephemeral: start.map(|start| ephemeral(&start.start)).unwrap_or_default(),
+            ephemeral: ephemeral.unwrap_or_default(),
         });
         let refused = Refused::new("launch_failure", "its agent ended before it ran");
         let subject = CommandSubject {

@@ -46,7 +46,7 @@ use uuid::Uuid;
 
 pub(crate) use self::record::{NodeRecord, Record, RecordAfter, RecordPhase, Stored, millis};
 use self::start::read_start;
-pub(crate) use self::start::{changes, name_own_volumes, restarted};
+pub(crate) use self::start::{changes, name_own_volumes, own_volumes, restarted};
 use super::driver::{InstanceDir, User, Volume, boot_id};
 use super::tree::{self, Access};
 use crate::summed::{read_summed, sum_line, write_summed};

@@ -8,18 +8,33 @@ use uuid::Uuid;
 use crate::summed::{fnv1a, sum_line};
 use ssntp::payload::{Networking, Payload, Restart, Start, StartPayload};
 
-/// Names the volumes that are made and deleted with an instance, which its START does not name. The
-/// name depends only on the instance and the position of the volume.
+/// The name of a volume that its START does not name. It depends only on the instance and the position
+/// of the volume.
+fn own_name(instance: Uuid, n: usize) -> Uuid {
+    // Two hashes of the instance's UUID and the position are the halves of the name.
+    let half = |salt| fnv1a(format!("{instance}/{n}/{salt}").as_bytes());
+    Uuid::from_u64_pair(half("a"), half("b"))
+}
+
+/// Names the volumes that are made and deleted with an instance, which its START does not name.
 pub(crate) fn name_own_volumes(start: &mut Start) {
     for (n, storage) in start.storage.iter_mut().enumerate() {
         if storage.id.is_empty() && !storage.boot {
-            // Two hashes of the instance's UUID and the position are the halves of the name.
-            let half = |salt| fnv1a(format!("{}/{n}/{salt}", start.instance_uuid).as_bytes());
-            storage.id = Uuid::from_u64_pair(half("a"), half("b")).into();
+            storage.id = own_name(start.instance_uuid, n).into();
             storage.local = true;
             storage.ephemeral = true;
         }
     }
+}
+
+/// The volumes that [`name_own_volumes`] has named.
+pub(crate) fn own_volumes(start: &Start) -> Vec<Uuid> {
+    let names = start.storage.iter().enumerate();
+    let own = names.filter_map(|(n, storage)| {
+        let name = own_name(start.instance_uuid, n);
+        (storage.id == name).then_some(name)
+    });
+    own.collect()
 }
 
 /// The START of an instance with the changes of a RESTART.

@@ -1,6 +1,7 @@
 //! Instances that a former agent left.
 
 use super::*;
+use crate::agent::store;
 
 fn stored(id: Uuid, record: Option<Record>, start: Option<Start>) -> Stored {
     Stored {
@@ -250,6 +251,28 @@ fn a_start_that_the_former_agent_could_not_answer_is_answered() {
         );
     }
     stage.nothing::<StartFailure>();
+}
+
+/// A volume that the START names may have been there before.
+#[test]
+fn of_a_launch_that_was_cut_off_only_volumes_without_a_name_are_deleted() {
+    let mut first = start(ONE);
+    for id in [Id::from(VOLUME), Id::default()] {
+        first.storage.push(Storage {
+            id,
+            ephemeral: true,
+            ..Storage::default()
+        });
+    }
+    store::name_own_volumes(&mut first);
+    let own = first.storage[1].id.uuid().unwrap();
+    let cut_off = vec![stored(ONE, Some(record()), Some(first))];
+    let mut stage = adopting(Fake::default(), false, cut_off);
+    let deleted = stage.job(|job| match job {
+        Job::Remove { ephemeral, .. } => Some(ephemeral.clone()),
+        _ => None,
+    });
+    assert_eq!(deleted, [own]);
 }
 
 /// The files of the START that was cut off are still being removed when the second one arrives.

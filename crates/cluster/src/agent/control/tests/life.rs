@@ -538,23 +538,6 @@ fn a_volume_without_a_name_is_made_and_deleted_with_its_instance() {
     assert_eq!(removed, [own]);
 }
 
-/// The former agent died before it could answer that the START had failed.
-#[test]
-fn volumes_of_a_start_that_never_ran_are_deleted() {
-    let mut start = start(ONE);
-    start.storage = vec![Storage {
-        id: VOLUME.into(),
-        ephemeral: true,
-        ..Storage::default()
-    }];
-    let mut stage = adopting(record(), start, NodeRecord::default(), false, Exit::default());
-    let removed = stage.job(|job| match job {
-        Job::Remove { ephemeral, .. } => Some(ephemeral.clone()),
-        _ => None,
-    });
-    assert_eq!(removed, [VOLUME]);
-}
-
 #[test]
 fn starts_and_failures_are_counted_and_instances_by_state() {
     let figures = |stage: &Stage| {
