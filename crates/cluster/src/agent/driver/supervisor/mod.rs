@@ -634,7 +634,13 @@ mod tests {
             command.arg(SUPERVISE).arg(place.dir()).current_dir(dir.path());
             user.map(|uid| command.uid(uid).gid(uid));
             let mut child = command.spawn().unwrap();
-            let found = supervised(i32::try_from(child.id()).unwrap());
+            let pid = i32::try_from(child.id()).unwrap();
+            // The kernel shows the arguments of a program some time after it was executed.
+            let line = || String::from_utf8(fs::read(format!("/proc/{pid}/cmdline")).unwrap());
+            while !line().unwrap().contains(SUPERVISE) {
+                pause(Duration::from_millis(1));
+            }
+            let found = supervised(pid);
             child.kill().unwrap();
             child.wait().unwrap();
             found
