@@ -131,27 +131,18 @@ fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, names: &mut u64) -> Resul
     }
 }
 
-/// The rights of an instance's user in a directory of the agent.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Access {
-    /// The user may open an entry by its name.
-    Pass,
-    /// The user may list the entries as well.
-    List,
-}
+/// The mode of a directory of the agent in which an instance's user may open an entry by its name.
+pub(super) const PASS: u32 = 0o710;
+/// The mode of a directory of the agent whose entries an instance's user may list as well.
+pub(super) const LIST: u32 = 0o750;
 
-/// Opens a directory of the agent to one user. Without a user only the agent can enter it.
-pub(super) fn share(dir: &Path, user: Option<User>, access: Access) -> io::Result<()> {
-    let mode = match (user, access) {
-        (None, _) => 0o700,
-        (Some(_), Access::Pass) => 0o710,
-        (Some(_), Access::List) => 0o750,
-    };
-    if let Some(user) = user {
-        // All other users lose their access before the group changes.
-        set_permissions(dir, Permissions::from_mode(0o700))?;
-        chown(dir, None, Some(user.gid))?;
-    }
+/// Opens a directory of the agent to one user, with this mode. Without a user only the agent can enter
+/// it.
+pub(super) fn share(dir: &Path, user: Option<User>, mode: u32) -> io::Result<()> {
+    // All other users lose their access before the group changes.
+    set_permissions(dir, Permissions::from_mode(0o700))?;
+    let Some(user) = user else { return Ok(()) };
+    chown(dir, None, Some(user.gid))?;
     set_permissions(dir, Permissions::from_mode(mode))
 }
 

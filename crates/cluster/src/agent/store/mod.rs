@@ -48,7 +48,7 @@ pub(crate) use self::record::{NodeRecord, Record, RecordAfter, RecordPhase, Stor
 use self::start::read_start;
 pub(crate) use self::start::{changes, name_own_volumes, own_volumes, restarted};
 use super::driver::{InstanceDir, User, Volume, boot_id};
-use super::tree::{self, Access};
+use super::tree;
 use crate::summed::{read_summed, sum_line, write_summed};
 use ssntp::payload::Restart;
 
@@ -410,8 +410,8 @@ impl Store {
     /// Opens the directories of an instance to its user, and gives the user `work` and the volumes.
     /// No other user can enter them.
     pub(crate) fn enclose(&self, place: &InstanceDir, user: Option<User>) -> io::Result<()> {
-        tree::share(place.dir(), user, Access::Pass)?;
-        tree::share(&place.volumes(), user, Access::List)?;
+        tree::share(place.dir(), user, tree::PASS)?;
+        tree::share(&place.volumes(), user, tree::LIST)?;
         let Some(user) = user else { return Ok(()) };
         tree::give(&place.work(), user)?;
         for volume in volumes_at(&place.volumes()) {

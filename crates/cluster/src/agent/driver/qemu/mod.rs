@@ -70,7 +70,7 @@ use super::{
     Cancel, Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
     Running, Usage, Volume, VolumeError, VolumeFault,
 };
-use crate::agent::tree::{self, Access};
+use crate::agent::tree;
 use ssntp::payload::{Start, VmType};
 use ssntp_transport::{deadline, left, replace, setters};
 
@@ -188,7 +188,7 @@ impl Driver for QemuDriver {
         // Checked before a disk is made, which can take minutes.
         let group = emulator.group(launch.policy.emulation)?;
         fs::create_dir_all(&disks)
-            .and_then(|()| tree::share(&disks, user, Access::Pass))
+            .and_then(|()| tree::share(&disks, user, tree::PASS))
             .map_err(|e| LaunchError::io(disks.display(), &e))?;
         let boot = self.boot_disk(launch)?;
         let volumes = volumes_of(place, start)?;
