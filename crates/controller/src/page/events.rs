@@ -1,7 +1,7 @@
 //! The history, page by page.
 
 use super::html::{Html, html};
-use super::table::{ROWS, choice, search_form};
+use super::table::{ROWS, choice, neighbour, search_form};
 use super::words::time;
 use super::{Made, Scene};
 use crate::{Query, Row};
@@ -138,14 +138,7 @@ fn pager(scene: &Scene<'_>, out: &mut Html, rows: &[Row], has_more: bool, query:
         .params
         .query(&[("after", &highest.to_string()), ("before", "")]);
     html!(out; "<nav class='pager' aria-label='Pages'>");
-    for (is_there, to, word, rel) in [
-        (has_newer, newer, "← Newer", "prev"),
-        (has_older, older, "Older →", "next"),
-    ] {
-        match is_there {
-            true => html!(out; "<a rel='" {rel} "' href='" {to} "'>" {word} "</a>"),
-            false => html!(out; "<span>" {word} "</span>"),
-        }
-    }
+    neighbour(out, has_newer.then_some(newer), "← Newer", "prev");
+    neighbour(out, has_older.then_some(older), "Older →", "next");
     html!(out; "</nav>");
 }

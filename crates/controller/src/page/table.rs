@@ -219,17 +219,21 @@ fn pager(out: &mut Html, params: &Params, page: usize, pages: usize, found: usiz
         return;
     }
     html!(out; "<nav class='pager' aria-label='Pages'>");
-    let mut link = |to: usize, word: &str, rel: &str| {
-        if (1..=pages).contains(&to) {
-            let query = params.query(&[("page", &to.to_string())]);
-            html!(out; "<a rel='" {rel} "' href='" {query} "'>" {word} "</a>");
-        } else {
-            html!(out; "<span>" {word} "</span>");
-        }
+    let query = |to: usize| {
+        let is_there = (1..=pages).contains(&to);
+        is_there.then(|| params.query(&[("page", &to.to_string())]))
     };
-    link(page - 1, "← Back", "prev");
-    link(page + 1, "Next →", "next");
+    neighbour(out, query(page - 1), "← Back", "prev");
+    neighbour(out, query(page + 1), "Next →", "next");
     html!(out; "<p>Page " {page} " of " {pages} ", " {found} " rows</p></nav>");
+}
+
+/// A link to a neighbouring page, or its word alone if there is no such page.
+pub(crate) fn neighbour(out: &mut Html, query: Option<String>, word: &str, rel: &str) {
+    match query {
+        Some(query) => html!(out; "<a rel='" {rel} "' href='" {query} "'>" {word} "</a>"),
+        None => html!(out; "<span>" {word} "</span>"),
+    }
 }
 
 #[cfg(test)]
