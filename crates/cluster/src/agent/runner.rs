@@ -402,7 +402,10 @@ impl Runner {
             for action in actions {
                 match action {
                     Action::Job(job) => self.workers.give(job),
-                    Action::Stream(order) => self.streams.take(order),
+                    Action::Stream(order) => {
+                        let ended = self.streams.take(order);
+                        unsent.extend(ended.and_then(|ended| uplink.send(ended).err()));
+                    }
                     Action::Evacuated(next) => {
                         info!("{}: evacuated; next is {next}", uplink.client.uuid());
                         // The agent's thread must not wait for its owner.

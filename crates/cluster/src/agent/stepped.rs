@@ -168,7 +168,13 @@ impl SteppedAgent {
                 Some(Done::Volume { instance, op, result })
             }
             Job::Measure(_, subjects) => Some(Done::Measured {
-                usages: subjects.iter().flat_map(super::worker::measure).collect(),
+                usages: subjects
+                    .iter()
+                    .flat_map(|(driver, subjects)| {
+                        let instances = subjects.iter().map(|subject| subject.place.instance());
+                        instances.zip(driver.measure(subjects))
+                    })
+                    .collect(),
                 facts: self.facts.clone(),
                 tunnels: Vec::new(),
             }),

@@ -46,7 +46,6 @@ const LAST_READ: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Streams {
     shared: Arc<Table>,
-    client: ClientHandle,
     thread: Option<JoinHandle<()>>,
     /// Disconnected once the thread has ended.
     ended: Receiver<()>,
@@ -101,21 +100,20 @@ impl Streams {
     pub(crate) fn start(client: ClientHandle) -> io::Result<Self> {
         let shared = Arc::new(Table::default());
         let (alive, ended) = bounded(0);
-        let (served, sender) = (Arc::clone(&shared), client.clone());
+        let served = Arc::clone(&shared);
         let thread = threads::spawn("ssntp-streams", move || {
             let _alive: Sender<()> = alive;
-            served.run(&sender);
+            served.run(&client);
         })?;
         Ok(Self {
             shared,
-            client,
             thread: Some(thread),
             ended,
         })
     }
 
-    /// Carries out an order. Does not wait.
-    pub(crate) fn take(&self, order: StreamOrder) {
+    /// Carries out an order. Does not wait. Returns the end of a stream for which there is no room.
+    pub(crate) fn take(&self, order: StreamOrder) -> Option<Frame> {
         let mut requests = self.shared.lock();
         match order {
             StreamOrder::Open { open, place, runs } => {
@@ -125,10 +123,7 @@ impl Streams {
                     over: !runs,
                 };
                 if let Some(ended) = requests.open(wanted) {
-                    // If the client has no room for this frame, the controller's time limit ends the
-                    // stream.
-                    let _ = self.client.try_send(ended.frame());
-                    return;
+                    return Some(ended.frame());
                 }
             }
             StreamOrder::Credit(credit) => {
@@ -150,6 +145,7 @@ impl Streams {
         requests.changed = true;
         drop(requests);
         self.shared.changes.notify_one();
+        None
     }
 }
 

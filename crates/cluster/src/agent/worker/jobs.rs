@@ -87,12 +87,12 @@ impl Pool {
                     network.renew_concentrators(|it| store.place(it).dir().to_owned());
                 }
                 let tunnels = network.map(|network| network.tunnels()).unwrap_or_default();
-                let usages: Vec<_> = subjects.iter().flat_map(measure).collect();
-                let all = subjects
-                    .iter()
-                    .flat_map(|(driver, of_driver)| of_driver.iter().map(move |subject| (driver, subject)));
-                for ((driver, subject), (_, usage)) in all.zip(&usages) {
-                    self.limit_disk(&**driver, subject, usage);
+                let mut usages = Vec::new();
+                for (driver, subjects) in &subjects {
+                    for (subject, usage) in subjects.iter().zip(driver.measure(subjects)) {
+                        self.limit_disk(&**driver, subject, &usage);
+                        usages.push((subject.place.instance(), usage));
+                    }
                 }
                 // Without a state directory there are no instances, and the root file system is
                 // measured.
@@ -173,15 +173,19 @@ impl Pool {
         }
         let ephemeral = ephemeral(&job.payload.start);
         for (volume, make) in &job.volumes {
-            // Only a volume that this launch makes may be deleted if the launch fails, because a
-            // volume that exists has data.
-            if *make
-                && store.volume(*volume).is_some_and(|volume| !volume.path.exists())
-                && ephemeral.contains(volume)
-            {
-                made.push(*volume);
+            let missing = || LaunchError::new(LaunchFault::Image, format!("there is no volume {volume}"));
+            let found = store.volume(*volume).ok_or_else(missing)?;
+            if *make {
+                // Only a volume that this launch makes may be deleted if the launch fails, because a
+                // volume that exists has data.
+                if ephemeral.contains(volume) && !found.path.exists() {
+                    made.push(*volume);
+                }
+                make_dirs(&found.path, PASSABLE).map_err(|e| LaunchError::io(found.path.display(), &e))?;
             }
-            self.attach_at_launch(store, job, *volume, *make)?;
+            let (volume, attach) = (*volume, true);
+            self.volume(job.instance, &*job.driver, None, VolumeOp { volume, attach })
+                .map_err(|e| LaunchError::new(LaunchFault::Image, e.why))?;
         }
         let network = match &job.network {
             Some(network) => network
@@ -205,25 +209,6 @@ impl Pool {
             store.save(job.instance, &job.record.running(handle, began))
         })?;
         Ok((handle, began))
-    }
-
-    /// Attaches a volume before its instance is launched. If `make` is true, the volume's
-    /// directory is made first.
-    fn attach_at_launch(
-        &self,
-        store: &Store,
-        job: &LaunchJob,
-        volume: Uuid,
-        make: bool,
-    ) -> Result<(), LaunchError> {
-        let missing = || LaunchError::new(LaunchFault::Image, format!("there is no volume {volume}"));
-        let found = store.volume(volume).ok_or_else(missing)?;
-        if make {
-            make_dirs(&found.path, PASSABLE).map_err(|e| LaunchError::io(found.path.display(), &e))?;
-        }
-        let op = VolumeOp { volume, attach: true };
-        self.volume(job.instance, &*job.driver, None, op)
-            .map_err(|e| LaunchError::new(LaunchFault::Image, e.why))
     }
 
     /// Attaches a volume to an instance, or detaches it. The link in the instance's directory
@@ -339,14 +324,6 @@ impl Pool {
         // This fails only if the agent has ended. The next agent reads the state from the disk.
         let _ = self.inputs.send(Input::Done(done));
     }
-}
-
-/// Measures the instances of one driver.
-pub(in crate::agent) fn measure(
-    (driver, subjects): &(Arc<dyn Driver>, Vec<Measurable>),
-) -> Vec<(Uuid, Usage)> {
-    let ids = subjects.iter().map(|subject| subject.place.instance());
-    ids.zip(driver.measure(subjects)).collect()
 }
 
 #[expect(clippy::disallowed_methods, reason = "the start time of an instance")]

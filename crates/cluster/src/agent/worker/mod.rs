@@ -42,7 +42,6 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use log::warn;
 use uuid::Uuid;
 
-pub(super) use self::jobs::measure;
 use super::control::{Input, Job};
 use super::driver::{Cancel, EndSink};
 use super::figures::CrewFigures;
