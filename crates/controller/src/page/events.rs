@@ -40,7 +40,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
         },
         limit: CHUNK,
     };
-    let (mut rows, has_more) = search(scene, query.clone())?;
+    let (mut rows, next) = search(scene, query.clone())?;
     if query.newest_first == oldest_first {
         rows.reverse();
     }
@@ -59,13 +59,19 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
                 {params.query(&[(about, "")])} "'>show all</a></p>");
         }
     }
-    table(scene, main, &rows, oldest_first);
-    pager(scene, main, &rows, has_more, &query);
+    match (rows.is_empty(), next) {
+        (false, _) => table(scene, main, &rows, oldest_first),
+        (true, None) => html!(main; "<p class='empty'>The history has no such row.</p>"),
+        (true, Some(_)) => html!(main; "<p class='empty'>There is no such row among the " {MOST_SEARCHED}
+            " that were searched.</p>"),
+    }
+    pager(scene, main, &rows, next, &query);
     Ok("Events".to_owned())
 }
 
-/// The first rows that contain the words, and true if there are more.
-fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, bool), super::Missing> {
+/// The first rows that contain the words, and the number of the row after which the next page begins, if
+/// there are more rows to search.
+fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, Option<i64>), super::Missing> {
     let words = scene.params.get("q").to_lowercase();
     let mut found = Vec::new();
     for _ in 0..MOST_SEARCHED / CHUNK {
@@ -82,26 +88,29 @@ fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, bool), super
             if words.split_whitespace().all(|word| text.contains(word)) {
                 // One more row than a page holds shows that there is a next page.
                 if found.len() == ROWS {
-                    return Ok((found, true));
+                    let last = found.last().map(|row: &Row| row.id);
+                    return Ok((found, last));
                 }
                 found.push(row);
             }
         }
         if is_last {
-            break;
+            return Ok((found, None));
         }
         match query.newest_first {
             true => query.before = last,
             false => query.after = last,
         }
     }
-    Ok((found, false))
+    let searched = if query.newest_first {
+        query.before
+    } else {
+        query.after
+    };
+    Ok((found, searched))
 }
 
 fn table(scene: &Scene<'_>, out: &mut Html, rows: &[Row], oldest_first: bool) {
-    if rows.is_empty() {
-        return html!(out; "<p class='empty'>The history has no such row.</p>");
-    }
     let (sign, heard, next) = match oldest_first {
         true => ("▲", "ascending", ""),
         false => ("▼", "descending", "id"),
@@ -122,23 +131,31 @@ fn table(scene: &Scene<'_>, out: &mut Html, rows: &[Row], oldest_first: bool) {
     html!(out; "</tbody></table></div>");
 }
 
-fn pager(scene: &Scene<'_>, out: &mut Html, rows: &[Row], has_more: bool, query: &Query) {
+fn pager(scene: &Scene<'_>, out: &mut Html, rows: &[Row], next: Option<i64>, query: &Query) {
     let ids = || rows.iter().map(|row| row.id);
-    let (Some(lowest), Some(highest)) = (ids().min(), ids().max()) else {
+    // Without rows, the page before begins where this one was asked to begin.
+    let (older, newer) = match query.newest_first {
+        true => (
+            next,
+            query
+                .before
+                .map(|before| ids().max().unwrap_or(before.saturating_sub(1))),
+        ),
+        false => (
+            query
+                .after
+                .map(|after| ids().min().unwrap_or(after.saturating_add(1))),
+            next,
+        ),
+    };
+    if rows.is_empty() && older.or(newer).is_none() {
         return;
+    }
+    let to = |id: Option<i64>, set: &str, unset: &str| {
+        id.map(|id| scene.params.query(&[(set, &id.to_string()), (unset, "")]))
     };
-    let (has_older, has_newer) = match query.newest_first {
-        true => (has_more, query.before.is_some()),
-        false => (query.after.is_some(), has_more),
-    };
-    let older = scene
-        .params
-        .query(&[("before", &lowest.to_string()), ("after", "")]);
-    let newer = scene
-        .params
-        .query(&[("after", &highest.to_string()), ("before", "")]);
     html!(out; "<nav class='pager' aria-label='Pages'>");
-    neighbour(out, has_newer.then_some(newer), "← Newer", "prev");
-    neighbour(out, has_older.then_some(older), "Older →", "next");
+    neighbour(out, to(newer, "after", "before"), "← Newer", "prev");
+    neighbour(out, to(older, "before", "after"), "Older →", "next");
     html!(out; "</nav>");
 }

@@ -292,3 +292,33 @@ fn events_are_paged_by_their_numbers() {
         [first + 449, first + 447, first + 445, first + 443, first + 441]
     );
 }
+
+#[test]
+fn a_search_goes_on_after_the_rows_that_one_page_searches() {
+    let source = made_up::cluster(0, 0);
+    source.row(0, "node", None, None, None, "needle");
+    let newest = (0..20_000).map(|_| source.row(0, "node", None, None, None, "hay"));
+    let first = newest.min().unwrap();
+    let page = shown(&source, "/events", "q=needle");
+    assert!(
+        page.contains("There is no such row among the 20000 that were searched."),
+        "{page}"
+    );
+    assert!(
+        page.contains(&format!("href='?q=needle&amp;before={first}'")),
+        "{page}"
+    );
+    let page = shown(&source, "/events", &format!("q=needle&before={first}"));
+    assert!(
+        page.contains(">needle<") && !page.contains("There is no such row"),
+        "{page}"
+    );
+    // From there it goes back to the newer rows.
+    let needle = first - 1;
+    assert!(
+        page.contains(&format!("href='?q=needle&amp;after={needle}'")),
+        "{page}"
+    );
+    let page = shown(&source, "/events", &format!("q=needle&before={needle}"));
+    assert!(page.contains("The history has no such row."), "{page}");
+}
