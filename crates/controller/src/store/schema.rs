@@ -27,6 +27,8 @@ const MIGRATIONS: &[&str] = &[
      CREATE TABLE figures (node BLOB NOT NULL, at INTEGER NOT NULL, mem_available INTEGER NOT NULL,
          mem_total INTEGER NOT NULL, disk_available INTEGER NOT NULL, disk_total INTEGER NOT NULL,
          load INTEGER NOT NULL, instances INTEGER NOT NULL, PRIMARY KEY (node, at)) WITHOUT ROWID;",
+    // The pages of traces and of one kind of events ask for rare kinds again and again.
+    "CREATE INDEX history_kind ON history (kind, id);",
 ];
 /// The time limit for waiting for another connection. Only a checkpoint makes one wait.
 const BUSY: Duration = Duration::from_secs(5);

@@ -221,7 +221,7 @@ fn a_database_of_a_later_version_is_named() {
             error,
             StoreError::Newer {
                 found: 99,
-                known: 2,
+                known: 3,
                 ..
             }
         ),
