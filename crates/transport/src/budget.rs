@@ -338,7 +338,10 @@ impl Reserved {
     /// Gives all memory back, and stops waiting.
     pub fn clear(&self) {
         let Claim { counted, ahead, asks } = &*self.claim;
-        if ahead.load(Ordering::Relaxed) + asks.load(Ordering::Acquire) > 0 {
+        // In this order: another thread grants a reservation by a store to `ahead` and then to `asks`. If
+        // `ahead` were read first, a grant between the two reads would stay unseen, and the place ahead of
+        // the line would be taken for ever.
+        if asks.load(Ordering::Acquire) > 0 || ahead.load(Ordering::Relaxed) > 0 {
             let whole = self.part.whole();
             let mut state = whole.lock();
             let is_own = |waiter: &Waiter| Arc::ptr_eq(&waiter.claim, &self.claim);
