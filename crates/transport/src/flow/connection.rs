@@ -152,7 +152,7 @@ impl<I> FlowConnection<I> {
 
     /// True if its pace is to be measured.
     pub(super) fn needs_pace_check(&self) -> bool {
-        !self.is_ending && (self.is_slow || self.line.has_others())
+        !self.is_ending && (self.is_slow || self.line.holds_others())
     }
 
     /// Has the writer report when there is something to do for this receiver. False if there is

@@ -20,8 +20,8 @@ pub(super) struct Waiting {
 pub(super) struct Line {
     receiver: ConnectionId,
     pub(super) items: VecDeque<Waiting>,
-    /// The number of items that are answers to the receiver's own frames.
-    own: usize,
+    /// The number of items that hold another origin than the receiver itself.
+    holding: usize,
     /// The loose items: those that hold no origin.
     pub(super) loose: Load,
     /// All items.
@@ -33,15 +33,16 @@ impl Line {
         Self {
             receiver,
             items: VecDeque::new(),
-            own: 0,
+            holding: 0,
             loose: Load::default(),
             all: Load::default(),
         }
     }
 
-    /// True if some items are not the receiver's own answers.
-    pub(super) fn has_others(&self) -> bool {
-        self.items.len() > self.own
+    /// True if the receiver holds others. Items of the application hold nobody, and neither do those of
+    /// others behind a slow receiver.
+    pub(super) fn holds_others(&self) -> bool {
+        self.holding > 0
     }
 
     pub(super) fn push_back(&mut self, waiting: Waiting) {
@@ -77,32 +78,33 @@ impl Line {
     /// Makes all items hold no origin, except for the receiver's own answers unless `with_own` is
     /// set. Returns the origin of each item that held one.
     pub(super) fn release(&mut self, with_own: bool) -> Vec<Origin> {
+        let receiver = Origin::Connection(self.receiver);
         let mut gone = Vec::new();
         for waiting in &mut self.items {
-            let is_own = waiting.origin == Origin::Connection(self.receiver);
-            if waiting.holds && (with_own || !is_own) {
+            if waiting.holds && (with_own || waiting.origin != receiver) {
                 waiting.holds = false;
                 self.loose += waiting.item.load();
                 gone.push(waiting.origin);
             }
         }
+        self.holding = 0;
         gone
     }
 
     fn count(&mut self, waiting: &Waiting) {
-        self.own += usize::from(waiting.origin == Origin::Connection(self.receiver));
         self.all += waiting.item.load();
-        if !waiting.holds {
-            self.loose += waiting.item.load();
+        match waiting.holds {
+            true => self.holding += usize::from(waiting.origin != Origin::Connection(self.receiver)),
+            false => self.loose += waiting.item.load(),
         }
     }
 
     fn remove(&mut self, at: usize) -> Option<Waiting> {
         let waiting = self.items.remove(at)?;
-        self.own -= usize::from(waiting.origin == Origin::Connection(self.receiver));
         self.all -= waiting.item.load();
-        if !waiting.holds {
-            self.loose -= waiting.item.load();
+        match waiting.holds {
+            true => self.holding -= usize::from(waiting.origin != Origin::Connection(self.receiver)),
+            false => self.loose -= waiting.item.load(),
         }
         Some(waiting)
     }

@@ -84,6 +84,22 @@ fn a_slow_receiver_releases_others_and_its_own_answers_hold_only_itself() {
 }
 
 #[test]
+fn a_receiver_that_holds_nobody_is_not_slow() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(8)];
+    for _ in 0..6 {
+        assert_eq!(net.tell(&receiver, long(UNIT)), Delivery::Taken);
+    }
+    assert_eq!(net.flow.next_deadline(), None, "only the application waits");
+    assert!(net.flow.tick(net.at(5000)).is_empty());
+    net.send(&sender, &receiver, 1);
+    assert!(net.waits(&sender), "the sender has the whole patience");
+    assert_eq!(net.flow.next_deadline(), Some(net.start + PATIENCE));
+    assert_eq!(net.flow.tick(net.at(1000)), [receiver.id]);
+    assert!(net.slow(&receiver) && !net.waits(&sender));
+}
+
+#[test]
 fn dropping_a_loose_item_releases_no_origin() {
     let mut net = Net::new(1 << 40);
     let [sender, slow, full] = [net.peer(4), net.peer(4), net.peer(4)];
