@@ -89,8 +89,7 @@ pub(super) fn agree(
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         stream.set_read_timeout(Some(left(deadline)?))?;
-        if incoming.read(stream, false, usize::MAX)? == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
+        stream.wait_readable()?;
+        incoming.read(stream, usize::MAX)?;
     }
 }

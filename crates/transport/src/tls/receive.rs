@@ -3,7 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
-use super::split::Opener;
+use rustls::InvalidMessage;
+
+use super::split::{Opener, invalid};
 use crate::socket::Duplex;
 use crate::stream::{Borrowed, BufferPool, Inbox, Receive, Received};
 
@@ -57,8 +59,12 @@ impl Incoming {
         Ok(())
     }
 
-    /// Reads at most `most` bytes. Blocks unless `ready` is set, which means that bytes have arrived.
-    pub(super) fn read(&mut self, stream: &dyn Duplex, ready: bool, most: usize) -> io::Result<usize> {
+    /// Reads at most `most` bytes, without blocking: false if none have arrived.
+    ///
+    /// # Errors
+    /// The error of the stream, `UnexpectedEof` at its end, or that of a handshake message in so many
+    /// records that the buffer does not hold all of them.
+    pub(super) fn read(&mut self, stream: &dyn Duplex, most: usize) -> io::Result<bool> {
         let buffer = self.buffer.get();
         if self.start > 0 {
             buffer.copy_within(self.start..self.end, 0);
@@ -69,19 +75,22 @@ impl Incoming {
             self.end = self.part.len();
             buffer[..self.end].copy_from_slice(&std::mem::take(&mut self.part));
         }
-        // There is always room: the buffer holds less than one record, a record is at most a fifth
-        // of the buffer, and the header of a longer one is refused.
         let room = &mut buffer[self.end..];
+        // Of other records the buffer holds a part of one, which is at most a fifth of the buffer; the
+        // header of a longer one is refused. But the records of a handshake message stay until all of them
+        // have arrived, and each takes 22 bytes more than it brings.
+        if room.is_empty() {
+            return Err(invalid(InvalidMessage::HandshakePayloadTooLarge));
+        }
         let most = room.len().min(most);
-        let room = &mut room[..most];
-        let n = if ready {
-            stream.try_read(room)?
-        } else {
-            stream.read(room)?
+        let read = match stream.try_read(&mut room[..most]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(e),
+            read => read.unwrap_or_default(),
         };
-        self.more = n == room.len();
-        self.end += n;
-        Ok(n)
+        self.more = read == most;
+        self.end += read;
+        Ok(read > 0)
     }
 }
 
@@ -115,23 +124,16 @@ impl Receive for TlsReceive {
         if first.end || first.flush || inbox.bytes.len() > before {
             return Ok(first);
         }
-        if self.incoming.buffer.held().is_some() && self.incoming.more {
-            match self.incoming.read(&*self.stream, true, inbox.most) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(_) => return self.open(inbox),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.incoming.more = false,
-                Err(e) => return Err(e),
+        loop {
+            if self.incoming.buffer.held().is_none() || !self.incoming.more {
+                // A stream waits for bytes without a buffer.
+                self.incoming.release();
+                inbox.release();
+                self.stream.wait_readable()?;
             }
-        }
-        // A stream waits for bytes without a buffer.
-        self.incoming.release();
-        inbox.release();
-        self.stream.wait_readable()?;
-        match self.incoming.read(&*self.stream, true, inbox.most) {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => self.open(inbox),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received::default()),
-            Err(e) => Err(e),
+            if self.incoming.read(&*self.stream, inbox.most)? {
+                return self.open(inbox);
+            }
         }
     }
 }
@@ -141,9 +143,11 @@ impl Receive for TlsReceive {
 mod tests {
     use std::time::Duration;
 
-    use super::super::testing::{Ends, ends};
+    use super::super::handshake::agree;
+    use super::super::testing::{Ends, ends, server};
     use super::*;
-    use crate::socket::is_timeout;
+    use crate::host::{deadline, threads};
+    use crate::socket::{is_timeout, memory, write_all};
 
     #[test]
     fn pending_bytes_are_reported_to_the_writer_once() {
@@ -167,5 +171,37 @@ mod tests {
         assert!(receive.receive(&mut inbox).unwrap().flush);
         let again = receive.receive(&mut inbox);
         assert!(again.is_err_and(|e| is_timeout(&e)), "the writer sends the alert");
+    }
+
+    #[test]
+    fn a_handshake_message_in_too_many_records_is_refused_with_its_reason() {
+        let (local, remote) = memory::pair();
+        // The first record announces a ClientHello of 65,535 bytes; each brings one byte.
+        let peer = threads::spawn("peer", move || {
+            let record = |byte| [22, 3, 1, 0, 1, byte];
+            let hello = [1, 0, 0xff, 0xff].into_iter().chain([0; 30_000]);
+            let bytes: Vec<u8> = hello.flat_map(record).collect();
+            // Until the server gives up.
+            let _ = write_all(&remote, &bytes, |_| {});
+            remote
+        })
+        .unwrap();
+        let (mut sealer, mut opener) = server();
+        let (mut incoming, mut inbox) = (Incoming::new(BufferPool::new()), Inbox::default());
+        let agreed = agree(
+            &local,
+            &mut sealer,
+            &mut opener,
+            &mut incoming,
+            &mut inbox,
+            deadline(Duration::from_secs(60)),
+        );
+        let error = agreed.err().unwrap().to_string();
+        assert_eq!(
+            error,
+            "TLS: received corrupt message of type handshake payload too large"
+        );
+        drop(local);
+        peer.join().unwrap();
     }
 }

@@ -108,7 +108,6 @@ impl Opener {
     ///
     /// # Errors
     /// The error of TLS. The connection is over, and the sending half has an alert for the peer.
-    /// the peer.
     pub(super) fn open(&mut self, bytes: &mut [u8], inbox: &mut Inbox) -> io::Result<usize> {
         let mut used = 0;
         loop {
@@ -200,7 +199,9 @@ fn poisoned() -> io::Error {
     io::Error::other("the TLS session is unusable after a panic")
 }
 
-fn invalid(error: rustls::Error) -> io::Error {
+/// The error of TLS as one of the stream.
+pub(super) fn invalid(error: impl Into<rustls::Error>) -> io::Error {
+    let error: rustls::Error = error.into();
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 

@@ -25,6 +25,14 @@ pub(super) struct Ends {
     pub(super) peer: Halves,
 }
 
+/// A server's end whose handshake has not begun.
+pub(super) fn server() -> (Sealer, Opener) {
+    let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+    let identity = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
+    let acceptor = Acceptor::mutual(&identity.identity(), &authority.trust()).unwrap();
+    split::server(acceptor.config).unwrap()
+}
+
 pub(super) fn ends() -> Ends {
     let authority = Authority::new(&AuthorityRequest::default()).unwrap();
     let identity = |role| {
