@@ -74,6 +74,10 @@ impl Decode for Decoder {
     fn wanted(&self) -> usize {
         self.codec.wanted()
     }
+
+    fn skips(&self) -> bool {
+        self.codec.skips()
+    }
 }
 
 /// Encodes a frame for sending: with its trace if the session agreed on tracing, otherwise without. The

@@ -215,6 +215,11 @@ impl Codec {
         self.wanted
     }
 
+    /// True in the middle of an unsupported frame, or of a trace block that is dropped.
+    pub fn skips(&self) -> bool {
+        self.skip > 0 || self.untraced.is_some()
+    }
+
     /// The number of malformed trace blocks that were dropped.
     pub fn bad_traces(&self) -> u64 {
         self.bad_traces

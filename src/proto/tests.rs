@@ -327,6 +327,19 @@ fn unknown_type_and_operand_are_skipped_and_reported_in_order() {
 }
 
 #[test]
+fn a_codec_knows_that_it_is_within_a_frame_that_is_skipped() {
+    let mut codec = Codec::new(LIMIT, false);
+    let mut decode = |bytes: &[u8]| {
+        codec.decode(&mut bytes.into(), &mut Vec::new()).unwrap();
+        codec.skips()
+    };
+    let steps: [(&[u8], bool); 3] = [(&[0, 1, 2, 0, 0, 0, 0, 2], true), (&[1], true), (&[2], false)];
+    for (bytes, skips) in steps {
+        assert_eq!(decode(bytes), skips, "{bytes:?}");
+    }
+}
+
+#[test]
 fn an_error_is_never_answered() {
     assert_eq!(
         answer_to_unsupported(FrameKind::new(FrameType::ERROR, 0x7f)),

@@ -84,7 +84,7 @@ impl<D: Decode> Incoming<D> {
         Next::End(match (self.fault.take(), self.end.take()) {
             (Some(fault), _) => EndReason::Protocol(Box::new(fault)),
             (None, Some(Err(e))) => EndReason::Io(e),
-            (None, Some(Ok(()))) if held == 0 => EndReason::PeerClosed,
+            (None, Some(Ok(()))) if held == 0 && !self.decoder.skips() => EndReason::PeerClosed,
             (None, Some(Ok(()))) => EndReason::Truncated,
             (None, None)
                 if self
@@ -205,10 +205,11 @@ mod tests {
     use crate::stream::{BufferPool, Outgoing, Received, Transmit, plain};
 
     /// Items whose first byte is their length in units of 10,000 bytes; 255 is a
-    /// fault, and 254 is skipped.
+    /// fault, 254 is skipped, and so is 253, after which a further byte is skipped.
     #[derive(Debug, Default)]
     struct Lengths {
         wanted: usize,
+        skips: bool,
     }
 
     impl Decode for Lengths {
@@ -218,11 +219,12 @@ mod tests {
         fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Bytes>) -> io::Result<()> {
             self.wanted = 0;
             while let Some(first) = input.first() {
-                if *first >= 254 {
+                if *first >= 253 {
                     match input.split_to(1)[0] {
-                        254 => continue,
-                        _ => return Err(io::Error::other("as asked for")),
+                        255 => return Err(io::Error::other("as asked for")),
+                        skipped => self.skips = skipped == 253,
                     }
+                    continue;
                 }
                 let len = usize::from(*first).max(1) * 10_000;
                 if input.len() < len {
@@ -236,6 +238,10 @@ mod tests {
 
         fn wanted(&self) -> usize {
             self.wanted
+        }
+
+        fn skips(&self) -> bool {
+            self.skips
         }
     }
 
@@ -311,6 +317,26 @@ mod tests {
         incoming.receive(&mut *receive);
         let next = incoming.next(&mut items);
         assert!(matches!(next, Next::End(EndReason::PeerClosed)));
+    }
+
+    #[test]
+    fn an_end_within_a_skipped_item_is_not_in_order() {
+        for (bytes, in_order) in [(&[253][..], false), (&[253, 254], true)] {
+            let (mut incoming, mut receive, remote) = incoming(None);
+            let mut items = Vec::new();
+            remote.write(bytes).unwrap();
+            remote.shutdown(std::net::Shutdown::Write).unwrap();
+            incoming.receive(&mut *receive);
+            assert!(matches!(incoming.next(&mut items), Next::Hand(_)));
+            incoming.receive(&mut *receive);
+            match incoming.next(&mut items) {
+                Next::End(EndReason::PeerClosed) => assert!(in_order),
+                next => assert!(
+                    !in_order && matches!(next, Next::End(EndReason::Truncated)),
+                    "{next:?}"
+                ),
+            }
+        }
     }
 
     /// Receives the items of the test.

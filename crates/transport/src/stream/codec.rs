@@ -21,6 +21,11 @@ pub trait Decode: Send + 'static {
     /// The whole length of the item at the front, or 0 if that is not known yet. So much memory is
     /// reserved and then allocated before more of the item is read.
     fn wanted(&self) -> usize;
+
+    /// True in the middle of an item whose bytes are dropped as they arrive. Default: false.
+    fn skips(&self) -> bool {
+        false
+    }
 }
 
 /// Received bytes that wait to be decoded.
