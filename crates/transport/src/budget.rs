@@ -130,6 +130,12 @@ impl Budget {
         part
     }
 
+    /// A part for one kind of use, bounded by the whole only.
+    #[must_use]
+    pub fn part(&self) -> Self {
+        Self::with(self.0.limit, self.0.longest, Some(self.clone()))
+    }
+
     /// An empty reservation.
     pub fn reserve(&self) -> Reserved {
         Reserved {
@@ -198,7 +204,7 @@ impl Budget {
         self.0.limit.saturating_sub(self.used())
     }
 
-    fn whole(&self) -> &Self {
+    pub(crate) fn whole(&self) -> &Self {
         self.0.whole.as_ref().unwrap_or(self)
     }
 

@@ -37,6 +37,8 @@ pub struct Settings {
 pub struct Runner<C: Core, T: Threads = Link> {
     core: C,
     settings: Settings,
+    /// The part of the received bytes that readers are ahead.
+    ahead: Budget,
     flow: Flow<C::Item>,
     connections: Connections<T>,
     numbers: Numbers,
@@ -75,6 +77,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             core,
             flow: Flow::new(settings.patience),
             connections: Connections::new(settings.parting),
+            ahead: settings.received.part(),
             settings,
             numbers: Numbers::default(),
             actions: Vec::new(),
@@ -142,7 +145,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 // Before its turn, because also a held connection counts as alive when it sends.
                 self.core.received(id, bytes, now);
                 if items.is_empty() && bytes == 0 {
-                    // A report that a long item makes progress. It has cost no credit.
+                    // A report that the peer is not silent. It has cost no credit.
                     return;
                 }
                 let credit = Credit::memory_of::<C::Item>(items.len(), bytes);
@@ -300,7 +303,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 return Err(refusal);
             }
         };
-        let credit = Arc::new(Credit::new(self.settings.received.clone()));
+        let credit = Arc::new(Credit::new(self.ahead.clone()));
         self.flow.insert(id, outbox.clone(), limits, Arc::clone(&credit));
         let admitted = Admitted {
             id,

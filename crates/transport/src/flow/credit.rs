@@ -11,7 +11,8 @@ use crate::host::now;
 const MAX_AHEAD: u64 = 1 << 20;
 
 /// If all readers together are further ahead than this, each of them may be ahead by one batch
-/// only. A thousand readers that take each record as it arrives would keep the dispatcher from
+/// only. Memory that is reserved for unfinished items does not count: some stalled peers would
+/// otherwise slow all readers down. A thousand readers that take each record as it arrives would keep the dispatcher from
 /// the processors; a reader that waits finds several records at its next read.
 const MAX_ALL_AHEAD: u64 = 32 << 20;
 
@@ -39,7 +40,7 @@ struct State {
 }
 
 impl Credit {
-    /// Credit that counts in a budget.
+    /// Credit that counts in a budget: the part of the received bytes that is for the credit of all readers.
     pub fn new(budget: Budget) -> Self {
         Self {
             state: Mutex::default(),
@@ -53,9 +54,9 @@ impl Credit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The budget in which this credit counts.
+    /// The budget of all received bytes.
     pub fn budget(&self) -> &Budget {
-        &self.budget
+        self.budget.whole()
     }
 
     /// The memory of `items` items that arrived in `bytes` bytes. Many short items take much more

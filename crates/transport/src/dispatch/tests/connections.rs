@@ -36,6 +36,23 @@ fn all_connections_of_one_owner_have_half_of_the_memory() {
 }
 
 #[test]
+fn memory_for_unfinished_items_does_not_shorten_the_credit_of_readers() {
+    let mut world = World::new(Script::default());
+    let [one, other] = [world.run("one"), world.run("other")];
+    let reserved = one.credit.budget().reserve();
+    assert_eq!(reserved.ask(1 << 30, || ()), Asked::Granted);
+    other.credit.spend(1);
+    assert_eq!(other.credit.try_wait().0, Some(true), "no reader is far ahead");
+    assert_eq!(world.budget.used(), (1 << 30) + 1, "both count in the budget");
+    one.credit.spend(33 << 20);
+    assert_eq!(
+        other.credit.try_wait().0,
+        None,
+        "all readers together are far ahead"
+    );
+}
+
+#[test]
 fn a_refused_newcomer_leaves_no_trace() {
     let mut world = World::new(Script::default());
     world.runner.core_mut().refuses = true;

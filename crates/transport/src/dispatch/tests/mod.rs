@@ -16,7 +16,7 @@ use crossbeam_channel::Receiver;
 
 use super::*;
 use crate::PATIENCE;
-use crate::budget::Budget;
+use crate::budget::{Asked, Budget};
 use crate::outbox::Limits;
 use crate::outbox::tests::{Wire, item, long};
 use crate::socket::memory::{self, MemoryStream};
