@@ -119,7 +119,7 @@ pub struct SessionFigures {
     pub since: SystemTime,
     /// Its counters.
     pub counters: SessionCounters,
-    /// The time at which the dispatcher last got bytes from it.
+    /// The time at which the dispatcher last got bytes from it, or heard that its bytes wait for memory.
     pub last_received: Option<SystemTime>,
     /// The time at which a frame was last queued for it. If no frame waits, that frame was sent then or
     /// a moment later.

@@ -159,7 +159,7 @@ pub(super) struct Session {
     pub(super) since: Instant,
     /// Decides which session stays if another server has one of the same UUID.
     pub(super) rank: Rank,
-    /// The time at which bytes were last received.
+    /// The time at which bytes were last received, or waited for memory.
     pub(super) received: Option<Instant>,
     /// True once [`Handler::connected`](super::Handler::connected) was called for the session.
     pub(super) announced: bool,

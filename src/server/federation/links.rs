@@ -32,8 +32,8 @@ use ssntp_transport::{ConnectionId, Gauge, Outgoing, Table, excerpt};
 
 /// The interval of ALIVE frames on each link.
 const BEAT: Duration = Duration::from_secs(1);
-/// A link ends after this time without bytes from the peer. TCP does not detect a stopped process,
-/// because its kernel still acknowledges.
+/// A link ends after this time without bytes from the peer, unless this server waits for memory before it
+/// reads on. TCP does not detect a stopped process, because its kernel still acknowledges.
 const SILENCE: Duration = Duration::from_secs(10);
 /// The highest token that is accepted from another server without a comparison. An engine with a
 /// thousand changes a second reaches it in 139 years. Without this bound, one server that sends

@@ -24,7 +24,8 @@ pub struct Feed<C: Core> {
     reported: (usize, Instant),
 }
 
-/// Progress of a long item is reported after this number of bytes, and not more often than this.
+/// Progress of a long item is reported after this number of bytes, and not more often than this. A wait for
+/// memory is reported as often.
 const PROGRESS: usize = 16 * 1024;
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -42,14 +43,10 @@ impl<C: Core> Feed<C> {
         }
     }
 
-    /// Reports that bytes of a long item arrive, so that the core does not take the peer for silent.
+    /// Reports that the peer is not silent, although no item of it is complete.
     fn report_progress(&mut self, held: usize) {
-        let (before, at) = self.reported;
-        if held < before + PROGRESS {
-            return;
-        }
         let now = super::clock();
-        if now.saturating_duration_since(at) >= PROGRESS_INTERVAL {
+        if now.saturating_duration_since(self.reported.1) >= PROGRESS_INTERVAL {
             self.reported = (held, now);
             let _ = self.events.send(DispatchEvent::Items(self.id, Vec::new(), 0));
         }
@@ -70,7 +67,9 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
     }
 
     fn unfinished(&mut self, held: usize, wanted: usize) -> Result<usize, EndReason> {
-        self.report_progress(held);
+        if held >= self.reported.0 + PROGRESS {
+            self.report_progress(held);
+        }
         loop {
             let credit = Arc::clone(&self.credit);
             let look = self
@@ -78,10 +77,17 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
                 .next_read(held, wanted, super::clock, move || credit.nudge());
             match look {
                 NextRead::Read(most) => return Ok(most),
-                NextRead::Wait if self.credit.wait_for(|| self.unfinished.is_granted()) => {}
-                NextRead::Wait => return Err(EndReason::Local),
                 NextRead::End(why) => return Err(EndReason::Memory(why)),
+                NextRead::Wait => {}
             }
+            if !self
+                .credit
+                .wait_for(PROGRESS_INTERVAL, || self.unfinished.is_granted())
+            {
+                return Err(EndReason::Local);
+            }
+            // The peer waits for this server, so it must not count as silent.
+            self.report_progress(held);
         }
     }
 

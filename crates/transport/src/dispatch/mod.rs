@@ -13,7 +13,6 @@
 //!
 //! * A [`Core`] is a protocol's state without sockets, threads or clock. SSNTP's
 //!   and OpFlex's servers are one each.
-//! * The [`Runner`] runs a core: it keeps the connections, lets them take turns
 //! * The [`Runner`] runs a core: it keeps the connections, gives them turns (see
 //!   [`flow`](super::flow)), carries out the core's actions, and enforces time limits. It has no
 //!   thread and no clock, so a simulation runs the same code step by step.
@@ -258,7 +257,8 @@ pub enum DispatchEvent<C: Core, T = Link> {
     Admit(Box<C::Request>, Arc<dyn Duplex>, Sender<Verdict<C>>),
     /// The threads of an admitted connection run, or could not be started.
     Started(ConnectionId, std::io::Result<T>),
-    /// A reader has decoded items from this number of bytes.
+    /// A reader has decoded items from this number of bytes. Without both, it reports that its peer is not
+    /// silent: a part of a long item has arrived, or waits for memory.
     Items(ConnectionId, Vec<C::Item>, u64),
     /// A writer reports that its queue has room, as it was requested to.
     Room(ConnectionId),

@@ -1,7 +1,7 @@
 //! Bounds how far a reader may be ahead of the dispatcher.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
 use crate::host::now;
@@ -142,13 +142,12 @@ impl Credit {
         self.state().waits_since
     }
 
-    /// Blocks until `is_there` is true; [`nudge`](Self::nudge) has it evaluated again. False at
-    /// once if the connection has ended.
-    pub(crate) fn wait_for(&self, mut is_there: impl FnMut() -> bool) -> bool {
-        let waited = self
-            .granted
-            .wait_while(self.state(), |state| !state.over && !is_there());
-        !waited.unwrap_or_else(PoisonError::into_inner).over
+    /// Blocks until `is_there` is true, for at most `limit`; [`nudge`](Self::nudge) has it evaluated
+    /// again. False at once if the connection has ended.
+    pub(crate) fn wait_for(&self, limit: Duration, mut is_there: impl FnMut() -> bool) -> bool {
+        let waits = |state: &mut State| !state.over && !is_there();
+        let waited = self.granted.wait_timeout_while(self.state(), limit, waits);
+        !waited.unwrap_or_else(PoisonError::into_inner).0.over
     }
 
     /// Wakes the reader, which then evaluates its condition again.
@@ -254,7 +253,7 @@ mod tests {
         let [looks, there] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
         let (reader, looked, is_there) = (Arc::clone(&credit), Arc::clone(&looks), Arc::clone(&there));
         let wait = move || {
-            reader.wait_for(|| {
+            reader.wait_for(Duration::MAX, || {
                 looked.fetch_add(1, Ordering::SeqCst);
                 is_there.load(Ordering::SeqCst) > 0
             })
@@ -267,8 +266,9 @@ mod tests {
         credit.nudge();
         assert!(thread.join().unwrap());
         assert!(looks.load(Ordering::SeqCst) > 1);
+        assert!(credit.wait_for(Duration::ZERO, || false), "its connection stays");
         credit.end();
-        assert!(!credit.wait_for(|| false));
+        assert!(!credit.wait_for(Duration::MAX, || false));
     }
 
     #[test]

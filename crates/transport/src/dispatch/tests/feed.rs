@@ -43,6 +43,25 @@ fn progress_of_a_long_item_is_reported_without_items() {
 }
 
 #[test]
+fn a_peer_is_not_silent_while_its_reader_waits_for_memory() {
+    let memory = Budget::new(1 << 20);
+    let (mut feed, credit, queue) = feed(&memory);
+    let mut others: Vec<_> = (0..3u8).map(|n| Unfinished::new(&memory.of(&[n]))).collect();
+    for other in &mut others {
+        other.next_read(UNRESERVED, 500_000, clock, || ());
+    }
+    let reader = crate::host::threads::spawn("reader", move || feed.unfinished(8, 400_000)).unwrap();
+    let limit = clock() + Duration::from_secs(60);
+    for _ in 0..2 {
+        let event = queue.next(Some(limit)).unwrap().0;
+        assert!(matches!(event, DispatchEvent::Items(ConnectionId(7), items, 0) if items.is_empty()));
+    }
+    drop(others);
+    assert!(matches!(reader.join().unwrap(), Ok(usize::MAX)));
+    drop(credit);
+}
+
+#[test]
 fn a_reader_waits_for_credit_and_for_memory_until_its_connection_ends() {
     let memory = Budget::new(1 << 20);
     let (mut feed, credit, queue) = feed(&memory.of(b"its certificate"));
