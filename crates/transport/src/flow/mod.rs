@@ -148,6 +148,7 @@ pub enum Origin {
     #[default]
     Application,
 }
+
 /// The result of [`Flow::deliver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {

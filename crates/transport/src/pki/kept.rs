@@ -6,7 +6,6 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
 use rustls::pki_types::CertificateDer;
-use x509_parser::asn1_rs::{FromDer, Header};
 
 use super::CertificateInfo;
 
@@ -66,21 +65,6 @@ impl KeptCertificate {
         // This does not fail, because the same bytes were read before.
         CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der))
     }
-
-    /// The bytes of its serial number. No other part is read, because a search visits thousands of
-    /// certificates.
-    pub fn serial(&self) -> Option<&[u8]> {
-        let inside = |bytes| Header::from_der(bytes).ok();
-        let (certificate, _) = inside(&self.0.der)?;
-        let (to_be_signed, _) = inside(certificate)?;
-        let (mut first, mut header) = inside(to_be_signed)?;
-        // The version, which certificates of version 1 do not have.
-        if header.is_contextspecific() {
-            let len = header.length().definite().ok()?;
-            (first, header) = inside(first.get(len..)?)?;
-        }
-        first.get(..header.length().definite().ok()?)
-    }
 }
 
 // So that a table of certificates can be searched by DER, without a `KeptCertificate` for the search.
@@ -127,37 +111,11 @@ mod tests {
         let (one, other) = (issue(), issue());
         let kept = KeptCertificate::new(&one, None);
         assert!(kept.is(&one) && !kept.is(&other));
+        assert_eq!(*kept.glance(), one);
+        assert!(kept.0.facts.get().is_none(), "a glance keeps nothing");
         // All facts, because `==` compares the DER only.
         assert_eq!(format!("{:?}", kept.clone().info()), format!("{one:?}"));
         assert_eq!(kept.info().roles, Role::AGENT);
-    }
-
-    #[cfg(feature = "issue")]
-    #[test]
-    fn the_serial_number_of_a_kept_certificate_needs_no_reading_of_its_facts() {
-        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
-        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
-        for _ in 0..20 {
-            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
-            let kept = KeptCertificate::new(issued.info(), None);
-            assert_eq!(
-                kept.serial().map(crate::pki::der::hexadecimal).as_ref(),
-                Some(&issued.info().serial)
-            );
-            assert!(kept.0.facts.get().is_none());
-            assert_eq!(*kept.glance(), *issued.info());
-            assert!(kept.0.facts.get().is_none());
-        }
-        for der in [
-            &[][..],
-            &[0x30],
-            &[0x30, 0x80],
-            &[0x30, 3, 0x30, 1, 0xa0],
-            &[0xff; 40],
-        ] {
-            let nothing = CertificateInfo::nothing(&CertificateDer::from(der.to_vec()));
-            assert_eq!(KeptCertificate::new(&nothing, None).serial(), None, "{der:?}");
-        }
     }
 
     #[test]

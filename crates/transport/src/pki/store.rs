@@ -192,7 +192,6 @@ pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     })
 }
 
-/// The fault of a PEM text. rustls prints its lines as numbers.
 /// The texts of the sections of one kind, which may be a kind that `rustls-pemfile` does not know.
 pub(super) fn sections_of(pem: &[u8], kind: &str) -> impl Iterator<Item = String> {
     let (begin, end) = (format!("-----BEGIN {kind}-----"), format!("-----END {kind}-----"));

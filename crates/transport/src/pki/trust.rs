@@ -20,7 +20,6 @@ use crate::Role;
 ///
 /// A clone is cheap and shares everything; `Send` and `Sync`. Only [`load`](Self::load) blocks, on the
 /// disk.
-/// [`load`](Self::load) blocks, on the disk.
 #[derive(Clone, Debug)]
 pub struct Trust(Arc<Inner>);
 
