@@ -46,12 +46,6 @@ pub struct Inbox {
     pool: BufferPool,
 }
 
-impl Default for Inbox {
-    fn default() -> Self {
-        Self::new(BufferPool::new())
-    }
-}
-
 impl Inbox {
     /// An empty inbox that borrows its memory from `pool` while it is busy.
     pub(crate) fn new(pool: BufferPool) -> Self {
@@ -121,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_reserved_length_is_allocated_once() {
-        let mut inbox = Inbox::default();
+        let mut inbox = Inbox::new(BufferPool::new());
         inbox.append(&[0; 8], 8);
         inbox.wanted = 1 << 20;
         inbox.append(&[0; 16 * 1024], 16 * 1024);
@@ -134,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_waiting_stream_keeps_little_more_memory_than_its_bytes() {
-        let mut inbox = Inbox::default();
+        let mut inbox = Inbox::new(BufferPool::new());
         inbox.append(&[7; 60_000], 60_000);
         let item = inbox.bytes.split_to(59_000).freeze();
         inbox.release();
@@ -150,7 +144,7 @@ mod tests {
 
     #[test]
     fn long_items_need_one_buffer_each() {
-        let mut inbox = Inbox::default();
+        let mut inbox = Inbox::new(BufferPool::new());
         // Each item has four records, and a read ends in the middle of a record.
         let (item, part) = (4 * 16 * 1024 + 8, 10_000);
         inbox.append(&[7; BUFFER_LEN - RECORD_LEN], BUFFER_LEN - RECORD_LEN);
@@ -172,14 +166,14 @@ mod tests {
 
     #[test]
     fn a_lone_frame_takes_no_more_than_it_needs() {
-        let mut inbox = Inbox::default();
+        let mut inbox = Inbox::new(BufferPool::new());
         inbox.append(&[7; 100], 120);
         assert_eq!(inbox.bytes.capacity(), 120);
     }
 
     #[test]
     fn decoded_items_share_no_memory_with_later_bytes() {
-        let mut inbox = Inbox::default();
+        let mut inbox = Inbox::new(BufferPool::new());
         inbox.append(&[7; 100], 1000);
         let item = inbox.bytes.split_to(90).freeze();
         inbox.append(&[8], 1);

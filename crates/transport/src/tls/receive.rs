@@ -187,7 +187,7 @@ mod tests {
         })
         .unwrap();
         let (mut sealer, mut opener) = server();
-        let (mut incoming, mut inbox) = (Incoming::new(BufferPool::new()), Inbox::default());
+        let (mut incoming, mut inbox) = (Incoming::new(BufferPool::new()), Inbox::new(BufferPool::new()));
         let agreed = agree(
             &local,
             &mut sealer,

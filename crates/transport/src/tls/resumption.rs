@@ -133,7 +133,7 @@ mod tests {
             let mut secured = connector
                 .connect(Arc::new(remote), "localhost", &BufferPool::new(), deadline)
                 .unwrap();
-            let mut inbox = Inbox::default();
+            let mut inbox = Inbox::new(BufferPool::new());
             while inbox.is_empty() {
                 secured.halves.receive.receive(&mut inbox).unwrap();
             }

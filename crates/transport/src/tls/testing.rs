@@ -53,7 +53,7 @@ pub(super) fn ends() -> Ends {
     });
     let (mut sealer, mut opener) = split::server(acceptor.config).unwrap();
     let mut incoming = Incoming::new(BufferPool::new());
-    let mut inbox = Inbox::default();
+    let mut inbox = Inbox::new(BufferPool::new());
     agree(
         &local,
         &mut sealer,
