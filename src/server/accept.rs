@@ -23,6 +23,7 @@ use super::{now, wall_clock};
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Feed};
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::CertificateInfo;
+use ssntp_transport::slots::PATIENCE;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{
     Acceptance, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after, drain,
@@ -42,7 +43,14 @@ pub(super) fn start(
     events: CoreEvents,
 ) -> io::Result<Acceptance> {
     let serve = Box::new(move |newcomer: &Arc<Newcomer>| serve(&environment, &events, newcomer));
-    Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
+    Acceptance::start(
+        listeners,
+        "ssntp",
+        "ssntp::server",
+        max_handshakes,
+        PATIENCE,
+        serve,
+    )
 }
 
 /// Takes one newcomer through its handshake, or refuses it.
@@ -136,11 +144,10 @@ impl EntryRunner<'_> {
                 }
                 Step::Admit(arrival) => match self.events.admit(*arrival, Arc::clone(&self.stream)) {
                     Some(Ok(granted)) => {
-                        let step = entry.decided(Ok(&granted.grant));
                         // If this thread panics or returns, dropping this reports to the dispatcher.
                         let admission = Admission::new(granted.id, self.events.clone());
-                        admitted = Some((granted, admission));
-                        step
+                        let (granted, _) = admitted.insert((granted, admission));
+                        entry.decided(Ok(&granted.grant))
                     }
                     Some(Err(refusal)) => entry.decided(Err(refusal)),
                     None => entry.stopping(),

@@ -52,7 +52,7 @@ impl AdminConfig {
     pub(super) fn listen(&self) -> Result<(Vec<Listener>, Vec<bool>), AdminError> {
         let failed = |e| AdminError::Listen(self.address.clone(), e);
         let mode = if self.for_group { 0o660 } else { 0o600 };
-        let listeners = Listener::bind_with_mode(&self.address, TcpOptions::default(), mode);
+        let listeners = Listener::bind_with_mode(&self.address, TcpOptions::default(), Some(mode));
         let listeners = listeners.map_err(failed)?;
         let local = |listener: &Listener| listener.local_address().is_none_or(|at| at.is_local());
         let doors: Vec<_> = listeners.iter().map(local).collect();

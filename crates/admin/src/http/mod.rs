@@ -42,6 +42,7 @@ pub use self::message::{Answer, JSON, Limits, Refused, Request};
 use self::streams::Streams;
 pub use self::streams::{Body, Stream};
 use ssntp::pki::{Identity, Trust};
+use ssntp_transport::slots::BRIEF;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{Acceptance, Address, Newcomer};
 
@@ -118,7 +119,7 @@ impl Http {
         let (shared, own) = (Arc::clone(&acceptor), Arc::clone(&streams));
         let door = Door::new(config, doors, shared, log, service, own);
         let serve = Box::new(move |newcomer: &Arc<Newcomer>| door.serve(newcomer));
-        let acceptance = Acceptance::start_brief(listeners, name, log, CONNECTIONS, serve);
+        let acceptance = Acceptance::start(listeners, name, log, CONNECTIONS, BRIEF, serve);
         Ok(Self {
             addresses,
             acceptor,

@@ -227,7 +227,7 @@ impl LocalSocket {
 
     pub(super) fn listen(&self) -> Result<Vec<Listener>, StartError> {
         let address = Address::Unix(self.path.clone());
-        let bound = Listener::bind_with_mode(&address, TcpOptions::default(), self.mode);
+        let bound = Listener::bind_with_mode(&address, TcpOptions::default(), Some(self.mode));
         bound.map_err(|e| StartError::Listen(address, e))
     }
 }

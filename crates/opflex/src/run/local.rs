@@ -11,7 +11,7 @@ use log::debug;
 use super::{LocalSocket, StartError};
 use crate::message::{Decoder, Incoming};
 use crate::rpc::Limits;
-use ssntp_transport::{Acceptance, Duplex, Newcomer};
+use ssntp_transport::{Acceptance, Duplex, Newcomer, slots};
 
 /// The time limit of one write, after which the writer checks if it has to stop.
 const WRITE: Duration = Duration::from_millis(250);
@@ -38,7 +38,8 @@ pub(super) fn start(
             debug!(target: target, "a connection of {name} ended: {e}");
         }
     });
-    Acceptance::start(socket.listen()?, name, target, most, serve).map_err(StartError::Thread)
+    Acceptance::start(socket.listen()?, name, target, most, slots::PATIENCE, serve)
+        .map_err(StartError::Thread)
 }
 
 /// Passes the messages of a client to `answer` until the client disconnects, or is silent for `idle`.

@@ -29,7 +29,7 @@ use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress,
-    Room, after, memory_for_queues, plain,
+    Room, after, memory_for_queues, plain, slots,
 };
 use ssntp_transport::{LogLimit, More};
 
@@ -181,7 +181,7 @@ impl Server {
             log: Mutex::default(),
         };
         let serve = Box::new(move |newcomer: &Arc<Newcomer>| context.serve(newcomer));
-        let acceptance = Acceptance::start(listeners, "opflex", LOG, room.handshakes, serve)
+        let acceptance = Acceptance::start(listeners, "opflex", LOG, room.handshakes, slots::PATIENCE, serve)
             .map_err(StartError::Thread)?;
         server.handle.occupancy = Some(acceptance.occupancy());
         server.acceptance = Some(acceptance);

@@ -41,7 +41,7 @@ use crate::host::{now, threads};
 use crate::log_limit::LogLimit;
 use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
 
-use self::slots::{BRIEF, HandshakeState, LOOK, PATIENCE, Patience, Slots, Wait};
+use self::slots::{HandshakeState, LOOK, Patience, Slots, Wait};
 
 /// The time that a thread that has served waits for another newcomer.
 const IDLE: Duration = Duration::from_secs(2);
@@ -77,28 +77,17 @@ pub struct Acceptance {
 
 impl Acceptance {
     /// Starts to accept. `serve` makes the handshake of one newcomer on a thread of its own; at most
-    /// `max` run at a time. Threads are named `NAME-accept` and `NAME-shake`; `target` is the target
-    /// of their log lines.
+    /// `max` run at a time, and while so many run, `patience` decides which of them may be cut. Threads are
+    /// named `NAME-accept` and `NAME-shake`; `target` is the target of their log lines.
     pub fn start(
         listeners: Vec<Listener>,
         name: &'static str,
         target: &'static str,
         max: usize,
+        patience: Patience,
         serve: Box<Serve>,
     ) -> io::Result<Self> {
-        Self::start_with(listeners, Handshakes::new(name, target, max, PATIENCE, serve))
-    }
-
-    /// As [`start`](Self::start), for short exchanges: while all slots are used, a client that has
-    /// sent no byte for 20 ms is cut to make room.
-    pub fn start_brief(
-        listeners: Vec<Listener>,
-        name: &'static str,
-        target: &'static str,
-        max: usize,
-        serve: Box<Serve>,
-    ) -> io::Result<Self> {
-        Self::start_with(listeners, Handshakes::new(name, target, max, BRIEF, serve))
+        Self::start_with(listeners, Handshakes::new(name, target, max, patience, serve))
     }
 
     fn start_with(listeners: Vec<Listener>, handshakes: Handshakes) -> io::Result<Self> {

@@ -2,6 +2,7 @@ use std::sync::atomic::AtomicUsize;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
 
+use super::slots::{BRIEF, PATIENCE};
 use super::*;
 use crate::socket::memory;
 use crate::socket::memory::{Faults, MemoryListener, MemoryStream};

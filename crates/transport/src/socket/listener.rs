@@ -40,19 +40,19 @@ impl Listener {
     /// # Errors
     /// The system's error: address in use, no permission, no such host.
     pub fn bind(address: &Address, options: TcpOptions) -> io::Result<Vec<Self>> {
-        Self::bind_to(address, options, None)
+        Self::bind_with_mode(address, options, None)
     }
 
-    /// As [`bind`](Self::bind). The file of a Unix socket is made with `mode`, so it never has a
-    /// wider one.
+    /// As [`bind`](Self::bind). If a `mode` is given, the file of a Unix socket is made with it, so it never
+    /// has a wider one.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
-    pub fn bind_with_mode(address: &Address, options: TcpOptions, mode: u32) -> io::Result<Vec<Self>> {
-        Self::bind_to(address, options, Some(mode))
-    }
-
-    fn bind_to(address: &Address, options: TcpOptions, mode: Option<u32>) -> io::Result<Vec<Self>> {
+    pub fn bind_with_mode(
+        address: &Address,
+        options: TcpOptions,
+        mode: Option<u32>,
+    ) -> io::Result<Vec<Self>> {
         let bound = match address {
             Address::Tcp { host, port } => tcp::listen(host, *port)?.into_iter().map(Bound::Tcp).collect(),
             Address::Unix(path) => vec![Bound::Unix(unix::listen(path, mode)?, path.clone())],
