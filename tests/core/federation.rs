@@ -135,6 +135,11 @@ impl Node {
         self.server.server.as_ref().unwrap().uuid()
     }
 
+    /// The events so far.
+    pub(crate) fn news(&self) -> Vec<News> {
+        self.news.try_iter().collect()
+    }
+
     /// Waits for this event, and returns the events before it.
     pub(crate) fn await_news(&self, wanted: &News) -> Vec<News> {
         let mut before = Vec::new();

@@ -149,6 +149,25 @@ fn link_frame(operand: u8, fields: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn sessions_of_a_wrong_snapshot_are_never_reported() {
+    let node = Node::start(&[]);
+    let row = [&[9; 16][..], &[0; 24], &Role::AGENT.bits().to_be_bytes(), &[0; 3]].concat();
+    let snapshot = [&[0, 0, 0, 0, 0, 0, 0, 3, 1][..], &row, &row].concat();
+    let mut halves = link_stream(&node, &identity(Role::SERVER)).unwrap();
+    let hello = hello(1, Uuid::from_u128(5), ssntp::proto::DEFAULT_MAX_PAYLOAD);
+    for frame in [hello, link_frame(1, &snapshot)] {
+        let _ = halves.transmit.transmit(&[Outgoing::whole(frame.into(), 1)]);
+    }
+    let text = String::from_utf8_lossy(&last_words(halves)).into_owned();
+    assert!(
+        text.contains("SNAPSHOT: the value of its rows is not valid"),
+        "{text:?}"
+    );
+    // The END comes after the calls of the application.
+    assert_eq!(node.news(), []);
+}
+
+#[test]
 fn a_malformed_frame_ends_the_link_with_a_reason() {
     let node = Node::start(&[]);
     let server = identity(Role::SERVER);

@@ -396,9 +396,10 @@ impl State {
         if self.links.to(server.uuid) == Some(id) {
             self.links.by_server.remove(&server.uuid);
             let gone = self.links.roster.end(server.uuid);
-            self.notices
-                .extend(gone.into_iter().map(Notice::RemoteDisconnected));
+            // The application was told of these sessions when the snapshot was complete.
             if link.linked {
+                self.notices
+                    .extend(gone.into_iter().map(Notice::RemoteDisconnected));
                 self.notices.push(Notice::Unlinked(server));
             }
         }
