@@ -150,7 +150,7 @@ impl<T: Threads> Connections<T> {
 
     fn remove(&mut self, id: ConnectionId) -> Option<Connection<T>> {
         let entry = self.table.remove(id)?;
-        // Removing from the front is enough to bound the list by the number of connections. A
+        // Removing from the front is enough to bound the list by the number of ends within `parting`. A
         // search for an entry in the middle would cost more than it frees.
         while let Some((_, id)) = self.cut_off.front()
             && !self.table.contains(*id)

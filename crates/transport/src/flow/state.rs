@@ -62,6 +62,13 @@ impl<I> Flow<I> {
             if row.waiting != held(Origin::Connection(id)) + row.held_elsewhere {
                 return Some(format!("{id} believes that {} of its items wait", row.waiting));
             }
+            let mut items = row.line.items.iter();
+            let holds_others = items.any(|waiting| waiting.holds && waiting.origin != Origin::Connection(id));
+            if row.line.holds_others() != holds_others {
+                return Some(format!(
+                    "{id} holds others: {holds_others}, and believes the opposite"
+                ));
+            }
             let mark = row.mark();
             let waiting = row.outbox.waiting();
             let is_low =
