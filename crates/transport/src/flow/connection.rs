@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::line::Line;
 use super::turns::Turn;
-use super::{BYTE_COST, Credit, FIRST_RUN, MOST_ANSWERS, ROOM_STEP};
+use super::{BYTE_COST, Credit, FIRST_RUN, LONG_LINE, MOST_ANSWERS, ROOM_STEP};
 use crate::end::EndReason;
 use crate::outbox::{Limits, Outbox, PushError};
 use crate::stream::{Load, Outgoing};
@@ -102,6 +102,11 @@ impl<I> FlowConnection<I> {
     /// The memory in its queue above which items join its line.
     pub(super) fn mark(&self) -> u64 {
         (self.limits.bytes / 2).min(self.outbox.budget().share())
+    }
+
+    /// True if its line is longer than its limit, and than what can be on a link.
+    pub(super) fn has_long_line(&self) -> bool {
+        self.line.all.memory() > self.limits.bytes.max(LONG_LINE)
     }
 
     pub(super) fn is_held(&self) -> bool {

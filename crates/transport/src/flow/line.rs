@@ -75,19 +75,17 @@ impl Line {
         self.remove(at?).map(|waiting| waiting.item.load())
     }
 
-    /// Makes all items hold no origin, except for the receiver's own answers unless `with_own` is
-    /// set. Returns the origin of each item that held one.
-    pub(super) fn release(&mut self, with_own: bool) -> Vec<Origin> {
-        let receiver = Origin::Connection(self.receiver);
+    /// Makes all items of these origins hold no origin. Returns the origin of each item that held one.
+    pub(super) fn release(&mut self, which: impl Fn(Origin) -> bool) -> Vec<Origin> {
         let mut gone = Vec::new();
         for waiting in &mut self.items {
-            if waiting.holds && (with_own || waiting.origin != receiver) {
+            if waiting.holds && which(waiting.origin) {
                 waiting.holds = false;
                 self.loose += waiting.item.load();
+                self.holding -= usize::from(waiting.origin != Origin::Connection(self.receiver));
                 gone.push(waiting.origin);
             }
         }
-        self.holding = 0;
         gone
     }
 

@@ -59,7 +59,7 @@
 //! | an unfinished item | 16 KiB of each connection's own; more is reserved in the budget of received bytes, half of it for each certificate | the connection is not read until the memory is granted, in order of arrival; the first in line always gets it. While others wait, a connection that holds a reservation and makes no progress is ended |
 //! | a receiver's queue | its mark: half of the receiver's limit, or its share of the budget, and one item | items join the line |
 //! | answers to itself in a receiver's queue | 1 MiB, or half of the mark | the connection is not read |
-//! | items in a line that hold their origin | one turn of each connection; of all distant origins 16 MiB, or the receiver's limit if that is more | the origins are held; later items of distant origins do not hold |
+//! | items in a line that hold their origin | one turn of each connection; of all distant origins, and of connections that have ended, 16 MiB, or the receiver's limit if that is more | the origins are held; later items of distant origins do not hold, and neither do those of connections that end then |
 //! | items in a line that hold no origin: of the application, or for a slow receiver | the other half of the receiver's limit, or its share of the budget; one item may always wait | the core's policy |
 
 mod connection;
@@ -102,11 +102,13 @@ const PACE_CHECK: Duration = Duration::from_millis(100);
 /// The bytes of its own answers that may wait for a connection before it is held.
 const MOST_ANSWERS: u64 = 1 << 20;
 
-/// Items of a distant origin that are on their way when the HOLD is sent still arrive. A line
-/// takes as much of them as the receiver's limit, but at least this, which is the most that can
-/// be on a link: 8 MiB in its queue, the socket buffers, and what its reader is ahead. Otherwise
-/// a receiver with a small limit would be ended for frames that were sent before the HOLD.
-const IN_TRANSIT: u64 = 16 << 20;
+/// A line is long if it takes more memory than the receiver's limit, and more than this, which is the
+/// most that can be on a link: 8 MiB in its queue, the socket buffers, and what its reader is ahead.
+///
+/// Items of a distant origin that are on their way when the HOLD is sent still arrive. They hold their
+/// origin until the line is long. Otherwise a receiver with a small limit would be ended for frames that
+/// were sent before the HOLD.
+const LONG_LINE: u64 = 16 << 20;
 
 /// The bytes by which a queue drains below its mark before its line moves: several batches of its writer.
 /// So the dispatcher gets one event for several batches, and a thousand held senders are released
@@ -226,7 +228,7 @@ impl<I> Flow<I> {
         let rest = self.end_input(id);
         if let Some(row) = self.rows.get_mut(id) {
             row.is_ending = true;
-            let held = row.line.release(true);
+            let held = row.line.release(|_| true);
             self.release(held);
             self.move_line(id);
             self.update_pace_check(id, now);
@@ -243,7 +245,7 @@ impl<I> Flow<I> {
         if let Some(pace) = row.pace {
             self.pace_checks.remove(&(pace.check_at, id));
         }
-        let held = row.line.release(true);
+        let held = row.line.release(|_| true);
         for waiting in row.line.items.iter() {
             // Never in the queue, so the writer cannot count it.
             row.outbox.count_late(waiting.item.load());
@@ -264,7 +266,20 @@ impl<I> Flow<I> {
             rest.extend(batch.items);
         }
         row.credit.end();
+        if row.waiting > 0 {
+            self.let_go(id);
+        }
         rest
+    }
+
+    /// Lets items of a connection that ends hold nobody in lines that are long. There they count against the
+    /// receiver's limit from now on. Otherwise clients that connect, send and leave again and again could
+    /// lengthen the line of a receiver without end.
+    fn let_go(&mut self, id: ConnectionId) {
+        let long = self.rows.values_mut().filter(|row| row.has_long_line());
+        let items = long.flat_map(|row| row.line.release(|origin| origin == Origin::Connection(id)));
+        let items = items.collect();
+        self.release(items);
     }
 
     /// Adds items for which a reader spent `credit` bytes of credit. Returns the items if the
@@ -415,9 +430,8 @@ impl<I> Flow<I> {
         };
         // The line counts in the same budget as the queue, which bounds the memory of both.
         row.outbox.budget().take(item.load().memory());
-        let most_late = row.limits.bytes.max(IN_TRANSIT);
         // Later items of distant origins do not hold, so that the policy bounds them.
-        let is_bounded = !matches!(origin, Origin::Distant { .. }) || row.line.all.memory() <= most_late;
+        let is_bounded = !matches!(origin, Origin::Distant { .. }) || !row.has_long_line();
         // A slow receiver holds only itself.
         let holds = origin != Origin::Application && (is_own || !row.is_slow) && is_bounded;
         let is_first = row.line.items.is_empty();
@@ -638,7 +652,7 @@ impl<I> Flow<I> {
                 done.bytes as f64 >= PACE_BYTES * seconds || done.frames as f64 >= PACE_FRAMES * seconds;
             row.is_slow = !kept_up;
             if !kept_up {
-                let held = row.line.release(false);
+                let held = row.line.release(|origin| origin != Origin::Connection(to));
                 self.release(held);
                 slow.push(to);
             }

@@ -73,7 +73,7 @@ fn too_many_late_items_of_a_distant_origin_meet_the_policy() {
     let mut send = || net.flow.deliver(origin, full.id, long(UNIT), false, net.start);
     // Its limit is 1 MiB, but items that may be on a link are accepted in any case.
     let taken = (0..128).take_while(|_| send() != Delivery::Overflows).count() as u64;
-    let (fits, late) = (IN_TRANSIT / MEMORY, 8);
+    let (fits, late) = (LONG_LINE / MEMORY, 8);
     assert!((fits..fits + late).contains(&taken), "{taken}");
     assert_eq!(changes(&mut net), [(7, true)]);
 }

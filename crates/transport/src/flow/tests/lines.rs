@@ -194,6 +194,35 @@ fn items_leave_for_a_receiver_in_the_order_in_which_they_were_sent() {
 }
 
 #[test]
+fn senders_that_come_and_go_do_not_lengthen_a_line_without_end() {
+    for in_order in [false, true] {
+        let mut net = Net::new(1 << 40);
+        let receiver = net.peer(4);
+        let mut dropped = 0;
+        for _ in 0..200 {
+            let sender = net.peer(4);
+            if net.send_item(&sender, &receiver, long(UNIT)) == Delivery::Overflows {
+                dropped += net.drop_overflow(&receiver, false);
+            }
+            match in_order {
+                true => drop(net.flow.end(sender.id, net.start)),
+                false => drop(net.flow.remove(sender.id)),
+            }
+            assert_eq!(net.flow.fault(), None);
+        }
+        let most = LONG_LINE / MEMORY + 8;
+        assert!(net.budget.used() < most * MEMORY, "{} bytes", net.budget.used());
+        assert!(dropped > 100);
+        // A line that is not long is not touched.
+        net.drain(&receiver);
+        let sender = net.peer(4);
+        net.send(&sender, &receiver, 6);
+        net.flow.remove(sender.id);
+        assert_eq!(net.flow.overflow(receiver.id), None);
+    }
+}
+
+#[test]
 fn a_sender_in_two_lines_takes_no_turn_before_it_has_left_both() {
     let mut net = Net::new(1 << 40);
     let [sender, first, second] = [net.peer(4), net.peer(4), net.peer(4)];
