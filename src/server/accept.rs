@@ -43,14 +43,8 @@ pub(super) fn start(
     events: CoreEvents,
 ) -> io::Result<Acceptance> {
     let serve = Box::new(move |newcomer: &Arc<Newcomer>| serve(&environment, &events, newcomer));
-    Acceptance::start(
-        listeners,
-        "ssntp",
-        "ssntp::server",
-        max_handshakes,
-        PATIENCE,
-        serve,
-    )
+    let target = "ssntp::server";
+    Acceptance::start(listeners, "ssntp", target, max_handshakes, PATIENCE, serve)
 }
 
 /// Takes one newcomer through its handshake, or refuses it.

@@ -461,7 +461,7 @@ impl Core for ServerCore {
         if let Some((certificate, gauge, server)) = self.state.connections.remove(id) {
             self.state.certificates.remove(&certificate);
             // The number is final, because the connection's threads have ended.
-            let lost = gauge.lost();
+            let lost = gauge.books().lost;
             self.state.frames_lost += lost;
             if let Some(server) = server {
                 self.state.links.connections -= 1;

@@ -364,7 +364,8 @@ impl Context<'_> {
 
     /// Notes a token that the engine of the cluster has issued.
     pub fn note_token(&mut self, token: u64) {
-        self.state.links.raise_token(token);
+        let links = &mut self.state.links;
+        links.token = links.token.max(token);
     }
 
     /// The highest token known, from [`note_token`](Self::note_token) or from other servers.

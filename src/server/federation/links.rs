@@ -104,16 +104,11 @@ impl Links {
         self.acting = if acts { self.leads.unwrap_or_default() } else { 0 };
     }
 
-    /// Raises the highest known token.
-    pub(super) fn raise_token(&mut self, token: u64) {
-        self.token = self.token.max(token);
-    }
-
     /// Notes a token that another server has sent. False if a higher token is known, or if no leader
     /// can have this token.
     pub(super) fn check_token(&mut self, token: u64) -> bool {
         if is_credible(token, self.token) {
-            self.raise_token(token);
+            self.token = self.token.max(token);
         }
         token == self.token
     }

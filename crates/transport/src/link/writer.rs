@@ -115,11 +115,12 @@ impl Writing {
     pub fn step(&mut self, room: &dyn Fn(), now: impl Fn() -> Instant) -> Wrote {
         if let Some(until) = self.lingers {
             self.over |= self.outbox.is_over() || now() >= until;
+            if !self.over {
+                return Wrote::Lingers(until);
+            }
         }
-        match self.lingers {
-            _ if self.over => return Wrote::Over,
-            Some(until) => return Wrote::Lingers(until),
-            None => {}
+        if self.over {
+            return Wrote::Over;
         }
         // A batch that did not fit into the stream, or that `wait` has fetched, comes first.
         let next = self.due.take();

@@ -19,12 +19,6 @@ impl Gauge {
             lost: ledger.lost,
         }
     }
-
-    /// The number of frames that will never be sent because the connection has ended, see
-    /// [`Books`]. Final once the threads are joined.
-    pub fn lost(&self) -> u64 {
-        self.0.lost()
-    }
 }
 
 /// The counters of a [`Gauge`]. Each item ends in one of three counts:
@@ -40,6 +34,7 @@ pub struct Books {
     pub waiting: Load,
     /// The number of frames that were dropped for lack of room.
     pub dropped: u64,
-    /// The number of frames that will never be sent because the connection has ended.
+    /// The number of frames that will never be sent because the connection has ended. Final once its
+    /// threads are joined.
     pub lost: u64,
 }

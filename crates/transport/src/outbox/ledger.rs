@@ -104,20 +104,15 @@ impl Ledger {
     /// True if an item fits. A single item always fits, because otherwise an item that is longer
     /// than the limit could never be sent.
     pub(super) fn fits(&self, item: Load) -> bool {
-        self.waiting.items == 0 || self.fits_more(item)
-    }
-
-    fn fits_more(&self, items: Load) -> bool {
         let mut all = self.waiting;
-        all += items;
-        all.frames <= self.limits.frames && all.memory() <= self.limits.bytes
+        all += item;
+        let is_within = all.frames <= self.limits.frames && all.memory() <= self.limits.bytes;
+        self.waiting.items == 0 || is_within
     }
 
     /// True if at most half of each limit is used.
     pub(super) fn is_roomy(&self) -> bool {
-        self.waiting.items == 0
-            || (self.waiting.frames <= self.limits.frames / 2
-                && self.waiting.memory() <= self.limits.bytes / 2)
+        self.waiting.frames <= self.limits.frames / 2 && self.waiting.memory() <= self.limits.bytes / 2
     }
 
     /// Accepts an item if less than `mark` bytes of memory wait and less than half of the allowed
