@@ -131,11 +131,6 @@ impl<T> Table<T> {
         self.slots.iter().flatten().map(|entry| (entry.0, &entry.1))
     }
 
-    /// Every entry, to be changed, in no order.
-    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.slots.iter_mut().flatten().map(|entry| &mut entry.1)
-    }
-
     /// The numbers of all entries, oldest first.
     pub fn ids(&self) -> Vec<ConnectionId> {
         let mut ids: Vec<_> = self.iter().map(|(id, _)| id).collect();

@@ -276,10 +276,16 @@ impl<I> Flow<I> {
     /// receiver's limit from now on. Otherwise clients that connect, send and leave again and again could
     /// lengthen the line of a receiver without end.
     fn let_go(&mut self, id: ConnectionId) {
-        let long = self.rows.values_mut().filter(|row| row.has_long_line());
-        let items = long.flat_map(|row| row.line.release(|origin| origin == Origin::Connection(id)));
-        let items = items.collect();
-        self.release(items);
+        // The pace of each receiver that holds others is checked, so there are no others.
+        let receivers: Vec<_> = self.pace_checks.iter().map(|(_, to)| *to).collect();
+        for to in receivers {
+            if let Some(row) = self.rows.get_mut(to)
+                && row.has_long_line()
+            {
+                let items = row.line.release(|origin| origin == Origin::Connection(id));
+                self.release(items);
+            }
+        }
     }
 
     /// Adds items for which a reader spent `credit` bytes of credit. Returns the items if the
