@@ -38,6 +38,8 @@ struct Counted {
     /// The maximum that one reservation may have.
     longest: u64,
     used: AtomicU64,
+    /// The bytes in `used`, of the whole, that reservations have.
+    reserved: AtomicU64,
     /// The budget of which this is a part.
     whole: Option<Budget>,
     /// The number of waiting reservations.
@@ -90,6 +92,7 @@ impl Budget {
             limit,
             longest,
             used: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
             whole,
             waiting: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
@@ -130,12 +133,6 @@ impl Budget {
         part
     }
 
-    /// A part for one kind of use, bounded by the whole only.
-    #[must_use]
-    pub fn part(&self) -> Self {
-        Self::with(self.0.limit, self.0.longest, Some(self.clone()))
-    }
-
     /// An empty reservation.
     pub fn reserve(&self) -> Reserved {
         Reserved {
@@ -154,6 +151,12 @@ impl Budget {
         // SeqCst, here and below: a thread that gives reads `waiting` afterwards, and a thread that waits
         // reads `used` afterwards. One of the two has to see the other's change.
         self.0.used.load(Ordering::SeqCst)
+    }
+
+    /// The bytes in use without those of reservations.
+    pub(crate) fn unreserved(&self) -> u64 {
+        let reserved = &self.whole().0.reserved;
+        self.used().saturating_sub(reserved.load(Ordering::Relaxed))
     }
 
     /// The bytes in use, and the bound.
@@ -204,7 +207,7 @@ impl Budget {
         self.0.limit.saturating_sub(self.used())
     }
 
-    pub(crate) fn whole(&self) -> &Self {
+    fn whole(&self) -> &Self {
         self.0.whole.as_ref().unwrap_or(self)
     }
 
@@ -223,8 +226,7 @@ impl Budget {
         while let Some(waiter) = state.line.get(at) {
             let more = waiter.asks();
             if self.has_room(more) && waiter.part.has_room(more) {
-                waiter.part.take(more);
-                waiter.claim.counted.fetch_add(more, Ordering::Relaxed);
+                waiter.claim.count(&waiter.part, more);
                 waiter.claim.asks.store(0, Ordering::Release);
                 served.extend(state.line.remove(at));
             } else if waiter.part.has_room(more) {
@@ -261,6 +263,15 @@ impl Waiter {
     }
 }
 
+impl Claim {
+    /// Counts more bytes, which belong to a part.
+    fn count(&self, part: &Budget, more: u64) {
+        part.take(more);
+        part.whole().0.reserved.fetch_add(more, Ordering::Relaxed);
+        self.counted.fetch_add(more, Ordering::Relaxed);
+    }
+}
+
 /// Reserved memory. Dropping it gives the memory back.
 #[derive(Debug)]
 pub struct Reserved {
@@ -284,8 +295,7 @@ impl Reserved {
     pub fn at_least(&self, bytes: u64) {
         let more = bytes.saturating_sub(self.has());
         if more > 0 {
-            self.part.take(more);
-            self.claim.counted.fetch_add(more, Ordering::Relaxed);
+            self.claim.count(&self.part, more);
         }
     }
 
@@ -364,7 +374,12 @@ impl Reserved {
             }
             whole.serve(state);
         }
-        self.part.give(counted.swap(0, Ordering::Relaxed));
+        let counted = counted.swap(0, Ordering::Relaxed);
+        if counted > 0 {
+            let reserved = &self.part.whole().0.reserved;
+            reserved.fetch_sub(counted, Ordering::Relaxed);
+            self.part.give(counted);
+        }
     }
 
     fn has(&self) -> u64 {
@@ -444,10 +459,15 @@ mod tests {
         a.at_least(400);
         b.at_least(150);
         assert_eq!((budget.used(), budget.of(b"b").used()), (600, 200));
+        budget.take(50);
+        assert_eq!(budget.unreserved(), 50);
+        budget.give(50);
         a.clear();
         assert_eq!((budget.used(), budget.of(b"a").used()), (200, 0));
         drop((a, b));
-        assert_eq!(budget.figures().used, 0);
+        assert_eq!((budget.figures().used, budget.unreserved()), (0, 0));
+        budget.take(50);
+        assert_eq!(budget.unreserved(), 50);
     }
 
     #[test]

@@ -37,8 +37,6 @@ pub struct Settings {
 pub struct Runner<C: Core, T: Threads = Link> {
     core: C,
     settings: Settings,
-    /// The part of the received bytes that readers are ahead.
-    ahead: Budget,
     flow: Flow<C::Item>,
     connections: Connections<T>,
     numbers: Numbers,
@@ -77,7 +75,6 @@ impl<C: Core, T: Threads> Runner<C, T> {
             core,
             flow: Flow::new(settings.patience),
             connections: Connections::new(settings.parting),
-            ahead: settings.received.part(),
             settings,
             numbers: Numbers::default(),
             actions: Vec::new(),
@@ -303,7 +300,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 return Err(refusal);
             }
         };
-        let credit = Arc::new(Credit::new(self.ahead.clone()));
+        let credit = Arc::new(Credit::new(self.settings.received.clone()));
         self.flow.insert(id, outbox.clone(), limits, Arc::clone(&credit));
         let admitted = Admitted {
             id,

@@ -40,7 +40,7 @@ struct State {
 }
 
 impl Credit {
-    /// Credit that counts in a budget: the part of the received bytes that is for the credit of all readers.
+    /// Credit that counts in a budget.
     pub fn new(budget: Budget) -> Self {
         Self {
             state: Mutex::default(),
@@ -54,9 +54,9 @@ impl Credit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The budget of all received bytes.
+    /// The budget in which this credit counts.
     pub fn budget(&self) -> &Budget {
-        self.budget.whole()
+        &self.budget
     }
 
     /// The memory of `items` items that arrived in `bytes` bytes. Many short items take much more
@@ -159,7 +159,7 @@ impl Credit {
 
     fn allowance(&self, state: &State) -> u64 {
         // 0 still allows one batch, because the reader sends it before it waits.
-        if state.held || self.budget.used() > MAX_ALL_AHEAD {
+        if state.held || self.budget.unreserved() > MAX_ALL_AHEAD {
             0
         } else {
             MAX_AHEAD.min(self.budget.share() / 4)
