@@ -1,7 +1,6 @@
 //! Roles as extended key usages: 1.3.6.1.4.1.343.8.N, where N is the last column of the role table
 //! (docs/protocol.md, "Roles").
 
-use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::ExtendedKeyUsage;
 
@@ -11,17 +10,6 @@ use crate::Role;
 /// 1.3.6.1.4.1.343.8 in DER. The encoded bytes are compared instead of decoded numbers, because
 /// decoders have been wrong about the two-byte arc 343.
 const BRANCH: [u8; 8] = [0x2b, 0x06, 0x01, 0x04, 0x01, 0x82, 0x57, 0x08];
-
-/// The roles that a certificate gives, [`Role::NONE`] if it gives none. Other usages are ignored;
-/// names and dates are not checked.
-///
-/// # Errors
-/// [`Fault::BadCertificate`] if the bytes are not a certificate, or its extended key usage
-/// is broken or occurs twice.
-pub fn roles_of(certificate: &CertificateDer<'_>) -> Result<Role, Fault> {
-    let parsed = der::certificate(certificate)?;
-    Ok(usages(&parsed)?.map_or(Role::NONE, roles))
-}
 
 /// The extended key usage of a certificate, if it has one.
 pub(super) fn usages<'a>(
@@ -104,13 +92,5 @@ mod tests {
         assert_eq!(read(&none), Role::NONE);
         let agent = [0x2b, 6, 1, 4, 1, 0x82, 0x57, 8, 1];
         assert_eq!(read(&[&any, &agent, &agent]), Role::AGENT);
-    }
-
-    #[test]
-    fn bytes_that_are_no_certificate_are_a_bad_certificate() {
-        for bytes in [&b""[..], b"\x30", b"\x30\x03\x02\x01\x01", &[0xff; 64]] {
-            let fault = roles_of(&CertificateDer::from(bytes)).unwrap_err();
-            assert!(matches!(fault, Fault::BadCertificate(_)), "{fault}");
-        }
     }
 }

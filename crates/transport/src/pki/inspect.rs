@@ -300,6 +300,14 @@ mod tests {
     }
 
     #[test]
+    fn bytes_that_are_no_certificate_are_a_bad_certificate() {
+        for bytes in [&b""[..], b"\x30", b"\x30\x03\x02\x01\x01", &[0xff; 64]] {
+            let fault = CertificateInfo::from_der(&CertificateDer::from(bytes)).unwrap_err();
+            assert!(matches!(fault, Fault::BadCertificate(_)), "{fault}");
+        }
+    }
+
+    #[test]
     fn a_uuid_san_is_read_in_rfc_9562_form_only() {
         const UUID: &str = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
         let uuid = Uuid::parse_str(UUID).unwrap();

@@ -23,7 +23,7 @@
 //! | `revocation` | [`RevocationLists`]: the lists that a trust checks |
 //! | `list` | [`RevocationList`]: the facts in one revocation list, [`Serial`] |
 //! | `version_1` | certificates of X.509 version 1, for protocols without roles |
-//! | `eku` | roles as object identifiers, [`roles_of`] |
+//! | `eku` | roles as object identifiers |
 //! | `host` | [`Host`]: a DNS name or an address |
 //! | `der` | reading DER, for the other files |
 //! | `store` | files of certificates and keys in PEM, [`load_certificates`] |
@@ -86,7 +86,6 @@ pub use rustls::{
 };
 
 pub use self::der::rfc3339;
-pub use self::eku::roles_of;
 pub use self::error::{BadRequest, Error, Fault};
 pub use self::host::{Host, ParseHostError};
 pub use self::identity::Identity;
