@@ -476,8 +476,8 @@ impl Core for ServerCore {
         if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
             session.counters.bytes_received += bytes;
             session.received = Some(now);
-        } else {
-            self.state.links.received(id, now);
+        } else if let Some(link) = self.state.links.table.get_mut(id) {
+            link.last_received = now;
         }
     }
 

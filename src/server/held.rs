@@ -91,12 +91,8 @@ impl Held {
 
     /// Removes and returns the oldest frame, if it has expired.
     pub(super) fn expire(&mut self, now: Instant) -> Option<HeldFrame> {
-        let (expiry, held) = self.queue.front()?;
-        if *expiry > now {
-            return None;
-        }
-        let id = held.id;
-        self.take(id)
+        let (_, held) = self.queue.front().filter(|(expiry, _)| *expiry <= now)?;
+        self.take(held.id)
     }
 }
 

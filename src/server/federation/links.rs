@@ -56,7 +56,7 @@ pub(in crate::server) struct LinkState {
     snapshot_sent: bool,
     /// True once the peer's snapshot is complete.
     pub(in crate::server) linked: bool,
-    last_received: Instant,
+    pub(in crate::server) last_received: Instant,
     /// Sessions of this server that are not read because a receiver at the peer has no room.
     pub(in crate::server) held: HashSet<ConnectionId>,
     pub(in crate::server) gauge: Gauge,
@@ -126,13 +126,6 @@ impl Links {
     /// The link to a server.
     pub(super) fn to(&self, server: Uuid) -> Option<ConnectionId> {
         self.by_server.get(&server).copied()
-    }
-
-    /// Notes that bytes have arrived, if the connection is a link.
-    pub(in crate::server) fn received(&mut self, id: ConnectionId, now: Instant) {
-        if let Some(link) = self.table.get_mut(id) {
-            link.last_received = now;
-        }
     }
 
     /// The figures of all links, sorted by the servers' UUIDs.
