@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use log::{info, warn};
 use serde::{Deserialize, Serialize};
-use ssntp_transport::excerpt;
+use ssntp_transport::{LogLimit, excerpt};
 use uuid::Uuid;
 
 use crate::engine::{Answer, EngineError, Entry, Kept, Lease, Request, When};
@@ -206,13 +206,15 @@ pub struct Machine {
     leader: Option<Held>,
     /// A lease to revoke, because its token is too low or the process has resigned.
     unwanted: Option<Lease>,
-    /// The time of the last reading of the engine; `None` to read at once.
+    /// The time of the last answer to a reading of the engine; `None` to read at once.
     read: Option<Instant>,
     /// True if the last reading found no leader, and no attempt to become one has failed since.
     is_vacant: bool,
     /// The end of the pause after a failure.
     pause: Option<Instant>,
     is_leaving: bool,
+    /// The engine is read every second, and keys with wrong values may stay for ever.
+    lines: LogLimit<()>,
 }
 
 impl Machine {
@@ -230,6 +232,7 @@ impl Machine {
             is_vacant: false,
             pause: None,
             is_leaving: false,
+            lines: LogLimit::default(),
         }
     }
 
@@ -345,11 +348,12 @@ impl Machine {
                 if let Some((since, _)) = self.view.away.take() {
                     info!(target: LOG, "the engine answers again after {} s", (now - since).as_secs());
                 }
-                self.take(request, sent, answer);
+                self.take(request, sent, now, answer);
             }
-            // The engine ended the lease early, because it has lost data.
-            Err(EngineError::NoLease) => self.lose(request),
             Err(why) => {
+                if why == EngineError::NoLease {
+                    self.lose(request);
+                }
                 if self.view.away.is_none() {
                     warn!(target: LOG, "{why}");
                 }
@@ -361,7 +365,7 @@ impl Machine {
         self.show();
     }
 
-    fn take(&mut self, request: &Request, sent: Instant, answer: Answer) {
+    fn take(&mut self, request: &Request, sent: Instant, now: Instant, answer: Answer) {
         match (request, answer) {
             (Request::Grant(time), Answer::Granted(lease)) => {
                 let held = Some(Held {
@@ -402,8 +406,10 @@ impl Machine {
                 self.read = None;
             }
             (Request::Read, Answer::Kept(kept)) => {
-                self.read = Some(sent);
-                self.see(kept);
+                // From the answer, so that with slow calls the readings and the keep-alives of a leader
+                // leave time for other requests.
+                self.read = Some(now);
+                self.see(kept, now);
             }
             _ => {}
         }
@@ -462,7 +468,7 @@ impl Machine {
     }
 
     /// Updates the view from a reading.
-    fn see(&mut self, kept: Kept) {
+    fn see(&mut self, kept: Kept, now: Instant) {
         let own = self.join.member.uuid;
         self.view.members.clear();
         self.view.documents.clear();
@@ -499,7 +505,11 @@ impl Machine {
                         self.view.members.push(member);
                     }
                     // Another version of the program, or a person, has written the key.
-                    _ => warn!(target: LOG, "the value of the key {} is not a member", excerpt(&key)),
+                    _ => {
+                        if let Some(more) = self.lines.admit((), "not a member", now) {
+                            warn!(target: LOG, "the value of the key {} is not a member{more}", excerpt(&key));
+                        }
+                    }
                 }
             }
         }
@@ -509,10 +519,10 @@ impl Machine {
         {
             held.put = None;
         }
-        self.see_leader(leader);
+        self.see_leader(leader, now);
     }
 
-    fn see_leader(&mut self, entry: Option<Entry>) {
+    fn see_leader(&mut self, entry: Option<Entry>, now: Instant) {
         let mine = self.leader.map(|held| held.lease);
         self.view.leader = None;
         self.is_vacant = entry.is_none();
@@ -530,7 +540,12 @@ impl Machine {
         self.leader = None;
         let holder = match serde_json::from_slice::<Holder>(&entry.value) {
             Ok(holder) => holder,
-            Err(e) => return warn!(target: LOG, "the key of the leader cannot be read: {e}"),
+            Err(e) => {
+                if let Some(more) = self.lines.admit((), "leader", now) {
+                    warn!(target: LOG, "the key of the leader cannot be read: {e}{more}");
+                }
+                return;
+            }
         };
         let token = holder.token(entry.created, entry.lease);
         if token < self.seen {

@@ -376,3 +376,29 @@ fn at_most_one_server_leads_under_all_faults() {
     // Otherwise the faults would have no effect.
     assert!(count == 1 || terms as u64 > count);
 }
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "any time will do to begin with")]
+fn a_leader_stays_a_member_however_long_its_calls_take() {
+    for millis in [1, 200, 499, 500, 600, 800, 999] {
+        let (engine, mut machine, begin) = (MemoryEngine::new(), machine(0, 0), Instant::now());
+        let (half, mut now) = (Duration::from_millis(millis) / 2, begin);
+        while now < begin + Duration::from_secs(120) {
+            match machine.next(now) {
+                Next::Ask(request) => {
+                    let sent = now;
+                    let answer = engine.ask_at(now + half, &request);
+                    now += 2 * half;
+                    machine.answered(&request, sent, now, answer);
+                }
+                Next::At(at) => now = at,
+                Next::Left => panic!("it has left"),
+            }
+            if now > begin + Duration::from_secs(20) {
+                let view = machine.view();
+                assert!(view.acts(now).is_some(), "with calls of {millis} ms");
+                assert_eq!(view.members.len(), 1, "with calls of {millis} ms");
+            }
+        }
+    }
+}
