@@ -1,11 +1,11 @@
 //! The thread `ssntp-engine`, which runs the machine.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use ssntp_transport::{deadline, threads};
 
 use crate::engine::{Answer, Engine, EngineError, Request, When};
@@ -13,18 +13,29 @@ use crate::machine::{CALL, DOCUMENTS, Join, Machine, Next, View};
 
 /// The time for revoking the leases when the process leaves.
 const LEAVING: Duration = Duration::from_secs(2);
-/// The maximum number of orders that wait for the thread. A thread waits for each document.
+/// The maximum number of documents that wait for the thread. A thread waits for each of them.
 const WAITING: usize = 16;
 /// The time limit for queueing a document, and for writing it: a call may be under way.
 const WRITING: Duration = Duration::from_secs(5);
 
-#[derive(Debug)]
-enum Order {
-    /// Read the highest token that was received elsewhere.
-    Token,
-    Write(Request, Sender<Result<u64, EngineError>>),
-    Resign,
-    Leave,
+/// A document to write, and the receiver of the result. `None` only wakes the thread.
+type Order = Option<(Request, Sender<Result<u64, EngineError>>)>;
+
+/// The state that the thread shares with the handles. The thread reads it after each order, so the other
+/// orders need no room in the queue.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The highest token that was received elsewhere.
+    seen: AtomicU64,
+    resigns: AtomicBool,
+    leaves: AtomicBool,
+    view: Mutex<View>,
+}
+
+impl Shared {
+    fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A process that is a member of the cluster. Dropping it leaves the cluster.
@@ -36,13 +47,12 @@ enum Order {
 pub struct Membership {
     documents: Documents,
     thread: Option<JoinHandle<()>>,
-    view: Arc<Mutex<View>>,
 }
 
 impl Membership {
-    /// Joins the cluster, and stays a member by a thread. Blocks until the process is a member, or
-    /// the engine has failed to answer once. The thread calls `changed` after each change of the
-    /// view; `changed` must not block.
+    /// Joins the cluster, and stays a member by a thread. Blocks until the process is a member,
+    /// another process is found to have its UUID, or the engine has failed to answer once. The thread
+    /// calls `changed` after each change of the view; `changed` must not block.
     ///
     /// # Errors
     /// The error of the engine, so that a wrong address or password is noticed at the start;
@@ -54,35 +64,29 @@ impl Membership {
     ) -> Result<Self, EngineError> {
         let mut machine = Machine::new(join);
         // This part runs on the caller's thread, so that the first error is its return value.
-        while !machine.is_member() {
+        while !machine.is_member() && machine.view().double.is_none() {
             step(&mut machine, &mut *engine);
             if let Some((_, why)) = &machine.view().away {
                 return Err(why.clone());
             }
         }
-        let view = Arc::new(Mutex::new(machine.view().clone()));
         let (orders, received) = bounded(WAITING);
-        let seen = Arc::new(AtomicU64::new(0));
+        let shared = Arc::new(Shared::default());
+        shared.view().clone_from(machine.view());
         changed(machine.view());
-        let shared = Arc::clone(&view);
-        let publish = move |view: &View| {
-            *shared.lock().unwrap_or_else(PoisonError::into_inner) = view.clone();
-            changed(view);
-        };
-        let token = Arc::clone(&seen);
-        let body = move || serve(machine, engine, &received, &token, publish);
+        let of_thread = Arc::clone(&shared);
+        let body = move || serve(machine, engine, &received, &of_thread, changed);
         let thread = threads::spawn("ssntp-engine", body);
         let thread = thread.map_err(|e| EngineError::Refused(format!("no thread: {e}")))?;
         Ok(Self {
-            documents: Documents { orders, seen },
+            documents: Documents { orders, shared },
             thread: Some(thread),
-            view,
         })
     }
 
     /// The cluster, as of the last answer of the engine. Does not wait for the engine.
     pub fn view(&self) -> View {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.documents.shared.view().clone()
     }
 
     /// A handle for writing documents, for any thread.
@@ -99,23 +103,27 @@ impl Membership {
 #[derive(Clone, Debug)]
 pub struct Documents {
     orders: Sender<Order>,
-    /// The highest token that was received elsewhere.
-    seen: Arc<AtomicU64>,
+    shared: Arc<Shared>,
 }
 
 impl Documents {
     /// Reports a token that was received elsewhere: see [`Machine::saw`].
     pub fn saw(&self, token: u64) {
-        if self.seen.fetch_max(token, Ordering::Relaxed) < token {
-            // If the queue is full, the thread reads the token after one of the queued orders.
-            let _ = self.orders.try_send(Order::Token);
+        if self.shared.seen.fetch_max(token, Ordering::Relaxed) < token {
+            self.wake();
         }
     }
 
     /// Gives up leadership, so that another server leads within a second. The process stays a member.
     pub fn resign(&self) {
-        // If the queue is full, this process leads until it ends.
-        let _ = self.orders.try_send(Order::Resign);
+        self.shared.resigns.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Makes the thread read the shared state.
+    fn wake(&self) {
+        // If the queue is full, the thread reads the state after one of the queued orders.
+        let _ = self.orders.try_send(None);
     }
 
     /// Writes a document, and returns its new revision. Blocks until the engine has answered, for at
@@ -132,18 +140,26 @@ impl Documents {
             when,
         };
         let (reply, answer) = bounded(1);
-        let late = |_| EngineError::Away("it has too much to do".to_owned());
+        let away = |has_left| {
+            let why = match has_left {
+                true => "this process has left the cluster",
+                false => "it has too much to do",
+            };
+            EngineError::Away(why.to_owned())
+        };
         // One deadline for both waits, so that the whole call ends in time.
         let end = deadline(WRITING);
-        let sent = self.orders.send_deadline(Order::Write(request, reply), end);
-        sent.map_err(|_| late(RecvTimeoutError::Timeout))?;
-        answer.recv_deadline(end).map_err(late)?
+        let sent = self.orders.send_deadline(Some((request, reply)), end);
+        sent.map_err(|e| away(matches!(e, SendTimeoutError::Disconnected(_))))?;
+        let answer = answer.recv_deadline(end);
+        answer.map_err(|e| away(e == RecvTimeoutError::Disconnected))?
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let _ = self.documents.orders.send(Order::Leave);
+        self.documents.shared.leaves.store(true, Ordering::Release);
+        self.documents.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -154,9 +170,13 @@ fn serve(
     mut machine: Machine,
     mut engine: Box<dyn Engine>,
     orders: &Receiver<Order>,
-    seen: &AtomicU64,
-    mut publish: impl FnMut(&View),
+    shared: &Shared,
+    mut changed: impl FnMut(&View),
 ) {
+    let mut publish = |view: &View| {
+        shared.view().clone_from(view);
+        changed(view);
+    };
     let mut published = View::default();
     loop {
         let at = step(&mut machine, &mut *engine);
@@ -164,16 +184,19 @@ fn serve(
             published.clone_from(machine.view());
             publish(&published);
         }
-        match orders.recv_deadline(at) {
-            Ok(Order::Token) | Err(RecvTimeoutError::Timeout) => {}
-            Ok(Order::Write(request, reply)) => {
-                let _ = reply.send(write(&mut *engine, &request));
-                machine.reread();
-            }
-            Ok(Order::Resign) => machine.resign(),
-            Ok(Order::Leave) | Err(RecvTimeoutError::Disconnected) => break,
+        let order = orders.recv_deadline(at);
+        // Documents that wait are not written, so that leaving takes no longer with many of them.
+        if shared.leaves.load(Ordering::Acquire) {
+            break;
         }
-        machine.saw(seen.load(Ordering::Relaxed));
+        if let Ok(Some((request, reply))) = order {
+            let _ = reply.send(write(&mut *engine, &request));
+            machine.reread();
+        }
+        if shared.resigns.swap(false, Ordering::AcqRel) {
+            machine.resign();
+        }
+        machine.saw(shared.seen.load(Ordering::Relaxed));
     }
     machine.leave();
     // The owner stops acting as the leader before the lease is revoked.
@@ -227,7 +250,7 @@ mod tests {
         panic!("not in time: {last:?}");
     }
 
-    fn start(engine: &MemoryEngine, uuid: u128) -> Result<(Membership, Receiver<View>), EngineError> {
+    fn join(uuid: u128) -> Join {
         let member = Member {
             uuid: Uuid::from_u128(uuid),
             incarnation: 1,
@@ -235,10 +258,14 @@ mod tests {
             version: "1".to_owned(),
             token: 0,
         };
+        Join { member, leads: true }
+    }
+
+    fn start(engine: &MemoryEngine, uuid: u128) -> Result<(Membership, Receiver<View>), EngineError> {
         let (views, received_views) = crossbeam_channel::unbounded();
-        let join = Join { member, leads: true };
         let tell = move |view: &View| drop(views.send(view.clone()));
-        Membership::start(Box::new(engine.clone()), join, tell).map(|membership| (membership, received_views))
+        let membership = Membership::start(Box::new(engine.clone()), join(uuid), tell);
+        membership.map(|membership| (membership, received_views))
     }
 
     #[test]
@@ -315,5 +342,122 @@ mod tests {
         wait(&views, |view| view.acting.is_none());
         let again = wait(&views, |view| view.acting.is_some());
         assert!(again.leader.unwrap().token > token);
+    }
+
+    /// An engine whose answers a test holds back, or changes.
+    struct Odd<A> {
+        engine: MemoryEngine,
+        answer: A,
+    }
+
+    impl<A> std::fmt::Debug for Odd<A> {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Odd")
+        }
+    }
+
+    impl<A: FnMut(&mut MemoryEngine, &Request) -> Result<Answer, EngineError> + Send> Engine for Odd<A> {
+        fn ask(&mut self, request: &Request) -> Result<Answer, EngineError> {
+            (self.answer)(&mut self.engine, request)
+        }
+    }
+
+    fn enter(
+        engine: &MemoryEngine,
+        answer: impl FnMut(&mut MemoryEngine, &Request) -> Result<Answer, EngineError> + Send + 'static,
+    ) -> Result<Membership, EngineError> {
+        let engine = engine.clone();
+        Membership::start(Box::new(Odd { engine, answer }), join(1), |_| {})
+    }
+
+    fn is_of(request: &Request, prefix: &str) -> bool {
+        matches!(request, Request::Put { key, .. } if key.starts_with(prefix))
+    }
+
+    #[test]
+    fn a_process_whose_uuid_another_one_has_taken_meanwhile_starts_and_names_it() {
+        let membership = enter(&MemoryEngine::new(), |engine, request| {
+            let answer = engine.ask(request);
+            if let Request::Put { key, .. } = request
+                && is_of(request, "members/")
+            {
+                let other = Member {
+                    incarnation: 2,
+                    ..join(1).member
+                };
+                let (key, value) = (key.clone(), serde_json::to_vec(&other).unwrap());
+                let (lease, when) = (None, When::Always);
+                let put = Request::Put {
+                    key,
+                    value,
+                    lease,
+                    when,
+                };
+                engine.ask(&put).unwrap();
+            }
+            answer
+        });
+        let double = membership.unwrap().view().double;
+        assert_eq!(double.map(|other| other.incarnation), Some(2));
+    }
+
+    #[test]
+    fn an_engine_that_loses_every_lease_is_an_error_at_the_start() {
+        let refused = enter(&MemoryEngine::new(), |engine, request| match request {
+            Request::Put { .. } => Err(EngineError::NoLease),
+            _ => engine.ask(request),
+        });
+        assert_eq!(refused.unwrap_err(), EngineError::NoLease);
+    }
+
+    #[test]
+    fn orders_need_no_room_and_documents_that_wait_are_not_written_when_the_process_leaves() {
+        let engine = MemoryEngine::new();
+        let (entered, is_held) = bounded(WAITING);
+        let (hold, held) = bounded::<()>(0);
+        let membership = enter(&engine, move |engine, request| {
+            if is_of(request, DOCUMENTS) {
+                entered.send(()).unwrap();
+                let _ = held.recv();
+            }
+            engine.ask(request)
+        });
+        let (membership, mut writers) = (membership.unwrap(), Vec::new());
+        let documents = membership.documents();
+        let write = |name: &'static str| {
+            let documents = documents.clone();
+            threads::spawn("writer", move || documents.write(name, b"1", When::Always)).unwrap()
+        };
+        let first = write("first");
+        is_held.recv().unwrap();
+        writers.extend((0..WAITING).map(|_| write("later")));
+        while !documents.orders.is_full() {
+            std::thread::yield_now();
+        }
+        documents.saw(u64::MAX);
+        documents.resign();
+        let leaving = threads::spawn("leaving", move || drop(membership)).unwrap();
+        while !documents.shared.leaves.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        drop(hold);
+        leaving.join().unwrap();
+        let written = first.join().unwrap();
+        assert!(
+            matches!(written, Ok(_) | Err(EngineError::Away(_))),
+            "{written:?}"
+        );
+        for writer in writers {
+            let refused = writer.join().unwrap().unwrap_err();
+            assert!(matches!(refused, EngineError::Away(_)), "{refused}");
+        }
+        assert!(is_held.try_recv().is_err(), "only the first document was written");
+        assert_eq!(
+            documents
+                .write("last", b"1", When::Always)
+                .unwrap_err()
+                .to_string(),
+            "the engine is away: this process has left the cluster"
+        );
     }
 }
