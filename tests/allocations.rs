@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
+use ssntp::payload::yaml::{self, MAX_DOCUMENT_LEN};
+use ssntp::payload::{Payload, Stats};
 use ssntp::pki::{
     Authority, AuthorityRequest, CertificateRequest, Identity, RevocationList, RevocationReason, Revoked,
     Serial,
@@ -243,4 +245,55 @@ fn a_revocation_list_takes_a_few_times_its_length_while_it_is_read() {
     let (most, kept) = (MOST.get() - held, HELD.get() - held);
     assert!(most < 4 * length && kept < 3 * length, "{length}: {most}, {kept}");
     assert!(read.len() == 20_000 && revoked.iter().all(|one| read.revokes(&one.serial)));
+}
+
+/// The memory that reading a document takes at most, in multiples of its length.
+fn multiple(document: &str, read: impl FnOnce(&[u8])) -> f64 {
+    let held = HELD.get();
+    MOST.set(held);
+    read(document.as_bytes());
+    (MOST.get() - held) as f64 / document.len() as f64
+}
+
+/// A text of the longest length that a reader accepts, from parts by their numbers.
+fn longest(head: &str, part: impl Fn(usize) -> String) -> String {
+    let mut text = head.to_owned();
+    for number in 0.. {
+        let part = part(number);
+        if text.len() + part.len() > MAX_DOCUMENT_LEN {
+            break;
+        }
+        text += &part;
+    }
+    text
+}
+
+#[test]
+fn a_document_takes_a_limited_multiple_of_its_length_while_it_is_read() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let repeat = |part: &'static str| longest("", move |_| part.to_owned());
+    for (name, document) in [
+        ("values", repeat("- a\n")),
+        ("keys", longest("", |number| format!("{number:x}: a\n"))),
+        ("lists of one", repeat("- [a]\n")),
+        ("maps of one", repeat("- {a: }\n")),
+        ("maps of one in a line", longest("[", |_| "a: ,".to_owned())),
+        ("values with escapes", repeat("- \"\\t\"\n")),
+        ("anchors", longest("", |number| format!("- &{number:x} []\n"))),
+        (
+            "directives",
+            longest("", |number| format!("%TAG !{number:x}! a\n")),
+        ),
+    ] {
+        let times = multiple(&document, |document| {
+            let _ = yaml::decode::<serde::de::IgnoredAny>(document);
+        });
+        println!("{name}: {times:.1}");
+        assert!(times < 40.0, "{name}: {times:.1}");
+    }
+    // A schema adds the size of its elements, which may be as short as this.
+    let document = longest("node_uuid: n\ninstances:\n", |_| "- {}\n".to_owned());
+    let times = multiple(&document, |document| drop(Stats::decode(document).unwrap()));
+    println!("empty instances: {times:.1}");
+    assert!(times < 100.0, "empty instances: {times:.1}");
 }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::*;
+use crate::payload::yaml::MAX_DEPTH;
 use crate::proto::{
     ErrorCode, Event, FrameKind, FrameType, Header, Operands, Status, Trace, answer_to_unsupported,
 };
@@ -286,4 +287,16 @@ fn each_event_goes_to_one_of_several_receivers() {
         all.extend(got);
     }
     assert_eq!(all.len(), 300);
+}
+
+#[test]
+fn a_document_that_is_as_deep_as_the_limit_needs_no_more_stack_than_a_reader_has() {
+    let (client, mut peer, _server) = pair(|config| config);
+    for (open, close) in [("[", "]"), ("{a: ", "}"), ("- ", "")] {
+        let levels = MAX_DEPTH - 1;
+        let deep = format!("a:\n {}{}\n", open.repeat(levels), close.repeat(levels));
+        // The reader's own thread reads these frames.
+        peer.send(&Frame::with_payload(ErrorCode::INVALID_FRAME_TYPE, deep.clone()));
+        assert_eq!(next_frame(&client).payload_bytes()[..], *deep.as_bytes());
+    }
 }

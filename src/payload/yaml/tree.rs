@@ -41,6 +41,7 @@ impl<'a> Node<'a> {
         let options = granit_parser::options! {
             flow_nesting_limit: MAX_DEPTH + 1,
             block_nesting_limit: MAX_DEPTH + 1,
+            emit_comments: false,
         };
         let mut builder = Builder {
             parser: Parser::new_from_str_with_options(text, options),
@@ -49,7 +50,7 @@ impl<'a> Node<'a> {
             anchors: HashMap::new(),
             aliases: 0,
             spent: Spent::default(),
-            deepest: 0,
+            open: Vec::new(),
         };
         builder.document()
     }
@@ -166,6 +167,19 @@ struct Anchored<'a> {
     height: usize,
 }
 
+/// A list or map whose end the parser has not reached.
+struct Open<'a> {
+    value: Value<'a>,
+    /// In a map, the key whose value comes next.
+    key: Option<(Cow<'a, str>, Position)>,
+    position: Position,
+    anchor: usize,
+    /// The cost of the document before this value.
+    before: Spent,
+    /// The number of maps and lists inside each other in this value, without itself.
+    height: usize,
+}
+
 struct Builder<'a> {
     parser: Parser<'a, StrInput<'a>>,
     first_line: usize,
@@ -174,24 +188,63 @@ struct Builder<'a> {
     anchors: HashMap<usize, Anchored<'a>>,
     aliases: usize,
     spent: Spent,
-    deepest: usize,
+    /// The lists and maps around the next value, outermost first. Not the stack of the thread, because
+    /// the readers of sessions have a small one.
+    open: Vec<Open<'a>>,
 }
 
 impl<'a> Builder<'a> {
     /// Reads the only document.
     fn document(&mut self) -> Result<Node<'a>, Error> {
+        let root = self.root();
+        root.map_err(|error| {
+            let open = self.open.iter().rev();
+            open.fold(error, |error, open| match (&open.value, &open.key) {
+                (Value::List(nodes), _) => error.under(Segment::Index(nodes.len())),
+                (_, Some((key, _))) => error.under(Segment::key(key)),
+                _ => error,
+            })
+        })
+    }
+
+    /// As [`document`](Self::document); the lists and maps around an error are still in `open`.
+    fn root(&mut self) -> Result<Node<'a>, Error> {
         let mut root = None;
         loop {
             let (event, span) = self.next()?;
-            match event {
+            let position = self.position(span);
+            let before = self.spent;
+            let (node, height) = match event {
                 Event::StreamEnd => break,
-                Event::StreamStart | Event::DocumentEnd => {}
-                Event::DocumentStart(..) if root.is_none() => {}
+                Event::StreamStart | Event::DocumentEnd => continue,
+                Event::DocumentStart(..) if root.is_none() => continue,
                 Event::DocumentStart(..) => {
                     let what = "a second document in a payload that may have only one";
-                    return Err(Error::new(ErrorKind::Syntax(what.to_owned())).at(self.position(span)));
+                    return Err(syntax(what).at(position));
                 }
-                event => root = Some(self.node(event, span, 0)?),
+                Event::SequenceStart(_, anchor, _) => {
+                    self.enter(Value::List(Vec::new()), anchor, position)?;
+                    continue;
+                }
+                Event::MappingStart(_, anchor, _) => {
+                    self.enter(Value::Map(Vec::new()), anchor, position)?;
+                    continue;
+                }
+                Event::SequenceEnd | Event::MappingEnd => self.leave(position)?,
+                Event::Scalar(text, style, anchor, tag) => {
+                    self.spend(1, text.len(), position)?;
+                    let value = Value::Scalar(text, scalar_style(style, tag.as_deref()));
+                    (self.node(value, position, anchor, before, 0), 0)
+                }
+                Event::Alias(anchor) => self.alias(anchor, position)?,
+                _ => return Err(syntax("a value is missing").at(position)),
+            };
+            match self.open.last_mut() {
+                None => root = Some(node),
+                Some(open) => {
+                    open.height = open.height.max(height);
+                    open.add(node)?;
+                }
             }
         }
         let start = Position {
@@ -201,88 +254,66 @@ impl<'a> Builder<'a> {
         Ok(root.unwrap_or(Node::empty(start)))
     }
 
-    /// The node that begins with `event`, inside `depth` maps and lists.
-    fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node<'a>, Error> {
-        let position = self.position(span);
+    /// Begins a list or a map.
+    fn enter(&mut self, value: Value<'a>, anchor: usize, position: Position) -> Result<(), Error> {
         let before = self.spent;
-        // During this node, `deepest` is the depth below the node alone: an alias of it has that height.
-        let deepest = std::mem::replace(&mut self.deepest, depth);
-        let (value, anchor) = match event {
-            Event::Scalar(text, style, anchor, tag) => {
-                self.spend(1, text.len(), position)?;
-                (Value::Scalar(text, scalar_style(style, tag.as_deref())), anchor)
-            }
-            Event::SequenceStart(_, anchor, _) => {
-                self.spend(1, 0, position)?;
-                self.enter(depth + 1, position)?;
-                (Value::List(self.list(depth + 1)?), anchor)
-            }
-            Event::MappingStart(_, anchor, _) => {
-                self.spend(1, 0, position)?;
-                self.enter(depth + 1, position)?;
-                (Value::Map(self.map(depth + 1)?), anchor)
-            }
-            Event::Alias(anchor) => (self.alias(anchor, depth, position)?, 0),
-            _ => return Err(syntax("a value is missing").at(position)),
-        };
-        let value = if anchor == 0 {
-            value
-        } else {
-            // An alias shares the value and takes no memory. It counts all the same, because the
-            // reader of the tree visits the value once more.
-            let value = Rc::new(value);
-            let anchored = Anchored {
-                value: Rc::clone(&value),
-                cost: Spent {
-                    nodes: self.spent.nodes - before.nodes,
-                    text: self.spent.text - before.text,
-                },
-                height: self.deepest - depth,
-            };
-            self.anchors.insert(anchor, anchored);
-            Value::Shared(value)
-        };
-        self.deepest = self.deepest.max(deepest);
-        Ok(Node { value, position })
+        self.spend(1, 0, position)?;
+        self.check_depth(1, position)?;
+        self.open.push(Open {
+            value,
+            key: None,
+            position,
+            anchor,
+            before,
+            height: 0,
+        });
+        Ok(())
     }
 
-    fn list(&mut self, depth: usize) -> Result<Vec<Node<'a>>, Error> {
-        let mut nodes = Vec::new();
-        loop {
-            let within = |error: Error| error.under(Segment::Index(nodes.len()));
-            let node = match self.next().map_err(within)? {
-                (Event::SequenceEnd, _) => return Ok(nodes),
-                (event, span) => self.node(event, span, depth).map_err(within)?,
-            };
-            nodes.push(node);
+    /// Ends the innermost list or map, which is the next value, and its height.
+    fn leave(&mut self, end: Position) -> Result<(Node<'a>, usize), Error> {
+        if let Some(Value::Map(entries)) = self.open.last().map(|open| &open.value) {
+            refuse_duplicates(entries)?;
         }
+        // The parser ends only what it has begun.
+        let open = self.open.pop();
+        let open = open.ok_or_else(|| syntax("the end of a list or map that did not begin").at(end))?;
+        let height = open.height + 1;
+        let node = self.node(open.value, open.position, open.anchor, open.before, height);
+        Ok((node, height))
     }
 
-    fn map(&mut self, depth: usize) -> Result<Vec<Entry<'a>>, Error> {
-        let mut entries = Vec::new();
-        loop {
-            let key = match self.next()? {
-                (Event::MappingEnd, _) => break,
-                (event, span) => self.node(event, span, depth)?,
-            };
-            let at = key.position;
-            // YAML allows lists and maps as keys, but no schema has them.
-            let Value::Scalar(text, Style::Plain | Style::Text) = key.value() else {
-                return Err(key.expected("text as the key"));
-            };
-            let key = text.clone();
-            let within = |error: Error| error.under(Segment::key(&key));
-            let (event, span) = self.next().map_err(within)?;
-            let value = self.node(event, span, depth).map_err(within)?;
-            entries.push(Entry { key, at, value });
+    /// The node of a complete value, which aliases may repeat if it has an anchor.
+    fn node(
+        &mut self,
+        value: Value<'a>,
+        position: Position,
+        anchor: usize,
+        before: Spent,
+        height: usize,
+    ) -> Node<'a> {
+        if anchor == 0 {
+            return Node { value, position };
         }
-        refuse_duplicates(&entries)?;
-        Ok(entries)
+        // An alias shares the value and takes no memory. It counts all the same, because the
+        // reader of the tree visits the value once more.
+        let value = Rc::new(value);
+        let anchored = Anchored {
+            value: Rc::clone(&value),
+            cost: Spent {
+                nodes: self.spent.nodes - before.nodes,
+                text: self.spent.text - before.text,
+            },
+            height,
+        };
+        self.anchors.insert(anchor, anchored);
+        let value = Value::Shared(value);
+        Node { value, position }
     }
 
-    /// The value of an alias. It counts as if it were written out, so that aliases never make a
-    /// document larger than its limits.
-    fn alias(&mut self, anchor: usize, depth: usize, position: Position) -> Result<Value<'a>, Error> {
+    /// The value of an alias, and its height. It counts as if it were written out, so that aliases never
+    /// make a document larger than its limits.
+    fn alias(&mut self, anchor: usize, position: Position) -> Result<(Node<'a>, usize), Error> {
         self.aliases += 1;
         if self.aliases > MAX_ALIASES {
             return Err(too_many("aliases", MAX_ALIASES).at(position));
@@ -294,8 +325,8 @@ impl<'a> Builder<'a> {
         let (cost, height) = (anchored.cost, anchored.height);
         let value = Value::Shared(Rc::clone(&anchored.value));
         self.spend(cost.nodes, cost.text, position)?;
-        self.enter(depth + height, position)?;
-        Ok(value)
+        self.check_depth(height, position)?;
+        Ok((Node { value, position }, height))
     }
 
     fn spend(&mut self, nodes: usize, text: usize, position: Position) -> Result<(), Error> {
@@ -316,23 +347,19 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn enter(&mut self, depth: usize, position: Position) -> Result<(), Error> {
-        self.deepest = self.deepest.max(depth);
-        if depth > MAX_DEPTH {
-            return Err(too_many("maps and lists inside each other", MAX_DEPTH).at(position));
+    /// Checks the depth of a value with `height` maps and lists inside each other.
+    fn check_depth(&self, height: usize, position: Position) -> Result<(), Error> {
+        match self.open.len() + height > MAX_DEPTH {
+            true => Err(too_many("maps and lists inside each other", MAX_DEPTH).at(position)),
+            false => Ok(()),
         }
-        Ok(())
     }
 
-    /// The next event that is not a comment.
     fn next(&mut self) -> Result<(Event<'a>, Span), Error> {
-        loop {
-            match self.parser.next_event() {
-                Some(Ok((Event::Comment(..), _))) => {}
-                Some(Ok(found)) => return Ok(found),
-                Some(Err(error)) => return Err(self.scan_error(&error)),
-                None => return Err(syntax("the document ends too early")),
-            }
+        match self.parser.next_event() {
+            Some(Ok(found)) => Ok(found),
+            Some(Err(error)) => Err(self.scan_error(&error)),
+            None => Err(syntax("the document ends too early")),
         }
     }
 
@@ -355,6 +382,24 @@ impl<'a> Builder<'a> {
             line: span.start.line() + self.first_line - 1,
             column: span.start.col() + 1,
         }
+    }
+}
+
+impl<'a> Open<'a> {
+    /// Adds the next element, key or value.
+    fn add(&mut self, node: Node<'a>) -> Result<(), Error> {
+        match (&mut self.value, self.key.take()) {
+            (Value::Map(entries), Some((key, at))) => entries.push(Entry { key, at, value: node }),
+            (Value::List(nodes), _) => nodes.push(node),
+            // YAML allows lists and maps as keys, but no schema has them.
+            _ => match node.value() {
+                Value::Scalar(text, Style::Plain | Style::Text) => {
+                    self.key = Some((text.clone(), node.position));
+                }
+                _ => return Err(node.expected("text as the key")),
+            },
+        }
+        Ok(())
     }
 }
 
