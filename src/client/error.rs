@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::payload;
 use crate::proto::{ErrorCode, Frame, FrameKind, Refusal};
+use crate::request::RequestError;
 use ssntp_transport::Role;
 use ssntp_transport::pki::Fault;
 use ssntp_transport::tls::TlsError;
@@ -399,6 +400,18 @@ pub enum SendFault {
     /// The client has ended.
     #[error("the client has ended: {0}")]
     Ended(#[source] ClientError),
+}
+
+/// The reason why a request or an answer was not sent.
+impl From<SendFault> for RequestError {
+    fn from(fault: SendFault) -> Self {
+        match fault {
+            SendFault::TooLong { len, limit } => Self::TooLong { len, limit },
+            SendFault::Full => Self::QueueFull,
+            SendFault::Ended(_) => Self::Ended,
+            _ => Self::NotConnected,
+        }
+    }
 }
 
 /// The reason why no event was received.

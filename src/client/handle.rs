@@ -308,23 +308,22 @@ impl ClientState {
         offline: Offline,
         until: impl Fn() -> Option<Instant>,
     ) -> Result<(), SendFault> {
+        let mut deadline = None;
+        while let Err(obstacle) = self.offer(frame, offline) {
+            let deadline = *deadline.get_or_insert_with(&until);
+            self.uplink.wait(obstacle, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a frame into a queue if there is room.
+    fn offer(&self, frame: &Frame, offline: Offline) -> Result<(), Obstacle> {
         let (len, limit) = (frame.payload_bytes().len(), self.config.max_payload);
         // The server would end the session because of this frame. Here the caller gets the reason.
         if u32::try_from(len).map_or(true, |len| len > limit) {
-            return Err(SendFault::TooLong { len, limit });
+            return Err(Obstacle::Fault(SendFault::TooLong { len, limit }));
         }
-        let mut deadline = None;
-        loop {
-            let obstacle = match self.uplink.offer(frame, offline) {
-                Ok(()) => return Ok(()),
-                Err(Obstacle::Fault(fault)) => return Err(fault),
-                Err(obstacle) => obstacle,
-            };
-            let deadline = *deadline.get_or_insert_with(&until);
-            if !self.uplink.wait(obstacle, frame.encoded_len(), deadline) {
-                return Err(SendFault::Full);
-            }
-        }
+        self.uplink.offer(frame, offline)
     }
 
     fn request(&self, whom: Uuid, frame: &Frame, limit: Duration) -> Result<Frame, RequestError> {
@@ -364,19 +363,26 @@ impl ClientState {
         frame: &Frame,
         until: Instant,
     ) -> Option<Result<(u64, Receiver<Answer>), RequestError>> {
-        let mut requests = lock(&self.requests);
-        if requests.is_held() {
-            return None;
-        }
-        let asked = requests.ask(whom, frame);
-        drop(requests);
-        Some(asked.and_then(|(id, asking, answered)| {
-            let sent = self.exchange(&asking, Some(until));
-            if sent.is_err() {
-                lock(&self.requests).forget(id);
+        loop {
+            // Held until the request is in a queue. So the end of a session cancels all requests that
+            // were sent on it, and none that is sent on a later one.
+            let mut requests = lock(&self.requests);
+            if requests.is_held() {
+                return None;
             }
-            sent.map(|()| (id, answered))
-        }))
+            let (id, asking, answered) = match requests.ask(whom, frame) {
+                Ok(asked) => asked,
+                Err(error) => return Some(Err(error)),
+            };
+            let Err(obstacle) = self.offer(&asking, Offline::Fail) else {
+                return Some(Ok((id, answered)));
+            };
+            requests.forget(id);
+            drop(requests);
+            if let Err(fault) = self.uplink.wait(obstacle, Some(until)) {
+                return Some(Err(fault.into()));
+            }
+        }
     }
 
     fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
@@ -403,24 +409,15 @@ impl ClientState {
     }
 
     fn answer(&self, frame: &Frame) -> Result<(), RequestError> {
-        self.exchange(frame, self.config.send_timeout.map(deadline))
-    }
-
-    /// Sends a request or an answer on the present session, and waits for room until `until`.
-    fn exchange(&self, frame: &Frame, until: Option<Instant>) -> Result<(), RequestError> {
-        // `Offline::Fail`: the next session may begin much later, and the sender of a request waits.
-        let sent = self.enqueue(frame, Offline::Fail, || until);
-        sent.map_err(|fault| match fault {
-            SendFault::TooLong { len, limit } => RequestError::TooLong { len, limit },
-            SendFault::Full => RequestError::QueueFull,
-            SendFault::Ended(_) => RequestError::Ended,
-            _ => RequestError::NotConnected,
-        })
+        // `Offline::Fail`: the next session may begin much later, and the sender of the request waits.
+        let until = || self.config.send_timeout.map(deadline);
+        Ok(self.enqueue(frame, Offline::Fail, until)?)
     }
 
     /// Makes new requests wait for the next session, or no longer.
     pub(super) fn hold_requests(&self, held: bool) {
         lock(&self.requests).hold(held);
+        self.uplink.changes.add();
     }
 
     /// Ends the wait for all answers, because the session is over.

@@ -55,9 +55,17 @@ enum State {
 struct Waiting {
     frames: VecDeque<Frame>,
     bytes: u64,
-    /// In a gap, the outbox of the session that is being replaced, which may still be sending.
-    /// `None` if there is no gap.
-    gap: Option<Outbox>,
+    gap: Gap,
+}
+
+#[derive(Debug, Default)]
+enum Gap {
+    #[default]
+    No,
+    /// The session that is being replaced is not over. Its outbox may still be sending.
+    Parting(Outbox),
+    /// The session is over, and the next one has not begun.
+    Yes,
 }
 
 #[derive(Debug)]
@@ -70,8 +78,8 @@ struct Up {
 pub(super) enum Obstacle {
     /// The frame cannot be sent, and waiting would not help.
     Fault(SendFault),
-    /// The session's outbox is full.
-    Session(Outbox),
+    /// The session's outbox has no room for an item of this length, in bytes.
+    Session(Outbox, usize),
     /// There is no session, and the queue for the next one is full. `seen` is the number of changes
     /// until then, so that a wait that begins later misses no change.
     QueueFull { seen: u64 },
@@ -115,8 +123,10 @@ impl Uplink {
             State::Down(waiting) => {
                 let limits = match offline {
                     Offline::Queue(limits) => limits,
-                    Offline::Fail if waiting.gap.is_some() => self.queue,
-                    Offline::Fail => return Err(Obstacle::Fault(SendFault::NotConnected)),
+                    Offline::Fail if matches!(waiting.gap, Gap::No) => {
+                        return Err(Obstacle::Fault(SendFault::NotConnected));
+                    }
+                    Offline::Fail => self.queue,
                 };
                 let len = frame.encoded_len() as u64;
                 let frames = waiting.frames.len() as u64;
@@ -134,7 +144,7 @@ impl Uplink {
             // A session began after the first check of the state. If it is over already, a wait
             // for its outbox ends at once, and the frame is offered again.
             State::Up(up) => {
-                let over = || Err(Obstacle::Session(up.outbox.clone()));
+                let over = || Err(Obstacle::Session(up.outbox.clone(), frame.encoded_len()));
                 self.push(up, frame).unwrap_or_else(over)
             }
             State::Ended(reason) => Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
@@ -145,24 +155,29 @@ impl Uplink {
     fn push(&self, up: &Up, frame: &Frame) -> Option<Result<(), Obstacle>> {
         match up.outbox.push(self.item(frame, up.server.tracing())) {
             Ok(()) => Some(Ok(())),
-            Err(PushError::Full(_)) => Some(Err(Obstacle::Session(up.outbox.clone()))),
+            // The length of the item and not of the frame: a trace gets a stamp, or is left out.
+            Err(PushError::Full(item)) => {
+                let len = usize::try_from(item.load().bytes).unwrap_or(usize::MAX);
+                Some(Err(Obstacle::Session(up.outbox.clone(), len)))
+            }
             Err(PushError::Closed(_)) => None,
         }
     }
 
-    /// Waits until an obstacle may have gone. Returns false if it has not gone at the deadline, or
-    /// never will.
-    pub(super) fn wait(&self, obstacle: Obstacle, len: usize, deadline: Option<Instant>) -> bool {
+    /// Waits until an obstacle may have gone.
+    ///
+    /// # Errors
+    /// It never will, or has not gone at the deadline.
+    pub(super) fn wait(&self, obstacle: Obstacle, deadline: Option<Instant>) -> Result<(), SendFault> {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(now()));
-        if left.is_some_and(|left| left.is_zero()) {
-            return false;
-        }
-        match obstacle {
-            Obstacle::Fault(_) => false,
+        let may_have_gone = match obstacle {
+            Obstacle::Fault(fault) => return Err(fault),
+            _ if left.is_some_and(|left| left.is_zero()) => false,
             // If the session is over, the frame is offered to the next session or the queue.
-            Obstacle::Session(outbox) => outbox.wait_for_room(len, left) || outbox.is_closed(),
+            Obstacle::Session(outbox, len) => outbox.wait_for_room(len, left) || outbox.is_closed(),
             Obstacle::QueueFull { seen } => self.changes.wait(seen, deadline),
-        }
+        };
+        may_have_gone.then_some(()).ok_or(SendFault::Full)
     }
 
     /// The load of the session's outbox, or of the queue for the next session. In a gap, frames
@@ -212,12 +227,13 @@ impl Uplink {
         Some(outbox)
     }
 
-    /// Notes that the session is over. In a gap this changes nothing: the frames for the
-    /// next session go on waiting.
+    /// Notes that the session is over. In a gap, the frames for the next session go on waiting.
     pub(super) fn down(&self) {
         let mut state = self.write();
-        if let State::Up(_) = *state {
-            *state = State::Down(Waiting::default());
+        match &mut *state {
+            State::Up(_) => *state = State::Down(Waiting::default()),
+            State::Down(waiting) if matches!(waiting.gap, Gap::Parting(_)) => waiting.gap = Gap::Yes,
+            _ => {}
         }
         drop(state);
         self.changes.add();
@@ -232,7 +248,7 @@ impl Uplink {
             // Under the lock for writing, so that each frame is either in the outbox or waits.
             outbox.close();
             *state = State::Down(Waiting {
-                gap: Some(outbox),
+                gap: Gap::Parting(outbox),
                 ..Waiting::default()
             });
         }
@@ -246,7 +262,8 @@ impl Uplink {
             return 0;
         };
         let mut lost = 0;
-        if waiting.gap.take().is_some() && self.offline == Offline::Fail {
+        let gap = std::mem::take(&mut waiting.gap);
+        if !matches!(gap, Gap::No) && self.offline == Offline::Fail {
             lost = std::mem::take(waiting).frames.len() as u64;
         }
         drop(state);
@@ -268,7 +285,7 @@ impl Uplink {
                 }
             }
             State::Down(waiting) => UplinkEnd {
-                connected: waiting.gap.as_ref().is_some_and(|outbox| !outbox.is_over()),
+                connected: matches!(waiting.gap, Gap::Parting(_)),
                 lost: waiting.frames.len() as u64,
             },
         };
@@ -318,8 +335,9 @@ impl Uplink {
             let outbox = match &*self.read() {
                 State::Up(up) => Some(up.outbox.clone()),
                 State::Down(waiting) => {
-                    let is_parting = |outbox: &Outbox| outbox.waiting().items > 0;
-                    if waiting.frames.is_empty() && !waiting.gap.as_ref().is_some_and(is_parting) {
+                    let is_sending =
+                        matches!(&waiting.gap, Gap::Parting(outbox) if outbox.waiting().items > 0);
+                    if waiting.frames.is_empty() && !is_sending {
                         return true;
                     }
                     None
@@ -372,7 +390,7 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    fn add(&self) {
+    pub(super) fn add(&self) {
         *lock(&self.number) += 1;
         self.changed.notify_all();
     }

@@ -279,6 +279,10 @@ impl ClientCore {
     }
 
     fn step_stage(&mut self, stage: Stage, at: At) -> (Stage, Option<Next>) {
+        if self.gap_ends_at.take_if(|end| at.now >= *end).is_some() {
+            lock(&self.state.counts).counters.lost_frames += self.state.uplink.give_up();
+            self.state.hold_requests(false);
+        }
         match stage {
             Stage::Ended => (Stage::Ended, Some(Next::End)),
             Stage::Session(session) => self.step_session(session, at),
@@ -293,7 +297,10 @@ impl ClientCore {
                 (Stage::Dialing(trial.clone(), refused), Some(Next::Dial(*trial)))
             }
             Stage::Pausing(until) if self.adopt_renewal() || at.now >= until => (self.new_round(), None),
-            Stage::Pausing(until) => (stage, Some(Next::Wait(Some(until)))),
+            Stage::Pausing(until) => {
+                let until = self.gap_ends_at.map_or(until, |end| end.min(until));
+                (stage, Some(Next::Wait(Some(until))))
+            }
         }
     }
 
@@ -355,11 +362,6 @@ impl ClientCore {
         }
         if self.servers.iter().all(|server| server.ruled_out.is_some()) {
             return self.end(ClientError::NoServerLeft(self.errors.clone()));
-        }
-        if self.gap_ends_at.take_if(|until| at.now >= *until).is_some() {
-            self.state.hold_requests(false);
-            let lost = self.state.uplink.give_up();
-            lock(&self.state.counts).counters.lost_frames += lost;
         }
         lock(&self.state.failures).clone_from(&self.errors);
         // The rest of a round after a short session does not count as a failed round.
@@ -469,11 +471,11 @@ impl ClientCore {
         self.servers[trial.server].known = true;
         (self.gap_ends_at, self.rounds, self.attempts) = (None, 0, self.state.config.attempts);
         self.state.configure(&standing.configuration);
-        self.state.hold_requests(false);
         let Some(outbox) = self.state.uplink.up(&standing.server) else {
             self.stage = self.end(ClientError::Closed);
             return None;
         };
+        self.state.hold_requests(false);
         lock(&self.state.counts).begin(&outbox, at.now);
         info!(target: LOG, "{}: connected to {}", self.name(), standing.server);
         let (end_sender, end) = crossbeam_channel::bounded(1);

@@ -245,6 +245,42 @@ fn open_requests_are_answered_and_new_ones_wait_for_the_next_session() {
 }
 
 #[test]
+fn a_request_that_waits_for_room_is_sent_on_the_next_session_alone() {
+    let operands = Operands::new().request(SCALE, "SCALE").unwrap();
+    let few = ssntp_transport::Limits {
+        frames: 2,
+        bytes: u64::MAX,
+    };
+    let config = |config| at_once_renewed(config).operands(operands.clone()).queue(few);
+    let (client, mut old, server) = pair(config);
+    old.operands(&operands);
+    let long = Frame::with_payload(Command::STATS, vec![0; 300_000]);
+    let mut sent = 0;
+    while client.try_send(long.clone()).is_ok() {
+        sent += 1;
+    }
+    let handle = client.handle();
+    let ask = move || handle.request(Frame::with_payload(SCALE, "?"), LIMIT);
+    let asking = threads::spawn("asks", ask).unwrap();
+    client.renew(&identity(Role::AGENT), &trust()).unwrap();
+    while !client.handle().state().requests.lock().unwrap().is_held() {
+        std::thread::yield_now();
+    }
+    (0..sent).for_each(|_| assert_eq!(old.recv().kind(), Command::STATS));
+    old.expect_end();
+    old.close();
+    let mut new = server.session();
+    new.operands(&operands);
+    let asked = new.recv();
+    let reply = Exchange {
+        step: Step::Reply,
+        ..Exchange::read(asked.payload_bytes()).unwrap()
+    };
+    new.send(&reply.frame(&Frame::with_payload(SCALE, content(&asked))));
+    assert_eq!(asking.join().unwrap().unwrap().payload_bytes()[..], *b"?");
+}
+
+#[test]
 fn after_a_long_gap_frames_are_refused_as_without_a_session() {
     let server = TestServer::tcp();
     let config = agent().address(server.address()).attempts(1);

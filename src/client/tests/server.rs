@@ -48,14 +48,14 @@ pub(super) fn identity_of_server() -> &'static Identity {
 }
 
 /// The facts of a server for a client that is stepped.
-pub(super) fn server_info() -> ServerInfo {
+pub(super) fn server_info(tracing: bool) -> ServerInfo {
     ServerInfo::new(Facts {
         uuid: SERVER,
         role: Role::SERVER,
         name: "test".to_owned(),
         address: PeerAddress::Memory,
         certificate: identity_of_server().info().clone(),
-        tracing: false,
+        tracing,
         tls: "TLSv1.3",
         resumed: false,
     })

@@ -48,7 +48,7 @@ impl Stepped {
     /// A session is established. Returns the sink of its reader.
     fn establish(&mut self) -> SessionSink {
         let standing = Standing {
-            server: server_info(),
+            server: server_info(false),
             configuration: Bytes::new(),
             chain: identity_of_server().chain().to_vec(),
             name: "localhost".to_owned(),
@@ -174,4 +174,70 @@ fn a_session_that_is_being_replaced_ends_soon_if_its_server_is_no_longer_trusted
     assert_eq!(waits_for(&mut client), Duration::from_secs(1));
     client.at.now += Duration::from_secs(1);
     assert!(matches!(client.step(), Next::Abort));
+}
+
+/// A client with a session that is replaced and has ended, and the sink of its reader.
+fn in_gap(config: ClientConfig) -> (Stepped, SessionSink) {
+    let mut client = Stepped::new(config.renewal_spread(Duration::ZERO));
+    client.dials();
+    let mut session = client.establish();
+    client
+        .core
+        .handle()
+        .renew(&identity(Role::AGENT), &trust())
+        .unwrap();
+    assert!(matches!(client.step(), Next::Wait(_)), "the server ends its side");
+    session.ended(EndReason::PeerClosed);
+    assert!(matches!(client.step(), Next::Wait(_)), "the threads end");
+    let reason = DisconnectReason::Renewed;
+    assert!(
+        matches!(client.events.try_recv(), Ok(ClientEvent::Disconnected { reason: of, .. }) if of == reason)
+    );
+    (client, session)
+}
+
+#[test]
+fn the_end_of_a_session_is_reported_once_if_the_client_is_closed_before_its_threads_end() {
+    let (client, _session) = in_gap(agent().address("a:1".parse().unwrap()));
+    client.core.handle().close();
+    let last = client.events.try_recv();
+    assert!(
+        matches!(last, Ok(ClientEvent::Closed(ClientError::Closed))),
+        "{last:?}"
+    );
+}
+
+#[test]
+fn frames_wait_for_ten_seconds_also_within_a_round_and_in_a_pause() {
+    let servers = ["a:1", "b:1"].map(|server| server.parse().unwrap());
+    let an_hour = Duration::from_secs(3600);
+    let backoff = Backoff {
+        initial: an_hour,
+        factor: 1.0,
+        cap: an_hour,
+    };
+    for is_in_pause in [false, true] {
+        let config = agent().addresses(servers.clone()).backoff(backoff);
+        let (mut client, session) = in_gap(config);
+        let handle = client.core.handle();
+        drop(session);
+        assert!(matches!(client.step(), Next::Join));
+        let began = client.at.now;
+        client.dials();
+        handle.send(stats(1)).unwrap();
+        client.fails();
+        if is_in_pause {
+            client.dials();
+            client.fails();
+            match client.step() {
+                Next::Wait(Some(until)) => assert_eq!(until - began, Duration::from_secs(10)),
+                other => panic!("{other:?}"),
+            }
+        }
+        client.at.now += Duration::from_secs(10);
+        client.step();
+        let refused = handle.send(stats(2)).unwrap_err();
+        assert!(matches!(refused.fault(), SendFault::NotConnected), "{refused}");
+        assert_eq!(handle.counters().lost_frames, 1);
+    }
 }

@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::client::handle::lock;
 use crate::client::uplink::{Obstacle, Uplink};
+use crate::proto::Trace;
+use crate::wire::outgoing;
 use ssntp_transport::{Limits, Outbox, Outgoing, Role, Transmit};
 
 /// A step of the test.
@@ -80,7 +82,7 @@ fn play(offline: Offline, steps: &[Step]) -> Result<(), TestCaseError> {
         frames: 5,
         bytes: 1 << 20,
     };
-    let server = server_info();
+    let server = server_info(false);
     let uplink = Uplink::new(Uuid::from_u128(1), Role::AGENT, offline, few);
     let (mut outboxes, mut lost, mut accepted) = (Vec::<Outbox>::new(), 0, Vec::new());
     let sent = Arc::new(Mutex::new(Vec::new()));
@@ -91,7 +93,7 @@ fn play(offline: Offline, steps: &[Step]) -> Result<(), TestCaseError> {
                 let offline = if *request { Offline::Fail } else { offline };
                 match uplink.offer(&frame, offline) {
                     Ok(()) => accepted.push(number),
-                    Err(Obstacle::Fault(_) | Obstacle::Session(_) | Obstacle::QueueFull { .. }) => {}
+                    Err(Obstacle::Fault(_) | Obstacle::Session(..) | Obstacle::QueueFull { .. }) => {}
                 }
             }
             Step::Up => {
@@ -146,4 +148,24 @@ proptest! {
         let limits = Limits { frames: 4, bytes: 1 << 20 };
         play(if queues { Offline::Queue(limits) } else { Offline::Fail }, &steps)?;
     }
+}
+
+#[test]
+fn a_wait_for_room_counts_the_stamp_that_a_trace_gets() {
+    let frame = stats(1).traced(Trace::new("stamped"));
+    let stamped = frame.encoded_len() + 36;
+    let first = outgoing(&stats(0), false).load();
+    // Enough for the first frame, and for the second one without its stamp.
+    let queue = Limits {
+        frames: 10,
+        bytes: first.memory() * 2 - first.bytes + frame.encoded_len() as u64,
+    };
+    let uplink = Uplink::new(Uuid::from_u128(1), Role::AGENT, Offline::Fail, queue);
+    uplink.up(&server_info(true)).unwrap();
+    uplink.offer(&stats(0), Offline::Fail).ok().unwrap();
+    let obstacle = uplink.offer(&frame, Offline::Fail).err().unwrap();
+    assert!(matches!(&obstacle, Obstacle::Session(_, len) if *len == stamped));
+    let soon = Instant::now() + Duration::from_millis(20);
+    let waited = uplink.wait(obstacle, Some(soon));
+    assert!(matches!(waited, Err(SendFault::Full)), "{waited:?}");
 }
