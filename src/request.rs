@@ -20,7 +20,6 @@ use crossbeam_channel::{Receiver, Sender};
 use uuid::Uuid;
 
 use crate::proto::{Exchange, Frame, FrameKind, Step, content};
-use crate::wire::replace_payload;
 use ssntp_transport::{cut, excerpt};
 
 /// The longest reason of a refusal, in bytes.
@@ -72,7 +71,7 @@ impl Request {
     /// to 80 KiB of received bytes alive, also if it is small. Copy requests that are kept for long.
     #[must_use]
     pub fn copied(mut self) -> Self {
-        self.frame = replace_payload(&self.frame, Bytes::copy_from_slice(self.payload()));
+        self.frame = self.frame.carrying(Bytes::copy_from_slice(self.payload()));
         self
     }
 
@@ -99,7 +98,7 @@ impl Request {
 
 /// The frame of a request with only the application's payload.
 fn bare(frame: &Frame) -> Frame {
-    replace_payload(frame, content(frame))
+    frame.carrying(content(frame))
 }
 
 /// The reason for which a request has no answer.

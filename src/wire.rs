@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use uuid::Uuid;
 
 use crate::proto::{Codec, Frame, Item, Operands, ProtocolError, TRACE_FLAG};
@@ -89,15 +89,6 @@ pub(super) fn outgoing(frame: &Frame, tracing: bool) -> Outgoing {
     let mut header = frame.header();
     header.major &= !TRACE_FLAG;
     Outgoing::framed(header.encode(), frame.payload_bytes().clone())
-}
-
-/// A frame with another payload and the same kind and trace.
-pub(super) fn replace_payload(frame: &Frame, payload: Bytes) -> Frame {
-    let replaced = Frame::with_payload(frame.kind(), payload);
-    match frame.trace() {
-        Some(trace) => replaced.traced(trace.clone()),
-        None => replaced,
-    }
 }
 
 /// The present time for a stamp.

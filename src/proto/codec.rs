@@ -34,16 +34,13 @@ pub struct Run {
 impl Run {
     /// A run of one frame, without its trace.
     pub fn of(frame: &Frame) -> Self {
-        let mut bytes = Vec::with_capacity(HEADER_LEN + frame.payload_bytes().len());
-        let mut header = frame.header();
+        let kind = frame.kind();
         // The frames of a run have no trace block behind their headers.
-        header.major &= !TRACE_FLAG;
-        bytes.extend(header.encode());
-        bytes.extend(frame.payload_bytes());
+        let untraced = Frame::with_payload(kind, frame.payload_bytes().clone());
         Self {
-            kind: frame.kind(),
+            kind,
             frames: 1,
-            bytes: bytes.into(),
+            bytes: untraced.encode(),
         }
     }
 

@@ -81,11 +81,7 @@ impl Exchange {
         let mut payload = BytesMut::with_capacity(EXCHANGE_LEN + content.len());
         payload.extend_from_slice(&self.encode());
         payload.extend_from_slice(content);
-        let carried = Frame::with_payload(frame.kind(), payload.freeze());
-        match frame.trace() {
-            Some(trace) => carried.traced(trace.clone()),
-            None => carried,
-        }
+        frame.carrying(payload.freeze())
     }
 }
 

@@ -56,7 +56,7 @@ impl ServerHandshake {
         if header.kind != Command::CONNECT {
             return Err(Refusal::NotConnect(header.kind));
         }
-        let Some((_, connect)) = Connect::decode(input) else {
+        let Some(connect) = Connect::decode(input) else {
             return Ok(None);
         };
         input.advance(CONNECT_LEN);

@@ -15,7 +15,7 @@ use super::handler::SendError;
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
 use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};
-use crate::wire::{outgoing, replace_payload, unix_nanos_at};
+use crate::wire::{outgoing, unix_nanos_at};
 use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Drops};
 use ssntp_transport::excerpt;
@@ -331,7 +331,7 @@ fn apart(frame: &Frame, memory: usize) -> Frame {
     if payload.len() >= memory / MAX_WASTE {
         return frame.clone();
     }
-    replace_payload(frame, Bytes::copy_from_slice(payload))
+    frame.carrying(Bytes::copy_from_slice(payload))
 }
 
 #[cfg(test)]

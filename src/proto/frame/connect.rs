@@ -48,16 +48,15 @@ impl Connect {
     }
 
     /// Reads the 40 bytes; `None` if there are fewer. The handshake checks the values.
-    pub fn decode(bytes: &[u8]) -> Option<(Header, Self)> {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..CONNECT_LEN)?;
         let header = Header::decode(bytes)?;
-        let connect = Self {
+        Some(Self {
             role: Role::from_bits(header.word),
             source: Uuid::from_slice(&bytes[8..24]).ok()?,
             destination: Uuid::from_slice(&bytes[24..]).ok()?,
             trace: header.traced(),
-        };
-        Some((header, connect))
+        })
     }
 }
 

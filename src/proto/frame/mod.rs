@@ -84,6 +84,15 @@ impl Frame {
         self
     }
 
+    /// A frame with another payload and the same kind and trace.
+    pub(crate) fn carrying(&self, payload: Bytes) -> Self {
+        Self {
+            kind: self.kind,
+            payload,
+            trace: self.trace.clone(),
+        }
+    }
+
     /// The type and the operand.
     pub fn kind(&self) -> FrameKind {
         self.kind
@@ -114,20 +123,6 @@ impl Frame {
         HEADER_LEN + self.trace.as_ref().map_or(0, |t| 4 + t.encoded_len()) + self.payload.len()
     }
 
-    /// Appends the bytes before the payload: the header, and the trace block if there is one.
-    pub(crate) fn encode_head(&self, out: &mut Vec<u8>) {
-        out.extend(self.header().encode());
-        if let Some(trace) = &self.trace {
-            // The length fits: a label of 255 bytes and 32 hops have fewer than 4096 bytes.
-            out.extend(
-                u32::try_from(trace.encoded_len())
-                    .unwrap_or(u32::MAX)
-                    .to_be_bytes(),
-            );
-            trace.encode(out);
-        }
-    }
-
     /// The header, with the trace flag if there is a trace. Senders refuse payloads that are far
     /// shorter than the 4 GiB that the header can announce.
     pub fn header(&self) -> Header {
@@ -142,7 +137,13 @@ impl Frame {
     /// The frame's bytes in one piece.
     pub fn encode(&self) -> Bytes {
         let mut bytes = Vec::with_capacity(self.encoded_len());
-        self.encode_head(&mut bytes);
+        bytes.extend(self.header().encode());
+        if let Some(trace) = &self.trace {
+            // The length fits: a label of 255 bytes and 32 hops have fewer than 4096 bytes.
+            let length = u32::try_from(trace.encoded_len()).unwrap_or(u32::MAX);
+            bytes.extend(length.to_be_bytes());
+            trace.encode(&mut bytes);
+        }
         bytes.extend(&self.payload);
         bytes.into()
     }
