@@ -4,78 +4,70 @@
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::Deserializer;
 
 use super::yaml::{self, ErrorKind, Segment};
-use super::{Error, MAX_READ_LEN, Payload, defaults, kind, payload, read, refusal};
-use crate::proto::FrameKind;
+use super::{Error, MAX_READ_LEN, Payload, read, refusal, schema};
+use crate::proto::{ErrorCode, FrameKind};
 
 const ROOT: &str = "configure";
 
-/// The configuration of the cluster.
-///
-/// Decoding only checks the types. [`validate`](Self::validate) checks the values, and
-/// [`decode_valid`](Self::decode_valid) does both.
-///
-/// The payload of CONFIGURE (COMMAND 0x9), and of CONNECTED:
-///
-/// ```yaml
-/// configure:
-///   scheduler:
-///     storage_uri: file:///etc/ciao/configuration.yaml
-///   storage:
-///     ceph_id: ciao
-///   controller:
-///     ciao_port: 8889
-///     compute_ca: /etc/pki/ciao/controller_cert.pem
-///     compute_cert: /etc/pki/ciao/controller_key.pem
-///     cnci_vcpus: 4
-///     cnci_mem: 2048
-///     cnci_disk: 2048
-///     admin_ssh_key: ssh-ed25519 AAAA example
-///     client_auth_ca_cert_path: /etc/pki/ciao/auth-CA.pem
-///     cnci_net: 192.168.0.0
-///   launcher:
-///     compute_net:
-///     - 10.0.0.0/24
-///     mgmt_net:
-///     - 10.0.0.0/24
-///     disk_limit: true
-///     mem_limit: true
-///     child_user: ciao
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Configure {
-    /// For the scheduler.
-    pub scheduler: SchedulerConfig,
-    /// For storage.
-    pub storage: StorageConfig,
-    /// For controllers.
-    pub controller: ControllerConfig,
-    /// For the agents of compute and network nodes.
-    pub launcher: LauncherConfig,
-}
+schema! {
+    /// The configuration of the cluster.
+    ///
+    /// Decoding only checks the types. [`validate`](Self::validate) checks the values, and
+    /// [`decode_valid`](Self::decode_valid) does both.
+    ///
+    /// The payload of CONFIGURE (COMMAND 0x9), and of CONNECTED:
+    ///
+    /// ```yaml
+    /// configure:
+    ///   scheduler:
+    ///     storage_uri: file:///etc/ciao/configuration.yaml
+    ///   storage:
+    ///     ceph_id: ciao
+    ///   controller:
+    ///     ciao_port: 8889
+    ///     compute_ca: /etc/pki/ciao/controller_cert.pem
+    ///     compute_cert: /etc/pki/ciao/controller_key.pem
+    ///     cnci_vcpus: 4
+    ///     cnci_mem: 2048
+    ///     cnci_disk: 2048
+    ///     admin_ssh_key: ssh-ed25519 AAAA example
+    ///     client_auth_ca_cert_path: /etc/pki/ciao/auth-CA.pem
+    ///     cnci_net: 192.168.0.0
+    ///   launcher:
+    ///     compute_net:
+    ///     - 10.0.0.0/24
+    ///     mgmt_net:
+    ///     - 10.0.0.0/24
+    ///     disk_limit: true
+    ///     mem_limit: true
+    ///     child_user: ciao
+    /// ```
+    Configure = Command::CONFIGURE, under "configure" {
+        /// For the scheduler.
+        scheduler: SchedulerConfig,
+        /// For storage.
+        storage: StorageConfig,
+        /// For controllers.
+        controller: ControllerConfig,
+        /// For the agents of compute and network nodes.
+        launcher: LauncherConfig,
+    }
 
-payload!(Configure = Command::CONFIGURE, under "configure");
+    /// The settings of the scheduler.
+    SchedulerConfig {
+        /// The URI or the absolute path of the stored configuration; default: empty.
+        storage_uri: String,
+    }
 
-/// The settings of the scheduler.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SchedulerConfig {
-    /// The URI or the absolute path of the stored configuration; default: empty.
-    pub storage_uri: String,
-}
+    /// The settings of storage.
+    StorageConfig {
+        /// The name under which the nodes use Ceph; default: empty.
+        ceph_id: String,
+    }
 
-/// The settings of storage.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct StorageConfig {
-    /// The name under which the nodes use Ceph; default: empty.
-    pub ceph_id: String,
-}
-
-defaults! {
     /// The settings of controllers.
     ControllerConfig {
         /// The TCP port of the controller's API; default: 8889.
@@ -97,9 +89,7 @@ defaults! {
         /// The network of the tunnels between concentrators; default: 192.168.0.0.
         cnci_net: String = "192.168.0.0".to_owned(),
     }
-}
 
-defaults! {
     /// The settings of agents.
     LauncherConfig {
         /// The networks for the traffic of instances, in CIDR form. A single text is accepted as well.
@@ -253,7 +243,7 @@ pub struct InvalidConfiguration {
 }
 
 impl Payload for InvalidConfiguration {
-    const KIND: FrameKind = kind!(ErrorCode::INVALID_CONFIGURATION);
+    const KIND: FrameKind = ErrorCode::INVALID_CONFIGURATION.kind();
 
     /// Accepts any payload, because the refused configuration may not be valid.
     fn decode(payload: &[u8]) -> Result<Self, Error> {

@@ -1,39 +1,35 @@
 //! EVACUATE: empty a node of its instances (COMMAND 0x4).
 
-use serde::{Deserialize, Serialize};
-
 use super::names::names;
 use super::workload::is_default;
-use super::{Id, payload};
+use super::{Id, schema};
 
-/// Stop all instances of a node, and put the node into another state.
-///
-/// The payload of EVACUATE (COMMAND 0x4):
-///
-/// ```yaml
-/// evacuate:
-///   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-///   next_state: reboot
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Evacuate {
-    /// The node; required.
-    pub workload_agent_uuid: Id,
-    /// The action of the node once it is empty; default: maintenance. Left out then.
-    #[serde(skip_serializing_if = "is_default")]
-    pub next_state: NextState,
-    /// The time in seconds after which the node kills instances that have not ended; default: 0, the
-    /// node's own time limit. Left out then. A key of this project.
-    #[serde(skip_serializing_if = "is_default")]
-    pub deadline: u32,
-    /// True if the scheduler starts the instances on other nodes, if they can run there, once they
-    /// have ended here; default: false. Left out then. Written as `move`. A key of this project.
-    #[serde(rename = "move", skip_serializing_if = "is_default")]
-    pub moves: bool,
+schema! {
+    /// Stop all instances of a node, and put the node into another state.
+    ///
+    /// The payload of EVACUATE (COMMAND 0x4):
+    ///
+    /// ```yaml
+    /// evacuate:
+    ///   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    ///   next_state: reboot
+    /// ```
+    Evacuate = Command::EVACUATE, under "evacuate", requires workload_agent_uuid {
+        /// The node; required.
+        workload_agent_uuid: Id,
+        /// The action of the node once it is empty; default: maintenance. Left out then.
+        #[serde(skip_serializing_if = "is_default")]
+        next_state: NextState,
+        /// The time in seconds after which the node kills instances that have not ended; default: 0, the
+        /// node's own time limit. Left out then. A key of this project.
+        #[serde(skip_serializing_if = "is_default")]
+        deadline: u32,
+        /// True if the scheduler starts the instances on other nodes, if they can run there, once they
+        /// have ended here; default: false. Left out then. Written as `move`. A key of this project.
+        #[serde(rename = "move", skip_serializing_if = "is_default")]
+        moves: bool,
+    }
 }
-
-payload!(Evacuate = Command::EVACUATE, under "evacuate", requires workload_agent_uuid);
 
 names! {
     /// The action of a node once it is empty. The default is `Maintenance`.

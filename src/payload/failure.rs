@@ -9,10 +9,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::names::names;
-use super::{Error, Id, MAX_READ_LEN, Payload, payload, yaml};
+use super::{Error, Id, MAX_READ_LEN, Payload, schema, yaml};
 use crate::proto::{Command, Frame};
 
 /// A failure of a command: a subject and a reason.
@@ -93,21 +93,19 @@ macro_rules! failure {
         because $reason:ident
         { $( $(#[$ldoc:meta])* $later:ident: $ltype:ty, )* }
     ) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(default)]
-        pub struct $failure {
-            $( $(#[$fdoc])* pub $field: $type, )+
-            /// The reason; default: empty.
-            pub reason: $reason,
-            $( $(#[$ldoc])* pub $later: $ltype, )*
-            /// The `command_id` of the command, if it had one. A key of this project, which
-            /// others ignore; default: empty. Left out when empty.
-            #[serde(skip_serializing_if = "String::is_empty")]
-            pub command_id: String,
+        schema! {
+            $(#[$doc])*
+            $failure = ErrorCode::$code {
+                $( $(#[$fdoc])* $field: $type, )+
+                /// The reason; default: empty.
+                reason: $reason,
+                $( $(#[$ldoc])* $later: $ltype, )*
+                /// The `command_id` of the command, if it had one. A key of this project, which
+                /// others ignore; default: empty. Left out when empty.
+                #[serde(skip_serializing_if = "String::is_empty")]
+                command_id: String,
+            }
         }
-
-        payload!($failure = ErrorCode::$code);
 
         impl CommandFailure for $failure {
             const COMMAND: Command = Command::$command;

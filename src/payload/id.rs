@@ -61,21 +61,10 @@ impl fmt::Debug for Id {
     }
 }
 
-impl From<Uuid> for Id {
-    fn from(uuid: Uuid) -> Self {
-        Self(uuid.to_string())
-    }
-}
-
-impl From<&str> for Id {
-    fn from(text: &str) -> Self {
-        Self(text.to_owned())
-    }
-}
-
-impl From<String> for Id {
-    fn from(text: String) -> Self {
-        Self(text)
+/// A text, or a UUID in its usual form.
+impl<T: Into<String>> From<T> for Id {
+    fn from(text: T) -> Self {
+        Self(text.into())
     }
 }
 

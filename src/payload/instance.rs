@@ -1,18 +1,16 @@
 //! InstanceDeleted, InstanceStopped and ConcentratorInstanceAdded (EVENT 0x2, 0x9, 0x3).
 
-use serde::{Deserialize, Serialize};
-
 use super::workload::is_default;
-use super::{Id, alike, defaults, payload};
+use super::{Id, alike, schema};
 
 alike! {
     {
         /// The instance; default: empty.
-        pub instance_uuid: Id,
+        instance_uuid: Id,
         /// The end of its last run. A key of this project, which others ignore; default: unknown.
         /// Left out then.
         #[serde(skip_serializing_if = "is_default")]
-        pub end: InstanceEnd,
+        end: InstanceEnd,
     }
 
     /// An instance was deleted.
@@ -36,7 +34,7 @@ alike! {
     InstanceStopped = Event::INSTANCE_STOPPED, under "instance_stopped";
 }
 
-defaults! {
+schema! {
     /// The end of the last run of an instance, with the same keys as in STATS.
     InstanceEnd {
         /// The exit code, or 128 plus the number of the signal that ended it; default: -1, unknown.
@@ -49,33 +47,26 @@ defaults! {
         /// empty.
         detail: String,
     }
-}
 
-/// A concentrator instance runs.
-///
-/// The payload of ConcentratorInstanceAdded (EVENT 0x3):
-///
-/// ```yaml
-/// concentrator_instance_added:
-///   instance_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-///   concentrator_ip: 10.0.0.33
-///   concentrator_mac: 02:42:0a:00:00:21
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ConcentratorInstanceAdded {
-    /// The instance; default: empty.
-    pub instance_uuid: Id,
-    /// The tenant it serves; default: empty.
-    pub tenant_uuid: Id,
-    /// Its address; default: empty.
-    pub concentrator_ip: String,
-    /// The MAC address of its interface; default: empty.
-    pub concentrator_mac: String,
+    /// A concentrator instance runs.
+    ///
+    /// The payload of ConcentratorInstanceAdded (EVENT 0x3):
+    ///
+    /// ```yaml
+    /// concentrator_instance_added:
+    ///   instance_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+    ///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    ///   concentrator_ip: 10.0.0.33
+    ///   concentrator_mac: 02:42:0a:00:00:21
+    /// ```
+    ConcentratorInstanceAdded = Event::CONCENTRATOR_INSTANCE_ADDED, under "concentrator_instance_added" {
+        /// The instance; default: empty.
+        instance_uuid: Id,
+        /// The tenant it serves; default: empty.
+        tenant_uuid: Id,
+        /// Its address; default: empty.
+        concentrator_ip: String,
+        /// The MAC address of its interface; default: empty.
+        concentrator_mac: String,
+    }
 }
-
-payload!(
-    ConcentratorInstanceAdded = Event::CONCENTRATOR_INSTANCE_ADDED,
-    under "concentrator_instance_added"
-);

@@ -1,35 +1,31 @@
 //! InvalidFrameType: a frame that the receiver refused (ERROR 0x0).
 
-use serde::{Deserialize, Serialize};
-
 use super::names::names;
-use super::payload;
+use super::schema;
 use crate::proto::{FrameKind, FrameType};
 
-/// A frame was refused, with the reason.
-///
-/// An ERROR frame is never answered with it, because two peers could answer each other forever.
-///
-/// The payload of InvalidFrameType (ERROR 0x0):
-///
-/// ```yaml
-/// type: 0
-/// operand: 119
-/// reason: unsupported_operand
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct InvalidFrameType {
-    /// The refused frame's type byte; default: 0.
-    #[serde(rename = "type")]
-    pub frame_type: u8,
-    /// The refused frame's operand byte; default: 0.
-    pub operand: u8,
-    /// The reason; default: empty.
-    pub reason: InvalidFrameTypeReason,
+schema! {
+    /// A frame was refused, with the reason.
+    ///
+    /// An ERROR frame is never answered with it, because two peers could answer each other forever.
+    ///
+    /// The payload of InvalidFrameType (ERROR 0x0):
+    ///
+    /// ```yaml
+    /// type: 0
+    /// operand: 119
+    /// reason: unsupported_operand
+    /// ```
+    InvalidFrameType = ErrorCode::INVALID_FRAME_TYPE {
+        /// The refused frame's type byte; default: 0.
+        #[serde(rename = "type")]
+        frame_type: u8,
+        /// The refused frame's operand byte; default: 0.
+        operand: u8,
+        /// The reason; default: empty.
+        reason: InvalidFrameTypeReason,
+    }
 }
-
-payload!(InvalidFrameType = ErrorCode::INVALID_FRAME_TYPE);
 
 impl InvalidFrameType {
     /// The refusal of a frame of kind `refused`.

@@ -251,7 +251,7 @@ fn refusal(root: Option<&str>, path: &[&str], kind: yaml::ErrorKind) -> yaml::Er
 macro_rules! payload {
     ($name:ident = $operand:ident::$constant:ident $(, under $root:literal)? $(, up to $limit:path)? $(, requires $($field:ident),+)? $(; completed by $complete:expr)?) => {
         impl $crate::payload::Payload for $name {
-            const KIND: $crate::proto::FrameKind = $crate::payload::kind!($operand::$constant);
+            const KIND: $crate::proto::FrameKind = $crate::proto::$operand::$constant.kind();
 
             fn decode(payload: &[u8]) -> Result<Self, $crate::payload::Error> {
                 let root = None$(.or(Some($root)))?;
@@ -278,20 +278,22 @@ macro_rules! payload {
     };
 }
 
-/// Defines a schema in which some fields have another default than their type: `field: Type = default`.
-macro_rules! defaults {
+/// Defines schemas: types whose fields may be missing, and then have the default of their type, or
+/// another one: `field: Type = default`. A frame after the name, with the other arguments of `payload!`,
+/// makes the schema the payload of that frame.
+macro_rules! schema {
     (@default) => {
         Default::default()
     };
     (@default $default:expr) => {
         $default
     };
-    (
+    ($(
         $(#[$doc:meta])*
-        $name:ident {
+        $name:ident $(= $operand:ident::$constant:ident $(, under $root:literal)? $(, up to $limit:path)? $(, requires $($required:ident),+)?)? {
             $( $(#[$attribute:meta])* $field:ident: $type:ty $(= $default:expr)?, )+
         }
-    ) => {
+    )+) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
         #[serde(default)]
@@ -302,11 +304,15 @@ macro_rules! defaults {
         impl Default for $name {
             fn default() -> Self {
                 Self {
-                    $( $field: $crate::payload::defaults!(@default $($default)?), )+
+                    $( $field: $crate::payload::schema!(@default $($default)?), )+
                 }
             }
         }
-    };
+
+        $(
+            $crate::payload::payload!($name = $operand::$constant $(, under $root)? $(, up to $limit)? $(, requires $($required),+)?);
+        )?
+    )+};
 }
 
 /// Defines schemas that have the same fields.
@@ -318,33 +324,12 @@ macro_rules! alike {
             $name:ident = $operand:ident::$constant:ident,
             under $root:literal $(, requires $($field:ident),+)?;
         )+
-    ) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Debug, Default, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
-        #[serde(default)]
-        pub struct $name $fields
-
-        $crate::payload::payload!($name = $operand::$constant, under $root $(, requires $($field),+)?);
-    )+};
-}
-
-/// The kind of an operand, as a constant.
-macro_rules! kind {
-    (Command::$constant:ident) => {
-        $crate::payload::kind!(COMMAND, $crate::proto::Command::$constant)
-    };
-    (Status::$constant:ident) => {
-        $crate::payload::kind!(STATUS, $crate::proto::Status::$constant)
-    };
-    (Event::$constant:ident) => {
-        $crate::payload::kind!(EVENT, $crate::proto::Event::$constant)
-    };
-    (ErrorCode::$constant:ident) => {
-        $crate::payload::kind!(ERROR, $crate::proto::ErrorCode::$constant)
-    };
-    ($frame_type:ident, $operand:expr) => {
-        $crate::proto::FrameKind::new($crate::proto::FrameType::$frame_type, $operand.0)
+    ) => {
+        $crate::payload::schema! {$(
+            $(#[$doc])*
+            $name = $operand::$constant, under $root $(, requires $($field),+)? $fields
+        )+}
     };
 }
 
-use {alike, defaults, kind, payload};
+use {alike, payload, schema};

@@ -1,17 +1,15 @@
 //! NodeConnected, NodeDisconnected, SnapshotComplete and NewLeader (EVENT 0x6, 0x7, 0x49, 0x4c),
 //! made by the scheduler.
 
-use serde::{Deserialize, Serialize};
-
 use super::names::names;
-use super::{Id, alike, payload};
+use super::{Id, alike, schema};
 
 alike! {
     {
         /// The node; default: empty.
-        pub node_uuid: Id,
+        node_uuid: Id,
         /// The type of the node; default: empty.
-        pub node_type: NodeType,
+        node_type: NodeType,
     }
 
     /// A node connected.
@@ -39,49 +37,43 @@ alike! {
     under "node_disconnected";
 }
 
-/// The scheduler has sent a newly connected controller all nodes and instances.
-///
-/// The payload of SnapshotComplete (EVENT 0x49):
-///
-/// ```yaml
-/// snapshot_complete:
-///   nodes: 3
-///   reporting: 2
-///   instances: 41
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SnapshotComplete {
-    /// The number of connected nodes at the beginning of the session; default: 0.
-    pub nodes: u64,
-    /// The number of nodes whose last STATS were sent. The others have just connected. Default: 0.
-    pub reporting: u64,
-    /// The number of instances in these STATS; default: 0.
-    pub instances: u64,
+schema! {
+    /// The scheduler has sent a newly connected controller all nodes and instances.
+    ///
+    /// The payload of SnapshotComplete (EVENT 0x49):
+    ///
+    /// ```yaml
+    /// snapshot_complete:
+    ///   nodes: 3
+    ///   reporting: 2
+    ///   instances: 41
+    /// ```
+    SnapshotComplete = Event::SNAPSHOT_COMPLETE, under "snapshot_complete" {
+        /// The number of connected nodes at the beginning of the session; default: 0.
+        nodes: u64,
+        /// The number of nodes whose last STATS were sent. The others have just connected. Default: 0.
+        reporting: u64,
+        /// The number of instances in these STATS; default: 0.
+        instances: u64,
+    }
+
+    /// Another scheduler is the leader now. It sends a controller all nodes and instances, as at the
+    /// beginning of a session.
+    ///
+    /// The payload of NewLeader (EVENT 0x4c):
+    ///
+    /// ```yaml
+    /// new_leader:
+    ///   server_uuid: 0d1f5c7e-93a2-4f0b-8a6d-51e2c4b7a901
+    ///   token: 7340033
+    /// ```
+    NewLeader = Event::NEW_LEADER, under "new_leader" {
+        /// The scheduler that leads; default: empty.
+        server_uuid: Id,
+        /// The fencing token of its term, which is higher than all earlier ones; default: 0.
+        token: u64,
+    }
 }
-
-payload!(SnapshotComplete = Event::SNAPSHOT_COMPLETE, under "snapshot_complete");
-
-/// Another scheduler is the leader now. It sends a controller all nodes and instances, as at the
-/// beginning of a session.
-///
-/// The payload of NewLeader (EVENT 0x4c):
-///
-/// ```yaml
-/// new_leader:
-///   server_uuid: 0d1f5c7e-93a2-4f0b-8a6d-51e2c4b7a901
-///   token: 7340033
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct NewLeader {
-    /// The scheduler that leads; default: empty.
-    pub server_uuid: Id,
-    /// The fencing token of its term, which is higher than all earlier ones; default: 0.
-    pub token: u64,
-}
-
-payload!(NewLeader = Event::NEW_LEADER, under "new_leader");
 
 names! {
     /// The type of a node.

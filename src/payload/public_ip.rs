@@ -6,17 +6,17 @@ use super::{Id, alike};
 alike! {
     {
         /// The concentrator that carries the command out; required.
-        pub concentrator_uuid: Id,
+        concentrator_uuid: Id,
         /// The tenant that the instance belongs to; default: empty.
-        pub tenant_uuid: Id,
+        tenant_uuid: Id,
         /// The instance; default: empty.
-        pub instance_uuid: Id,
+        instance_uuid: Id,
         /// The public address; default: empty.
-        pub public_ip: String,
+        public_ip: String,
         /// The instance's address inside its subnet; default: empty.
-        pub private_ip: String,
+        private_ip: String,
         /// The MAC address of the instance's interface; default: empty.
-        pub vnic_mac: String,
+        vnic_mac: String,
     }
 
     /// Give a public IP address to an instance.
@@ -55,13 +55,13 @@ alike! {
 alike! {
     {
         /// The concentrator that carried the command out; default: empty.
-        pub concentrator_uuid: Id,
+        concentrator_uuid: Id,
         /// The instance; default: empty.
-        pub instance_uuid: Id,
+        instance_uuid: Id,
         /// The public address; default: empty.
-        pub public_ip: String,
+        public_ip: String,
         /// The instance's address inside its subnet; default: empty.
-        pub private_ip: String,
+        private_ip: String,
     }
 
     /// An instance has its public IP address.

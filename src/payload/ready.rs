@@ -3,10 +3,10 @@
 use bytes::Bytes;
 
 use super::yaml::ErrorKind;
-use super::{Error, Id, MAX_READ_LEN, NodeNetwork, Payload, defaults, kind, payload, read, refusal};
-use crate::proto::FrameKind;
+use super::{Error, Id, MAX_READ_LEN, NodeNetwork, Payload, read, refusal, schema};
+use crate::proto::{FrameKind, Status};
 
-defaults! {
+schema! {
     /// A node accepts commands. The payload is its capacity.
     ///
     /// The payload of READY (STATUS 0x1):
@@ -24,7 +24,7 @@ defaults! {
     ///   mac: "52:54:00:12:34:56"
     /// hostname: rack1-n07
     /// ```
-    Ready {
+    Ready = Status::READY, requires node_uuid {
         /// The node; required.
         node_uuid: Id,
         // Unknown values are -1, because 0 would mean that no capacity is left.
@@ -47,8 +47,6 @@ defaults! {
     }
 }
 
-payload!(Ready = Status::READY, requires node_uuid);
-
 /// A node is in maintenance.
 ///
 /// The payload of MAINTENANCE (STATUS 0x4): the payload of READY, or empty.
@@ -59,7 +57,7 @@ pub struct Maintenance {
 }
 
 impl Payload for Maintenance {
-    const KIND: FrameKind = kind!(Status::MAINTENANCE);
+    const KIND: FrameKind = Status::MAINTENANCE.kind();
 
     fn decode(payload: &[u8]) -> Result<Self, Error> {
         // An empty payload is read as an empty value, which is `None`.

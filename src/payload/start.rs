@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use uuid::Uuid;
 
 use super::id::parse_uuid;
@@ -16,132 +16,130 @@ use super::names::names;
 use super::workload::{Older, is_default};
 use super::yaml::{self, ErrorKind, Node, Position};
 use super::{
-    Error, FwType, Id, MAX_READ_LEN, Networking, Payload, Persistence, Requirements, kind, refusal, write,
+    Error, FwType, Id, MAX_READ_LEN, Networking, Payload, Persistence, Requirements, refusal, schema, write,
 };
-use crate::proto::FrameKind;
+use crate::proto::{Command, FrameKind};
 
 const ROOT: &str = "start";
 
-/// The command to start an instance.
-///
-/// Older forms are read and never written: `requested_resources` and `estimated_resources` in place
-/// of `requirements`, a single map for `storage`, and `image_uuid`, which becomes a local boot volume
-/// if the command has no boot volume.
-///
-/// The first document of START (COMMAND 0x1):
-///
-/// ```yaml
-/// start:
-///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-///   docker_image: ""
-///   fw_type: legacy
-///   persistence: host
-///   vm_type: qemu
-///   networking:
-///     vnic_mac: 02:42:ac:10:00:05
-///     vnic_uuid: 2b1d4c6e-9f80-4a3b-8c2d-1e0f9a8b7c6d
-///     concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-///     concentrator_ip: 10.0.0.33
-///     subnet: 172.16.0.0/24
-///     subnet_key: "4096"
-///     subnet_uuid: d9b2d63d-a233-4123-847a-7090f1c2e301
-///     private_ip: 172.16.0.5
-///     public_ip: false
-///   storage:
-///   - id: 7c9e6679-7425-40de-944b-e07fc1f90ae7
-///     boot: true
-///     size: 20
-///   requirements:
-///     mem_mb: 512
-///     vcpus: 2
-///   restart: false
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Start {
-    /// The tenant that the instance belongs to; default: empty.
-    pub tenant_uuid: Id,
-    /// The new instance; required, and a UUID.
-    #[serde(deserialize_with = "required_uuid")]
-    pub instance_uuid: Uuid,
-    /// The image of a container; default: empty.
-    pub docker_image: String,
-    /// The firmware of a virtual machine; default: empty.
-    pub fw_type: FwType,
-    /// The parts of the instance that are kept after its end; default: empty, nothing.
-    pub persistence: Persistence,
-    /// The kind of the instance; default: empty, which is `qemu`.
-    pub vm_type: VmType,
-    /// Its addresses and networks; default: all empty.
-    pub networking: Networking,
-    /// Its volumes; default: none. Left out when empty.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "yaml::one_or_many")]
-    pub storage: Vec<Storage>,
-    /// The resources that it needs on its node; default: none.
-    pub requirements: Requirements,
-    /// True if this restarts an instance that existed before; default: false.
-    pub restart: bool,
-    /// The rule by which its node starts it again after it has ended by itself; default: never. Left
-    /// out then. A key of this project: `restart` is a boolean for other implementations.
-    #[serde(skip_serializing_if = "is_default")]
-    pub restart_policy: RestartPolicy,
-    /// The number of times in a row that its node starts it again; default: 0, no limit. Left out
-    /// then. A key of this project.
-    #[serde(skip_serializing_if = "is_default")]
-    pub restart_limit: u32,
-    /// The program of a process and its arguments; required for `process`.
-    /// Default: none. Left out when empty.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub command: Vec<String>,
-    /// The environment variables of a process; default: none. Left out
-    /// when empty.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub env: BTreeMap<String, String>,
-    /// The directory in which a process starts; default: empty, the agent's choice.
-    /// Left out when empty.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub dir: String,
-    /// Its name for people, see [`check_name`](super::check_name). Several instances may
-    /// have the same name. A key of this project, which others ignore; default: empty. Left
-    /// out when empty.
-    #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "read_name")]
-    pub name: String,
-    /// Its labels for people, see [`check_label`](super::check_label), at
-    /// most [`MAX_LABELS`](super::MAX_LABELS). A key of this project; default: none.
-    /// Left out when empty.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "read_labels")]
-    pub labels: BTreeMap<String, String>,
-}
+schema! {
+    /// The command to start an instance.
+    ///
+    /// Older forms are read and never written: `requested_resources` and `estimated_resources` in place
+    /// of `requirements`, a single map for `storage`, and `image_uuid`, which becomes a local boot volume
+    /// if the command has no boot volume.
+    ///
+    /// The first document of START (COMMAND 0x1):
+    ///
+    /// ```yaml
+    /// start:
+    ///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    ///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    ///   docker_image: ""
+    ///   fw_type: legacy
+    ///   persistence: host
+    ///   vm_type: qemu
+    ///   networking:
+    ///     vnic_mac: 02:42:ac:10:00:05
+    ///     vnic_uuid: 2b1d4c6e-9f80-4a3b-8c2d-1e0f9a8b7c6d
+    ///     concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+    ///     concentrator_ip: 10.0.0.33
+    ///     subnet: 172.16.0.0/24
+    ///     subnet_key: "4096"
+    ///     subnet_uuid: d9b2d63d-a233-4123-847a-7090f1c2e301
+    ///     private_ip: 172.16.0.5
+    ///     public_ip: false
+    ///   storage:
+    ///   - id: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+    ///     boot: true
+    ///     size: 20
+    ///   requirements:
+    ///     mem_mb: 512
+    ///     vcpus: 2
+    ///   restart: false
+    /// ```
+    Start {
+        /// The tenant that the instance belongs to; default: empty.
+        tenant_uuid: Id,
+        /// The new instance; required, and a UUID.
+        #[serde(deserialize_with = "required_uuid")]
+        instance_uuid: Uuid,
+        /// The image of a container; default: empty.
+        docker_image: String,
+        /// The firmware of a virtual machine; default: empty.
+        fw_type: FwType,
+        /// The parts of the instance that are kept after its end; default: empty, nothing.
+        persistence: Persistence,
+        /// The kind of the instance; default: empty, which is `qemu`.
+        vm_type: VmType,
+        /// Its addresses and networks; default: all empty.
+        networking: Networking,
+        /// Its volumes; default: none. Left out when empty.
+        #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "yaml::one_or_many")]
+        storage: Vec<Storage>,
+        /// The resources that it needs on its node; default: none.
+        requirements: Requirements,
+        /// True if this restarts an instance that existed before; default: false.
+        restart: bool,
+        /// The rule by which its node starts it again after it has ended by itself; default: never. Left
+        /// out then. A key of this project: `restart` is a boolean for other implementations.
+        #[serde(skip_serializing_if = "is_default")]
+        restart_policy: RestartPolicy,
+        /// The number of times in a row that its node starts it again; default: 0, no limit. Left out
+        /// then. A key of this project.
+        #[serde(skip_serializing_if = "is_default")]
+        restart_limit: u32,
+        /// The program of a process and its arguments; required for `process`.
+        /// Default: none. Left out when empty.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        command: Vec<String>,
+        /// The environment variables of a process; default: none. Left out
+        /// when empty.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        env: BTreeMap<String, String>,
+        /// The directory in which a process starts; default: empty, the agent's choice.
+        /// Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        dir: String,
+        /// Its name for people, see [`check_name`](super::check_name). Several instances may
+        /// have the same name. A key of this project, which others ignore; default: empty. Left
+        /// out when empty.
+        #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "read_name")]
+        name: String,
+        /// Its labels for people, see [`check_label`](super::check_label), at
+        /// most [`MAX_LABELS`](super::MAX_LABELS). A key of this project; default: none.
+        /// Left out when empty.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "read_labels")]
+        labels: BTreeMap<String, String>,
+    }
 
-/// A volume of an instance. Every field is left out when empty, false or 0.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Storage {
-    /// The volume; default: empty, a new volume for the instance.
-    #[serde(skip_serializing_if = "Id::is_empty")]
-    pub id: Id,
-    /// True if the instance may boot from it; default: false.
-    #[serde(skip_serializing_if = "is_default")]
-    pub boot: bool,
-    /// The position in the order of boot volumes, lowest first; default: 0.
-    #[serde(skip_serializing_if = "is_default")]
-    pub boot_index: i64,
-    /// True if it is deleted with the instance; default: false.
-    #[serde(skip_serializing_if = "is_default")]
-    pub ephemeral: bool,
-    /// True if it is created on the node; default: false.
-    #[serde(skip_serializing_if = "is_default")]
-    pub local: bool,
-    /// True if it is a swap volume; default: false.
-    #[serde(skip_serializing_if = "is_default")]
-    pub swap: bool,
-    /// A name for people; default: empty.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub tag: String,
-    /// The size in GiB; default: 0, not specified.
-    #[serde(skip_serializing_if = "is_default")]
-    pub size: i64,
+    /// A volume of an instance. Every field is left out when empty, false or 0.
+    Storage {
+        /// The volume; default: empty, a new volume for the instance.
+        #[serde(skip_serializing_if = "Id::is_empty")]
+        id: Id,
+        /// True if the instance may boot from it; default: false.
+        #[serde(skip_serializing_if = "is_default")]
+        boot: bool,
+        /// The position in the order of boot volumes, lowest first; default: 0.
+        #[serde(skip_serializing_if = "is_default")]
+        boot_index: i64,
+        /// True if it is deleted with the instance; default: false.
+        #[serde(skip_serializing_if = "is_default")]
+        ephemeral: bool,
+        /// True if it is created on the node; default: false.
+        #[serde(skip_serializing_if = "is_default")]
+        local: bool,
+        /// True if it is a swap volume; default: false.
+        #[serde(skip_serializing_if = "is_default")]
+        swap: bool,
+        /// A name for people; default: empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        tag: String,
+        /// The size in GiB; default: 0, not specified.
+        #[serde(skip_serializing_if = "is_default")]
+        size: i64,
+    }
 }
 
 names! {
@@ -186,7 +184,7 @@ fn required_uuid<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Uu
 }
 
 impl Payload for Start {
-    const KIND: FrameKind = kind!(Command::START);
+    const KIND: FrameKind = Command::START.kind();
 
     /// Reads the command, and not the documents after it.
     fn decode(payload: &[u8]) -> Result<Self, Error> {
@@ -244,7 +242,7 @@ impl From<Start> for StartPayload {
 }
 
 impl Payload for StartPayload {
-    const KIND: FrameKind = kind!(Command::START);
+    const KIND: FrameKind = Command::START.kind();
 
     fn decode(payload: &[u8]) -> Result<Self, Error> {
         let documents: Vec<_> = yaml::documents(payload).take(3).collect();

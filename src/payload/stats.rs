@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use super::names::names;
 use super::workload::is_default;
-use super::{Id, defaults, payload};
+use super::{Id, schema};
 
-defaults! {
+schema! {
     /// The load of a node and of each of its instances, sent periodically.
     ///
     /// The payload of STATS (COMMAND 0x3):
@@ -42,7 +40,7 @@ defaults! {
     ///     tier: front
     ///   started: 2026-01-21T12:53:20.123Z
     /// ```
-    Stats {
+    Stats = Command::STATS, up to super::yaml::MAX_DOCUMENT_LEN, requires node_uuid {
         /// The node; required.
         node_uuid: Id,
         /// The state of the node; default: empty.
@@ -81,39 +79,33 @@ defaults! {
     }
 }
 
-payload!(Stats = Command::STATS, up to super::yaml::MAX_DOCUMENT_LEN, requires node_uuid);
-
 fn is_unknown(number: &i64) -> bool {
     *number == -1
 }
 
-/// One address of a node, in STATS and READY.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct NodeNetwork {
-    /// The IP address; default: empty.
-    pub ip: String,
-    /// The MAC address of its interface; default: empty.
-    pub mac: String,
-}
+schema! {
+    /// One address of a node, in STATS and READY.
+    NodeNetwork {
+        /// The IP address; default: empty.
+        ip: String,
+        /// The MAC address of its interface; default: empty.
+        mac: String,
+    }
 
-/// One tunnel of a tenant's network, in STATS.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TunnelStats {
-    /// The key of the tunnel; default: 0.
-    pub key: u32,
-    /// True if the tunnel can carry packets, as far as the node can determine; default: false.
-    pub up: bool,
-    /// Bytes received from the concentrator; default: 0.
-    pub rx_bytes: u64,
-    /// Bytes sent to the concentrator; default: 0.
-    pub tx_bytes: u64,
-    /// Packets of instances that the filters of their ports have dropped; default: 0.
-    pub drops: u64,
-}
+    /// One tunnel of a tenant's network, in STATS.
+    TunnelStats {
+        /// The key of the tunnel; default: 0.
+        key: u32,
+        /// True if the tunnel can carry packets, as far as the node can determine; default: false.
+        up: bool,
+        /// Bytes received from the concentrator; default: 0.
+        rx_bytes: u64,
+        /// Bytes sent to the concentrator; default: 0.
+        tx_bytes: u64,
+        /// Packets of instances that the filters of their ports have dropped; default: 0.
+        drops: u64,
+    }
 
-defaults! {
     /// One instance in STATS.
     InstanceStats {
         /// The instance; default: empty.

@@ -5,12 +5,12 @@ use super::{Id, alike};
 alike! {
     {
         /// The instance; required.
-        pub instance_uuid: Id,
+        instance_uuid: Id,
         /// The node that the instance is on; required.
-        pub workload_agent_uuid: Id,
+        workload_agent_uuid: Id,
         /// In DELETE: true if the instance is only removed from this node, which then answers with
         /// InstanceStopped in place of InstanceDeleted. Ignored in STOP. Default: false.
-        pub stop: bool,
+        stop: bool,
     }
 
     /// Shut an instance down. A persistent instance is kept and can be restarted.

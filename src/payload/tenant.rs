@@ -8,19 +8,19 @@ use super::{Id, alike};
 alike! {
     {
         /// The node; default: empty.
-        pub agent_uuid: Id,
+        agent_uuid: Id,
         /// The node's address; default: empty.
-        pub agent_ip: String,
+        agent_ip: String,
         /// The tenant; default: empty.
-        pub tenant_uuid: Id,
+        tenant_uuid: Id,
         /// The tenant's subnet in CIDR form; default: empty.
-        pub tenant_subnet: String,
+        tenant_subnet: String,
         /// The tenant's concentrator, which receives the event; required.
-        pub concentrator_uuid: Id,
+        concentrator_uuid: Id,
         /// The concentrator's address; default: empty.
-        pub concentrator_ip: String,
+        concentrator_ip: String,
         /// The key of the tunnel, see [`subnet_key`]; default: 0.
-        pub subnet_key: u32,
+        subnet_key: u32,
     }
 
     /// A node runs its first workload of a tenant.

@@ -1,116 +1,104 @@
 //! Tenant and Tenants (COMMAND and EVENT 0x47): the scheduler's list of tenants, with their networks,
 //! their keys, and the addresses of their instances.
 
-use serde::{Deserialize, Serialize};
-
 use super::names::names;
-use super::{Id, payload};
+use super::{Id, schema};
 
-/// A controller lists the tenants, or changes one of them.
-///
-/// The payload of Tenant (COMMAND 0x47):
-///
-/// ```yaml
-/// tenant:
-///   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b15
-///   action: add
-///   name: blue
-///   entry:
-///     tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-///     subnet: 172.16.0.0/24
-///     key: 0
-///     concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-///     concentrator_ip: 10.0.0.33/24
-///   instance_uuid: ""
-///   ip: ""
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Tenant {
-    /// Chosen by the controller and repeated in the answer; required, 64 bytes at most.
-    pub id: Id,
-    /// The action; default: `list`.
-    pub action: TenantAction,
-    /// The tenant's name. With `list`, only tenants after this name are listed; default: empty, from
-    /// the first.
-    pub name: String,
-    /// The tenant to add. Its `name` is ignored, and a key of 0 is replaced by a free key.
-    pub entry: TenantEntry,
-    /// The instance whose address is leased or released.
-    pub instance_uuid: Id,
-    /// The address to lease; default: empty, the first free one.
-    pub ip: String,
-}
+schema! {
+    /// A controller lists the tenants, or changes one of them.
+    ///
+    /// The payload of Tenant (COMMAND 0x47):
+    ///
+    /// ```yaml
+    /// tenant:
+    ///   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b15
+    ///   action: add
+    ///   name: blue
+    ///   entry:
+    ///     tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    ///     subnet: 172.16.0.0/24
+    ///     key: 0
+    ///     concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+    ///     concentrator_ip: 10.0.0.33/24
+    ///   instance_uuid: ""
+    ///   ip: ""
+    /// ```
+    Tenant = Command::TENANT, under "tenant", requires id {
+        /// Chosen by the controller and repeated in the answer; required, 64 bytes at most.
+        id: Id,
+        /// The action; default: `list`.
+        action: TenantAction,
+        /// The tenant's name. With `list`, only tenants after this name are listed; default: empty, from
+        /// the first.
+        name: String,
+        /// The tenant to add. Its `name` is ignored, and a key of 0 is replaced by a free key.
+        entry: TenantEntry,
+        /// The instance whose address is leased or released.
+        instance_uuid: Id,
+        /// The address to lease; default: empty, the first free one.
+        ip: String,
+    }
 
-payload!(Tenant = Command::TENANT, under "tenant", requires id);
+    /// The answer to a [`Tenant`]: the tenants that it selects, in their present state.
+    ///
+    /// The payload of Tenants (EVENT 0x47), made by the scheduler:
+    ///
+    /// ```yaml
+    /// tenants:
+    ///   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b15
+    ///   reason: ""
+    ///   detail: ""
+    ///   next: ""
+    ///   entries:
+    ///   - name: blue
+    ///     tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    ///     subnet: 172.16.0.0/24
+    ///     key: 1
+    ///     concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+    ///     concentrator_ip: 10.0.0.33/24
+    ///     addresses:
+    ///     - ip: 172.16.0.2
+    ///       instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// ```
+    Tenants = Event::TENANTS, under "tenants", up to super::yaml::MAX_DOCUMENT_LEN {
+        /// The `id` of the command.
+        id: Id,
+        /// The reason why the command was refused; empty after success.
+        reason: TenantRefusal,
+        /// Details of the reason.
+        detail: String,
+        /// After `list`: the `name` for the next page; empty on the last page.
+        next: String,
+        /// The tenants. After `list`, they have no addresses.
+        entries: Vec<TenantEntry>,
+    }
 
-/// The answer to a [`Tenant`]: the tenants that it selects, in their present state.
-///
-/// The payload of Tenants (EVENT 0x47), made by the scheduler:
-///
-/// ```yaml
-/// tenants:
-///   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b15
-///   reason: ""
-///   detail: ""
-///   next: ""
-///   entries:
-///   - name: blue
-///     tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-///     subnet: 172.16.0.0/24
-///     key: 1
-///     concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-///     concentrator_ip: 10.0.0.33/24
-///     addresses:
-///     - ip: 172.16.0.2
-///       instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Tenants {
-    /// The `id` of the command.
-    pub id: Id,
-    /// The reason why the command was refused; empty after success.
-    pub reason: TenantRefusal,
-    /// Details of the reason.
-    pub detail: String,
-    /// After `list`: the `name` for the next page; empty on the last page.
-    pub next: String,
-    /// The tenants. After `list`, they have no addresses.
-    pub entries: Vec<TenantEntry>,
-}
+    /// A tenant and its network.
+    TenantEntry {
+        /// The name.
+        name: String,
+        /// The UUID.
+        tenant_uuid: Id,
+        /// The subnet, in CIDR form.
+        subnet: String,
+        /// The key of its tunnels, 1 to 16777215, which no other tenant has.
+        key: u32,
+        /// The concentrator.
+        concentrator_uuid: Id,
+        /// The concentrator's address in the cluster's network, with the length of its prefix.
+        concentrator_ip: String,
+        /// The addresses of its instances.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        addresses: Vec<TenantAddress>,
+    }
 
-payload!(Tenants = Event::TENANTS, under "tenants", up to super::yaml::MAX_DOCUMENT_LEN);
-
-/// A tenant and its network.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TenantEntry {
-    /// The name.
-    pub name: String,
-    /// The UUID.
-    pub tenant_uuid: Id,
-    /// The subnet, in CIDR form.
-    pub subnet: String,
-    /// The key of its tunnels, 1 to 16777215, which no other tenant has.
-    pub key: u32,
-    /// The concentrator.
-    pub concentrator_uuid: Id,
-    /// The concentrator's address in the cluster's network, with the length of its prefix.
-    pub concentrator_ip: String,
-    /// The addresses of its instances.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub addresses: Vec<TenantAddress>,
-}
-
-/// An address of a tenant's subnet, and the instance that has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TenantAddress {
-    /// The address.
-    pub ip: String,
-    /// The instance.
-    pub instance_uuid: Id,
+    /// An address of a tenant's subnet, and the instance that has it.
+    TenantAddress {
+        /// The address.
+        ip: String,
+        /// The instance.
+        instance_uuid: Id,
+    }
 }
 
 names! {

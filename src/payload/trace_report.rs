@@ -2,37 +2,33 @@
 //!
 //! Timestamps have the form of [`timestamp`](super::timestamp), and are empty if unset.
 
-use serde::{Deserialize, Serialize};
-
-use super::{Id, payload, timestamp};
+use super::{Id, schema, timestamp};
 use crate::proto::{Command, Frame, FrameKind, FrameType, Trace, TraceParent};
 use ssntp_transport::Role;
 
-/// Traces of frames.
-///
-/// The payload of TraceReport (EVENT 0x5):
-///
-/// ```yaml
-/// frames:
-/// - label: job-17
-///   type: COMMAND
-///   operand: START
-///   start_timestamp: 2017-07-14T02:40:00.000000005Z
-///   end_timestamp: 2017-07-14T02:40:00.25Z
-///   nodes:
-///   - ssntp_node_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-///     ssntp_role: Controller
-///     tx_timestamp: 2017-07-14T02:40:00.1Z
-///     rx_timestamp: ""
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TraceReport {
-    /// One entry for each frame; default: none.
-    pub frames: Vec<FrameTrace>,
+schema! {
+    /// Traces of frames.
+    ///
+    /// The payload of TraceReport (EVENT 0x5):
+    ///
+    /// ```yaml
+    /// frames:
+    /// - label: job-17
+    ///   type: COMMAND
+    ///   operand: START
+    ///   start_timestamp: 2017-07-14T02:40:00.000000005Z
+    ///   end_timestamp: 2017-07-14T02:40:00.25Z
+    ///   nodes:
+    ///   - ssntp_node_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    ///     ssntp_role: Controller
+    ///     tx_timestamp: 2017-07-14T02:40:00.1Z
+    ///     rx_timestamp: ""
+    /// ```
+    TraceReport = Event::TRACE_REPORT, up to super::yaml::MAX_DOCUMENT_LEN {
+        /// One entry for each frame; default: none.
+        frames: Vec<FrameTrace>,
+    }
 }
-
-payload!(TraceReport = Event::TRACE_REPORT, up to super::yaml::MAX_DOCUMENT_LEN);
 
 impl TraceReport {
     /// The report of those frames that have a trace.
@@ -62,24 +58,24 @@ impl TraceReport {
     }
 }
 
-/// The servers and clients that one frame has passed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct FrameTrace {
-    /// The label that the frame's sender gave the work; default: empty.
-    pub label: String,
-    /// The name of the frame's type (`COMMAND`); default: empty.
-    #[serde(rename = "type")]
-    pub frame_type: String,
-    /// The name of the operand in traces (`START`, `STATISTICS`, `Assign public IP`; the number in an
-    /// ERROR frame); default: empty.
-    pub operand: String,
-    /// The time at which the work began; default: empty, unset.
-    pub start_timestamp: String,
-    /// The time at which the work ended; default: empty, unset.
-    pub end_timestamp: String,
-    /// The hops, origin first; default: none.
-    pub nodes: Vec<NodeTrace>,
+schema! {
+    /// The servers and clients that one frame has passed.
+    FrameTrace {
+        /// The label that the frame's sender gave the work; default: empty.
+        label: String,
+        /// The name of the frame's type (`COMMAND`); default: empty.
+        #[serde(rename = "type")]
+        frame_type: String,
+        /// The name of the operand in traces (`START`, `STATISTICS`, `Assign public IP`; the number in an
+        /// ERROR frame); default: empty.
+        operand: String,
+        /// The time at which the work began; default: empty, unset.
+        start_timestamp: String,
+        /// The time at which the work ended; default: empty, unset.
+        end_timestamp: String,
+        /// The hops, origin first; default: none.
+        nodes: Vec<NodeTrace>,
+    }
 }
 
 impl FrameTrace {
@@ -107,19 +103,19 @@ impl FrameTrace {
     }
 }
 
-/// One hop of a frame.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct NodeTrace {
-    /// The UUID of the server or client that the frame passed; default: empty.
-    pub ssntp_node_uuid: Id,
-    /// The role: `Server`, `Controller`, `CNAgent`, `Scheduler`,
-    /// `NetworkingAgent`, `CNCIAgent`, several joined with `-`; default: empty.
-    pub ssntp_role: String,
-    /// The time at which the frame left; default: empty, unset.
-    pub tx_timestamp: String,
-    /// The time at which the frame arrived; default: empty, unset.
-    pub rx_timestamp: String,
+schema! {
+    /// One hop of a frame.
+    NodeTrace {
+        /// The UUID of the server or client that the frame passed; default: empty.
+        ssntp_node_uuid: Id,
+        /// The role: `Server`, `Controller`, `CNAgent`, `Scheduler`,
+        /// `NetworkingAgent`, `CNCIAgent`, several joined with `-`; default: empty.
+        ssntp_role: String,
+        /// The time at which the frame left; default: empty, unset.
+        tx_timestamp: String,
+        /// The time at which the frame arrived; default: empty, unset.
+        rx_timestamp: String,
+    }
 }
 
 /// The name of a role in traces. Bits without a name follow in hexadecimal.

@@ -5,11 +5,11 @@ use super::{Id, alike};
 alike! {
     {
         /// The instance; required.
-        pub instance_uuid: Id,
+        instance_uuid: Id,
         /// The volume; required.
-        pub volume_uuid: Id,
+        volume_uuid: Id,
         /// The node that the instance is on; required.
-        pub workload_agent_uuid: Id,
+        workload_agent_uuid: Id,
     }
 
     /// Attach a volume to an instance.

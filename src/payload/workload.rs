@@ -1,11 +1,11 @@
 //! The keys that START and RESTART share: firmware, persistence, networking and requirements of an
 //! instance; and the older lists of resources, which are read if there are no [`Requirements`].
 
+use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde::{Deserialize, Serialize};
 
-use super::Id;
 use super::names::names;
+use super::{Id, schema};
 
 names! {
     /// The firmware of a virtual machine. The default is `Unset`.
@@ -35,51 +35,49 @@ names! {
     default Unset
 }
 
-/// The addresses and networks of an instance.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Networking {
-    /// The MAC address of the instance's interface; default: empty.
-    pub vnic_mac: String,
-    /// The UUID of the interface; default: empty.
-    pub vnic_uuid: Id,
-    /// The concentrator of its tenant; default: empty.
-    pub concentrator_uuid: Id,
-    /// The concentrator's address; default: empty.
-    pub concentrator_ip: String,
-    /// The subnet in CIDR form; default: empty.
-    pub subnet: String,
-    /// The key of the subnet's tunnel, as text (TenantAdded has it as a number); default: empty.
-    pub subnet_key: String,
-    /// The UUID of the subnet; default: empty.
-    pub subnet_uuid: Id,
-    /// The address inside the subnet; default: empty.
-    pub private_ip: String,
-    /// True if the instance has a public IP address; default: false.
-    pub public_ip: bool,
-}
+schema! {
+    /// The addresses and networks of an instance.
+    Networking {
+        /// The MAC address of the instance's interface; default: empty.
+        vnic_mac: String,
+        /// The UUID of the interface; default: empty.
+        vnic_uuid: Id,
+        /// The concentrator of its tenant; default: empty.
+        concentrator_uuid: Id,
+        /// The concentrator's address; default: empty.
+        concentrator_ip: String,
+        /// The subnet in CIDR form; default: empty.
+        subnet: String,
+        /// The key of the subnet's tunnel, as text (TenantAdded has it as a number); default: empty.
+        subnet_key: String,
+        /// The UUID of the subnet; default: empty.
+        subnet_uuid: Id,
+        /// The address inside the subnet; default: empty.
+        private_ip: String,
+        /// True if the instance has a public IP address; default: false.
+        public_ip: bool,
+    }
 
-/// The resources that an instance needs on its node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Requirements {
-    /// Memory in MB; default: 0.
-    pub mem_mb: i64,
-    /// CPUs; default: 0.
-    pub vcpus: i64,
-    /// The node that the instance must run on; default: empty, any node. Left out when empty.
-    #[serde(skip_serializing_if = "Id::is_empty")]
-    pub node_id: Id,
-    /// The host name of the node that the instance must run on; default: empty, any node. Left out
-    /// when empty.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub hostname: String,
-    /// True if it needs a network node, as concentrators do; default: false. Left out when false.
-    #[serde(skip_serializing_if = "is_default")]
-    pub network_node: bool,
-    /// True if a container runs with all privileges on its node; default: false. Left out when false.
-    #[serde(skip_serializing_if = "is_default")]
-    pub privileged: bool,
+    /// The resources that an instance needs on its node.
+    Requirements {
+        /// Memory in MB; default: 0.
+        mem_mb: i64,
+        /// CPUs; default: 0.
+        vcpus: i64,
+        /// The node that the instance must run on; default: empty, any node. Left out when empty.
+        #[serde(skip_serializing_if = "Id::is_empty")]
+        node_id: Id,
+        /// The host name of the node that the instance must run on; default: empty, any node. Left out
+        /// when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        hostname: String,
+        /// True if it needs a network node, as concentrators do; default: false. Left out when false.
+        #[serde(skip_serializing_if = "is_default")]
+        network_node: bool,
+        /// True if a container runs with all privileges on its node; default: false. Left out when false.
+        #[serde(skip_serializing_if = "is_default")]
+        privileged: bool,
+    }
 }
 
 /// The keys of older forms of START and RESTART, and the newer keys that take precedence.

@@ -54,15 +54,22 @@ macro_rules! operand {
             $name after concat!(stringify!($frame_type), "/") => $values
         }
 
+        impl $name {
+            /// The kind of the frames with this operand.
+            pub const fn kind(self) -> super::FrameKind {
+                super::FrameKind::new(super::FrameType::$frame_type, self.0)
+            }
+        }
+
         impl From<$name> for super::FrameKind {
             fn from(operand: $name) -> Self {
-                super::FrameKind::new(super::FrameType::$frame_type, operand.0)
+                operand.kind()
             }
         }
 
         impl PartialEq<$name> for super::FrameKind {
             fn eq(&self, operand: &$name) -> bool {
-                *self == super::FrameKind::from(*operand)
+                *self == operand.kind()
             }
         }
     };
