@@ -249,17 +249,16 @@ impl ClientCore {
                 return self.end(ClientError::Aborted { server });
             }
             reason if !self.state.config.reconnect => return self.end(ClientError::Disconnected(reason)),
-            reason @ (DisconnectReason::Renewed | DisconnectReason::Draining) => {
-                if reason == DisconnectReason::Renewed {
-                    self.next = session.server;
-                }
-                self.untried = 0;
-                // The old session lost no frame. So frames that are sent meanwhile wait for the next
-                // session, and are not refused.
+            // The old session lost no frame. So frames that are sent meanwhile wait for the next
+            // session, and are not refused.
+            DisconnectReason::Renewed => {
+                (self.next, self.untried) = (session.server, 0);
                 self.gap_ends_at = Some(at.now + GAP);
                 return self.new_round();
             }
-            DisconnectReason::Certificate(_) => self.gap_ends_at = Some(at.now + GAP),
+            DisconnectReason::Draining | DisconnectReason::Certificate(_) => {
+                self.gap_ends_at = Some(at.now + GAP);
+            }
             DisconnectReason::PeerRefused(_) => self.warn_if_invalid(at.wall),
             _ => {}
         }

@@ -337,7 +337,7 @@ impl ClientCore {
             ClientError::Closed => info!(target: LOG, "{}: closed", self.name()),
             reason => warn!(target: LOG, "{}: ended: {reason}", self.name()),
         }
-        // `ClientState::close` has sent the last event already if the client was closed.
+        // `ClientHandle::close` has sent the last event already if the client was closed.
         if !self.state.cancel.is_cancelled() {
             self.state.end(reason);
         }

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial};
-use crate::proto::{FrameKind, FrameType, Operands};
+use crate::payload::Draining;
+use crate::proto::{FrameKind, FrameType, Item, Operands, Run};
 use bytes::Bytes;
 use ssntp_transport::pki::{Authority, AuthorityRequest};
 use ssntp_transport::{EndReason, Role, Sink};
@@ -239,5 +240,29 @@ fn frames_wait_for_ten_seconds_also_within_a_round_and_in_a_pause() {
         let refused = handle.send(stats(2)).unwrap_err();
         assert!(matches!(refused.fault(), SendFault::NotConnected), "{refused}");
         assert_eq!(handle.counters().lost_frames, 1);
+    }
+}
+
+#[test]
+fn a_server_that_admits_a_client_and_asks_it_to_leave_at_once_is_not_dialled_without_a_pause() {
+    let mut client = Stepped::new(agent().address("a:1".parse().unwrap()));
+    for _ in 0..3 {
+        client.dials();
+        let mut session = client.establish();
+        let drains = Frame::of(&Draining { within_s: 0 });
+        assert!(session.items(&mut vec![Item::Run(Run::of(&drains))], 8));
+        assert!(matches!(client.step(), Next::Wait(_)), "the server ends its side");
+        session.ended(EndReason::PeerClosed);
+        assert!(matches!(client.step(), Next::Wait(_)), "the threads end");
+        drop(session);
+        assert!(matches!(client.step(), Next::Join));
+        match client.step() {
+            Next::Wait(Some(until)) => client.at.now = until,
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(
+            client.events.try_recv(),
+            Ok(ClientEvent::Disconnected { .. })
+        ));
     }
 }
