@@ -157,9 +157,10 @@ pub(super) struct Outstanding {
     next: u64,
     most: usize,
     asked: HashMap<u64, Asked>,
-    late: u64,
-    /// True while the session is replaced, when new requests must wait.
-    held: bool,
+    /// The number of answers that came too late or from the wrong sender.
+    pub(super) late: u64,
+    /// True while the session is replaced: new requests wait, so that those under way can end.
+    pub(super) held: bool,
 }
 
 #[derive(Debug)]
@@ -210,15 +211,6 @@ impl Outstanding {
             peer: addressee,
         };
         Ok((id, exchange.frame(content), answered))
-    }
-
-    /// Makes new requests wait, so that those under way can end; or lets them continue.
-    pub(super) fn hold(&mut self, held: bool) {
-        self.held = held;
-    }
-
-    pub(super) fn is_held(&self) -> bool {
-        self.held
     }
 
     /// True if no request waits for an answer.
@@ -272,10 +264,5 @@ impl Outstanding {
         {
             let _ = asked.answer.send(Err(RequestError::Disconnected));
         }
-    }
-
-    /// The number of answers that came too late or from the wrong sender.
-    pub(super) fn late(&self) -> u64 {
-        self.late
     }
 }

@@ -14,8 +14,6 @@ use ssntp_transport::{Decode, Outgoing, Role};
 #[derive(Debug)]
 pub struct Decoder {
     codec: Codec,
-    /// The number of malformed traces that were added to `bad_traces`.
-    counted: u64,
     bad_traces: Arc<AtomicU64>,
     /// The UUID and the roles of this end, for traces.
     receiver: (Uuid, Role),
@@ -31,7 +29,6 @@ impl Decoder {
     ) -> Self {
         Self {
             codec: Codec::new(max_payload, tracing).operands(operands),
-            counted: 0,
             bad_traces,
             receiver,
         }
@@ -41,7 +38,6 @@ impl Decoder {
     pub(super) fn of_links(max_payload: u32) -> Self {
         Self {
             codec: Codec::of_links(max_payload),
-            counted: 0,
             bad_traces: Arc::default(),
             receiver: (Uuid::nil(), Role::NONE),
         }
@@ -53,7 +49,7 @@ impl Decode for Decoder {
     type Error = ProtocolError;
 
     fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
-        let before = items.len();
+        let (before, bad_traces) = (items.len(), self.codec.bad_traces());
         let result = self.codec.decode(input, items);
         for item in &mut items[before..] {
             if let Item::Traced(frame) = item
@@ -63,9 +59,8 @@ impl Decode for Decoder {
                 trace.stamp_received(uuid, role, unix_nanos());
             }
         }
-        let more = self.codec.bad_traces() - self.counted;
+        let more = self.codec.bad_traces() - bad_traces;
         if more > 0 {
-            self.counted += more;
             self.bad_traces.fetch_add(more, Ordering::Relaxed);
         }
         result

@@ -107,7 +107,7 @@ impl ClientHandle {
     /// # Errors
     /// [`RequestError`]. A request is never sent twice, and never on a later session.
     pub fn request(&self, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
-        self.state.request(Uuid::nil(), &frame, limit)
+        self.request_to(Uuid::nil(), frame, limit)
     }
 
     /// As [`request`](Self::request), to the client `whom` of the same server. The server forwards
@@ -116,7 +116,32 @@ impl ClientHandle {
     /// # Errors
     /// As [`request`](Self::request).
     pub fn request_to(&self, whom: Uuid, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
-        self.state.request(whom, &frame, limit)
+        // The dispatcher must not wait for an answer that only the dispatcher can deliver.
+        if dispatch::is_dispatcher() {
+            return Err(RequestError::OnDispatcher);
+        }
+        if !self.state.config.operands.is_request(frame.kind()) {
+            return Err(RequestError::Kind(frame.kind()));
+        }
+        let deadline = deadline(limit);
+        let (id, answered) = loop {
+            // The number of changes is read first, so that the wait below misses no change.
+            let changes = self.state.uplink.changes.number();
+            if let Some(asked) = self.state.ask(whom, &frame, deadline) {
+                break asked?;
+            }
+            if self.state.uplink.ended().is_some() {
+                return Err(RequestError::Ended);
+            }
+            if !self.state.uplink.changes.wait(changes, Some(deadline)) {
+                return Err(RequestError::NotConnected);
+            }
+        };
+        answered.recv_deadline(deadline).unwrap_or_else(|_| {
+            // An answer that arrives later is counted as late.
+            lock(&self.state.requests).forget(id);
+            Err(RequestError::TimedOut(limit))
+        })
     }
 
     /// Answers a request. If its sender has disconnected or no longer waits, the answer is dropped
@@ -159,7 +184,26 @@ impl ClientHandle {
     /// [`ClientError::BorrowedUuid`] if it is bound to another UUID, [`ClientError::Tls`], or the
     /// reason why the client has ended. The client keeps its credentials then.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
-        self.state.renew(identity, trust)
+        if let Some(reason) = self.state.uplink.ended() {
+            return Err(reason);
+        }
+        self.state.config.check_role(identity)?;
+        if let Some(bound) = identity.uuid().filter(|bound| *bound != self.state.uuid) {
+            return Err(ClientError::BorrowedUuid {
+                given: self.state.uuid,
+                bound,
+            });
+        }
+        let renewed = Credentials::new(identity, trust, self.state.config.resumption)?;
+        let mut credentials = lock(&self.state.credentials);
+        let follows = renewed.connector.check_follows(&credentials.connector);
+        follows.map_err(Arc::new)?;
+        *credentials = renewed;
+        drop(credentials);
+        // If the channel is full, the core has not read the earlier signal, and will see these
+        // credentials with it.
+        let _ = self.state.renewal.try_send(());
+        Ok(())
     }
 
     /// The identity that the present session uses, else that of the next attempt.
@@ -214,7 +258,7 @@ impl ClientHandle {
 
     /// The counters since the client was started.
     pub fn counters(&self) -> ClientCounters {
-        let late_replies = lock(&self.state.requests).late();
+        let late_replies = lock(&self.state.requests).late;
         let counts = lock(&self.state.counts);
         let sent = counts.present.as_ref().map(Outbox::sent).unwrap_or_default();
         ClientCounters {
@@ -259,7 +303,26 @@ impl ClientHandle {
     /// Closes the client as [`Client::close`](super::Client::close) does, but does not wait for its
     /// threads, for example in a signal handler.
     pub fn close(&self) {
-        self.state.close();
+        // The order matters: first no further frame is accepted, then all waiting threads are woken,
+        // then the application receives the last events.
+        let end = self.state.uplink.end(ClientError::Closed);
+        self.state.cancel.cancel();
+        self.state.cancel_requests();
+        // A reader that waits for room in the channel holds this lock. The cancel above has ended
+        // its wait.
+        let inbound = lock(&self.state.inbound).take();
+        if let (Some(mut inbound), Some(reason)) = (inbound, self.state.uplink.ended()) {
+            if end.as_ref().is_some_and(|end| end.connected) {
+                inbound.offer(ClientEvent::Disconnected {
+                    reason: DisconnectReason::Closed,
+                    retrying: false,
+                });
+            }
+            inbound.offer(ClientEvent::Closed(reason));
+        }
+        if let Some(end) = end {
+            lock(&self.state.counts).counters.lost_frames += end.lost;
+        }
     }
 }
 
@@ -326,35 +389,6 @@ impl ClientState {
         self.uplink.offer(frame, offline)
     }
 
-    fn request(&self, whom: Uuid, frame: &Frame, limit: Duration) -> Result<Frame, RequestError> {
-        // The dispatcher must not wait for an answer that only the dispatcher can deliver.
-        if dispatch::is_dispatcher() {
-            return Err(RequestError::OnDispatcher);
-        }
-        if !self.config.operands.is_request(frame.kind()) {
-            return Err(RequestError::Kind(frame.kind()));
-        }
-        let deadline = deadline(limit);
-        let (id, answered) = loop {
-            // The number of changes is read first, so that the wait below misses no change.
-            let changes = self.uplink.changes.number();
-            if let Some(asked) = self.ask(whom, frame, deadline) {
-                break asked?;
-            }
-            if self.uplink.ended().is_some() {
-                return Err(RequestError::Ended);
-            }
-            if !self.uplink.changes.wait(changes, Some(deadline)) {
-                return Err(RequestError::NotConnected);
-            }
-        };
-        answered.recv_deadline(deadline).unwrap_or_else(|_| {
-            // An answer that arrives later is counted as late.
-            lock(&self.requests).forget(id);
-            Err(RequestError::TimedOut(limit))
-        })
-    }
-
     /// Sends a request, and waits for room in the queue until `until`. `None` while new requests
     /// wait for the next session.
     pub(super) fn ask(
@@ -367,7 +401,7 @@ impl ClientState {
             // Held until the request is in a queue. So the end of a session cancels all requests that
             // were sent on it, and none that is sent on a later one.
             let mut requests = lock(&self.requests);
-            if requests.is_held() {
+            if requests.held {
                 return None;
             }
             let (id, asking, answered) = match requests.ask(whom, frame) {
@@ -385,29 +419,6 @@ impl ClientState {
         }
     }
 
-    fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
-        if let Some(reason) = self.uplink.ended() {
-            return Err(reason);
-        }
-        self.config.check_role(identity)?;
-        if let Some(bound) = identity.uuid().filter(|bound| *bound != self.uuid) {
-            return Err(ClientError::BorrowedUuid {
-                given: self.uuid,
-                bound,
-            });
-        }
-        let renewed = Credentials::new(identity, trust, self.config.resumption)?;
-        let mut credentials = lock(&self.credentials);
-        let follows = renewed.connector.check_follows(&credentials.connector);
-        follows.map_err(Arc::new)?;
-        *credentials = renewed;
-        drop(credentials);
-        // If the channel is full, the core has not read the earlier signal, and will see these
-        // credentials with it.
-        let _ = self.renewal.try_send(());
-        Ok(())
-    }
-
     fn answer(&self, frame: &Frame) -> Result<(), RequestError> {
         // `Offline::Fail`: the next session may begin much later, and the sender of the request waits.
         let until = || self.config.send_timeout.map(deadline);
@@ -416,38 +427,13 @@ impl ClientState {
 
     /// Makes new requests wait for the next session, or no longer.
     pub(super) fn hold_requests(&self, held: bool) {
-        lock(&self.requests).hold(held);
+        lock(&self.requests).held = held;
         self.uplink.changes.add();
     }
 
     /// Ends the wait for all answers, because the session is over.
     pub(super) fn cancel_requests(&self) {
         lock(&self.requests).cancel(None);
-    }
-
-    /// Ends the client for the application: every wait ends at once, and the supervisor ends the
-    /// session.
-    pub(super) fn close(&self) {
-        // The order matters: first no further frame is accepted, then all waiting threads are woken,
-        // then the application receives the last events.
-        let end = self.uplink.end(ClientError::Closed);
-        self.cancel.cancel();
-        self.cancel_requests();
-        // A reader that waits for room in the channel holds this lock. The cancel above has ended
-        // its wait.
-        let inbound = lock(&self.inbound).take();
-        if let (Some(mut inbound), Some(reason)) = (inbound, self.uplink.ended()) {
-            if end.as_ref().is_some_and(|end| end.connected) {
-                inbound.offer(ClientEvent::Disconnected {
-                    reason: DisconnectReason::Closed,
-                    retrying: false,
-                });
-            }
-            inbound.offer(ClientEvent::Closed(reason));
-        }
-        if let Some(end) = end {
-            lock(&self.counts).counters.lost_frames += end.lost;
-        }
     }
 
     /// Ends the client for a reason that the core has found.
@@ -526,8 +512,8 @@ impl Counts {
     }
 }
 
-/// Locks a mutex, also after a panic. Every change under these locks is one assignment, so a
-/// panicking thread leaves no half-changed state.
+/// Locks a mutex, also after a panic. The state is usable then: it consists of counters, and of tables whose
+/// entries do not depend on each other.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
