@@ -294,7 +294,6 @@ impl Machine {
         if let Some(lease) = self.unwanted.take() {
             return Next::Ask(Request::Revoke(lease));
         }
-        // The keep-alive of a leader comes first: if it is late, the leader has to stop acting.
         let mut wait = now + READ;
         let mut is_due = |since: Option<Instant>, every: Duration| match since.map(|since| since + every) {
             Some(at) if at > now => {
@@ -303,10 +302,15 @@ impl Machine {
             }
             _ => true,
         };
-        if let Some(held) = self.leader.filter(|held| held.put.is_some())
-            && is_due(Some(held.kept), READ)
-        {
-            return Next::Ask(Request::KeepAlive(held.lease));
+        // Keep-alives come before readings, which may be due all the time while documents are written. That
+        // of a leader is the first: if it is late, the leader has to stop acting.
+        let leader = self.leader.filter(|held| held.put.is_some());
+        for (held, every) in [(leader, READ), (self.member, MEMBER_KEEPS)] {
+            if let Some(held) = held
+                && is_due(Some(held.kept), every)
+            {
+                return Next::Ask(Request::KeepAlive(held.lease));
+            }
         }
         if is_due(self.read, READ) {
             return Next::Ask(Request::Read);
@@ -316,9 +320,6 @@ impl Machine {
             Some(held) if held.put.is_none() && self.view.double.is_none() => {
                 let key = format!("{MEMBERS}{}", self.join.member.uuid);
                 return Next::Ask(put(key, &self.join.member, held.lease, When::Always));
-            }
-            Some(held) if is_due(Some(held.kept), MEMBER_KEEPS) => {
-                return Next::Ask(Request::KeepAlive(held.lease));
             }
             Some(_) => {}
         }

@@ -379,8 +379,12 @@ fn at_most_one_server_leads_under_all_faults() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "any time will do to begin with")]
-fn a_leader_stays_a_member_however_long_its_calls_take() {
-    for millis in [1, 200, 499, 500, 600, 800, 999] {
+fn a_leader_stays_a_member_however_long_its_calls_take_and_while_documents_are_written() {
+    let calls = [20, 200, 499, 500, 600, 800, 999];
+    for (millis, is_written) in calls
+        .into_iter()
+        .flat_map(|millis| [(millis, false), (millis, true)])
+    {
         let (engine, mut machine, begin) = (MemoryEngine::new(), machine(0, 0), Instant::now());
         let (half, mut now) = (Duration::from_millis(millis) / 2, begin);
         while now < begin + Duration::from_secs(120) {
@@ -395,6 +399,9 @@ fn a_leader_stays_a_member_however_long_its_calls_take() {
                 Next::Left => panic!("it has left"),
             }
             if now > begin + Duration::from_secs(20) {
+                if is_written {
+                    machine.reread();
+                }
                 let view = machine.view();
                 assert!(view.acts(now).is_some(), "with calls of {millis} ms");
                 assert_eq!(view.members.len(), 1, "with calls of {millis} ms");
