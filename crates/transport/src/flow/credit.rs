@@ -254,8 +254,10 @@ mod tests {
         let (reader, looked, is_there) = (Arc::clone(&credit), Arc::clone(&looks), Arc::clone(&there));
         let wait = move || {
             reader.wait_for(Duration::MAX, || {
+                // Counted after the look, so that the first look is one at a condition that is false.
+                let holds = is_there.load(Ordering::SeqCst) > 0;
                 looked.fetch_add(1, Ordering::SeqCst);
-                is_there.load(Ordering::SeqCst) > 0
+                holds
             })
         };
         let thread = threads::spawn("reader", wait).unwrap();
