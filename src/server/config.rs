@@ -257,8 +257,9 @@ impl ServerConfig {
         queue_budget: u64;
 
         /// The time for which senders are held for a slow session: one whose queue is half full and
-        /// that reads less than 4 MiB and 20,000 frames a second. After that its queue fills up and
-        /// senders are no longer held. Default: 1 s.
+        /// that reads less than 4 MiB and 20,000 frames a second, or its part of that if senders are
+        /// held for several sessions at once. After that its queue fills up and senders are no longer
+        /// held. Default: 1 s.
         patience: Duration;
 
         /// The policy for a session whose queue is full. Default: [`SlowConsumer::Disconnect`].

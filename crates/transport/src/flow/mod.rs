@@ -45,7 +45,8 @@
 //! them without limit. Bytes of a frame that the system has accepted in part count. A receiver
 //! that takes less for the *patience* is slow: it releases the origins in its line and holds no
 //! more, and its line counts against its limit. So a stuck peer delays its senders once, by the
-//! patience. A receiver stops being slow when it has kept the pace for the patience, or has taken
+//! patience. Receivers that are measured at the same time share the pace, because they share the
+//! processors and the network of this host: each of ten has to take a tenth of it. A receiver stops being slow when it has kept the pace for the patience, or has taken
 //! everything.
 //!
 //! # Ends
@@ -96,6 +97,10 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 /// in each second.
 const PACE_BYTES: f64 = (4 << 20) as f64;
 const PACE_FRAMES: f64 = 20_000.0;
+/// The maximum number of receivers that share the pace, so that each has to take 64 KiB or 312 frames
+/// a second however many they are. With this, a thousand receivers of one sender at full speed keep
+/// the pace over a network of a gigabit.
+const PACE_SHARED_BY: usize = 64;
 /// The shortest time between two checks of a slow receiver's pace.
 const PACE_CHECK: Duration = Duration::from_millis(100);
 
@@ -640,6 +645,8 @@ impl<I> Flow<I> {
     /// ones: their lines may exceed their limits now, see [`overflow`](Self::overflow).
     pub fn tick(&mut self, now: Instant) -> Vec<ConnectionId> {
         let mut slow = Vec::new();
+        #[expect(clippy::cast_precision_loss, reason = "at most 64")]
+        let shared_by = self.pace_checks.len().clamp(1, PACE_SHARED_BY) as f64;
         let mut due = std::mem::take(&mut self.pace_checks);
         // All checks up to and including `now` are due.
         self.pace_checks = due.split_off(&(now, ConnectionId(u64::MAX)));
@@ -654,8 +661,8 @@ impl<I> Flow<I> {
             let mut done = row.outbox.progress();
             done -= pace.before;
             #[expect(clippy::cast_precision_loss, reason = "a pace")]
-            let kept_up =
-                done.bytes as f64 >= PACE_BYTES * seconds || done.frames as f64 >= PACE_FRAMES * seconds;
+            let kept_up = done.bytes as f64 * shared_by >= PACE_BYTES * seconds
+                || done.frames as f64 * shared_by >= PACE_FRAMES * seconds;
             row.is_slow = !kept_up;
             if !kept_up {
                 let held = row.line.release(|origin| origin != Origin::Connection(to));

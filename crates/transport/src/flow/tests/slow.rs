@@ -177,6 +177,40 @@ fn a_receiver_that_keeps_the_pace_may_hold_others() {
 }
 
 #[test]
+fn receivers_that_are_measured_at_the_same_time_share_the_pace() {
+    // 16 units are the 4 MiB of a second, and a unit is the least that each has to take.
+    for (others, sent, kept) in [
+        (7, 2, true),
+        (7, 1, false),
+        (63, 1, true),
+        (63, 0, false),
+        (200, 0, false),
+    ] {
+        let mut net = Net::new(1 << 40);
+        let [sender, receiver] = [net.peer(4), net.peer(64)];
+        net.send(&sender, &receiver, 40);
+        for _ in 0..others {
+            let stuck = net.peer(4);
+            net.send(&sender, &stuck, 4);
+        }
+        for _ in 0..sent {
+            write_one(&receiver);
+        }
+        let slow = net.flow.tick(net.at(1000));
+        assert_eq!(
+            !slow.contains(&receiver.id),
+            kept,
+            "{sent} units, and {others} others"
+        );
+        assert_eq!(
+            slow.len(),
+            others + usize::from(!kept),
+            "a receiver that takes nothing is slow"
+        );
+    }
+}
+
+#[test]
 fn a_frame_that_is_longer_than_a_seconds_worth_counts_as_it_leaves() {
     for (taken, kept) in [(5 << 20, true), (3 << 20, false)] {
         let mut net = Net::new(1 << 40);
@@ -224,6 +258,7 @@ fn a_late_check_measures_the_whole_wait() {
         1,
         "the receiver took the bytes of one second in two"
     );
+    let mut net = Net::new(1 << 40);
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     for _ in 0..3 {
         net.send_item(&sender, &receiver, Outgoing::whole(vec![0; UNIT].into(), 30_000));
