@@ -430,29 +430,43 @@ mod tests {
         super::super::tests::script(&program, &text);
         let (wanted, unwanted) = (Cancel::default(), Cancel::default());
         unwanted.cancel();
-        let rows = [
-            (deadline(Duration::from_millis(300)), &wanted, "timed out"),
-            (deadline(Duration::from_secs(60)), &unwanted, "cancelled"),
-        ];
-        for (until, cancel, reason) in rows {
-            for qemu_img in [None, Some(program.as_path())] {
-                let until = if qemu_img.is_none() && reason == "timed out" {
-                    deadline(Duration::ZERO)
-                } else {
-                    until
-                };
-                let error = boot_disk(&place, base, 0, qemu_img, Bounds { until, cancel }).unwrap_err();
-                assert!(error.why.contains(reason), "{error}");
-                assert!(
-                    error
-                        .why
-                        .contains(if qemu_img.is_some() { "qemu-img" } else { "image" }),
-                    "{error}"
-                );
+        let make = |qemu_img, until, cancel| {
+            let bounds = Bounds {
+                until: deadline(until),
+                cancel,
+            };
+            boot_disk(&place, base, 0, qemu_img, bounds).unwrap_err()
+        };
+        let minute = Duration::from_secs(60);
+        for (until, cancel, reason) in [
+            (Duration::ZERO, &wanted, "timed out"),
+            (minute, &unwanted, "cancelled"),
+        ] {
+            for (qemu_img, what) in [(None, "image"), (Some(program.as_path()), "qemu-img")] {
+                let error = make(qemu_img, until, cancel);
+                assert!(error.why.contains(reason) && error.why.contains(what), "{error}");
                 assert_eq!(error.fault, LaunchFault::Launch);
             }
         }
-        let pid = fs::read_to_string(pid_file).unwrap();
+        // A launch that is cancelled while qemu-img runs.
+        let _ = fs::remove_file(&pid_file);
+        let pid = std::thread::scope(|scope| {
+            let canceller = scope.spawn(|| {
+                let given_up = deadline(minute);
+                loop {
+                    let pid = fs::read_to_string(&pid_file).unwrap_or_default();
+                    if pid.ends_with('\n') || left(given_up).is_err() {
+                        wanted.cancel();
+                        return pid;
+                    }
+                    std::thread::yield_now();
+                }
+            });
+            let error = make(Some(program.as_path()), 2 * minute, &wanted);
+            assert!(error.why.contains("cancelled"), "{error}");
+            canceller.join().unwrap()
+        });
+        assert!(pid.ends_with('\n'), "qemu-img ran");
         assert!(!Path::new("/proc").join(pid.trim()).exists());
         let disks = disks_of(&place);
         assert!(!disks.join("boot.raw").exists() && !disks.join("boot.qcow2").exists());
