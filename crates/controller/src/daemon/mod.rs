@@ -112,7 +112,7 @@ impl Daemon {
     /// [`StartError`].
     pub fn start(config: Config) -> Result<Self, StartError> {
         let (store, state) = Store::open(&config.store, config.limits)?;
-        let controller = Arc::new(Controller::start(ControllerConfig::new(config.client))?);
+        let (controller, changes) = Controller::start_subscribed(ControllerConfig::new(config.client))?;
         let health = Health {
             online: false,
             told: false,
@@ -130,12 +130,12 @@ impl Daemon {
         let (stop, stopped) = bounded(0);
         let (alive, ended) = bounded(0);
         let handle = Handle {
-            controller,
+            controller: Arc::new(controller),
             reading: store.reading(),
             snapshot: Arc::new(RwLock::new(Arc::new(snapshot))),
             calls,
         };
-        let run = run::Run::new(store, state, &handle)?;
+        let run = run::Run::new(store, state, &handle, changes)?;
         let _thread = threads::joined("ssntp-controller", move || {
             run.run(&received, &stopped);
             drop(alive);

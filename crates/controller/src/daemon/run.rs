@@ -62,11 +62,17 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn new(store: Store, state: State, handle: &Handle) -> io::Result<Self> {
+    /// `changes` has all changes from the first session on.
+    pub(super) fn new(
+        store: Store,
+        state: State,
+        handle: &Handle,
+        changes: Receiver<Change>,
+    ) -> io::Result<Self> {
         Ok(Self {
             store,
             core: Core::new(state),
-            changes: handle.controller.subscribe(),
+            changes,
             controller: Arc::clone(&handle.controller),
             snapshot: Arc::clone(&handle.snapshot),
             checks: Checks::start()?,
