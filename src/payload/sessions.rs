@@ -75,7 +75,7 @@ schema! {
         address: String,
         /// The time in seconds since the session began.
         age_s: u64,
-        /// The time in seconds since the last frame was received.
+        /// The time in seconds since bytes were last received, or waited for memory.
         idle_s: u64,
         /// The certificate's serial number: hexadecimal, bytes joined with colons.
         serial: String,

@@ -23,7 +23,7 @@
 //! ```
 //!
 //! If a draining server asks the client to leave, the client does the same at a random moment, with
-//! Disconnected { Draining }, and tries all of its servers, beginning with the next one.
+//! Disconnected { Draining }, and goes on as after a lost session, beginning with the next server.
 //!
 //! A client never has two sessions at a time. A server lets a second session replace the first
 //! only if both certificates are bound to the UUID by one authority (docs/admission.md), and it

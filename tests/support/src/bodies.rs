@@ -366,9 +366,8 @@ pub fn address(data: &[u8]) {
 }
 
 /// Decoding OpFlex messages in pieces gives the same messages as decoding them at once. The first byte
-/// chooses the framing, and the second the length of the pieces.
+/// has no meaning, and the second is the length of the pieces.
 pub fn opflex(data: &[u8]) {
-    // The first byte was an option in the past, and the seeds still have it.
     let [_, piece, stream @ ..] = data else {
         return;
     };

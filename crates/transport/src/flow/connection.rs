@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::line::Line;
+use super::pace::Pace;
 use super::turns::Turn;
 use super::{BYTE_COST, Credit, FIRST_RUN, LONG_LINE, MOST_ANSWERS, ROOM_STEP};
 use crate::end::EndReason;
 use crate::outbox::{Limits, Outbox, PushError};
-use crate::stream::{Load, Outgoing};
+use crate::stream::Outgoing;
 use crate::table::ConnectionId;
 
 /// One connection: its input, and its line.
@@ -47,16 +48,6 @@ pub(super) struct FlowConnection<I> {
     pub(super) is_ending: bool,
     /// The time of the last item that the core sent to it.
     pub(super) last_item_at: Option<Instant>,
-}
-
-/// The measurement of a receiver's pace.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
-    pub(super) since: Instant,
-    /// The items and bytes that it had received at that time.
-    pub(super) before: Load,
-    /// The time of the check.
-    pub(super) check_at: Instant,
 }
 
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use crate::host::now;
 const MAX_AHEAD: u64 = 1 << 20;
 
 /// If all readers together are further ahead than this, each of them may be ahead by one batch
-/// only. Memory that is reserved for unfinished items does not count: some stalled peers would
-/// otherwise slow all readers down. A thousand readers that take each record as it arrives would keep the dispatcher from
-/// the processors; a reader that waits finds several records at its next read.
+/// only. A thousand readers that take each record as it arrives would keep the dispatcher from the
+/// processors; a reader that waits finds several records at its next read. Memory that is reserved
+/// for unfinished items does not count: some stalled peers would otherwise slow all readers down.
 const MAX_ALL_AHEAD: u64 = 32 << 20;
 
 /// The credit of one connection's reader. The reader spends it for each batch, and the dispatcher

@@ -33,8 +33,8 @@
 //!
 //! The application cannot be held. Its items may take half of the receiver's limit in the line;
 //! beyond that the core's policy ends the receiver or drops items. Items that hold an origin do
-//! not count for that, so a receiver never meets the policy because of other connections. Only
-//! items in the line are dropped, so the writer needs no notice.
+//! not count for that, so a receiver never meets the policy because of connections that it holds.
+//! Only items in the line are dropped, so the writer needs no notice.
 //!
 //! Answers to a receiver's own frames hold only the receiver: if more than 1 MiB of them is in its
 //! queue, it is not read until half of them has left.
@@ -45,9 +45,9 @@
 //! them without limit. Bytes of a frame that the system has accepted in part count. A receiver
 //! that takes less for the *patience* is slow: it releases the origins in its line and holds no
 //! more, and its line counts against its limit. So a stuck peer delays its senders once, by the
-//! patience. Receivers that are measured at the same time share the pace, because they share the
-//! processors and the network of this host: each of ten has to take a tenth of it. A receiver stops being slow when it has kept the pace for the patience, or has taken
-//! everything.
+//! patience. Receivers that hold others at the same time share the pace, because they share the
+//! processors and the network of this host: each of ten has to take a tenth of it. A receiver stops
+//! being slow when it has kept the pace for the patience, or has taken everything.
 //!
 //! # Ends
 //!
@@ -66,25 +66,26 @@
 mod connection;
 mod credit;
 mod line;
+mod pace;
 mod state;
 #[cfg(test)]
 mod tests;
 mod turns;
 mod unfinished;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::connection::{Batch, FlowConnection, Pace};
+use self::connection::{Batch, FlowConnection};
 pub use self::credit::Credit;
 use self::line::Waiting;
+use self::pace::PaceChecks;
 pub use self::state::FlowState;
 use self::turns::Turns;
 pub(crate) use self::unfinished::UNRESERVED;
 pub use self::unfinished::{NextRead, Unfinished};
 use crate::end::EndReason;
-use crate::host::after;
 use crate::outbox::{Limits, Outbox, PushError};
 use crate::stream::{Load, Outgoing};
 use crate::table::{ConnectionId, Table};
@@ -92,17 +93,6 @@ use crate::table::{ConnectionId, Table};
 /// The default patience: the time for which a receiver below the pace may hold others. A healthy
 /// process on a busy machine gets a processor sooner.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-
-/// The pace that a receiver has to keep while it holds others: so many bytes, or so many frames,
-/// in each second.
-const PACE_BYTES: f64 = (4 << 20) as f64;
-const PACE_FRAMES: f64 = 20_000.0;
-/// The maximum number of receivers that share the pace, so that each has to take 64 KiB or 312 frames
-/// a second however many they are. With this, a thousand receivers of one sender at full speed keep
-/// the pace over a network of a gigabit.
-const PACE_SHARED_BY: usize = 64;
-/// The shortest time between two checks of a slow receiver's pace.
-const PACE_CHECK: Duration = Duration::from_millis(100);
 
 /// The bytes of its own answers that may wait for a connection before it is held.
 const MOST_ANSWERS: u64 = 1 << 20;
@@ -182,8 +172,7 @@ pub struct Flow<I> {
     rows: Table<FlowConnection<I>>,
     patience: Duration,
     turns: Turns,
-    /// The times at which the pace of receivers is checked, earliest first.
-    pace_checks: BTreeSet<(Instant, ConnectionId)>,
+    pace_checks: PaceChecks,
     /// The number of items in lines that hold each distant origin.
     distant: HashMap<(ConnectionId, u64), usize>,
     /// The distant origins to hold or release, in order.
@@ -208,7 +197,7 @@ impl<I> Flow<I> {
             rows: Table::default(),
             patience,
             turns: Turns::default(),
-            pace_checks: BTreeSet::new(),
+            pace_checks: PaceChecks::default(),
             distant: HashMap::new(),
             distant_changes: Vec::new(),
         }
@@ -248,7 +237,7 @@ impl<I> Flow<I> {
             return rest;
         };
         if let Some(pace) = row.pace {
-            self.pace_checks.remove(&(pace.check_at, id));
+            self.pace_checks.remove(id, pace);
         }
         let held = row.line.release(|_| true);
         for waiting in row.line.items.iter() {
@@ -278,17 +267,24 @@ impl<I> Flow<I> {
     }
 
     /// Lets items of a connection that ends hold nobody in lines that are long. There they count against the
-    /// receiver's limit from now on. Otherwise clients that connect, send and leave again and again could
-    /// lengthen the line of a receiver without end.
+    /// receiver's limit from now on. Otherwise clients that send and then replace their own session again and
+    /// again could lengthen the line of a receiver without end.
     fn let_go(&mut self, id: ConnectionId) {
-        // The pace of each receiver that holds others is checked, so there are no others.
-        let receivers: Vec<_> = self.pace_checks.iter().map(|(_, to)| *to).collect();
-        for to in receivers {
+        // The pace of each receiver that holds others is measured, so there are no others.
+        for to in self.pace_checks.receivers() {
+            if self
+                .rows
+                .get(id)
+                .is_none_or(|row| row.waiting <= row.held_elsewhere)
+            {
+                break;
+            }
             if let Some(row) = self.rows.get_mut(to)
                 && row.has_long_line()
             {
                 let items = row.line.release(|origin| origin == Origin::Connection(id));
                 self.release(items);
+                self.end_pace_check(to);
             }
         }
     }
@@ -439,10 +435,17 @@ impl<I> Flow<I> {
             },
             false => item,
         };
+        // An origin that sends no more while an item of it waits.
+        let stops = matches!(origin, Origin::Connection(from)
+            if self.rows.get(from).is_some_and(|row| !row.is_ending));
+        let Some(row) = self.rows.get_mut(to) else {
+            return Delivery::Gone;
+        };
         // The line counts in the same budget as the queue, which bounds the memory of both.
         row.outbox.budget().take(item.load().memory());
-        // Later items of distant origins do not hold, so that the policy bounds them.
-        let is_bounded = !matches!(origin, Origin::Distant { .. }) || !row.has_long_line();
+        // Later items of distant origins, and of those that have ended, do not hold, so that the policy
+        // bounds them.
+        let is_bounded = stops || !row.has_long_line();
         // A slow receiver holds only itself.
         let holds = origin != Origin::Application && (is_own || !row.is_slow) && is_bounded;
         let is_first = row.line.items.is_empty();
@@ -607,80 +610,14 @@ impl<I> Flow<I> {
         }
     }
 
-    /// Begins or ends the measurement of a receiver's pace.
-    fn update_pace_check(&mut self, to: ConnectionId, now: Instant) {
-        let Some(row) = self.rows.get_mut(to) else {
-            return;
-        };
-        match (row.needs_pace_check(), row.pace) {
-            (true, None) => {
-                // The pause keeps the dispatcher from checking a slow receiver all the time.
-                let least = if row.is_slow {
-                    PACE_CHECK
-                } else {
-                    Duration::from_millis(1)
-                };
-                let check_at = after(now, self.patience.max(least));
-                row.pace = Some(Pace {
-                    since: now,
-                    before: row.outbox.progress(),
-                    check_at,
-                });
-                self.pace_checks.insert((check_at, to));
-            }
-            (false, Some(pace)) => {
-                row.pace = None;
-                self.pace_checks.remove(&(pace.check_at, to));
-            }
-            _ => {}
-        }
-    }
-
-    /// The time at which [`tick`](Self::tick) is due.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.pace_checks.first().map(|(at, _)| *at)
-    }
-
-    /// Checks the pace of receivers that have held others for the patience. Returns the slow
-    /// ones: their lines may exceed their limits now, see [`overflow`](Self::overflow).
-    pub fn tick(&mut self, now: Instant) -> Vec<ConnectionId> {
-        let mut slow = Vec::new();
-        #[expect(clippy::cast_precision_loss, reason = "at most 64")]
-        let shared_by = self.pace_checks.len().clamp(1, PACE_SHARED_BY) as f64;
-        let mut due = std::mem::take(&mut self.pace_checks);
-        // All checks up to and including `now` are due.
-        self.pace_checks = due.split_off(&(now, ConnectionId(u64::MAX)));
-        for (_, to) in due {
-            let Some(row) = self.rows.get_mut(to) else {
-                continue;
-            };
-            let Some(pace) = row.pace.take() else {
-                continue;
-            };
-            let seconds = now.saturating_duration_since(pace.since).as_secs_f64();
-            let mut done = row.outbox.progress();
-            done -= pace.before;
-            #[expect(clippy::cast_precision_loss, reason = "a pace")]
-            let kept_up = done.bytes as f64 * shared_by >= PACE_BYTES * seconds
-                || done.frames as f64 * shared_by >= PACE_FRAMES * seconds;
-            row.is_slow = !kept_up;
-            if !kept_up {
-                let held = row.line.release(|origin| origin != Origin::Connection(to));
-                self.release(held);
-                slow.push(to);
-            }
-            self.room(to, now);
-        }
-        slow
-    }
-
     /// The newest item for a receiver that holds no origin, if such items take more than the other
     /// half of the receiver's limit. One such item may always wait.
     pub fn overflow(&self, to: ConnectionId) -> Option<Load> {
         let row = self.rows.get(to)?;
         let loose = row.line.loose;
         let is_over = loose.memory() > row.mark() || loose.frames > row.limits.frames / 2;
-        row.line.newest_loose().filter(|_| is_over && loose.items > 1)
+        // Asked first, because the newest one may be behind thousands that hold their origin.
+        (is_over && loose.items > 1).then(|| row.line.newest_loose())?
     }
 
     /// Drops the oldest or the newest item of a receiver's line that holds no origin.

@@ -69,6 +69,9 @@ impl<I> Flow<I> {
                     "{id} holds others: {holds_others}, and believes the opposite"
                 ));
             }
+            if row.pace.is_some() != row.needs_pace_check() {
+                return Some(format!("the pace of {id} is measured: {}", row.pace.is_some()));
+            }
             let mark = row.mark();
             let waiting = row.outbox.waiting();
             let is_low =

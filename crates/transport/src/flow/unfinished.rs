@@ -14,7 +14,7 @@ const SHORT_READ: usize = UNRESERVED / 4;
 
 /// While others wait for memory, an item may take this time, and a second for each [`PACE`] bytes.
 const TIME_LIMIT: Duration = Duration::from_secs(1);
-/// A fourth of the pace that a receiver has to keep, because senders may be far away.
+/// A fourth of the whole pace of receivers, because senders may be far away.
 const PACE: u64 = 1 << 20;
 
 /// The memory that one connection reserves for an item that is not complete.

@@ -1,5 +1,6 @@
 //! The time for which a receiver holds its senders.
 
+use super::super::pace::PACE_CHECK;
 use super::*;
 
 #[test]
@@ -298,7 +299,7 @@ fn each_receiver_has_its_own_deadline_and_they_come_in_order() {
     }
     net.flow.remove(leaves.id);
     net.drain(&drains);
-    assert_eq!(net.flow.pace_checks.len(), 2);
+    assert_eq!(net.flow.pace_checks.receivers().len(), 2);
     assert_eq!(net.flow.next_deadline(), Some(net.at(1000)));
     assert_eq!(net.flow.tick(net.at(1000)), [first.id]);
     assert_eq!(net.flow.next_deadline(), Some(net.at(1300)));
