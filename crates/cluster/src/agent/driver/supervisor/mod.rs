@@ -523,8 +523,9 @@ fn supervised(pid: i32) -> Option<InstanceDir> {
         (verb, dir) if verb == SUPERVISE.as_bytes() => Path::new(OsStr::from_bytes(dir)),
         _ => return None,
     };
-    // An instance chooses the arguments of its processes, but not their user. An agent in a container
-    // has the same user and the same paths, but another root.
+    // An instance chooses the arguments of its processes, but not their user. So only an instance that
+    // runs as the agent's user can pass for a supervisor. An agent in a container has the same user and
+    // the same paths, but another root.
     let own = geteuid().as_raw();
     let root = |path: &str| fs::metadata(path).map(|root| (root.dev(), root.ino())).ok();
     if procfs::uids(pid)? != [own, own] || root(&format!("/proc/{pid}/root"))? != root("/")? {
@@ -614,19 +615,17 @@ mod tests {
 
     /// Otherwise an agent that starts would kill the instance whose directory such a process names.
     #[test]
-    fn a_process_of_an_instance_is_no_supervisor_whatever_its_arguments() {
+    fn a_process_of_another_user_is_no_supervisor_whatever_its_arguments() {
         use std::os::unix::fs::PermissionsExt;
         use std::os::unix::process::CommandExt;
 
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         // `cat` waits for a writer of this pipe.
-        rustix::fs::mkfifoat(
-            rustix::fs::CWD,
-            dir.path().join(SUPERVISE),
-            rustix::fs::Mode::ROTH,
-        )
-        .unwrap();
+        let pipe = dir.path().join(SUPERVISE);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        // Set here, because the umask may forbid others to read.
+        fs::set_permissions(&pipe, fs::Permissions::from_mode(0o644)).unwrap();
         let instance = Uuid::from_u128(1);
         let place = InstanceDir::new(instance, format!("/state/instances/{instance}"));
         let claims = |user: Option<u32>| {
@@ -638,6 +637,7 @@ mod tests {
             // The kernel shows the arguments of a program some time after it was executed.
             let line = || String::from_utf8(fs::read(format!("/proc/{pid}/cmdline")).unwrap());
             while !line().unwrap().contains(SUPERVISE) {
+                assert_eq!(child.try_wait().unwrap(), None, "it has ended");
                 pause(Duration::from_millis(1));
             }
             let found = supervised(pid);
