@@ -15,6 +15,11 @@ use crate::agent::{now, tree};
 /// instance with more counts as too large, so that it cannot hide files behind others.
 const MAX_USED: usize = 1_000_000;
 
+/// The number of runs up to which the processes of each run are looked for by themselves, if the kernel
+/// lists the children of threads. That takes some calls of the system for each thread of a run. For more
+/// runs, reading each process of the system once is faster.
+const FEW: usize = 64;
+
 /// The CPU time of a run at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
@@ -37,12 +42,24 @@ impl Sample {
 impl Supervisors {
     /// Measures the resources that each instance uses.
     pub(in super::super) fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
-        let measure = |subject: &Measurable| {
+        let supervisor = |subject: &Measurable| {
+            let handle = subject.handle.as_ref()?;
+            procfs::stat(handle.pid).ok().filter(|stat| is_of(stat, handle))
+        };
+        // The supervisors are read first. Otherwise the time of a process that ends in between would
+        // count twice: as its own, and as that of its supervisor.
+        let supervisors: Vec<_> = subjects.iter().map(supervisor).collect();
+        let few = if procfs::lists_children() { FEW } else { 0 };
+        let all = (supervisors.iter().flatten().count() > few).then(procfs::by_parent);
+        let descendants = |of| match &all {
+            Some(all) => procfs::descendants_in(of, all),
+            None => procfs::descendants(of),
+        };
+        let measure = |(subject, supervisor): (&Measurable, Option<Stat>)| {
             let mut usage = Usage::default();
             match &subject.handle {
                 Some(handle) => {
-                    let supervisor = procfs::stat(handle.pid).ok().filter(|stat| is_of(stat, handle));
-                    let run = supervisor.map(|stat| (stat, procfs::descendants(handle.pid)));
+                    let run = supervisor.map(|stat| (stat, descendants(handle.pid)));
                     self.measure_running(subject, handle, run.as_ref(), &mut usage);
                     if let Some((_, run)) = &run {
                         usage.removed = removed(run, subject.place.dir());
@@ -53,7 +70,7 @@ impl Supervisors {
             usage.disk_mb = disk_mb(subject, usage.removed);
             usage
         };
-        subjects.iter().map(measure).collect()
+        subjects.iter().zip(supervisors).map(measure).collect()
     }
 
     /// Measures memory and CPU time. `run` has the supervisor and all of its descendants; it is `None`

@@ -1,6 +1,6 @@
 //! The processes of the system, from `/proc`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -58,35 +58,48 @@ pub(super) fn all() -> Vec<Stat> {
 /// call may be missing, so a caller that kills the descendants calls this again.
 ///
 /// The kernel lists the children of each thread, so the time depends only on the number of
-/// descendants. Without these lists (CONFIG_PROC_CHILDREN) all processes of the system are read.
+/// descendants. Without these lists all processes of the system are read.
 pub(super) fn descendants(of: i32) -> Vec<Stat> {
-    match Path::new("/proc/thread-self/children").exists() {
+    match lists_children() {
         true => descendants_by(of, children),
-        false => {
-            let all = all();
-            let is_child = |parent| move |stat: &&Stat| stat.parent == parent;
-            descendants_by(of, |parent| {
-                all.iter().filter(is_child(parent)).map(|stat| stat.pid).collect()
-            })
-        }
+        false => descendants_in(of, &by_parent()),
     }
 }
 
-fn descendants_by(of: i32, children: impl Fn(i32) -> Vec<i32>) -> Vec<Stat> {
+/// True if the kernel lists the children of a thread (CONFIG_PROC_CHILDREN).
+pub(super) fn lists_children() -> bool {
+    Path::new("/proc/thread-self/children").exists()
+}
+
+/// All processes, by the number of their parent.
+pub(super) fn by_parent() -> HashMap<i32, Vec<Stat>> {
+    let mut by_parent: HashMap<_, Vec<_>> = HashMap::new();
+    for stat in all() {
+        by_parent.entry(stat.parent).or_default().push(stat);
+    }
+    by_parent
+}
+
+/// The descendants of a process among these processes.
+pub(super) fn descendants_in(of: i32, by_parent: &HashMap<i32, Vec<Stat>>) -> Vec<Stat> {
+    descendants_by(of, |parent| by_parent.get(&parent).cloned().unwrap_or_default())
+}
+
+fn descendants_by(of: i32, children: impl Fn(i32) -> Vec<Stat>) -> Vec<Stat> {
     let (mut found, mut known, mut next) = (Vec::new(), HashSet::from([of]), vec![of]);
     while let Some(parent) = next.pop() {
         for child in children(parent) {
             // The kernel may use a number again during the call, which could make a circle.
-            if known.insert(child) {
-                found.extend(stat(child).ok());
-                next.push(child);
+            if known.insert(child.pid) {
+                found.push(child);
+                next.push(child.pid);
             }
         }
     }
     found
 }
 
-fn children(of: i32) -> Vec<i32> {
+fn children(of: i32) -> Vec<Stat> {
     let threads = fs::read_dir(format!("/proc/{of}/task"))
         .into_iter()
         .flatten()
@@ -98,6 +111,7 @@ fn children(of: i32) -> Vec<i32> {
                 .flat_map(str::parse)
                 .collect::<Vec<_>>()
         })
+        .filter_map(|child| stat(child).ok())
         .collect()
 }
 
@@ -201,8 +215,7 @@ mod tests {
         assert!(own.start_time > 0 && own.resident_pages > 0, "{own:?}");
         let all = all();
         assert!(all.iter().any(|s| s.pid == pid && s.start_time == own.start_time));
-        let by_parents = |parent| all.iter().filter(|s| s.parent == parent).map(|s| s.pid).collect();
-        for found in [descendants(own.parent), descendants_by(own.parent, by_parents)] {
+        for found in [descendants(own.parent), descendants_in(own.parent, &by_parent())] {
             assert!(found.iter().any(|stat| stat.pid == pid));
         }
         let euid = rustix::process::geteuid().as_raw();
