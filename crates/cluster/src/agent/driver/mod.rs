@@ -283,10 +283,13 @@ pub struct Exit {
 
 impl Exit {
     /// An end with that code.
-    pub fn code(code: i32) -> Self {
+    pub const fn code(code: i32) -> Self {
         Self {
             code: Some(code),
-            ..Self::default()
+            signal: None,
+            out_of_memory: false,
+            started: None,
+            ended: None,
         }
     }
 }

@@ -75,7 +75,7 @@ use ssntp::payload::{Start, VmType};
 use ssntp_transport::{deadline, left, replace, setters};
 
 /// The time limit for making a boot disk. It is long, because without qemu-img the whole image is
-/// copied.
+/// copied, and the time until the copy is on the disk counts, too.
 const IMAGE: Duration = Duration::from_secs(600);
 /// The time for which a worker waits for the first answer of QEMU. A slower machine counts as
 /// started.
