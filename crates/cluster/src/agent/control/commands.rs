@@ -348,13 +348,15 @@ impl Control {
             let next = excerpt(&evacuate.next_state);
             info!("{}: evacuated, next is {next}{more}", self.settings.node);
         }
-        // A later EVACUATE wins, even while an earlier one is under way.
+        // A later EVACUATE wins, even while an earlier one is under way, or its next state waits for
+        // the node's record to be saved.
         self.next_state = evacuate.next_state;
+        self.reached = None;
         let is_empty = self.mode == Mode::Maintenance;
         if !is_empty {
             self.mode = Mode::Evacuating;
         }
-        self.save_node(None);
+        self.save_node();
         if is_empty {
             // This EVACUATE is a repetition. Its sender waits for the status, so it is sent again.
             self.announce(true);
@@ -371,14 +373,16 @@ impl Control {
         Ok(())
     }
 
-    pub(super) fn save_node(&mut self, then: Option<NextState>) {
+    /// Saves the node's record, and then reports the next state of the machine that waits for it, if
+    /// there is one.
+    pub(super) fn save_node(&mut self) {
         let record = NodeRecord {
             // An evacuation under way counts as maintenance, so the next agent continues it.
             maintenance: self.mode != Mode::Normal,
             next_state: self.next_state.clone(),
             offline: self.offline,
         };
-        self.job(Job::SaveNode(record, then));
+        self.job(Job::SaveNode(record, self.reached.clone()));
     }
 
     /// Reports the next state of the machine to the agent's owner. That it was reported is recorded
@@ -387,7 +391,10 @@ impl Control {
     pub(super) fn reach_next_state(&mut self) {
         match std::mem::take(&mut self.next_state) {
             NextState::Maintenance => {}
-            next => self.save_node(Some(next)),
+            next => {
+                self.reached = Some(next);
+                self.save_node();
+            }
         }
     }
 
@@ -416,7 +423,8 @@ impl Control {
             }
             self.mode = Mode::Normal;
             self.next_state = NextState::Maintenance;
-            self.save_node(None);
+            self.reached = None;
+            self.save_node();
         }
         // The status answers Restore, so it is sent even if nothing has changed.
         self.announce(true);

@@ -1,5 +1,6 @@
 //! The life of an instance from its launch to its removal, and the frames that report it.
 
+use std::ops::Bound;
 use std::time::Duration;
 
 use log::{info, warn};
@@ -19,8 +20,8 @@ pub(super) const HUNG: Duration = Duration::from_secs(5);
 /// The pause before the agent tries again to remove an instance whose retention is over, if its
 /// directory could not be removed.
 const REMOVED_AGAIN: Duration = Duration::from_secs(60);
-/// The maximum number of records that are saved again at a time. Each of them may fail again, and then
-/// causes a line of the log.
+/// The maximum number of records that are saved again at a time. More would delay the other jobs of the
+/// workers.
 const SAVED_AGAIN: usize = 128;
 
 impl Control {
@@ -278,16 +279,22 @@ impl Control {
         if self.settings.state.is_none() {
             return;
         }
-        for _ in 0..SAVED_AGAIN {
-            let Some(id) = self.unsaved.pop_first() else { break };
+        // Those after the last one come first, because records that fail each time would otherwise keep
+        // all later ones from being saved.
+        let last = self.saved_again;
+        let later = self.unsaved.range((Bound::Excluded(last), Bound::Unbounded));
+        let ids = later.chain(self.unsaved.range(..=last));
+        let ids: Vec<_> = ids.take(SAVED_AGAIN).copied().collect();
+        for id in ids {
+            self.unsaved.remove(&id);
+            self.saved_again = id;
             let life = self.instances.get(&id).map(|instance| instance.life);
             if !matches!(life, Some(Life::Launching(_) | Life::Removing(_))) {
                 self.save(id);
             }
         }
-        if let Some(next) = self.unsaved_node.take() {
-            // A Restore or a further EVACUATE has replaced the next state.
-            self.save_node(next.filter(|_| self.mode == Mode::Maintenance));
+        if std::mem::take(&mut self.unsaved_node) {
+            self.save_node();
         }
     }
 

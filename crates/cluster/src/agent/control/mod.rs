@@ -162,10 +162,9 @@ pub(crate) enum Done {
         result: Result<(), VolumeError>,
     },
     /// The record of the instance could not be saved.
-    Unsaved { instance: Uuid },
-    /// The node's record could not be saved, and so the next state of the machine, if there is one,
-    /// was not reported.
-    NodeUnsaved(Option<NextState>),
+    Unsaved { instance: Uuid, why: String },
+    /// The node's record could not be saved.
+    NodeUnsaved { why: String },
     /// The evacuation was recorded on disk.
     Evacuated(NextState),
     Measured {
@@ -293,6 +292,9 @@ pub(crate) struct Control {
     mode: Mode,
     /// The next state of the machine, from the last EVACUATE.
     next_state: NextState,
+    /// The next state that is reported to the agent's owner once the node's record is saved. A further
+    /// EVACUATE or a Restore clears it.
+    reached: Option<NextState>,
     offline: bool,
     connected: bool,
     /// Frames that wait for a session, or for room in the client's queue.
@@ -310,8 +312,10 @@ pub(crate) struct Control {
     tunnels: Vec<TunnelStats>,
     /// The instances whose records could not be saved.
     unsaved: BTreeSet<Uuid>,
-    /// The next state of [`Done::NodeUnsaved`]; `None` if the node's record is saved.
-    unsaved_node: Option<Option<NextState>>,
+    /// The last of them that was saved again. The next attempt continues after it.
+    saved_again: Uuid,
+    /// True if the node's record could not be saved.
+    unsaved_node: bool,
     /// Running instances that a stream follows, or followed before it was closed.
     followed: BTreeSet<Uuid>,
     /// The time at which STATS with the last figures report a change.
@@ -361,6 +365,7 @@ impl Control {
             instances: BTreeMap::new(),
             mode: Mode::Normal,
             next_state: NextState::Maintenance,
+            reached: None,
             offline: false,
             connected: false,
             held: VecDeque::new(),
@@ -371,7 +376,8 @@ impl Control {
             repeats_tenants: false,
             tunnels: Vec::new(),
             unsaved: BTreeSet::new(),
-            unsaved_node: None,
+            saved_again: Uuid::nil(),
+            unsaved_node: false,
             followed: BTreeSet::new(),
             report_due: None,
             stats_due: now,
@@ -408,7 +414,7 @@ impl Control {
                 };
                 info!("{}: {status}", self.settings.node);
                 // Recorded, so that the next agent of this node is offline, too.
-                self.save_node(None);
+                self.save_node();
                 self.announce(true);
                 self.stats_soon();
             }
@@ -600,9 +606,26 @@ impl Control {
                 self.volume_done(instance, op, result);
                 self.stats_soon();
             }
-            Done::Unsaved { instance } => drop(self.unsaved.insert(instance)),
-            Done::NodeUnsaved(next) => self.unsaved_node = Some(next),
-            Done::Evacuated(next) => self.actions.push(Action::Evacuated(next)),
+            Done::Unsaved { instance, why } => {
+                self.unsaved.insert(instance);
+                let why = format_args!("instance {instance}: its record can't be saved: {why}");
+                self.complain("record not saved", why);
+            }
+            Done::NodeUnsaved { why } => {
+                self.unsaved_node = true;
+                let next = match &self.reached {
+                    Some(next) => format!(", and the next state, {next}, is not reported before it is"),
+                    None => String::new(),
+                };
+                let why = format_args!("the node's record can't be saved{next}: {why}");
+                self.complain("node not saved", why);
+            }
+            // A state that a further EVACUATE or a Restore has replaced is not reported, and none is
+            // reported twice.
+            Done::Evacuated(next) => {
+                let reached = self.reached.take_if(|reached| *reached == next);
+                self.actions.extend(reached.map(Action::Evacuated));
+            }
             Done::Measured {
                 facts,
                 usages,

@@ -27,24 +27,15 @@ impl Pool {
             Job::Save { instance, record } => {
                 let saved = self.store().and_then(|store| store.save(instance, &record));
                 if let Err(e) = saved {
-                    warn!("instance {instance}: its record can't be saved: {e}");
-                    self.done(Done::Unsaved { instance });
+                    let why = e.to_string();
+                    self.done(Done::Unsaved { instance, why });
                 }
             }
             Job::SaveNode(node, then) => {
                 match (self.store().and_then(|store| store.save_node(&node)), then) {
                     (Ok(()), Some(next)) => self.done(Done::Evacuated(next)),
                     (Ok(()), None) => {}
-                    (Err(e), then) => {
-                        let next = match &then {
-                            Some(next) => {
-                                format!(", and the next state, {next}, is not reported before it is")
-                            }
-                            None => String::new(),
-                        };
-                        warn!("the node's record can't be saved{next}: {e}");
-                        self.done(Done::NodeUnsaved(then));
-                    }
+                    (Err(e), _) => self.done(Done::NodeUnsaved { why: e.to_string() }),
                 }
             }
             Job::Detach(network, instance) => network.detach(instance),

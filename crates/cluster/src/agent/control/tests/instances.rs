@@ -401,7 +401,10 @@ fn a_record_that_could_not_be_saved_is_saved_again_with_the_next_measurement() {
     stage.run(&persistent(ONE));
     stage.send(&stop(ONE));
     stage.end(ONE, 0);
-    let unsaved = |stage: &mut Stage| stage.feed(Input::Done(Done::Unsaved { instance: ONE }));
+    let unsaved = |stage: &mut Stage| {
+        let why = "no space".into();
+        stage.feed(Input::Done(Done::Unsaved { instance: ONE, why }));
+    };
     let measure = |stage: &mut Stage| {
         stage.jobs.clear();
         stage.pass(settings().interval);
@@ -418,24 +421,110 @@ fn a_record_that_could_not_be_saved_is_saved_again_with_the_next_measurement() {
     stage.send(&restart(ONE));
     measure(&mut stage);
     assert!(!stage.jobs.iter().any(is_save));
+}
 
-    let mut stage = Stage::new();
-    let reboot = Evacuate {
-        next_state: NextState::Reboot,
+/// Otherwise records that fail each time would keep the others from being saved.
+#[test]
+fn all_records_that_could_not_be_saved_are_tried_in_turn() {
+    let mut stage = Stage::of(Settings {
+        mem_mb: Some(1_000_000),
+        max_instances: 1000,
+        ..settings()
+    });
+    let all: BTreeSet<_> = (1..=300).map(Uuid::from_u128).collect();
+    for id in &all {
+        stage.run(&persistent(*id));
+    }
+    let mut tried = BTreeSet::new();
+    let mut failed = all.clone();
+    for _ in 0..3 {
+        for instance in failed {
+            let why = "no space".into();
+            stage.feed(Input::Done(Done::Unsaved { instance, why }));
+        }
+        stage.jobs.clear();
+        stage.pass(settings().interval);
+        stage.measure();
+        let saved = stage.jobs.iter().filter_map(|job| match job {
+            Job::Save { instance, .. } => Some(*instance),
+            _ => None,
+        });
+        failed = saved.collect();
+        tried.extend(failed.iter().copied());
+    }
+    assert_eq!(tried, all);
+}
+
+/// The last EVACUATE or Restore wins, and its next state is reported once, even if the disk was full.
+#[test]
+fn a_next_state_waits_for_the_record_of_the_node() {
+    let to = |next_state| Evacuate {
+        next_state,
         ..evacuate()
     };
-    stage.send(&reboot);
-    let next = |job: &Job| match job {
-        Job::SaveNode(_, next) => next.clone(),
-        _ => None,
+    let fail = |stage: &mut Stage| {
+        let why = "no space".into();
+        stage.feed(Input::Done(Done::NodeUnsaved { why }));
     };
-    for restored in [false, true] {
-        stage.feed(Input::Done(Done::NodeUnsaved(Some(NextState::Reboot))));
-        if restored {
-            stage.send(&restore());
+    let measure = |stage: &mut Stage| {
+        stage.jobs.clear();
+        stage.pass(settings().interval);
+        stage.measure();
+        let saved = stage.jobs.iter().filter_map(|job| match job {
+            Job::SaveNode(_, next) => Some(next.clone()),
+            _ => None,
+        });
+        saved.collect::<Vec<_>>()
+    };
+    let done = |stage: &mut Stage, next| stage.feed(Input::Done(Done::Evacuated(next)));
+    let reboot = || {
+        let mut stage = Stage::new();
+        stage.send(&to(NextState::Reboot));
+        fail(&mut stage);
+        stage
+    };
+
+    let mut stage = reboot();
+    assert_eq!(measure(&mut stage), [Some(NextState::Reboot)]);
+    fail(&mut stage);
+    // A further record that could not be saved does not replace the next state, nor does a success
+    // that is reported twice repeat it.
+    stage.feed(Input::ToggleOffline);
+    fail(&mut stage);
+    assert_eq!(measure(&mut stage), [Some(NextState::Reboot)]);
+    done(&mut stage, NextState::Reboot);
+    done(&mut stage, NextState::Reboot);
+    assert_eq!(stage.evacuated, [NextState::Reboot]);
+    fail(&mut stage);
+    assert_eq!(measure(&mut stage), [None]);
+
+    // The failure, or the success, of the earlier job may arrive after the later command.
+    for late in [false, true] {
+        let mut stage = reboot();
+        stage.send(&to(NextState::Maintenance));
+        if late {
+            fail(&mut stage);
+            done(&mut stage, NextState::Reboot);
         }
-        measure(&mut stage);
-        let again = stage.jobs.iter().find_map(next);
-        assert_eq!(again, (!restored).then_some(NextState::Reboot));
+        assert_eq!(measure(&mut stage), [None]);
+
+        let mut stage = reboot();
+        stage.send(&to(NextState::Shutdown));
+        if late {
+            fail(&mut stage);
+            done(&mut stage, NextState::Reboot);
+        }
+        assert_eq!(measure(&mut stage), [Some(NextState::Shutdown)]);
+        assert!(stage.evacuated.is_empty());
+
+        let mut stage = reboot();
+        stage.send(&restore());
+        stage.send(&evacuate());
+        if late {
+            fail(&mut stage);
+            done(&mut stage, NextState::Reboot);
+        }
+        assert_eq!(measure(&mut stage), [None]);
+        assert!(stage.evacuated.is_empty());
     }
 }
