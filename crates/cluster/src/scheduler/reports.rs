@@ -221,10 +221,19 @@ impl Scheduler {
                 }
             }
             StartFailed::Unknown => forward(cx, from, frame),
-            StartFailed::Repeated => debug!(target: "ssntp::scheduler", "{from}: StartFailure again"),
+            StartFailed::GivenUp => {
+                debug!(target: "ssntp::scheduler", "{from}: StartFailure after its deadline")
+            }
+            // The first failure freed the address. It may be leased again by now.
+            StartFailed::Repeated => {
+                return debug!(target: "ssntp::scheduler", "{from}: StartFailure again");
+            }
             StartFailed::Foreign => return self.reject_report(cx, from, frame, &failure.instance_uuid),
         }
-        self.free_address(instance);
+        // The node may have an instance that its STATS have not listed yet.
+        if !failure.reason.node_has_instance() {
+            self.free_address(instance);
+        }
     }
 
     /// The entities that an event or failure names. If its sender may not report on them, rejects

@@ -179,3 +179,67 @@ fn the_address_of_a_start_that_an_earlier_scheduler_sent_is_free_once_it_has_fai
     expect_failure(&mut controller, &start, Reason::ImageFailure);
     assert!(!has_address(&mut controller, start.instance_uuid));
 }
+
+#[test]
+fn a_repeated_failure_does_not_free_an_address_that_was_leased_since() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let start = leased(&mut controller);
+    let instance = start.instance_uuid;
+    let fail = |node: &mut Client| {
+        node.send_payload(&StartFailure {
+            node_uuid: node.uuid.into(),
+            instance_uuid: instance.into(),
+            reason: Reason::ImageFailure,
+            ..StartFailure::default()
+        });
+        node.expect_nothing();
+    };
+    start_on(&mut controller, &mut node, &start);
+    fail(&mut node);
+    assert!(!has_address(&mut controller, instance));
+    // A controller leases the address again, and its START has not arrived yet.
+    ask(&mut controller, TenantAction::Lease, instance);
+    fail(&mut node);
+    assert!(has_address(&mut controller, instance));
+}
+
+#[test]
+fn a_start_that_failed_after_it_was_given_up_frees_its_address() {
+    let config = SchedulerConfig::new();
+    let cluster = Cluster::new(config.start_time(Duration::from_secs(60), Duration::from_millis(20)));
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let start = leased(&mut controller);
+    start_on(&mut controller, &mut node, &start);
+    expect_failure(&mut controller, &start, Reason::LaunchFailure);
+    node.expect_payload::<Delete>();
+    node.send_payload(&StartFailure {
+        node_uuid: node.uuid.into(),
+        instance_uuid: start.instance_uuid.into(),
+        reason: Reason::ImageFailure,
+        ..StartFailure::default()
+    });
+    node.expect_nothing();
+    assert!(!has_address(&mut controller, start.instance_uuid));
+}
+
+#[test]
+fn an_instance_that_only_its_node_knows_keeps_its_address() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    // The scheduler has restarted, and the node has sent no STATS yet.
+    let start = leased(&mut controller);
+    for reason in [Reason::AlreadyRunning, Reason::InstanceExists] {
+        node.send_payload(&StartFailure {
+            node_uuid: node.uuid.into(),
+            instance_uuid: start.instance_uuid.into(),
+            reason,
+            ..StartFailure::default()
+        });
+        node.expect_nothing();
+        assert!(has_address(&mut controller, start.instance_uuid));
+    }
+}

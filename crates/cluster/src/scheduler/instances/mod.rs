@@ -155,6 +155,8 @@ pub(super) enum StartFailed {
     Answer(PendingStart),
     /// It answers a START of an earlier scheduler.
     Unknown,
+    /// The START was given up, so it was answered before. The instance is no longer known.
+    GivenUp,
     /// The START was answered before.
     Repeated,
     /// The instance belongs to another node.
@@ -486,7 +488,7 @@ impl Instances {
             }
             State::GivenUp => {
                 self.forget(instance);
-                StartFailed::Repeated
+                StartFailed::GivenUp
             }
             // No START of this scheduler is in flight for it, so the failure answers a START of
             // an earlier scheduler.
