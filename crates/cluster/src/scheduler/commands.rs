@@ -27,7 +27,8 @@ use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 
 /// The maximum number of commands that are tracked, at some 500 bytes each. A command beyond that has no
-/// deadline. Failures that answer no tracked command are forwarded unchanged then.
+/// deadline. For [`StartLimits::most`] from then on, failures that answer no tracked command are
+/// forwarded unchanged.
 const MAX_COMMANDS: usize = 65_536;
 /// The reason if a node has not answered in time. The failures of some commands have their own
 /// word for it.
@@ -58,8 +59,9 @@ pub(super) struct Commands {
     by_node: BTreeMap<Key, Sent>,
     due: BTreeSet<(Instant, Key)>,
     next: u64,
-    /// True if there was no room for a command since the table was empty last.
-    has_untracked: bool,
+    /// The time until which a node may answer a command that had no room; `None` if there has been
+    /// none.
+    untracked_until: Option<Instant>,
     limits: StartLimits,
 }
 
@@ -81,9 +83,8 @@ impl Commands {
         frame: &Frame,
         now: Instant,
     ) {
-        let is_full = self.by_node.len() >= MAX_COMMANDS;
-        self.has_untracked = is_full || (self.has_untracked && !self.by_node.is_empty());
-        if is_full {
+        if self.by_node.len() >= MAX_COMMANDS {
+            self.untracked_until = Some(now + self.limits.most);
             return;
         }
         let key = (node, self.next);
@@ -206,7 +207,7 @@ fn is_tracked(command: Command) -> bool {
 
 impl Scheduler {
     /// The failure of a node as it is forwarded; `None` if it answers no command.
-    pub(super) fn answer_of(&mut self, from: &SessionInfo, frame: &Frame) -> Option<Frame> {
+    pub(super) fn answer_of(&mut self, from: &SessionInfo, frame: &Frame, now: Instant) -> Option<Frame> {
         let Some(Ok((command, failed, reason))) = refusal::read(frame) else {
             return Some(frame.clone());
         };
@@ -214,7 +215,7 @@ impl Scheduler {
             return Some(frame.clone());
         }
         let Some(sent) = self.commands.answered(from.uuid(), command, &failed) else {
-            if self.commands.has_untracked {
+            if self.commands.untracked_until.is_some_and(|until| now < until) {
                 return Some(frame.clone());
             }
             debug!(target: "ssntp::scheduler", "{from}: {} answers no command", frame.kind());
@@ -294,5 +295,10 @@ mod tests {
             .filter(|frame| frame.kind() == ErrorCode::STOP_FAILURE);
         let failures = failures.map(|frame| frame.payload::<StopFailure>().unwrap().instance_uuid);
         assert_eq!(failures.collect::<Vec<_>>(), instances.map(Id::from));
+
+        // No command without room is open any more, although the table has never been empty since.
+        test.advance(Duration::from_secs(300));
+        test.receive(node, &Frame::of(&StopFailure::default()));
+        assert!(test.sent_to(controller).is_empty());
     }
 }

@@ -177,7 +177,7 @@ impl Scheduler {
         {
             return self.free_address(instance);
         }
-        if let Some(answer) = self.answer_of(from, frame) {
+        if let Some(answer) = self.answer_of(from, frame, cx.now()) {
             forward(cx, from, &answer);
         }
     }
