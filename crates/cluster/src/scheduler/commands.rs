@@ -12,7 +12,7 @@
 //! command. Any other failure is dropped. If a command has no outcome by its deadline, the
 //! scheduler answers it. `pending` and `stopping` in STATS move the deadline, as for a START.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Instant;
 
 use log::debug;
@@ -47,6 +47,12 @@ struct Sent {
     had_ended: bool,
     sent: Instant,
     deadline: Instant,
+}
+
+impl Sent {
+    fn ends_instance(&self) -> bool {
+        matches!(self.command, Command::STOP | Command::DELETE)
+    }
 }
 
 /// The node of a command, and a number that grows with each command. So the commands of a node are
@@ -132,20 +138,29 @@ impl Commands {
         self.remove(*key)
     }
 
-    /// Handles InstanceStopped or InstanceDeleted: STOP and DELETE of the instance are done.
-    pub(super) fn ended(&mut self, node: Uuid, instance: Uuid) {
-        let ends = |sent: &Sent| matches!(sent.command, Command::STOP | Command::DELETE);
-        let done: Vec<_> = self
-            .of(node)
-            .filter(|(_, sent)| sent.instance == instance && ends(sent))
-            .map(|(key, _)| *key)
-            .collect();
-        done.into_iter().for_each(|key| drop(self.remove(key)));
+    /// The instances of a node that a STOP or DELETE without an outcome ends.
+    pub(super) fn ending(&self, node: Uuid) -> HashSet<Uuid> {
+        let ending = self.of(node).filter(|(_, sent)| sent.ends_instance());
+        ending.map(|(_, sent)| sent.instance).collect()
     }
 
-    pub(super) fn report(&mut self, node: Uuid, stats: &StatsSummary, now: Instant) {
+    /// Handles InstanceStopped or InstanceDeleted: STOP and DELETE of the instance are done. True if
+    /// there was one.
+    pub(super) fn ended(&mut self, node: Uuid, instance: Uuid) -> bool {
+        let done: Vec<_> = self
+            .of(node)
+            .filter(|(_, sent)| sent.instance == instance && sent.ends_instance())
+            .map(|(key, _)| *key)
+            .collect();
+        let is_command = !done.is_empty();
+        done.into_iter().for_each(|key| drop(self.remove(key)));
+        is_command
+    }
+
+    /// Handles STATS. Returns the instances that a STOP or DELETE has ended.
+    pub(super) fn report(&mut self, node: Uuid, stats: &StatsSummary, now: Instant) -> Vec<Uuid> {
         if self.of(node).next().is_none() {
-            return;
+            return Vec::new();
         }
         let states: HashMap<_, _> = stats.instances.iter().map(|(id, state)| (*id, state)).collect();
         let mut volumes: HashMap<Uuid, Vec<&Id>> = HashMap::new();
@@ -176,7 +191,9 @@ impl Commands {
                 in_progress.push(*key);
             }
         }
-        done.into_iter().for_each(|key| drop(self.remove(key)));
+        let done = done.into_iter().filter_map(|key| self.remove(key));
+        let ended = done.filter(Sent::ends_instance).map(|sent| sent.instance);
+        let ended = ended.collect();
         for key in in_progress {
             if let Some(sent) = self.by_node.get_mut(&key) {
                 self.due.remove(&(sent.deadline, key));
@@ -185,6 +202,7 @@ impl Commands {
                 self.due.insert((sent.deadline, key));
             }
         }
+        ended
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {

@@ -140,6 +140,18 @@ impl Moves {
         }
     }
 
+    /// Forgets the START of an instance that a STOP or DELETE has ended, so that no later move
+    /// starts it again. A persistent instance may be restarted, and is not moved anyway.
+    pub(super) fn user_ended(&mut self, instance: Uuid) {
+        if self
+            .starts
+            .get(&instance)
+            .is_some_and(|sent| sent.immovable.is_none())
+        {
+            self.forget(instance);
+        }
+    }
+
     /// The `command_id` of the START of an instance; empty if it has none or is not remembered.
     pub(super) fn command_id(&self, instance: Uuid) -> String {
         self.starts.get(&instance).map_or_else(String::new, |sent| {
@@ -177,7 +189,12 @@ impl Scheduler {
     /// receives a StartFailure for each running instance that cannot be moved.
     pub(super) fn begin_move(&mut self, cx: &mut Context<'_>, from: &SessionInfo, node: Uuid) {
         let mut moving = HashSet::new();
+        let ending = self.commands.ending(node);
         for (instance, has_ended) in self.instances.of(node) {
+            // The user ends it, so its end is not for a move.
+            if ending.contains(&instance) {
+                continue;
+            }
             let sent = self.moves.starts.get(&instance);
             let reason = match sent.map(|sent| (sent.immovable, sent.restarts)) {
                 Some((None, restarts)) if restarts || !has_ended => {

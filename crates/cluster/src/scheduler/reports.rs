@@ -84,7 +84,9 @@ impl Scheduler {
         let was_stale = self.nodes.reported(node, stats.interval, now);
         let interval = self.nodes.interval(node);
         let report = self.instances.report(node, &stats.instances, interval, now);
-        self.commands.report(node, &stats, now);
+        for instance in self.commands.report(node, &stats, now) {
+            self.moves.user_ended(instance);
+        }
         let mut forwarded = Some(frame.clone());
         if let Some(one) = report.foreign.iter().next() {
             let why = format_args!("instance {one} and {} others in all", report.foreign.len() - 1);
@@ -144,7 +146,9 @@ impl Scheduler {
                 if let Some(instance) = subject.instance_uuid.uuid() {
                     // The event was forwarded above, so the failures and STARTs that it causes
                     // follow it.
-                    self.commands.ended(from.uuid(), instance);
+                    if self.commands.ended(from.uuid(), instance) {
+                        self.moves.user_ended(instance);
+                    }
                     let is_kept = event == Event::INSTANCE_STOPPED;
                     if let Some(received) = self.instances.ended(instance, is_kept) {
                         self.starts.started(received, cx.now());

@@ -5,7 +5,7 @@ use ssntp::proto::{Command, Frame, Status};
 use uuid::Uuid;
 
 use crate::client::Client;
-use crate::{Cluster, ready, send_ready, start, start_on};
+use crate::{Cluster, expect_no_frames, ready, send_ready, start, start_on};
 
 /// A node that has these instances, all of which run.
 fn runs(controller: &mut Client, node: &mut Client, starts: &[&Start]) {
@@ -243,4 +243,65 @@ fn a_start_that_a_full_node_refuses_goes_to_another_one_and_is_answered_once() {
     let failure: StartFailure = controller.expect_payload();
     assert_eq!(failure.reason, StartFailureReason::NodeMaintenance);
     other.expect_nothing();
+}
+
+fn reports(controller: &mut Client, node: &mut Client, instances: &[(Uuid, InstanceState)]) {
+    let instances = instances.iter().map(|(instance, state)| InstanceStats {
+        instance_uuid: (*instance).into(),
+        state: state.clone(),
+        ..InstanceStats::default()
+    });
+    node.send_payload(&Stats {
+        node_uuid: node.uuid.into(),
+        instances: instances.collect(),
+        ..Stats::default()
+    });
+    controller.expect_payload::<Stats>();
+}
+
+/// The event of its end may be lost, so STATS without the instance are the sign of its end.
+#[test]
+fn an_instance_that_its_user_ends_before_the_evacuation_is_not_started_elsewhere() {
+    for command in [
+        "STOP",
+        "DELETE",
+        "DELETE, already reported",
+        "STOP, already listed",
+    ] {
+        let cluster = Cluster::strict();
+        let mut controller = cluster.controller();
+        let mut node = cluster.node(1000, &mut [&mut controller]);
+        let one = Start {
+            restart_policy: RestartPolicy::Always,
+            ..start(10)
+        };
+        let instance = one.instance_uuid;
+        runs(&mut controller, &mut node, &[&one]);
+        let mut other = cluster.node(1000, &mut [&mut controller]);
+        if command.starts_with("STOP") {
+            controller.send_payload(&Stop {
+                instance_uuid: instance.into(),
+                workload_agent_uuid: node.uuid.into(),
+                ..Stop::default()
+            });
+            node.expect_payload::<Stop>();
+        } else {
+            controller.send_payload(&Delete {
+                instance_uuid: instance.into(),
+                workload_agent_uuid: node.uuid.into(),
+                stop: true,
+            });
+            node.expect_payload::<Delete>();
+        }
+        match command {
+            "DELETE, already reported" => stopped(&mut controller, &mut node, instance),
+            "STOP, already listed" => {
+                reports(&mut controller, &mut node, &[(instance, InstanceState::Exited)])
+            }
+            _ => reports(&mut controller, &mut node, &[(instance, InstanceState::Stopping)]),
+        }
+        evacuate(&mut controller, &mut node);
+        reports(&mut controller, &mut node, &[]);
+        expect_no_frames(&mut node, &mut [&mut other, &mut controller]);
+    }
 }
