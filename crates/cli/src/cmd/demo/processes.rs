@@ -108,13 +108,16 @@ impl Processes {
         }
     }
 
-    /// Starts this program with these words, for one command.
+    /// Starts this program with these words, for one command. `traceparent` is its trace context.
     pub(super) fn ctl(
         &self,
         words: impl Iterator<Item = String>,
         traceparent: Option<&str>,
     ) -> Result<Ctl, Failure> {
         let mut command = self.command("ctl", program()?, words)?;
+        // The demo shows what the command prints, so the user's settings must not add log lines or a
+        // trace. The daemons keep RUST_LOG, because their logs are only files.
+        command.env_remove("RUST_LOG").env_remove("TRACEPARENT");
         command.envs(traceparent.map(|value| ("TRACEPARENT", value)));
         Ok(Ctl {
             child: command.spawn().map_err(|e| cannot_start("ctl", &e))?,

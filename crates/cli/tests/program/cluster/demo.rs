@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,13 +14,17 @@ use crate::cluster::processes::{Done, LIMIT, Process, end_of, processes_inside, 
 
 /// A demo with its own directory for temporary files.
 fn demo(place: &TempDir, words: &[&str]) -> Process {
+    Process::of(command(place, words), place.path(), "demo")
+}
+
+fn command(place: &TempDir, words: &[&str]) -> Command {
     let mut command = ssntp(place.path(), &[&["demo"], words].concat());
     command.env("TMPDIR", temporary(place));
     // Settings of the user for other servers do not apply to the demo's.
     for name in ["SSNTP_CONTEXT", "SSNTP_CRL", "SSNTP_KEY", "SSNTP_NAME_SERVER"] {
         command.env(name, "nowhere");
     }
-    Process::of(command, place.path(), "demo")
+    command
 }
 
 fn temporary(place: &TempDir) -> std::path::PathBuf {
@@ -82,10 +86,15 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn the_demo_lasts_for_the_given_time() {
+fn the_demo_lasts_for_the_given_time_and_shows_no_log_lines_of_its_commands() {
     let place = tempfile::tempdir().unwrap();
     let began = Instant::now();
-    let mut demo = demo(&place, &["--seconds", "8"]);
+    let mut command = command(&place, &["--seconds", "8"]);
+    command.env("RUST_LOG", "info");
+    let mut demo = Process::of(command, place.path(), "demo");
+    demo.line_with("fails, as it should:");
+    let why = demo.line();
+    assert!(why.contains("no node has enough room"), "{why}");
     demo.line_with("no process and no file is left");
     assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
     assert!(began.elapsed() >= Duration::from_secs(8));
@@ -160,10 +169,7 @@ fn variable(line: &str, name: &str) -> String {
 #[test]
 fn the_demo_of_several_servers_loses_one_and_goes_on() {
     let empty = tempfile::tempdir().unwrap();
-    let with_etcd = std::process::Command::new("etcd")
-        .arg("--version")
-        .output()
-        .is_ok();
+    let with_etcd = Command::new("etcd").arg("--version").output().is_ok();
     if !with_etcd {
         println!("skipped: there is no etcd on the PATH, so the demo shows routers only");
     }
