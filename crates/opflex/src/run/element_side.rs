@@ -40,7 +40,7 @@ pub(super) struct ElementSide {
     pub(super) listener: Listener,
 }
 
-/// The maximum memory of the objects of queued events, in bytes. A single event may have more.
+/// The maximum memory of the objects of the events that wait for the application, in bytes.
 const EVENT_BYTES: usize = 256 << 20;
 
 /// The channel to the application.
@@ -49,8 +49,10 @@ const EVENT_BYTES: usize = 256 << 20;
 /// this type sends, and it checks the length before.
 pub(super) struct Listener {
     channel: Sender<ElementEvent>,
-    /// The maximum number of events in the channel.
+    /// The maximum number of events in the channel, without `Missed`.
     most: usize,
+    /// The maximum memory of the objects of queued events, in bytes. A single event may have more.
+    most_bytes: usize,
     /// The memory of each event in the channel, and of those that were received since the last event.
     queued: VecDeque<usize>,
     /// The sum of this memory.
@@ -64,6 +66,7 @@ impl Listener {
         Self {
             channel,
             most: most.max(1),
+            most_bytes: EVENT_BYTES,
             queued: VecDeque::new(),
             bytes: 0,
             missed: 0,
@@ -75,7 +78,7 @@ impl Listener {
         let received = self.queued.len().saturating_sub(self.channel.len());
         self.bytes -= self.queued.drain(..received).sum::<usize>();
         let bytes = memory(&event);
-        let is_too_much = self.bytes > 0 && self.bytes + bytes > EVENT_BYTES;
+        let is_too_much = self.bytes > 0 && self.bytes + bytes > self.most_bytes;
         if self.channel.len() >= self.most || is_too_much {
             if self.missed == 0 {
                 warn!(target: LOG, "the application receives no events: further events are dropped");
@@ -317,7 +320,7 @@ mod tests {
     fn events_are_dropped_beyond_their_number_and_the_memory_of_their_objects() {
         let health = || ElementEvent::Health { health: Health::Down };
         let changed = || {
-            let object = ManagedObject::new("A", "/a/".parse().unwrap()).with("p", "x".repeat(100 << 20));
+            let object = ManagedObject::new("A", "/a/".parse().unwrap()).with("p", "x".repeat(100 << 10));
             let objects = vec![ObjectChange {
                 kind: ChangeKind::Created,
                 subject: object.subject.clone(),
@@ -329,6 +332,7 @@ mod tests {
         };
         let (channel, events) = crossbeam_channel::unbounded();
         let mut listener = Listener::new(channel, 3);
+        listener.most_bytes = 256 << 10;
         for _ in 0..5 {
             listener.send(health());
         }
@@ -337,7 +341,7 @@ mod tests {
         listener.send(health());
         let queued: Vec<_> = events.try_iter().skip(2).collect();
         assert_eq!(queued, [ElementEvent::Missed { count: 2 }, health()]);
-        // A hundred mebibytes each.
+        // A hundred kibibytes each.
         for _ in 0..3 {
             listener.send(changed());
         }

@@ -450,7 +450,7 @@ fn text(event: &ElementEvent) -> Option<String> {
 }
 
 fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {
-    let (what, kind) = (what.name(), format!("{:?}", change.kind).to_lowercase());
+    let (what, kind) = (what.name(), change.kind.name());
     let text = format!("{what} {kind} {} {}", change.subject, change.uri);
     output.line(printable(&text))?;
     let object = change.object.as_ref();
