@@ -1,14 +1,18 @@
 //! `ssntp opflex serve`: policy repository, endpoint registry, observer.
 
-use std::cell::Cell;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::value_parser;
-use crossbeam_channel::TryRecvError;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use ssntp::transport::Address;
+use ssntp_engine::EngineError;
 use ssntp_opflex::Server;
 use ssntp_opflex::model::Edit;
-use ssntp_opflex::run::{CallError, ServerConfig};
+use ssntp_opflex::run::{CallError, ServerConfig, ServerHandle};
+use ssntp_transport::threads;
 
 use super::identity::IdentityArgs;
 use super::load_model;
@@ -23,8 +27,7 @@ use crate::join::{self, JoinArgs};
 use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
 
-/// The number of checks of the policy files after which an engine that did not take them is asked again. A
-/// request to an engine that is away blocks for some seconds.
+/// The number of checks of the policy files after which an engine that was away is asked again.
 const CHECKS_TO_RETRY: u32 = 30;
 
 /// Serve policy, register endpoints and keep state reports
@@ -88,6 +91,12 @@ impl Args {
         let mut problems = Problems::default();
         problems.of("tls-cert", Some(self.tls.read()));
         self.join.problems(&mut problems);
+        self.join
+            .check(&mut problems, &self.listen, self.advertise.as_ref());
+        // Without an authority for clients, the pages use no TLS and do not read theirs.
+        if self.tls.has_authority() {
+            self.admin.problems(&mut problems);
+        }
         let schema = self.model.as_deref().map(load_model).transpose();
         let read = |schema| self.policy.clone().map(|path| Source::new(path, schema).read());
         match schema {
@@ -161,21 +170,29 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut arms = vec![on(server.running().clone(), |_| {
         Err(Failure::new("the server has panicked; the log says why"))
     })];
-    // True if the policy files are to be read at the next check, changed or not.
-    let is_due = Cell::new(false);
+    let is_due = Arc::new(AtomicBool::new(false));
+    let (stop, stopped) = bounded(0);
+    let mut thread = None;
     if let Some(source) = source {
         // The kept policy, or the cluster's, is not that of the files, so replacing it loses
         // something.
         let is_from_files = kept.is_none() && !is_joined;
-        let mut policy = PolicyFiles {
-            server: &server,
-            source,
+        let server = server.handle();
+        let policy = PolicyFiles {
             revision: is_from_files.then(|| revision(&server).ok()).flatten(),
+            server,
+            source,
+            is_due: Arc::clone(&is_due),
             checks_to_retry: 0,
         };
-        let is_due = &is_due;
-        arms.push(on(crossbeam_channel::tick(POLL), move |_| {
-            Ok(policy.check(is_due).map_or(Next::Continue, Next::Reloaded))
+        let (read, reads) = bounded(1);
+        let started = threads::spawn("opflex-policy", move || policy.run(&stopped, &read));
+        thread = Some(started.map_err(Failure::thread)?);
+        arms.push(on(reads, |read| match read {
+            Some(read) => Ok(Next::Reloaded(read)),
+            None => Err(Failure::new(
+                "the thread that reads the policy files has panicked; the log says why",
+            )),
         }));
     }
     let reload = |_: Option<Args>| {
@@ -185,14 +202,21 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         }
         // The policy is read at the next check and not here, because a fault in a policy file must
         // not prevent the renewal of certificates.
-        is_due.set(true);
+        is_due.store(true, Ordering::Relaxed);
         Ok(read)
     };
     let done = daemon.run(presence, read, reload, arms);
+    drop(stop);
     match server.running().try_recv() {
         // After a panic of the dispatcher its state is lost, so the server cannot be stopped in order.
         Err(TryRecvError::Disconnected) => std::mem::forget(server),
-        _ => server.stop(),
+        _ => {
+            server.stop();
+            // Joined only now, because the stop of the server ends an edit that waits for the engine.
+            if let Some(thread) = thread {
+                let _ = thread.join();
+            }
+        }
     }
     done
 }
@@ -214,29 +238,42 @@ fn log_kept(kept: &Path, source: &Source) {
     }
 }
 
-fn revision(server: &Server) -> Result<u64, Failure> {
-    let revision = server.handle().with(|cx| cx.core().policy_revision());
+fn revision(server: &ServerHandle) -> Result<u64, Failure> {
+    let revision = server.with(|cx| cx.core().policy_revision());
     revision.map_err(Failure::new)
 }
 
 /// The policy files of a server, and the revision that the server's policy got from them.
-struct PolicyFiles<'a> {
-    server: &'a Server,
+struct PolicyFiles {
+    server: ServerHandle,
     source: Source,
     /// `None` if the policy in force is not that of the files.
     revision: Option<u64>,
-    /// The number of checks until the engine of the cluster is asked again, if it did not take the
-    /// policy; else 0.
+    /// True if the files are to be read at the next check, changed or not.
+    is_due: Arc<AtomicBool>,
+    /// The number of checks until the engine of the cluster is asked again, if it was away; else 0.
     checks_to_retry: u32,
 }
 
-impl PolicyFiles<'_> {
-    /// Reads the policy again if its files have changed, or if `is_due`, which this clears. Returns
-    /// the result, or `None` if there was nothing to read.
-    fn check(&mut self, is_due: &Cell<bool>) -> Option<Result<(), String>> {
+impl PolicyFiles {
+    /// Checks the files, and sends the result of each read, until `stopped` is disconnected. This needs a
+    /// thread of its own, because an edit may wait for the engine for more than half a minute, and the
+    /// main loop must handle signals meanwhile.
+    fn run(mut self, stopped: &Receiver<Infallible>, to: &Sender<Result<(), String>>) {
+        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL) {
+            if self.check().is_some_and(|read| to.send(read).is_err()) {
+                return;
+            }
+        }
+    }
+
+    /// Reads the policy again if its files have changed, or if that is due. Returns the result, or
+    /// `None` if there was nothing to read.
+    fn check(&mut self) -> Option<Result<(), String>> {
         let is_again = self.checks_to_retry == 1;
         self.checks_to_retry = self.checks_to_retry.saturating_sub(1);
-        if !self.source.has_changed() && !is_due.take() && !is_again {
+        let is_due = self.is_due.swap(false, Ordering::Relaxed);
+        if !self.source.has_changed() && !is_due && !is_again {
             return None;
         }
         Some(self.read().map_err(|failure| {
@@ -257,13 +294,14 @@ impl PolicyFiles<'_> {
         };
         // Each change makes a new revision, so another one means that the policy was changed through
         // the control socket since the files were read. Those changes are lost now.
-        let is_other = self.revision != Some(revision(self.server)?);
-        let changed = match self.server.handle().edit(Edit::Reload(objects)) {
+        let is_other = self.revision != Some(revision(&self.server)?);
+        let changed = match self.server.edit(Edit::Reload(objects)) {
             Ok(changed) => changed,
             Err(why) => {
                 // Otherwise the contents would count as those that are in force.
                 self.source.forget();
-                if let CallError::Engine(_) = why {
+                // Only an operator can correct the other errors of the engine.
+                if let CallError::Engine(EngineError::Away(_) | EngineError::Changed) = why {
                     self.checks_to_retry = CHECKS_TO_RETRY;
                 }
                 return Err(Failure::at(self.source.path(), why));
@@ -274,7 +312,7 @@ impl PolicyFiles<'_> {
                 "{path}: has changed and replaces all policy, including changes made through the control socket"
             );
         }
-        self.revision = Some(revision(self.server)?);
+        self.revision = Some(revision(&self.server)?);
         log::info!("{path}: read again: {changed} objects changed");
         Ok(())
     }

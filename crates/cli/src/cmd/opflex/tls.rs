@@ -41,6 +41,11 @@ impl ServerTls {
         self.tls_cert.is_some()
     }
 
+    /// True if clients and readers of the pages need a certificate.
+    pub(super) fn has_authority(&self) -> bool {
+        self.tls_cert.is_some() && self.tls_ca.is_some()
+    }
+
     /// The acceptor for clients, and what else was read, to be watched from now on. The pages of
     /// `--admin` use the certificate and the authority, if both are given.
     pub(super) fn read(&self) -> Result<(Option<Acceptor>, FilesRead), Failure> {

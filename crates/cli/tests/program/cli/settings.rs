@@ -175,6 +175,8 @@ fn a_check_finds_the_faults_with_which_the_daemon_does_not_start() {
     let server = "listen: ['127.0.0.1:0']\nca: certs/ca.pem\ncert: certs/server.pem\n";
     let everywhere =
         "listen: [':0']\nca: certs/ca.pem\ncert: certs/scheduler.pem\njoin: etcd://localhost:1\n";
+    let opflex = "listen: ['127.0.0.1:0']\ntls-cert: certs/server.pem\nadmin: '127.0.0.1:0'\n\
+                  admin-ca: none.pem\n";
     let controller = "connect: localhost:1\nca: certs/ca.pem\ncert: certs/controller.pem\nstore: store\n";
     for (daemon, text, problems) in [
         (
@@ -212,6 +214,18 @@ fn a_check_finds_the_faults_with_which_the_daemon_does_not_start() {
             format!("{controller}http: '127.0.0.1:0'\nhttp-ca: none.pem\n"),
             &["file:6:1: http-ca: none.pem: "],
         ),
+        (
+            "opflex",
+            "listen: [':0']\njoin: etcd://localhost:1\n".into(),
+            &["file: advertise: --advertise is needed: "],
+        ),
+        (
+            "opflex",
+            format!("{opflex}tls-ca: certs/ca.pem\n"),
+            &["file:4:1: admin-ca: none.pem: "],
+        ),
+        // Without an authority for clients, the pages do not use theirs.
+        ("opflex", opflex.into(), &[]),
         ("server", server.replace("server.pem", "scheduler.pem"), &[]),
     ] {
         write(&user, "file", &text);
@@ -223,7 +237,11 @@ fn a_check_finds_the_faults_with_which_the_daemon_does_not_start() {
                 assert_eq!(found.lines().count(), problems.len(), "{found}");
                 let all = found.lines().zip(problems);
                 all.for_each(|(line, begin)| assert!(line.starts_with(begin), "{line}"));
-                let output = user.run(&[daemon, "--config-file", "file"]);
+                let command = match daemon {
+                    "opflex" => &["opflex", "serve"][..],
+                    _ => &[daemon],
+                };
+                let output = user.run(&[command, &["--config-file", "file"]].concat());
                 assert_ne!(output.status.code(), Some(0), "{daemon}: {text}");
             }
         }

@@ -7,7 +7,8 @@ use super::*;
 /// The time limit for a change to reach another server.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Starts a server. If a busy etcd exceeds the time limit of a call, the server is started again.
+/// Starts a server, whose log is a file beside the socket. If a busy etcd exceeds the time limit of a
+/// call, the server is started again.
 fn serve(dir: &Path, control: &str, join: &str, more: &[&str]) -> Child {
     let flags = [
         "serve",
@@ -20,8 +21,11 @@ fn serve(dir: &Path, control: &str, join: &str, more: &[&str]) -> Child {
     ];
     let end_of_wait = Instant::now() + LIMIT;
     loop {
-        let (mut server, mut output) = start(dir, &[&flags, more].concat());
+        let mut command = opflex(dir, &[&flags, more].concat());
+        command.stderr(fs::File::create(dir.join(format!("{control}.log"))).unwrap());
+        let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut first = String::new();
+        let mut output = BufReader::new(server.stdout.take().unwrap());
         output.read_line(&mut first).unwrap();
         if first.starts_with("listening at ") {
             return server;
@@ -91,6 +95,32 @@ fn servers_that_share_an_etcd_have_the_same_policy_and_refuse_edits_of_older_rev
     assert_eq!(status(dir, "three"), status(dir, "two"));
     end(three, Signal::TERM);
     end(two, Signal::TERM);
+}
+
+#[test]
+fn a_policy_file_that_changes_while_the_engine_is_away_is_reported_and_the_server_ends_in_order() {
+    let Some(mut etcd) = EtcdProcess::start(1) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let policy = |uri: &str| {
+        let text = format!(r#"[{{"subject": "Group", "uri": "{uri}"}}]"#);
+        fs::write(dir.join("policy.json"), text).unwrap();
+    };
+    policy("/a/");
+    let server = serve(dir, "control", &etcd.join(), &["--policy", "policy.json"]);
+    etcd.kill(0);
+    policy("/longer/");
+    let end_of_wait = Instant::now() + LIMIT;
+    let log = || fs::read_to_string(dir.join("control.log")).unwrap();
+    while !log().contains("policy.json: the engine is away: ") {
+        assert!(Instant::now() < end_of_wait, "{}", log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    end(server, Signal::TERM);
+    // An orderly end removes the file of the socket.
+    assert!(!dir.join("control").exists());
 }
 
 #[test]
