@@ -232,8 +232,8 @@ impl Incoming {
 
     fn request(id: Id, name: &str, params: Option<&Payload>) -> Self {
         let Some(method) = Method::from_name(name) else {
-            let what = format_args!("unknown method {:?}", cut(name));
-            let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, what);
+            let name = cut(name);
+            let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, format_args!("unknown method {name:?}"));
             return Self::Refused {
                 id,
                 method: None,
