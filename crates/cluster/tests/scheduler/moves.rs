@@ -13,17 +13,10 @@ fn runs(controller: &mut Client, node: &mut Client, starts: &[&Start]) {
         start_on(controller, node, start);
         send_ready(node, 1000);
     }
-    let instances = starts.iter().map(|start| InstanceStats {
-        instance_uuid: start.instance_uuid.into(),
-        state: InstanceState::Active,
-        ..InstanceStats::default()
-    });
-    node.send_payload(&Stats {
-        node_uuid: node.uuid.into(),
-        instances: instances.collect(),
-        ..Stats::default()
-    });
-    controller.expect_payload::<Stats>();
+    let running = starts
+        .iter()
+        .map(|start| (start.instance_uuid, InstanceState::Active));
+    reports(controller, node, &running.collect::<Vec<_>>());
 }
 
 fn evacuate(controller: &mut Client, node: &mut Client) {

@@ -13,6 +13,17 @@ use uuid::Uuid;
 use super::client::Client;
 use super::{Cluster, expect_failure, expect_start, start, start_on, stats};
 
+/// A cluster, its controller, and a node that runs an instance with an address of the tenant `blue`.
+fn with_running_instance() -> (Cluster, Client, Client, Start) {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let start = leased(&mut controller);
+    start_on(&mut controller, &mut node, &start);
+    send_running(&mut node, &[start.instance_uuid]);
+    (cluster, controller, node, start)
+}
+
 /// Sends a request about the tenant `blue` and an instance, and returns its answer.
 #[track_caller]
 fn ask(controller: &mut Client, action: TenantAction, instance: Uuid) -> Tenants {
@@ -63,13 +74,8 @@ fn send_running(node: &mut Client, instances: &[Uuid]) {
 
 #[test]
 fn an_address_is_free_once_its_node_no_longer_lists_the_instance() {
-    let cluster = Cluster::strict();
-    let mut controller = cluster.controller();
-    let mut node = cluster.node(1000, &mut [&mut controller]);
-    let start = leased(&mut controller);
+    let (_cluster, mut controller, mut node, start) = with_running_instance();
     let instance = start.instance_uuid;
-    start_on(&mut controller, &mut node, &start);
-    send_running(&mut node, &[instance]);
     // An instance that an evacuation has stopped may be kept, or removed without a further event.
     node.send_payload(&InstanceStopped {
         instance_uuid: instance.into(),
@@ -83,13 +89,8 @@ fn an_address_is_free_once_its_node_no_longer_lists_the_instance() {
 
 #[test]
 fn an_instance_that_is_being_moved_keeps_its_address_even_if_the_event_of_its_end_was_lost() {
-    let cluster = Cluster::strict();
-    let mut controller = cluster.controller();
-    let mut node = cluster.node(1000, &mut [&mut controller]);
-    let start = leased(&mut controller);
+    let (cluster, mut controller, mut node, start) = with_running_instance();
     let instance = start.instance_uuid;
-    start_on(&mut controller, &mut node, &start);
-    send_running(&mut node, &[instance]);
     let mut other = cluster.node(1000, &mut []);
     controller.drain();
     controller.send_payload(&Evacuate {

@@ -435,17 +435,17 @@ impl<I> Flow<I> {
             },
             false => item,
         };
-        // An origin that sends no more while an item of it waits.
-        let stops = matches!(origin, Origin::Connection(from)
+        // A connection that has ended sends no more anyway.
+        let can_be_held = matches!(origin, Origin::Connection(from)
             if self.rows.get(from).is_some_and(|row| !row.is_ending));
         let Some(row) = self.rows.get_mut(to) else {
             return Delivery::Gone;
         };
         // The line counts in the same budget as the queue, which bounds the memory of both.
         row.outbox.budget().take(item.load().memory());
-        // Later items of distant origins, and of those that have ended, do not hold, so that the policy
-        // bounds them.
-        let is_bounded = stops || !row.has_long_line();
+        // In a long line, items of distant origins and of connections that have ended do not hold, so that
+        // the policy bounds them.
+        let is_bounded = can_be_held || !row.has_long_line();
         // A slow receiver holds only itself.
         let holds = origin != Origin::Application && (is_own || !row.is_slow) && is_bounded;
         let is_first = row.line.items.is_empty();

@@ -51,9 +51,9 @@ impl Supervisors {
         let supervisors: Vec<_> = subjects.iter().map(supervisor).collect();
         let few = if procfs::lists_children() { FEW } else { 0 };
         let all = (supervisors.iter().flatten().count() > few).then(procfs::by_parent);
-        let descendants = |of| match &all {
-            Some(all) => procfs::descendants_in(of, all),
-            None => procfs::descendants(of),
+        let descendants = |supervisor| match &all {
+            Some(all) => procfs::descendants_in(supervisor, all),
+            None => procfs::descendants(supervisor),
         };
         let measure = |(subject, supervisor): (&Measurable, Option<Stat>)| {
             let mut usage = Usage::default();
