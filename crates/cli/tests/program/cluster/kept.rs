@@ -376,6 +376,8 @@ fn a_change_with_an_old_revision_is_refused() {
 #[test]
 fn a_second_controller_takes_over_and_starts_no_instance_twice() {
     let mut kept = Kept::with(Cluster::new("--state scheduler-state --controllers master"), 1);
+    // The controller whose session begins first is the master.
+    kept.happens("session", 0);
     let second = kept.cluster.path("second");
     let http = format!("unix:{}", second.display());
     let start = ["controller", "--store", "second-store", "--http", &http];
