@@ -109,6 +109,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             screen: &mut screen,
             stop: &stop,
             addresses: Vec::new(),
+            last_error: String::new(),
         }
         .show(servers, args.agents),
         None => Demo::bring_up(&mut processes, &mut screen, &stop, args.agents, pace).and_then(|mut demo| {

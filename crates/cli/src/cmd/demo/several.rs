@@ -37,6 +37,8 @@ pub(super) struct Several<'a> {
     pub(super) stop: &'a Stop,
     /// The addresses of the servers, in the order in which they were started.
     pub(super) addresses: Vec<String>,
+    /// The error output of the last command that failed.
+    pub(super) last_error: String,
 }
 
 impl Several<'_> {
@@ -197,10 +199,17 @@ impl Several<'_> {
         Ok(())
     }
 
-    /// Starts a workload. The START is repeated while no scheduler leads.
+    /// Starts a workload. The START is repeated until it is done. A START that is on its way to a leader
+    /// that dies is lost; with the same UUID, the repeated one starts nothing twice.
     fn start(&mut self, name: &str) -> Result<(), Failure> {
-        let line = format!("start --name {name} --mem 8 --persistent -- sleep 1000");
+        let uuid = Uuid::new_v4();
+        let line =
+            format!("--timeout 10 start --uuid {uuid} --name {name} --mem 8 --persistent -- sleep 1000");
         let output = self.until("a START is done", |demo| match demo.ctl(&line) {
+            // The answer to an earlier attempt may be lost, not the START.
+            Err(Failure::Failed(error)) if error.contains("already_running") => {
+                Ok(Some(format!("instance {uuid} runs already")))
+            }
             Err(Failure::Failed(_)) => Ok(None),
             output => output.map(Some),
         })?;
@@ -253,7 +262,10 @@ impl Several<'_> {
         let (code, stdout, stderr) = self.until("the command ends", |_| Ok(run.ended()))?;
         match code {
             Some(0) => Ok(stdout),
-            _ => Err(Failure::new(stderr)),
+            _ => {
+                self.last_error.clone_from(&stderr);
+                Err(Failure::new(stderr))
+            }
         }
     }
 
@@ -277,7 +289,11 @@ impl Several<'_> {
             }
             pause();
         }
-        Err(Failure::new(format!("not seen in {} s: {what}", LIMIT.as_secs())))
+        Err(Failure::new(format!(
+            "not seen in {} s: {what}; the last error of a command: {}",
+            LIMIT.as_secs(),
+            self.last_error
+        )))
     }
 }
 

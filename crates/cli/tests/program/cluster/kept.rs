@@ -124,20 +124,25 @@ impl Kept {
     /// Waits until the controller reports a steady state, then counts the instances that run: one for
     /// each slot.
     fn settles(&self, count: usize, seconds: usize) {
-        let mut last_status = Value::Null;
-        until("all run", || {
-            last_status = self.done("get web").remove(0);
-            let web = &last_status["workload"];
-            web["rollout"]["state"] == "steady"
+        let deadline = Instant::now() + 2 * LIMIT;
+        let last_status = loop {
+            let status = self.done("get web").remove(0);
+            let web = &status["workload"];
+            let wanted = status["instances"].as_array().unwrap().iter();
+            if web["rollout"]["state"] == "steady"
                 && web["status"]["healthy"] == count
-                && last_status["instances"]
-                    .as_array()
-                    .unwrap()
-                    .iter()
-                    .filter(|one| one["wanted"] == true)
-                    .count()
-                    == count
-        });
+                && wanted.filter(|one| one["wanted"] == true).count() == count
+            {
+                break status;
+            }
+            let history = || self.done("history --limit 50");
+            assert!(
+                Instant::now() < deadline,
+                "not all run: {status:#} {:#?}",
+                history()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        };
         let mut running: BTreeMap<String, usize> = BTreeMap::new();
         until("nothing else runs", || {
             let instances = self.instances();

@@ -430,19 +430,24 @@ impl Process {
     /// The next line of the standard output.
     #[track_caller]
     pub fn line(&self) -> String {
-        let line = self.lines.recv_timeout(LIMIT);
-        let log = || fs::read_to_string(&self.log).unwrap_or_default();
-        line.unwrap_or_else(|e| panic!("{} says nothing: {e}: {}", self.name, log()))
+        self.line_with("")
     }
 
     /// Skips lines until one contains `text`, and returns it.
     #[track_caller]
     pub fn line_with(&self, text: &str) -> String {
+        let mut skipped = Vec::new();
         loop {
-            let line = self.line();
+            // Longer than the limits in the programs, which say for what they waited in vain.
+            let line = self.lines.recv_timeout(2 * LIMIT);
+            let line = line.unwrap_or_else(|e| {
+                let log = fs::read_to_string(&self.log).unwrap_or_default();
+                panic!("{} does not print {text:?}: {e}: {skipped:#?} {log}", self.name)
+            });
             if line.contains(text) {
                 return line;
             }
+            skipped.push(line);
         }
     }
 

@@ -17,6 +17,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use super::state::{self, State};
 use super::{RUN, SOCKET};
 use crate::agent::driver::{InstanceDir, Running};
+use ssntp_transport::is_timeout;
 
 /// The time limit for an answer of a supervisor.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -54,7 +55,11 @@ pub(super) fn answer(stream: &UnixStream) -> io::Result<State> {
     let mut line = String::new();
     BufReader::new(stream)
         .take(state::LINE as u64)
-        .read_line(&mut line)?;
+        .read_line(&mut line)
+        .map_err(|e| match is_timeout(&e) {
+            true => io::Error::new(io::ErrorKind::TimedOut, "the supervisor does not answer in time"),
+            false => e,
+        })?;
     if line.is_empty() {
         return Err(io::Error::other("the supervisor has closed the connection"));
     }

@@ -140,8 +140,9 @@ const SOCKET: &str = "socket";
 const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
 /// The default for the most that is kept of one log, in MB.
 pub(super) const DEFAULT_LOG_MB: u32 = 16;
-/// The time limit for each answer of a supervisor during a launch.
-const FIRST_STEPS: Duration = Duration::from_secs(10);
+/// The time limit for each answer of a supervisor during a launch. On a busy machine a process may need
+/// seconds to begin.
+const FIRST_STEPS: Duration = Duration::from_secs(30);
 const MB: u64 = 1024 * 1024;
 
 /// True if this program has called [`supervise`], and so can be started as a supervisor.
