@@ -1,10 +1,16 @@
 //! An etcd cluster for one test, if the program etcd is on the PATH.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use crate::port::HeldPort;
+
+/// The time limit for a member to answer. Longer than [`LIMIT`](crate::LIMIT), because each of several
+/// members writes to the disk before it answers.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// The members of an etcd cluster. Dropping it ends them.
 #[derive(Debug)]
@@ -16,9 +22,16 @@ pub struct EtcdProcess {
 #[derive(Debug)]
 struct Member {
     dir: PathBuf,
-    client: u16,
+    client: HeldPort,
+    _peers: HeldPort,
     arguments: Vec<String>,
     child: Option<Child>,
+}
+
+impl Member {
+    fn log(&self) -> PathBuf {
+        self.dir.with_extension("log")
+    }
 }
 
 impl EtcdProcess {
@@ -34,36 +47,20 @@ impl EtcdProcess {
             println!("skipped: there is no etcd on the PATH");
             return None;
         }
-        // Another process may bind a port before etcd does.
-        let started = (0..10).find_map(|_| Self::try_start(members, scheme, further));
-        Some(started.expect("an etcd that answers"))
-    }
-
-    fn try_start(count: usize, scheme: &str, further: &[String]) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
-        let held: Vec<_> = (0..2 * count)
-            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
-            .collect();
-        let ports: Vec<_> = held
-            .iter()
-            .map(|held| held.local_addr().unwrap().port())
-            .collect();
-        drop(held);
-        let (clients, peers) = ports.split_at(count);
-        let named = |(at, port): (usize, &u16)| format!("m{at}=http://127.0.0.1:{port}");
-        let cluster = peers.iter().enumerate().map(named).collect::<Vec<_>>().join(",");
-        let member = |at: usize| {
+        let ports: Vec<_> = (0..members).map(|_| [HeldPort::new(), HeldPort::new()]).collect();
+        let named = |(at, [_, peers]): (usize, &[HeldPort; 2])| format!("m{at}=http://{}", peers.address());
+        let cluster = ports.iter().enumerate().map(named).collect::<Vec<_>>().join(",");
+        let member = |(at, [client, peers]): (usize, [HeldPort; 2])| {
             let path = dir.path().join(format!("m{at}"));
-            let (client, peer) = (
-                format!("{scheme}://127.0.0.1:{}", clients[at]),
-                format!("http://127.0.0.1:{}", peers[at]),
-            );
+            let url = format!("{scheme}://{}", client.address());
+            let peer = format!("http://{}", peers.address());
             let data = path.to_str().unwrap().to_owned();
             let pairs = [
                 ("name", format!("m{at}")),
                 ("data-dir", data),
-                ("listen-client-urls", client.clone()),
-                ("advertise-client-urls", client),
+                ("listen-client-urls", url.clone()),
+                ("advertise-client-urls", url),
                 ("listen-peer-urls", peer.clone()),
                 ("initial-advertise-peer-urls", peer),
                 ("initial-cluster", cluster.clone()),
@@ -74,60 +71,56 @@ impl EtcdProcess {
             let arguments = pairs.into_iter().map(|(name, value)| format!("--{name}={value}"));
             Member {
                 dir: path,
-                client: clients[at],
+                client,
+                _peers: peers,
                 arguments: arguments.chain(further.iter().cloned()).collect(),
                 child: None,
             }
         };
         let mut etcd = Self {
-            members: (0..count).map(member).collect(),
+            members: ports.into_iter().enumerate().map(member).collect(),
             _dir: dir,
         };
-        (0..count).for_each(|at| etcd.spawn(at));
-        (0..count)
-            .all(|at| etcd.wait(at, scheme == "http"))
-            .then_some(etcd)
+        (0..members).for_each(|at| etcd.spawn(at));
+        (0..members).for_each(|at| etcd.wait(at, scheme == "http"));
+        Some(etcd)
     }
 
     /// Starts a member, and does not wait until it answers.
     pub fn spawn(&mut self, at: usize) {
         let member = &mut self.members[at];
+        let log = std::fs::File::create(member.log()).unwrap();
         let mut command = Command::new("etcd");
-        command
-            .args(&member.arguments)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.args(&member.arguments).stdout(Stdio::null()).stderr(log);
         member.child = Some(command.spawn().unwrap());
     }
 
-    /// Waits until the member answers; false if it has ended.
-    fn wait(&mut self, at: usize, is_clear: bool) -> bool {
-        let end = Instant::now() + Duration::from_secs(60);
-        while Instant::now() < end {
-            let member = &mut self.members[at];
-            if !matches!(member.child.as_mut().map(Child::try_wait), Some(Ok(None))) {
-                return false;
-            }
-            let answers = match is_clear {
-                true => self
-                    .post(at, "/v3/kv/range", r#"{"key":"eA=="}"#)
-                    .contains("header"),
-                false => TcpStream::connect(("127.0.0.1", self.members[at].client)).is_ok(),
+    /// Waits until the member answers.
+    fn wait(&mut self, at: usize, is_clear: bool) {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let answer = match is_clear {
+                true => self.post(at, "/v3/kv/range", r#"{"key":"eA=="}"#),
+                false => TcpStream::connect(self.members[at].client.address())
+                    .map_or_else(|e| e.to_string(), |_| "header".to_owned()),
             };
-            if answers {
-                return true;
+            if answer.contains("header") {
+                return;
             }
+            let member = &mut self.members[at];
+            let ended = member.child.as_mut().unwrap().try_wait().unwrap();
+            assert!(
+                ended.is_none() && Instant::now() < end,
+                "etcd {at} does not answer; its end: {ended:?}; its last answer: {answer:?}; its log: {}",
+                std::fs::read_to_string(member.log()).unwrap_or_default()
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
-        false
     }
 
     /// The value for `--join`.
     pub fn join(&self) -> String {
-        let endpoints = self
-            .members
-            .iter()
-            .map(|member| format!("127.0.0.1:{}", member.client));
+        let endpoints = self.members.iter().map(|member| member.client.address());
         format!("etcd://{}", endpoints.collect::<Vec<_>>().join(","))
     }
 
@@ -139,7 +132,7 @@ impl EtcdProcess {
     /// As above, with the token that etcd has issued to a user.
     pub fn post_as(&self, at: usize, path: &str, body: &str, token: &str) -> String {
         let mut answer = String::new();
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.members[at].client)) else {
+        let Ok(mut stream) = TcpStream::connect(self.members[at].client.address()) else {
             return answer;
         };
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -171,7 +164,7 @@ impl EtcdProcess {
             std::fs::remove_dir_all(&self.members[at].dir).unwrap();
         }
         self.spawn(at);
-        assert!(self.wait(at, true), "etcd has ended");
+        self.wait(at, true);
     }
 }
 

@@ -453,7 +453,7 @@ fn a_silent_server_is_disconnected_and_dialled_again() {
     let bench = Bench::new(|config| {
         config.settings.keepalive.first = Duration::from_millis(30);
         config.settings.keepalive.interval = Duration::from_millis(30);
-        config.settings.keepalive.silence = Duration::from_millis(1500);
+        config.settings.keepalive.silence = Duration::from_secs(5);
     });
     let mut silent = bench.ready();
     while silent.recv().is_some() {}

@@ -399,7 +399,7 @@ fn a_peer_that_is_silent_for_too_long_is_disconnected() {
     let mut settings = server_settings("pr1");
     settings.keepalive.first = Duration::from_millis(30);
     settings.keepalive.interval = Duration::from_millis(30);
-    settings.keepalive.silence = Duration::from_millis(100);
+    settings.keepalive.silence = Duration::from_secs(3);
     let (_server, address) = serve_tcp(ServerConfig::new(settings));
     let mut raw = Raw::identified(&address, "raw", "test");
     assert_eq!(raw.recv_other(), None);

@@ -99,16 +99,21 @@ fn element(name: &str, address: &str) -> PolicyElement {
 }
 
 /// The first event that the test waits for.
+#[track_caller]
 fn event<T>(element: &PolicyElement, mut find: impl FnMut(ElementEvent) -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
+    let mut others = Vec::new();
     loop {
         let event = element.recv_timeout(end.saturating_duration_since(Instant::now()));
-        if let Some(found) = find(event.expect("an event in time")) {
+        let event = event.unwrap_or_else(|e| panic!("no such event in time: {e}; {others:#?}"));
+        others.push(format!("{event:?}"));
+        if let Some(found) = find(event) {
             return found;
         }
     }
 }
 
+#[track_caller]
 fn until_health(element: &PolicyElement, wanted: Health) {
     event(element, |event| {
         (event == ElementEvent::Health { health: wanted }).then_some(())
@@ -116,18 +121,25 @@ fn until_health(element: &PolicyElement, wanted: Health) {
 }
 
 /// Waits until a received object has a value, or is removed.
+#[track_caller]
 fn until_value(element: &PolicyElement, store: Store, at: &str, value: Option<&str>) {
     let at = uri(at);
-    until(|| {
+    let end = Instant::now() + LIMIT;
+    loop {
         let objects = element.objects(store, &at).unwrap();
         let found = objects
             .first()
             .and_then(|object| object.property("name").cloned());
-        found == value.map(serde_json::Value::from)
-    });
+        if found == value.map(serde_json::Value::from) {
+            return;
+        }
+        assert!(Instant::now() < end, "{at} has {found:?}, not {value:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Waits until the server has the expected state.
+#[track_caller]
 fn until_server(
     handle: &ServerHandle,
     is: impl Fn(&ServerContext<'_>) -> bool + Send + Sync + Copy + 'static,
@@ -136,6 +148,7 @@ fn until_server(
 }
 
 /// Checks a condition repeatedly until it is true.
+#[track_caller]
 fn until(mut is: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !is() {

@@ -247,7 +247,7 @@ fn updates_are_sent_for_the_refresh_rate_and_no_longer() {
         json!({"id": ["policy_resolve", 1], "method": "policy_resolve",
         "params": [{"subject": "GbpEpGroup", "policy_uri": GROUP, "prr": prr}]})
     };
-    let answer = raw.ask(&resolve(1));
+    let answer = raw.ask(&resolve(4));
     assert_eq!(answer["result"]["policy"][0]["uri"], GROUP);
     handle.edit(Edit::Merge(vec![object(GROUP, "a")])).unwrap();
     assert_eq!(raw.recv_other().unwrap()["method"], "policy_update");
@@ -258,7 +258,7 @@ fn updates_are_sent_for_the_refresh_rate_and_no_longer() {
     assert_eq!(raw.recv_other().unwrap(), json!({"id": 7, "result": [1]}));
 
     let declare = json!({"id": 8, "method": "endpoint_declare",
-        "params": [{"endpoint": [{"subject": "EprL3Ep", "uri": ENDPOINT}], "prr": 1}]});
+        "params": [{"endpoint": [{"subject": "EprL3Ep", "uri": ENDPOINT}], "prr": 4}]});
     raw.ask(&declare);
     assert_eq!(handle.with(|cx| cx.core().endpoints().len()).unwrap(), 1);
     until_server(&handle, |cx| cx.core().endpoints().is_empty());
@@ -270,7 +270,7 @@ fn an_element_repeats_its_requests_before_the_refresh_rate_ends() {
         serve_tcp(ServerConfig::new(server_settings("pr1")).policy(vec![object(GROUP, "web")]));
     let handle = server.handle();
     let mut config = ElementConfig::new(element_settings("pe1", &[&address]));
-    config.settings.prr = Duration::from_secs(1);
+    config.settings.prr = Duration::from_secs(3);
     let element = PolicyElement::start(config).unwrap();
     let _policy = element.resolve(&uri(GROUP)).unwrap();
     element

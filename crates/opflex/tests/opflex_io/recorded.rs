@@ -119,7 +119,7 @@ fn answers_are_the_same(capture: &str, own: Option<&str>) {
         }
     }
     for messages in connections.into_values() {
-        let [address] = free();
+        let (_port, [address]) = free();
         let messages: Vec<(bool, Value)> = messages
             .iter()
             .map(|(by_server, text)| {

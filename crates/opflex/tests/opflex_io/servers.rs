@@ -2,6 +2,7 @@
 
 use ssntp_opflex::message::{Method, Peer, Role};
 use ssntp_opflex::policy_element::PeerState;
+use ssntp_test_support::port::HeldPort;
 
 use super::*;
 
@@ -29,11 +30,11 @@ fn serve_at(address: &str, roles: bool, others: &[&str]) -> Server {
     serve(config)
 }
 
-/// Addresses without a listener.
-pub(crate) fn free<const N: usize>() -> [String; N] {
-    let listeners: [std::net::TcpListener; N] =
-        std::array::from_fn(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().to_string())
+/// Ports without a listener, and their addresses.
+pub(crate) fn free<const N: usize>() -> ([HeldPort; N], [String; N]) {
+    let ports = std::array::from_fn(|_| HeldPort::new());
+    let addresses = ports.each_ref().map(HeldPort::address);
+    (ports, addresses)
 }
 
 fn states(element: &PolicyElement) -> Vec<(String, PeerState)> {
@@ -44,7 +45,7 @@ fn states(element: &PolicyElement) -> Vec<(String, PeerState)> {
 
 #[test]
 fn a_server_that_lists_only_others_is_left_for_them() {
-    let [anycast, b, c] = free();
+    let (_ports, [anycast, b, c]) = free();
     let _a = serve_at(&anycast, false, &[&b, &c]);
     let servers = [serve_at(&b, true, &[&b, &c]), serve_at(&c, true, &[&b, &c])];
     let element = element("pe1", &anycast);
@@ -67,7 +68,7 @@ fn a_server_that_lists_only_others_is_left_for_them() {
 
 #[test]
 fn the_control_socket_shows_sessions_counters_and_objects() {
-    let [address] = free();
+    let (_ports, [address]) = free();
     let server = serve_at(&address, true, &[&address]);
     let element = element("pe1", &address);
     until_health(&element, Health::Healthy);
@@ -89,7 +90,7 @@ fn the_control_socket_shows_sessions_counters_and_objects() {
 
 #[test]
 fn all_requests_are_sent_again_when_a_server_is_back() {
-    let [b, c] = free();
+    let (_ports, [b, c]) = free();
     let mut servers = [&b, &c].map(|address| Some(serve_at(address, true, &[&b, &c])));
     let element = PolicyElement::start(ElementConfig::new(element_settings("pe1", &[&b, &c]))).unwrap();
     let _policy = element.resolve(&uri(GROUP)).unwrap();
@@ -127,7 +128,7 @@ fn all_requests_are_sent_again_when_a_server_is_back() {
 
 #[test]
 fn a_parked_server_is_dialled_again_when_the_others_are_gone() {
-    let [anycast, b, c] = free();
+    let (_ports, [anycast, b, c]) = free();
     let a = serve_at(&anycast, false, &[&b]);
     let first = serve_at(&b, true, &[&b]);
     let element = element("pe1", &anycast);

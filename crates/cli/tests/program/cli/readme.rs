@@ -1,7 +1,6 @@
 //! The `sh` blocks of the README and of the first pages, run one after the other in one shell.
 
 use std::fs::{self, File, Permissions};
-use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
+use ssntp_test_support::port::HeldPort;
 use tempfile::TempDir;
 
 /// The time limit for all commands, which take some seconds on an idle machine.
@@ -140,12 +140,6 @@ fn blocks(document: &str) -> Vec<String> {
     blocks
 }
 
-/// A port that no program uses.
-fn free_port() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port().to_string()
-}
-
 #[test]
 fn the_first_pages_can_be_pasted_into_a_shell() {
     let mut script = String::new();
@@ -159,9 +153,12 @@ fn the_first_pages_can_be_pasted_into_a_shell() {
         "ssntp server --dev &",
         "ssntp server --dev --listen 127.0.0.1:0 &",
     );
+    let mut held = Vec::new();
     for port in ["8890", "8891", "8009", "8010"] {
         assert!(script.contains(&format!(":{port}")), "{port} is not used");
-        script = script.replace(&format!(":{port}"), &format!(":{}", free_port()));
+        let free = HeldPort::new();
+        script = script.replace(&format!(":{port}"), &format!(":{}", free.number()));
+        held.push(free);
     }
     assert!(!script.contains(":8888"), "another test may use that port");
     let mut pasted = Pasted::new(&script);
