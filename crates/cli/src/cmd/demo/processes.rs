@@ -18,9 +18,9 @@ use crate::service_manager;
 use crate::signals::Stop;
 
 /// The time limit for the first lines of a process.
-const FIRST_LINES: Duration = Duration::from_secs(20);
-/// The time limit for the end of a process after SIGTERM.
-const END: Duration = Duration::from_secs(5);
+const FIRST_LINES: Duration = Duration::from_secs(60);
+/// The time limit for the end of a process after SIGTERM. A daemon ends itself by force much earlier.
+const END: Duration = Duration::from_secs(30);
 /// The time between two checks whether a process has ended or printed its line.
 const POLL: Duration = Duration::from_millis(5);
 

@@ -8,15 +8,18 @@
 //! As in the other demo, each step is a command that a user could type, and the step prints the
 //! command's output.
 
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
+
 use serde_json::Value;
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest};
-use ssntp::transport::Address;
-use ssntp_transport::{Cancel, Listener, Target, TcpOptions};
+use ssntp_transport::{Cancel, Target, TcpOptions};
 use uuid::Uuid;
 
 use super::processes::{Processes, pause};
@@ -72,7 +75,8 @@ impl Several<'_> {
     }
 
     fn show_schedulers(&mut self, servers: u16, agents: u16) -> Result<(), Failure> {
-        let [clients, peers] = [free_address()?, free_address()?];
+        // Both ports are held until the end.
+        let [(clients, _held), (peers, _also_held)] = [free_address()?, free_address()?];
         let words = format!(
             "--name demo --data-dir etcd --listen-client-urls http://{clients} --advertise-client-urls \
              http://{clients} --listen-peer-urls http://{peers} --initial-advertise-peer-urls http://{peers} \
@@ -92,7 +96,17 @@ impl Several<'_> {
                  cluster-{at}.yaml --join etcd://{clients} --cluster demo"
             );
             let name = format!("scheduler-{at}");
-            let (line, pid) = self.processes.start(&name, &words, self.stop)?;
+            // A busy etcd may not answer in the time limit of a call, and then a scheduler ends.
+            let (line, pid) = self.until("a scheduler joins the etcd", |demo| {
+                match demo.processes.start(&name, &words, demo.stop) {
+                    Err(Failure::Failed(error)) => {
+                        demo.last_error = error;
+                        demo.processes.kill(&name);
+                        Ok(None)
+                    }
+                    started => started.map(Some),
+                }
+            })?;
             let address = line.strip_prefix("listening at ").unwrap_or(&line).to_owned();
             self.screen
                 .step(&format!("{name} listens at {address} (process {pid})"))?;
@@ -113,7 +127,7 @@ impl Several<'_> {
         ))?;
         self.start("before")?;
         let leader = self.leader()?;
-        let servers = self.ctl("servers")?;
+        let servers = self.until("the servers are listed", |demo| demo.attempt("servers"))?;
         self.screen
             .step(&format!("scheduler-{} leads:\n{servers}", leader + 1))?;
         let killed = now();
@@ -136,13 +150,16 @@ impl Several<'_> {
         self.screen.step(&format!(
             "all agents are back, and {instances} instances run, each once"
         ))?;
-        self.ctl("delete --all")?;
+        self.until("all instances are deleted", |demo| demo.attempt("delete --all"))?;
         self.screen.step("all instances were deleted")
     }
 
     fn show_routers(&mut self, servers: u16) -> Result<(), Failure> {
+        let mut held = Vec::new();
         for _ in 1..=servers {
-            self.addresses.push(free_address()?);
+            let (address, port) = free_address()?;
+            self.addresses.push(address);
+            held.push(port);
         }
         let peers = self.addresses.join(",");
         for (at, address) in (1..).zip(self.addresses.clone()) {
@@ -227,6 +244,14 @@ impl Several<'_> {
         })
     }
 
+    /// Runs `ssntp ctl`. `None` if it fails, for example because the leader has just changed.
+    fn attempt(&mut self, line: &str) -> Result<Option<String>, Failure> {
+        match self.ctl(line) {
+            Err(Failure::Failed(_)) => Ok(None),
+            output => output.map(Some),
+        }
+    }
+
     /// The number of the scheduler that leads.
     fn leader(&mut self) -> Result<usize, Failure> {
         self.until("a scheduler leads", |demo| {
@@ -239,10 +264,8 @@ impl Several<'_> {
 
     /// The entries of a list that `ctl` prints; empty while no scheduler answers.
     fn list(&mut self, what: &str) -> Result<Vec<Value>, Failure> {
-        let output = match self.ctl(&format!("--json --timeout 5 {what}")) {
-            Err(Failure::Failed(_)) => return Ok(Vec::new()),
-            output => output?,
-        };
+        let output = self.attempt(&format!("--json --timeout 5 {what}"))?;
+        let output = output.unwrap_or_default();
         let value: Value = serde_json::from_str(&output).unwrap_or_default();
         let listed = value.as_array().or_else(|| value["servers"].as_array());
         Ok(listed.cloned().unwrap_or_default())
@@ -303,11 +326,20 @@ fn has_etcd() -> bool {
     etcd.status().is_ok_and(|status| status.success())
 }
 
-/// A loopback address with a port that is free at present.
-fn free_address() -> Result<String, Failure> {
-    let any = Address::tcp("127.0.0.1", 0);
-    let bound = Listener::bind(&any, TcpOptions::default()).map_err(Failure::new)?;
-    let address = bound.first().and_then(Listener::local_address);
-    let address = address.ok_or_else(|| Failure::new("there is no free port"))?;
-    Ok(address.to_string())
+/// A loopback address with a free port, which stays that of this demo as long as the socket is open: it is
+/// bound, and does not listen. Servers can listen there, because they set `SO_REUSEADDR`.
+fn free_address() -> Result<(String, OwnedFd), Failure> {
+    let hold = || {
+        let socket = socket_with(
+            AddressFamily::INET,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+        let address = SocketAddrV4::try_from(getsockname(&socket)?)?;
+        Ok((address.to_string(), socket))
+    };
+    hold().map_err(|e: rustix::io::Errno| Failure::new(format!("there is no free port: {e}")))
 }

@@ -9,8 +9,8 @@ use super::steps::Demo;
 use crate::clock::now;
 use crate::failure::Failure;
 
-/// The time limit for one state to be seen.
-const LIMIT: Duration = Duration::from_secs(30);
+/// The time limit for one state to be seen. A busy machine needs seconds for the start of a process.
+const LIMIT: Duration = Duration::from_secs(60);
 /// The time between two checks of a process, because its end makes no change in the cluster.
 const POLL: Duration = Duration::from_millis(10);
 /// The time between two drawings of the table.
