@@ -80,7 +80,7 @@ use ssntp_transport::{LogLimit, NEVER, excerpt};
 /// time on STATS.
 const SETTLE_EACH: Duration = Duration::from_micros(50);
 const SETTLE: Duration = Duration::from_millis(50);
-/// The time after which STATS are sent with the last figures, if a measurement takes longer.
+/// The longest time after which STATS are sent with the last figures, if a measurement takes longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The pause before frames are sent again for which the client had no room.
 const RETRY: Duration = Duration::from_millis(200);
@@ -437,7 +437,7 @@ impl Control {
         let stats = match self.measuring_since {
             // A new measurement begins only after the one under way. If that one takes longer than
             // this, STATS are sent without it.
-            Some(since) => since + PATIENCE,
+            Some(since) => since + self.patience(),
             None => self.stats_due,
         };
         // While restarts are not allowed, an overdue restart must not count. Its time has passed,

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -184,7 +185,7 @@ impl Control {
             self.send_stats();
         }
         match self.measuring_since {
-            Some(since) if self.now >= since + PATIENCE => {
+            Some(since) if self.now >= since + self.patience() => {
                 // A file system may not answer, so STATS are sent with the last figures.
                 self.measuring_since = Some(self.now);
                 self.send_stats();
@@ -218,6 +219,11 @@ impl Control {
             }
             None => {}
         }
+    }
+
+    /// With a short interval the node would be stale before [`PATIENCE`] is over.
+    pub(super) fn patience(&self) -> Duration {
+        PATIENCE.min(self.settings.interval)
     }
 
     pub(super) fn measured(&mut self, facts: Facts, usages: Vec<(Uuid, Usage)>) {

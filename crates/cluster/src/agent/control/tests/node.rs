@@ -127,6 +127,20 @@ fn stats_are_sent_even_if_a_measurement_does_not_end() {
     assert_eq!(stage.jobs.len(), 1, "a measurement is requested once");
 }
 
+/// The scheduler calls a node stale that has sent no STATS for three intervals.
+#[test]
+fn a_long_measurement_does_not_delay_the_stats_of_a_node_with_a_short_interval() {
+    let interval = Duration::from_secs(1);
+    let mut stage = Stage::of(Settings {
+        interval,
+        ..settings()
+    });
+    for _ in 0..3 {
+        stage.pass(interval);
+    }
+    assert_eq!(stage.kinds(), ["STATS", "STATS"]);
+}
+
 #[test]
 fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
     let mut stage = Stage::new();
