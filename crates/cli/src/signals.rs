@@ -136,14 +136,16 @@ impl Stop {
     ) -> Result<Option<T>, Failure> {
         let deadline = now() + limit;
         loop {
+            // The last look is after the deadline, because the process may have been stopped meanwhile.
+            let is_over = now() >= deadline;
             if let Some(found) = look()? {
                 return Ok(Some(found));
             }
+            if is_over {
+                return Ok(None);
+            }
             if self.stopped.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
                 return Err(self.interrupted());
-            }
-            if now() >= deadline {
-                return Ok(None);
             }
         }
     }
