@@ -1,13 +1,12 @@
 //! kill -9 of an agent, and of the scheduler.
 
 use std::fs;
-use std::time::{Duration, Instant};
 
 use ssntp::payload::InstanceState;
 use ssntp_cluster::controller::View;
 use uuid::Uuid;
 
-use crate::cluster::processes::{Cluster, Done, LIMIT, processes_inside, wait_for};
+use crate::cluster::processes::{Cluster, Done, LIMIT, processes_inside, sees, until, wait_for};
 use crate::processes::words;
 
 #[test]
@@ -30,19 +29,18 @@ fn workloads_outlive_their_agent() {
         &until_go,
     ];
     assert_eq!(cluster.ctl_words(&start).code, Some(0));
-    let running = || processes_inside(&cluster.path("state-0/instances").join(ends.to_string())).len();
+    let place = cluster.path("state-0/instances").join(ends.to_string());
+    let running = || processes_inside(&place).len();
     assert_ne!(running(), 0);
     cluster.kill_node(0);
     let is_disconnected = |view: &View| (!view.node(node)?.connected).then_some(());
-    controller.wait(LIMIT, is_disconnected).expect("the node is gone");
+    sees(&controller, "the node is gone", is_disconnected);
     // One instance ends while no agent runs.
     fs::write(&go, "").unwrap();
-    let running = || processes_inside(&cluster.path("state-0/instances").join(ends.to_string())).len();
-    let deadline = Instant::now() + LIMIT;
-    while running() != 0 {
-        assert!(Instant::now() < deadline, "the instance does not end");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("the instance ends", || match running() {
+        0 => Ok(()),
+        left => Err(format!("{left} processes are left")),
+    });
     // The other instance runs on, and no command reaches it.
     let error = cluster.fails(&format!("stop {lasts}"));
     assert_eq!(error, format!("no node is known to have instance {lasts}"));
@@ -73,11 +71,10 @@ fn a_scheduler_that_is_killed_under_load_loses_no_running_instance() {
         .spawn()
         .unwrap();
     let some_more = |view: &View| (view.instances().count() > before.len()).then_some(());
-    controller.wait(LIMIT, some_more).expect("the load has begun");
+    sees(&controller, "the load has begun", some_more);
     cluster.kill_scheduler();
-    controller
-        .wait(LIMIT, |view| (!view.is_online()).then_some(()))
-        .expect("the controller notices the end of the scheduler");
+    let is_offline = |view: &View| (!view.is_online()).then_some(());
+    sees(&controller, "the end of the scheduler is noticed", is_offline);
     let _ = Done::of_child(load);
     cluster.start_scheduler();
 
@@ -88,9 +85,7 @@ fn a_scheduler_that_is_killed_under_load_loses_no_running_instance() {
             .count();
         (nodes == 2 && view.is_complete()).then_some(())
     };
-    controller
-        .wait(LIMIT, back)
-        .expect("agents and controller connect again");
+    sees(&controller, "agents and controller connect again", back);
     for instance in before {
         wait_for(&controller, instance, &InstanceState::Active);
     }
@@ -106,7 +101,5 @@ fn a_scheduler_that_is_killed_under_load_loses_no_running_instance() {
         all.len()
     );
     let none = |view: &View| (view.instances().count() == 0).then_some(());
-    controller
-        .wait(Duration::from_secs(20), none)
-        .expect("all instances are deleted");
+    sees(&controller, "all instances are deleted", none);
 }

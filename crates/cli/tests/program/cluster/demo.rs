@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::cluster::processes::{Done, LIMIT, Process, end_of, processes_inside, ssntp};
+use crate::cluster::processes::{Done, LIMIT, Process, end_of, processes_inside, ssntp, until};
 
 /// A demo with its own directory for temporary files.
 fn demo(place: &TempDir, words: &[&str]) -> Process {
@@ -80,7 +80,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
     ] {
         demo.line_with(step);
     }
-    assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
+    assert_eq!(demo.end(), Some(0), "{}", demo.log());
     assert_eq!(demo.log(), "");
     nothing_is_left(&place);
 }
@@ -96,7 +96,7 @@ fn the_demo_lasts_for_the_given_time_and_shows_no_log_lines_of_its_commands() {
     let why = demo.line();
     assert!(why.contains("no node has enough room"), "{why}");
     demo.line_with("no process and no file is left");
-    assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
+    assert_eq!(demo.end(), Some(0), "{}", demo.log());
     assert!(began.elapsed() >= Duration::from_secs(8));
 }
 
@@ -115,13 +115,15 @@ fn a_held_demo_carries_out_commands_until_a_signal_ends_it() {
     let kept = place.path().join("kept.yaml");
     fs::write(&kept, "name: kept\nstart: {command: [sleep, \"1000\"]}\n").unwrap();
     ctl(&["apply", "-f", kept.to_str().unwrap()]);
-    let deadline = Instant::now() + LIMIT;
-    while !ctl(&["instances"]).contains("kept-1") {
-        assert!(Instant::now() < deadline, "{}", ctl(&["get", "kept"]));
-    }
+    until("kept-1 is listed", || {
+        match ctl(&["instances"]).contains("kept-1") {
+            true => Ok(()),
+            false => Err(ctl(&["get", "kept"])),
+        }
+    });
     demo.signal(Signal::INT);
     demo.line_with("all 8 instances were deleted");
-    assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
+    assert_eq!(demo.end(), Some(0), "{}", demo.log());
     nothing_is_left(&place);
 }
 
@@ -208,7 +210,7 @@ fn the_demo_of_several_servers_loses_one_and_goes_on() {
         for line in lines {
             demo.line_with(line);
         }
-        assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
+        assert_eq!(demo.end(), Some(0), "{}", demo.log());
         nothing_is_left(&place);
     }
 }
@@ -246,7 +248,7 @@ fn a_signal_at_any_time_leaves_nothing_behind() {
         // A service manager sends the signal to the process that removes the directory as well.
         kill_process(caretaker(&place), signal).unwrap();
         demo.signal(signal);
-        assert_eq!(demo.end(LIMIT), Some(1), "{step}: {}", demo.log());
+        assert_eq!(demo.end(), Some(1), "{step}: {}", demo.log());
         assert!(
             demo.log().contains("interrupted before every step was seen"),
             "{step}: {}",
@@ -272,14 +274,15 @@ fn a_demo_that_is_killed_leaves_nothing_behind() {
             demo.line_with("listens at ");
         }
         demo.signal(Signal::KILL);
-        assert_eq!(demo.end(LIMIT), None, "{}", demo.log());
-        let deadline = Instant::now() + LIMIT;
-        let left =
-            || fs::read_dir(temporary(&place)).unwrap().count() + processes_inside(&temporary(&place)).len();
-        while left() > 0 {
-            assert!(Instant::now() < deadline, "held: {held}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        assert_eq!(demo.end(), None, "{}", demo.log());
+        until("nothing is left", || {
+            let files: Vec<_> = fs::read_dir(temporary(&place)).unwrap().flatten().collect();
+            let processes = processes_inside(&temporary(&place));
+            let is_clean = files.is_empty() && processes.is_empty();
+            is_clean
+                .then_some(())
+                .ok_or(format!("{files:?} {processes:?}, held: {held}"))
+        });
     }
 }
 
@@ -295,7 +298,7 @@ fn a_demo_fails_if_its_output_is_closed_before_its_last_step() {
         .spawn()
         .unwrap();
     drop(child.stdout.take());
-    assert_eq!(end_of(&mut child, LIMIT).code(), Some(1));
+    assert_eq!(end_of(&mut child).code(), Some(1));
     assert_eq!(
         fs::read_to_string(&log).unwrap(),
         "ssntp: the standard output was closed before every step was seen\n"
@@ -318,7 +321,7 @@ fn a_demo_whose_agent_dies_fails_with_the_reason_and_leaves_nothing_behind() {
     demo.line_with(" ctl events ");
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
-    assert_eq!(demo.end(LIMIT), Some(1), "{}", demo.log());
+    assert_eq!(demo.end(), Some(1), "{}", demo.log());
     assert!(
         demo.log().contains("ssntp: the agent-1 has ended"),
         "{}",

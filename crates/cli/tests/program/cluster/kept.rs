@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::cluster::processes::{Cluster, Done, LIMIT, Process, processes_inside};
+use crate::cluster::processes::{Cluster, Done, LIMIT, Process, processes_inside, until};
 use crate::processes::words;
 
 /// A cluster, its controller daemon, and a file of workloads.
@@ -106,12 +106,26 @@ impl Kept {
         self.done("apply -f web.yaml");
     }
 
+    /// As [`until`]. If it does not come, says what the controller has recorded as well.
+    #[track_caller]
+    fn comes(&self, what: &str, mut is_so: impl FnMut() -> Result<(), String>) {
+        let deadline = Instant::now() + LIMIT;
+        until(what, || match is_so() {
+            Err(seen) if Instant::now() > deadline => {
+                let history = self.done("history --limit 50");
+                Err(format!("{seen}; the history: {history:#?}"))
+            }
+            seen => seen,
+        });
+    }
+
     /// Waits until the history has a row of this kind after the given row.
+    #[track_caller]
     fn happens(&self, kind: &str, after: i64) {
-        until(kind, || {
+        self.comes(kind, || {
             let rows = self.done(&format!("history --kind {kind} --limit 1"));
-            rows.first()
-                .is_some_and(|row| row["id"].as_i64().unwrap() > after)
+            let last = rows.first().map(|row| row["id"].as_i64().unwrap());
+            (last > Some(after)).then_some(()).ok_or(format!("{rows:?}"))
         });
     }
 
@@ -124,27 +138,18 @@ impl Kept {
     /// Waits until the controller reports a steady state, then counts the instances that run: one for
     /// each slot.
     fn settles(&self, count: usize, seconds: usize) {
-        let deadline = Instant::now() + 2 * LIMIT;
-        let last_status = loop {
-            let status = self.done("get web").remove(0);
-            let web = &status["workload"];
-            let wanted = status["instances"].as_array().unwrap().iter();
-            if web["rollout"]["state"] == "steady"
+        let mut last_status = Value::Null;
+        self.comes("all run", || {
+            last_status = self.done("get web").remove(0);
+            let web = &last_status["workload"];
+            let wanted = last_status["instances"].as_array().unwrap().iter();
+            let all_run = web["rollout"]["state"] == "steady"
                 && web["status"]["healthy"] == count
-                && wanted.filter(|one| one["wanted"] == true).count() == count
-            {
-                break status;
-            }
-            let history = || self.done("history --limit 50");
-            assert!(
-                Instant::now() < deadline,
-                "not all run: {status:#} {:#?}",
-                history()
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        };
+                && wanted.filter(|one| one["wanted"] == true).count() == count;
+            all_run.then_some(()).ok_or(format!("{last_status:#}"))
+        });
         let mut running: BTreeMap<String, usize> = BTreeMap::new();
-        until("nothing else runs", || {
+        self.comes("nothing else runs", || {
             let instances = self.instances();
             let alive = instances.iter().filter(|one| one["state"] != "exited");
             running.clear();
@@ -153,7 +158,8 @@ impl Kept {
                     .entry(one["name"].as_str().unwrap().to_owned())
                     .or_default() += 1;
             }
-            running.values().sum::<usize>() == count
+            let all = running.values().sum::<usize>();
+            (all == count).then_some(()).ok_or(format!("{instances:#?}"))
         });
         let names: Vec<_> = (1..=count).map(|slot| format!("web-{slot}")).collect();
         assert!(
@@ -166,15 +172,6 @@ impl Kept {
             .last()
             .unwrap();
         assert_eq!(version["template"]["start"]["command"][1], seconds.to_string());
-    }
-}
-
-#[track_caller]
-fn until(condition: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + 2 * LIMIT;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain until {condition}");
-        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -205,14 +202,14 @@ fn a_controller_whose_output_is_closed_serves() {
     let mut command = kept.command(&["controller", "--store", "store", "--http", &http]);
     let mut daemon = command.stdout(writer).stderr(Stdio::null()).spawn().unwrap();
     let deadline = Instant::now() + LIMIT;
-    let mut answers = false;
-    while !answers && Instant::now() < deadline {
-        answers = kept.words(&words("ctl get")).code == Some(0);
+    let mut last = kept.words(&words("ctl get"));
+    while last.code != Some(0) && Instant::now() < deadline {
+        last = kept.words(&words("ctl get"));
     }
-    let has_ended = daemon.try_wait().unwrap().is_some();
+    let ended = daemon.try_wait().unwrap();
     let _ = daemon.kill();
     daemon.wait().unwrap();
-    assert!(answers && !has_ended);
+    assert!(last.code == Some(0) && ended.is_none(), "{last:?} {ended:?}");
 }
 
 #[test]
@@ -237,12 +234,14 @@ fn each_wanted_instance_runs_once_if_the_controller_is_killed_at_any_step() {
     // The controller also ends in order. Meanwhile instances run on.
     let mut daemon = kept.daemon.take().unwrap();
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.end(LIMIT), Some(0), "{}", daemon.log());
+    assert_eq!(daemon.end(), Some(0), "{}", daemon.log());
     kept.start();
     kept.settles(7, 1003);
     kept.done("remove web");
-    until("all is gone", || {
-        kept.done("get").is_empty() && kept.instances().is_empty()
+    kept.comes("all is gone", || {
+        let left = (kept.done("get"), kept.instances());
+        let is_gone = left.0.is_empty() && left.1.is_empty();
+        is_gone.then_some(()).ok_or(format!("{left:?}"))
     });
 }
 
@@ -271,13 +270,11 @@ fn a_node_that_leaves_while_the_scheduler_is_down_is_in_the_history() {
     kept.cluster.kill_scheduler();
     kept.cluster.kill_node(0);
     kept.cluster.start_scheduler();
-    let is_there = |text: &str| {
+    kept.comes("the node is missed", || {
         let rows = kept.done("history --kind node --limit 100");
-        rows.iter()
-            .any(|row| row["text"].as_str().unwrap().contains(text))
-    };
-    until("the node is missed", || {
-        is_there("did not come back with the new session")
+        let text = "did not come back with the new session";
+        let is_it = |row: &&Value| row["text"].as_str().unwrap().contains(text);
+        rows.iter().find(is_it).map(drop).ok_or(format!("{rows:#?}"))
     });
 }
 
@@ -298,13 +295,14 @@ fn a_failed_version_is_rolled_back() {
         diff.stdout
     );
     kept.done("apply -f bad.yaml");
-    until("it goes back", || {
+    kept.comes("it goes back", || {
         let web = kept.done("rollout web").remove(0);
         let error = web["rollout"]["why"].as_str().unwrap_or_default();
-        error.contains("version 2: 2 instances failed")
+        let is_back = error.contains("version 2: 2 instances failed")
             && web["version"] == 1
             && web["rollout"]["state"] == "steady"
-            && web["status"]["healthy"] == 2
+            && web["status"]["healthy"] == 2;
+        is_back.then_some(()).ok_or(format!("{web:#}"))
     });
     // A faulty file is refused before it is sent.
     fs::write(kept.cluster.path("bad.yaml"), "name: web\nstart: {comand: [a]}\n").unwrap();
@@ -417,7 +415,9 @@ fn a_second_controller_takes_over_and_starts_no_instance_twice() {
     second("apply -f web.yaml");
     let all_run = |step: &str| {
         until(step, || {
-            second("get web")[0]["workload"]["status"]["healthy"] == 3
+            let web = second("get web").remove(0);
+            let all_run = web["workload"]["status"]["healthy"] == 3;
+            all_run.then_some(()).ok_or(format!("{web:#}"))
         });
     };
     all_run("the second one sees what runs");
@@ -439,14 +439,15 @@ fn a_second_controller_takes_over_and_starts_no_instance_twice() {
         let _ = rustix::process::kill_process(process, Signal::KILL);
     }
     until("another one is started", || {
-        let rows = second("history --kind running --limit 1");
-        rows.first()
-            .is_some_and(|row| row["id"].as_i64().unwrap() > before)
+        let rows = second("history --limit 20");
+        let is_new = |row: &&Value| row["kind"] == "running" && row["id"].as_i64().unwrap() > before;
+        let started = rows.iter().find(is_new).map(drop);
+        started.ok_or(format!("{rows:#?}"))
     });
     all_run("all run again");
-    let alive = kept.instances();
-    let alive = alive.iter().filter(|one| one["state"] != "exited").count();
-    assert_eq!(alive, 3);
+    let instances = kept.instances();
+    let alive = instances.iter().filter(|one| one["state"] != "exited").count();
+    assert_eq!(alive, 3, "{instances:#?}");
 }
 
 #[test]
@@ -493,8 +494,14 @@ fn the_certificate_of_a_page_client_gives_the_right_to_read_or_write() {
     let ask = |cert: &str, line: &str| done(&format!("ctl {line} --http {http} --cert {cert}"));
     // The pages give a client two seconds for its handshake and request, which a machine under load may
     // need for the start of a program. So a command that is to succeed is tried again.
+    let comes = |cert: &str, line: &str, is_it: &dyn Fn(&Done) -> bool| {
+        until(&format!("{cert}: {line}"), || {
+            let done = ask(cert, line);
+            is_it(&done).then_some(()).ok_or(format!("{done:?}"))
+        });
+    };
     let may = |cert: &str, line: &str, expected: bool| match expected {
-        true => until(line, || ask(cert, line).code == Some(0)),
+        true => comes(cert, line, &|done| done.code == Some(0)),
         false => assert_ne!(ask(cert, line).code, Some(0), "{cert}: {line}"),
     };
     for (cert, looks, writes) in [
@@ -506,14 +513,10 @@ fn the_certificate_of_a_page_client_gives_the_right_to_read_or_write() {
         may(cert, "get", looks);
         may(cert, "apply -f web.yaml", writes);
     }
-    until("the removal is refused", || {
-        ask("look/eyes.pem", "remove web")
-            .stderr
-            .contains("role controller")
+    comes("look/eyes.pem", "remove web", &|done| {
+        done.stderr.contains("role controller")
     });
-    until("the workload is listed", || {
-        ask("controller.pem", "get").stdout.contains("web")
-    });
+    comes("controller.pem", "get", &|done| done.stdout.contains("web"));
     // A connection without TLS gets no answer.
     let mut plain = std::net::TcpStream::connect(address).unwrap();
     std::io::Write::write_all(

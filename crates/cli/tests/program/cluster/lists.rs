@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::cluster::processes::{Cluster, LIMIT, Process};
+use crate::cluster::processes::{Cluster, Process};
 
 fn watch(cluster: &Cluster, words: &[&str]) -> Process {
     Process::of(cluster.command(words), &cluster.path(""), "ctl")
@@ -54,7 +54,7 @@ fn a_watched_list_is_shown_again_when_it_changes() {
     cluster.done(&format!("delete {instance}"));
     watch.line_with("[]");
     watch.signal(Signal::INT);
-    assert_eq!(watch.end(LIMIT), Some(0));
+    assert_eq!(watch.end(), Some(0));
 }
 
 #[test]

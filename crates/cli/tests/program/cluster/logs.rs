@@ -139,7 +139,7 @@ fn following_loses_no_line_when_a_log_is_rotated_and_ends_with_the_instance() {
         fs::write(work.join(format!("go-{burst}")), "").unwrap();
     }
     assert_eq!(follower.line(), "the end");
-    assert_eq!(follower.end(LIMIT), Some(0), "{}", follower.log());
+    assert_eq!(follower.end(), Some(0), "{}", follower.log());
     assert_eq!(follower.log(), "");
     let kept = cluster.done(&format!("logs {instance}"));
     assert!(
@@ -157,7 +157,7 @@ fn a_signal_ends_following_with_its_code() {
         let mut follower = logs(&cluster, &format!("-f {instance}"));
         assert_eq!(follower.line(), "here");
         follower.signal(signal);
-        assert_eq!(follower.end(LIMIT), Some(code), "{}", follower.log());
+        assert_eq!(follower.end(), Some(code), "{}", follower.log());
     }
     // Without `-f` the command ends although the instance runs.
     assert_eq!(cluster.done(&format!("logs {instance}")), "here\n");
@@ -173,7 +173,7 @@ fn a_follower_whose_node_or_scheduler_disconnects_ends_with_the_reason() {
     let mut follower = logs(&cluster, &format!("-f {instance}"));
     assert_eq!(follower.line(), "here");
     cluster.kill_node(0);
-    assert_eq!(follower.end(LIMIT), Some(1));
+    assert_eq!(follower.end(), Some(1));
     assert_eq!(
         follower.log(),
         format!("ssntp: its node {node} has left (not_connected)\n")
@@ -187,7 +187,7 @@ fn a_follower_whose_node_or_scheduler_disconnects_ends_with_the_reason() {
     let mut follower = logs(&cluster, &format!("-f {instance}"));
     assert_eq!(follower.line(), "here");
     cluster.kill_scheduler();
-    assert_eq!(follower.end(LIMIT), Some(1));
+    assert_eq!(follower.end(), Some(1));
     assert_eq!(
         follower.log(),
         "ssntp: the connection to the scheduler was lost\n"
@@ -321,10 +321,7 @@ impl Handler for Old {
 #[test]
 fn a_scheduler_without_streams_is_reported_as_older() {
     let cluster = Cluster::new("");
-    for (answers, expected) in [
-        (true, "the scheduler is of a version without streams"),
-        (false, "the instance's node has sent nothing in 8 s"),
-    ] {
+    for answers in [true, false] {
         let (node, instance) = (Uuid::new_v4(), Uuid::new_v4());
         let directory = cluster.path("");
         let identity = Identity::load(directory.join("scheduler.pem")).unwrap();
@@ -337,8 +334,11 @@ fn a_scheduler_without_streams_is_reported_as_older() {
         };
         let server = Server::start(config, old).unwrap();
         let address = server.addresses()[0].to_string();
-        let error = cluster.fails(&format!("logs {instance} --connect {address} --timeout 8"));
-        assert_eq!(error, expected);
+        let line = format!("logs {instance} --connect {address}");
+        cluster.is_over(&line, |error, seconds| match answers {
+            true => error == "the scheduler is of a version without streams",
+            false => error == format!("the instance's node has sent nothing in {seconds} s"),
+        });
         server.stop();
     }
 }

@@ -27,7 +27,7 @@ mod lists;
 mod logs;
 mod operators;
 mod pages;
-mod processes;
+pub(crate) mod processes;
 mod program;
 mod schedulers;
 mod verbs;

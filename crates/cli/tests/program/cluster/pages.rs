@@ -8,22 +8,30 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::logs::script;
-use super::processes::{Cluster, Done, LIMIT, Process};
+use super::processes::{self, Cluster, Done, LIMIT, Process};
 
 /// Sends a request, and returns the head and the body of the answer.
 fn ask(address: &str, head: &str, body: &str) -> (String, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
     let length = body.len();
-    write!(
-        stream,
-        "{head}\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.to_owned(), body.to_owned())
+    let request = format!("{head}\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}");
+    let try_once = || {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        std::io::Result::Ok(answer)
+    };
+    // The server closes a connection that has sent no request in two seconds, which a thread of a busy
+    // machine may need.
+    let mut parts = (String::new(), String::new());
+    processes::until("a request is answered", || {
+        let answer = try_once().map_err(|e| e.to_string())?;
+        let (head, body) = answer.split_once("\r\n\r\n").ok_or(&answer)?;
+        parts = (head.to_owned(), body.to_owned());
+        Ok(())
+    });
+    parts
 }
 
 /// A browser that follows the output of an instance.
@@ -51,8 +59,11 @@ impl Follower {
                 return String::from_utf8(line).unwrap().trim_end().to_owned();
             }
             let mut piece = [0; 65_536];
-            let read = self.stream.read(&mut piece).unwrap();
-            assert!(read > 0, "the stream has ended");
+            let read = self.stream.read(&mut piece);
+            let last = || String::from_utf8_lossy(&self.text).into_owned();
+            let read =
+                read.unwrap_or_else(|e| panic!("no line in {LIMIT:?}: {e}; its beginning: {:?}", last()));
+            assert!(read > 0, "the stream has ended; its last text: {:?}", last());
             self.text.extend(&piece[..read]);
         }
     }
@@ -94,15 +105,15 @@ impl Follower {
 
 /// Requests a page until it contains a text.
 fn until(address: &str, path: &str, part: &str) -> String {
-    let began = std::time::Instant::now();
-    loop {
-        let (_, page) = ask(address, &format!("GET {path} HTTP/1.1"), "");
-        if page.contains(part) {
-            return page;
+    let mut page = String::new();
+    processes::until(&format!("{path} says {part}"), || {
+        page = ask(address, &format!("GET {path} HTTP/1.1"), "").1;
+        match page.contains(part) {
+            true => Ok(()),
+            false => Err(page.clone()),
         }
-        assert!(began.elapsed() < LIMIT, "{path} does not say {part}: {page}");
-        std::thread::yield_now();
-    }
+    });
+    page
 }
 
 /// A controller of a cluster, and the address of its pages.
@@ -182,15 +193,10 @@ fn followed(cluster: &Cluster) -> String {
 
 /// Waits until this number of outputs is followed.
 fn until_followed(cluster: &Cluster, number: &str) {
-    let began = std::time::Instant::now();
-    while followed(cluster) != number {
-        assert!(
-            began.elapsed() < LIMIT,
-            "{} are followed, not {number}",
-            followed(cluster)
-        );
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    processes::until(&format!("{number} are followed"), || match followed(cluster) {
+        followed if followed == number => Ok(()),
+        followed => Err(format!("{followed} are followed")),
+    });
 }
 
 #[test]

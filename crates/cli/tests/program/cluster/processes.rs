@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -14,11 +14,15 @@ use ssntp::payload::{InstanceState, NodeStatus};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::{ClientConfig, Role};
 use ssntp_cluster::controller::{Controller, ControllerConfig, View};
+use ssntp_test_support::port::HeldPort;
 use tempfile::TempDir;
 use uuid::Uuid;
 
 /// The time limit after which a test fails.
 pub const LIMIT: Duration = Duration::from_secs(60);
+/// The time limit for the end of a program. It is longer than the limits in the programs, such as the 180 s
+/// of `ssntp ctl`, which say for what they waited in vain.
+const END: Duration = Duration::from_secs(240);
 
 const ROLES: [(Role, &str); 5] = [
     (Role::SCHEDULER, "scheduler"),
@@ -31,6 +35,8 @@ const ROLES: [(Role, &str); 5] = [
 pub struct Cluster {
     directory: TempDir,
     scheduler: Option<Process>,
+    /// The scheduler's port, which stays that of this test when the scheduler is killed.
+    port: HeldPort,
     address: String,
     flags: Vec<String>,
     nodes: Vec<Option<Process>>,
@@ -39,20 +45,21 @@ pub struct Cluster {
 impl Cluster {
     /// A scheduler, with further flags.
     pub fn new(flags: &str) -> Self {
-        let mut cluster = Self::without_scheduler("127.0.0.1:0");
-        cluster.flags = flags.split_whitespace().map(str::to_owned).collect();
-        cluster.start_scheduler();
+        let mut cluster = Self::without_scheduler();
+        cluster.start_scheduler_with(flags);
         cluster
     }
 
-    /// A directory for a cluster whose schedulers the test starts, at these addresses.
-    pub fn without_scheduler(addresses: &str) -> Self {
+    /// A directory for a cluster whose schedulers the test starts.
+    pub fn without_scheduler() -> Self {
         let directory = tempfile::tempdir().unwrap();
         save_certificates(directory.path());
+        let port = HeldPort::new();
         Self {
             directory,
             scheduler: None,
-            address: addresses.into(),
+            address: port.address(),
+            port,
             flags: Vec::new(),
             nodes: Vec::new(),
         }
@@ -77,12 +84,19 @@ impl Cluster {
         self.directory.path().join(name)
     }
 
+    /// Starts the scheduler again at the same address, with other flags.
+    pub fn start_scheduler_with(&mut self, flags: &str) {
+        self.flags = flags.split_whitespace().map(str::to_owned).collect();
+        self.start_scheduler();
+    }
+
     /// Starts the scheduler, again at the same address.
     pub fn start_scheduler(&mut self) {
+        let address = self.port.address();
         let mut line = vec![
             "scheduler",
             "--listen",
-            &self.address,
+            &address,
             "--ca",
             "ca.pem",
             "--cert",
@@ -92,8 +106,7 @@ impl Cluster {
         line.extend(["--config", "cluster.yaml", "--allow-unbound"]);
         line.extend(self.flags.iter().map(String::as_str));
         let process = Process::start(self.directory.path(), &line);
-        let listening = process.line();
-        self.address = listening.trim().strip_prefix("listening at ").unwrap().to_owned();
+        assert_eq!(process.line(), format!("listening at {address}"));
         self.scheduler = Some(process);
     }
 
@@ -191,9 +204,7 @@ impl Cluster {
                 .filter(|node| node.connected && node.status == NodeStatus::Ready);
             (ready.count() >= nodes).then_some(())
         };
-        controller
-            .wait(LIMIT, ready)
-            .expect("the nodes are not ready in time");
+        sees(&controller, "the nodes are ready", ready);
         controller
     }
 
@@ -225,12 +236,8 @@ impl Cluster {
     #[track_caller]
     pub fn done(&self, line: &str) -> String {
         let done = self.ctl(line);
-        assert_eq!(
-            (done.code, done.stderr.as_str()),
-            (Some(0), ""),
-            "{line}: {}",
-            done.stdout
-        );
+        let errors = done.errors();
+        assert!(done.code == Some(0) && errors.is_empty(), "{line}: {done:?}");
         done.stdout
     }
 
@@ -239,16 +246,26 @@ impl Cluster {
     pub fn fails(&self, line: &str) -> String {
         let done = self.ctl(line);
         assert_eq!(done.code, Some(1), "{line}: {}{}", done.stdout, done.stderr);
-        // The standard error has at most a note about waiting, and the reason of the failure.
-        let waited = |text: &&str| {
-            text.starts_with("ssntp: cannot connect yet")
-                || text.starts_with("ssntp: waiting for a node that can run it")
-        };
-        let lines: Vec<_> = done.stderr.lines().filter(|lines| !waited(lines)).collect();
-        let [error] = lines[..] else {
+        let [error] = done.errors()[..] else {
             panic!("{line}: {}", done.stderr);
         };
         error.strip_prefix("ssntp: ").unwrap().trim().to_owned()
+    }
+
+    /// Runs `ssntp ctl` with a short time limit, which has to fail with an error for which `is_it` is true.
+    /// The limit is also one for the session, so a busy machine may need longer ones. `is_it` gets the
+    /// seconds, too.
+    #[track_caller]
+    pub fn is_over(&self, line: &str, is_it: impl Fn(&str, u32) -> bool) {
+        let mut seconds = 4;
+        loop {
+            let error = self.fails(&format!("--timeout {seconds} {line}"));
+            if is_it(&error, seconds) {
+                return;
+            }
+            assert!(seconds < 64, "in {seconds} s: {error}");
+            seconds *= 2;
+        }
     }
 
     /// Starts a persistent workload that runs until it is ended.
@@ -274,9 +291,7 @@ impl Cluster {
         assert!(self.done(&line).contains("runs on node"));
         let controller = self.controller_sees(1);
         let announced = |view: &View| view.cnci(uuid).and_then(|cnci| cnci.since).map(drop);
-        controller
-            .wait(LIMIT, announced)
-            .expect("the concentrator announces itself");
+        sees(&controller, "the concentrator announces itself", announced);
         uuid
     }
 
@@ -306,6 +321,19 @@ impl Drop for Cluster {
     }
 }
 
+/// Waits until the view of a controller is as `look` wants it. `what` says so if it never is.
+#[track_caller]
+pub fn sees<T>(controller: &Controller, what: &str, look: impl FnMut(&View) -> Option<T>) -> T {
+    controller.wait(LIMIT, look).unwrap_or_else(|| {
+        controller.look(|view| {
+            let nodes: Vec<_> = view.nodes().collect();
+            let instances: Vec<_> = view.instances().collect();
+            let online = view.is_online();
+            panic!("not in {LIMIT:?}: {what}; online: {online}; {nodes:#?} {instances:#?}")
+        })
+    })
+}
+
 /// Waits until an instance is in a state.
 #[track_caller]
 pub fn wait_for(controller: &Controller, instance: Uuid, state: &InstanceState) {
@@ -313,9 +341,17 @@ pub fn wait_for(controller: &Controller, instance: Uuid, state: &InstanceState) 
         let node = view.instance(instance).and_then(|i| view.node(i.node))?;
         (node.connected && view.instance(instance)?.state == *state).then_some(())
     };
-    controller
-        .wait(LIMIT, reached)
-        .unwrap_or_else(|| panic!("{instance} is not {state} in time"));
+    sees(controller, &format!("{instance} is {state}"), reached);
+}
+
+/// Waits until `is_so` is true. If it never is, fails with the text of `seen`, which says what was seen last.
+#[track_caller]
+pub fn until(what: &str, mut is_so: impl FnMut() -> Result<(), String>) {
+    let deadline = Instant::now() + 2 * LIMIT;
+    while let Err(seen) = is_so() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}; {seen}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// The result of a program.
@@ -328,6 +364,7 @@ pub struct Done {
 
 impl Done {
     /// Runs a program to its end, within the time limit.
+    #[track_caller]
     pub fn of(mut command: Command) -> Self {
         let child = command
             .stdout(Stdio::piped())
@@ -337,34 +374,52 @@ impl Done {
         Self::of_child(child)
     }
 
+    #[track_caller]
     pub fn of_child(mut child: Child) -> Self {
         let (stdout, stderr) = (
             reader(child.stdout.take().unwrap()),
             reader(child.stderr.take().unwrap()),
         );
-        let code = end_of(&mut child, LIMIT).code();
-        Self {
-            code,
+        let status = end_in_time(&mut child);
+        let done = Self {
+            code: status.and_then(|status| status.code()),
             stdout: stdout.recv().unwrap(),
             stderr: stderr.recv().unwrap(),
-        }
+        };
+        assert!(status.is_some(), "a program did not end in {END:?}: {done:?}");
+        done
+    }
+
+    /// The lines of the standard error, without notes about a wait, which depend on how busy the machine is.
+    pub fn errors(&self) -> Vec<&str> {
+        let waits = |line: &&str| {
+            line.starts_with("ssntp: cannot connect yet")
+                || line.starts_with("ssntp: waiting for a node that can run it")
+        };
+        self.stderr.lines().filter(|line| !waits(line)).collect()
     }
 }
 
-/// Waits for a child, and kills it at the time limit.
-pub fn end_of(child: &mut Child, limit: Duration) -> std::process::ExitStatus {
-    let deadline = Instant::now() + limit;
+/// Waits for a child. `None` if it was killed at the time limit.
+fn end_in_time(child: &mut Child) -> Option<ExitStatus> {
+    let deadline = Instant::now() + END;
     loop {
         if let Some(status) = child.try_wait().unwrap() {
-            return status;
+            return Some(status);
         }
         if Instant::now() > deadline {
             child.kill().unwrap();
             child.wait().unwrap();
-            panic!("a program did not end in {limit:?}");
+            return None;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Waits for a child whose output the test does not need.
+#[track_caller]
+pub fn end_of(child: &mut Child) -> ExitStatus {
+    end_in_time(child).unwrap_or_else(|| panic!("a program did not end in {END:?}"))
 }
 
 fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
@@ -436,18 +491,24 @@ impl Process {
     /// Skips lines until one contains `text`, and returns it.
     #[track_caller]
     pub fn line_with(&self, text: &str) -> String {
+        self.try_line_with(text).unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    /// As above. If there is no such line, returns what was printed instead.
+    pub fn try_line_with(&self, text: &str) -> Result<String, String> {
         let mut skipped = Vec::new();
         loop {
-            // Longer than the limits in the programs, which say for what they waited in vain.
-            let line = self.lines.recv_timeout(2 * LIMIT);
-            let line = line.unwrap_or_else(|e| {
-                let log = fs::read_to_string(&self.log).unwrap_or_default();
-                panic!("{} does not print {text:?}: {e}: {skipped:#?} {log}", self.name)
-            });
-            if line.contains(text) {
-                return line;
+            match self.lines.recv_timeout(END) {
+                Ok(line) if line.contains(text) => return Ok(line),
+                Ok(line) => skipped.push(line),
+                Err(e) => {
+                    let log = self.log();
+                    return Err(format!(
+                        "{} does not print {text:?}: {e}: {skipped:#?} {log}",
+                        self.name
+                    ));
+                }
             }
-            skipped.push(line);
         }
     }
 
@@ -465,9 +526,12 @@ impl Process {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits for its end, within the time limit, and returns the exit code.
-    pub fn end(&mut self, limit: Duration) -> Option<i32> {
-        end_of(&mut self.child, limit).code()
+    /// Waits for its end, and returns the exit code.
+    #[track_caller]
+    pub fn end(&mut self) -> Option<i32> {
+        let status = end_in_time(&mut self.child);
+        let status = status.unwrap_or_else(|| panic!("{} did not end in {END:?}: {}", self.name, self.log()));
+        status.code()
     }
 
     pub fn log(&self) -> String {
@@ -555,7 +619,12 @@ impl Process {
             (mask >> 1 & 1 == 1 && mask >> 14 & 1 == 1).then_some(())
         };
         while caught().is_none() {
-            assert!(Instant::now() < deadline, "{} handles no signals", self.name);
+            assert!(
+                Instant::now() < deadline,
+                "{} handles no signals: {}",
+                self.name,
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }

@@ -1,11 +1,10 @@
 //! `ssntp ctl`: flags, environment, file, exit codes, signals.
 
 use std::fs;
-use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::cluster::processes::{Cluster, Done, Process, ssntp};
+use crate::cluster::processes::{Cluster, Done, Process, end_of, ssntp};
 
 #[test]
 fn the_scheduler_is_found_by_flags_environment_or_file() {
@@ -100,9 +99,9 @@ fn a_signal_ends_a_following_command_with_0_and_other_commands_with_its_code() {
             // Before the program handles signals, a signal ends it by the default action.
             process.handles_signals();
             process.signal(signal);
-            // An idle machine needs less than two seconds. None of these commands ends by itself.
+            // None of these commands ends by itself.
             assert_eq!(
-                process.end(Duration::from_secs(20)),
+                process.end(),
                 Some(if goes_on { 0 } else { interrupted }),
                 "{words:?}: {}",
                 process.log()
@@ -125,7 +124,7 @@ fn a_signal_ends_the_wait_for_an_instance() {
     );
     process.handles_signals();
     process.signal(Signal::INT);
-    let ended = process.end(Duration::from_secs(20));
+    let ended = process.end();
     assert_eq!(
         ended,
         Some(130),
@@ -143,12 +142,7 @@ fn a_signal_ends_a_command_that_reads_the_standard_input() {
     let mut process = Process::of(command, &cluster.path(""), "ctl");
     process.handles_signals();
     process.signal(Signal::TERM);
-    assert_eq!(
-        process.end(Duration::from_secs(20)),
-        Some(143),
-        "{}",
-        process.log()
-    );
+    assert_eq!(process.end(), Some(143), "{}", process.log());
 }
 
 #[test]
@@ -158,13 +152,12 @@ fn a_command_that_is_not_confirmed_in_time_fails_with_the_present_state() {
     cluster.controller_sees(1);
     let instance = cluster.start("");
     cluster.signal_node(node, Signal::STOP);
-    // The limit includes the time for connecting, which a busy host needs.
-    let error = cluster.fails(&format!("stop {instance} --timeout 8"));
+    cluster.is_over(&format!("stop {instance}"), |error, seconds| {
+        error.starts_with(&format!(
+            "STOP was not shown to be done in {seconds} s: the instance is active on node "
+        ))
+    });
     cluster.signal_node(node, Signal::CONT);
-    assert!(
-        error.starts_with("STOP was not shown to be done in 8 s: the instance is active on node "),
-        "{error}"
-    );
 }
 
 #[test]
@@ -176,7 +169,7 @@ fn the_first_line_of_each_program_is_json_if_a_flag_says_so() {
         let mut process = Process::of(cluster.command(&words), &cluster.path(""), "json");
         let result: serde_json::Value = serde_json::from_str(&process.line()).unwrap();
         process.signal(Signal::TERM);
-        assert_eq!(process.end(Duration::from_secs(20)), Some(0), "{}", process.log());
+        assert_eq!(process.end(), Some(0), "{}", process.log());
         result
     };
     let first_line =
@@ -231,11 +224,11 @@ fn a_scheduler_admits_only_bound_certificates_unless_a_flag_says_otherwise() {
             .unwrap()
             .to_owned();
         let codes = ["bound.pem", "controller.pem"].map(|cert| {
-            let done = cluster.ctl(&format!("nodes --connect {address} --cert {cert} --timeout 20"));
+            let done = cluster.ctl(&format!("nodes --connect {address} --cert {cert}"));
             done.code
         });
         process.signal(Signal::TERM);
-        assert_eq!(process.end(Duration::from_secs(20)), Some(0), "{}", process.log());
+        assert_eq!(process.end(), Some(0), "{}", process.log());
         codes
     };
     assert_eq!(nodes(""), [Some(0), Some(1)]);
@@ -293,7 +286,7 @@ fn a_following_command_ends_once_its_output_is_closed() {
         assert!(!first.is_empty(), "{words:?}");
         // There is no further change to print, so no write fails.
         drop(stdout);
-        let status = crate::cluster::processes::end_of(&mut child, crate::cluster::processes::LIMIT);
+        let status = end_of(&mut child);
         assert_eq!(status.code(), Some(0), "{words:?}");
     }
 }
@@ -309,6 +302,6 @@ fn a_command_whose_reader_closes_the_output_succeeds() {
         .unwrap();
     drop(child.stdout.take());
     cluster.start("");
-    let status = crate::cluster::processes::end_of(&mut child, crate::cluster::processes::LIMIT);
+    let status = end_of(&mut child);
     assert_eq!(status.code(), Some(0));
 }

@@ -1,17 +1,18 @@
 //! Several schedulers as processes that share an etcd.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
 use ssntp_engine::{Answer, Endpoints, Engine, Etcd, EtcdConfig, Request};
 use ssntp_test_support::etcd::EtcdProcess;
+use ssntp_test_support::port::HeldPort;
 use ssntp_test_support::proxy::Proxy;
 use uuid::Uuid;
 
-use crate::cluster::processes::{Cluster, Done, LIMIT, Process, processes_inside};
+use crate::cluster::processes::{Cluster, Done, Process, processes_inside, until};
 
 /// The number of STARTs in a load.
 const LOAD: usize = 20;
@@ -21,6 +22,7 @@ pub(super) struct Schedulers {
     pub(super) join: String,
     pub(super) addresses: Vec<String>,
     pub(super) processes: Vec<Process>,
+    ports: Vec<HeldPort>,
     /// The proxies from each scheduler to etcd, and from the other schedulers to it, which a test can
     /// cut.
     ways: Vec<[Proxy; 2]>,
@@ -41,10 +43,11 @@ impl Schedulers {
 
     fn with(etcd: &EtcdProcess, count: usize, ways: Vec<[Proxy; 2]>) -> Self {
         let mut all = Self {
-            cluster: Cluster::without_scheduler(""),
+            cluster: Cluster::without_scheduler(),
             join: etcd.join(),
             addresses: Vec::new(),
             processes: Vec::new(),
+            ports: (0..count).map(|_| HeldPort::new()).collect(),
             ways,
             nodes: count,
         };
@@ -52,13 +55,12 @@ impl Schedulers {
             if let Some([engine, _]) = all.ways.get(at) {
                 engine.lead_to(all.join.strip_prefix("etcd://").unwrap());
             }
-            let process = all.scheduler(at, "127.0.0.1:0");
-            let listening = process.line();
-            let address = listening.trim().strip_prefix("listening at ").unwrap();
+            let address = all.ports[at].address();
             if let Some([_, links]) = all.ways.get(at) {
-                links.lead_to(address);
+                links.lead_to(&address);
             }
-            all.addresses.push(address.to_owned());
+            all.addresses.push(address);
+            let process = all.scheduler(at);
             all.processes.push(process);
         }
         for at in 0..count {
@@ -69,7 +71,8 @@ impl Schedulers {
         all
     }
 
-    fn scheduler(&self, at: usize, address: &str) -> Process {
+    fn scheduler(&self, at: usize) -> Process {
+        let address = &self.addresses[at];
         let way = match self.ways.get(at) {
             Some([engine, links]) => format!("etcd://{} --advertise {}", engine.address(), links.address()),
             None => self.join.clone(),
@@ -79,16 +82,22 @@ impl Schedulers {
              --config cluster-{at}.yaml --cluster test --join {way}"
         );
         let words: Vec<_> = line.split_whitespace().collect();
-        Process::start(&self.cluster.path(""), &words)
+        // A busy etcd may not answer in the time limit of a call. Then a scheduler does not start.
+        let mut started = None;
+        until("a scheduler listens", || {
+            let process = Process::start(&self.cluster.path(""), &words);
+            process.try_line_with("listening at")?;
+            started = Some(process);
+            Ok(())
+        });
+        started.unwrap()
     }
 
     /// Starts each scheduler that has ended again, as a service manager does.
     pub(super) fn revive(&mut self) {
         for at in 0..self.processes.len() {
             if self.processes[at].has_ended() {
-                let process = self.scheduler(at, &self.addresses[at].clone());
-                process.line_with("listening at");
-                self.processes[at] = process;
+                self.processes[at] = self.scheduler(at);
             }
         }
     }
@@ -132,15 +141,16 @@ impl Schedulers {
     /// Waits until a scheduler leads, other than `except`.
     #[track_caller]
     pub(super) fn leader(&mut self, except: Option<usize>) -> usize {
-        let end = Instant::now() + LIMIT;
-        loop {
-            match self.leads().filter(|leader| Some(*leader) != except) {
-                Some(leader) => return leader,
-                None => assert!(Instant::now() < end, "no scheduler leads in time"),
-            }
+        let mut found = 0;
+        until("another scheduler leads", || {
+            let leads = self.leads();
             self.revive();
-            std::thread::yield_now();
-        }
+            found = leads
+                .filter(|leader| Some(*leader) != except)
+                .ok_or(format!("{leads:?} leads, and that is {except:?}"))?;
+            Ok(())
+        });
+        found
     }
 
     /// Clients that start from now on dial this scheduler first.
@@ -154,24 +164,25 @@ impl Schedulers {
     pub(super) fn next_start(&mut self) -> Duration {
         let begin = Instant::now();
         let line = "start --mem 8 --persistent --timeout 30 -- sleep 1000";
-        while self.cluster.ctl(line).code != Some(0) {
-            assert!(begin.elapsed() < 2 * LIMIT, "no START is done");
+        until("a START is done", || {
+            let done = self.cluster.ctl(line);
             self.revive();
-        }
+            let seen = format!("{done:?}");
+            (done.code == Some(0)).then_some(()).ok_or(seen)
+        });
         begin.elapsed()
     }
 
     /// Starts workloads until one is refused because there is no leader.
     #[track_caller]
     pub(super) fn refused_start(&mut self) {
-        let end = Instant::now() + 2 * LIMIT;
-        loop {
+        until("a START is refused", || {
             let refused = self.cluster.ctl("start --timeout 30 --mem 8 -- sleep 1000");
-            if refused.stderr.contains("no scheduler leads") {
-                return;
+            match refused.stderr.contains("no scheduler leads") {
+                true => Ok(()),
+                false => Err(format!("{refused:?}")),
             }
-            assert!(Instant::now() < end, "{}{}", refused.stdout, refused.stderr);
-        }
+        });
     }
 
     /// Starts twenty workloads through this scheduler, and calls `act` in the middle. Each START is
@@ -181,15 +192,20 @@ impl Schedulers {
     pub(super) fn under_load(&mut self, by: usize, act: impl FnOnce(&mut Self)) -> Duration {
         let before = self.running().len();
         self.prefer(by);
-        let line = format!("ctl start --count {LOAD} --mem 8 --timeout 10 --json -- sleep 1000");
-        let words: Vec<_> = line.split(' ').collect();
-        let mut load = self.cluster.command(&words);
-        let load = load.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let load = load.spawn().unwrap();
-        let end = Instant::now() + LIMIT;
-        while self.running().len() < before + 4 {
-            assert!(Instant::now() < end, "the load has begun");
-        }
+        let mut load = self.load();
+        until("the load has begun", || {
+            let running = self.running().len();
+            if running >= before + 4 {
+                return Ok(());
+            }
+            let mut seen = format!("{running} instances run, {before} of them ran before");
+            // On a busy machine its time limit may be over first.
+            if load.try_wait().unwrap().is_some() {
+                let ended = Done::of_child(std::mem::replace(&mut load, self.load()));
+                seen = format!("{seen}; {ended:?}");
+            }
+            Err(seen)
+        });
         act(self);
         let took = self.next_start();
         let done = Done::of_child(load);
@@ -197,6 +213,14 @@ impl Schedulers {
         assert_eq!(answers, LOAD, "{}{}", done.stdout, done.stderr);
         self.nothing_runs_twice();
         took
+    }
+
+    /// The command that starts twenty workloads.
+    fn load(&self) -> Child {
+        let line = format!("ctl start --count {LOAD} --mem 8 --timeout 10 --json -- sleep 1000");
+        let mut load = self.cluster.command(&line.split(' ').collect::<Vec<_>>());
+        let load = load.stdout(Stdio::piped()).stderr(Stdio::piped());
+        load.spawn().unwrap()
     }
 
     /// The same, and in the middle a scheduler gets a signal.
@@ -243,20 +267,21 @@ impl Schedulers {
     #[track_caller]
     pub(super) fn lists_all(&self) {
         let running = self.nothing_runs_twice();
-        let end = Instant::now() + LIMIT;
-        let is_missing = |listed: &str| {
-            let missing = |(uuid, _): &&(Uuid, usize)| !listed.contains(&uuid.to_string());
-            running.iter().find(missing).map(|(uuid, _)| *uuid)
-        };
-        while let Some(uuid) = is_missing(&self.cluster.ctl("instances --json").stdout) {
-            assert!(Instant::now() < end, "{uuid} is not listed");
-        }
+        until("all instances are listed", || {
+            let listed = self.cluster.ctl("instances --json");
+            let missing = |(uuid, _): &&(Uuid, usize)| !listed.stdout.contains(&uuid.to_string());
+            match running.iter().find(missing) {
+                Some((uuid, _)) => Err(format!("{uuid} is not in {listed:?}")),
+                None => Ok(()),
+            }
+        });
     }
 
     /// Checks that each scheduler still runs.
     #[track_caller]
     pub(super) fn have_not_ended(&mut self) {
-        assert!(self.processes.iter_mut().all(|process| !process.has_ended()));
+        let ended: Vec<_> = self.processes.iter_mut().map(Process::has_ended).collect();
+        assert!(!ended.contains(&true), "{ended:?}");
     }
 }
 
