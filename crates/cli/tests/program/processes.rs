@@ -89,13 +89,17 @@ impl Cluster {
     #[track_caller]
     pub fn next<T: Payload>(&self, mut will_do: impl FnMut(&T) -> bool) -> T {
         let deadline = Instant::now() + LIMIT;
+        let mut others = Vec::new();
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let frame = self.controller.recv_frame_timeout(left);
-            let frame = frame.unwrap_or_else(|e| panic!("no such {}: {e}", T::KIND));
+            let frame = frame.unwrap_or_else(|e| panic!("no such {}: {e}; {others:#?}", T::KIND));
             match frame.payload::<T>() {
                 Ok(payload) if will_do(&payload) => return payload,
-                _ => {}
+                _ => others.push((
+                    frame.kind(),
+                    String::from_utf8_lossy(frame.payload_bytes()).into_owned(),
+                )),
             }
         }
     }
@@ -128,15 +132,16 @@ pub fn ssntp(dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Waits for a file or a process, whose changes no channel reports.
+/// Waits for a file or a process, whose changes no channel reports. As long as it has to wait, `look` returns
+/// what it has seen, with which this fails at the time limit.
 #[track_caller]
-pub fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T, Seen: std::fmt::Debug>(mut look: impl FnMut() -> Result<T, Seen>) -> T {
     let deadline = Instant::now() + LIMIT;
     loop {
-        if let Some(value) = condition() {
-            return value;
+        match look() {
+            Ok(value) => return value,
+            Err(seen) => assert!(Instant::now() < deadline, "waited in vain; seen last: {seen:?}"),
         }
-        assert!(Instant::now() < deadline, "waited in vain");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -64,7 +64,6 @@ fn instances_have_users_of_their_own_and_can_neither_read_nor_signal_each_other(
     // An instance keeps its user over several runs and agents.
     let before = uid(victim);
     cluster.end_agent();
-    cluster.next::<NodeDisconnected>(|_| true);
     cluster.agent(|config| config);
     cluster.send(&stop(victim));
     cluster.wait_state(victim, InstanceState::Exited);
@@ -118,8 +117,9 @@ fn an_instance_may_write_to_a_volume_of_root_while_it_is_attached() {
         let id = start.instance_uuid;
         cluster.send(&start);
         cluster.wait_state(id, InstanceState::Active);
-        let output = wait_for(|| {
-            Some(cluster.output(id, 2)).filter(|output| output.lines().any(|line| line == expected))
+        let output = wait_for(|| match cluster.output(id, 2) {
+            output if output.lines().any(|line| line == expected) => Ok(output),
+            other => Err(other),
         });
         assert!(output.ends_with(&format!("{expected}\n")), "{output}");
         assert_eq!(owner(&path), owner(&cluster.instance_dir(id).join("work")));
@@ -139,8 +139,17 @@ fn an_instance_beyond_its_disk_limit_is_killed() {
     let mut cluster = Cluster::empty();
     cluster.agent(|config| config.policy(policy).interval(Duration::from_millis(100)));
     let modest = cluster.run("head -c 1000000 /dev/zero >file; exec sleep 1000");
-    let greedy = cluster.run("head -c 9000000 /dev/zero >file; exec sleep 1000");
-    let sly = cluster.run("exec 9>file; rm file; head -c 9000000 /dev/zero >&9; exec sleep 1000");
+    // They wait, because an instance that is killed at once may never be seen to run.
+    let wait = "until [ -e go ]; do sleep 0.02; done";
+    let greedy = cluster.run(&format!(
+        "{wait}; head -c 9000000 /dev/zero >file; exec sleep 1000"
+    ));
+    let sly = cluster.run(&format!(
+        "{wait}; exec 9>file; rm file; head -c 9000000 /dev/zero >&9; exec sleep 1000"
+    ));
+    for id in [greedy, sly] {
+        fs::write(cluster.instance_dir(id).join("work/go"), "").unwrap();
+    }
     cluster.wait_state(greedy, InstanceState::Exited);
     cluster.wait_state(sly, InstanceState::Exited);
     cluster.wait_state(modest, InstanceState::Active);

@@ -44,7 +44,10 @@ fn a_persistent_process_is_started_stopped_restarted_and_deleted() {
     cluster.send(&delete(id));
     cluster.next(|deleted: &InstanceDeleted| deleted.instance_uuid == id);
     assert!(!cluster.instance_dir(id).exists());
-    assert!(!fs::exists(format!("/proc/{pid}")).unwrap());
+    wait_for(|| match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => Err(stat),
+        Err(_) => Ok(()),
+    });
     cluster.next(|stats: &Stats| stats.instances.is_empty());
 }
 
@@ -84,11 +87,7 @@ fn a_missing_program_fails_and_a_program_that_ends_at_once_has_exited() {
     let start = cluster.script("exit 3");
     cluster.send(&start);
     cluster.wait_state(start.instance_uuid, InstanceState::Exited);
-    let record = wait_for(|| {
-        let record = fs::read_to_string(cluster.instance_dir(start.instance_uuid).join("instance.yaml"));
-        record.ok().filter(|record| record.contains("phase: stopped"))
-    });
-    assert!(record.contains("exit_code: 3\n"), "{record}");
+    cluster.records(start.instance_uuid, "exit_code: 3\n");
     cluster.send(&start);
     assert_eq!(
         cluster.next(|_: &StartFailure| true).reason,
@@ -103,8 +102,8 @@ fn a_process_that_ignores_sigterm_is_killed() {
     let id = cluster.run("trap '' TERM; echo up; while :; do sleep 1; done");
     cluster.output(id, 1);
     cluster.send(&stop(id));
-    cluster.wait_state(id, InstanceState::Stopping);
-    cluster.wait_state(id, InstanceState::Exited);
+    let ended = cluster.wait_state(id, InstanceState::Exited);
+    assert_eq!(ended.exit_signal, 9, "{ended:?}");
 }
 
 #[test]
@@ -124,7 +123,9 @@ fn the_logs_of_an_instance_are_bounded() {
         let written = [&before, &log]
             .map(|path| fs::read(path).unwrap_or_default())
             .concat();
-        (written.ends_with(b"xx\nend\n") && written.len() <= 1 << 20).then_some(())
+        let is_bounded = written.ends_with(b"xx\nend\n") && written.len() <= 1 << 20;
+        let end = || String::from_utf8_lossy(&written[written.len().saturating_sub(20)..]).into_owned();
+        is_bounded.then_some(()).ok_or((written.len(), end()))
     });
     assert!(before.exists());
 }
@@ -160,7 +161,10 @@ fn volumes_are_links_that_the_process_sees() {
         }
     };
     cluster.next(has(2));
-    wait_for(|| (count(&cluster) == "2").then_some(()));
+    wait_for(|| match count(&cluster) {
+        two if two == "2" => Ok(()),
+        other => Err(other),
+    });
     fs::write(
         cluster
             .instance_dir(id)

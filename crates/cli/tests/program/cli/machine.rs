@@ -112,7 +112,10 @@ fn a_guest_reads_its_seed_outlives_its_agent_and_obeys_its_power_button() {
     let dir = cluster.dir.path().join("state/instances").join(id.to_string());
     let output = |dir: &Path| fs::read_to_string(dir.join("stdout.log")).unwrap_or_default();
     let greeting = "up\n#cloud-config\nhostname: seen\n";
-    wait_for(|| (output(&dir) == greeting).then_some(()));
+    wait_for(|| match output(&dir) {
+        greeted if greeted == greeting => Ok(()),
+        other => Err(other),
+    });
 
     agent.kill();
     let agent = cluster.agent("agent", &arguments);
@@ -126,9 +129,9 @@ fn a_guest_reads_its_seed_outlives_its_agent_and_obeys_its_power_button() {
     });
     cluster.next(is(InstanceState::Exited));
     assert_eq!(output(&dir), format!("{greeting}down\n"));
-    let record = wait_for(|| {
-        let record = fs::read_to_string(dir.join("instance.yaml")).ok();
-        record.filter(|record| record.contains("phase: stopped"))
+    let record = wait_for(|| match fs::read_to_string(dir.join("instance.yaml")) {
+        Ok(record) if record.contains("phase: stopped") => Ok(record),
+        other => Err(other),
     });
     assert!(record.contains("exit_code: 0\n"), "{record}");
     cluster.send(&Delete {

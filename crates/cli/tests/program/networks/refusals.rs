@@ -39,9 +39,11 @@ fn a_start_without_its_network_fails_with_the_reason() {
     // An agent without networks, and agents without a needed capability.
     let begin = |rig: &mut Rig, flags, without| {
         (rig.agent_flags, rig.without) = (flags, without);
-        rig.agent("b");
-        // The scheduler refuses a START for a node that is not READY yet.
+        // The scheduler refuses a START for a node that is not READY yet. It has to notice first that the
+        // former agent was killed.
         let node = rig.node("b");
+        until(|| !rig.done("nodes --state READY").contains(&node));
+        rig.agent("b");
         until(|| rig.done("nodes --state READY").contains(&node));
     };
     rig.kill("b");
