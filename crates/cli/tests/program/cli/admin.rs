@@ -23,6 +23,8 @@ use ssntp::{Role, transport};
 use ssntp_transport::{BufferPool, Outgoing, connect_tcp};
 use tempfile::TempDir;
 
+use crate::cluster::processes::until;
+
 use super::metrics::check_text;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -73,6 +75,11 @@ pub(super) fn ctl(dir: &Path, address: &str, line: &str) -> (bool, String, Strin
 
 impl Daemon {
     fn start(dir: &Path, line: &str) -> Self {
+        Self::try_start(dir, line).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Fails with what the daemon has printed instead of its first lines.
+    fn try_start(dir: &Path, line: &str) -> Result<Self, String> {
         let mut child = ssntp(dir, line).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut lines = [String::new(), String::new()];
@@ -80,34 +87,47 @@ impl Daemon {
             output.read_line(line).unwrap();
         }
         let [first, pages] = lines.map(|line| line.trim_end().to_owned());
-        let pages = pages.strip_prefix("pages at ").unwrap_or_else(|| {
+        let Some(pages) = pages.strip_prefix("pages at ").map(str::to_owned) else {
             let _ = child.kill();
+            let _ = child.wait();
             let mut error = String::new();
             let _ = child.stderr.take().unwrap().read_to_string(&mut error);
-            panic!("{first}{error}")
-        });
-        let pages = pages.to_owned();
-        Self {
+            return Err(first + &error);
+        };
+        Ok(Self {
             child,
             output,
             first,
             pages,
-        }
+        })
     }
 
     /// A server, and its address.
     pub(super) fn server(dir: &Path, more: &str) -> (Self, String) {
         let line = format!("server --ca ca.pem --cert server.pem --listen 127.0.0.1:0 {more}");
-        let server = Self::start(dir, &line);
+        let mut started = None;
+        until("a server starts", || match Self::try_start(dir, &line) {
+            // A busy etcd may not answer in the time limit of a call.
+            Err(error) if error.contains("the engine is away") => Err(error),
+            server => {
+                started = Some(server.unwrap_or_else(|error| panic!("{error}")));
+                Ok(())
+            }
+        });
+        let server = started.unwrap();
         let address = server.first.strip_prefix("listening at ").unwrap().to_owned();
         (server, address)
     }
 
     fn connect(&self) -> Box<dyn Connection> {
-        match self.pages.strip_prefix("unix:") {
-            Some(path) => Box::new(UnixStream::connect(path).unwrap()),
-            None => Box::new(TcpStream::connect(self.pages.strip_prefix("http://").unwrap()).unwrap()),
-        }
+        self.try_connect().unwrap()
+    }
+
+    fn try_connect(&self) -> std::io::Result<Box<dyn Connection>> {
+        Ok(match self.pages.strip_prefix("unix:") {
+            Some(path) => Box::new(UnixStream::connect(path)?),
+            None => Box::new(TcpStream::connect(self.pages.strip_prefix("http://").unwrap())?),
+        })
     }
 
     /// The page's code and body.
@@ -118,18 +138,29 @@ impl Daemon {
 
     #[track_caller]
     fn ask(&self, request: &str) -> (u16, String) {
-        let mut stream = self.connect();
-        stream.limit(Some(LIMIT));
-        stream.write_all(request.as_bytes()).unwrap();
+        // The server closes a connection that has sent no request in two seconds, which a thread of a busy
+        // machine may need, and the slowest one if there are too many.
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
+        until("a request is answered", || {
+            answer = self.try_ask(request).map_err(|e| e.to_string())?;
+            answer.contains("\r\n\r\n").then_some(()).ok_or(answer.clone())
+        });
         parts(&answer)
+    }
+
+    fn try_ask(&self, request: &str) -> std::io::Result<String> {
+        let mut stream = self.try_connect()?;
+        stream.limit(Some(LIMIT));
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
     }
 
     #[track_caller]
     fn json(&self, target: &str) -> Value {
-        let (code, body) = self.get(target);
-        assert_eq!(code, 200, "{target}: {body}");
+        // A page says 503 if the daemon's dispatcher gets no processor for a second.
+        let (_, body) = self.wait(target, |code, _| code == 200);
         serde_json::from_str(&body).unwrap()
     }
 
@@ -434,15 +465,15 @@ fn pages_without_tls_are_served_to_this_host_only() {
         .unwrap()
         .parse()
         .unwrap();
-    let ask = |name: Option<&str>| secure_get(dir.path(), port, name, "/healthz");
+    let ask = |name: &str| secure_page(dir.path(), port, name, "/healthz");
     // The request may come with the end of the handshake or after it.
     for _ in 0..20 {
-        assert_eq!(ask(Some("controller")).unwrap().0, 200);
+        assert_eq!(ask("controller").0, 200);
     }
-    let (code, body) = ask(Some("agent")).unwrap();
+    let (code, body) = ask("agent");
     assert_eq!(code, 403);
     assert!(body.contains("agent"), "{body}");
-    assert!(ask(None).is_err());
+    assert!(secure_get(dir.path(), port, None, "/healthz").is_err());
     let mut plain = TcpStream::connect(("127.0.0.1", port)).unwrap();
     plain.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
     plain.set_read_timeout(Some(LIMIT)).unwrap();
@@ -458,10 +489,7 @@ fn pages_without_tls_are_served_to_this_host_only() {
         .unwrap()
         .parse()
         .unwrap();
-    assert_eq!(
-        secure_get(dir.path(), port, Some("agent"), "/metrics").unwrap().0,
-        200
-    );
+    assert_eq!(secure_page(dir.path(), port, "agent", "/metrics").0, 200);
     server.end();
 }
 
@@ -478,8 +506,8 @@ fn pages_with_an_authority_of_their_own_admit_only_its_certificates() {
     issued.save(dir.path().join("monitor.pem")).unwrap();
     let (server, _) = Daemon::server(dir.path(), "--admin 0.0.0.0:0 --admin-ca own/ca.pem");
     let port = server.pages.strip_prefix("https://0.0.0.0:").unwrap();
-    let ask = |name| secure_get(dir.path(), port.parse().unwrap(), Some(name), "/metrics");
-    let (code, text) = ask("monitor").unwrap();
+    let port = port.parse().unwrap();
+    let (code, text) = secure_page(dir.path(), port, "monitor", "/metrics");
     assert_eq!(code, 200);
     // Series exist before their first event.
     assert!(
@@ -490,8 +518,19 @@ fn pages_with_an_authority_of_their_own_admit_only_its_certificates() {
         text.contains("\nssntp_sessions_ended_total{reason=\"kicked\"} 0\n"),
         "{text}"
     );
-    assert!(ask("controller").is_err());
+    assert!(secure_get(dir.path(), port, Some("controller"), "/metrics").is_err());
     server.end();
+}
+
+/// A page that the client gets. As in [`Daemon::ask`], the request is repeated.
+#[track_caller]
+fn secure_page(dir: &Path, port: u16, name: &str, target: &str) -> (u16, String) {
+    let mut page = (0, String::new());
+    until("a request is answered", || {
+        page = secure_get(dir, port, Some(name), target).map_err(|e| e.to_string())?;
+        Ok(())
+    });
+    page
 }
 
 /// A request as `curl --cert` makes it.
@@ -513,7 +552,11 @@ fn secure_get(dir: &Path, port: u16, name: Option<&str>, target: &str) -> std::i
         .transmit
         .transmit(&[Outgoing::whole(Bytes::from(request), 1)])?;
     while !halves.receive.receive(&mut halves.inbox)?.end {}
-    Ok(parts(&String::from_utf8_lossy(halves.inbox.bytes_mut())))
+    let answer = String::from_utf8_lossy(halves.inbox.bytes_mut()).into_owned();
+    match answer.is_empty() {
+        true => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        false => Ok(parts(&answer)),
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use rustix::process::Signal;
 
+use crate::cluster::processes::until;
+
 use super::place::{LIMIT, Place, Program, command, connect, lines};
 
 /// An `ssntp answer` that is connected, and its UUID.
@@ -22,10 +24,13 @@ fn requests_are_sent_and_answered_at_a_shell() {
     let place = Place::new();
     let own = "--application 0x81=QUERY:request";
     let (_server, at) = place.server(&format!("{own} --forward QUERY=agent"));
-    let answer = |program: &[&str]| answer(&place, &at, &format!("QUERY {own} --limit 1"), program);
+    let answer = |limit: u32, program: &[&str]| {
+        let flags = format!("QUERY {own} --limit {limit}");
+        answer(&place, &at, &flags, program)
+    };
     let ask = |more: &str| place.start(&format!("request {} {more}", connect(&at, "controller")));
     let shout = r#"printf '%s from %s' "$(tr a-z A-Z)" "$SSNTP_FROM""#;
-    let (program, uuid) = answer(&["sh", "-c", shout]);
+    let (program, uuid) = answer(60, &["sh", "-c", shout]);
     let output = ask(&format!("QUERY four {own} --to {uuid}")).succeed();
     assert!(
         output[0].starts_with("FOUR from ") && output[0].len() == "FOUR from ".len() + 36,
@@ -35,12 +40,12 @@ fn requests_are_sent_and_answered_at_a_shell() {
     assert!(ask("COMMAND/0x81 five").succeed()[0].starts_with("FIVE from "));
     drop(program);
 
-    for (program, reason) in [
-        (&["sh", "-c", "echo no; exit 3"][..], "sh: exit status: 3"),
-        (&["sleep", "1000"], "sleep: it ran for more than 1 s"),
-        (&["./no-such-program"], "./no-such-program: No such file"),
+    for (limit, program, reason) in [
+        (60, &["sh", "-c", "echo no; exit 3"][..], "sh: exit status: 3"),
+        (1, &["sleep", "1000"], "sleep: it ran for more than 1 s"),
+        (60, &["./no-such-program"], "./no-such-program: No such file"),
     ] {
-        let (_program, uuid) = answer(program);
+        let (_program, uuid) = answer(limit, program);
         let refused = ask(&format!("COMMAND/0x81 --to {uuid}")).fail(1);
         assert!(refused.contains(reason), "{refused}");
     }
@@ -113,14 +118,13 @@ fn a_second_signal_stops_a_server_that_drains() {
     let (server, at) = place.server("--drain 86400");
     let listener = place.listener(&at, "");
     server.signal(Signal::TERM);
-    // A newcomer is refused once the server drains.
-    loop {
-        let errors = place.send(&at, "--timeout 1", b"").end().err.join(" ");
-        if errors.contains("ConnectionFailure") {
-            break;
-        }
-        assert!(errors.is_empty() || errors.contains("sent"), "{errors}");
-    }
+    // A newcomer is refused once the server drains. An earlier one sends its frame, and ends.
+    until("a newcomer is refused", || {
+        let newcomer = place.send(&at, "", b"");
+        let is_it = |line: &String| line.contains("ConnectionFailure");
+        let refused = newcomer.err.iter().find(is_it).map(drop);
+        refused.ok_or_else(|| "the newcomer was served".to_owned())
+    });
     server.signal(Signal::TERM);
     server.succeed();
     drop(listener);

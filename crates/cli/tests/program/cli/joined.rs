@@ -1,15 +1,15 @@
 //! `ssntp server --join`: servers that share an etcd find each other.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ssntp::client::Client;
 use ssntp::proto::{Command, Frame};
 use ssntp_test_support::etcd::EtcdProcess;
 
+use crate::cluster::processes::until;
+
 use super::admin::{Daemon, certificates, client, ctl};
 use super::metrics::check_text;
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 fn has_members(count: usize) -> impl Fn(u16, &str) -> bool {
     move |_, text| {
@@ -23,11 +23,13 @@ fn has_members(count: usize) -> impl Fn(u16, &str) -> bool {
 /// Sends frames until one has crossed the link.
 #[track_caller]
 fn crosses(from: &Client, to: &Client) {
-    let end = Instant::now() + LIMIT;
-    let frame = || Frame::with_payload(Command::STATS, "load: 1".to_owned());
-    while from.handle().send(frame()).is_err() || to.recv_frame_timeout(Duration::from_millis(200)).is_err() {
-        assert!(Instant::now() < end, "no frame crosses the link");
-    }
+    until("a frame crosses the link", || {
+        let frame = Frame::with_payload(Command::STATS, "load: 1".to_owned());
+        let sent = from.handle().send(frame);
+        sent.map_err(|e| e.to_string())?;
+        let received = to.recv_frame_timeout(Duration::from_millis(200));
+        received.map(drop).map_err(|e| e.to_string())
+    });
 }
 
 #[test]
@@ -53,19 +55,24 @@ fn servers_that_share_an_etcd_link_and_stay_linked_without_it() {
     let (_, text) = one.wait("/metrics", |_, text| text.contains("ssntp_cluster_members 2"));
     check_text(&text);
 
-    let (done, listed, error) = ctl(dir.path(), &first, "servers");
-    assert!(done, "{error}");
-    assert!(listed.starts_with("no leader; the engine answers\n"), "{listed}");
-    let versions = listed.matches(env!("CARGO_PKG_VERSION")).count();
-    assert_eq!(versions, 2, "{listed}");
+    // A busy etcd may just not have answered in the time limit of a call.
+    until("both servers are listed", || {
+        let (done, listed, error) = ctl(dir.path(), &first, "servers");
+        let versions = listed.matches(env!("CARGO_PKG_VERSION")).count();
+        let is_it = done && versions == 2 && listed.starts_with("no leader; the engine answers\n");
+        is_it.then_some(()).ok_or(listed + &error)
+    });
 
     // Without the engine links and sessions remain, and the health page names the engine.
     etcd.kill(0);
     let (_, text) = one.wait("/healthz", |_, text| text.contains("the engine is away"));
     assert!(text.contains("degraded"), "{text}");
     crosses(&agent, &controller);
-    let (_, listed, _) = ctl(dir.path(), &first, "servers");
-    assert!(listed.contains(" s: the engine is away: "), "{listed}");
+    until("the list says so as well", || {
+        let (_, listed, error) = ctl(dir.path(), &first, "servers");
+        let is_it = listed.contains(" s: the engine is away: ");
+        is_it.then_some(()).ok_or(listed + &error)
+    });
 
     // The servers write their entries again into an engine that has lost its data.
     etcd.restart(0, true);

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// The time limit after which a test fails.
-pub(super) const LIMIT: Duration = Duration::from_secs(30);
+/// The time limit after which a test fails. It is longer than the limits in the program, which says for what
+/// it waited in vain.
+pub(super) const LIMIT: Duration = Duration::from_secs(120);
 
 /// A running `ssntp`. Dropping it kills it.
 pub(super) struct Program {
@@ -41,18 +42,24 @@ impl Program {
     }
 
     /// The next line of its standard output.
+    #[track_caller]
     pub(super) fn line(&self) -> String {
-        self.out.recv_timeout(LIMIT).expect("the program printed no line")
+        let line = self.out.recv_timeout(LIMIT);
+        line.unwrap_or_else(|e| {
+            let errors: Vec<_> = self.err.try_iter().collect();
+            panic!("the program printed no line: {e}; its errors: {errors:#?}")
+        })
     }
 
     /// Waits for a line on its standard error with this beginning.
+    #[track_caller]
     pub(super) fn error_line(&self, begin: &str) -> String {
+        let mut others = Vec::new();
         loop {
-            let line = self.err.recv_timeout(LIMIT);
-            let line =
-                line.unwrap_or_else(|_| panic!("the program printed no line that begins with {begin}"));
-            if line.starts_with(begin) {
-                return line;
+            match self.err.recv_timeout(LIMIT) {
+                Ok(line) if line.starts_with(begin) => return line,
+                Ok(line) => others.push(line),
+                Err(e) => panic!("no line begins with {begin}: {e}; {others:#?}"),
             }
         }
     }
@@ -161,8 +168,13 @@ impl Place {
 
     /// A server on loopback that sends STATS to controllers, and its address.
     pub(super) fn server(&self, flags: &str) -> (Program, String) {
+        self.server_at("127.0.0.1:0", flags)
+    }
+
+    /// The same at an address.
+    pub(super) fn server_at(&self, address: &str, flags: &str) -> (Program, String) {
         let server = self.start(&format!(
-            "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --forward STATS=controller {flags}"
+            "server --listen {address} --ca ca.pem --cert server.pem --forward STATS=controller {flags}"
         ));
         let line = server.line();
         let addresses = line.strip_prefix("listening at ").unwrap();

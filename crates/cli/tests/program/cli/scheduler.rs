@@ -4,7 +4,6 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use ssntp::Role;
@@ -64,10 +63,8 @@ fn a_scheduler_prints_its_addresses_and_ends_in_order_at_a_signal() {
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         stdout.read_line(&mut line).unwrap();
         assert!(line.starts_with("listening at 127.0.0.1:"), "{line}");
-        let asked = Instant::now();
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(0));
-        assert!(asked.elapsed() < Duration::from_secs(10));
         let mut rest = String::new();
         stdout.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "", "the scheduler prints only one line");

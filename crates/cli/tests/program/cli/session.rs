@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use ssntp::client::{Client, ClientConfig};
 use ssntp::pki::{Identity, Trust};
+use ssntp_test_support::port::HeldPort;
 
 use super::place::{LIMIT, Place, Program, command, connect, lines, rest};
 
@@ -166,14 +167,11 @@ fn a_unix_socket_carries_sessions_and_is_removed_with_its_server() {
 #[test]
 fn the_first_of_several_addresses_that_answers_is_used() {
     let place = Place::new();
-    // The socket is bound and does not listen: no other program gets the port, and it refuses.
-    let dead = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    dead.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())
-        .unwrap();
-    let port = dead.local_addr().unwrap().as_socket().unwrap().port();
+    let dead = HeldPort::new();
     let (_server, at) = place.server("");
-    let listener = place.listener(&format!("127.0.0.1:{port},{at}"), "--count 1");
-    place.send(&format!("127.0.0.1:{port},{at}"), "", b"").succeed();
+    let addresses = format!("{},{at}", dead.address());
+    let listener = place.listener(&addresses, "--count 1");
+    place.send(&addresses, "", b"").succeed();
     listener.succeed();
 }
 
@@ -335,16 +333,13 @@ fn a_listener_ends_with_success_when_its_output_is_closed() {
 
 #[test]
 fn a_listener_connects_again_when_its_server_is_back() {
-    let place = Place::new();
-    let (server, at) = place.server("");
+    let (place, port) = (Place::new(), HeldPort::new());
+    let (server, at) = place.server_at(&port.address(), "");
     let listener = place.listener(&at, "--count 1");
     // The server is killed, so it does not close its sessions.
     drop(server);
     listener.error_line("disconnected: ");
-    let server = place.start(&format!(
-        "server --listen {at} --ca ca.pem --cert server.pem --forward STATS=controller"
-    ));
-    server.line();
+    let _server = place.server_at(&at, "");
     listener.error_line("connected to ");
     place.send(&at, "", b"").succeed();
     assert_eq!(listener.succeed().len(), 1);
@@ -401,11 +396,18 @@ fn a_frame_that_the_server_has_not_taken_is_not_reported_as_sent() {
     // This moves the sender behind the server, so that a panic drops it first. The server waits for
     // its handler.
     let release = release;
-    let error = place.send(&at, "--timeout 5", b"").fail(1);
-    assert!(
-        error.contains("has not taken all frames in 5 s: up to 1 of 1 are lost"),
-        "{error}"
-    );
+    // The limit is also one for the session, for which a busy machine may need longer.
+    let mut seconds = 4;
+    loop {
+        let error = place.send(&at, &format!("--timeout {seconds}"), b"").fail(1);
+        if error.contains(&format!(
+            "has not taken all frames in {seconds} s: up to 1 of 1 are lost"
+        )) {
+            break;
+        }
+        assert!(seconds < 64, "{error}");
+        seconds *= 2;
+    }
     drop(release);
     // This server does not count receivers, but a later answer shows that it has taken the frame.
     let output = place.send(&at, "", b"").succeed();
@@ -418,8 +420,8 @@ fn a_frame_that_the_server_has_not_taken_is_not_reported_as_sent() {
 
 #[test]
 fn lines_are_sent_after_a_restart_of_the_server_and_possible_losses_are_counted() {
-    let place = Place::new();
-    let (server, at) = place.server("");
+    let (place, port) = (Place::new(), HeldPort::new());
+    let (server, at) = place.server_at(&port.address(), "");
     let listener = place.listener(&at, "--json");
     let to = connect(&at, "agent");
     let mut sending = command(place.0.path(), &format!("send {to} STATS --lines"));
@@ -435,10 +437,7 @@ fn lines_are_sent_after_a_restart_of_the_server_and_possible_losses_are_counted(
     server.signal(Signal::TERM);
     server.succeed();
     program.error_line("ssntp: the session has ended");
-    let server = place.start(&format!(
-        "server --listen {at} --ca ca.pem --cert server.pem --forward STATS=controller"
-    ));
-    server.line();
+    let _server = place.server_at(&at, "");
     listener.error_line("connected to ");
     input.write_all(b"two\n").unwrap();
     assert_eq!(json(&listener.line())["payload"], "two");
@@ -538,19 +537,21 @@ fn top_shows_the_traffic_of_each_session() {
     let listener = place.listener(&at, "--count 3");
     place.send(&at, "--repeat 3 --wait-for controller", b"").succeed();
     listener.succeed();
-    let _one = place.listener(&at, "");
+    let uuid = "11111111-2222-4333-8444-555555555555";
+    let _one = place.listener(&at, &format!("--uuid {uuid}"));
     let lines = place.succeed(&format!("top --json --count 2 {flags}"));
     assert_eq!(lines.len(), 2);
     for line in lines {
+        // The list may still have sessions of programs that have just ended.
         let sessions = json(&line);
         let sessions = sessions.as_array().unwrap();
-        assert_eq!(sessions.len(), 2, "the listener and this program: {line}");
         // `top` requests the list, so its own session sends and receives.
         assert!(
             sessions[0]["per_second"]["bytes_sent"].as_f64().unwrap() > 0.0,
             "{line}"
         );
-        assert_eq!(sessions[1]["per_second"]["frames_received"], 0.0, "{line}");
+        let silent = sessions.iter().find(|one| one["uuid"] == uuid).unwrap();
+        assert_eq!(silent["per_second"]["frames_received"], 0.0, "{line}");
     }
     let table = place.succeed(&format!("top --count 1 --role controller {flags}"));
     assert!(table[0].contains("bytes out/s") && table.len() > 2, "{table:?}");

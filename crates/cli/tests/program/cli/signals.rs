@@ -13,6 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use ssntp::proto::{Frame, Status};
 use tempfile::TempDir;
 
+use crate::cluster::processes::until;
+
 fn ssntp(at: &Path, line: &str) -> Command {
     let mut command = crate::program();
     command.args(line.split_whitespace()).current_dir(at);
@@ -130,9 +132,10 @@ fn a_signal_ends_the_wait_for_another_program_that_changes_the_contexts() {
         .unwrap();
     let inode = format!(":{} ", held.metadata().unwrap().ino());
     let waits = |line: &str| line.contains("-> FLOCK") && line.contains(&inode);
-    while !fs::read_to_string("/proc/locks").unwrap().lines().any(waits) {
-        std::thread::yield_now();
-    }
+    until("the program waits for the lock", || {
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().any(waits).then_some(()).ok_or(locks)
+    });
     assert_eq!(end(remove), Some(143));
 }
 

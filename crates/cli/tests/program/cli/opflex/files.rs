@@ -52,16 +52,10 @@ fn a_policy_that_the_model_does_not_allow_is_refused_by_name() {
 
 /// Waits until a program has written something to a file.
 fn until_written(path: &Path, text: &str) {
-    let began = Instant::now();
-    while !fs::read_to_string(path).unwrap_or_default().contains(text) {
-        assert!(
-            began.elapsed() < Duration::from_secs(60),
-            "{:?} is not in {:?}",
-            text,
-            fs::read_to_string(path)
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until(&format!("{text:?} is written"), || {
+        let written = fs::read_to_string(path).unwrap_or_default();
+        written.contains(text).then_some(()).ok_or(written)
+    });
 }
 
 #[test]

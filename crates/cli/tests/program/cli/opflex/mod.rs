@@ -10,11 +10,12 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::cluster::processes::until;
 use crate::processes::words;
 
 const WEB: &str = "/PolicyUniverse/PolicySpace/shop/GbpEpGroup/web/";
@@ -210,13 +211,14 @@ fn endpoints_reports_and_sessions_of_a_running_server_are_shown() {
             received.push(event);
         }
     }
-    let began = Instant::now();
-    let report = loop {
-        if let [report] = &show("reports")[..] {
-            break report.clone();
+    let mut report = Value::Null;
+    until("the report has arrived", || match &show("reports")[..] {
+        [one] => {
+            report = one.clone();
+            Ok(())
         }
-        assert!(began.elapsed() < Duration::from_secs(30));
-    };
+        other => Err(format!("{other:?}")),
+    });
     assert_eq!(report["element"], "pe1");
     assert_eq!(report["object"]["uri"], "/Counter/1/");
     assert_eq!(report["numbers"]["packets"][0]["interval"], 10);
