@@ -51,13 +51,10 @@ fn a_list_has_this_server_its_links_and_the_peers_that_do_not_answer() {
     let one = Node::start(&[]);
     let two = Node::start_with(&[&one], operators);
     let agent = one.connect(Role::AGENT, &[&two]);
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let nobody = port::HeldPort::new();
     let dialler = two.server.server.as_ref().unwrap().dialler().unwrap();
     dialler
-        .dial(nobody.to_string().parse::<Address>().unwrap())
+        .dial(nobody.address().parse::<Address>().unwrap())
         .unwrap();
     let mut operator = two.connect(Role::CONTROLLER, &[]);
     let mut found: Vec<_> = list(&mut operator)

@@ -161,9 +161,11 @@ mod tests {
 
     #[test]
     fn a_port_without_a_listener_is_refused() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
+        // It is bound, and does not listen, so no other program gets the port.
+        let held = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        held.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())
+            .unwrap();
+        let port = held.local_addr().unwrap().as_socket().unwrap().port();
         let target = Target::Address(Address::tcp("127.0.0.1", port));
         let refused = target.connect(&TcpOptions::default(), LONG, &Cancel::new());
         assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);

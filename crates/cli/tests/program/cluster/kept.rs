@@ -11,6 +11,27 @@ use serde_json::Value;
 use crate::cluster::processes::{Cluster, Done, LIMIT, Process, processes_inside, until};
 use crate::processes::words;
 
+/// Runs a command that asks a controller daemon. It is repeated if the daemon calls itself busy, as on a slow
+/// disk, or has closed the connection because the command got no processor for two seconds.
+#[track_caller]
+fn run(command: impl Fn() -> Command) -> Done {
+    let deadline = Instant::now() + LIMIT;
+    let is_late = |done: &Done| {
+        let whys = [
+            "the controller is busy",
+            "the answer ends too early",
+            "reset by peer",
+        ];
+        whys.iter().any(|why| done.stderr.contains(why))
+    };
+    loop {
+        let done = Done::of(command());
+        if !is_late(&done) || Instant::now() > deadline {
+            return done;
+        }
+    }
+}
+
 /// A cluster, its controller daemon, and a file of workloads.
 struct Kept {
     cluster: Cluster,
@@ -52,7 +73,7 @@ impl Kept {
     }
 
     fn words(&self, words: &[&str]) -> Done {
-        Done::of(self.command(words))
+        run(|| self.command(words))
     }
 
     /// The exit code of a command whose output has no reader.
@@ -398,10 +419,12 @@ fn a_second_controller_takes_over_and_starts_no_instance_twice() {
             .into_iter()
             .chain(line.split_whitespace())
             .collect();
-        let mut command = kept.cluster.command(&words);
-        command.env("SSNTP_HTTP", &http);
-        command.env("SSNTP_TOKEN_FILE", kept.cluster.path("second-token"));
-        let done = Done::of(command);
+        let done = run(|| {
+            let mut command = kept.cluster.command(&words);
+            command.env("SSNTP_HTTP", &http);
+            command.env("SSNTP_TOKEN_FILE", kept.cluster.path("second-token"));
+            command
+        });
         assert_eq!(done.code, Some(0), "{line}: {}", done.stderr);
         let lines = done.stdout.lines();
         lines
