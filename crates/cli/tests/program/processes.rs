@@ -146,6 +146,12 @@ pub fn wait_for<T, Seen: std::fmt::Debug>(mut look: impl FnMut() -> Result<T, Se
     }
 }
 
+/// True if a program that has ended after a signal has ended in order. A program that needs longer than 1.8 s,
+/// as it may on a busy machine, ends by force: then its sockets and its last log lines may be missing.
+pub fn ended_in_order(signalled_at: Instant) -> bool {
+    signalled_at.elapsed() < Duration::from_millis(1800)
+}
+
 /// A child process that is killed when it is dropped, so that a failed test leaves none behind.
 pub struct Program(Child);
 

@@ -10,13 +10,13 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::cluster::processes::until;
-use crate::processes::words;
+use crate::processes::{ended_in_order, words};
 
 const WEB: &str = "/PolicyUniverse/PolicySpace/shop/GbpEpGroup/web/";
 
@@ -42,10 +42,12 @@ fn line(output: &mut impl BufRead) -> String {
     line.trim().to_owned()
 }
 
-/// Ends a program with a signal.
-fn end(mut child: Child, signal: Signal) {
+/// Ends a program with a signal; see [`ended_in_order`].
+fn end(mut child: Child, signal: Signal) -> bool {
+    let signalled_at = Instant::now();
     kill_process(Pid::from_child(&child), signal).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
+    ended_in_order(signalled_at)
 }
 
 /// Reads events until an object changes, and returns its present name.
