@@ -243,17 +243,17 @@ fn a_signal_at_any_time_leaves_nothing_behind() {
         ("was evacuated", Signal::TERM),
     ] {
         let place = tempfile::tempdir().unwrap();
-        let mut demo = demo(&place, &[]);
+        // It is held, because it must not end by itself before the signal comes.
+        let mut demo = demo(&place, &["--hold"]);
         demo.line_with(step);
         // A service manager sends the signal to the process that removes the directory as well.
         kill_process(caretaker(&place), signal).unwrap();
         demo.signal(signal);
-        assert_eq!(demo.end(), Some(1), "{step}: {}", demo.log());
-        assert!(
-            demo.log().contains("interrupted before every step was seen"),
-            "{step}: {}",
-            demo.log()
-        );
+        let (code, log) = (demo.end(), demo.log());
+        let is_interrupted = code == Some(1) && log.contains("interrupted before every step was seen");
+        // The rest of the last step may be over before this test gets a processor again.
+        let was_last = step == "was evacuated" && code == Some(0);
+        assert!(is_interrupted || was_last, "{step}: {code:?} {log}");
         nothing_is_left(&place);
     }
 }

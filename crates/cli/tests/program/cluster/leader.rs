@@ -72,7 +72,10 @@ fn a_stopped_leader_is_a_follower_when_it_continues() {
     });
     all.processes[leader].signal(Signal::CONT);
     let answer = waits.unwrap().wait(2 * LIMIT);
-    assert!(matches!(answer, Ok(_) | Err(OrderError::Failed(_))), "{answer:?}");
+    // If the next scheduler led late, as on a busy machine, the session with the stopped one has ended
+    // meanwhile. Then the answer may be lost, which is reported after 90 s.
+    let is_known = matches!(answer, Ok(_) | Err(OrderError::Failed(_) | OrderError::Lost(_)));
+    assert!(is_known, "{answer:?}");
     drop(controller);
     all.prefer(leader);
     all.next_start();
@@ -124,10 +127,13 @@ fn a_leader_that_ends_or_drains_is_replaced_at_once() {
         "from SIGTERM of the leader to the next START done: {:?}",
         all.next_start()
     );
-    let leader = all.leader(None);
-    let at = format!("--connect {}", all.addresses[leader]);
-    // On a busy machine etcd may just not have answered in the time limit of a call.
+    let mut leader = 0;
+    let mut at = String::new();
+    // On a busy machine etcd may just not have answered in the time limit of a call, and the lease of the
+    // leader may have ended.
     until("the leader lists the servers", || {
+        leader = all.leader(None);
+        at = format!("--connect {}", all.addresses[leader]);
         let listed = all.cluster.done(&format!("servers {at}"));
         let is_complete = listed.contains(", fencing token ")
             && listed.contains("; the engine answers\n")
@@ -191,12 +197,12 @@ fn schedulers_that_are_cut_off_from_each_other_start_no_instance_twice() {
         return;
     };
     let mut all = Schedulers::with_ways(&etcd, 2);
-    let leader = all.leader(None);
-    let other = 1 - leader;
     // Start at least one more instance on each node.
     for at in 0..2 {
         all.under_load(at, |_| {});
     }
+    let leader = all.leader(None);
+    let other = 1 - leader;
     let away = all.running_on(other);
 
     // Both schedulers run and reach etcd, and only the link between them is cut. The leader continues,
