@@ -196,15 +196,20 @@ impl Scheduler {
             // Its START is not known, so a controller may still wait for this answer.
             return forward(cx, from, frame);
         };
+        // The id is looked up before `place_again` takes the START. The agent may not repeat it, if it
+        // read the START long before it launched the instance.
+        let command_id = self.moves.command_id(instance);
+        let ids = [&command_id, &failure.command_id];
+        if ids[0] != ids[1] && ids.iter().all(|id| !id.is_empty()) {
+            // The agent repeats the failure of an earlier START of the instance.
+            return debug!(target: "ssntp::scheduler", "{from}: StartFailure of an earlier START");
+        }
+        let is_refused = matches!(
+            failure.reason,
+            StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
+        );
         match self.instances.failed(instance, node, &failure.reason) {
             StartFailed::Answer(pending) => {
-                // The agent may not repeat the id, if it read the START long before it launched
-                // the instance. The id is looked up before `place_again` takes the START.
-                let command_id = self.moves.command_id(instance);
-                let is_refused = matches!(
-                    failure.reason,
-                    StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
-                );
                 // If another node accepts the START, it is not answered yet.
                 if is_refused && self.place_again(cx, instance, &pending) {
                     return;
@@ -224,7 +229,13 @@ impl Scheduler {
                     self.node_changed(cx, node);
                 }
             }
-            StartFailed::Unknown => forward(cx, from, frame),
+            StartFailed::Unknown => {
+                forward(cx, from, frame);
+                // The earlier scheduler may have placed the START on a node that has not connected yet.
+                if is_refused {
+                    return;
+                }
+            }
             StartFailed::GivenUp => {
                 debug!(target: "ssntp::scheduler", "{from}: StartFailure after its deadline")
             }

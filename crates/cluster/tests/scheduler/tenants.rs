@@ -170,15 +170,22 @@ fn the_address_of_a_start_that_an_earlier_scheduler_sent_is_free_once_it_has_fai
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
     let mut node = cluster.node(1000, &mut [&mut controller]);
-    let start = leased(&mut controller);
-    node.send_payload(&StartFailure {
-        node_uuid: node.uuid.into(),
-        instance_uuid: start.instance_uuid.into(),
-        reason: Reason::ImageFailure,
-        ..StartFailure::default()
-    });
-    expect_failure(&mut controller, &start, Reason::ImageFailure);
-    assert!(!has_address(&mut controller, start.instance_uuid));
+    for (reason, is_kept) in [
+        (Reason::ImageFailure, false),
+        // The earlier scheduler may have placed the START on another node, which has not connected yet.
+        (Reason::FullCn, true),
+        (Reason::NodeMaintenance, true),
+    ] {
+        let start = leased(&mut controller);
+        node.send_payload(&StartFailure {
+            node_uuid: node.uuid.into(),
+            instance_uuid: start.instance_uuid.into(),
+            reason: reason.clone(),
+            ..StartFailure::default()
+        });
+        expect_failure(&mut controller, &start, reason);
+        assert_eq!(has_address(&mut controller, start.instance_uuid), is_kept);
+    }
 }
 
 #[test]

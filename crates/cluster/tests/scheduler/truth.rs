@@ -15,7 +15,7 @@ use ssntp_cluster::scheduler::placement::Policy;
 use uuid::Uuid;
 
 use super::client::Client;
-use super::{Cluster, expect_failure, expect_no_frames, refused, start, start_on, stats};
+use super::{Cluster, expect_failure, expect_no_frames, expect_start, refused, start, start_on, stats};
 
 /// STATS in which each instance is in this state.
 fn in_state(node: Uuid, state: &InstanceState, instances: &[Uuid]) -> Stats {
@@ -312,6 +312,32 @@ fn a_start_has_one_answer_even_if_its_agent_repeats_the_failure() {
     again.send_payload(&failure);
     expect_no_frames(&mut again, &mut [&mut controller]);
     drop(node);
+}
+
+#[test]
+fn a_repeated_failure_of_an_earlier_start_does_not_answer_a_later_one_of_the_instance() {
+    let cluster = Cluster::new(several());
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let start = start(1);
+    let [first, second] = ["first", "second"].map(|id| StartFailure {
+        command_id: id.into(),
+        ..failed(node.uuid, &start, Reason::ImageFailure)
+    });
+    for failure in [&first, &second] {
+        let text = String::from_utf8(Frame::of(&start).payload_bytes().to_vec()).unwrap();
+        let id = format!("start:\n  command_id: {}\n", failure.command_id);
+        controller.send_text(Command::START, &text.replacen("start:\n", &id, 1));
+        expect_start(&mut node, &start);
+        if *failure == second {
+            // As an agent that has connected again.
+            node.send_payload(&first);
+            expect_no_frames(&mut node, &mut [&mut controller]);
+        }
+        node.send_payload(failure);
+        let answer = expect_failure(&mut controller, &start, Reason::ImageFailure);
+        assert_eq!(answer.command_id, failure.command_id);
+    }
 }
 
 #[test]
