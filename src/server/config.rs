@@ -176,7 +176,8 @@ impl ServerConfig {
 
     /// Sets the most frames and bytes that routing functions may hold, and the longest time. A frame
     /// that finds no room or is held for that time goes to
-    /// [`Handler::expired`](super::Handler::expired). Default: 1024 frames, 16 MiB, 60 s.
+    /// [`Handler::expired`](super::Handler::expired), also one whose sender holds more than is free.
+    /// Default: 1024 frames, 16 MiB, 60 s.
     #[must_use]
     pub fn held(mut self, frames: usize, bytes: usize, time: Duration) -> Self {
         self.held = Held::new(frames, bytes, time);

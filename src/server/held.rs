@@ -54,14 +54,21 @@ impl Held {
         }
     }
 
-    /// Holds a frame. Returns it as an error if there is no room.
+    /// Holds a frame. Returns it as an error if there is no room, or if its sender holds more than is
+    /// free: so one sender gets half of the room.
     pub(super) fn keep(&mut self, from: Uuid, frame: Frame, now: Instant) -> Result<HeldId, HeldFrame> {
         // A frame that finds no room gets an id as well, for `Handler::expired`.
         self.next += 1;
         let id = HeldId(self.next);
         let held = HeldFrame { id, from, frame };
         let bytes = held.frame.encoded_len();
-        if self.queue.len() >= self.max_frames || self.bytes + bytes > self.max_bytes {
+        let own = self.iter().filter(|held| held.from == from);
+        let (frames, taken) = own.fold((0, 0), |(frames, taken), held| {
+            (frames + 1, taken + held.frame.encoded_len())
+        });
+        let free = self.max_frames - self.queue.len();
+        let left = self.max_bytes.checked_sub(self.bytes + bytes);
+        if free < frames.max(1) || left.is_none_or(|left| left + bytes < taken) {
             return Err(held);
         }
         self.bytes += bytes;
@@ -100,6 +107,21 @@ impl Held {
 mod tests {
     use super::*;
     use crate::proto::Command;
+
+    #[test]
+    fn one_sender_leaves_room_for_others() {
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        // The number of frames that each sender can hold, one sender after the other.
+        let kept = |max_frames, payload| {
+            let mut held = Held::new(max_frames, 8000, Duration::MAX);
+            let frame = || Frame::with_payload(Command::START, vec![0; payload]);
+            let mut keep = |from| held.keep(Uuid::from_u128(from), frame(), now).is_ok();
+            [1, 2, 3].map(|from| (0..8).take_while(|_| keep(from)).count())
+        };
+        assert_eq!(kept(8, 0), [5, 2, 1]);
+        assert_eq!(kept(100, 992), [5, 2, 1], "1000 bytes each");
+    }
 
     #[test]
     fn held_frames_are_bounded_released_and_expire() {

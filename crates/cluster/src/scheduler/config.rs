@@ -96,7 +96,8 @@ impl SchedulerConfig {
 
     /// The maximum number of STARTs that may wait for a node's READY, the most bytes of them, and the longest
     /// time. A START beyond these limits is answered with `full_cloud`. Default: 1024 STARTs,
-    /// 64 MiB, 60 s.
+    /// 64 MiB, 60 s. All controllers share the room: each may end every instance anyway, so a share
+    /// would protect none, and would take room from the only one.
     #[must_use]
     pub fn held(mut self, starts: usize, bytes: usize, time: Duration) -> Self {
         (self.held_starts, self.held_bytes, self.held_time) = (starts, bytes, time.min(NEVER));

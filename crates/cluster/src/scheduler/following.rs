@@ -189,10 +189,13 @@ impl Following {
         [transfer, held].into_iter().flatten().min()
     }
 
-    /// Holds a command; false if there is no room for it.
+    /// Holds a command or a failure; false if there is no room for it. Failures take half of the room at
+    /// most, so that no agent keeps out the commands of controllers.
     fn hold(&mut self, from: &SessionInfo, frame: &Frame, now: Instant) -> bool {
         let bytes = frame.encoded_len();
-        let has_room = self.held.has_room(bytes);
+        let is_command = frame.kind().frame_type == FrameType::COMMAND;
+        let reserved = if is_command { 0 } else { MAX_HELD_BYTES / 2 };
+        let has_room = self.held.has_room(bytes + reserved) && (is_command || self.held.len() < MAX_HELD / 2);
         if has_room {
             let own = with_trace_of(frame, detached(frame));
             self.held.push((from.clone(), own), bytes, now);
@@ -386,7 +389,7 @@ mod tests {
     use crate::scheduler::SchedulerConfig;
     use crate::scheduler::term::Term;
     use ssntp::payload::{InvalidFrameType, Restore, Start, StartFailure};
-    use ssntp::proto::Status;
+    use ssntp::proto::{ErrorCode, Status};
     use ssntp::testkit::{HandlerTest, Testkit};
 
     /// A scheduler that follows while no scheduler leads, and a controller of it.
@@ -449,6 +452,18 @@ mod tests {
             test.receive(controller.uuid(), &Frame::of(&Restore::default()));
         }
         assert_eq!(test.sent_to(controller.uuid()).len(), 1);
+    }
+
+    #[test]
+    fn failures_of_agents_leave_room_for_commands() {
+        let ((_test, client), now) = (without_leader(), crate::scheduler::now());
+        let failure = |len| Frame::with_payload(ErrorCode::START_FAILURE, vec![b' '; len]);
+        let mut following = Following::default();
+        assert!(!following.hold(&client, &failure(MAX_HELD_BYTES / 2), now));
+        let held = (0..MAX_HELD).take_while(|_| following.hold(&client, &failure(0), now));
+        assert_eq!(held.count(), MAX_HELD / 2);
+        let command = Frame::with_payload(Command::STOP, vec![b' '; MAX_HELD_BYTES / 2]);
+        assert!(following.hold(&client, &command, now));
     }
 
     #[test]
