@@ -33,7 +33,7 @@ mod schema;
 mod tests;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -98,6 +98,8 @@ struct Job {
 #[derive(Debug)]
 struct Shared {
     file: PathBuf,
+    /// The identity of the file that was opened.
+    identity: Option<(u64, u64)>,
     /// A channel to each follower. `None` once the thread has ended.
     followers: Mutex<Option<Vec<Sender<()>>>>,
     /// The error of the last commit, if it failed.
@@ -145,6 +147,7 @@ impl Store {
         let loaded = schema::load(&opened).and_then(|state| Ok((state, schema::last_id(&opened)?)));
         let (state, last) = loaded.map_err(|e| StoreError::of(&file, e))?;
         let shared = Arc::new(Shared {
+            identity: identity(&file),
             file: file.clone(),
             followers: Mutex::new(Some(Vec::new())),
             failing: Mutex::new(None),
@@ -264,6 +267,12 @@ impl Shared {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The device and the number of a file; `None` if it cannot be read.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let file = fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 /// The size of a file; 0 if it cannot be read.

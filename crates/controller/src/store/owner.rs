@@ -7,7 +7,7 @@ use crossbeam_channel::Receiver;
 use log::{info, warn};
 use rusqlite::{Connection, params};
 
-use super::{Job, Limits, Shared, StoreError, lock, schema};
+use super::{Fault, Job, Limits, Shared, StoreError, identity, lock, schema};
 use crate::{LOG, now};
 
 const MOST_GROUPED: usize = 256;
@@ -73,9 +73,18 @@ impl<'a> Owner<'a> {
 
     /// Writes a group of jobs in one transaction, and replies to the callers that wait.
     fn commit(&mut self, group: &[Job]) {
-        let outcome = self
-            .write(group)
-            .map_err(|e| StoreError::of(&self.shared.file, e));
+        // SQLite goes on with a file that has lost its name, and the next start would not find the changes.
+        let file = &self.shared.file;
+        let outcome = match identity(file).is_some_and(|is| Some(is) == self.shared.identity) {
+            true => self
+                .write(group)
+                .map_err(|e| StoreError::of(&self.shared.file, e)),
+            false => {
+                let why =
+                    "it was removed or replaced since the controller has opened it; restart the controller";
+                Err(StoreError::failed(file, Fault::Other, why.into()))
+            }
+        };
         let mut failing = lock(&self.shared.failing);
         match (&outcome, &*failing) {
             (Err(e), before) if before.as_ref() != Some(e) => warn!(target: LOG, "not written: {e}"),

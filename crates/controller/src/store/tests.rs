@@ -417,6 +417,25 @@ fn a_full_database_refuses_writes_until_there_is_room() {
 }
 
 #[test]
+fn a_database_that_was_replaced_refuses_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
+    let [file, moved] = [FILE, "moved"].map(|name| dir.path().join(name));
+    fs::rename(&file, &moved).unwrap();
+    for replace in [false, true] {
+        if replace {
+            fs::copy(&moved, &file).unwrap();
+        }
+        let error = store.commit(vec![event("lost")]).unwrap_err();
+        assert_eq!(store.failing().as_ref(), Some(&error));
+        assert!(error.to_string().contains("removed or replaced"), "{error}");
+    }
+    fs::rename(&moved, &file).unwrap();
+    store.commit(vec![event("kept")]).unwrap();
+    assert_eq!(store.failing(), None);
+}
+
+#[test]
 fn a_read_only_database_refuses_writes() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
@@ -427,6 +446,7 @@ fn a_read_only_database_refuses_writes() {
     // Modes do not keep root from writing. This does.
     connection.pragma_update(None, "query_only", true).unwrap();
     let shared = Arc::new(Shared {
+        identity: identity(&file),
         file,
         followers: Mutex::new(Some(Vec::new())),
         failing: Mutex::new(None),
@@ -483,6 +503,7 @@ fn the_history_is_bounded_by_age_and_by_size() {
     let times = [2 * day, 9 * day, 9 * day + minute, 10 * day - minute].map(figures);
     schema::write(&connection, &times, 0).unwrap();
     let shared = Shared {
+        identity: None,
         file: file.clone(),
         followers: Mutex::new(None),
         failing: Mutex::new(None),
