@@ -143,7 +143,11 @@ pub(crate) enum Input {
 #[derive(Debug)]
 pub(crate) enum Done {
     /// The instance is about to be killed, because it breaks a rule of its node.
-    Condemned { instance: Uuid, why: String },
+    Condemned {
+        instance: Uuid,
+        handle: RunId,
+        why: String,
+    },
     /// The launch is over. On success, the number is the time at which the run began, in
     /// milliseconds since 1970.
     Launched {
@@ -584,8 +588,14 @@ impl Control {
 
     fn done(&mut self, done: Done) {
         match done {
-            Done::Condemned { instance, why } => {
-                if let Some(instance) = self.instances.get_mut(&instance) {
+            Done::Condemned {
+                instance,
+                handle,
+                why,
+            } => {
+                let instance = self.instances.get_mut(&instance);
+                // The reason is not for a later run, which may have begun meanwhile.
+                if let Some(instance) = instance.filter(|it| it.record.handle().as_ref() == Some(&handle)) {
                     // The end of the instance follows as `Input::Ended`, which keeps this reason.
                     instance.record.detail = excerpt(why).to_string();
                 }

@@ -269,7 +269,12 @@ impl Pool {
         let instance = subject.place.instance();
         warn!("instance {instance}: {why}: it is killed");
         // The reason is reported before the kill, because it explains the end.
-        self.done(Done::Condemned { instance, why });
+        let handle = handle.clone();
+        self.done(Done::Condemned {
+            instance,
+            handle,
+            why,
+        });
         warn_of(&running, "killed", driver.kill(&running));
     }
 

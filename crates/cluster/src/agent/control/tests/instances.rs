@@ -65,10 +65,15 @@ fn the_end_of_a_run_is_reported_until_the_next_run() {
         (reported(&stage).exit_code, reported(&stage).name.as_str()),
         (-1, "web")
     );
-    stage.feed(Input::Done(Done::Condemned {
-        instance: ONE,
-        why: "its directory is\ntoo large".into(),
-    }));
+    for (pid, why) in [(0, "its directory is\ntoo large"), (1, "of an earlier run")] {
+        let mut handle = handle(ONE);
+        handle.pid += pid;
+        stage.feed(Input::Done(Done::Condemned {
+            instance: ONE,
+            handle,
+            why: why.into(),
+        }));
+    }
     stage.end(ONE, 137);
     let ended = reported(&stage);
     assert_eq!((ended.exit_code, ended.labels["tier"].as_str()), (137, "front"));
