@@ -45,9 +45,8 @@ impl Demo<'_> {
         // tenants.
         self.switch_network_agent(NodeStatus::Offline)?;
         let words = format!(
-            "agent --connect unix:{}/scheduler.sock --cert tenants.pem --state tenants {NODE} \
-             --network tenants --underlay u0 --concentrator-certs cncis",
-            directory.display()
+            "agent --connect unix:scheduler.sock --cert tenants.pem --state tenants {NODE} \
+             --network tenants --underlay u0 --concentrator-certs cncis"
         );
         let (_, pid) = self.processes.start_in("tenants", UNDERLAY, &words, self.stop)?;
         self.see("the node with networks is READY", |view| {
