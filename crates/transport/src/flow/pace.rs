@@ -121,7 +121,9 @@ impl<I> Flow<I> {
                 continue;
             };
             self.pace_checks.remove(to, pace);
-            let seconds = now.saturating_duration_since(pace.since).as_secs_f64();
+            // Until the time of the check, and not until now: a server that lacks processor time, or was
+            // paused, comes late, and its writers were as late. No receiver is to blame for that.
+            let seconds = pace.check_at.saturating_duration_since(pace.since).as_secs_f64();
             let mut done = row.outbox.progress();
             done -= pace.before;
             #[expect(clippy::cast_precision_loss, reason = "a pace")]
