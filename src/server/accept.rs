@@ -247,7 +247,9 @@ impl Environment {
 }
 
 fn send(halves: &mut Halves, item: Outgoing, deadline: Instant) -> io::Result<()> {
-    // A socket takes a limit of zero as no limit, so the limit at the deadline is a millisecond.
+    // A socket takes a limit of zero as no limit, so the limit at the deadline is a millisecond. CONNECTED
+    // with a long configuration needs several writes, and each has the limit anew: a peer that reads a
+    // little at a time stays here for longer, until another newcomer needs its slot.
     let limit = left(deadline).unwrap_or(Duration::from_millis(1));
     halves.stream.set_write_timeout(Some(limit))?;
     halves.transmit.transmit(&[item])?;

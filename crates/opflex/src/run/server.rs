@@ -291,7 +291,8 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
 }
 
 /// The first revision: microseconds since 1970. It is higher than any revision of an earlier process
-/// of this server, because a policy changes less than once in a microsecond on average. JSON can
+/// of this server, because a policy changes less than once in a microsecond on average. If the clock was
+/// set back it is lower, but still another one: revisions are only compared for being equal. JSON can
 /// represent it exactly.
 fn first_revision() -> u64 {
     let since_1970 = time_of_day().duration_since(SystemTime::UNIX_EPOCH);

@@ -9,7 +9,9 @@ use crate::budget::{Asked, Budget, Reserved};
 pub(crate) const UNRESERVED: usize = 16 * 1024;
 
 /// The maximum number of bytes of a read while memory is short and nothing is reserved for it. Together with
-/// the rest of a record before it, it completes one record at most.
+/// the rest of a record before it, it completes one record at most. Peers that keep their reservations without
+/// need cause more system calls for others by this, and no more: they are ended only while another item waits,
+/// because an honest peer may be slow.
 const SHORT_READ: usize = UNRESERVED / 4;
 
 /// While others wait for memory, an item may take this time, and a second for each [`PACE`] bytes.
