@@ -373,8 +373,8 @@ impl<'a> Demo<'a> {
         Ok(format!(
             "the cluster runs until Ctrl-C; in another terminal, try:
 export SSNTP_CONNECT={address}
-export SSNTP_CA={directory}/ca.pem SSNTP_CERT={directory}/controller.pem
-export SSNTP_HTTP={page} SSNTP_TOKEN_FILE={directory}/token
+export SSNTP_CA='{directory}/ca.pem' SSNTP_CERT='{directory}/controller.pem'
+export SSNTP_HTTP={page} SSNTP_TOKEN_FILE='{directory}/token'
 {ssntp} ctl nodes
 {ssntp} ctl instances --watch
 {ssntp} ctl describe job

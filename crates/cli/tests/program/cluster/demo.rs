@@ -28,7 +28,7 @@ fn command(place: &TempDir, words: &[&str]) -> Command {
 }
 
 fn temporary(place: &TempDir) -> std::path::PathBuf {
-    let path = place.path().join("tmp");
+    let path = place.path().join("with blanks");
     fs::create_dir_all(&path).unwrap();
     path
 }
@@ -165,7 +165,11 @@ fn page(url: &str) -> String {
 
 fn variable(line: &str, name: &str) -> String {
     let value = line.split_once(name).unwrap().1;
-    value.split_whitespace().next().unwrap().to_owned()
+    let value = match value.strip_prefix('\'') {
+        Some(quoted) => quoted.split('\'').next(),
+        None => value.split_whitespace().next(),
+    };
+    value.unwrap().to_owned()
 }
 
 #[test]
