@@ -74,7 +74,15 @@ impl NetworkArgs {
         stop: &Stop,
     ) -> Result<Option<NetworkConfig>, Failure> {
         let Some(tunnels) = self.tunnels.config() else {
-            return Ok(None);
+            // The values of the other flags may come from the environment of the host.
+            let flags = [
+                ("underlay", self.underlay.is_some()),
+                ("concentrator-certs", self.concentrator_certs.is_some()),
+            ];
+            return match flags.iter().find(|(_, is_given)| *is_given) {
+                Some((flag, _)) => Err(Failure::usage(format!("--{flag} needs --network tenants"))),
+                None => Ok(None),
+            };
         };
         // A concentrator runs as an instance and does not have the flags of this agent. It gets copies
         // of the files, and all other values through its environment.
@@ -122,6 +130,31 @@ mod tests {
         connection: Connection,
         #[command(flatten)]
         network: NetworkArgs,
+    }
+
+    #[test]
+    fn flags_of_tenants_networks_are_refused_without_them() {
+        for flag in ["--underlay", "--concentrator-certs"] {
+            let words = [
+                "agent",
+                "--connect",
+                "a:1",
+                "--ca",
+                "ca",
+                "--cert",
+                "cert",
+                flag,
+                "x",
+            ];
+            let line = Line::try_parse_from(words).unwrap();
+            let stop = Stop::install().unwrap();
+            let refused = line.network.config(&line.connection, &stop).unwrap_err();
+            let expected = format!("{flag} needs --network tenants");
+            assert!(
+                matches!(&refused, Failure::Usage(why) if *why == expected),
+                "{refused:?}"
+            );
+        }
     }
 
     #[test]
