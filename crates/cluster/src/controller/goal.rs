@@ -327,16 +327,20 @@ impl Goal {
     }
 
     /// The evidence that the goal is reached although the command failed: a connected node reports
-    /// that it does not have the instance of a DELETE. For example, the instance's START failed, or
-    /// its retention has ended.
+    /// that it does not have the instance of a DELETE, for example because the instance's START failed or
+    /// its retention has ended; or that it has the instance of a START, for example because the answer to
+    /// an earlier START was lost.
     pub(super) fn is_met_by(&self, failure: &Failure, view: &View) -> Option<Shown> {
-        let node = view.node(failure.node.uuid()?)?;
+        let node = view.node(failure.node.uuid()?).filter(|node| node.is_current())?;
         let seen = self.instance(view).filter(|seen| seen.node == node.uuid)?;
-        let is_gone = self.command == Command::DELETE && failure.reason == "no_instance" && node.is_current();
-        is_gone.then_some(Shown::Gone {
-            instance: seen.uuid,
-            ending: None,
-        })
+        match (self.command, &*failure.reason) {
+            (Command::DELETE, "no_instance") => Some(Shown::Gone {
+                instance: seen.uuid,
+                ending: None,
+            }),
+            (Command::START, "already_running") => started(seen),
+            _ => None,
+        }
     }
 
     /// A number that is larger the better InvalidFrameType fits this command; `None` if it refuses

@@ -68,7 +68,8 @@ pub(super) struct WorkloadArgs {
     /// Its address in the tenant's network [default: the first free address]
     #[arg(long, value_name = "IP", requires = "tenant", conflicts_with = "count")]
     ip: Option<Ipv4Addr>,
-    /// Its UUID [default: a new UUID]
+    /// Its UUID; if its instance runs already, the command is done and starts nothing
+    /// [default: a new UUID]
     #[arg(long, conflicts_with = "count")]
     uuid: Option<Uuid>,
     /// An environment variable for it; may be given several times

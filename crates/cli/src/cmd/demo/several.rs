@@ -223,10 +223,6 @@ impl Several<'_> {
         let line =
             format!("--timeout 10 start --uuid {uuid} --name {name} --mem 8 --persistent -- sleep 1000");
         let output = self.until("a START is done", |demo| match demo.ctl(&line) {
-            // The answer to an earlier attempt may be lost, not the START.
-            Err(Failure::Failed(error)) if error.contains("already_running") => {
-                Ok(Some(format!("instance {uuid} runs already")))
-            }
             Err(Failure::Failed(_)) => Ok(None),
             output => output.map(Some),
         })?;
