@@ -15,6 +15,9 @@ use crate::rpc::{EncodeError, Frame, Id};
 use ssntp_transport::excerpt;
 
 impl ServerCore {
+    /// Carries out a request in one step, for which all other clients wait. The limit for the memory of a
+    /// message's values keeps it below 100,000 objects; 20,000 endpoints took 0.6 s in a debug build on a
+    /// machine that had much else to do.
     pub(super) fn request(&mut self, connection: ConnectionId, id: Id, request: Request, now: Instant) {
         let method = request.method();
         let done = || Reply::done(method).to_frame(&id);
