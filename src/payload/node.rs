@@ -57,8 +57,9 @@ schema! {
         instances: u64,
     }
 
-    /// Another scheduler is the leader now. It sends a controller all nodes and instances, as at the
-    /// beginning of a session.
+    /// The scheduler that leads, if there are several. A controller gets it at the beginning of its
+    /// session, and when another scheduler becomes the leader. The leader then sends it all nodes and
+    /// instances.
     ///
     /// The payload of NewLeader (EVENT 0x4c):
     ///
@@ -68,7 +69,7 @@ schema! {
     ///   token: 7340033
     /// ```
     NewLeader = Event::NEW_LEADER, under "new_leader" {
-        /// The scheduler that leads; default: empty.
+        /// The scheduler that leads; empty if none leads; default: empty.
         server_uuid: Id,
         /// The fencing token of its term, which is higher than all earlier ones; default: 0.
         token: u64,

@@ -105,6 +105,7 @@ impl Failure {
             "instance_corrupt" => "what is left of it cannot be used",
             "already_running" => "it runs already",
             "instance_exists" => "it is there already, and stopped",
+            "no_leader" => "no scheduler leads",
             "no_answer" => "its node has not said what became of it",
             "already_stopped" => "it has stopped already",
             "already_attached" => "it is attached already",

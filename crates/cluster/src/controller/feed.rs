@@ -28,8 +28,8 @@ const MAX_CHANGES: usize = 16_384;
 /// After SnapshotComplete, the time without news after which the view counts as complete although
 /// some nodes have not sent STATS.
 const QUIET: Duration = Duration::from_millis(300);
-/// The time without news after which the snapshot of a scheduler that sends no SnapshotComplete
-/// counts as complete.
+/// The time without news after which the snapshot of a scheduler that sends neither NewLeader nor
+/// SnapshotComplete counts as complete.
 const LONG_QUIET: Duration = Duration::from_secs(2);
 
 /// The time from the beginning of a new session until a START of a former session is lost if no
@@ -140,11 +140,11 @@ impl Shared {
     fn frame(&self, frame: &Frame, at: SystemTime) {
         // A new leader does not know the questions and streams of the previous one, and sends a new
         // snapshot. So this is handled like a new session.
-        if frame.kind() == Event::NEW_LEADER {
+        if frame.kind() == Event::NEW_LEADER && self.look(View::had_leader) {
             let leader = frame.payload().unwrap_or_else(|_| NewLeader::default());
             let configuration = self.look(|view| view.configuration().cloned());
             self.offline("another scheduler leads".to_owned(), at);
-            return self.online(format!("scheduler {}", leader.server_uuid), configuration);
+            self.online(format!("scheduler {}", leader.server_uuid), configuration);
         }
         self.streams.refused(frame);
         self.questions.frame(frame);
@@ -357,17 +357,16 @@ impl State {
 /// `Ok` if the snapshot of the session is complete after this time without news. The error is the
 /// time after which it is complete if there is no news until then.
 fn complete(view: &View, quiet: Duration) -> Result<(), Duration> {
-    let enough = match view.has_snapshot() {
-        true => QUIET,
-        false => LONG_QUIET,
-    };
     if view.is_complete() {
         return Ok(());
     }
-    if !view.is_online() {
-        // The beginning of the next session is a change.
-        return Err(Duration::MAX);
-    }
+    let enough = match view.has_snapshot() {
+        true => QUIET,
+        // The beginning of the next session is a change, and so is SnapshotComplete. One of several
+        // schedulers always sends it, but before there is a leader, none sends anything.
+        false if !view.is_online() || view.leader().is_some() => return Err(Duration::MAX),
+        false => LONG_QUIET,
+    };
     match enough.saturating_sub(quiet) {
         Duration::ZERO => Ok(()),
         left => Err(left),

@@ -41,8 +41,10 @@
 //! STATS of each and the events of its instances since. SnapshotComplete marks the end:
 //! [`Change::SnapshotComplete`], and [`View::has_snapshot`]. [`Controller::wait_complete`] also waits
 //! for the first STATS of nodes that have only just connected, until there is no news for 300 ms.
-//! With a scheduler that sends no SnapshotComplete it waits for 2 s without news. NewLeader, the
-//! event of several schedulers, is handled like the end of a session and the beginning of another.
+//! With a scheduler that sends no SnapshotComplete it waits for 2 s without news. Several schedulers
+//! send NewLeader at the beginning of a session, and then a wait is over only after SnapshotComplete,
+//! which there is once a scheduler leads. When another one leads, that is handled like the end of a
+//! session and the beginning of another.
 //!
 //! # Failures of other controllers
 //! Every controller receives every failure. Each order has an id, which its failure repeats, so a

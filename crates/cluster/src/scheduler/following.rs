@@ -22,7 +22,7 @@ use super::messages::Message;
 use super::{Scheduler, answers};
 use crate::refusal::{self, Refused};
 use ssntp::Role;
-use ssntp::payload::{MAX_READ_LEN, NewLeader};
+use ssntp::payload::{Id, MAX_READ_LEN, NewLeader};
 use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType};
 use ssntp::server::{Context, SendError, SessionInfo};
 
@@ -297,6 +297,24 @@ impl Scheduler {
             .for_each(|controller| answers::send(cx, controller, &event));
     }
 
+    /// Sends NewLeader to a controller whose session begins. So it waits for the snapshot of the leader
+    /// and does not take the silence until there is one for an empty cluster.
+    pub(super) fn introduce_leader(&self, cx: &mut Context<'_>, session: &SessionInfo) {
+        let is_controller = session.role().intersects(Role::CONTROLLER);
+        let Some(term) = self.term.as_ref().filter(|_| is_controller) else {
+            return;
+        };
+        let leader = match term.is_leading() {
+            true => Some(cx.uuid()),
+            false => term.leader(cx),
+        };
+        let event = Frame::of(&NewLeader {
+            server_uuid: leader.map_or_else(Id::default, Id::from),
+            token: leader.map_or(0, |_| cx.token()),
+        });
+        answers::send(cx, session.uuid(), &event);
+    }
+
     /// Begins to transfer the last reports of this server's clients to a leader, which may be this
     /// scheduler itself.
     pub(super) fn begin_transfer(&mut self, cx: &mut Context<'_>, to: Uuid) {
@@ -377,7 +395,7 @@ fn refuse(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame, why: &str) {
     if frame.kind().frame_type != FrameType::COMMAND {
         return;
     }
-    let refused = Refused::new(NO_LEADER, format!("no scheduler leads: {why}"));
+    let refused = Refused::new(NO_LEADER, why);
     let answer = refusal::failure_of(frame, &refused)
         .unwrap_or_else(|| refusal::invalid_frame(frame.kind(), NO_LEADER));
     answers::send(cx, from.uuid(), &answer);
@@ -423,7 +441,7 @@ mod tests {
         assert_eq!(failure.instance_uuid, start.instance_uuid);
         assert_eq!(
             (failure.reason.word(), &failure.detail[..]),
-            ("other", "no scheduler leads: none has led for 10 s")
+            ("other", "none has led for 10 s")
         );
         test.advance(HOLD_TIME / 2);
         let [answer] = &test.sent_to(uuid)[..] else {

@@ -408,7 +408,9 @@ impl Scheduler {
 
 impl Handler for Scheduler {
     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        if self.leads(cx) {
+        let leads = self.leads(cx);
+        self.introduce_leader(cx, session);
+        if leads {
             self.add_session(cx, session);
         }
     }
@@ -441,7 +443,9 @@ impl Handler for Scheduler {
     }
 
     fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        self.connected(cx, session);
+        if self.leads(cx) {
+            self.add_session(cx, session);
+        }
     }
 
     fn remote_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ssntp::Role;
 use ssntp::client::ClientHandle;
-use ssntp_cluster::controller::{CommandError, Controller, Node, Order, OrderError, Shown};
+use ssntp_cluster::controller::{CommandError, Controller, Node, Order, OrderError, Shown, View};
 use uuid::Uuid;
 
 use super::json;
@@ -22,6 +22,9 @@ use crate::signals::Stop;
 pub(super) const POLL: Duration = Duration::from_millis(100);
 /// The time limit for the scheduler to report all nodes.
 const COMPLETION: Duration = Duration::from_secs(5);
+/// If there are several schedulers, the further time limit for one of them to lead and to report all nodes.
+/// When a leader has died, the next one takes up to eleven seconds.
+const LEADER: Duration = Duration::from_secs(15);
 /// The time for which a command waits for a START while the node works on it. It is longer than the
 /// scheduler's default limit for a START.
 const MAX_START: Duration = Duration::from_secs(1200);
@@ -95,14 +98,25 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Connects, and blocks until the scheduler has reported all nodes, for at most 5 seconds.
+    /// Connects, and blocks until the scheduler has reported all nodes, for at most 5 seconds; if there
+    /// are several schedulers, until the one that leads has done so.
     pub(super) fn open_complete(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
         let session = Self::open(options, stop)?;
         // After this time the command continues with the nodes that are known. If it names another
         // node, that is reported as unknown.
         let complete = || Ok(session.controller.wait_complete(POLL).then_some(()));
         stop.poll(Duration::ZERO, COMPLETION, complete)?;
-        Ok(session)
+        let without_snapshot = || session.controller.look(without_snapshot);
+        if let Some(why) = without_snapshot() {
+            note(format_args!("ssntp: waiting for the list of nodes: {why}"));
+            let left = session.limit.saturating_sub(COMPLETION);
+            stop.poll(Duration::ZERO, LEADER.min(left), complete)?;
+        }
+        match without_snapshot() {
+            // A command that continued would report an empty cluster.
+            Some(why) => Err(Failure::new(format!("the nodes are not known: {why}"))),
+            None => Ok(session),
+        }
     }
 
     /// Finds the instances with these names and beginnings of UUIDs, each once. All are found before a
@@ -250,6 +264,18 @@ impl<'a> Session<'a> {
         }
         output.flush()
     }
+}
+
+/// If there are several schedulers, and the one that leads has not reported all nodes: the reason.
+fn without_snapshot(view: &View) -> Option<String> {
+    let leader = view.leader().filter(|_| !view.has_snapshot())?;
+    Some(match leader.server_uuid.is_empty() {
+        true => "no scheduler leads".to_owned(),
+        false => format!(
+            "scheduler {} leads, and has not reported all of them",
+            leader.server_uuid
+        ),
+    })
 }
 
 /// Progress on the standard error, if it is a terminal: a bar for several items, or the state of a

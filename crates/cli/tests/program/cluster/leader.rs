@@ -107,6 +107,15 @@ fn without_etcd_no_scheduler_leads_after_its_lease_and_with_it_one_leads_again()
     );
     // The leader continues until its lease ends. A START that arrives just before is lost.
     all.refused_start();
+    // A cluster without a leader is not shown as one without instances.
+    let list = all.cluster.ctl("instances --timeout 6");
+    assert_eq!((list.code, &list.stdout[..]), (Some(1), ""), "{}", list.stderr);
+    assert!(
+        list.stderr
+            .contains("the nodes are not known: no scheduler leads"),
+        "{}",
+        list.stderr
+    );
     etcd.restart(0, false);
     all.next_start();
     all.have_not_ended();

@@ -45,7 +45,7 @@ pub use self::find::FindError;
 use super::{Change, Failure};
 use ssntp::payload::{
     ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceDeleted, InstanceStats, InstanceStopped,
-    NodeConnected, NodeDisconnected, NodeStatus, NodeType, PublicIpAssigned, PublicIpUnassigned,
+    NewLeader, NodeConnected, NodeDisconnected, NodeStatus, NodeType, PublicIpAssigned, PublicIpUnassigned,
     SnapshotComplete, Stats, TraceReport,
 };
 use ssntp::proto::{Command, Event, Frame, FrameType, Status};
@@ -87,6 +87,8 @@ pub struct View {
     online: bool,
     /// True if SnapshotComplete has arrived in this session.
     has_snapshot: bool,
+    /// The last NewLeader of this session.
+    leader: Option<NewLeader>,
     configuration: Option<Bytes>,
     history: usize,
     nodes: BTreeMap<Uuid, Node>,
@@ -115,6 +117,7 @@ impl View {
         Self {
             online: false,
             has_snapshot: false,
+            leader: None,
             configuration: None,
             history,
             nodes: BTreeMap::new(),
@@ -146,6 +149,19 @@ impl View {
     /// True if the scheduler has sent its whole snapshot, and each connected node has sent STATS.
     pub fn is_complete(&self) -> bool {
         self.has_snapshot && self.unreported == 0
+    }
+
+    /// If there are several schedulers: the one that leads, as they have reported it in this session.
+    /// Its `server_uuid` is empty if none leads.
+    pub fn leader(&self) -> Option<&NewLeader> {
+        self.leader.as_ref()
+    }
+
+    /// True if a scheduler has led in this session. Then this view is outdated at the next NewLeader,
+    /// also at one of the same leader, whose link to the session's server was cut.
+    pub(super) fn had_leader(&self) -> bool {
+        let led = |leader: &NewLeader| !leader.server_uuid.is_empty();
+        self.leader.as_ref().map_or(self.has_snapshot, led)
     }
 
     /// Every node in the order of the UUIDs, including disconnected ones.
@@ -200,6 +216,7 @@ impl View {
     pub fn connected(&mut self, configuration: Option<Bytes>) {
         self.online = true;
         self.has_snapshot = false;
+        self.leader = None;
         self.configuration = configuration;
     }
 
@@ -268,6 +285,7 @@ impl View {
                     instances: complete.instances,
                 });
             }
+            Event::NEW_LEADER => self.leader = Some(frame.payload()?),
             Event::NODE_CONNECTED => self.node_connected(frame.payload()?, now, changes),
             Event::NODE_DISCONNECTED => self.node_disconnected(frame.payload()?, now, changes),
             Event::INSTANCE_DELETED => {

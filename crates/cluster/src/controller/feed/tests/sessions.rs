@@ -152,13 +152,57 @@ fn a_session_is_complete_after_all_stats_or_a_time_without_news() {
     );
 }
 
+/// NewLeader of this token; 0 is for no leader.
+fn leader(token: u64) -> NewLeader {
+    NewLeader {
+        server_uuid: match token {
+            0 => Id::default(),
+            _ => Uuid::from_u128(token.into()).into(),
+        },
+        token,
+    }
+}
+
+#[test]
+fn without_a_leader_of_several_schedulers_a_session_is_not_complete() {
+    let rig = Rig {
+        shared: Shared::new(View::default()),
+    };
+    let is_complete = || rig.shared.look(|view| complete(view, 100 * LONG_QUIET));
+    rig.shared.online("scheduler".into(), None);
+    assert_eq!(is_complete(), Ok(()), "a scheduler that sends no NewLeader");
+    let changes = rig.shared.subscribe();
+    rig.frame(&leader(0));
+    assert_eq!(is_complete(), Err(Duration::MAX), "no scheduler leads");
+    // Nothing of this session is lost when the first leader begins.
+    rig.frame(&leader(1));
+    rig.stats(NodeStatus::Ready, &[]);
+    assert_eq!(
+        is_complete(),
+        Err(Duration::MAX),
+        "the leader may not have all reports"
+    );
+    rig.frame(&SnapshotComplete::default());
+    assert_eq!(is_complete(), Ok(()));
+    let ends = || {
+        changes
+            .try_iter()
+            .any(|change| matches!(change, Change::Offline { .. }))
+    };
+    assert!(!ends());
+    // The link between its server and the leader was cut, so frames may be lost.
+    rig.frame(&leader(1));
+    assert!(ends());
+    assert_eq!(is_complete(), Err(Duration::MAX));
+}
+
 #[test]
 fn a_new_leader_sends_a_new_snapshot_and_orders_keep_waiting() {
     let rig = Rig::with(InstanceState::Exited);
     rig.frame(&SnapshotComplete::default());
     assert!(rig.shared.look(View::has_snapshot));
     let (changes, runs) = (rig.shared.subscribe(), rig.order(&restart()));
-    rig.frame(&NewLeader::default());
+    rig.frame(&leader(1));
     rig.shared.look(|view| {
         assert!(view.is_online() && !view.has_snapshot());
         assert!(
@@ -175,7 +219,7 @@ fn a_new_leader_sends_a_new_snapshot_and_orders_keep_waiting() {
     let mut lost = start();
     lost.instance_uuid = Uuid::from_u128(9);
     let lost = rig.order(&lost);
-    rig.frame(&NewLeader::default());
+    rig.frame(&leader(2));
     let at = rig.shared.lock().check_at.unwrap();
     rig.shared.lock().settle_lost_starts(at);
     assert!(matches!(
