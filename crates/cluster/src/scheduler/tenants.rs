@@ -9,7 +9,7 @@
 //! the disk. The table keeps a change that could not be written, and the next change is written
 //! together with it. Without a configuration file, the table is lost when the scheduler ends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -62,6 +62,10 @@ pub(super) struct TenantTable {
     being_written: Option<Vec<Pending>>,
     /// True if the table has changes that the write in progress does not include.
     is_changed: bool,
+    /// If there are several schedulers: the instances whose addresses were freed since the last write,
+    /// and those of the write in progress.
+    freed: BTreeSet<Uuid>,
+    freed_in_write: BTreeSet<Uuid>,
 }
 
 /// The content of the file.
@@ -282,8 +286,7 @@ impl TenantTable {
     }
 
     fn free_key(&self) -> Result<u32, Refused> {
-        let keys: std::collections::BTreeSet<_> =
-            self.table.tenants.values().map(|record| record.key).collect();
+        let keys: BTreeSet<_> = self.table.tenants.values().map(|record| record.key).collect();
         let free = (1..=MAX_KEY).find(|key| !keys.contains(key));
         free.ok_or_else(|| (Refusal::Full, "there is no free key".to_owned()))
     }
@@ -363,18 +366,26 @@ impl TenantTable {
         self.keeper.write(summed(&self.table).map(Bytes::from));
         // These bytes have the changes of all answers that wait now.
         self.being_written = Some(std::mem::take(&mut self.waiting));
+        self.freed_in_write = std::mem::take(&mut self.freed);
         self.is_changed = false;
     }
 
-    /// The answers that are due after a write, and its result; `None` if no write has finished.
-    /// Begins the next write.
-    fn proceed(&mut self) -> Option<(Vec<Pending>, io::Result<()>)> {
+    /// True if the engine may still have an address for this instance, although it is free.
+    pub(super) fn is_freeing(&self, instance: Uuid) -> bool {
+        self.freed.contains(&instance) || self.freed_in_write.contains(&instance)
+    }
+
+    /// The answers that are due after a write, and its result: the instances whose addresses are free
+    /// in the file as well. `None` if no write has finished. Begins the next write.
+    fn proceed(&mut self) -> Option<(Vec<Pending>, io::Result<BTreeSet<Uuid>>)> {
         let result = self.keeper.result()?;
         let mut done = self.being_written.take().unwrap_or_default();
+        let mut freed = std::mem::take(&mut self.freed_in_write);
         let Err(e) = result else {
             self.write();
-            return Some((done, Ok(())));
+            return Some((done, Ok(freed)));
         };
+        self.freed.append(&mut freed);
         // The table keeps the changes, because a key that was assigned must not be assigned to
         // another tenant. The next change is written together with them. There is no earlier
         // attempt, which would keep a full disk busy.
@@ -447,9 +458,18 @@ impl Scheduler {
     /// Frees the address of an instance, unless a node has the instance or may still start it.
     pub(super) fn free_address(&mut self, instance: Uuid) {
         if self.instances.taken(instance).is_none() && self.tenants.release(instance) {
+            if self.term.is_some() {
+                self.tenants.freed.insert(instance);
+            }
             self.tenants.is_changed = true;
             self.tenants.write();
         }
+    }
+
+    /// Frees again what this scheduler could not write when it led before. The table is the engine's.
+    pub(super) fn free_addresses_again(&mut self) {
+        let freed = std::mem::take(&mut self.tenants.freed);
+        freed.into_iter().for_each(|instance| self.free_address(instance));
     }
 
     /// Answers the changes that have been written.
@@ -457,8 +477,16 @@ impl Scheduler {
         let Some((done, result)) = self.tenants.proceed() else {
             return;
         };
-        if let Err(e) = result {
-            limited!(warn, self.log, cx, cx.uuid(), "tenants"; "the tenants cannot be written: {e}");
+        match result {
+            Ok(freed) => {
+                freed
+                    .into_iter()
+                    .for_each(|instance| self.instances.record_gone(instance));
+                self.send_intents(cx);
+            }
+            Err(e) => {
+                limited!(warn, self.log, cx, cx.uuid(), "tenants"; "the tenants cannot be written: {e}")
+            }
         }
         for (to, answer) in done {
             send(cx, &to, &answer);

@@ -298,6 +298,7 @@ impl Scheduler {
         if let Err(e) = self.take_documents(cx, view) {
             error!(target: "ssntp::scheduler", "a document of the engine cannot be used: {e}");
         }
+        self.free_addresses_again();
         let servers: Vec<_> = cx.servers().map(|server| server.uuid).collect();
         servers
             .into_iter()
@@ -336,7 +337,11 @@ impl Scheduler {
 
     /// Sends the other schedulers the intents that have changed since the last call.
     pub(super) fn send_intents(&mut self, cx: &mut Context<'_>) {
-        let new_intents = self.instances.take_new_intents();
+        let mut new_intents = self.instances.take_new_intents();
+        // Until the engine has the table without its address, the others keep the intent of an instance
+        // that is gone. If this leader ends before that, the next one finds that the instance is gone, and
+        // frees the address.
+        new_intents.retain(|intent| intent.node.is_some() || !self.tenants.is_freeing(intent.instance));
         for message in Message::of(&new_intents) {
             cx.send_to_servers(&message);
         }

@@ -395,6 +395,38 @@ fn the_next_leader_has_the_configuration_and_the_tenants_of_the_former_leader() 
     assert_eq!(refused.payload_bytes(), OTHER);
 }
 
+#[test]
+fn an_address_that_was_freed_without_the_engine_is_free_for_the_next_leader() {
+    let (_engine, all) = several(2);
+    let mut controller = all[1].connect(Role::CONTROLLER);
+    let mut agent = all[1].connect(Role::AGENT);
+    let instance = starts(&mut controller, &mut agent);
+    send_state(&mut agent, &mut controller, instance, InstanceState::Active);
+    let ask = |controller: &mut Client, action| {
+        controller.send_payload(&Tenant {
+            instance_uuid: instance.into(),
+            ..tenant(action)
+        });
+        let answer: Tenants = until(controller, Event::TENANTS).payload().unwrap();
+        answer.entries[0].addresses.len()
+    };
+    ask(&mut controller, TenantAction::Add);
+    assert_eq!(ask(&mut controller, TenantAction::Lease), 1);
+    // The leader cannot write the table any more. While its lease lasts, it frees the address.
+    all[0].is_cut.store(true, Ordering::Relaxed);
+    agent.send_payload(&stats(agent.uuid, &[]));
+    loop {
+        let report: Stats = until(&mut controller, Command::STATS).payload().unwrap();
+        if report.instances.is_empty() {
+            break;
+        }
+    }
+    let event: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    assert_eq!(event.server_uuid, all[1].uuid());
+    until(&mut controller, Event::SNAPSHOT_COMPLETE);
+    assert_eq!(ask(&mut controller, TenantAction::Show), 0);
+}
+
 /// A server with the certificate of a scheduler that does not run a scheduler.
 fn stranger() -> (Server, MemoryListener) {
     let listener = MemoryListener::new();

@@ -97,6 +97,13 @@ impl Instances {
         known.take(MAX_INTENTS).collect()
     }
 
+    /// Records that an instance is gone, unless it has a node again.
+    pub(in crate::scheduler) fn record_gone(&mut self, instance: Uuid) {
+        if self.node_of(instance).is_none() {
+            self.record(instance, None, StartState::Answered);
+        }
+    }
+
     pub(super) fn record(&mut self, instance: Uuid, node: Option<Uuid>, state: StartState) {
         if let Some(new_intents) = &mut self.new_intents {
             new_intents.push(Intent {
