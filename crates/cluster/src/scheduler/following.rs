@@ -417,8 +417,12 @@ mod tests {
         scheduler.term = Some(Term::default());
         let config = scheduler.serve_with(kit.server_config().unwrap());
         let mut test = HandlerTest::new(config, scheduler).unwrap();
-        let controller = test.connect(&kit.identity(Role::CONTROLLER).unwrap());
-        (test, controller.unwrap())
+        let controller = test.connect(&kit.identity(Role::CONTROLLER).unwrap()).unwrap();
+        let [first] = &test.sent_to(controller.uuid())[..] else {
+            panic!("one event");
+        };
+        assert_eq!(first.payload(), Ok(NewLeader::default()));
+        (test, controller)
     }
 
     #[test]
