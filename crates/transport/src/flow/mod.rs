@@ -474,7 +474,7 @@ impl<I> Flow<I> {
             row.is_behind = true;
             row.held_since.get_or_insert(now);
             row.credit.hold(true);
-            self.move_line(id);
+            self.room(id, now);
         }
     }
 

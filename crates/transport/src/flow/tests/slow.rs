@@ -272,6 +272,35 @@ fn a_slow_receiver_is_still_held_by_its_own_answers() {
 }
 
 #[test]
+#[cfg(debug_assertions)]
+fn a_slow_receiver_that_takes_everything_while_its_answers_are_counted_is_measured_no_more() {
+    use crate::outbox::interleaving;
+
+    let mut net = Net::new(1 << 40);
+    let [asker, other] = [net.peer(64), net.peer(4)];
+    net.send(&other, &asker, 33);
+    net.flow.tick(net.at(1000));
+    for _ in 0..8 {
+        write_one(&asker);
+    }
+    net.flow.room(asker.id, net.start);
+    assert!(net.slow(&asker) && !net.flow.is_waited_for(asker.id));
+    net.send(&asker, &asker, 3);
+    // The writer moves after the fourth answer is in the queue.
+    let (outbox, mut looks) = (asker.outbox.clone(), 0);
+    interleaving::set(Some(Box::new(move || {
+        looks += 1;
+        if looks > 1 {
+            Wire::write(&outbox);
+        }
+    })));
+    net.send(&asker, &asker, 1);
+    interleaving::set(None);
+    assert!(!net.waits(&asker) && !net.slow(&asker));
+    assert_eq!(net.flow.next_deadline(), None);
+}
+
+#[test]
 fn each_receiver_has_its_own_deadline_and_they_come_in_order() {
     let mut net = Net::new(1 << 40);
     let [sender, first, second] = [net.peer(4), net.peer(2), net.peer(2)];
