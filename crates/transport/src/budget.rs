@@ -419,6 +419,8 @@ mod tests {
         assert_eq!(budget.share(), 1 << 29);
         budget.clone().take(1 << 30);
         assert_eq!(budget.share(), LEAST_SHARE);
+        let part = budget.of(b"an owner without memory");
+        assert_eq!(part.share(), LEAST_SHARE, "the whole is used up");
         budget.give(3 << 29);
         assert_eq!((budget.used(), budget.share()), (0, 1 << 30));
         assert_eq!(Budget::unlimited().share(), u64::MAX);
@@ -461,7 +463,10 @@ mod tests {
         assert_eq!((budget.used(), budget.of(b"b").used()), (600, 200));
         budget.take(50);
         assert_eq!(budget.unreserved(), 50);
-        budget.give(50);
+        assert!(!a.is_short());
+        budget.take(100);
+        assert!(a.is_short(), "three quarters are used");
+        budget.give(150);
         a.clear();
         assert_eq!((budget.used(), budget.of(b"a").used()), (200, 0));
         drop((a, b));
@@ -485,8 +490,8 @@ mod tests {
     #[test]
     fn one_reservation_beyond_the_bound_always_proceeds() {
         let budget = Budget::with(1000, 4000, None);
-        let (long, granted, _) = asked(&budget, "a", 4000);
-        assert_eq!(granted, Asked::Granted);
+        let (long, granted, _) = asked(&budget, "a", 3000);
+        assert_eq!((granted, again(&long, 4000)), (Asked::Granted, Asked::Granted));
         let figures = budget.figures();
         assert_eq!((figures.used, figures.waiting), (4000, 0));
         // A waiting reservation does not block reservations that fit.

@@ -282,6 +282,9 @@ mod tests {
         assert_eq!(credit.try_wait().0, Some(true));
         budget.take(1);
         assert_eq!(credit.try_wait().0, None);
+        let since = credit.waits_since();
+        assert_eq!(credit.try_wait().0, None);
+        assert_eq!(credit.waits_since(), since, "it is the same wait");
         credit.grant(1);
         assert_eq!(
             credit.try_wait().0,

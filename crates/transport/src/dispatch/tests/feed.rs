@@ -32,14 +32,21 @@ fn complete_items_count_as_credit_and_no_more_as_unfinished() {
 fn progress_of_a_long_item_is_reported_without_items() {
     let memory = Budget::new(1 << 26);
     let (mut feed, _, queue) = feed(&memory);
-    let event = loop {
-        assert!(feed.unfinished(1 << 20, 15 << 20).is_ok());
-        match queue.try_next() {
-            Some((event, _)) => break event,
-            None => std::thread::yield_now(),
-        }
-    };
-    assert!(matches!(event, DispatchEvent::Items(ConnectionId(7), items, 0) if items.is_empty()));
+    // The progress of the second item counts from its own begin.
+    for held in [1 << 20, UNRESERVED] {
+        let limit = clock() + Duration::from_secs(60);
+        let event = loop {
+            assert!(feed.unfinished(held, 15 << 20).is_ok());
+            match queue.try_next() {
+                Some((event, _)) => break event,
+                None => std::thread::yield_now(),
+            }
+            assert!(clock() < limit, "no report of {held} bytes");
+        };
+        assert!(matches!(event, DispatchEvent::Items(ConnectionId(7), items, 0) if items.is_empty()));
+        assert!(feed.items(&mut vec![Step::Note("x")], 10));
+        assert!(queue.try_next().is_some());
+    }
 }
 
 #[test]

@@ -42,7 +42,13 @@ fn unread_answers_hold_only_their_receiver() {
     }
     assert_eq!(net.flow.next_deadline(), None, "no sender waits for the receiver");
     // Three of the four are before the last half of a mebibyte of answers.
-    assert!(!write_one(&asker) && !write_one(&asker) && write_one(&asker));
+    assert!(!write_one(&asker));
+    net.flow.room(asker.id, net.start);
+    assert!(
+        net.waits(&asker),
+        "more than half of a mebibyte are its own answers"
+    );
+    assert!(!write_one(&asker) && write_one(&asker));
     net.flow.room(asker.id, net.start);
     assert!(!net.waits(&asker));
     // The sender does not wait for a writer that has failed either.
@@ -82,6 +88,18 @@ fn answers_from_the_line_count_when_they_are_in_the_queue() {
     assert!(!net.flow.is_waited_for(asker.id));
     assert!(net.waits(&asker), "the queue is full of its answers");
     net.drain(&asker);
+    assert!(!net.waits(&asker));
+}
+
+#[test]
+fn room_for_answers_is_reported_although_others_wait_for_more() {
+    let mut net = Net::new(1 << 40);
+    let [asker, other] = [net.peer(64), net.peer(4)];
+    net.send(&asker, &asker, 4);
+    net.send(&other, &asker, 30);
+    assert!(net.waits(&asker) && net.waits(&other));
+    assert!(!write_one(&asker) && !write_one(&asker) && write_one(&asker));
+    net.flow.room(asker.id, net.start);
     assert!(!net.waits(&asker));
 }
 
@@ -227,13 +245,34 @@ fn senders_that_come_and_go_do_not_lengthen_a_line_without_end() {
 }
 
 #[test]
+fn a_sender_that_ends_is_let_go_from_all_long_lines_and_no_other_sender_is() {
+    let mut net = Net::new(1 << 40);
+    let [ends, stays] = [net.peer(4), net.peer(4)];
+    let receivers = [(); 3].map(|()| net.peer(4));
+    let units = usize::try_from(LONG_LINE / MEMORY).unwrap() + 4;
+    for receiver in &receivers {
+        net.send(&ends, receiver, units);
+    }
+    net.send(&stays, &receivers[0], 1);
+    net.flow.remove(ends.id);
+    assert!(net.waits(&stays));
+    for receiver in &receivers {
+        let counts = net.flow.overflow(receiver.id).is_some();
+        assert!(counts, "its items count against the limit");
+    }
+}
+
+#[test]
 fn a_sender_in_two_lines_takes_no_turn_before_it_has_left_both() {
     let mut net = Net::new(1 << 40);
     let [sender, first, second] = [net.peer(4), net.peer(4), net.peer(4)];
     net.read(&sender, &["more"]);
     assert_eq!(net.turn(), Some(sender.id));
     net.send(&sender, &first, 3);
-    net.send(&sender, &second, 3);
+    for _ in 0..3 {
+        let (origin, later) = (Origin::Connection(sender.id), net.at(300));
+        net.flow.deliver(origin, second.id, long(UNIT), false, later);
+    }
     assert!(net.flow.take(sender.id).is_none());
     net.flow.end_turn(sender.id);
     net.read(&sender, &["even more"]);
@@ -324,6 +363,12 @@ fn an_end_with_grace_sends_the_line_first_and_holds_no_origin() {
     net.flow.end(lost.id, net.start);
     assert!(idle.outbox.is_closed() && net.flow.connections() == 1);
     assert_eq!(lost.outbox.lost(), 1);
+    // A slow one is measured no more, because its line would be dropped to its limit.
+    let slow = net.peer(4);
+    net.send(&sender, &slow, 4);
+    assert_eq!(net.flow.tick(net.at(1000)), [slow.id]);
+    net.flow.end(slow.id, net.at(1000));
+    assert_eq!(net.flow.next_deadline(), None);
 }
 
 #[test]
@@ -391,6 +436,8 @@ fn one_item_of_the_application_may_always_wait_however_long_it_is() {
     net.send(&sender, &receiver, 3);
     assert_eq!(net.tell(&receiver, long(100 * UNIT)), Delivery::Taken);
     assert_eq!(net.tell(&receiver, item("a")), Delivery::Overflows);
+    let newest = net.flow.overflow(receiver.id);
+    assert_eq!(newest, Some(item("a").load()));
 }
 
 #[test]

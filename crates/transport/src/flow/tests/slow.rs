@@ -224,6 +224,62 @@ fn receivers_that_are_measured_at_the_same_time_share_the_pace() {
 }
 
 #[test]
+fn receivers_share_the_pace_of_frames_as_well_and_64_of_them_at_most() {
+    // 20,000 frames a second, and 312.5 for each of 64.
+    for (others, frames, kept) in [
+        (7, 2500, true),
+        (7, 2499, false),
+        (63, 313, true),
+        (63, 312, false),
+        (200, 313, true),
+        (200, 312, false),
+    ] {
+        let mut net = Net::new(1 << 40);
+        let sender = net.peer(4);
+        // Its queue holds one item at a time.
+        let receiver = net.peer_with(Limits {
+            bytes: 2,
+            ..Limits::default()
+        });
+        for _ in 0..2 {
+            net.send_item(&sender, &receiver, Outgoing::whole(vec![0].into(), frames));
+        }
+        for _ in 0..others {
+            let stuck = net.peer(4);
+            net.send(&sender, &stuck, 4);
+        }
+        write_one(&receiver);
+        let slow = net.flow.tick(net.at(1000));
+        assert_eq!(
+            !slow.contains(&receiver.id),
+            kept,
+            "{frames} frames, and {others} others"
+        );
+    }
+}
+
+#[test]
+fn slow_receivers_hold_nobody_and_share_nothing() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(64)];
+    for _ in 0..7 {
+        let stuck = net.peer(4);
+        net.send(&sender, &stuck, 4);
+    }
+    assert_eq!(net.flow.tick(net.at(1000)).len(), 7);
+    for _ in 0..40 {
+        let (origin, later) = (Origin::Connection(sender.id), net.at(1000));
+        net.flow.deliver(origin, receiver.id, long(UNIT), false, later);
+    }
+    // 16 units are the 4 MiB of a second.
+    for _ in 0..15 {
+        write_one(&receiver);
+    }
+    assert_eq!(net.flow.tick(net.at(2000)).len(), 8);
+    assert!(net.slow(&receiver));
+}
+
+#[test]
 fn a_frame_that_is_longer_than_a_seconds_worth_counts_as_it_leaves() {
     for (taken, kept) in [(5 << 20, true), (3 << 20, false)] {
         let mut net = Net::new(1 << 40);
