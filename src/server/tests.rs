@@ -24,20 +24,20 @@ use ssntp_transport::{
 };
 
 /// The core with its application, at a fixed time.
-struct Rig {
-    core: ServerCore,
-    now: Instant,
-    wall: SystemTime,
+pub(in crate::server) struct Rig {
+    pub(in crate::server) core: ServerCore,
+    pub(in crate::server) now: Instant,
+    pub(in crate::server) wall: SystemTime,
     /// The expiry of the certificates of clients that connect.
-    ends: Option<SystemTime>,
+    pub(in crate::server) ends: Option<SystemTime>,
     generation: u64,
     admitted: usize,
     stopping: Receiver<Infallible>,
 }
 
 /// A session with its outbox.
-struct Member {
-    id: ConnectionId,
+pub(in crate::server) struct Member {
+    pub(in crate::server) id: ConnectionId,
     uuid: Uuid,
     outbox: Outbox,
 }
@@ -45,7 +45,10 @@ struct Member {
 const HELD: Duration = Duration::from_secs(60);
 
 impl Rig {
-    fn new(handler: impl Handler, configure: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
+    pub(in crate::server) fn new(
+        handler: impl Handler,
+        configure: impl FnOnce(ServerConfig) -> ServerConfig,
+    ) -> Self {
         let authority = Authority::new(&AuthorityRequest::default()).unwrap();
         let identity = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
         let config = ServerConfig::new(identity.identity().clone(), authority.trust().clone());
@@ -105,19 +108,19 @@ impl Rig {
     }
 
     /// The same time passes by both clocks.
-    fn pass(&mut self, time: Duration) {
+    pub(in crate::server) fn pass(&mut self, time: Duration) {
         self.now += time;
         self.set_clock(self.wall + time);
     }
 
-    fn tick(&mut self) -> Vec<Action> {
+    pub(in crate::server) fn tick(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
         self.core.tick(self.now, &mut actions);
         self.core.settle(self.now, &mut actions);
         actions
     }
 
-    fn connect(&mut self, role: Role) -> Member {
+    pub(in crate::server) fn connect(&mut self, role: Role) -> Member {
         self.connect_within(role, Limits::default())
     }
 

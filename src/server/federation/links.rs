@@ -8,6 +8,9 @@
 //!                       refused    fault, silence, END, stop ─▶ end_link: rows are removed
 //! ```
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -1,0 +1,172 @@
+//! Links, step by step: their ends, and which of two links to one server stays.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_channel::bounded;
+use ssntp_transport::dispatch::Core;
+use ssntp_transport::pki::{CertificateDer, CertificateInfo};
+use ssntp_transport::{Limits, Outbox, PeerAddress};
+
+use super::*;
+use crate::Role;
+use crate::proto::Run;
+use crate::server::core::{Arrival, ArrivalKind};
+use crate::server::handler::{Context, Handler};
+use crate::server::tests::Rig;
+
+/// Every other UUID is less than this.
+const LAST: Uuid = Uuid::max();
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Counts the ends of links that the application hears of.
+struct Unlinks(Arc<AtomicU64>);
+
+impl Handler for Unlinks {
+    fn server_unlinked(&mut self, _: &mut Context<'_>, _: &ServerLink) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn rig() -> Rig {
+    Rig::new((), |config| config)
+}
+
+/// The start `incarnation` of another server asks for a link, or is dialled.
+fn ask(
+    rig: &mut Rig,
+    (number, dialled): (u64, bool),
+    uuid: Uuid,
+    incarnation: u64,
+    actions: &mut Vec<Action>,
+) -> Result<ConnectionId, Refusal> {
+    let id = ConnectionId(number);
+    let hello = Hello {
+        version: VERSION,
+        uuid,
+        incarnation,
+        role: Role::SERVER,
+        token: 5,
+        max_payload: 1000,
+        advertised: String::new(),
+    };
+    let peer = Peer {
+        certificate: CertificateInfo::nothing(&CertificateDer::from(vec![7])),
+        intermediates: Vec::new(),
+        ends: rig.ends,
+        generation: 0,
+        address: PeerAddress::Memory,
+    };
+    let kind = ArrivalKind::Server(LinkRequest {
+        hello,
+        dialled,
+        standing: bounded(0).0,
+    });
+    let gauge = Outbox::new(Limits::default()).gauge();
+    rig.core
+        .admit(id, Arrival { peer, kind }, gauge, 0, rig.now, actions)?;
+    Ok(id)
+}
+
+fn begin(rig: &mut Rig) -> ConnectionId {
+    let mut actions = Vec::new();
+    let link = ask(rig, (90, true), LAST, 1, &mut actions).unwrap();
+    rig.core.admitted(link, true, rig.now, &mut actions);
+    link
+}
+
+/// The ends of connections: each with true if it is aborted.
+fn ends(actions: &[Action]) -> Vec<(ConnectionId, bool)> {
+    let end = |action: &Action| match action {
+        Action::End { id, abort } => Some((*id, *abort)),
+        _ => None,
+    };
+    actions.iter().filter_map(end).collect()
+}
+
+#[test]
+fn a_link_that_is_silent_for_ten_seconds_ends_with_its_holds() {
+    let told = Arc::new(AtomicU64::new(0));
+    let mut rig = Rig::new(Unlinks(Arc::clone(&told)), |config| config);
+    let session = rig.connect(Role::AGENT);
+    let link = begin(&mut rig);
+    assert_eq!(rig.core.state.links.token, 5, "the token of its HELLO");
+    let number = session.id.0;
+    let hold = Run::read(LinkFrame::Hold { number }.encode(), 1000).unwrap();
+    let mut actions = Vec::new();
+    rig.core
+        .item(link, Item::Run(hold), u32::MAX, rig.now, &mut actions);
+    assert!(matches!(actions[..], [Action::Hold { id, held: true }] if id == session.id));
+    for second in 0..10 {
+        rig.pass(SECOND);
+        let actions = rig.tick();
+        assert!(
+            matches!(actions[..], [Action::Send { to, .. }] if to == link),
+            "{second}"
+        );
+    }
+    rig.pass(SECOND);
+    let actions = rig.tick();
+    assert_eq!(ends(&actions), [(link, true)]);
+    let release = |action: &Action| matches!(action, Action::Hold { id, held: false } if *id == session.id);
+    assert!(actions.iter().any(release), "{actions:?}");
+    assert_eq!(told.load(Ordering::Relaxed), 0, "the application knew of no link");
+}
+
+#[test]
+fn a_server_that_did_not_run_ends_its_links() {
+    for (pause, expected) in [(Duration::from_secs(9), false), (Duration::from_secs(10), true)] {
+        let mut rig = rig();
+        let link = begin(&mut rig);
+        rig.pass(pause);
+        rig.core.received(link, 1, rig.now);
+        assert_eq!(!ends(&rig.tick()).is_empty(), expected, "{pause:?}");
+    }
+}
+
+#[test]
+fn a_link_ends_in_order_when_the_certificate_of_its_peer_expires() {
+    let mut rig = rig();
+    rig.ends = Some(rig.wall + SECOND * 2);
+    let link = begin(&mut rig);
+    rig.pass(SECOND);
+    assert!(ends(&rig.tick()).is_empty());
+    rig.pass(SECOND);
+    assert_eq!(ends(&rig.tick()), [(link, false)]);
+}
+
+#[test]
+fn a_link_gets_no_change_before_its_snapshot() {
+    let mut rig = rig();
+    let link = ask(&mut rig, (90, true), LAST, 1, &mut Vec::new()).unwrap();
+    // This asserts that there is no action.
+    rig.connect(Role::AGENT);
+    let mut actions = Vec::new();
+    rig.core.admitted(link, true, rig.now, &mut actions);
+    assert!(matches!(actions[..], [Action::Send { to, .. }] if to == link));
+}
+
+#[test]
+fn of_two_links_that_stays_which_the_server_with_the_smaller_uuid_has_dialled() {
+    // The UUID of the other server, true if this one has dialled, before and now, and the start of the other.
+    for (uuid, before, now, start, is_taken) in [
+        (LAST, true, false, 1, false),
+        (LAST, false, true, 1, true),
+        (Uuid::nil(), false, true, 1, false),
+        (Uuid::nil(), true, false, 1, true),
+        // The same server dials again.
+        (LAST, true, true, 1, true),
+        (Uuid::nil(), false, false, 1, true),
+        // The other server was started again.
+        (LAST, true, false, 2, true),
+    ] {
+        let (mut rig, mut actions) = (rig(), Vec::new());
+        let old = ask(&mut rig, (90, before), uuid, 1, &mut actions).unwrap();
+        rig.core.admitted(old, true, rig.now, &mut actions);
+        let verdict = ask(&mut rig, (91, now), uuid, start, &mut actions);
+        assert_eq!(verdict.is_ok(), is_taken, "{uuid} {before} {now} {start}");
+        match verdict {
+            Ok(_) => assert_eq!(ends(&actions), [(old, false)]),
+            Err(refusal) => assert_eq!(refusal, Refusal::Busy(DUPLICATE)),
+        }
+    }
+}
