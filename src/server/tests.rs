@@ -75,7 +75,12 @@ impl Rig {
         self.core.time_of_day(wall);
     }
 
-    fn admit(&mut self, role: Role, limits: Limits, actions: &mut Vec<Action>) -> Result<Member, Refusal> {
+    pub(in crate::server) fn admit(
+        &mut self,
+        role: Role,
+        limits: Limits,
+        actions: &mut Vec<Action>,
+    ) -> Result<Member, Refusal> {
         let number = self.admitted as u64 + 1;
         let (id, uuid) = (ConnectionId(number), Uuid::from_u128(number.into()));
         let outbox = Outbox::new(limits);

@@ -384,6 +384,16 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_an_earlier_session_leaves_the_newer_one() {
+        let mut roster = Roster::default();
+        let uuid = Uuid::from_u128(1);
+        let newer = row(1, 2, 0, Role::AGENT);
+        roster.snapshot(A, 7, vec![newer], true).unwrap();
+        assert!(roster.gone(A, 8, 1, uuid).unwrap().gone.is_empty());
+        assert!(roster.get(uuid).is_some());
+    }
+
+    #[test]
     fn a_snapshot_that_lists_a_uuid_twice_is_a_fault() {
         let mut roster = Roster::default();
         let twice = vec![agent(1), row(1, 2, 1, Role::AGENT)];

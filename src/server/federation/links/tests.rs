@@ -146,6 +146,22 @@ fn a_link_gets_no_change_before_its_snapshot() {
 }
 
 #[test]
+fn a_snapshot_has_no_session_whose_threads_do_not_run_yet() {
+    let (mut rig, mut actions) = (rig(), Vec::new());
+    rig.admit(Role::AGENT, Limits::default(), &mut actions).unwrap();
+    let link = ask(&mut rig, (90, true), LAST, 1, &mut actions).unwrap();
+    rig.core.admitted(link, true, rig.now, &mut actions);
+    let empty = LinkFrame::Snapshot {
+        sequence: 0,
+        is_last: true,
+        rows: Vec::new(),
+    };
+    let length = empty.encode().len() as u64;
+    let is_empty = matches!(&actions[..], [Action::Send { item, .. }] if item.load().bytes == length);
+    assert!(is_empty, "{actions:?}");
+}
+
+#[test]
 fn of_two_links_that_stays_which_the_server_with_the_smaller_uuid_has_dialled() {
     // The UUID of the other server, true if this one has dialled, before and now, and the start of the other.
     for (uuid, before, now, start, is_taken) in [

@@ -382,6 +382,13 @@ fn only_time_spent_waiting_for_the_peer_counts() {
     assert!(slots.admitted(drips));
     assert!(!of(&slots, drips, 10_000), "the time limit is over");
 
+    // Of a read and a write at the same time, the longer wait counts.
+    let both = slots.take(()).unwrap();
+    slots.sent_early(both);
+    slots.waits(both, Wait::Read, at(0));
+    slots.waits(both, Wait::Write, at(200));
+    assert!(of(&slots, both, 250));
+
     // Half a request to the pages holds a slot for less than that.
     let mut brief = Slots::new(1, BRIEF);
     let half = brief.take(()).unwrap();
