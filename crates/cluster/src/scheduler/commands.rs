@@ -11,6 +11,10 @@
 //! A failure of the node is forwarded if it answers such a command, with the `command_id` of that
 //! command. Any other failure is dropped. If a command has no outcome by its deadline, the
 //! scheduler answers it. `pending` and `stopping` in STATS move the deadline, as for a START.
+//!
+//! STATS may show what a RESTART, an AttachVolume or a DetachVolume asks for although the node refuses
+//! the command, because it was so before. So until the deadline, a failure with the id of such a
+//! command still answers it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Instant;
@@ -45,6 +49,8 @@ struct Sent {
     /// True if the instance was known to have ended when the command was sent. Then STATS that
     /// list it as ended do not show that a STOP was carried out.
     had_ended: bool,
+    /// True if STATS have shown the effect of a command that the node may still refuse.
+    is_shown: bool,
     sent: Instant,
     deadline: Instant,
 }
@@ -105,6 +111,7 @@ impl Commands {
             instance,
             is_known: known.is_some(),
             had_ended: known == Some(true),
+            is_shown: false,
             sent: now,
             deadline,
         };
@@ -127,8 +134,12 @@ impl Commands {
         let instance = failed.instance_uuid.uuid();
         let is_answered = |(_, sent): &(&Key, &Sent)| {
             // A failure may leave out its subject.
+            let is_its_id = match failed.command_id.is_empty() {
+                true => !sent.is_shown,
+                false => sent.subject.command_id == failed.command_id,
+            };
             sent.command == command
-                && (failed.command_id.is_empty() || sent.subject.command_id == failed.command_id)
+                && is_its_id
                 && (failed.instance_uuid.is_empty() || Some(sent.instance) == instance)
                 && (failed.volume_uuid.is_empty() || same(&sent.subject.volume_uuid, &failed.volume_uuid))
         };
@@ -168,7 +179,7 @@ impl Commands {
             volumes.entry(*instance).or_default().push(volume);
         }
         let (mut done, mut in_progress) = (Vec::new(), Vec::new());
-        for (key, sent) in self.of(node) {
+        for (key, sent) in self.of(node).filter(|(_, sent)| !sent.is_shown) {
             let state = states.get(&sent.instance).copied();
             let phase = state.map(Phase::of);
             let has_volume = || {
@@ -191,9 +202,13 @@ impl Commands {
                 in_progress.push(*key);
             }
         }
-        let done = done.into_iter().filter_map(|key| self.remove(key));
-        let ended = done.filter(Sent::ends_instance).map(|sent| sent.instance);
-        let ended = ended.collect();
+        let mut ended = Vec::new();
+        for key in done {
+            match self.by_node.get_mut(&key) {
+                Some(sent) if !sent.ends_instance() => sent.is_shown = true,
+                _ => ended.extend(self.remove(key).map(|sent| sent.instance)),
+            }
+        }
         for key in in_progress {
             if let Some(sent) = self.by_node.get_mut(&key) {
                 self.due.remove(&(sent.deadline, key));
@@ -250,6 +265,9 @@ impl Scheduler {
     /// Answers commands whose node has not answered them in time.
     pub(super) fn expire_commands(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(sent) = self.commands.expire(now) {
+            if sent.is_shown {
+                continue;
+            }
             let refused = Refused::new(NO_ANSWER, "its node has not said what became of it");
             if let Some(failure) = refusal::failure(sent.command, sent.subject, &refused) {
                 answers::send_to_controllers(cx, &failure);
@@ -281,6 +299,7 @@ mod tests {
                 instance: Uuid::nil(),
                 is_known: false,
                 had_ended: false,
+                is_shown: false,
                 sent: now,
                 deadline: later,
             };

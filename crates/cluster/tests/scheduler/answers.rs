@@ -307,6 +307,33 @@ fn stats_or_an_event_answer_a_command() {
 }
 
 #[test]
+fn a_command_for_what_is_so_already_is_answered_by_its_node_although_stats_show_it() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    for (command, asked, error, failed) in commands(node.uuid) {
+        let mut report = stats(node.uuid, &[INSTANCE]);
+        match command {
+            Command::STOP | Command::DELETE => continue,
+            Command::ATTACH_VOLUME => report.instances[0].volumes = vec![VOLUME.into()],
+            _ => {}
+        }
+        node.send_payload(&report);
+        controller.expect(Command::STATS);
+        controller.send_text(command, &asked);
+        node.expect(command);
+        // The node may have written these before it received the command.
+        node.send_payload(&report);
+        controller.expect(Command::STATS);
+        for _ in 0..2 {
+            node.send_text(error, &failed.replace('}', ", command_id: mine}"));
+        }
+        controller.expect(error);
+        expect_no_frames(&mut node, &mut [&mut controller]);
+    }
+}
+
+#[test]
 fn stats_from_before_a_command_for_an_instance_that_is_gone_do_not_answer_it() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
