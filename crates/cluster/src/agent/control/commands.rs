@@ -207,13 +207,13 @@ impl Control {
         for driver in &self.settings.drivers {
             match driver.check(start) {
                 Ok(()) => return Ok(Arc::clone(driver)),
-                Err(e) => {
+                // This driver would run it if it were right, so what the others run does not matter.
+                Err(e) if e.fault != LaunchFault::Launch => refused = e,
+                Err(e) if refused.fault == LaunchFault::Launch => {
                     let separator = if refused.why.is_empty() { "" } else { "; " };
                     refused.why = format!("{}{separator}{}", refused.why, e.why);
-                    if e.fault != LaunchFault::Launch {
-                        refused.fault = e.fault;
-                    }
                 }
+                Err(_) => {}
             }
         }
         if self.settings.drivers.is_empty() {

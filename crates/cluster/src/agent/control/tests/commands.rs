@@ -149,6 +149,33 @@ fn every_start_failure_has_its_reason() {
 }
 
 #[test]
+fn a_wrong_start_is_refused_in_the_words_of_the_driver_that_runs_its_kind() {
+    let other = || Fake {
+        name: "other",
+        ..Fake::default()
+    };
+    for (kind, dir, detail) in [
+        (VmType::Process, "bad", "bad"),
+        (
+            VmType::Qemu,
+            "",
+            "not for this driver; not a process; not for this driver",
+        ),
+    ] {
+        let mut stage = Stage::new();
+        let drivers: [Arc<dyn Driver>; 3] = [Arc::new(other()), Arc::new(Fake::default()), Arc::new(other())];
+        stage.control.settings.drivers = drivers.into();
+        stage.sent.clear();
+        stage.send(&Start {
+            vm_type: kind,
+            dir: dir.into(),
+            ..start(ONE)
+        });
+        assert_eq!(stage.next::<StartFailure>().detail, detail);
+    }
+}
+
+#[test]
 fn refused_payloads_are_answered_as_far_as_they_can_be_read() {
     let one = ONE.to_string();
     for (payload, reason, instance, restart) in [
