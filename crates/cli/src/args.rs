@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::builder::Resettable;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::agent;
@@ -119,9 +119,15 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
     // The common flags were moved behind the subcommand, so it is the first word after the program.
     let named = words.get(1)?.to_str()?;
     match error.kind() {
-        ErrorKind::MissingRequiredArgument if named == "server" => Some(
-            "to try the protocol on this host, run 'ssntp server --dev', which needs no other flags".into(),
-        ),
+        ErrorKind::MissingRequiredArgument if named == "server" => {
+            let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
+                return None;
+            };
+            let tip =
+                "to try the protocol on this host, run 'ssntp server --dev', which needs no other flags";
+            let lacks_address = missing.iter().any(|flag| flag.starts_with("--listen"));
+            lacks_address.then(|| tip.into())
+        }
         ErrorKind::InvalidSubcommand => {
             let whole = command();
             let verb = whole.find_subcommand("ctl")?.find_subcommand(named)?;

@@ -362,6 +362,8 @@ fn errors_of_commands_have_a_reason_and_a_suggestion() {
         user.fails(&["server"], 2)
             .contains("\ntip: to try the protocol on this host, run 'ssntp server --dev'")
     );
+    let without_its_flag = ["server", "--dev", "--admin-group"];
+    assert!(!user.fails(&without_its_flag, 2).contains("tip:"));
     // An ordinary server knows no nodes. An empty table would mean that there are none.
     let error = user.fails(&["ctl", "nodes"], 1);
     assert!(error.contains("is a server and not a scheduler"), "{error}");
