@@ -129,7 +129,11 @@ impl CrlArgs {
     pub(crate) fn trust(&self, ca: &Path) -> Result<Trust, Failure> {
         let trust = Trust::load(ca)?;
         if self.crl.is_empty() {
-            return Ok(trust);
+            // Otherwise a user would believe that revoked certificates are refused.
+            return match self.crl_strict {
+                true => Err(Failure::usage("--crl-strict needs a revocation list: give --crl")),
+                false => Ok(trust),
+            };
         }
         let (mut all, mut alone) = (Vec::new(), None);
         for path in &self.crl {

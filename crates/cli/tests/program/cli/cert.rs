@@ -201,6 +201,7 @@ fn wrong_usage_exits_with_2_and_writes_nothing() {
         "cert issue --dir pki --role agent --name CA",
         "cert issue --dir pki --role agent --name ../agent",
         "cert verify pki/ca.pem",
+        "cert verify --ca pki/ca.pem --crl-strict pki/ca.pem",
         "certificate",
     ] {
         let output = ssntp(at, line);
