@@ -36,8 +36,8 @@ pub(crate) enum Args {
     Renew(Renew),
     Revoke(Revoke),
     Crl(Crl),
-    #[command(visible_alias = "show")]
-    Inspect(Inspect),
+    #[command(alias = "inspect")]
+    Show(Show),
     Verify(Verify),
 }
 
@@ -184,7 +184,7 @@ pub(crate) struct Crl {
 
 /// Show what the certificates and revocation lists in a file say
 #[derive(Debug, clap::Args)]
-pub(crate) struct Inspect {
+pub(crate) struct Show {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -223,7 +223,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         Args::Renew(args) => renew(&args),
         Args::Revoke(args) => revoke(&args),
         Args::Crl(args) => sign_list(&args),
-        Args::Inspect(args) => inspect(&args),
+        Args::Show(args) => show(&args),
         Args::Verify(args) => verify(&args),
     }
 }
@@ -265,17 +265,37 @@ fn issue(args: Issue) -> Result<(), Failure> {
     let path = args.dir.join(file_name(&request.name)?);
     let authority = authority(&args.dir)?;
     let issued = authority.issue(&request)?;
+    let before = certificate_in(&path);
     issued.save(&path)?;
-    print_issued(&path, issued.info())
+    print_issued(&path, before.as_ref(), issued.info())
 }
 
-/// Prints the line that reports a new certificate of a holder.
-fn print_issued(path: &Path, info: &CertificateInfo) -> Result<(), Failure> {
+/// The certificate that a new one is about to replace; `None` if there is none.
+fn certificate_in(path: &Path) -> Option<CertificateInfo> {
+    CertificateInfo::from_der(load_certificates(path).ok()?.first()?).ok()
+}
+
+/// Prints that a holder has a new certificate, in place of the one before, if there was one.
+fn print_issued(
+    path: &Path,
+    before: Option<&CertificateInfo>,
+    info: &CertificateInfo,
+) -> Result<(), Failure> {
     let made = made(path, &format!("for {}", info.roles), info);
     match info.uuid {
-        Some(uuid) => print_line(format_args!("{made}, bound to {uuid}")),
-        None => print_line(made),
+        Some(uuid) => print_line(format_args!("{made}, bound to {uuid}"))?,
+        None => print_line(made)?,
     }
+    before.map_or(Ok(()), print_old)
+}
+
+/// Prints what is needed to revoke a certificate that is no longer in its file.
+fn print_old(before: &CertificateInfo) -> Result<(), Failure> {
+    print_line(format_args!(
+        "the old certificate is valid until {}, serial {}",
+        before.not_after_text(),
+        before.serial
+    ))
 }
 
 fn authority(directory: &Path) -> Result<Authority, Failure> {
@@ -327,11 +347,7 @@ fn renew(args: &Renew) -> Result<(), Failure> {
     print_line(format_args!("{made}, serial {}", info.serial))?;
     match list {
         Some(list) => print_list(&args.dir, &list),
-        None => print_line(format_args!(
-            "the old certificate is valid until {}, serial {}",
-            before.not_after_text(),
-            before.serial
-        )),
+        None => print_old(before),
     }
 }
 
@@ -457,7 +473,7 @@ fn stem(name: &str) -> Result<&str, Failure> {
     Ok(name)
 }
 
-fn inspect(args: &Inspect) -> Result<(), Failure> {
+fn show(args: &Show) -> Result<(), Failure> {
     let lists = RevocationList::load(&args.file);
     let found = match load_certificates(&args.file) {
         // A file that has only revocation lists is fine.

@@ -7,7 +7,7 @@ use clap::value_parser;
 use ssntp::Role;
 use ssntp::pki::KeyKind;
 
-use super::{Holder, authority, file_name, print_issued, stem};
+use super::{Holder, authority, certificate_in, file_name, print_issued, stem};
 use crate::failure::Failure;
 use crate::output::print_line;
 
@@ -71,5 +71,7 @@ pub(super) fn sign(args: Sign) -> Result<(), Failure> {
     }
     let request = args.holder.request().days(args.days);
     let path = args.dir.join(file_name(&request.name)?);
-    print_issued(&path, &authority(&args.dir)?.sign(&request, &args.file, &path)?)
+    let (authority, before) = (authority(&args.dir)?, certificate_in(&path));
+    let signed = authority.sign(&request, &args.file, &path)?;
+    print_issued(&path, before.as_ref(), &signed)
 }

@@ -76,7 +76,7 @@ fn a_certificate_has_the_requested_content() {
              --uuid {UUID} --key ed25519 --days 7 --name both"
         ),
     );
-    let text = succeed(at, "cert inspect pki/both.pem");
+    let text = succeed(at, "cert show pki/both.pem");
     for part in [
         "CN=both",
         "agent,scheduler",
@@ -87,13 +87,13 @@ fn a_certificate_has_the_requested_content() {
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
-    let json: Value = serde_json::from_str(&succeed(at, "cert inspect --json pki/both.pem")).unwrap();
+    let json: Value = serde_json::from_str(&succeed(at, "cert show --json pki/both.pem")).unwrap();
     let certificate = &json["certificates"][0];
     assert_eq!(certificate["uuid"], UUID);
     assert_eq!(certificate["valid_now"], true);
     assert_eq!(certificate["roles"], serde_json::json!(["agent", "scheduler"]));
     assert_eq!(json["private_key"], "matches");
-    let json: Value = serde_json::from_str(&succeed(at, "cert inspect --json pki/ca.pem")).unwrap();
+    let json: Value = serde_json::from_str(&succeed(at, "cert show --json pki/ca.pem")).unwrap();
     assert_eq!(json["certificates"][0]["is_authority"], true);
     assert_eq!(json["private_key"], "none");
 }
@@ -109,7 +109,7 @@ fn an_authority_is_replaced_only_with_force() {
         at,
         "cert ca --dir pki --force --name Other --key ed25519 --host a.example",
     );
-    let text = succeed(at, "cert inspect pki/ca.pem");
+    let text = succeed(at, "cert show pki/ca.pem");
     assert!(
         text.contains("O=Other, CN=Other CA") && text.contains("a.example"),
         "{text}"
@@ -131,10 +131,10 @@ fn failures_name_the_file_and_exit_with_1() {
             "cert issue --dir none --role agent",
             ["none/ca.pem: cannot read", "cert ca"],
         ),
-        ("cert inspect none.pem", ["none.pem: cannot read", "No such file"]),
-        ("cert inspect text", ["text: not PEM", ""]),
+        ("cert show none.pem", ["none.pem: cannot read", "No such file"]),
+        ("cert show text", ["text: not PEM", ""]),
         (
-            "cert inspect pki/ca.key",
+            "cert show pki/ca.key",
             ["pki/ca.key: it holds no certificate", ""],
         ),
         (
@@ -218,7 +218,7 @@ fn a_closed_standard_output_is_no_failure() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let output = crate::program()
-        .args(["cert", "inspect", "pki/ca.pem"])
+        .args(["cert", "show", "pki/ca.pem"])
         .current_dir(directory.path())
         .stdout(writer)
         .stderr(Stdio::piped())
@@ -338,6 +338,22 @@ fn a_signed_request_has_the_role_of_the_authority_and_the_key_of_the_request() {
     fs::write(at.join("worse.key"), "no key").unwrap();
     fail(at, "cert request --role agent --name worse", 1);
     assert_eq!(fs::read(at.join("worse.key")).unwrap(), b"no key");
+}
+
+#[test]
+fn a_certificate_that_another_one_replaces_can_still_be_revoked() {
+    let directory = with_authority();
+    let at = directory.path();
+    let issue = "cert issue --dir pki --role agent --name node";
+    succeed(at, "cert request --role agent --name node");
+    assert!(!succeed(at, issue).contains("serial"));
+    for again in [issue, "cert sign --dir pki --role agent --name node node.csr"] {
+        let shown: Value = serde_json::from_str(&succeed(at, "cert show --json pki/node.pem")).unwrap();
+        let serial = shown["certificates"][0]["serial"].as_str().unwrap();
+        let text = succeed(at, again);
+        assert!(text.trim_end().ends_with(&format!("serial {serial}")), "{text}");
+        succeed(at, &format!("cert revoke --dir pki {serial}"));
+    }
 }
 
 #[test]
