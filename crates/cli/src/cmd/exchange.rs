@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use rustix::process::{Pid, Signal, kill_process_group};
-use ssntp::client::{Client, ClientEvent, Request};
+use ssntp::client::{Client, ClientEvent, Request, RequestError};
 use ssntp::proto::{DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Operands};
 use ssntp_transport::threads;
 use uuid::Uuid;
@@ -104,7 +104,7 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
     loop {
         crossbeam_channel::select! {
             recv(answered) -> reply => {
-                let reply = reply.map_err(|_| ended(&client.handle()))??;
+                let reply = reply.map_err(|_| ended(&client.handle()))?.map_err(explained)?;
                 client.close();
                 return print_bytes(reply.payload_bytes());
             }
@@ -116,6 +116,22 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
             recv(stop.channel()) -> _ => return Err(stop.interrupted()),
         }
     }
+}
+
+/// The error of a request; a word of the protocol is explained.
+fn explained(error: RequestError) -> Failure {
+    let RequestError::Refused(why) = &error else {
+        return error.into();
+    };
+    let meaning = match why.as_str() {
+        "not_allowed" => "the filter of the server does not let this client send it",
+        "not_connected" => "the client that has to answer is not connected",
+        "not_answered" => "the server has no --forward for it; --to UUID names a client that answers",
+        "queue_full" => "the client that has to answer is too slow",
+        "unsupported" => "the server, or the client that has to answer, has no --application for it",
+        _ => return error.into(),
+    };
+    Failure::new(format_args!("{error}: {meaning}"))
 }
 
 pub(crate) fn answer(args: &AnswerArgs) -> Result<(), Failure> {
@@ -179,7 +195,9 @@ fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, Str
     let wait = || {
         started.map_err(|e| e.to_string())?;
         let printed = crossbeam_channel::select! {
-            recv(printed) -> bytes => bytes.unwrap_or_else(|_| Err("its output cannot be read".into()))?,
+            recv(printed) -> bytes => bytes
+                .unwrap_or_else(|_| Err("it cannot be read".into()))
+                .map_err(|why| format!("{program}: its output: {why}"))?,
             recv(stop.channel()) -> _ => return Err(stopping()),
             default(limit) => return Err(too_long()),
         };

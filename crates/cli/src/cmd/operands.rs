@@ -59,7 +59,11 @@ const COLUMNS: Columns<(Filter, Rules), FrameKind> = &[
 /// Finds the operand with this name: one of the protocol, or one of --application.
 pub(super) fn kind(operands: &Operands, text: &str) -> Result<FrameKind, Failure> {
     let kind = operands.kind(text);
-    kind.map_err(|e| Failure::usage(format!("{e}; `ssntp operands` shows all")))
+    kind.map_err(|e| {
+        Failure::usage(format!(
+            "{e}; `ssntp operands` shows all, and --application adds one"
+        ))
+    })
 }
 
 /// The roles that may send frames of a kind.

@@ -109,12 +109,14 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         let is = kind.frame_type;
         return Err(Failure::usage(format!("{kind} is of the type {is}, not {asked}")));
     }
-    if !operands.may_be_sent(kind) {
-        return Err(Failure::usage(format!(
-            "{kind} cannot be sent: it belongs to the handshake, is a request, or needs --application"
-        )));
-    }
     let name = operands.show(kind).to_string();
+    if !operands.may_be_sent(kind) {
+        let why = match operands.is_request(kind) {
+            true => "is a request, which `ssntp request` sends",
+            false => "cannot be sent: it belongs to the handshake, or needs --application",
+        };
+        return Err(Failure::usage(format_args!("{name} {why}")));
+    }
     let stop = Stop::install_for_commands()?;
     let (config, renewal) = args
         .connection
@@ -496,6 +498,7 @@ impl Sending<'_> {
                 let which = which.replace("first", "first and the last");
                 format!("{what}, and {which}went to {} or more", sessions(n))
             }
+            None if sent == 0 => what,
             None => format!("{what}; the server has not said to whom it went"),
         };
         print_either(self.args.json, as_json, text)

@@ -51,6 +51,23 @@ fn requests_are_sent_and_answered_at_a_shell() {
     }
     let error = ask("STATS").fail(2);
     assert!(error.contains("STATS is no request"), "{error}");
+
+    // A word of the protocol comes with its meaning.
+    let nobody = "91ab0000-0000-4000-8000-000000000001";
+    for (request, reason) in [
+        (format!("COMMAND/0x81 --to {nobody}"), "not_connected: the client"),
+        ("COMMAND/0x82".into(), "unsupported: the server"),
+    ] {
+        let refused = ask(&request).fail(1);
+        assert!(refused.contains(reason), "{refused}");
+    }
+    let error = place
+        .start(&format!("send {} QUERY {own}", connect(&at, "controller")))
+        .fail(2);
+    assert!(
+        error.contains("QUERY is a request, which `ssntp request` sends"),
+        "{error}"
+    );
 }
 
 /// With the fields of a reply, this output is longer than the longest payload.
