@@ -27,6 +27,7 @@ pub(crate) enum Args {
     Show(Show),
     /// Print an example file with every key, its purpose and its default
     Example {
+        /// The daemon that reads the file
         #[arg(value_enum)]
         daemon: Name,
     },

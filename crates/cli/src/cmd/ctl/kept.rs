@@ -41,6 +41,7 @@ pub(super) struct ApplyArgs {
 pub(super) struct GetArgs {
     #[command(flatten)]
     api: ApiArgs,
+    /// Only this workload, with its instances
     #[arg(value_name = "WORKLOAD")]
     name: Option<String>,
 }
@@ -72,6 +73,7 @@ pub(super) struct HistoryArgs {
 pub(super) struct RolloutArgs {
     #[command(flatten)]
     api: ApiArgs,
+    /// The workload
     workload: String,
     /// Go back to the last version that worked, or to the version before it
     #[arg(long, group = "order")]
@@ -92,6 +94,7 @@ pub(super) struct RolloutArgs {
 pub(super) struct RemoveArgs {
     #[command(flatten)]
     api: ApiArgs,
+    /// The workloads
     #[arg(value_name = "WORKLOAD", required = true)]
     names: Vec<String>,
     /// Fail without a change unless the one workload has this revision, which `get` shows

@@ -13,7 +13,9 @@ use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
+// A heading, without which the help of a command mixes these flags with its own.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Common options")]
 pub(super) struct Options {
     #[command(flatten)]
     server: ServerArgs,

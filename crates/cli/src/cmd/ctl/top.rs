@@ -27,8 +27,6 @@ use crate::signals::Stop;
 /// is interrupted.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    options: Options,
     /// Only sessions with at least one of these roles, for example agent or agent,netagent
     #[arg(long, value_name = "ROLES")]
     role: Option<Role>,
@@ -38,6 +36,9 @@ pub(crate) struct Args {
     /// End after N lists
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     count: Option<u64>,
+    // The last, because its heading is that of all fields after it.
+    #[command(flatten)]
+    options: Options,
 }
 
 /// A session, and its rates per second: frames and bytes that the server received, and frames and
