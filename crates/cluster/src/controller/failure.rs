@@ -10,7 +10,7 @@ use ssntp::payload::{CommandSubject, Error, Id, InvalidFrameType, Payload};
 use ssntp::proto::{Command, ErrorCode, Frame, FrameKind};
 
 /// The failure of a command. Displayed as a sentence:
-/// `instance 0f7a… was not started: no node has enough room (full_cloud)`. The detail, if there
+/// `instance 0f7a… was not started: no node in service has enough room (full_cloud)`. The detail, if there
 /// is one, comes before the protocol's word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -94,7 +94,7 @@ impl Failure {
     fn known(&self) -> Option<&'static str> {
         let addressed = self.error != ErrorCode::INVALID_FRAME_TYPE;
         Some(match self.reason.as_str() {
-            "full_cloud" => "no node has enough room",
+            "full_cloud" => "no node in service has enough room",
             "full_cn" => "the node has no room left",
             "node_maintenance" => "the node is in maintenance",
             "no_cn" => "no compute node is connected",

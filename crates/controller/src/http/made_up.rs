@@ -72,8 +72,8 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
             .values()
             .filter(|i| i.workload == name && i.state == InstanceState::Running);
         let running = u32::try_from(running.count()).unwrap().min(wanted);
-        let problem =
-            (running < wanted).then(|| "instance web-3 was not started: no node has enough room".to_owned());
+        let problem = (running < wanted)
+            .then(|| "instance web-3 was not started: no node in service has enough room".to_owned());
         let starting = u32::from(name == "api");
         let standing = Status {
             wanted,

@@ -68,7 +68,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
         "a program that is not there does not start:",
         "/no/such/program",
         "a START that needs 1000000 MB fails, as it should:",
-        "no node has enough room (full_cloud)",
+        "no node in service has enough room (full_cloud)",
         "the way of a frame, \"START ",
         "Controller ",
         "Scheduler ",
@@ -94,7 +94,7 @@ fn the_demo_lasts_for_the_given_time_and_shows_no_log_lines_of_its_commands() {
     let mut demo = Process::of(command, place.path(), "demo");
     demo.line_with("fails, as it should:");
     let why = demo.line();
-    assert!(why.contains("no node has enough room"), "{why}");
+    assert!(why.contains("no node in service has enough room"), "{why}");
     demo.line_with("no process and no file is left");
     assert_eq!(demo.end(), Some(0), "{}", demo.log());
     assert!(began.elapsed() >= Duration::from_secs(8));

@@ -47,7 +47,7 @@ fn a_start_that_fits_no_node_fails_with_the_reason() {
     cluster.controller_sees(1);
     let error = cluster.fails("start --mem 100000000 -- sleep 1");
     assert!(
-        error.ends_with(" was not started: no node has enough room (full_cloud)"),
+        error.ends_with(" was not started: no node in service has enough room (full_cloud)"),
         "{error}"
     );
     let error = cluster.fails("start --node 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001 -- sleep 1");

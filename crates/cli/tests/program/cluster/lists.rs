@@ -79,8 +79,8 @@ fn events_are_printed_when_they_happen() {
         (&failed["command"], &failed["reason"]),
         (&"START".into(), &"full_cloud".into())
     );
-    assert_eq!(failed["words"], "no node has enough room");
-    text.line_with("no node has enough room (full_cloud)");
+    assert_eq!(failed["words"], "no node in service has enough room");
+    text.line_with("no node in service has enough room (full_cloud)");
     cluster.done(&format!("delete {instance}"));
     assert_eq!(next("instance_deleted")["instance"], instance);
     cluster.kill_node(0);

@@ -320,7 +320,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     });
     assert_eq!(
         failed(&order),
-        format!("instance {INSTANCE} was not started: no node has enough room (full_cloud)")
+        format!("instance {INSTANCE} was not started: no node in service has enough room (full_cloud)")
     );
 
     let order = rig.order(&stop());
