@@ -122,7 +122,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let server = ServerConfig::new(identity, trust);
     let server = args.listen.iter().cloned().fold(server, ServerConfig::listen);
     let server = args.admission.apply(server, !args.allow_unbound);
-    let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config or --state: {e}")))?;
+    let scheduler = Scheduler::new(config).map_err(Failure::new)?;
     let (server, mut membership) = match args.join.engine()? {
         Some(engine) => {
             // This call only checks the flags. A port that the system chooses is known once the
