@@ -273,10 +273,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         };
         daemon.serve(read, reload, vec![events])
     } else {
-        resolve_once(&element, daemon.stop(), args.timeout.into()).and_then(|done| match done {
-            true => show(&element, &wanted, args.follow, args.json),
-            false => Ok(()),
-        })
+        resolve_once(&element, daemon.stop(), args.timeout.into())
+            .and_then(|()| show(&element, &wanted, args.follow, args.json))
     };
     // Dropping a reference sends a message to the element, so the references go first.
     drop(references);
@@ -295,8 +293,8 @@ fn print_event(event: &ElementEvent, as_json: bool) -> Result<(), Failure> {
 }
 
 /// Waits until every request is answered, and every server is connected or the time limit has
-/// passed. Returns false if a signal came first.
-fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result<bool, Failure> {
+/// passed.
+fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result<(), Failure> {
     let end = crossbeam_channel::after(limit);
     // An answer to a declaration makes no event, so the count of unanswered requests is polled.
     let look = crossbeam_channel::tick(Duration::from_millis(20));
@@ -305,17 +303,17 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
         let unanswered = element.unanswered().map_err(Failure::new)?;
         let health = element.health().map_err(Failure::new)?;
         if unanswered == 0 && health == Health::Healthy {
-            return Ok(true);
+            return Ok(());
         }
         let event = select! {
             recv(element.events()) -> event => event.map_err(Failure::new)?,
-            recv(stop.channel()) -> _ => return Ok(false),
+            recv(stop.channel()) -> _ => return Err(stop.interrupted()),
             recv(look) -> _ => continue,
             recv(end) -> _ => {
                 // Some servers cannot be reached, but the others have answered every request. More
                 // time would only bring the missing servers, so this is a success.
                 if unanswered == 0 && health != Health::Down {
-                    return Ok(true);
+                    return Ok(());
                 }
                 let what = last.unwrap_or_else(|| "no answer".to_owned());
                 return Err(Failure::new(format!("not every request was answered in time: {what}")));

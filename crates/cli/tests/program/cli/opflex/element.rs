@@ -181,3 +181,15 @@ fn an_element_sends_the_values_of_its_flags_and_serves_its_start_policy() {
         assert_eq!(refused.status.code(), Some(2), "{bad}");
     }
 }
+
+#[test]
+fn a_signal_before_the_answers_is_no_success() {
+    let dir = tempfile::tempdir().unwrap();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let (mut element, _output) = start(dir.path(), &["element", "--connect", &address, "--resolve", WEB]);
+    // The element handles signals before it connects.
+    let _connection = silent.accept().unwrap();
+    kill_process(Pid::from_child(&element), Signal::TERM).unwrap();
+    assert_eq!(element.wait().unwrap().code(), Some(143));
+}
