@@ -46,6 +46,7 @@ use self::several::Several;
 use self::steps::{Demo, STEPS};
 use crate::clock::now;
 use crate::failure::Failure;
+use crate::output::note;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -134,7 +135,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let removed = caretaker.end();
     seen.map_err(|failure| match failure {
         Failure::Silent(0) => Failure::new("the standard output was closed before every step was seen"),
-        Failure::Silent(_) => Failure::new("interrupted before every step was seen"),
+        Failure::Silent(code) => {
+            note("ssntp: interrupted before every step was seen");
+            Failure::Silent(code)
+        }
         failure => failure,
     })?;
     ended?;
