@@ -8,7 +8,7 @@ use std::time::Duration;
 use ssntp::Role;
 use ssntp::pki::Identity;
 use ssntp::proto::{Command as Operand, Connect, Frame};
-use ssntp_test_support::{Peer, authority, identity};
+use ssntp_test_support::{Peer, Received, authority, identity};
 use ssntp_transport::connect_unix;
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -98,6 +98,37 @@ impl Drop for Group {
     }
 }
 
+/// Receives frames until one has this length. False if the session ended before.
+fn receives(controller: &mut Peer, len: usize) -> bool {
+    loop {
+        match controller.next() {
+            Received::Frame(frame) if frame == long(len) => return true,
+            // It was sent for a session that has ended.
+            Received::Frame(frame) => assert!(frame == long(frame.payload_bytes().len())),
+            Received::End => return false,
+        }
+    }
+}
+
+/// Sends ten frames of 3 MB, which have this length, at the same time. False if the controller's session
+/// ended before it had received them.
+fn ten_long_frames_arrive(server: &Server, controller: &mut Peer, len: usize) -> bool {
+    let senders: Vec<_> = (0..10)
+        .map(|_| {
+            let mut sender = server.connect(Role::AGENT);
+            std::thread::spawn(move || {
+                sender.send(&long(len));
+                sender
+            })
+        })
+        .collect();
+    let arrived = senders.iter().all(|_| receives(controller, len));
+    for sender in senders {
+        sender.join().unwrap();
+    }
+    arrived
+}
+
 #[test]
 fn a_server_in_64_mib_receives_long_frames_and_survives_hundreds_of_unfinished_frames() {
     let Some(group) = Group::new() else {
@@ -110,20 +141,11 @@ fn a_server_in_64_mib_receives_long_frames_and_survives_hundreds_of_unfinished_f
     agent.send(&long(8_000_000));
     assert!(controller.frame() == long(8_000_000));
 
-    let senders: Vec<_> = (0..10)
-        .map(|_| {
-            let mut sender = server.connect(Role::AGENT);
-            std::thread::spawn(move || {
-                sender.send(&long(3_000_000));
-                sender
-            })
-        })
-        .collect();
-    for _ in &senders {
-        assert!(controller.frame() == long(3_000_000));
-    }
-    for sender in senders {
-        sender.join().unwrap();
+    // On a busy machine the controller may read more slowly than the server demands of a receiver that ten
+    // senders wait for. Then its session ends, and all frames are sent again.
+    let mut lengths = 3_000_000..3_000_010;
+    while !ten_long_frames_arrive(&server, &mut controller, lengths.next().unwrap()) {
+        controller = server.connect(Role::CONTROLLER);
     }
 
     // Each client sends as much of 16 MiB as the server takes, and stays connected.
@@ -147,6 +169,6 @@ fn a_server_in_64_mib_receives_long_frames_and_survives_hundreds_of_unfinished_f
     assert!(greedy.len() > 200, "{} sessions", greedy.len());
     for len in [100, 1_000_000] {
         agent.send(&long(len));
-        assert!(controller.frame() == long(len));
+        assert!(receives(&mut controller, len));
     }
 }

@@ -254,7 +254,8 @@ fn a_signal_at_any_time_leaves_nothing_behind() {
         kill_process(caretaker(&place), signal).unwrap();
         demo.signal(signal);
         let (code, log) = (demo.end(), demo.log());
-        let is_interrupted = code == Some(128 + signal.as_raw()) && log.contains("interrupted before every step was seen");
+        let is_interrupted =
+            code == Some(128 + signal.as_raw()) && log.contains("interrupted before every step was seen");
         // The rest of the last step may be over before this test gets a processor again.
         let was_last = step == "was evacuated" && code == Some(0);
         assert!(is_interrupted || was_last, "{step}: {code:?} {log}");
