@@ -70,6 +70,10 @@ pub(crate) fn listen(path: &Path, mode: Option<u32>) -> io::Result<Socket> {
             bind()?
         }
         Err(_) if path.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse && !is_socket(path) => {
+            let why = "there is a file of this name that is not a socket";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
         other => other?,
     };
     if let Some(mode) = mode {
@@ -79,10 +83,13 @@ pub(crate) fn listen(path: &Path, mode: Option<u32>) -> io::Result<Socket> {
     Ok(socket)
 }
 
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
+}
+
 fn is_stale(path: &Path) -> bool {
     // A refused connection means that no process listens at the file any more.
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
-    is_socket && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+    is_socket(path) && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 #[cfg(test)]
@@ -98,6 +105,15 @@ mod tests {
         let error = listen(dir.path(), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
         assert!(dir.path().is_dir());
+    }
+
+    #[test]
+    fn listening_at_another_file_fails_and_leaves_it_alone() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, "text").unwrap();
+        let error = listen(file.path(), None).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&file).unwrap(), b"text");
     }
 
     /// Another user who watches the directory never finds a file that it may use.
