@@ -222,10 +222,7 @@ impl Several<'_> {
         let uuid = Uuid::new_v4();
         let line =
             format!("--timeout 10 start --uuid {uuid} --name {name} --mem 8 --persistent -- sleep 1000");
-        let output = self.until("a START is done", |demo| match demo.ctl(&line) {
-            Err(Failure::Failed(_)) => Ok(None),
-            output => output.map(Some),
-        })?;
+        let output = self.until("a START is done", |demo| demo.attempt(&line))?;
         self.screen.step(&format!("workload {name} runs\n{output}"))
     }
 
