@@ -408,9 +408,9 @@ impl Scheduler {
 
 impl Handler for Scheduler {
     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        let leads = self.leads(cx);
+        // First, because `leads` may begin a term, and announce it to this controller as well.
         self.introduce_leader(cx, session);
-        if leads {
+        if self.leads(cx) {
             self.add_session(cx, session);
         }
     }

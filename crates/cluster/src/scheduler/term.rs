@@ -440,6 +440,10 @@ impl Scheduler {
 
     /// A session has begun, of this server or of another one.
     pub(super) fn add_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        // A term that has just begun includes the session already.
+        if self.term.as_ref().is_some_and(|term| term.has_session(session)) {
+            return;
+        }
         self.replace_session(cx, session);
         if is_controller(session) {
             // It joins the line first, because the snapshot logs whether it is the master.
@@ -633,5 +637,55 @@ pub fn add_members(servers: &mut Servers, view: &View) {
         if entry.address.is_empty() {
             entry.address = address;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::SchedulerConfig;
+    use ssntp::proto::{Event, FrameKind};
+    use ssntp::testkit::{HandlerTest, Testkit};
+    use ssntp_engine::MemoryEngine;
+
+    #[test]
+    fn a_term_that_begins_as_a_controller_connects_shows_it_the_cluster_once() {
+        let (kit, shared) = (Testkit::new().unwrap(), Arc::new(Shared::default()));
+        let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
+        scheduler.term = Some(Term {
+            shared: Arc::clone(&shared),
+            ..Term::default()
+        });
+        let config = scheduler.serve_with(kit.server_config().unwrap());
+        let mut test = HandlerTest::new(config, scheduler).unwrap();
+        test.connect(&kit.identity(Role::AGENT).unwrap()).unwrap();
+        let member = Member {
+            uuid: Uuid::from_u128(1),
+            incarnation: 1,
+            addresses: Vec::new(),
+            version: String::new(),
+            token: 0,
+        };
+        let join = Join { member, leads: true };
+        let membership = Membership::start(Box::new(MemoryEngine::new()), join, |_| ()).unwrap();
+        shared.documents.set(membership.documents()).unwrap();
+        let acting = Acting {
+            token: 1,
+            until: test.now() + SYNC_TIME,
+        };
+        shared.set_view(&View {
+            acting: Some(acting),
+            ..View::default()
+        });
+        let controller = test.connect(&kit.identity(Role::CONTROLLER).unwrap()).unwrap();
+        let kinds: Vec<_> = test.sent_to(controller.uuid()).iter().map(Frame::kind).collect();
+        // The first says that none leads.
+        let expected = [
+            Event::NEW_LEADER,
+            Event::NEW_LEADER,
+            Event::NODE_CONNECTED,
+            Event::SNAPSHOT_COMPLETE,
+        ];
+        assert_eq!(kinds, expected.map(FrameKind::from));
     }
 }
