@@ -335,6 +335,9 @@ impl TenantTable {
         };
         record.addresses.insert(ip, instance);
         self.instances.insert(instance, (asked.name.clone(), ip));
+        // It is not free any more, whatever becomes of the write.
+        self.freed.remove(&instance);
+        self.freed_in_write.remove(&instance);
         Ok(true)
     }
 
@@ -468,7 +471,9 @@ impl Scheduler {
 
     /// Frees again what this scheduler could not write when it led before. The table is the engine's.
     pub(super) fn free_addresses_again(&mut self) {
-        let freed = std::mem::take(&mut self.tenants.freed);
+        let mut freed = std::mem::take(&mut self.tenants.freed);
+        // The table may be older than the write in progress, which may still fail.
+        freed.extend(&self.tenants.freed_in_write);
         freed.into_iter().for_each(|instance| self.free_address(instance));
     }
 
@@ -509,6 +514,7 @@ fn send(cx: &mut Context<'_>, to: &SessionInfo, answer: &Answer) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{SchedulerConfig, term::Term};
     use super::*;
 
     fn asked(action: Action, name: &str) -> Tenant {
@@ -711,6 +717,35 @@ mod tests {
         drop(table);
         assert_eq!(TenantTable::load(&configuration).unwrap().table, written);
         assert!(link.is_symlink());
+    }
+
+    #[test]
+    fn addresses_whose_release_may_be_lost_are_freed_again_unless_they_were_leased_anew() {
+        let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
+        scheduler.term = Some(Term::default());
+        let instances = [1, 2, 3].map(Uuid::from_u128);
+        scheduler.tenants.handle(&add("a", 1, 0)).unwrap();
+        for instance in instances {
+            scheduler
+                .tenants
+                .handle(&lease("a", instance.as_u128(), ""))
+                .unwrap();
+        }
+        let engines = summed(&scheduler.tenants.table).unwrap();
+        scheduler.free_address(instances[0]);
+        scheduler.free_address(instances[1]);
+        // These two are being written when the third is freed.
+        scheduler.tenants.freed_in_write = std::mem::take(&mut scheduler.tenants.freed);
+        scheduler.free_address(instances[2]);
+        scheduler.tenants.handle(&lease("a", 2, "")).unwrap();
+        scheduler.tenants.replace(engines.as_ref()).unwrap();
+        scheduler.free_addresses_again();
+        let left: Vec<_> = scheduler.tenants.instances.keys().copied().collect();
+        assert_eq!(left, [instances[1]]);
+        assert_eq!(
+            instances.map(|instance| scheduler.tenants.is_freeing(instance)),
+            [true, false, true]
+        );
     }
 
     #[test]
