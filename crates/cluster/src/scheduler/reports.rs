@@ -196,8 +196,8 @@ impl Scheduler {
             // Its START is not known, so a controller may still wait for this answer.
             return forward(cx, from, frame);
         };
-        // The id is looked up before `place_again` takes the START. The agent may not repeat it, if it
-        // read the START long before it launched the instance.
+        // The id is looked up before `place_again` takes the START. An agent that was restarted since it
+        // received the START does not repeat it.
         let command_id = self.moves.command_id(instance);
         let ids = [&command_id, &failure.command_id];
         if ids[0] != ids[1] && ids.iter().all(|id| !id.is_empty()) {

@@ -170,6 +170,7 @@ impl Control {
         let instance = Instance {
             driver: Some(driver),
             start: Some(Arc::new(payload)),
+            command_id: CommandSubject::of(frame).command_id,
             volumes: volumes.iter().map(|(volume, _)| *volume).collect(),
             ..Instance::new(place, record, Life::Launching(Cause::Start), self.now)
         };

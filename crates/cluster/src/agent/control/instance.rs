@@ -26,6 +26,8 @@ pub(super) struct Instance {
     pub(super) driver: Option<Arc<dyn Driver>>,
     /// The START of the instance. `None` if it was lost; the instance can't be started again then.
     pub(super) start: Option<Arc<StartPayload>>,
+    /// The id of the START, which its failure repeats; empty if an earlier agent received the START.
+    pub(super) command_id: String,
     /// The record of the runs. [`Instance::record`] adds the field that follows from `life`.
     pub(super) record: Record,
     pub(super) life: Life,
@@ -99,6 +101,7 @@ impl Instance {
             place,
             driver: None,
             start: None,
+            command_id: String::new(),
             record,
             life,
             volumes: BTreeSet::new(),

@@ -89,9 +89,11 @@ impl Control {
                 };
                 let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
                 let record = instance.record.clone();
+                let command_id = std::mem::take(&mut instance.command_id);
                 self.instances.remove(&id);
                 let subject = CommandSubject {
                     restart,
+                    command_id,
                     ..subject(id)
                 };
                 self.fail(Command::START, subject, &refused);

@@ -113,13 +113,18 @@ fn a_failed_launch_leaves_no_instance() {
         (LaunchFault::Launch, StartFailureReason::LaunchFailure),
     ] {
         let mut stage = Stage::new();
-        stage.send(&start(ONE));
+        let text = String::from_utf8(Frame::of(&start(ONE)).payload_bytes().to_vec()).unwrap();
+        stage.raw(
+            Command::START,
+            &text.replacen("start:\n", "start:\n  command_id: mine\n", 1),
+        );
         stage.sent.clear();
         stage.feed(Input::Done(Done::Launched {
             instance: ONE,
             result: Err(LaunchError::new(fault, "no")),
         }));
-        assert_eq!(stage.next::<StartFailure>().reason, reason);
+        let failure: StartFailure = stage.next();
+        assert_eq!((failure.reason, &failure.command_id[..]), (reason, "mine"));
         assert_eq!(stage.next::<Ready>().mem_available_mb, 1000);
         assert_eq!(stage.control.instances(), 0);
         // The START can be repeated.
