@@ -393,8 +393,7 @@ impl Done {
     /// The lines of the standard error, without notes about a wait, which depend on how busy the machine is.
     pub fn errors(&self) -> Vec<&str> {
         let waits = |line: &&str| {
-            line.starts_with("ssntp: cannot connect yet")
-                || line.starts_with("ssntp: waiting for a node that can run it")
+            line.starts_with("ssntp: cannot connect yet") || line.starts_with("ssntp: waiting for ")
         };
         self.stderr.lines().filter(|line| !waits(line)).collect()
     }
