@@ -140,7 +140,7 @@ impl Shared {
     fn frame(&self, frame: &Frame, at: SystemTime) {
         // A new leader does not know the questions and streams of the previous one, and sends a new
         // snapshot. So this is handled like a new session.
-        if frame.kind() == Event::NEW_LEADER && self.look(View::had_leader) {
+        if frame.kind() == Event::NEW_LEADER && self.lock().is_outdated() {
             let leader = frame.payload().unwrap_or_else(|_| NewLeader::default());
             let configuration = self.look(|view| view.configuration().cloned());
             self.offline("another scheduler leads".to_owned(), at);
@@ -271,6 +271,15 @@ impl Shared {
 }
 
 impl State {
+    /// True if NewLeader begins a new view: a scheduler has led in this session, or the silence until now
+    /// counted as the snapshot of an empty cluster.
+    fn is_outdated(&self) -> bool {
+        let quiet = now().saturating_duration_since(self.last_news);
+        // Once a scheduler has said that none leads, no silence counts.
+        let counted = self.view.leader().is_none() && complete(&self.view, quiet).is_ok();
+        self.view.had_leader() || counted
+    }
+
     /// Schedules the checks of STARTs of former sessions.
     fn schedule_checks(&mut self, now: Instant) {
         for order in &mut self.orders {

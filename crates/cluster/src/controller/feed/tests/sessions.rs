@@ -197,6 +197,32 @@ fn without_a_leader_of_several_schedulers_a_session_is_not_complete() {
 }
 
 #[test]
+fn a_leader_after_a_silence_that_counted_as_complete_begins_a_new_session() {
+    let rig = Rig {
+        shared: Shared::new(View::default()),
+    };
+    rig.shared.online("scheduler".into(), None);
+    rig.shared.lock().last_news -= LONG_QUIET;
+    assert!(rig.shared.wait_complete(now()));
+    let changes = rig.shared.subscribe();
+    // The server was slow, or is one of an old version that sends no NewLeader before there is a leader.
+    rig.frame(&leader(1));
+    let begins = || {
+        changes
+            .try_iter()
+            .any(|change| matches!(change, Change::Online { .. }))
+    };
+    assert!(begins() && !rig.shared.wait_complete(now()));
+    // What follows the news that none leads is of the next leader.
+    rig.shared.online("scheduler".into(), None);
+    rig.frame(&leader(0));
+    rig.frame(&SnapshotComplete::default());
+    assert!(begins());
+    rig.frame(&leader(1));
+    assert!(!begins() && rig.shared.wait_complete(now()));
+}
+
+#[test]
 fn a_new_leader_sends_a_new_snapshot_and_orders_keep_waiting() {
     let rig = Rig::with(InstanceState::Exited);
     rig.frame(&SnapshotComplete::default());
