@@ -36,7 +36,7 @@
 //! * **One answer.** A failure of STOP, DELETE, RESTART, AttachVolume and DetachVolume is
 //!   forwarded only if it answers such a command; see `commands`. A StartFailure that an agent
 //!   repeats after a reconnection is forwarded only if it answers a START, or if its START is
-//!   unknown.
+//!   unknown and no other node can have got it.
 //! * **Stale.** A node is stale if it has sent no STATS for three intervals. The scheduler
 //!   sends its last STATS to all controllers with the status `STALE`.
 //! * **Concentrators.** The snapshot of a new controller has the connected concentrators and the

@@ -230,11 +230,11 @@ impl Scheduler {
                 }
             }
             StartFailed::Unknown => {
-                forward(cx, from, frame);
                 // The earlier scheduler may have placed the START on a node that has not connected yet.
                 if is_refused {
                     return;
                 }
+                forward(cx, from, frame);
             }
             StartFailed::GivenUp => {
                 debug!(target: "ssntp::scheduler", "{from}: StartFailure after its deadline")
