@@ -145,8 +145,13 @@ impl Pool {
         let place = store.place(job.instance);
         match &job.origin {
             Origin::Start(received) => store.create(job.instance, received, &job.record),
-            Origin::Again(Some(changes)) => store.save_restart(job.instance, changes),
-            Origin::Again(None) => Ok(()),
+            // The launch replaces the files of the run before. If its end is not on the disk by then,
+            // the next agent takes a launch that fails for the first one, and removes the instance.
+            Origin::Again(changes) => store.save(job.instance, &job.record).and_then(|()| {
+                changes
+                    .as_ref()
+                    .map_or(Ok(()), |it| store.save_restart(job.instance, it))
+            }),
         }
         .map_err(unsaved)?;
         let own = |range: &_| store.own_uid(job.instance, range);

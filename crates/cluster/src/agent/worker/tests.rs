@@ -6,10 +6,10 @@ use crossbeam_channel::unbounded;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::*;
-use crate::agent::control::Done;
-use crate::agent::driver::{Confinement, InstanceDir, Measurable, ProcessDriver, RunId};
-use crate::agent::store::{NodeRecord, Record};
-use ssntp::payload::NextState;
+use crate::agent::control::{Done, LaunchJob, Origin};
+use crate::agent::driver::{Cancel, Confinement, Exit, InstanceDir, Measurable, ProcessDriver, RunId};
+use crate::agent::store::{NodeRecord, Record, RecordPhase};
+use ssntp::payload::{NextState, Payload, Start, StartPayload};
 
 const PLACE: &str = "SSNTP_TEST_PLACE";
 
@@ -81,4 +81,40 @@ fn an_instance_whose_disk_cannot_be_measured_for_now_is_not_killed() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// On a full disk the record of the end may be missing when the restart policy starts the instance
+/// again.
+#[test]
+fn a_further_launch_that_fails_leaves_the_end_of_the_run_before_on_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(dir.path(), None).unwrap());
+    let instance = Uuid::from_u128(1);
+    let payload = StartPayload::from(Start {
+        instance_uuid: instance,
+        command: vec!["true".into()],
+        ..Start::default()
+    });
+    let first_run = Record::default().running(&RunId::default(), 0);
+    store.create(instance, &payload.encode(), &first_run).unwrap();
+    let driver = ProcessDriver::new(Confinement::ResourceLimits).unwrap();
+    let (inputs, outcomes) = unbounded();
+    let workers = Workers::start(Some(Arc::clone(&store)), Arc::default(), inputs).unwrap();
+    workers.give(Job::Launch(Box::new(LaunchJob {
+        instance,
+        driver: Arc::new(driver.supervisor(dir.path().join("nothing"))),
+        payload: Arc::new(payload),
+        record: first_run.stopped(Exit::default()),
+        origin: Origin::Again(None),
+        user: String::new(),
+        volumes: Vec::new(),
+        cancel: Cancel::default(),
+        network: None,
+    })));
+    match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
+        Input::Done(Done::Launched { result, .. }) => assert!(result.is_err(), "{result:?}"),
+        other => panic!("{other:?}"),
+    }
+    let record = store.load().unwrap().1.remove(0).record.unwrap();
+    assert_eq!(record.phase, RecordPhase::Stopped);
 }
