@@ -3,7 +3,7 @@
 //!
 //! | command | reached when | and its order settles on |
 //! |---|---|---|
-//! | START, RESTART | the instance is `active` or has ended; InstanceDeleted, which shows for START that the instance existed. An instance that STATS no longer list may never have run | STATS that show another state of the instance; for RESTART not its end after `active`, which happens before the restart |
+//! | START, RESTART | the instance is `active` or has ended; InstanceDeleted, which shows for START that the instance existed. An instance that STATS no longer list may never have run | STATS that show another state of the instance; for START also InstanceStopped, unless STATS have shown that the instance ran before; for RESTART not its end after `active`, which happens before the restart |
 //! | STOP | the instance is `exited` or missing | STATS, InstanceStopped, InstanceDeleted |
 //! | DELETE | the node no longer has the instance | STATS, InstanceDeleted; InstanceStopped if the DELETE has `stop` |
 //! | AttachVolume, DetachVolume | the instance has the volume, or no longer has it | STATS |
@@ -247,7 +247,17 @@ impl Goal {
                     ..
                 },
             ) => None,
-            (Command::START | Command::RESTART, C::InstanceStopped { .. }) => None,
+            // An instance that STATS have shown to run may have been stopped before this START was sent.
+            (Command::START, C::InstanceStopped { instance, ending, .. }) => self
+                .instance(view)
+                .is_none_or(|seen| {
+                    matches!(seen.stats.state, InstanceState::Pending | InstanceState::Stopping)
+                })
+                .then(|| Shown::Ended {
+                    instance: *instance,
+                    ending: Some(ending.clone()),
+                }),
+            (Command::RESTART, C::InstanceStopped { .. }) => None,
             (Command::START, C::InstanceDeleted { instance, ending, .. }) => Some(Shown::Ended {
                 instance: *instance,
                 ending: Some(ending.clone()),

@@ -164,6 +164,38 @@ fn a_start_whose_program_has_ended_was_started() {
     );
 }
 
+/// STATS then list a persistent instance as `exited`, which the view knows already.
+#[test]
+fn a_start_that_is_stopped_before_stats_show_it_active_was_started() {
+    let stopped = |rig: &Rig, instance: Uuid| {
+        rig.frame(&InstanceStopped {
+            instance_uuid: instance.into(),
+            ..InstanceStopped::default()
+        });
+    };
+    let quick = Start {
+        instance_uuid: VOLUME,
+        ..Start::default()
+    };
+    for listed in [
+        &[][..],
+        &[(VOLUME, InstanceState::Pending)],
+        &[(VOLUME, InstanceState::Stopping)],
+    ] {
+        let rig = Rig::with(InstanceState::Active);
+        let order = rig.order(&quick);
+        rig.stats(NodeStatus::Ready, listed);
+        open(&order);
+        stopped(&rig, VOLUME);
+        assert!(shown(&order).contains("was started and has ended"));
+    }
+    // Another controller may have stopped it before this START, which will be refused.
+    let rig = Rig::with(InstanceState::Active);
+    let order = rig.order(&start());
+    stopped(&rig, INSTANCE);
+    open(&order);
+}
+
 #[test]
 fn a_start_that_is_no_longer_listed_was_not_shown_to_run() {
     let rig = Rig::with(InstanceState::Active);
