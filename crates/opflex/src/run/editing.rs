@@ -60,7 +60,8 @@ impl Editing {
             Edit::Reload(objects) => reload(&self.events, objects, at),
             edit => change(&self.events, at, edit),
         }?;
-        if let Some(keeper) = self.keeper.as_ref().filter(|_| edited.changed > 0) {
+        // Also if nothing changed: an edit that is repeated after a failed write has to be kept, too.
+        if let Some(keeper) = &self.keeper {
             keeper.wait()?;
         }
         Ok(edited)

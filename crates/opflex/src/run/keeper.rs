@@ -173,6 +173,13 @@ fn run(
         let callers: Vec<_> = waiting.try_iter().collect();
         // Taken before the copy, so that later edits are part of the next write.
         let pending = std::mem::take(&mut *sender.lock());
+        // An earlier write had the edits of these callers, or they changed nothing.
+        if pending.objects == 0 && failed.is_none() {
+            for caller in callers {
+                let _ = caller.send(None);
+            }
+            continue;
+        }
         let shown = path.display();
         let usable = journal
             .take()
@@ -238,6 +245,8 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let keeper = Keeper::start(directory.path().join("kept"), copy).unwrap();
             let sender = keeper.sender();
+            let edit = serde_json::from_str(r#"{"delete": ["/a/"], "put": []}"#).unwrap();
+            sender.changed(vec![edit]);
             assert_eq!(sender.wait().is_ok(), is_kept);
             keeper.stop();
             let (result, waited) = crossbeam_channel::bounded(1);

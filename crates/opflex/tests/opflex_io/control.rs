@@ -84,6 +84,9 @@ fn a_failed_write_is_reported_and_repeated() {
     let mut control = Control::connect(&socket, LIMIT).unwrap();
     let unsaved = control.put(&[object("/a/", "a")], false).unwrap_err().to_string();
     assert!(unsaved.contains("policy is changed, but not kept: "), "{unsaved}");
+    // Sent once more, it changes nothing, and is still not kept.
+    let unsaved = control.put(&[object("/a/", "a")], false).unwrap_err().to_string();
+    assert!(unsaved.contains("policy is changed, but not kept: "), "{unsaved}");
     let unsaved = server
         .handle()
         .edit(Edit::Merge(vec![object("/b/", "b")]))
