@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde_json::json;
 use ssntp_opflex::model::{Format, ManagedObject, Uri};
+use ssntp_opflex::run::ControlError;
 
 use super::control::ControlArgs;
 use super::load_objects;
@@ -103,7 +104,12 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             return print_text(&if yaml { text } else { printable_json(&text) });
         }
     };
-    let changed = changed.map_err(Failure::new)?;
+    let changed = changed.map_err(|e| match e {
+        // A server that was paused makes the change once it continues.
+        ControlError::TimedOut => Failure::new(format_args!("{e}, and may still make the change")),
+        ControlError::Closed => Failure::new(format_args!("{e}, and may have made the change")),
+        e => Failure::new(e),
+    })?;
     let objects = if changed == 1 { "object" } else { "objects" };
     let value = json!({ "changed": changed, "revision": control.revision() });
     print_either(args.control.json, value, format!("{changed} {objects} changed"))

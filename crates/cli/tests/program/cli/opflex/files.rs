@@ -1,5 +1,8 @@
 //! Policy in files, other changes of the policy, and the model that checks it.
 
+use std::os::unix::net::UnixListener;
+use std::thread;
+
 use super::*;
 use crate::processes::words;
 
@@ -274,6 +277,37 @@ fn a_change_for_another_revision_of_the_policy_is_refused() {
     let deleted = policy(&["delete", "/a/", "--if-revision", &at(&status["revision"])]);
     assert_eq!(deleted["changed"], 1);
     end(server, Signal::TERM);
+}
+
+#[test]
+fn a_change_that_is_not_answered_may_have_been_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::write(dir.join("policy.json"), "[]").unwrap();
+    // A paused server accepts nothing.
+    let listener = UnixListener::bind(dir.join("control")).unwrap();
+    let paused = words("policy reload policy.json --control control --timeout 1");
+    assert_eq!(
+        failure(dir, &paused),
+        "ssntp: the server does not answer, and may still make the change\n"
+    );
+    let status = words("policy status --control control --timeout 1");
+    assert_eq!(failure(dir, &status), "ssntp: the server does not answer\n");
+    drop(listener);
+
+    fs::remove_file(dir.join("control")).unwrap();
+    let listener = UnixListener::bind(dir.join("control")).unwrap();
+    // A server that is killed has read the request.
+    let killed = thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        BufReader::new(client).read_until(0, &mut Vec::new()).unwrap();
+    });
+    let reload = words("policy reload policy.json --control control");
+    assert_eq!(
+        failure(dir, &reload),
+        "ssntp: the server closed the connection, and may have made the change\n"
+    );
+    killed.join().unwrap();
 }
 
 #[test]
