@@ -73,7 +73,7 @@ pub(super) enum Phase {
 
 impl ClientCore {
     pub(super) fn step_session(&mut self, mut session: Box<Session>, at: At) -> (Stage, Option<Next>) {
-        let closed = self.state.cancel.is_cancelled();
+        let closed = self.is_closed;
         match session.end.try_recv() {
             Ok(reason) => session.peer_reason = Some(reason),
             Err(TryRecvError::Disconnected) => {
@@ -161,7 +161,7 @@ impl ClientCore {
         if session.peer_reason.is_some() {
             return session.peer_reason.clone();
         }
-        if self.state.cancel.is_cancelled() {
+        if self.is_closed {
             return Some(DisconnectReason::Closed);
         }
         if is_due(self.replacement_due()) {
@@ -215,7 +215,7 @@ impl ClientCore {
         self.state.uplink.down();
         self.state.cancel_requests();
         *lock(&self.state.in_use) = None;
-        if self.state.cancel.is_cancelled() {
+        if self.is_closed {
             // The queue is still sent: a close does not lose frames that `send` has accepted.
             session.reason = DisconnectReason::Closed;
             session.outbox.close();

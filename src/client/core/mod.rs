@@ -158,6 +158,8 @@ pub struct ClientCore {
     warned_invalid: bool,
     /// The number of failed rounds and short sessions in a row.
     setbacks: u32,
+    /// True if the last step has seen that the client is closed.
+    is_closed: bool,
     /// Holds the lock on the UUID until the client ends.
     _uuid: Claimed,
 }
@@ -234,6 +236,7 @@ impl ClientCore {
             gap_ends_at: None,
             warned_invalid: false,
             setbacks: 0,
+            is_closed: false,
             _uuid: uuid,
         };
         Ok((core, events))
@@ -269,6 +272,8 @@ impl ClientCore {
     /// Advances the client, and returns what its owner has to do next.
     pub fn step(&mut self, at: At) -> Next {
         loop {
+            // Read once, so that all decisions of the step and the wait after it agree.
+            self.is_closed = self.state.cancel.is_cancelled();
             let stage = mem::replace(&mut self.stage, Stage::Ended);
             let (stage, next) = self.step_stage(stage, at);
             self.stage = stage;
@@ -286,7 +291,7 @@ impl ClientCore {
         match stage {
             Stage::Ended => (Stage::Ended, Some(Next::End)),
             Stage::Session(session) => self.step_session(session, at),
-            _ if self.state.cancel.is_cancelled() => (self.end(ClientError::Closed), None),
+            _ if self.is_closed => (self.end(ClientError::Closed), None),
             // Any server may accept the new credentials, so all are tried again.
             Stage::NextServer if self.adopt_renewal() => {
                 self.untried = 0;
@@ -318,8 +323,8 @@ impl ClientCore {
     pub(super) fn wait(&self, until: Option<Instant>) {
         let mut select = Select::new();
         select.recv(&self.renewed);
-        // A disconnected channel is always ready, so a closed client would never wait.
-        if !self.state.cancel.is_cancelled() {
+        // A disconnected channel is always ready, so a client that has seen its end would never wait.
+        if !self.is_closed {
             select.recv(self.state.cancel.done());
         }
         if let Stage::Session(session) = &self.stage {

@@ -78,6 +78,31 @@ fn a_certificate_that_is_renewed_in_a_round_is_shown_at_the_next_attempt() {
     assert!(matches!(client.step(), Next::Wait(Some(_))));
 }
 
+/// Otherwise a close would wait for the end of a pause, or of a session.
+#[test]
+fn a_close_after_a_step_ends_the_wait_of_this_step() {
+    for has_session in [false, true] {
+        let mut client = Stepped::new(agent().address("a:1".parse().unwrap()));
+        client.dials();
+        let session = match has_session {
+            true => Some(client.establish()),
+            false => {
+                client.fails();
+                None
+            }
+        };
+        assert!(matches!(client.step(), Next::Wait(_)));
+        client.core.handle().close();
+        at_once(|| client.core.wait(Some(Instant::now() + 2 * AT_ONCE)));
+        drop(session);
+        let next = client.step();
+        match has_session {
+            true => assert!(matches!(next, Next::Join), "{next:?}"),
+            false => assert!(matches!(next, Next::End), "{next:?}"),
+        }
+    }
+}
+
 #[test]
 fn frames_and_requests_wait_ten_seconds_for_the_session_that_replaces_another() {
     const ASKED: FrameKind = FrameKind::new(FrameType::COMMAND, 0x81);
