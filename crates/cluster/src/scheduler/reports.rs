@@ -229,13 +229,11 @@ impl Scheduler {
                     self.node_changed(cx, node);
                 }
             }
-            StartFailed::Unknown => {
-                // The earlier scheduler may have placed the START on a node that has not connected yet.
-                if is_refused {
-                    return;
-                }
-                forward(cx, from, frame);
+            // The earlier scheduler may have placed the START on a node that has not connected yet.
+            StartFailed::Unknown if is_refused => {
+                return debug!(target: "ssntp::scheduler", "{from}: StartFailure of a START that another node may have");
             }
+            StartFailed::Unknown => forward(cx, from, frame),
             StartFailed::GivenUp => {
                 debug!(target: "ssntp::scheduler", "{from}: StartFailure after its deadline")
             }

@@ -1,9 +1,12 @@
 //! The controllers that may send commands: all of them, or one master.
 
+use std::time::Instant;
+
 use ssntp::Role;
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason, StartFailureReason};
 use ssntp::proto::{Command, Event, Frame, FrameKind};
 use ssntp_cluster::scheduler::{ControllerMode, SchedulerConfig};
+use ssntp_test_support::LIMIT;
 use uuid::Uuid;
 
 use super::{Cluster, command, expect_failure, refused, start, stats};
@@ -95,7 +98,10 @@ fn the_longest_waiting_backup_takes_the_masters_place() {
 
 /// The server needs a moment to notice a disconnection, so this asks until the answer changes.
 fn until_master(controller: &mut Client) {
-    while !commands(controller) {}
+    let began = Instant::now();
+    while !commands(controller) {
+        assert!(began.elapsed() < LIMIT, "its commands are still refused");
+    }
 }
 
 /// True if a command is accepted.

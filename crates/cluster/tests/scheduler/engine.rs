@@ -10,10 +10,9 @@ use ssntp::server::{Federation, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
 use ssntp_engine::{Answer, Engine, EngineError, MemoryEngine, Request};
+use ssntp_test_support::LIMIT;
 
 use super::client::{self, Client};
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// An engine that counts its requests: reads, and all others.
 #[derive(Debug, Default)]

@@ -50,6 +50,8 @@ mod tenants;
 mod term;
 mod truth;
 
+use std::time::Instant;
+
 use ssntp::Role;
 use ssntp::payload::{
     InstanceState, InstanceStats, NodeConnected, Ready, Start, StartFailure, StartFailureReason, Stats,
@@ -59,6 +61,7 @@ use ssntp::server::{Context, Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_cluster::scheduler::placement::Policy;
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use ssntp_test_support::LIMIT;
 use uuid::Uuid;
 
 use self::client::Client;
@@ -98,7 +101,9 @@ impl Cluster {
     /// Waits until the session of `uuid` is over.
     pub fn wait_disconnected(&self, uuid: Uuid) {
         let is_listed = move |cx: &mut Context<'_>| cx.directory().session(uuid).is_some();
+        let began = Instant::now();
         while self.server.handle().with(is_listed).unwrap() {
+            assert!(began.elapsed() < LIMIT, "{uuid} is still connected");
             std::thread::yield_now();
         }
     }

@@ -6,11 +6,10 @@ use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::payload::{ListSessions, Sessions, Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants};
 use ssntp_cluster::controller::{AskError, Controller, ControllerConfig};
+use ssntp_test_support::LIMIT;
 use uuid::Uuid;
 
 use super::{Cluster, client, expect_no_frames, expect_start, ready, start, stats};
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 fn controller(cluster: &Cluster, role: Role) -> Controller {
     let identity = client::identity(role);

@@ -17,13 +17,13 @@ use ssntp::transport::memory::MemoryListener;
 use ssntp::transport::tls::Connector;
 use ssntp_cluster::scheduler::{JoinError, JoinedScheduler, Scheduler, SchedulerConfig};
 use ssntp_engine::{Answer, Engine, EngineError, MemoryEngine, Request};
+use ssntp_test_support::LIMIT;
 use ssntp_transport::{BufferPool, Outgoing};
 use uuid::Uuid;
 
 use super::client::{self, Client};
 use super::{command, expect_failure, expect_start, ready, start, stats};
 
-const LIMIT: Duration = Duration::from_secs(60);
 const YAML: &str = "configure:\n  launcher:\n    child_user: first\n";
 const OTHER: &str = "configure:\n  launcher:\n    child_user: second\n";
 

@@ -15,7 +15,6 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
-
 use serde_json::Value;
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest};
@@ -305,10 +304,13 @@ impl Several<'_> {
             }
             pause();
         }
+        let last = match &*self.last_error {
+            "" => String::new(),
+            error => format!("; the last error of a command: {error}"),
+        };
         Err(Failure::new(format!(
-            "not seen in {} s: {what}; the last error of a command: {}",
-            LIMIT.as_secs(),
-            self.last_error
+            "not seen in {} s: {what}{last}",
+            LIMIT.as_secs()
         )))
     }
 }

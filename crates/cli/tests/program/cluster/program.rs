@@ -99,7 +99,7 @@ fn a_signal_ends_a_following_command_with_0_and_other_commands_with_its_code() {
             // Before the program handles signals, a signal ends it by the default action.
             process.handles_signals();
             process.signal(signal);
-            // None of these commands ends by itself.
+            // Without the signal each of these commands would run for longer than this test waits.
             assert_eq!(
                 process.end(),
                 Some(if goes_on { 0 } else { interrupted }),

@@ -189,6 +189,14 @@ fn a_check_that_comes_late_asks_for_no_more_than_one_in_time() {
     assert!(net.waits(&sender));
 }
 
+/// Adds receivers that take nothing, and hold the sender.
+fn hold_by_others(net: &mut Net, sender: &Peer, others: usize) {
+    for _ in 0..others {
+        let stuck = net.peer(4);
+        net.send(sender, &stuck, 4);
+    }
+}
+
 #[test]
 fn receivers_that_are_measured_at_the_same_time_share_the_pace() {
     // 16 units are the 4 MiB of a second, and a unit is the least that each has to take.
@@ -202,10 +210,7 @@ fn receivers_that_are_measured_at_the_same_time_share_the_pace() {
         let mut net = Net::new(1 << 40);
         let [sender, receiver] = [net.peer(4), net.peer(64)];
         net.send(&sender, &receiver, 40);
-        for _ in 0..others {
-            let stuck = net.peer(4);
-            net.send(&sender, &stuck, 4);
-        }
+        hold_by_others(&mut net, &sender, others);
         for _ in 0..sent {
             write_one(&receiver);
         }
@@ -244,10 +249,7 @@ fn receivers_share_the_pace_of_frames_as_well_and_64_of_them_at_most() {
         for _ in 0..2 {
             net.send_item(&sender, &receiver, Outgoing::whole(vec![0].into(), frames));
         }
-        for _ in 0..others {
-            let stuck = net.peer(4);
-            net.send(&sender, &stuck, 4);
-        }
+        hold_by_others(&mut net, &sender, others);
         write_one(&receiver);
         let slow = net.flow.tick(net.at(1000));
         assert_eq!(
