@@ -479,6 +479,13 @@ fn an_edit_is_appended_to_the_journal_and_survives_a_crash() {
     handle
         .edit(Edit::Replace(vec![object("/p/2/", "third")]))
         .unwrap();
+    // Edits that change nothing but the list of children: one is added, and others are dropped.
+    let mut announces = object("/p/4/", "x");
+    announces.children = ["a", "b", "c"].map(|name| uri(&format!("/p/4/{name}/"))).to_vec();
+    handle.edit(Edit::Merge(vec![announces.clone()])).unwrap();
+    handle.edit(Edit::Delete(vec![uri("/p/4/a/")])).unwrap();
+    announces.children.retain(|child| *child == uri("/p/4/b/"));
+    assert_eq!(handle.edit(Edit::Replace(vec![announces])).unwrap(), 1);
     assert!(
         std::fs::read(at("policy")).unwrap() == whole,
         "the policy file is not written again"

@@ -1,10 +1,11 @@
 //! The objects that an edit changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use super::super::{ManagedObject, Name, Uri};
+use super::Tree;
 
 /// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -12,7 +13,7 @@ use super::super::{ManagedObject, Name, Uri};
 pub enum ChangeKind {
     /// The object is new.
     Created,
-    /// The class, the properties or the parent of the object changed.
+    /// The class, the properties or the parent of the object changed, or it announces other children.
     Modified,
     /// The object was removed.
     Deleted,
@@ -46,25 +47,48 @@ pub struct Change {
 /// before children. Empty if the edit changed nothing.
 pub type Changes = Vec<Change>;
 
-/// The former states of the objects that an edit touches. They are compared at the end, so an
+/// The former states of what an edit touches. They are compared at the end, so an
 /// object that the edit adds and removes again does not count as changed.
 #[derive(Debug, Default)]
-pub(super) struct Before(BTreeMap<Uri, Option<ManagedObject>>);
+pub(super) struct Before {
+    objects: BTreeMap<Uri, Option<ManagedObject>>,
+    /// The object that announced each child.
+    announced: BTreeMap<Uri, Option<Uri>>,
+}
 
 impl Before {
     /// Records the former state of an object. Only the first call for an object has an effect.
     pub(super) fn record(&mut self, uri: &Uri, object: Option<ManagedObject>) {
-        self.0.entry(uri.clone()).or_insert(object);
+        self.objects.entry(uri.clone()).or_insert(object);
+    }
+
+    /// Records the object that announced a child. Only the first call for a child has an effect.
+    pub(super) fn record_announced(&mut self, child: &Uri, by: Option<Uri>) {
+        self.announced.entry(child.clone()).or_insert(by);
     }
 
     /// Compares with the present states.
-    pub(super) fn compare<'a>(self, now: impl Fn(&Uri) -> Option<&'a ManagedObject>) -> Changes {
+    pub(super) fn compare(mut self, tree: &Tree) -> Changes {
+        let mut announce_others = BTreeSet::new();
+        for (child, former) in self.announced {
+            let now = tree.announced.get(&child);
+            // A child that has arrived is a change of its own.
+            if former.as_ref() != now && !tree.objects.contains_key(&child) {
+                announce_others.extend(former.into_iter().chain(now.cloned()));
+            }
+        }
+        for uri in &announce_others {
+            let now = || tree.objects.get(uri).cloned();
+            self.objects.entry(uri.clone()).or_insert_with(now);
+        }
         let change = |(uri, before): (Uri, Option<ManagedObject>)| {
-            let (subject, kind) = match (&before, now(&uri)) {
+            let (subject, kind) = match (&before, tree.objects.get(&uri)) {
                 (None, None) => return None,
                 (None, Some(now)) => (now.subject.clone(), ChangeKind::Created),
                 (Some(before), None) => (before.subject.clone(), ChangeKind::Deleted),
-                (Some(before), Some(now)) if same(before, now) => return None,
+                (Some(before), Some(now)) if same(before, now) && !announce_others.contains(&uri) => {
+                    return None;
+                }
                 (Some(_), Some(now)) => (now.subject.clone(), ChangeKind::Modified),
             };
             Some(Change {
@@ -74,7 +98,7 @@ impl Before {
                 before: before.map(Box::new),
             })
         };
-        self.0.into_iter().filter_map(change).collect()
+        self.objects.into_iter().filter_map(change).collect()
     }
 }
 

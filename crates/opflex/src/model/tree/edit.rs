@@ -62,7 +62,7 @@ impl Tree {
         self.check_all(&objects)?;
         let mut before = Before::default();
         self.put_whole(objects, spare, &mut before);
-        Ok(self.compare(before))
+        Ok(before.compare(self))
     }
 
     /// Deletes objects and everything below them. URIs without an object are ignored.
@@ -77,7 +77,7 @@ impl Tree {
         for top in uris {
             self.remove_with_all_below(top, |uri| spare(top, uri), &mut before);
         }
-        self.compare(before)
+        before.compare(self)
     }
 
     /// Carries out a whole update as one edit. Deletions come first, so that an
@@ -98,7 +98,7 @@ impl Tree {
         for object in self.with_parents(merge) {
             self.put(object, &mut before);
         }
-        Ok(self.compare(before))
+        Ok(before.compare(self))
     }
 
     /// Replaces objects with everything below them, except the objects for which `spare` returns true.
@@ -146,7 +146,13 @@ impl Tree {
         for uri in self.objects.keys() {
             before.record(uri, None);
         }
-        Ok(self.compare(before))
+        for (child, by) in old.announced {
+            before.record_announced(&child, Some(by));
+        }
+        for child in self.announced.keys() {
+            before.record_announced(child, None);
+        }
+        Ok(before.compare(self))
     }
 
     /// Checks objects that one edit will add. With a model file, each is checked
@@ -191,10 +197,6 @@ impl Tree {
             }
         }
         Ok(())
-    }
-
-    fn compare(&self, before: Before) -> Changes {
-        before.compare(|uri| self.objects.get(uri))
     }
 
     /// Sets the parent of objects that name no parent and that no object lists: the nearest object
@@ -271,7 +273,7 @@ impl Tree {
         self.index.add(&object, self.schema.as_deref());
         self.order.insert(uri.clone());
         let old = self.objects.insert(uri.clone(), object);
-        let announced_by = self.announced.remove(&uri);
+        let announced_by = self.announce(&uri, None, before);
         let old_parent = announced_by.or_else(|| old.as_ref()?.parent_uri.clone());
         if old_parent != parent
             && let Some(old_parent) = old_parent
@@ -296,7 +298,7 @@ impl Tree {
                 self.set_content(object, before);
             }
             None => {
-                if let Some(other) = self.announced.insert(child.clone(), parent.clone())
+                if let Some(other) = self.announce(&child, Some(parent), before)
                     && other != *parent
                 {
                     self.unlist(&child, &other);
@@ -313,7 +315,7 @@ impl Tree {
             self.remove(&uri, before);
         }
         // The URI may be announced by its parent without being in the tree.
-        if let Some(parent) = self.announced.remove(uri) {
+        if let Some(parent) = self.announce(uri, None, before) {
             self.unlist(uri, &parent);
         }
     }
@@ -334,11 +336,23 @@ impl Tree {
             .cloned()
             .collect();
         for child in announced {
-            self.announced.remove(&child);
+            self.announce(&child, None, before);
             self.unlist(&child, uri);
         }
         self.index.remove(&old, self.schema.as_deref());
         before.record(uri, Some(old));
+    }
+
+    /// Sets the object that announces a child, and returns the former one.
+    fn announce(&mut self, child: &Uri, by: Option<&Uri>, before: &mut Before) -> Option<Uri> {
+        let former = match by {
+            Some(by) => self.announced.insert(child.clone(), by.clone()),
+            None => self.announced.remove(child),
+        };
+        if former.as_ref() != by {
+            before.record_announced(child, former.clone());
+        }
+        former
     }
 
     fn unlist(&mut self, child: &Uri, parent: &Uri) {

@@ -534,10 +534,14 @@ proptest! {
             prop_assert_eq!(tree.len(), naive.objects.len());
 
             // The changes lead from the state before to the state after.
-            let find = |state: &[State], uri: &Uri| {
-                state.iter().find(|object| object.0 == *uri).map(|object| (object.1.clone(), object.2.clone()))
-            };
             let after = naive.state();
+            let find = |state: &[State], uri: &Uri| {
+                let (_, value, parent, children) = state.iter().find(|object| object.0 == *uri)?;
+                // A child that has arrived is a change of its own.
+                let is_here = |child: &Uri| state.iter().chain(&after).any(|object| object.0 == *child);
+                let announced: Vec<_> = children.iter().filter(|child| !is_here(child)).cloned().collect();
+                Some((value.clone(), parent.clone(), announced))
+            };
             let all: BTreeSet<_> = before.iter().chain(&after).map(|object| object.0.clone()).collect();
             let expected: Vec<_> = all.iter().filter_map(|uri| match (find(&before, uri), find(&after, uri)) {
                 (None, Some(_)) => Some((uri.as_str(), Created)),
