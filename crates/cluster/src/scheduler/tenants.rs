@@ -378,6 +378,13 @@ impl TenantTable {
         self.freed.contains(&instance) || self.freed_in_write.contains(&instance)
     }
 
+    /// Another scheduler leads. It frees these addresses itself, and may lease them again to the same
+    /// instances.
+    pub(super) fn forget_freed(&mut self) {
+        self.freed.clear();
+        self.freed_in_write.clear();
+    }
+
     /// The answers that are due after a write, and its result: the instances whose addresses are free
     /// in the file as well. `None` if no write has finished. Begins the next write.
     fn proceed(&mut self) -> Option<(Vec<Pending>, io::Result<BTreeSet<Uuid>>)> {
@@ -425,10 +432,8 @@ impl Scheduler {
             return send(cx, from, &refused(&asked, (Refusal::Full, why)));
         }
         // The instance would keep using the address, and another one could get it as well.
-        let released = asked
-            .instance_uuid
-            .uuid()
-            .filter(|_| asked.action == Action::Release);
+        let instance = asked.instance_uuid.uuid();
+        let released = instance.filter(|_| asked.action == Action::Release);
         let why = match released.and_then(|instance| self.instances.taken(instance)) {
             Some((_, None)) => Some("the START of this instance waits for a node".to_owned()),
             Some((_, Some(node))) if self.nodes.is_connected(node) => Some(format!(
@@ -439,10 +444,16 @@ impl Scheduler {
         if let Some(why) = why {
             return send(cx, from, &refused(&asked, (Refusal::InUse, why)));
         }
+        let freeing = instance.filter(|instance| self.tenants.is_freeing(*instance));
         let (answer, has_changed) = match self.tenants.handle(&asked) {
             Ok(handled) => handled,
             Err(why) => return send(cx, from, &refused(&asked, why)),
         };
+        // It has an address again, which the next leader would free if it found only then that the
+        // instance is gone.
+        if let Some(instance) = freeing.filter(|instance| !self.tenants.is_freeing(*instance)) {
+            self.instances.record_gone(instance);
+        }
         if has_changed {
             limited!(info, self.log, cx, from.uuid(), "tenant";
                 "{from}: tenant {}: {}", ssntp_transport::excerpt(&asked.name), asked.action);
@@ -469,7 +480,8 @@ impl Scheduler {
         }
     }
 
-    /// Frees again what this scheduler could not write when it led before. The table is the engine's.
+    /// Frees again what this scheduler could not write when it led before, if no other one has led since. The
+    /// table is the engine's.
     pub(super) fn free_addresses_again(&mut self) {
         let mut freed = std::mem::take(&mut self.tenants.freed);
         // The table may be older than the write in progress, which may still fail.

@@ -244,6 +244,9 @@ impl Scheduler {
         let view = term.shared.lock().clone();
         cx.note_token(view.leader.map_or(0, |leader| leader.token));
         let token = cx.token();
+        if view.leader.is_some_and(|leader| leader.uuid != cx.uuid()) {
+            self.tenants.forget_freed();
+        }
         let Some(documents) = term.shared.documents.get() else {
             return;
         };
@@ -559,6 +562,8 @@ impl Scheduler {
                 if is_new {
                     info!(target: "ssntp::scheduler", "{server} leads, with the token {token}");
                     term.intents.clear();
+                    // Also here, because the engine may be away for the whole term of that leader.
+                    self.tenants.forget_freed();
                     self.announce_leader(cx, server, token);
                     self.begin_transfer(cx, server);
                 }

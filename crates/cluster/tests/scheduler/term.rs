@@ -425,6 +425,14 @@ fn an_address_that_was_freed_without_the_engine_is_free_for_the_next_leader() {
     assert_eq!(event.server_uuid, all[1].uuid());
     until(&mut controller, Event::SNAPSHOT_COMPLETE);
     assert_eq!(ask(&mut controller, TenantAction::Show), 0);
+    // The instance gets an address again, which the first leader must not free when it leads again.
+    assert_eq!(ask(&mut controller, TenantAction::Lease), 1);
+    all[0].is_cut.store(false, Ordering::Relaxed);
+    all[1].is_cut.store(true, Ordering::Relaxed);
+    let is_of_first = |event: &NewLeader| event.server_uuid == all[0].uuid();
+    while !is_of_first(&until(&mut controller, Event::NEW_LEADER).payload().unwrap()) {}
+    until(&mut controller, Event::SNAPSHOT_COMPLETE);
+    assert_eq!(ask(&mut controller, TenantAction::Show), 1);
 }
 
 /// A server with the certificate of a scheduler that does not run a scheduler.
