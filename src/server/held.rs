@@ -1,7 +1,7 @@
 //! Held frames: those that a routing function has queued for later. The queue is bounded, and every frame
 //! in it expires.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,9 @@ pub struct HeldFrame {
 pub(super) struct Held {
     queue: VecDeque<(Instant, HeldFrame)>,
     bytes: usize,
+    /// The frames and bytes of each sender. To count them in the queue would take a time for each frame that
+    /// grows with the limit.
+    shares: HashMap<Uuid, (usize, usize)>,
     next: u64,
     max_frames: usize,
     max_bytes: usize,
@@ -47,6 +50,7 @@ impl Held {
         Self {
             queue: VecDeque::new(),
             bytes: 0,
+            shares: HashMap::new(),
             next: 0,
             max_frames,
             max_bytes,
@@ -62,16 +66,14 @@ impl Held {
         let id = HeldId(self.next);
         let held = HeldFrame { id, from, frame };
         let bytes = held.frame.encoded_len();
-        let own = self.iter().filter(|held| held.from == from);
-        let (frames, taken) = own.fold((0, 0), |(frames, taken), held| {
-            (frames + 1, taken + held.frame.encoded_len())
-        });
+        let (frames, taken) = self.shares.get(&from).copied().unwrap_or_default();
         let free = self.max_frames - self.queue.len();
         let left = self.max_bytes.checked_sub(self.bytes + bytes);
         if free < frames.max(1) || left.is_none_or(|left| left + bytes < taken) {
             return Err(held);
         }
         self.bytes += bytes;
+        self.shares.insert(from, (frames + 1, taken + bytes));
         self.queue.push_back((after(now, self.time), held));
         Ok(id)
     }
@@ -88,7 +90,14 @@ impl Held {
         // The queue is sorted by id, because ids only grow.
         let at = self.queue.binary_search_by_key(&id, |(_, held)| held.id).ok()?;
         let (_, held) = self.queue.remove(at)?;
-        self.bytes -= held.frame.encoded_len();
+        let bytes = held.frame.encoded_len();
+        self.bytes -= bytes;
+        if let Some((frames, taken)) = self.shares.get_mut(&held.from) {
+            (*frames, *taken) = (*frames - 1, *taken - bytes);
+            if *frames == 0 {
+                self.shares.remove(&held.from);
+            }
+        }
         Some(held)
     }
 
@@ -147,5 +156,6 @@ mod tests {
         assert!(held.expire(now + time).is_none());
         assert_eq!(held.expire(now + 2 * time).map(|h| h.id), Some(second));
         assert!(held.next_expiry().is_none());
+        assert!(held.shares.is_empty());
     }
 }
