@@ -94,11 +94,19 @@ impl Message {
     /// Reads one JSON object: a request if it has a method, else a response.
     ///
     /// Invalid UTF-8 is read as Latin-1, because libopflex forwards such bytes unchanged: a name in
-    /// an old encoding must not end the connection, and different names must stay different.
+    /// an old encoding must not end the connection, and different names must stay different. An id has
+    /// to be returned unchanged, so it is refused then unless it is ASCII.
     pub(super) fn parse(text: &Bytes) -> Result<Self, Error> {
         // The check for UTF-8 is only needed after a failure, because nearly every text is UTF-8.
         match (Self::read(text), std::str::from_utf8(text)) {
-            (Err(_), Err(_)) => Self::read(&Bytes::from(from_latin_1(text))),
+            (Err(_), Err(_)) => {
+                let read = Self::read(&Bytes::from(from_latin_1(text)))?;
+                let (Self::Request { id, .. } | Self::Response { id, .. }) = &read;
+                match id.as_json().is_ascii() {
+                    true => Ok(read),
+                    false => Err(Error::Syntax("the id is not UTF-8".to_owned())),
+                }
+            }
             (result, _) => result,
         }
     }
@@ -182,6 +190,12 @@ mod tests {
         };
         let params: Vec<String> = params.unwrap().parse().unwrap();
         assert_eq!(params, ["\u{e9}\u{e9}\u{ff}"]);
+        // An id could not be returned unchanged.
+        let id = b"{\"id\":[\"\xe9\",1],\"method\":\"echo\"}";
+        assert!(matches!(
+            Message::parse(&Bytes::from_static(id)),
+            Err(Error::Syntax(_))
+        ));
         // Invalid JSON is refused.
         assert!(Message::parse(&Bytes::from_static(b"{\"id\":\xe9}")).is_err());
     }
