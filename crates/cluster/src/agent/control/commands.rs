@@ -308,6 +308,7 @@ impl Control {
         // The last STATS said `exited`. If the instance ends before the next STATS, `ended` sends
         // STATS first.
         instance.restart_unreported = true;
+        instance.command_id = CommandSubject::of(frame).command_id;
         // This run was commanded, so its restarts are counted from the beginning.
         instance.record.restarts_in_row = 0;
         // Only the changes are written, because the START is kept as it was received.

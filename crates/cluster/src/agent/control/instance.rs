@@ -26,7 +26,7 @@ pub(super) struct Instance {
     pub(super) driver: Option<Arc<dyn Driver>>,
     /// The START of the instance. `None` if it was lost; the instance can't be started again then.
     pub(super) start: Option<Arc<StartPayload>>,
-    /// The id of the START, which its failure repeats; empty if an earlier agent received the START.
+    /// The id of the last START or RESTART, which its failure repeats; empty if an earlier agent received it.
     pub(super) command_id: String,
     /// The record of the runs. [`Instance::record`] adds the field that follows from `life`.
     pub(super) record: Record,

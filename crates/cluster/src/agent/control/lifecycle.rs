@@ -71,9 +71,13 @@ impl Control {
             Cause::Restart => {
                 // The record keeps the end of the last run.
                 instance.record.detail = format!("it was not started again: {}", excerpt(&error));
+                let subject = CommandSubject {
+                    command_id: std::mem::take(&mut instance.command_id),
+                    ..subject(id)
+                };
                 self.keep_for_now(id);
                 self.save(id);
-                self.fail(Command::RESTART, subject(id), &error.into());
+                self.fail(Command::RESTART, subject, &error.into());
                 if removes(after) {
                     self.end(id, after);
                 }

@@ -315,7 +315,11 @@ fn a_failed_restart_keeps_the_instance() {
         RestartFailureReason::LaunchFailure
     );
     again.requirements.mem_mb = 300;
-    stage.send(&again);
+    let text = String::from_utf8(Frame::of(&again).payload_bytes().to_vec()).unwrap();
+    stage.raw(
+        Command::RESTART,
+        &text.replacen("restart:\n", "restart:\n  command_id: mine\n", 1),
+    );
     let payload = stage.job(|job| match job {
         Job::Launch(job) => match &job.origin {
             Origin::Again(Some(changes)) => Some((Arc::clone(&job.payload), changes.requirements.mem_mb)),
@@ -328,9 +332,10 @@ fn a_failed_restart_keeps_the_instance() {
         instance: ONE,
         result: Err(LaunchError::new(LaunchFault::Image, "gone")),
     }));
+    let failure: RestartFailure = stage.next();
     assert_eq!(
-        stage.next::<RestartFailure>().reason,
-        RestartFailureReason::LaunchFailure
+        (failure.reason, &failure.command_id[..]),
+        (RestartFailureReason::LaunchFailure, "mine")
     );
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
 }
