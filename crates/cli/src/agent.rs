@@ -1,10 +1,12 @@
 //! `ssntp agent`, also called `ssntp netagent`: the agent of a node.
 
 use std::cell::RefCell;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::{env, fs};
 
 use clap::{ValueEnum, value_parser};
 use log::warn;
@@ -176,9 +178,49 @@ impl Args {
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         self.connection.check_files(&mut problems, ROLES);
-        problems.of("policy", Some(self.policy.policy()));
+        match self.policy.policy() {
+            Ok(policy) => {
+                for (key, found) in self.look_up(&policy) {
+                    problems.of(key, Some(found));
+                }
+            }
+            Err(failure) => problems.of("policy", Some(Err::<(), _>(failure))),
+        }
         self.admin.problems(&mut problems);
         problems
+    }
+
+    /// Looks up what the settings name and what is used only later, by their keys: a name that is
+    /// misspelt would otherwise be found when it is too late.
+    fn look_up(&self, policy: &Policy) -> [(&'static str, Result<(), Failure>); 3] {
+        let images = |path: &PathBuf| fs::read_dir(path).map(drop).map_err(|e| Failure::at(path, e));
+        let program = |path: &PathBuf| match can_be_run(path) {
+            true => Ok(()),
+            false => Err(Failure::at(path, "it is not a program")),
+        };
+        [
+            ("images", self.images.as_ref().map_or(Ok(()), images)),
+            ("users", policy.find_users().map_err(Failure::new)),
+            (
+                "after-evacuation",
+                self.after_evacuation.as_ref().map_or(Ok(()), program),
+            ),
+        ]
+    }
+}
+
+/// True if the path is that of a program, or the name of a program in `PATH`.
+fn can_be_run(program: &Path) -> bool {
+    let is_program = |path: PathBuf| {
+        let found = fs::metadata(path);
+        found.is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
+    };
+    match program.components().count() {
+        1 => env::var_os("PATH").is_some_and(|path| {
+            let mut dirs = env::split_paths(&path);
+            dirs.any(|dir| is_program(dir.join(program)))
+        }),
+        _ => is_program(program.to_owned()),
     }
 }
 
@@ -208,8 +250,12 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .tracing(true)
         .given(kept.map(UuidSource::Persistent), ClientConfig::uuid);
     let network = args.network.config(&args.connection, daemon.stop())?;
+    let policy = args.policy.policy()?;
+    for (_, found) in args.look_up(&policy) {
+        found?;
+    }
     let mut config = AgentConfig::new(client)
-        .policy(args.policy.policy()?)
+        .policy(policy)
         .max_instances(args.max_instances as usize)
         .interval(args.interval.into())
         .grace(args.grace.into())

@@ -285,6 +285,17 @@ impl Policy {
         }
     }
 
+    /// Looks up the users of the list in the system's database, which can block.
+    ///
+    /// # Errors
+    /// A user does not exist, or the database can't be read.
+    pub fn find_users(&self) -> Result<(), String> {
+        self.users.iter().try_for_each(|user| match user {
+            RunAs::User(name) => find_user(name).map(drop).map_err(|e| e.why),
+            RunAs::Own(_) | RunAs::Agent => Ok(()),
+        })
+    }
+
     /// The first directory on the way to `root` that users of instances can't pass. `None` if there
     /// is none, or if instances run as the agent's user by default.
     pub(crate) fn closed<'a>(&self, root: &'a Path) -> Option<&'a Path> {

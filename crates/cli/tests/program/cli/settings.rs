@@ -179,11 +179,26 @@ fn a_check_finds_the_faults_with_which_the_daemon_does_not_start() {
     let opflex = "listen: ['127.0.0.1:0']\ntls-cert: certs/server.pem\nadmin: '127.0.0.1:0'\n\
                   admin-ca: none.pem\n";
     let controller = "connect: localhost:1\nca: certs/ca.pem\ncert: certs/controller.pem\nstore: store\n";
+    let agent = "connect: localhost:1\nca: certs/ca.pem\ncert: certs/agent.pem\nstate: state\n";
     for (daemon, text, problems) in [
+        (
+            "agent",
+            format!("{agent}images: none\nusers: [agent, nobody-has-it]\nafter-evacuation: ./none\n"),
+            &[
+                "file:5:1: images: none: ",
+                "file:6:1: users: there is no user \"nobody-has-it\"",
+                "file:7:1: after-evacuation: ./none: it is not a program",
+            ][..],
+        ),
+        (
+            "agent",
+            format!("{agent}users: [root]\nafter-evacuation: nothing-in-path\n"),
+            &["file:6:1: after-evacuation: nothing-in-path: it is not a program"],
+        ),
         (
             "cnci",
             format!("{cnci}cert: certs/cnciagent.pem\n"),
-            &["file: uuid: it is needed"][..],
+            &["file: uuid: it is needed"],
         ),
         (
             "scheduler",
