@@ -43,6 +43,12 @@ pub(crate) fn of_agent(agent: &Arc<Agent>) -> Figures {
         snapshot
             .degraded
             .extend(down.map(|key| format!("the tunnel of key {key} is down")));
+        if figures.unsaved > 0 {
+            snapshot.degraded.push(format!(
+                "{} of its records cannot be written: a restart of the agent may undo the last STOP or EVACUATE",
+                figures.unsaved
+            ));
+        }
         snapshot.metrics.add(AGENT, &figures);
         Ok(snapshot)
     })
@@ -131,6 +137,7 @@ const AGENT: &[Metric<AgentFigures>] = &[
         |f| outcomes(f.starts, &f.failures)),
     gauge("ssntp_agent_tunnels", "Tunnels of tenants' networks.", |f| one(f.tunnels)),
     gauge("ssntp_agent_tunnels_down", "Tunnels of tenants' networks that carry no packets.", |f| one(f.tunnels_down.len())),
+    gauge("ssntp_agent_unsaved_records", "Records of instances and of the node that could not be written.", |f| one(f.unsaved)),
     gauge("ssntp_agent_held_frames", "Frames that wait for a session or for room in its queue.", |f| one(f.frames_held)),
 ];
 

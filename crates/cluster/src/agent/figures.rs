@@ -31,6 +31,8 @@ pub struct AgentFigures {
     pub failures: BTreeMap<&'static str, u64>,
     /// The number of restarts by the restart policy of an instance.
     pub restarts: u64,
+    /// The number of records of instances, and of the node, that could not be written to the state directory.
+    pub unsaved: usize,
     /// The number of frames that wait for a session, or for room in the client's queue.
     pub frames_held: usize,
     /// The number of tunnels of tenants' networks.

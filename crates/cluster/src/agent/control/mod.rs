@@ -493,6 +493,7 @@ impl Control {
             starts: self.tally.starts,
             failures: self.tally.failures.clone(),
             restarts: self.tally.restarts,
+            unsaved: self.unsaved.len() + usize::from(self.unsaved_node),
             frames_held: self.held.len(),
             tunnels: self.tunnels.len(),
             tunnels_down: self.tunnels.iter().filter(|t| !t.up).map(|t| t.key).collect(),

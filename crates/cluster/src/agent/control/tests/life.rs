@@ -564,6 +564,14 @@ fn starts_and_failures_are_counted_and_instances_by_state() {
     stage.launched(ONE);
     let now = figures(&stage);
     assert_eq!((now.starts, now.restarts), (1, 1), "a restart is not a START");
+    let why = || "no space".to_owned();
+    let of_instance = Done::Unsaved {
+        instance: ONE,
+        why: why(),
+    };
+    stage.feed(Input::Done(of_instance));
+    stage.feed(Input::Done(Done::NodeUnsaved { why: why() }));
+    assert_eq!((now.unsaved, figures(&stage).unsaved), (0, 2));
     stage.feed(Input::Disconnected);
     stage.feed(Input::Done(Done::Launched {
         instance: TWO,
