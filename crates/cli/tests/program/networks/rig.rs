@@ -1,5 +1,6 @@
 //! A cluster in network namespaces.
 
+use std::cell::RefCell;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -219,6 +220,7 @@ impl Rig {
             .unwrap();
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
+        SEEN.set(page.clone());
         page
     }
 
@@ -240,11 +242,10 @@ impl Rig {
             "--cert",
             "controller.pem",
         ]);
-        command
-            .args(words.split(' '))
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
+        let output = command.args(words.split(' ')).stdin(Stdio::null()).output();
+        let output = output.unwrap();
+        SEEN.set(format!("{output:?}"));
+        output
     }
 
     /// Runs a command of `ssntp ctl` that has to succeed, and returns its standard output.
@@ -400,7 +401,9 @@ fn network(pid: &str) -> Option<PathBuf> {
 }
 
 fn output(command: &mut Command) -> String {
-    String::from_utf8(command.output().unwrap().stdout).unwrap()
+    let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    SEEN.set(text.clone());
+    text
 }
 
 /// A command in a network namespace.
@@ -462,7 +465,9 @@ impl Instance {
 
     /// The instance that answers at an address; `None` if there is no answer.
     pub fn answer_at(&self, ip: Ipv4Addr) -> Option<String> {
-        self.within(move || answer_at(ip))
+        let answer = self.within(move || answer_at(ip));
+        SEEN.set(format!("{ip} answers {answer:?}"));
+        answer
     }
 
     /// Waits until another instance answers. The limit is long enough for a busy machine.
@@ -584,8 +589,13 @@ fn enter<T: Send + 'static>(namespace: String, act: impl FnOnce() -> T + Send + 
     entered.join().unwrap()
 }
 
+thread_local! {
+    /// The last output, page or answer that the test has seen.
+    static SEEN: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
 /// Waits until a condition holds.
 #[track_caller]
 pub fn until(mut holds: impl FnMut() -> bool) {
-    wait_for(|| holds().then_some(()).ok_or("the condition does not hold"));
+    wait_for(|| holds().then_some(()).ok_or_else(|| SEEN.take()));
 }
