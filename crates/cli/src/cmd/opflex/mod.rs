@@ -29,6 +29,7 @@ use clap::Subcommand;
 use ssntp_opflex::model::{Format, ManagedObject, Schema};
 
 use crate::failure::Failure;
+use crate::input;
 use crate::settings::{Problems, Settings};
 
 /// Serve and use policy over OpFlex
@@ -80,10 +81,13 @@ impl Args {
     }
 }
 
-/// Reads a file as JSON or, if its name says so, YAML. An error names the file.
+/// Reads a file as JSON or, if its name says so, YAML. `-` is the standard input. An error names the file.
 fn load<T, E: Display>(path: &Path, read: impl FnOnce(&[u8], Format) -> Result<T, E>) -> Result<T, Failure> {
     let failed = |e: &dyn Display| Failure::new(format!("{}: {e}", path.display()));
-    let text = std::fs::read(path).map_err(|e| failed(&e))?;
+    let text = match path.as_os_str() == "-" {
+        true => input::named(path)?,
+        false => std::fs::read(path).map_err(|e| failed(&e))?,
+    };
     read(&text, Format::of_name(&path.to_string_lossy())).map_err(|e| failed(&e))
 }
 

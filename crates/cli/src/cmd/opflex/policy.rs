@@ -29,7 +29,7 @@ pub(crate) struct Args {
 enum Command {
     /// Add the objects of files, or replace those with the same URIs
     Put {
-        /// JSON or YAML arrays of managed objects
+        /// JSON or YAML arrays of managed objects; - is the standard input, in JSON
         #[arg(required = true)]
         files: Vec<PathBuf>,
         /// Remove everything else below these objects
@@ -40,7 +40,7 @@ enum Command {
     },
     /// Replace all policy by the objects of files
     Reload {
-        /// JSON or YAML arrays of managed objects
+        /// JSON or YAML arrays of managed objects; - is the standard input, in JSON
         #[arg(required = true)]
         files: Vec<PathBuf>,
         #[command(flatten)]

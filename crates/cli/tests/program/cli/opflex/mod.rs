@@ -124,7 +124,9 @@ fn a_policy_is_served_watched_changed_and_reloaded() {
         "[{{\"subject\": \"GbpEpGroup\", \"uri\": \"{WEB}\", \"properties\": [{{\"name\": \"name\", \"data\": \"web2\"}}]}}]"
     );
     fs::write(dir.join("change.json"), object).unwrap();
-    let put = run(dir, &["policy", "put", "change.json", "--control", "control"]);
+    let mut put = opflex(dir, &["policy", "put", "-", "--control", "control"]);
+    let change = fs::File::open(dir.join("change.json")).unwrap();
+    let put = put.stdin(change).output().unwrap();
     assert_eq!(String::from_utf8(put.stdout).unwrap(), "1 object changed\n");
     assert_eq!(changed(&mut events, WEB), "web2");
     let dump = run(dir, &["policy", "dump", WEB, "--control", "control"]);
