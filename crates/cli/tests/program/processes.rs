@@ -9,6 +9,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -194,6 +195,20 @@ impl Program {
     pub fn end(mut self, signal: Signal) {
         self.signal(signal);
         assert_eq!(self.0.wait().unwrap().code(), Some(0));
+    }
+}
+
+impl Deref for Program {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Program {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
     }
 }
 

@@ -190,6 +190,6 @@ fn a_signal_before_the_answers_is_no_success() {
     let (mut element, _output) = start(dir.path(), &["element", "--connect", &address, "--resolve", WEB]);
     // The element handles signals before it connects.
     let _connection = silent.accept().unwrap();
-    kill_process(Pid::from_child(&element), Signal::TERM).unwrap();
+    element.signal(Signal::TERM);
     assert_eq!(element.wait().unwrap().code(), Some(143));
 }

@@ -100,11 +100,7 @@ fn changed_policy_files_are_applied_completely_or_not_at_all() {
             "--control",
             "control",
         ];
-        let mut child = opflex(dir, &arguments)
-            .stdout(Stdio::piped())
-            .stderr(errors)
-            .spawn()
-            .unwrap();
+        let mut child = Program::start(opflex(dir, &arguments).stderr(errors));
         let output = BufReader::new(child.stdout.take().unwrap());
         (child, output)
     };
@@ -169,11 +165,11 @@ fn a_policy_of_put_survives_reloads_and_touched_files() {
         arguments.extend(["--persist", "kept.json", "--control", "control"]);
         let mut command = opflex(dir, &arguments);
         command.env("RUST_LOG", "info");
-        let mut child = command.stdout(Stdio::piped()).stderr(errors).spawn().unwrap();
+        let mut child = Program::start(command.stderr(errors));
         line(&mut BufReader::new(child.stdout.take().unwrap()));
         child
     };
-    let hang_up = |server: &Child| kill_process(Pid::from_child(server), Signal::HUP).unwrap();
+    let hang_up = |server: &Program| server.signal(Signal::HUP);
 
     write("policy.json", &object("filed"));
     write("put.json", &object("put"));
@@ -345,11 +341,8 @@ fn a_directory_without_policy_files_is_served_with_a_warning() {
     // Names that begin with a dot are skipped, so this is not a policy file either.
     fs::write(dir.join("policy/.a.json"), "[]").unwrap();
     let errors = fs::File::create(dir.join("errors")).unwrap();
-    let mut server = opflex(dir, &words("serve --listen 127.0.0.1:0 --policy policy"))
-        .stdout(Stdio::piped())
-        .stderr(errors)
-        .spawn()
-        .unwrap();
+    let words = words("serve --listen 127.0.0.1:0 --policy policy");
+    let mut server = Program::start(opflex(dir, &words).stderr(errors));
     let mut output = BufReader::new(server.stdout.take().unwrap());
     assert!(line(&mut output).starts_with("listening at "));
     until_written(

@@ -6,7 +6,7 @@ use super::*;
 
 /// Starts a server, whose log is a file beside the socket. If a busy etcd exceeds the time limit of a
 /// call, the server is started again.
-fn serve(dir: &Path, control: &str, join: &str, more: &[&str]) -> Child {
+fn serve(dir: &Path, control: &str, join: &str, more: &[&str]) -> Program {
     let flags = [
         "serve",
         "--listen",
@@ -20,7 +20,7 @@ fn serve(dir: &Path, control: &str, join: &str, more: &[&str]) -> Child {
     until("a server listens", || {
         let mut command = opflex(dir, &[&flags, more].concat());
         command.stderr(fs::File::create(dir.join(format!("{control}.log"))).unwrap());
-        let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut server = Program::start(&mut command);
         let mut first = String::new();
         let mut output = BufReader::new(server.stdout.take().unwrap());
         output.read_line(&mut first).unwrap();

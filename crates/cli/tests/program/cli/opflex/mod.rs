@@ -9,14 +9,14 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::cluster::processes::until;
-use crate::processes::{ended_in_order, words};
+use crate::processes::{Program, ended_in_order, words};
 
 const WEB: &str = "/PolicyUniverse/PolicySpace/shop/GbpEpGroup/web/";
 
@@ -26,8 +26,8 @@ fn opflex(dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-fn start(dir: &Path, arguments: &[&str]) -> (Child, BufReader<ChildStdout>) {
-    let mut child = opflex(dir, arguments).stdout(Stdio::piped()).spawn().unwrap();
+fn start(dir: &Path, arguments: &[&str]) -> (Program, BufReader<ChildStdout>) {
+    let mut child = Program::start(&mut opflex(dir, arguments));
     let output = BufReader::new(child.stdout.take().unwrap());
     (child, output)
 }
@@ -43,9 +43,9 @@ fn line(output: &mut impl BufRead) -> String {
 }
 
 /// Ends a program with a signal; see [`ended_in_order`].
-fn end(mut child: Child, signal: Signal) -> bool {
+fn end(mut child: Program, signal: Signal) -> bool {
     let signalled_at = Instant::now();
-    kill_process(Pid::from_child(&child), signal).unwrap();
+    child.signal(signal);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     ended_in_order(signalled_at)
 }
@@ -138,7 +138,7 @@ fn a_policy_is_served_watched_changed_and_reloaded() {
         policy.replace("\"data\": \"web\"", "\"data\": \"web3\""),
     )
     .unwrap();
-    kill_process(Pid::from_child(&server), Signal::HUP).unwrap();
+    server.signal(Signal::HUP);
     assert_eq!(changed(&mut events, WEB), "web3");
     end(element, Signal::INT);
     end(server, Signal::TERM);
@@ -321,11 +321,7 @@ fn a_refused_client_is_logged_with_its_address_and_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let serve = ["serve", "--listen", "127.0.0.1:0"];
     let mut command = opflex(dir.path(), &serve);
-    let mut server = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut server = Program::start(command.stderr(Stdio::piped()));
     let listening = line(&mut BufReader::new(server.stdout.take().unwrap()));
     let address = listening.strip_prefix("listening at ").unwrap();
     let mut log = BufReader::new(server.stderr.take().unwrap());
@@ -346,7 +342,7 @@ fn a_refused_client_is_logged_with_its_address_and_the_reason() {
         "--domain",
         "elsewhere",
     ];
-    let (mut element, mut events) = start(dir.path(), &element);
+    let (element, mut events) = start(dir.path(), &element);
     warning("the domain is \"default\" here, and \"elsewhere\" there");
     let reason = loop {
         let event: Value = serde_json::from_str(&line(&mut events)).unwrap();
@@ -355,8 +351,7 @@ fn a_refused_client_is_logged_with_its_address_and_the_reason() {
         }
     };
     assert!(reason.contains("and \"elsewhere\" there"), "{reason}");
-    element.kill().unwrap();
-    element.wait().unwrap();
+    element.kill();
 
     let mut raw = TcpStream::connect(address).unwrap();
     raw.write_all(b"{\"id\":1,\"method\":\"policy_resolve\",\"params\":[]}\0")
