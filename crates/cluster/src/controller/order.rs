@@ -127,7 +127,7 @@ pub enum OrderError {
 pub enum CommandError {
     /// The view does not have the instance. To send the command anyway, name the node in the
     /// payload and use [`Controller::order`](super::Controller::order).
-    #[error("no node is known to have instance {0}")]
+    #[error("no connected node has instance {0}; a node that is away may have it")]
     UnknownInstance(Uuid),
     /// The limit of orders that wait for their outcome is reached. Drop some of them.
     #[error("{0} commands wait for their outcome already")]

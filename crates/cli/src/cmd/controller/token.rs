@@ -10,7 +10,7 @@ use ssntp_controller::http::{Right, Token, Tokens};
 
 use crate::cmd::table::{Columns, print};
 use crate::failure::Failure;
-use crate::output::print_either;
+use crate::output::{note, print_either};
 
 /// Make, list and remove the tokens that browsers and programs use for the API
 ///
@@ -43,7 +43,14 @@ pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> 
         Args::Add { name, write, days } => {
             let right = if *write { Right::Write } else { Right::Read };
             let lifetime = days.map(|days| Duration::from_secs(u64::from(days) * 86_400));
-            // The controller, which also makes the directory, may not have been started yet.
+            // The controller, which also makes the directory, may not have been started yet. Or it uses
+            // another one, and the name is misspelt.
+            if !store.exists() {
+                let shown = store.display();
+                note(format_args!(
+                    "ssntp: {shown} is made: no controller has been started with it"
+                ));
+            }
             let made = DirBuilder::new().recursive(true).mode(0o700).create(store);
             made.map_err(|e| Failure::at(store, e))?;
             let secret = tokens.add(name, right, lifetime).map_err(Failure::new)?;

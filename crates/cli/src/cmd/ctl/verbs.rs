@@ -263,8 +263,8 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
     // The scheduler checks it as well, but cannot report what is wrong.
     let checked = Configure::decode_valid(&configuration);
     checked.map_err(|e| Failure::at(&args.file, e))?;
-    // Unknown keys are ignored, so a document of another kind would reset the whole configuration to
-    // its defaults.
+    // Unknown keys are ignored, so a document of another kind, and the empty one of a program that has
+    // failed, would reset the whole configuration to its defaults.
     if !is_configuration(&configuration) {
         let why = "the key configure is missing at the top level";
         return Err(Failure::at(&args.file, why));
@@ -274,10 +274,10 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
     session.finish(vec![order], args.waiting.wait())
 }
 
-/// True if the document has the key of a configuration, or no key at all.
+/// True if the document has the key of a configuration.
 fn is_configuration(document: &[u8]) -> bool {
     let keys: Result<BTreeMap<String, IgnoredAny>, _> = yaml::decode(document);
-    keys.is_ok_and(|keys| keys.is_empty() || keys.contains_key("configure"))
+    keys.is_ok_and(|keys| keys.contains_key("configure"))
 }
 
 #[derive(Debug, clap::Args)]

@@ -70,7 +70,7 @@ pub(super) struct WorkloadArgs {
     ip: Option<Ipv4Addr>,
     /// Its UUID; if its instance runs already, the command is done and starts nothing
     /// [default: a new UUID]
-    #[arg(long, conflicts_with = "count")]
+    #[arg(long, conflicts_with = "count", value_parser = instance)]
     uuid: Option<Uuid>,
     /// An environment variable for it; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
@@ -103,6 +103,14 @@ const RESTARTS: Choices<RestartPolicy> = &[
     ("on-failure", "Its node restarts it if it failed, or if the node was rebooted", RestartPolicy::OnFailure),
     ("always", "Its node always restarts it", RestartPolicy::Always),
 ];
+
+fn instance(text: &str) -> Result<Uuid, String> {
+    let uuid: Uuid = text.parse().map_err(|e: uuid::Error| e.to_string())?;
+    match uuid.is_nil() {
+        true => Err("the nil UUID names no instance".to_owned()),
+        false => Ok(uuid),
+    }
+}
 
 fn variable(text: &str) -> Result<(String, String), &'static str> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;

@@ -43,7 +43,10 @@ fn workloads_outlive_their_agent() {
     });
     // The other instance runs on, and no command reaches it.
     let error = cluster.fails(&format!("stop {lasts}"));
-    assert_eq!(error, format!("no node is known to have instance {lasts}"));
+    assert_eq!(
+        error,
+        format!("no connected node has instance {lasts}; a node that is away may have it")
+    );
 
     let uuid = cluster.start_node(0, "agent", "--volumes volumes");
     assert_eq!(uuid, node, "it is the same node");

@@ -197,11 +197,20 @@ fn unknown_uuids_are_refused_before_any_command_is_sent() {
     let unknown = Uuid::new_v4();
     for verb in ["stop", "restart", "delete"] {
         let error = cluster.fails(&format!("{verb} {unknown}"));
-        assert_eq!(error, format!("no node is known to have instance {unknown}"));
+        assert_eq!(
+            error,
+            format!("no connected node has instance {unknown}; a node that is away may have it")
+        );
     }
+    let nil = format!("start --uuid {} -- true", Uuid::nil());
+    let error = cluster.ctl(&nil).stderr;
+    assert!(error.contains("the nil UUID names no instance"), "{error}");
     for verb in ["attach", "detach"] {
         let error = cluster.fails(&format!("{verb} {unknown} {unknown}"));
-        assert_eq!(error, format!("no node is known to have instance {unknown}"));
+        assert_eq!(
+            error,
+            format!("no connected node has instance {unknown}; a node that is away may have it")
+        );
     }
     assert_eq!(cluster.fails("stop zz"), "no instance is called \"zz\"");
     assert_eq!(
@@ -431,16 +440,19 @@ fn an_unusable_configuration_is_refused_with_its_position() {
         }
     }
     assert!(!cluster.path("cluster.yaml").exists());
-    // If another document were accepted, it would reset the whole configuration.
-    fs::write(cluster.path("workload.yaml"), "command: [sleep, 1000]\n").unwrap();
-    assert_eq!(
-        cluster.fails("configure workload.yaml"),
-        "workload.yaml: the key configure is missing at the top level"
-    );
+    // If another document were accepted, or the empty one of a program that has failed, it would reset the
+    // whole configuration.
+    for text in ["command: [sleep, 1000]\n", "", "# nothing\n"] {
+        fs::write(cluster.path("other.yaml"), text).unwrap();
+        assert_eq!(
+            cluster.fails("configure other.yaml"),
+            "other.yaml: the key configure is missing at the top level"
+        );
+    }
     assert!(!cluster.path("cluster.yaml").exists());
-    fs::write(cluster.path("empty.yaml"), "").unwrap();
+    fs::write(cluster.path("defaults.yaml"), "configure:\n").unwrap();
     assert_eq!(
-        cluster.done("configure --no-wait empty.yaml").trim(),
+        cluster.done("configure --no-wait defaults.yaml").trim(),
         "the configuration was sent"
     );
 }
