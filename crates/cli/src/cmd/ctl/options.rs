@@ -23,7 +23,8 @@ pub(super) struct Options {
     #[arg(long, global = true)]
     pub(super) json: bool,
     /// The time to wait until the scheduler answers, and again until a command is
-    /// shown to be done [default: 180; for a START, as long as its node works on it]
+    /// shown to be done [default: 30 for the scheduler, then 180; for a START, as long as
+    /// its node works on it]
     #[arg(long, value_name = "SECONDS", global = true)]
     timeout: Option<Seconds>,
 }
@@ -33,10 +34,10 @@ pub(super) struct Options {
 /// a node.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The rounds of attempts after which a command fails if it never had a session. The pauses between
-/// ten rounds take some seven seconds. After a first session the command reconnects for as long as
-/// its time limit allows.
-const ATTEMPTS: u32 = 10;
+/// The default time limit for the first session. A scheduler that its service manager starts again takes
+/// some seconds, and a wrong address should not keep a script waiting for minutes.
+const CONNECT: Duration = Duration::from_secs(30);
+/// The pauses between attempts to connect.
 const BACKOFF: Backoff = Backoff {
     initial: Duration::from_millis(100),
     factor: 2.0,
@@ -47,6 +48,11 @@ impl Options {
     /// The time to wait until the scheduler answers, and again until a command is shown to be done.
     pub(super) fn limit(&self) -> Duration {
         self.timeout.map_or(LIMIT, Duration::from)
+    }
+
+    /// The time to wait for the first session.
+    pub(super) fn connect_limit(&self) -> Duration {
+        self.timeout.map_or(CONNECT, Duration::from)
     }
 
     /// The value of --timeout.
@@ -65,7 +71,7 @@ impl Options {
     pub(super) fn client(&self, stop: &Stop) -> Result<ClientConfig, Failure> {
         // A command ends soon, so it does not read its files a second time.
         let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
-        Ok(config.backoff(BACKOFF).first_attempts(ATTEMPTS))
+        Ok(config.backoff(BACKOFF))
     }
 
     /// The certificates for requests to a controller daemon.

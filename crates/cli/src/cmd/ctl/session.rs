@@ -70,8 +70,7 @@ impl<'a> Session<'a> {
     /// Connects.
     pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
         let controller = Controller::start(options.config(stop)?)?;
-        let limit = options.limit();
-        await_session(&controller.client(), "scheduler", limit, stop)?;
+        await_session(&controller.client(), "scheduler", options.connect_limit(), stop)?;
         if let Some(server) = controller.client().server()
             && !server.role().intersects(Role::SCHEDULER)
         {
@@ -85,7 +84,7 @@ impl<'a> Session<'a> {
         Ok(Self {
             controller,
             stop,
-            limit,
+            limit: options.limit(),
             is_strict: options.given_limit().is_some(),
             json: options.json,
         })

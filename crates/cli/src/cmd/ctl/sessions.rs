@@ -50,7 +50,7 @@ impl<'a> Operator<'a> {
     /// Connects, and waits until there is a session.
     pub(super) fn open(options: &'a Options, stop: &'a Stop) -> Result<Self, Failure> {
         let client = Client::start(options.client(stop)?)?;
-        await_session(&client.handle(), "server", options.limit(), stop)?;
+        await_session(&client.handle(), "server", options.connect_limit(), stop)?;
         Ok(Self {
             client,
             options,

@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::Signal;
 
-use crate::cluster::processes::{Cluster, Done, Process, end_of, ssntp};
+use crate::cluster::processes::{Cluster, Done, Process, end_of, ssntp, until};
 
 #[test]
 fn the_scheduler_is_found_by_flags_environment_or_file() {
@@ -264,6 +264,25 @@ fn a_command_waits_for_a_silent_scheduler_until_its_timeout() {
     let address = silent.local_addr().unwrap();
     let error = cluster.fails(&format!("stop 5f --connect {address} --timeout 0.5"));
     assert_eq!(error, "cannot connect: no scheduler has answered in 0.5 s");
+}
+
+/// A scheduler that its service manager starts again takes more time than a few attempts.
+#[test]
+fn a_command_tries_to_connect_until_its_timeout() {
+    let cluster = Cluster::new("");
+    let refuses = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = refuses.local_addr().unwrap().to_string();
+    let command = cluster.command(&["ctl", "nodes", "--connect", &address, "--timeout", "600"]);
+    let _command = Process::of(command, &cluster.path(""), "waits");
+    refuses.set_nonblocking(true).unwrap();
+    let mut attempts = 0;
+    until("it tries twelve times", || {
+        attempts += usize::from(refuses.accept().is_ok());
+        match attempts {
+            12 => Ok(()),
+            _ => Err(format!("{attempts} attempts")),
+        }
+    });
 }
 
 #[test]
