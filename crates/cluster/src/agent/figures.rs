@@ -57,8 +57,6 @@ pub struct CrewFigures {
     pub name: &'static str,
     /// The number of threads.
     pub threads: usize,
-    /// The maximum number of threads of the crew.
-    pub max_threads: usize,
     /// The number of jobs under way.
     pub busy: usize,
     /// The number of instances whose next job waits for a thread of this crew.

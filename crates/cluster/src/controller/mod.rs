@@ -354,22 +354,20 @@ impl Controller {
     /// Registers the order before the frame is sent, so that no answer can arrive too early.
     fn send(&self, mut frame: Frame) -> Result<Order, CommandError> {
         let goal = Goal::of(&frame);
-        // CONFIGURE has no subject; its label is its name alone.
-        let label = format!("{} {}", frame.kind(), goal.subject())
-            .trim_end()
-            .to_owned();
         let (id, settled) = self.shared.watch(goal.clone())?;
         let order = Order {
             id,
             goal,
-            label,
             settled,
             shared: Arc::clone(&self.shared),
         };
         if self.tracing {
+            // CONFIGURE has no subject; its label is its name alone.
+            let label = format!("{} {}", frame.kind(), order.subject());
+            let label = label.trim_end();
             frame = frame.traced(match &self.traceparent {
-                Some(parent) => Trace::within(&order.label, parent),
-                None => Trace::new(&order.label),
+                Some(parent) => Trace::within(label, parent),
+                None => Trace::new(label),
             });
         }
         // If this fails, `order` is dropped, which removes its registration.

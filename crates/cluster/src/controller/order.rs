@@ -26,7 +26,6 @@ use ssntp::proto::Command;
 pub struct Order {
     pub(super) id: u64,
     pub(super) goal: Goal,
-    pub(super) label: String,
     pub(super) settled: Receiver<Result<Shown, OrderError>>,
     pub(super) shared: Arc<Shared>,
 }
@@ -35,11 +34,6 @@ impl Order {
     /// The UUID of the instance or node of the command; empty for CONFIGURE.
     pub fn subject(&self) -> &str {
         self.goal.subject()
-    }
-
-    /// The label of its trace, if the controller traces.
-    pub fn label(&self) -> &str {
-        &self.label
     }
 
     /// Waits until the view shows that the command was carried out, for at most `limit`.
@@ -60,11 +54,6 @@ impl Order {
         self.settled.try_recv().ok()
     }
 
-    /// The channel that receives the one outcome, for `select!`.
-    pub fn settled(&self) -> &Receiver<Result<Shown, OrderError>> {
-        &self.settled
-    }
-
     /// True if a node that still reports is starting the instance. Then a longer wait makes sense,
     /// because the scheduler will answer.
     pub fn is_progressing(&self) -> bool {
@@ -76,7 +65,7 @@ impl Order {
         self.shared.look(|view| self.goal.progress(view))
     }
 
-    /// The error of a wait of length `limit`, for callers that wait on [`settled`](Self::settled).
+    /// The error of a wait of length `limit`, for callers that use [`poll`](Self::poll).
     pub fn timed_out(&self, limit: Duration) -> OrderError {
         OrderError::TimedOut {
             command: self.goal.command,

@@ -216,11 +216,9 @@ impl Workers {
         let queues = self.shared.queues();
         let of = |crew: Crew| {
             let state = &queues.crews[crew as usize];
-            let (name, _, max_threads) = crew.limits();
             CrewFigures {
-                name,
+                name: crew.limits().0,
                 threads: state.threads,
-                max_threads,
                 busy: state.begun.len(),
                 waiting: state.ready.len(),
             }

@@ -4,8 +4,8 @@
 //! ```text
 //!  NodeConnected ─▶ nodes ◀─ STATS ─▶ instances ◀─ InstanceStopped, InstanceDeleted
 //!  ConcentratorInstanceAdded, PublicIPAssigned, PublicIPUnassigned ─▶ CNCIs
-//!  StartFailure and the other failures, InvalidConfiguration, InvalidFrameType ─▶ failures
 //!  TraceReport ─▶ traces
+//!  StartFailure and the other failures, InvalidConfiguration, InvalidFrameType ─▶ changes alone
 //! ```
 //!
 //! | frame | meaning |
@@ -15,7 +15,7 @@
 //! | InstanceStopped | the instance has exited; the next STATS show whether the node keeps it |
 //! | InstanceDeleted | the instance is gone |
 //!
-//! A view is bounded: failures, traces and disconnected nodes by the length of the history; nodes,
+//! A view is bounded: traces and disconnected nodes by the length of the history; nodes,
 //! instances, concentrators and their public addresses by a number; and all texts by a length.
 //!
 //! | file | holds |
@@ -100,7 +100,6 @@ pub struct View {
     disconnected: VecDeque<Uuid>,
     instances: BTreeMap<Uuid, Instance>,
     cncis: BTreeMap<Uuid, Cnci>,
-    failures: VecDeque<Failure>,
     traces: VecDeque<FrameTrace>,
 }
 
@@ -112,7 +111,7 @@ impl Default for View {
 }
 
 impl View {
-    /// An empty view. It keeps the latest `history` failures, traces and disconnected nodes.
+    /// An empty view. It keeps the latest `history` traces and disconnected nodes.
     pub fn new(history: usize) -> Self {
         Self {
             online: false,
@@ -125,7 +124,6 @@ impl View {
             disconnected: VecDeque::new(),
             instances: BTreeMap::new(),
             cncis: BTreeMap::new(),
-            failures: VecDeque::new(),
             traces: VecDeque::new(),
         }
     }
@@ -201,11 +199,6 @@ impl View {
         self.cncis.get(&uuid)
     }
 
-    /// The latest failures, oldest first.
-    pub fn failures(&self) -> impl DoubleEndedIterator<Item = &Failure> {
-        self.failures.iter()
-    }
-
     /// The latest traces, oldest first.
     pub fn traces(&self) -> impl DoubleEndedIterator<Item = &FrameTrace> {
         self.traces.iter()
@@ -257,7 +250,6 @@ impl View {
             FrameType::ERROR => {
                 if let Some(mut failure) = Failure::read(frame, now)? {
                     bounds::failure(&mut failure);
-                    keep(&mut self.failures, self.history, failure.clone());
                     changes.push(Change::Failed(failure));
                 }
             }
@@ -326,7 +318,11 @@ impl View {
                 let report: TraceReport = frame.payload()?;
                 for mut trace in report.frames {
                     bounds::trace(&mut trace);
-                    keep(&mut self.traces, self.history, trace.clone());
+                    self.traces.push_back(trace.clone());
+                    // The history may have the length 0.
+                    if self.traces.len() > self.history {
+                        self.traces.pop_front();
+                    }
                     changes.push(Change::Traced(trace));
                 }
             }
@@ -606,13 +602,5 @@ impl View {
         if self.cncis.remove(&uuid).is_some() {
             changes.push(Change::CnciGone { cnci: uuid });
         }
-    }
-}
-
-/// Adds an item to a history of at most `limit` items. The limit may be 0.
-fn keep<T>(history: &mut VecDeque<T>, limit: usize, item: T) {
-    history.push_back(item);
-    if history.len() > limit {
-        history.pop_front();
     }
 }

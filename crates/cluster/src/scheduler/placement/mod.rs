@@ -401,16 +401,6 @@ impl Placement {
             .is_some_and(|node| node.state() == State::Waiting && node.suits(needs))
     }
 
-    /// The number of nodes.
-    pub fn len(&self) -> usize {
-        self.by_uuid.len()
-    }
-
-    /// True if there is no node.
-    pub fn is_empty(&self) -> bool {
-        self.by_uuid.is_empty()
-    }
-
     fn node(&self, slot: usize) -> Option<&Node> {
         self.slots.get(slot)?.as_ref()
     }

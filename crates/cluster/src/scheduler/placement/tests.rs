@@ -174,7 +174,7 @@ fn an_agent_of_both_kinds_is_one_node() {
     assert_eq!(place(&mut placement, &network), 1);
     placement.disconnect(uuid(1));
     assert_eq!(placement.place(&network, None), Verdict::NoNode);
-    assert!(placement.is_empty());
+    assert_eq!(placement.place(&needs(1), None), Verdict::NoNode);
 }
 
 #[test]
