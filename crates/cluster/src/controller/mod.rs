@@ -91,8 +91,8 @@ use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::payload::{AttachVolume, Delete, DetachVolume, Id, Restart, Restore, StartPayload, Stop};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{Command, Frame, Trace, TraceParent};
-use ssntp_transport::deadline;
 use ssntp_transport::threads::{self, Joined};
+use ssntp_transport::{deadline, setters};
 
 /// The log target of this module and all below it.
 const LOG: &str = "ssntp::controller";
@@ -117,11 +117,13 @@ impl ControllerConfig {
         }
     }
 
-    /// True to trace commands, if the scheduler agrees. Default: false.
-    #[must_use]
-    pub fn tracing(mut self, tracing: bool) -> Self {
-        self.tracing = tracing;
-        self
+    setters! {
+        /// True to trace commands, if the scheduler agrees. Default: false.
+        tracing: bool;
+
+        /// The view keeps at most this number of traces and of disconnected nodes. Default: 1024 of
+        /// each.
+        history: usize;
     }
 
     /// The trace to which commands belong. It is in their labels, so this turns
@@ -130,14 +132,6 @@ impl ControllerConfig {
     pub fn traceparent(mut self, parent: TraceParent) -> Self {
         self.traceparent = Some(parent);
         self.tracing(true)
-    }
-
-    /// The view keeps at most this number of failures, of traces and of disconnected nodes. Default:
-    /// 1024 of each.
-    #[must_use]
-    pub fn history(mut self, length: usize) -> Self {
-        self.history = length;
-        self
     }
 }
 

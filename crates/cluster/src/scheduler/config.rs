@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::instances::StartLimits;
 use super::placement::Policy;
 use ssntp::payload;
-use ssntp_transport::NEVER;
+use ssntp_transport::{NEVER, setters};
 
 /// The controllers that may send commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,18 +80,21 @@ impl SchedulerConfig {
         Self::default()
     }
 
-    /// The number of STARTs that a node receives for one READY. Default: [`Policy::Strict`].
-    #[must_use]
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policy = policy;
-        self
-    }
+    setters! {
+        /// The number of STARTs that a node receives for one READY. Default: [`Policy::Strict`].
+        policy: Policy;
 
-    /// The controllers that may send commands. Default: [`ControllerMode::Any`].
-    #[must_use]
-    pub fn controllers(mut self, mode: ControllerMode) -> Self {
-        self.controllers = mode;
-        self
+        /// The controllers that may send commands. Default: [`ControllerMode::Any`].
+        controllers: ControllerMode;
+
+        /// The maximum number of STARTs in flight: sent to a node, and not answered yet by STATS or a
+        /// failure. A further START is answered with `full_cloud`. Default: 1,048,576, of about 200
+        /// bytes each.
+        in_flight: usize;
+
+        /// The initial cluster configuration, as YAML. A configuration file replaces it. Default:
+        /// empty.
+        configuration: impl Into<Bytes>;
     }
 
     /// The maximum number of STARTs that may wait for a node's READY, the most bytes of them, and the longest
@@ -101,14 +104,6 @@ impl SchedulerConfig {
     #[must_use]
     pub fn held(mut self, starts: usize, bytes: usize, time: Duration) -> Self {
         (self.held_starts, self.held_bytes, self.held_time) = (starts, bytes, time.min(NEVER));
-        self
-    }
-
-    /// The maximum number of STARTs in flight: sent to a node, and not answered yet by STATS or a failure. A
-    /// further START is answered with `full_cloud`. Default: 1,048,576, of about 200 bytes each.
-    #[must_use]
-    pub fn in_flight(mut self, starts: usize) -> Self {
-        self.in_flight = starts;
         self
     }
 
@@ -136,14 +131,6 @@ impl SchedulerConfig {
     #[must_use]
     pub fn stats_interval(mut self, interval: Duration) -> Self {
         self.stats_interval = interval.min(NEVER);
-        self
-    }
-
-    /// The initial cluster configuration, as YAML. A configuration file replaces it. Default:
-    /// empty.
-    #[must_use]
-    pub fn configuration(mut self, yaml: impl Into<Bytes>) -> Self {
-        self.configuration = yaml.into();
         self
     }
 
