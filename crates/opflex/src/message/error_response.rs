@@ -38,12 +38,6 @@ impl From<&str> for ErrorCode {
     }
 }
 
-impl fmt::Display for ErrorCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 /// The error of a failed request. `Display` has the code and the message, each cut to 200 characters.
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[error("{}{}{}", cut(code.name()), if message.is_some() { ": " } else { "" }, cut(message.as_deref().unwrap_or_default()))]

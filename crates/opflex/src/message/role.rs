@@ -1,7 +1,6 @@
 //! The roles of participants.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -23,17 +22,5 @@ impl Role {
     /// The name on the wire.
     pub fn name(&self) -> &str {
         &self.0
-    }
-}
-
-impl From<&str> for Role {
-    fn from(name: &str) -> Self {
-        Self(Cow::Owned(name.to_owned()))
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }

@@ -17,6 +17,9 @@ use crate::rpc::{Id, Pending, Random};
 
 /// The number of the first request, as in libopflex. Lower numbers are counted per connection.
 const FIRST_XID: u64 = 1 << 63;
+/// The number of attempts without an answer after which an alarm is raised: with the default delays
+/// after 10, 20 and 40 s.
+const ALARM_ATTEMPTS: u32 = 3;
 
 /// A resolve, a declaration or a report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -114,7 +117,6 @@ pub(super) struct Held {
     refresh: Deadlines<Key>,
     random: Random,
     prr: Duration,
-    alarm_attempts: u32,
     /// The number of items with an alarm.
     alarms: usize,
     resolves: PerStore<Index>,
@@ -142,7 +144,6 @@ impl Held {
             random,
             // A shorter refresh rate would send requests without a pause.
             prr: settings.prr.clamp(Duration::from_secs(1), NEVER),
-            alarm_attempts: settings.alarm_attempts.max(1),
             alarms: 0,
             resolves: PerStore::default(),
             start_objects: HashSet::new(),
@@ -401,7 +402,7 @@ impl Held {
             return Some(None);
         };
         send(&request, xid, to, actions);
-        let alarm = attempts >= self.alarm_attempts && self.alarm(&key);
+        let alarm = attempts >= ALARM_ATTEMPTS && self.alarm(&key);
         Some(alarm.then_some((key, attempts)))
     }
 

@@ -29,6 +29,11 @@ use crate::message::{IdentityResult, Role};
 use crate::peer::{Beat, CloseReason, ConnectionId, Keepalive, bracketed};
 use crate::rpc::Random;
 
+/// The number of failures in a row after which a learned server is given up, as in libopflex.
+const MAX_FAILURES: u32 = 4;
+/// The maximum number of learned servers; further ones are not dialled.
+const MAX_LEARNED: usize = 64;
+
 /// One server.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -96,9 +101,9 @@ impl Pool {
     }
 
     /// The health. Parked servers, and learned servers that were given up, do not count.
-    pub(super) fn health(&self, settings: &Settings) -> Health {
+    pub(super) fn health(&self) -> Health {
         let is_ready = |peer: &&Peer| matches!(peer.stage, Stage::Ready { .. });
-        let is_wanted = |peer: &&Peer| !matches!(peer.stage, Stage::Parked) && !peer.is_given_up(settings);
+        let is_wanted = |peer: &&Peer| !matches!(peer.stage, Stage::Parked) && !peer.is_given_up();
         let ready = self.peers.values().filter(is_ready).count();
         match self.peers.values().filter(is_wanted).count() {
             _ if ready == 0 => Health::Down,
@@ -219,7 +224,7 @@ impl Pool {
 
     /// Adds the servers of all lists. Removes the learned servers that no list has any more, and
     /// returns their addresses and connections.
-    pub(super) fn learn(&mut self, settings: &Settings, now: Instant) -> Vec<(String, Option<ConnectionId>)> {
+    pub(super) fn learn(&mut self, now: Instant) -> Vec<(String, Option<ConnectionId>)> {
         let named: BTreeSet<String> = self
             .peers
             .values()
@@ -228,7 +233,7 @@ impl Pool {
         // Lists are long if a server is malicious, so the number of learned servers has a limit.
         for address in &named {
             let learned = self.peers.values().filter(|peer| !peer.configured).count();
-            if learned < settings.limits.learned_peers && !self.peers.contains_key(address) {
+            if learned < MAX_LEARNED && !self.peers.contains_key(address) {
                 self.add(address.clone(), false, now);
             }
         }
@@ -256,7 +261,7 @@ impl Pool {
         };
         // Only an identity resets the count: a server that closes each connection at once has failed.
         peer.failures += 1;
-        if peer.is_given_up(settings) && !still_listed {
+        if peer.is_given_up() && !still_listed {
             self.peers.remove(&address);
             return;
         }
@@ -360,8 +365,8 @@ impl Pool {
 
 impl Peer {
     /// True if it was learned and has failed too often in a row.
-    fn is_given_up(&self, settings: &Settings) -> bool {
-        !self.configured && self.failures >= settings.learned_failures
+    fn is_given_up(&self) -> bool {
+        !self.configured && self.failures >= MAX_FAILURES
     }
 }
 

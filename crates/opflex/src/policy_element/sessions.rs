@@ -116,7 +116,7 @@ impl ElementCore {
             _ => Health::Degraded,
         };
         // With an alarm, the health is degraded at best.
-        let health = self.pool.health(&self.settings).min(most);
+        let health = self.pool.health().min(most);
         if health != self.health {
             self.health = health;
             self.emit(ElementEvent::Health { health });
@@ -227,7 +227,7 @@ impl ElementCore {
             self.emit_peer_state(address, Some(reason));
         }
         // After the server itself, which may have been parked just now.
-        for (address, connection) in self.pool.learn(&self.settings, now) {
+        for (address, connection) in self.pool.learn(now) {
             let reason = CloseReason::NotListed;
             if let Some(connection) = connection {
                 self.held.connection_ended(connection);

@@ -33,12 +33,6 @@ pub struct Settings {
     pub reconnect: Duration,
     /// The longest pause before a server is dialled again. Default 20 s.
     pub reconnect_max: Duration,
-    /// The number of failures in a row after which a learned server is given up: the health does not
-    /// depend on it, and it is removed if no ready server lists it. Default 4.
-    pub learned_failures: u32,
-    /// The number of attempts without an answer after which an alarm is raised. Default 3, which
-    /// takes about seventy seconds.
-    pub alarm_attempts: u32,
     /// The time limit of connecting. Default 30 s.
     pub dial_timeout: Duration,
     /// The time limit of a server's identity, from the connection on. Default 45 s.
@@ -61,8 +55,6 @@ pub struct Settings {
 /// The limits of the data that the element keeps for servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElementLimits {
-    /// The maximum number of learned servers; further ones are not dialled. Default 64.
-    pub learned_peers: usize,
     /// The maximum number of objects of policy, and of endpoints. A child that is listed and has not
     /// arrived counts as an object. Default 1,000,000.
     pub objects: usize,
@@ -73,7 +65,6 @@ pub struct ElementLimits {
 impl Default for ElementLimits {
     fn default() -> Self {
         Self {
-            learned_peers: 64,
             objects: 1_000_000,
             followed: 100_000,
         }
@@ -95,10 +86,6 @@ impl Default for Settings {
             // libopflex never lengthens the pause. With a thousand elements, a server that restarts
             // would be busy with handshakes.
             reconnect_max: Duration::from_secs(20),
-            // As libopflex.
-            learned_failures: 4,
-            // 10, 20 and 40 s with the default delays.
-            alarm_attempts: 3,
             dial_timeout: Duration::from_secs(30),
             identity_timeout: Duration::from_secs(45),
             keepalive: KeepaliveSettings::default(),

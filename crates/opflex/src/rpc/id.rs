@@ -68,12 +68,6 @@ impl Id {
     }
 }
 
-impl From<&Value> for Id {
-    fn from(value: &Value) -> Self {
-        Self(Bytes::from(value.to_string()))
-    }
-}
-
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&String::from_utf8_lossy(&self.0))
@@ -104,7 +98,7 @@ mod tests {
             (json!(null), None, None),
             (json!({"0": "echo"}), None, None),
         ] {
-            let id = Id::from(&value);
+            let id = Id::from_text(value.to_string().into());
             assert_eq!(id.method().as_deref(), method, "{value}");
             assert_eq!(id.xid(), xid, "{value}");
             assert_eq!(id.is_array(), value.is_array());

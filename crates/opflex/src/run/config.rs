@@ -12,7 +12,7 @@ use crate::{policy_element, server};
 use ssntp_engine::EngineError;
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::{Acceptor, Connector, TlsError};
-use ssntp_transport::{Address, Limits, Listener, TcpOptions, default_max_handshakes};
+use ssntp_transport::{Address, Limits, Listener, TcpOptions, default_max_handshakes, setters};
 
 /// The configuration of a [`Server`](super::Server).
 #[derive(Clone, Debug)]
@@ -57,8 +57,6 @@ pub struct ServerConfig {
     pub write_timeout: Duration,
     /// The time in which a stop sends the queues to clients. Default 1.5 s.
     pub grace: Duration,
-    /// Options of TCP connections.
-    pub tcp: TcpOptions,
 }
 
 impl ServerConfig {
@@ -83,7 +81,6 @@ impl ServerConfig {
             write_timeout: Duration::from_secs(30),
             // Shorter than the time after which service managers kill a process.
             grace: Duration::from_millis(1500),
-            tcp: TcpOptions::default(),
         }
     }
 
@@ -99,16 +96,12 @@ impl ServerConfig {
         self
     }
 
-    /// Accepts only clients that use TLS.
-    pub fn tls(mut self, acceptor: Acceptor) -> Self {
-        self.tls = Some(acceptor);
-        self
-    }
+    setters! {
+        /// Accepts only clients that use TLS.
+        tls: Acceptor;
 
-    /// Sets the policy at the start.
-    pub fn policy(mut self, objects: Vec<ManagedObject>) -> Self {
-        self.policy = objects;
-        self
+        /// Sets the policy at the start.
+        policy: Vec<ManagedObject>;
     }
 
     /// Keeps policy in this file.
@@ -160,8 +153,6 @@ pub struct ElementConfig {
     pub write_timeout: Duration,
     /// The time in which a stop sends the queues to servers. Default 1 s.
     pub grace: Duration,
-    /// Options of TCP connections.
-    pub tcp: TcpOptions,
 }
 
 impl ElementConfig {
@@ -185,7 +176,6 @@ impl ElementConfig {
             events: 16_384,
             write_timeout: Duration::from_secs(30),
             grace: Duration::from_secs(1),
-            tcp: TcpOptions::default(),
         }
     }
 
@@ -195,10 +185,9 @@ impl ElementConfig {
         self
     }
 
-    /// Uses TLS with all servers.
-    pub fn tls(mut self, connector: Connector) -> Self {
-        self.tls = Some(connector);
-        self
+    setters! {
+        /// Uses TLS with all servers.
+        tls: Connector;
     }
 }
 

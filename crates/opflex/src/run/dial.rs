@@ -10,7 +10,7 @@ use super::{ElementConfig, StartError, now};
 use crate::message::Decoder;
 use crate::peer::{ConnectionId, bracketed};
 use ssntp_transport::tls::Connector;
-use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, after, plain, threads};
+use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, TcpOptions, after, plain, threads};
 
 /// The settings that all attempts share.
 #[derive(Clone)]
@@ -84,7 +84,7 @@ impl Dialer {
 
     fn attempt(&self, address: &str, cancel: &Cancel) -> Result<(Halves, Shown), Box<dyn Error>> {
         let target = self.target(address).ok_or("it is not HOST:PORT or unix:PATH")?;
-        let stream = target.connect(&self.config.tcp, self.config.settings.dial_timeout, cancel)?;
+        let stream = target.connect(&TcpOptions::default(), self.config.settings.dial_timeout, cancel)?;
         let Some(connector) = &self.connector else {
             return Ok((plain(stream, self.pool.clone()), Shown::default()));
         };

@@ -29,7 +29,7 @@ use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress,
-    Room, after, memory_for_queues, plain, slots,
+    Room, TcpOptions, after, memory_for_queues, plain, slots,
 };
 use ssntp_transport::{LogLimit, More};
 
@@ -92,8 +92,8 @@ impl Server {
         config.policy = Vec::new();
         let (mut listeners, mut places) = (Vec::new(), Vec::new());
         for address in &config.listen {
-            let bound =
-                Listener::bind(address, config.tcp).map_err(|e| StartError::Listen(address.clone(), e))?;
+            let bound = Listener::bind(address, TcpOptions::default())
+                .map_err(|e| StartError::Listen(address.clone(), e))?;
             for listener in bound {
                 places.push(match listener.local_address() {
                     Some(unix @ Address::Unix(_)) => Some(unix.to_string()),
