@@ -78,7 +78,6 @@ use self::pages::Pages;
 pub use self::sampler::{Sample, Sampled, Sampler};
 pub use self::snapshot::{Row, Snapshot};
 use ssntp::pki::{Identity, Trust};
-use ssntp_transport::Address;
 
 /// The target of the log lines.
 const LOG: &str = "ssntp_admin";
@@ -115,11 +114,6 @@ impl Admin {
             http: Http::start(&config, "admin", LOG, pages)?,
             sampler,
         })
-    }
-
-    /// The bound addresses, with the port that the system chose.
-    pub fn addresses(&self) -> &[Address] {
-        self.http.addresses()
     }
 
     /// The beginning of each page's address: `http://127.0.0.1:9100`, `unix:/run/s.sock`.

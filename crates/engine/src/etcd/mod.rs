@@ -69,13 +69,6 @@ impl FromStr for Endpoints {
     }
 }
 
-impl fmt::Display for Endpoints {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all: Vec<_> = self.0.iter().map(Address::to_string).collect();
-        write!(f, "etcd://{}", all.join(","))
-    }
-}
-
 /// The error of a text that is not a valid [`Endpoints`], with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} names no etcd: {1}")]
