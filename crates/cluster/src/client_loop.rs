@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, at, bounded, never, select, unbounded};
 use log::{info, warn};
 
+use crate::clock::now;
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent, ClientHandle};
 use ssntp::proto::Frame;
@@ -188,12 +189,6 @@ fn run<S: Service>(
         };
         service.handle(uplink, event);
     }
-}
-
-/// The time for a service of a loop.
-#[expect(clippy::disallowed_methods, reason = "time limits, and log lines are limited")]
-pub(crate) fn now() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@
 
 pub mod agent;
 mod client_loop;
+mod clock;
 pub mod cnci;
 pub mod controller;
 pub mod machine;

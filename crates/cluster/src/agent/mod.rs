@@ -102,15 +102,7 @@ mod streams;
 mod tree;
 mod worker;
 
-use std::time::Instant;
-
 pub use self::figures::{AgentFigures, AgentLimits, CrewFigures};
 pub use self::policy::{Policy, PolicyError, RunAs};
 pub use self::runner::{Agent, AgentConfig, AgentError, DEFAULT_MAX_INSTANCES};
 pub use self::stepped::{Step, SteppedAgent, SteppedConfig};
-
-/// The clock of the state machine, of time limits and of CPU usage.
-#[expect(clippy::disallowed_methods, reason = "the one clock of an agent")]
-fn now() -> Instant {
-    Instant::now()
-}

@@ -13,6 +13,7 @@ use super::order::{CommandError, OrderError};
 use super::question::Questions;
 use super::stream::{StreamError, Streams};
 use super::{Change, Failure, LOG, Shown, View};
+use crate::clock::{now, wall_clock};
 use ssntp::client::{ClientError, ClientEvent, ClientHandle, SendFault};
 use ssntp::payload::NewLeader;
 use ssntp::proto::{Command, Event, Frame};
@@ -413,13 +414,3 @@ impl Subscriber {
 
 #[cfg(test)]
 mod tests;
-
-#[expect(clippy::disallowed_methods, reason = "time limits of waits")]
-fn now() -> Instant {
-    Instant::now()
-}
-
-#[expect(clippy::disallowed_methods, reason = "the view records the time of day")]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
-}

@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_command_has_one_answer_also_when_no_more_commands_are_tracked() {
-        let (kit, now) = (Testkit::new().unwrap(), crate::scheduler::now());
+        let (kit, now) = (Testkit::new().unwrap(), crate::clock::now());
         let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
         let later = now + Duration::from_secs(3600);
         for number in 1..MAX_COMMANDS as u64 {

@@ -478,7 +478,7 @@ mod tests {
 
     #[test]
     fn failures_of_agents_leave_room_for_commands() {
-        let ((_test, client), now) = (without_leader(), crate::scheduler::now());
+        let ((_test, client), now) = (without_leader(), crate::clock::now());
         let failure = |len| Frame::with_payload(ErrorCode::START_FAILURE, vec![b' '; len]);
         let mut following = Following::default();
         assert!(!following.hold(&client, &failure(MAX_HELD_BYTES / 2), now));

@@ -109,7 +109,7 @@ pub(super) fn with_trace_of(original: &Frame, frame: Frame) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::now;
+    use crate::clock::now;
 
     #[test]
     fn queue_is_bounded_in_number_and_bytes_and_expires_in_order() {

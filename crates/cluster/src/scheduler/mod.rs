@@ -135,6 +135,7 @@ use self::streams::Streams;
 use self::tenants::TenantTable;
 use self::term::Term;
 pub use self::term::{JoinError, JoinedScheduler, add_members};
+use crate::clock::now;
 use ssntp::Role;
 #[cfg(doc)]
 use ssntp::payload::MAX_READ_LEN;
@@ -548,14 +549,6 @@ impl Handler for Scheduler {
             .continue_snapshots(cx, &self.nodes, self.is_syncing());
         self.send_intents(cx);
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a timer that is due needs a time, and a leader compares its lease with the clock"
-)]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]

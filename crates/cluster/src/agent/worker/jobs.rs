@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use log::warn;
 use uuid::Uuid;
@@ -15,6 +14,7 @@ use crate::agent::driver::{
 };
 use crate::agent::store::{PASSABLE, Store, make_dirs, millis};
 use crate::agent::tree;
+use crate::clock::wall_clock;
 use crate::machine;
 use crate::network::Wire;
 
@@ -325,11 +325,6 @@ impl Pool {
         // This fails only if the agent has ended. The next agent reads the state from the disk.
         let _ = self.inputs.send(Input::Done(done));
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the start time of an instance")]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
 }
 
 fn warn_of(running: &Running, action: &str, result: io::Result<()>) {

@@ -45,9 +45,9 @@ use uuid::Uuid;
 use super::control::{Input, Job};
 use super::driver::{Cancel, EndSink};
 use super::figures::CrewFigures;
-use super::now;
 use super::policy::Policy;
 use super::store::Store;
+use crate::clock::now;
 use ssntp_transport::threads;
 
 /// The time after which a job counts as slow and gives up its place. Launching a process takes some

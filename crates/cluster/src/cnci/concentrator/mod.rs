@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::plane::DataPlane;
 use super::tables::{Tables, Tunnel};
-use crate::client_loop::now;
+use crate::clock::now;
 use crate::refusal::{self, Refused};
 use crate::subnet::network;
 use ssntp::payload::{

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use super::super::{Measurable, RunId, Usage};
 use super::procfs::{self, Stat};
 use super::{MB, Supervisors, is_of, lock};
-use crate::agent::{now, tree};
+use crate::agent::tree;
+use crate::clock::now;
 
 /// The maximum number of files in use by an instance that are counted, at some two microseconds each. An
 /// instance with more counts as too large, so that it cannot hide files behind others.

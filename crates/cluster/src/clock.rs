@@ -1,0 +1,15 @@
+//! The clock of what owns threads or time limits. The state machines (`agent::control`, `View`, `Concentrator`,
+//! `Scheduler`) get the time from their callers.
+
+use std::time::{Instant, SystemTime};
+
+#[expect(clippy::disallowed_methods, reason = "the one clock of this crate")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// The time of day, which views and records keep.
+#[expect(clippy::disallowed_methods, reason = "the one clock of this crate")]
+pub(crate) fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
