@@ -85,7 +85,7 @@ use self::goal::Goal;
 pub use self::goal::{Orderable, Shown};
 pub use self::order::{CommandError, Order, OrderError};
 pub use self::question::AskError;
-pub use self::stream::{OutputStream, StreamError, StreamEvent, StreamRequest};
+pub use self::stream::{OutputStream, StreamError, StreamEvent, StreamRequest, incomplete};
 pub use self::view::{Cnci, Ending, FindError, Instance, Node, PublicIp, View};
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::payload::{AttachVolume, Delete, DetachVolume, Id, Restart, Restore, StartPayload, Stop};

@@ -321,6 +321,18 @@ impl Stream {
     }
 }
 
+/// The number of bytes at the end of a piece of output that begin a character but do not complete it. The
+/// next piece has the others.
+pub fn incomplete(bytes: &[u8]) -> usize {
+    let end = bytes
+        .utf8_chunks()
+        .last()
+        .map_or(&[][..], |chunk| chunk.invalid());
+    // An error without a length means that the character is incomplete and not invalid.
+    let is_incomplete = str::from_utf8(end).is_err_and(|e| e.error_len().is_none());
+    if is_incomplete { end.len() } else { 0 }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,7 +14,7 @@ use crate::store::{StoreError, unix_ms};
 use crate::{Applied, Figures, Handle, Query, Refused, RolloutOrder, Row, Snapshot, Spec};
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions, Tenant, TenantAction, TenantEntry, Tenants};
 use ssntp::proto::Outputs;
-use ssntp_cluster::controller::{Controller, OutputStream, StreamEvent, StreamRequest};
+use ssntp_cluster::controller::{Controller, OutputStream, StreamEvent, StreamRequest, incomplete};
 use ssntp_transport::{deadline, left};
 
 /// The time limit for an answer of the scheduler.
@@ -202,20 +202,8 @@ fn next(stream: &mut OutputStream, held: &mut [Vec<u8>; 2], limit: Duration) -> 
 /// The text of some bytes. An incomplete character at the end stays in `held`.
 fn text(held: &mut Vec<u8>, bytes: &[u8]) -> String {
     held.extend(bytes);
-    let whole = std::mem::take(held);
-    let mut text = String::new();
-    let mut chunks = whole.utf8_chunks().peekable();
-    while let Some(chunk) = chunks.next() {
-        let invalid = chunk.invalid();
-        text += chunk.valid();
-        // An error without a length means that the character is incomplete, not that it is invalid.
-        if chunks.peek().is_none() && str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none()) {
-            held.extend(invalid);
-        } else if !invalid.is_empty() {
-            text.push(char::REPLACEMENT_CHARACTER);
-        }
-    }
-    text
+    let rest = held.split_off(held.len() - incomplete(held));
+    String::from_utf8_lossy(&std::mem::replace(held, rest)).into_owned()
 }
 
 #[cfg(test)]

@@ -32,15 +32,6 @@ pub(super) fn state(node: &Node) -> State {
     }
 }
 
-fn kind(node: &Node) -> &'static str {
-    match (node.compute, node.network) {
-        (true, true) => "compute, network",
-        (true, false) => "compute",
-        (false, true) => "network",
-        (false, false) => "",
-    }
-}
-
 struct Listed<'a> {
     node: &'a Node,
     now: SystemTime,
@@ -65,7 +56,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
         Column("name", "Node", "name", |row: &Listed<'_>| row.node.stats.hostname.as_str().into(),
             |row, out| out.show(&Link::node(row.node))),
         Column("state", "State", "", |row| number(state(row.node).0 as i64), |row, out| out.show(&state(row.node))),
-        Column("kind", "Kind", "opt", |row| kind(row.node).to_owned().into(), |row, out| out.show(kind(row.node))),
+        Column("kind", "Kind", "opt", |row| row.node.kind().into(), |row, out| out.show(row.node.kind())),
         Column("instances", "Instances", "n", |row| number(row.node.instances.len()),
             |row, out| out.show(&row.node.instances.len())),
         Column("memory", "Memory", "used", |row| number(row.memory().percent().unwrap_or(-1)),
@@ -85,7 +76,12 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
         columns: &columns,
         id: |row| format!("n{}", row.node.uuid),
         find: |row| {
-            let mut text = format!("{} {} {}", row.node.stats.hostname, row.node.uuid, kind(row.node));
+            let mut text = format!(
+                "{} {} {}",
+                row.node.stats.hostname,
+                row.node.uuid,
+                row.node.kind()
+            );
             for network in &row.node.stats.networks {
                 text.push(' ');
                 text += &network.ip;
@@ -143,7 +139,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
             &Age { at: node.since, now },
         )
         .fact("Heard", &heard)
-        .fact("Kind", kind(node))
+        .fact("Kind", node.kind())
         .fact("Memory", &listed.memory())
         .fact("Disk", &listed.disk())
         .fact(

@@ -61,7 +61,7 @@ impl Params {
 }
 
 /// Escapes a text for a path or a query.
-pub(crate) fn encode(text: &str) -> String {
+pub fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

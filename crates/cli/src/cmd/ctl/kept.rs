@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::value_parser;
 use serde_json::{Value, json};
 use ssntp::payload::{timestamp, yaml};
-use ssntp_controller::{Changed, Spec};
+use ssntp_controller::{Changed, Spec, encode};
 use uuid::Uuid;
 
 use super::api::{Api, ApiArgs};
@@ -194,8 +194,8 @@ pub(super) fn get(options: &Options, stop: &Stop, args: &GetArgs) -> Result<(), 
     let Some(name) = &args.name else {
         return print_values(options.json, WORKLOADS, &rows(api.get("workloads")?));
     };
-    let workload = api.get(&format!("workloads/{}", escaped(name)))?;
-    let mut instances = rows(api.get(&format!("instances?workload={}", escaped(name)))?);
+    let workload = api.get(&format!("workloads/{}", encode(name)))?;
+    let mut instances = rows(api.get(&format!("instances?workload={}", encode(name)))?);
     instances.sort_by_key(|one| (one["slot"].as_u64(), one["since"].as_i64()));
     if options.json {
         return print_json(json!({"workload": workload, "instances": instances}));
@@ -218,7 +218,7 @@ pub(super) fn history(options: &Options, stop: &Stop, args: &HistoryArgs) -> Res
     ];
     for (name, value) in filters {
         if let Some(value) = value {
-            path.push_str(&format!("&{name}={}", escaped(&value)));
+            path.push_str(&format!("&{name}={}", encode(&value)));
         }
     }
     let rows = rows(Api::new(&args.api, options, stop).get(&path)?);
@@ -227,7 +227,7 @@ pub(super) fn history(options: &Options, stop: &Stop, args: &HistoryArgs) -> Res
 
 pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Result<(), Failure> {
     let api = Api::new(&args.api, options, stop);
-    let path = format!("workloads/{}", escaped(&args.workload));
+    let path = format!("workloads/{}", encode(&args.workload));
     let order = match args {
         RolloutArgs { back: true, .. } => Some("back"),
         RolloutArgs { pause: true, .. } => Some("pause"),
@@ -254,7 +254,7 @@ pub(super) fn remove(options: &Options, stop: &Stop, args: &RemoveArgs) -> Resul
     }
     let api = Api::new(&args.api, options, stop);
     for name in &args.names {
-        let path = format!("workloads/{}{}", escaped(name), query(args.revision));
+        let path = format!("workloads/{}{}", encode(name), query(args.revision));
         let removed = api.ask("DELETE", &path, None)?;
         let text = format_args!("workload {name} is being deleted");
         even_unread(print_either(options.json, removed, text))?;
@@ -341,16 +341,4 @@ fn rows(value: Value) -> Vec<Value> {
 /// The part of a path that makes the controller compare revisions.
 fn query(revision: Option<i64>) -> String {
     revision.map_or(String::new(), |revision| format!("?revision={revision}"))
-}
-
-/// Escapes a text for a part of a path or a query.
-fn escaped(text: &str) -> String {
-    let mut out = String::new();
-    for byte in text.bytes() {
-        match byte.is_ascii_alphanumeric() || b"-._".contains(&byte) {
-            true => out.push(char::from(byte)),
-            false => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
 }

@@ -1,12 +1,11 @@
 //! `ssntp ctl logs`: prints the output of an instance.
 
 use std::io::{self, IsTerminal, Write};
-use std::str;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use ssntp::proto::Outputs;
-use ssntp_cluster::controller::{OutputStream, StreamError, StreamEvent, StreamRequest};
+use ssntp_cluster::controller::{OutputStream, StreamError, StreamEvent, StreamRequest, incomplete};
 use uuid::Uuid;
 
 use super::options::Options;
@@ -223,17 +222,6 @@ fn line_of(
         "lossy": matches!(text, std::borrow::Cow::Owned(_)), "partial": partial,
         "missing": std::mem::take(gap),
     })
-}
-
-/// The number of bytes at the end that begin a character but do not complete it.
-fn incomplete(bytes: &[u8]) -> usize {
-    let end = bytes
-        .utf8_chunks()
-        .last()
-        .map_or(&[][..], |chunk| chunk.invalid());
-    // An error without a length means that the character is incomplete and not invalid.
-    let is_incomplete = str::from_utf8(end).is_err_and(|e| e.error_len().is_none());
-    if is_incomplete { end.len() } else { 0 }
 }
 
 /// Text for a terminal: line ends and tabs stay, and all other characters that are not printable are

@@ -237,11 +237,9 @@ fn ssh(instance: &Instance) -> String {
 }
 
 pub(crate) fn node_type(node: &Node) -> &'static str {
-    match (node.compute, node.network) {
-        (true, true) => "compute, network",
-        (true, false) => "compute",
-        (false, true) => "network",
-        (false, false) => "-",
+    match node.kind() {
+        "" => "-",
+        kind => kind,
     }
 }
 

@@ -35,6 +35,16 @@ pub struct Node {
 }
 
 impl Node {
+    /// Its kind, in words; empty before NodeConnected.
+    pub fn kind(&self) -> &'static str {
+        match (self.compute, self.network) {
+            (true, true) => "compute, network",
+            (true, false) => "compute",
+            (false, true) => "network",
+            (false, false) => "",
+        }
+    }
+
     /// True if the view of it is up to date: it has sent STATS in this session, and still reports.
     pub fn is_current(&self) -> bool {
         self.reported && self.status != NodeStatus::Stale
