@@ -119,15 +119,12 @@ impl JoinArgs {
         }
     }
 
-    /// Adds the errors in the files that these flags name.
-    pub(crate) fn problems(&self, problems: &mut Problems) {
+    /// Adds the errors in the files that these flags name, and an error if other servers cannot reach
+    /// this one, which listens at these addresses.
+    pub(crate) fn problems(&self, problems: &mut Problems, listen: &[Address], advertise: Option<&Address>) {
         problems.of("join-ca", self.join_ca.as_ref().map(|ca| Ok(Trust::load(ca)?)));
         problems.of("join-cert", Some(self.identity()));
         problems.of("join-user-file", Some(self.user()));
-    }
-
-    /// Adds an error if other servers cannot reach this one, which listens at these addresses.
-    pub(crate) fn check(&self, problems: &mut Problems, listen: &[Address], advertise: Option<&Address>) {
         let is_joined = self.is_given() && !listen.is_empty();
         problems.of("advertise", is_joined.then(|| addresses(listen, advertise)));
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use serde_json::json;
-use ssntp::client::ClientHandle;
+use ssntp::client::{ClientFigures, ClientHandle};
 use ssntp::payload::StartFailureReason;
 use ssntp::server::ServerHandle;
 use ssntp_admin::{Metric, Samples, Snapshot, by, counter, gauge, histogram, one};
@@ -35,8 +35,7 @@ pub(crate) fn of_agent(agent: &Arc<Agent>) -> Figures {
     Box::new(move || {
         let agent = agent.upgrade().ok_or("the agent is stopping")?;
         let figures = agent.figures().ok_or("the agent does not answer")?;
-        let mut snapshot = Snapshot::of_client(&figures.client);
-        show_identity(&mut snapshot, &agent.client());
+        let mut snapshot = snapshot_of(&figures.client, &agent.client());
         snapshot.show("status", figures.status);
         snapshot.show("limits", figures.limits);
         let down = figures.tunnels_down.iter();
@@ -60,8 +59,7 @@ pub(crate) fn of_cnci(cnci: &Arc<Cnci>) -> Figures {
     Box::new(move || {
         let cnci = cnci.upgrade().ok_or("the concentrator is stopping")?;
         let figures = cnci.figures().ok_or("the concentrator does not answer")?;
-        let mut snapshot = Snapshot::of_client(&figures.client);
-        show_identity(&mut snapshot, &cnci.client());
+        let mut snapshot = snapshot_of(&figures.client, &cnci.client());
         snapshot.metrics.add(CNCI, &figures);
         Ok(snapshot)
     })
@@ -69,16 +67,14 @@ pub(crate) fn of_cnci(cnci: &Arc<Cnci>) -> Figures {
 
 /// The pages of a client that has no figures of its own.
 pub(crate) fn of_client(client: ClientHandle) -> Figures {
-    Box::new(move || {
-        let mut snapshot = Snapshot::of_client(&client.figures());
-        show_identity(&mut snapshot, &client);
-        Ok(snapshot)
-    })
+    Box::new(move || Ok(snapshot_of(&client.figures(), &client)))
 }
 
-fn show_identity(snapshot: &mut Snapshot, client: &ClientHandle) {
+fn snapshot_of(figures: &ClientFigures, client: &ClientHandle) -> Snapshot {
+    let mut snapshot = Snapshot::of_client(figures);
     snapshot.show("uuid", client.uuid());
     snapshot.show("role", client.role().to_string());
+    snapshot
 }
 
 #[rustfmt::skip] // A table: one row a metric.

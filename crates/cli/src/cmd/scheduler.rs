@@ -102,9 +102,8 @@ impl Args {
         // The scheduler creates the file if it does not exist.
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
-        self.join.problems(&mut problems);
         self.join
-            .check(&mut problems, &self.listen, self.advertise.as_ref());
+            .problems(&mut problems, &self.listen, self.advertise.as_ref());
         self.admin.problems(&mut problems);
         problems
     }

@@ -67,7 +67,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 /// The list of servers, from all pages of the answer.
 fn all(operator: &Operator<'_>) -> Result<Servers, Failure> {
     let (id, mut head) = (new_id(), Servers::default());
-    let entries = all_pages(|after| {
+    let entries = all_pages(|&after| {
         let question = ListServers {
             id: id.clone(),
             after,

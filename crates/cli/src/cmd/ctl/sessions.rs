@@ -126,7 +126,7 @@ impl<'a> Operator<'a> {
     /// All sessions with at least one of the roles, or all sessions.
     pub(super) fn sessions(&self, roles: Option<Role>) -> Result<Vec<SessionEntry>, Failure> {
         let (id, roles) = (new_id(), roles.map(|roles| roles.to_string()).unwrap_or_default());
-        all_pages(|after| {
+        all_pages(|&after| {
             let (id, roles) = (id.clone(), roles.clone());
             let request = ListSessions { id, roles, after };
             let page: Sessions = self.ask(&request, |page: &Sessions| page.id == request.id)?;
@@ -142,7 +142,7 @@ impl<'a> Operator<'a> {
     /// All bans.
     pub(super) fn bans(&self) -> Result<Vec<BanEntry>, Failure> {
         let id = new_id();
-        all_pages(|after| {
+        all_pages(|&after| {
             let request = ListBans {
                 id: id.clone(),
                 after,
@@ -153,16 +153,16 @@ impl<'a> Operator<'a> {
     }
 }
 
-/// The entries of all pages. `page` requests the page that begins after a number, and returns its entries
-/// and the number for the next page, which is 0 after the last page.
-pub(super) fn all_pages<T>(
-    mut page: impl FnMut(u64) -> Result<(Vec<T>, u64), Failure>,
+/// The entries of all pages. `page` requests the page that begins after a key, and returns its entries
+/// and the key for the next page, which is 0 or empty after the last page.
+pub(super) fn all_pages<K: PartialOrd + Default, T>(
+    mut page: impl FnMut(&K) -> Result<(Vec<T>, K), Failure>,
 ) -> Result<Vec<T>, Failure> {
-    let (mut after, mut all) = (0, Vec::new());
+    let (mut after, mut all) = (K::default(), Vec::new());
     loop {
-        let (entries, next) = page(after)?;
+        let (entries, next) = page(&after)?;
         all.extend(entries);
-        // Numbers must grow, or a faulty server could keep this loop running.
+        // Keys must grow, or a faulty server could keep this loop running.
         if next <= after {
             return Ok(all);
         }

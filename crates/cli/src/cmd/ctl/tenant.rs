@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::options::Options;
 use super::session::{POLL, Session};
-use super::sessions::{Operator, new_id};
+use super::sessions::{Operator, all_pages, new_id};
 use super::tables;
 use crate::cmd::table;
 use crate::failure::Failure;
@@ -180,17 +180,11 @@ fn delete(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
 }
 
 fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
-    let (mut entries, mut after) = (Vec::new(), String::new());
-    loop {
+    let entries = all_pages(|after: &String| {
         // The name in a List is the last one of the page before.
-        let page = send(options, stop, &request(TenantAction::List, &after))?;
-        entries.extend(page.entries);
-        // Each page must continue after the last one, or a faulty server could keep this loop running.
-        if page.next <= after {
-            break;
-        }
-        after = page.next;
-    }
+        let page = send(options, stop, &request(TenantAction::List, after))?;
+        Ok((page.entries, page.next))
+    })?;
     table::print(options.json, tables::TENANTS, &(), &entries, shown)
 }
 

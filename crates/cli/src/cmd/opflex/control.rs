@@ -28,7 +28,6 @@ impl ControlArgs {
             .control
             .as_ref()
             .ok_or_else(|| Failure::usage("--control PATH is missing"))?;
-        Control::connect(path, self.timeout.into())
-            .map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+        Control::connect(path, self.timeout.into()).map_err(|e| Failure::at(path, e))
     }
 }

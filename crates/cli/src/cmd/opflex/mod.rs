@@ -83,12 +83,11 @@ impl Args {
 
 /// Reads a file as JSON or, if its name says so, YAML. `-` is the standard input. An error names the file.
 fn load<T, E: Display>(path: &Path, read: impl FnOnce(&[u8], Format) -> Result<T, E>) -> Result<T, Failure> {
-    let failed = |e: &dyn Display| Failure::new(format!("{}: {e}", path.display()));
     let text = match path.as_os_str() == "-" {
         true => input::named(path)?,
-        false => std::fs::read(path).map_err(|e| failed(&e))?,
+        false => std::fs::read(path).map_err(|e| Failure::at(path, e))?,
     };
-    read(&text, Format::of_name(&path.to_string_lossy())).map_err(|e| failed(&e))
+    read(&text, Format::of_name(&path.to_string_lossy())).map_err(|e| Failure::at(path, e))
 }
 
 fn load_objects(path: &Path) -> Result<Vec<ManagedObject>, Failure> {

@@ -90,9 +90,8 @@ impl Args {
     pub(super) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         problems.of("tls-cert", Some(self.tls.read()));
-        self.join.problems(&mut problems);
         self.join
-            .check(&mut problems, &self.listen, self.advertise.as_ref());
+            .problems(&mut problems, &self.listen, self.advertise.as_ref());
         // Without an authority for clients, the pages use no TLS and do not read theirs.
         if self.tls.has_authority() {
             self.admin.problems(&mut problems);

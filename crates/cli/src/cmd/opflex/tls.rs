@@ -119,7 +119,7 @@ impl KeyArgs {
 
     fn identity(&self, cert: &Path) -> Result<Identity, Failure> {
         let passphrase = self.tls_passphrase_file.as_ref().map(|path| {
-            let text = fs::read(path).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+            let text = fs::read(path).map_err(|e| Failure::at(path, e))?;
             // Editors end the line, and its end is not a part of the passphrase.
             let line = text.split(|byte| matches!(byte, b'\r' | b'\n')).next();
             Ok::<_, Failure>(line.unwrap_or_default().to_vec())

@@ -234,9 +234,8 @@ impl Args {
             }
             wrong => problems.of("application", Some(wrong)),
         }
-        self.join.problems(&mut problems);
         self.join
-            .check(&mut problems, &self.listen, self.advertise.as_ref());
+            .problems(&mut problems, &self.listen, self.advertise.as_ref());
         self.admin.problems(&mut problems);
         problems
     }
