@@ -36,7 +36,7 @@ pub(super) struct Edited {
 }
 
 /// A handle by which threads edit policy.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Editing {
     pub(super) events: ServerEvents,
     pub(super) keeper: Option<keeper::KeeperSender>,

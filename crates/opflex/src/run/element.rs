@@ -1,7 +1,6 @@
 //! A policy element on threads: its owner, its handles and its references.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
@@ -168,16 +167,10 @@ impl Drop for PolicyElement {
 /// # Threads
 /// Cheap to clone, and `Send`. Every call blocks until the dispatcher has carried it out, usually
 /// for some microseconds, and never waits for a server.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ElementHandle {
     events: ElementEvents,
     released: Released,
-}
-
-impl fmt::Debug for ElementHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ElementHandle").finish_non_exhaustive()
-    }
 }
 
 impl ElementHandle {
@@ -377,17 +370,12 @@ impl ElementHandle {
 ///
 /// # Threads
 /// `Send`. Dropping it does not block.
+#[derive(Debug)]
 #[must_use = "the policy or endpoint is released when the reference is dropped"]
 pub struct Reference {
     id: ReferenceId,
     events: ElementEvents,
     released: Released,
-}
-
-impl fmt::Debug for Reference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reference({:?})", self.id)
-    }
 }
 
 impl Drop for Reference {

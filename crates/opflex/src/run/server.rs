@@ -1,7 +1,6 @@
 //! A server on threads: its owner, its handles, and the handshakes of clients.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
@@ -405,17 +404,11 @@ impl HandshakeContext {
 /// Cheap to clone, and `Send`. Every call blocks until the dispatcher has carried it out, usually
 /// for some microseconds. A call that changes policy also waits until the change is in the file or
 /// the engine that keeps policy, if there is one.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ServerHandle {
     editing: Editing,
     /// The handshakes under way. `None` until the server accepts clients.
     occupancy: Option<Arc<Occupancy>>,
-}
-
-impl fmt::Debug for ServerHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerHandle").finish_non_exhaustive()
-    }
 }
 
 impl ServerHandle {
