@@ -70,7 +70,6 @@
 //! Log targets are the module paths, `ssntp_opflex::server` and so on.
 
 mod budget;
-mod deadlines;
 mod json;
 pub mod message;
 pub mod model;

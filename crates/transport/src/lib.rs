@@ -22,7 +22,7 @@
 //! | [`pki`] | certificates: the identity and the roles of a peer |
 //! | `socket` | addresses, the system's sockets, and streams in memory |
 //! | `host` | the system's limits, this process, threads and deadlines |
-//! | `budget`, `end`, `table`, `role`, … | small types that all rows use |
+//! | `budget`, `deadlines`, `end`, `table`, `role`, … | small types that all rows use |
 //!
 //! An embedder of `ssntp` needs only a part of it: [`Address`], [`TcpOptions`],
 //! [`Limits`], [`tls`], [`ProcessFigures`], [`pki`], and [`memory`] for tests. The root
@@ -48,6 +48,7 @@
 compile_error!("one of the features aws-lc-rs and ring is needed");
 
 mod budget;
+mod deadlines;
 pub mod dispatch;
 mod end;
 pub mod flow;
@@ -69,6 +70,7 @@ mod table;
 pub mod tls;
 
 pub use self::budget::{Budget, BudgetFigures};
+pub use self::deadlines::Deadlines;
 pub use self::dispatch::DispatcherFigures;
 pub use self::end::EndReason;
 pub use self::flow::{Credit, PATIENCE};

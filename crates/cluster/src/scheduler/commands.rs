@@ -16,7 +16,7 @@
 //! the command, because it was so before. So until the deadline, a failure with the id of such a
 //! command still answers it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
 use log::debug;
@@ -29,6 +29,7 @@ use crate::refusal::{self, Refused, same};
 use ssntp::payload::{CommandSubject, Id, InstanceState, StatsSummary};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
+use ssntp_transport::Deadlines;
 
 /// The maximum number of commands that are tracked, at some 500 bytes each. A command beyond that has no
 /// deadline. For [`StartLimits::most`] from then on, failures that answer no tracked command are
@@ -52,7 +53,6 @@ struct Sent {
     /// True if STATS have shown the effect of a command that the node may still refuse.
     is_shown: bool,
     sent: Instant,
-    deadline: Instant,
 }
 
 impl Sent {
@@ -69,7 +69,7 @@ type Key = (Uuid, u64);
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     by_node: BTreeMap<Key, Sent>,
-    due: BTreeSet<(Instant, Key)>,
+    due: Deadlines<Key>,
     next: u64,
     /// The time until which a node may answer a command that had no room; `None` if there has been
     /// none.
@@ -101,7 +101,6 @@ impl Commands {
         }
         let key = (node, self.next);
         self.next += 1;
-        let deadline = now + self.limits.quiet;
         let sent = Sent {
             command: Command(frame.kind().operand),
             subject: CommandSubject {
@@ -113,16 +112,14 @@ impl Commands {
             had_ended: known == Some(true),
             is_shown: false,
             sent: now,
-            deadline,
         };
         self.by_node.insert(key, sent);
-        self.due.insert((deadline, key));
+        self.due.set(key, now + self.limits.quiet);
     }
 
     fn remove(&mut self, key: Key) -> Option<Sent> {
-        let sent = self.by_node.remove(&key)?;
-        self.due.remove(&(sent.deadline, key));
-        Some(sent)
+        self.due.clear(&key);
+        self.by_node.remove(&key)
     }
 
     fn of(&self, node: Uuid) -> impl Iterator<Item = (&Key, &Sent)> {
@@ -210,22 +207,21 @@ impl Commands {
             }
         }
         for key in in_progress {
-            if let Some(sent) = self.by_node.get_mut(&key) {
-                self.due.remove(&(sent.deadline, key));
+            if let Some(sent) = self.by_node.get(&key) {
                 // The limit in all applies even if the node hangs in this state.
-                sent.deadline = (now + self.limits.quiet).min(sent.sent + self.limits.most);
-                self.due.insert((sent.deadline, key));
+                let deadline = (now + self.limits.quiet).min(sent.sent + self.limits.most);
+                self.due.set(key, deadline);
             }
         }
         ended
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.due.first().map(|(at, _)| *at)
+        self.due.next()
     }
 
     fn expire(&mut self, now: Instant) -> Option<Sent> {
-        let (_, key) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
+        let key = self.due.pop(now)?;
         self.remove(key)
     }
 }
@@ -291,7 +287,6 @@ mod tests {
     fn a_command_has_one_answer_also_when_no_more_commands_are_tracked() {
         let (kit, now) = (Testkit::new().unwrap(), crate::clock::now());
         let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
-        let later = now + Duration::from_secs(3600);
         for number in 1..MAX_COMMANDS as u64 {
             let other = Sent {
                 command: Command::STOP,
@@ -301,7 +296,6 @@ mod tests {
                 had_ended: false,
                 is_shown: false,
                 sent: now,
-                deadline: later,
             };
             scheduler.commands.by_node.insert((Uuid::nil(), number), other);
         }

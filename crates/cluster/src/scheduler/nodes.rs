@@ -9,7 +9,7 @@
 //! it counts as a node that has connected and not sent READY, so a START that fits no other node
 //! is held instead of being refused.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -26,7 +26,7 @@ use ssntp::payload::{
 };
 use ssntp::proto::{Command, Frame, Status};
 use ssntp::server::{Context, DisconnectReason, SessionInfo};
-use ssntp_transport::excerpt;
+use ssntp_transport::{Deadlines, excerpt};
 
 /// The maximum number of events between two STATS of a node that are kept for new controllers. Further events
 /// are not kept, because the next STATS show the same.
@@ -47,7 +47,7 @@ pub(super) struct Nodes {
     by_uuid: HashMap<Uuid, Node>,
     /// The time at which each node becomes stale if it does not report before. A stale node has no
     /// entry.
-    due: BTreeSet<(Instant, Uuid)>,
+    due: Deadlines<Uuid>,
     /// The nodes that ended their session in order, with the time until which STARTs wait for them.
     returning: VecDeque<(Instant, Uuid)>,
     /// The interval of nodes that do not announce one.
@@ -65,8 +65,6 @@ pub(super) struct Node {
     events: Vec<Frame>,
     status: Option<Status>,
     interval: Duration,
-    /// The time at which the node becomes stale; `None` if it is stale.
-    due: Option<Instant>,
 }
 
 impl Nodes {
@@ -80,15 +78,15 @@ impl Nodes {
     /// The number of nodes in each status.
     pub(super) fn figures(&self) -> BTreeMap<&'static str, usize> {
         let words = ["waiting", "ready", "full", "offline", "maintenance", "stale"];
-        let word = |node: &Node| match node.status {
-            _ if node.due.is_none() => "stale",
+        let word = |(uuid, node): (&Uuid, &Node)| match node.status {
+            _ if self.due.of(uuid).is_none() => "stale",
             Some(Status::READY) => "ready",
             Some(Status::FULL) => "full",
             Some(Status::OFFLINE) => "offline",
             Some(Status::MAINTENANCE) => "maintenance",
             _ => "waiting",
         };
-        tally(words, self.by_uuid.values().map(word))
+        tally(words, self.by_uuid.iter().map(word))
     }
 
     /// NodeConnected of every node.
@@ -154,13 +152,9 @@ impl Nodes {
             Ok(seconds @ 1..) => Duration::from_secs(seconds.min(MAX_INTERVAL)),
             _ => self.interval,
         };
-        let due = now + node.interval * MISSED;
-        let before = node.due.replace(due);
-        if let Some(before) = before {
-            self.due.remove(&(before, uuid));
-        }
-        self.due.insert((due, uuid));
-        before.is_none()
+        let was_stale = self.due.of(&uuid).is_none();
+        self.due.set(uuid, now + node.interval * MISSED);
+        was_stale
     }
 
     /// Keeps the last STATS of a node for new controllers.
@@ -174,9 +168,8 @@ impl Nodes {
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let stale = self.due.first().map(|(at, _)| *at);
         let expected = self.returning.front().map(|(until, _)| *until);
-        [stale, expected].into_iter().flatten().min()
+        [self.due.next(), expected].into_iter().flatten().min()
     }
 
     fn take_departed(&mut self, now: Instant) -> Option<Uuid> {
@@ -187,10 +180,8 @@ impl Nodes {
 
     /// Takes a node that has become stale, with its last STATS and the status STALE.
     fn take_stale(&mut self, now: Instant) -> Option<(Uuid, Frame)> {
-        let (_, uuid) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
-        self.due.pop_first();
+        let uuid = self.due.pop(now)?;
         let node = self.by_uuid.get_mut(&uuid)?;
-        node.due = None;
         let last = node.last_stats.as_ref();
         let stale =
             last.and_then(|last| StatsSummary::with_status(last.payload_bytes(), NodeStatus::Stale).ok());
@@ -226,7 +217,6 @@ impl Scheduler {
             })
         };
         let interval = self.nodes.interval;
-        let due = cx.now() + interval * MISSED;
         let node = Node {
             announced: types.into_iter().map(announce).collect(),
             last_stats: None,
@@ -234,14 +224,13 @@ impl Scheduler {
             events: Vec::new(),
             status: None,
             interval,
-            // A node that never sends STATS becomes stale, too.
-            due: Some(due),
         };
         for frame in &node.announced {
             answers::send_to_controllers(cx, frame);
         }
         self.nodes.by_uuid.insert(node_uuid, node);
-        self.nodes.due.insert((due, node_uuid));
+        // A node that never sends STATS becomes stale, too.
+        self.nodes.due.set(node_uuid, cx.now() + interval * MISSED);
         self.instances
             .node_returned(node_uuid, session.server() == cx.uuid());
     }
@@ -253,12 +242,10 @@ impl Scheduler {
         reason: &DisconnectReason,
     ) {
         let node_uuid = session.uuid();
-        let Some(node) = self.nodes.by_uuid.remove(&node_uuid) else {
+        if self.nodes.by_uuid.remove(&node_uuid).is_none() {
             return;
-        };
-        if let Some(due) = node.due {
-            self.nodes.due.remove(&(due, node_uuid));
         }
+        self.nodes.due.clear(&node_uuid);
         // Only a node that ended its session in order is expected to return. If the connection was
         // lost, the node may be dead.
         if *reason == DisconnectReason::PeerClosed && self.placement.await_ready(node_uuid) {
@@ -335,7 +322,7 @@ impl Scheduler {
         }
         while let Some((node, stats)) = self.nodes.take_stale(now) {
             // Only stale nodes have no entry in `due`.
-            let count = self.nodes.count() - self.nodes.due.len();
+            let count = self.nodes.count() - self.nodes.due.count();
             limited!(warn, self.log, cx, node, "stale";
                 "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are");
             self.placement.suspend(node, Suspension::Stale);

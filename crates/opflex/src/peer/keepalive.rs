@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::deadlines::after;
+use ssntp_transport::after;
 
 /// The times of echoes, and the longest silence of a peer. Servers and elements use them alike.
 /// The defaults are those of libopflex.

@@ -6,7 +6,6 @@ use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use super::{ElementEvent, Settings};
-use crate::deadlines::{Deadlines, NEVER, after};
 use crate::message::{
     EndpointDeclare, EndpointUndeclare, Method, PerStore, Request, Resolve, Role, StateReport, Store,
 };
@@ -14,6 +13,7 @@ use crate::model::{Ident, ManagedObject, Name, Target, Uri};
 use crate::one_or_many::{OneOrMany, add, remove};
 use crate::peer::{Actions, ConnectionId};
 use crate::rpc::{Id, Pending, Random};
+use ssntp_transport::{Deadlines, NEVER, after};
 
 /// The number of the first request, as in libopflex. Lower numbers are counted per connection.
 const FIRST_XID: u64 = 1 << 63;

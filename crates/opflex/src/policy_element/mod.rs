@@ -64,12 +64,12 @@ pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState};
 use self::held::{Held, Key};
 use self::pool::Pool;
 pub use self::settings::{ElementLimits, Settings};
-use super::deadlines::after;
 pub use super::message::Store;
 use super::message::{PerStore, Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
 use super::peer::{Actions, CloseReason, ConnectionId};
 use super::rpc::Random;
+use ssntp_transport::after;
 use ssntp_transport::{LogLimit, excerpt};
 
 /// A reference to a policy or an endpoint. It keeps the resolve in force until it is released.

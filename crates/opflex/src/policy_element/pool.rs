@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::{Health, PeerState, Settings};
-use crate::deadlines::{NEVER, after};
+use ssntp_transport::{NEVER, after};
 use crate::message::{IdentityResult, Role};
 use crate::peer::{Beat, CloseReason, ConnectionId, Keepalive, bracketed};
 use crate::rpc::Random;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::{Random, RetryPolicy};
-use crate::deadlines::{Deadlines, after};
+use ssntp_transport::{Deadlines, after};
 
 #[derive(Debug)]
 struct Unanswered<V> {

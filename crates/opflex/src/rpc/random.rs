@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::deadlines::NEVER;
+use ssntp_transport::NEVER;
 
 /// A sequence of pseudo-random numbers (splitmix64). The same seed gives the same sequence. It
 /// spreads delays, so that many peers do not send at the same time. It is not for secrets.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Random;
-use crate::deadlines::NEVER;
+use ssntp_transport::NEVER;
 
 /// Delays that double, with a random part. The first is [`base`](Self::base), and each further
 /// one is twice as long. Each is up to [`spread`](Self::spread) per cent longer or shorter,

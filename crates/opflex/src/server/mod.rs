@@ -87,13 +87,13 @@ pub use self::roll_up::{Interval, Row};
 pub use self::session::SessionInfo;
 use self::session::{Element, Session};
 pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
-use super::deadlines::Deadlines;
 pub use super::message::Store;
 use super::message::{Incoming, Method, Peer, PerStore, Reply, Update};
 use super::model::{Changes, Cursor, Edit, ModelError, Name, ObjectRef, Piece, Schema, Tree, Uri};
 pub use super::peer::Action;
 use super::peer::{Actions, Beat, CloseReason, ConnectionId, host};
 use super::rpc::{Frame, Id};
+use ssntp_transport::Deadlines;
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 

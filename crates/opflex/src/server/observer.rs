@@ -15,10 +15,10 @@ use serde::Serialize;
 use super::roll_up::{Row, Series};
 use super::{RollUp, ServerLimits, Settings};
 use crate::budget::Budget;
-use crate::deadlines::after;
 use crate::json;
 use crate::message::{ErrorResponse, StateReport};
 use crate::model::{ManagedObject, Name, Schema, Uri};
+use ssntp_transport::after;
 
 /// The last report of one object.
 #[derive(Clone, Debug)]

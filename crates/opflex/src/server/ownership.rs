@@ -16,11 +16,11 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
-use crate::deadlines::Deadlines;
 use crate::json;
 use crate::message::ErrorResponse;
 use crate::model::{ManagedObject, Name, Uri};
 use crate::peer::ConnectionId;
+use ssntp_transport::Deadlines;
 
 /// A declaration of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,11 +7,11 @@ use serde_json::{Map, Value, json};
 
 use super::resolves::Unsent;
 use super::{RequestCounters, Settings, Store};
-use crate::deadlines::after;
 use crate::message::{ErrorCode, ErrorResponse, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
 use crate::model::Name;
 use crate::peer::{ConnectionId, Keepalive, bare};
 use crate::rpc::Id;
+use ssntp_transport::after;
 
 /// The longest name, location and role that a session keeps, in bytes.
 const MAX_TEXT: usize = 1024;

@@ -39,8 +39,7 @@ impl Instances {
                 StartState::GivenUp => State::GivenUp,
                 // The time of the last progress is unknown, so the deadline starts again.
                 StartState::InFlight { restart, .. } => {
-                    let deadline = now + self.limits.quiet;
-                    self.due.insert((deadline, instance));
+                    self.due.set(instance, now + self.limits.quiet);
                     State::Starting(PendingStart {
                         allocation: Allocation::earlier(node),
                         restart,
@@ -48,7 +47,6 @@ impl Instances {
                         // The payload is unknown, so the START cannot be sent to another node.
                         nodes: u8::MAX,
                         sent: now,
-                        deadline,
                         expected: false,
                     })
                 }

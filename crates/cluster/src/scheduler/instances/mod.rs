@@ -33,7 +33,7 @@ mod handover;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -46,6 +46,7 @@ use super::placement::Allocation;
 use super::unplaced::UnplacedStart;
 use crate::phase::Phase;
 use ssntp::payload::{CommandSubject, InstanceState, StartFailureReason};
+use ssntp_transport::Deadlines;
 
 /// The time for which the instances of a node that is away still belong to it. A machine boots in that time.
 const AWAY_TIME: Duration = Duration::from_secs(600);
@@ -86,7 +87,6 @@ pub(super) struct PendingStart {
     pub(super) nodes: u8,
     /// The time at which it was sent to this node.
     sent: Instant,
-    deadline: Instant,
     /// True if the node has listed the instance before, or has been away since. Then STATS
     /// without the instance mean that the START failed. Otherwise they may have crossed the START.
     expected: bool,
@@ -168,7 +168,7 @@ pub(super) struct Instances {
     by_uuid: HashMap<Uuid, Entry>,
     by_node: HashMap<Uuid, OfNode>,
     /// The deadline of each pending START.
-    due: BTreeSet<(Instant, Uuid)>,
+    due: Deadlines<Uuid>,
     max_starting: usize,
     limits: StartLimits,
     /// The nodes that are away, with the time until which their instances are kept. The node that
@@ -235,7 +235,7 @@ impl Instances {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.due.len() >= self.max_starting
+        self.in_flight() >= self.max_starting
     }
 
     /// The instances that a node has or is starting, each with true if it has ended.
@@ -306,10 +306,10 @@ impl Instances {
             // This count bounds how often a refused START is placed again.
             nodes: start.nodes.saturating_add(1),
             sent: now,
-            deadline: self.limits.deadline(now, interval, now),
             expected: false,
         };
-        self.due.insert((pending.deadline, start.instance));
+        self.due
+            .set(start.instance, self.limits.deadline(now, interval, now));
         self.own(start.instance, allocation.node, State::Starting(pending));
         if self.new_intents.is_some() {
             let state = StartState::InFlight {
@@ -322,8 +322,8 @@ impl Instances {
 
     /// Removes a START that could not be sent to its node.
     pub(super) fn unassign(&mut self, instance: Uuid) {
-        if let Some(State::Starting(pending)) = self.state(instance) {
-            self.due.remove(&(pending.deadline, instance));
+        if self.is_starting(instance) {
+            self.due.clear(&instance);
             self.forget(instance);
         }
     }
@@ -368,13 +368,13 @@ impl Instances {
             }
             match &mut entry.state {
                 State::Starting(pending) => {
-                    self.due.remove(&(pending.deadline, *instance));
                     if phase == Phase::Pending {
                         // From now on, STATS without the instance mean that the START failed.
                         pending.expected = true;
-                        pending.deadline = self.limits.deadline(pending.sent, interval, now);
-                        self.due.insert((pending.deadline, *instance));
+                        let deadline = self.limits.deadline(pending.sent, interval, now);
+                        self.due.set(*instance, deadline);
                     } else {
+                        self.due.clear(instance);
                         // Even an ended state counts: the instance ran, so its START is done.
                         report.started.push(pending.received);
                         entry.state = State::Known(phase);
@@ -422,7 +422,7 @@ impl Instances {
         let entry = self.by_uuid.get_mut(&instance)?;
         let mut started = None;
         if let State::Starting(pending) = entry.state {
-            self.due.remove(&(pending.deadline, instance));
+            self.due.clear(&instance);
             // If a run begins and ends between two STATS, this event is the first sign of it.
             started = Some(pending.received);
             let node = entry.node;
@@ -455,7 +455,7 @@ impl Instances {
 
     /// The number of STARTs in flight.
     pub(super) fn in_flight(&self) -> usize {
-        self.due.len()
+        self.due.count()
     }
 
     /// Handles a StartFailure of a node.
@@ -523,10 +523,10 @@ impl Instances {
             if let Some(entry) = self.by_uuid.get_mut(instance)
                 && let State::Starting(pending) = &mut entry.state
             {
-                self.due.remove(&(pending.deadline, *instance));
                 pending.expected = true;
-                pending.deadline = pending.deadline.min(now + self.limits.absence);
-                self.due.insert((pending.deadline, *instance));
+                let absent = now + self.limits.absence;
+                let deadline = self.due.of(instance).map_or(absent, |before| before.min(absent));
+                self.due.set(*instance, deadline);
             }
         }
         while self.away_instances > MAX_AWAY && self.forget_longest_away() {}
@@ -553,9 +553,8 @@ impl Instances {
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let start = self.due.first().map(|(at, _)| *at);
         let away = self.away.front().map(|(at, _)| *at);
-        [start, away].into_iter().flatten().min()
+        [self.due.next(), away].into_iter().flatten().min()
     }
 
     /// Gives up the STARTs whose deadline has passed and returns them. Forgets the nodes that have
@@ -563,10 +562,7 @@ impl Instances {
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(Uuid, PendingStart)> {
         let mut given_up = Vec::new();
         // The entry remains as `GivenUp`, because the node may still start the instance.
-        while let Some((at, instance)) = self.due.first().copied()
-            && at <= now
-        {
-            self.due.pop_first();
+        while let Some(instance) = self.due.pop(now) {
             if let Some(entry) = self.by_uuid.get_mut(&instance)
                 && let State::Starting(pending) = entry.state
             {
@@ -617,7 +613,7 @@ impl Instances {
 
     /// Removes a START that has failed, and remembers that it was answered.
     fn answered(&mut self, instance: Uuid, pending: &PendingStart) {
-        self.due.remove(&(pending.deadline, instance));
+        self.due.clear(&instance);
         self.remember(instance, pending.allocation.node, true);
         self.forget(instance);
     }

@@ -80,7 +80,7 @@ impl Stage {
         } = &self.table;
         by_node.values().all(|of_node| of_node.instances.is_empty())
             && by_uuid.is_empty()
-            && due.is_empty()
+            && due.count() == 0
             && away.is_empty()
             && *away_instances == 0
     }

@@ -4,11 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::time::Instant;
 
-pub(crate) use ssntp_transport::{NEVER, after};
-
 /// One deadline for each key, sorted by time.
 #[derive(Debug)]
-pub(crate) struct Deadlines<K> {
+pub struct Deadlines<K> {
     of: HashMap<K, Instant>,
     order: BTreeSet<(Instant, K)>,
 }
@@ -24,7 +22,7 @@ impl<K> Default for Deadlines<K> {
 
 impl<K: Clone + Eq + Hash + Ord> Deadlines<K> {
     /// Sets the deadline of a key, which replaces its former one.
-    pub(crate) fn set(&mut self, key: K, at: Instant) {
+    pub fn set(&mut self, key: K, at: Instant) {
         if let Some(before) = self.of.insert(key.clone(), at) {
             // Without this, the earlier deadline of the key would still fire.
             self.order.remove(&(before, key.clone()));
@@ -33,24 +31,29 @@ impl<K: Clone + Eq + Hash + Ord> Deadlines<K> {
     }
 
     /// Removes the deadline of a key.
-    pub(crate) fn clear(&mut self, key: &K) {
+    pub fn clear(&mut self, key: &K) {
         if let Some(before) = self.of.remove(key) {
             self.order.remove(&(before, key.clone()));
         }
     }
 
     /// The deadline of a key.
-    pub(crate) fn of(&self, key: &K) -> Option<Instant> {
+    pub fn of(&self, key: &K) -> Option<Instant> {
         self.of.get(key).copied()
     }
 
+    /// The number of keys that have a deadline.
+    pub fn count(&self) -> usize {
+        self.order.len()
+    }
+
     /// The earliest deadline.
-    pub(crate) fn next(&self) -> Option<Instant> {
+    pub fn next(&self) -> Option<Instant> {
         self.order.first().map(|(at, _)| *at)
     }
 
     /// Removes and returns the earliest key that is due at `now`.
-    pub(crate) fn pop(&mut self, now: Instant) -> Option<K> {
+    pub fn pop(&mut self, now: Instant) -> Option<K> {
         if self.next()? > now {
             return None;
         }
