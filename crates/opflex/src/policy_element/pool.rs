@@ -24,10 +24,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::{Health, PeerState, Settings};
-use ssntp_transport::{NEVER, after};
 use crate::message::{IdentityResult, Role};
 use crate::peer::{Beat, CloseReason, ConnectionId, Keepalive, bracketed};
 use crate::rpc::Random;
+use ssntp_transport::after;
 
 /// The number of failures in a row after which a learned server is given up, as in libopflex.
 const MAX_FAILURES: u32 = 4;
@@ -421,15 +421,6 @@ impl Link {
 /// restarts is reached soon; the later pauses double.
 fn wait(settings: &Settings, failures: u32, random: &mut Random) -> Duration {
     const SOON: u32 = 3;
-    // 16 doublings reach any sensible `reconnect_max`, and the shift does not overflow.
-    let doublings = failures.saturating_sub(SOON).min(16);
-    let middle = settings
-        .reconnect
-        .saturating_mul(1 << doublings)
-        .min(settings.reconnect_max)
-        .min(NEVER);
-    let shortest = Duration::from_millis(1);
-    random
-        .between(middle - middle / 10, middle + middle / 10)
-        .max(shortest)
+    let attempt = failures.saturating_sub(SOON);
+    random.delay(settings.reconnect, attempt, settings.reconnect_max)
 }

@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use crate::message::{Identity, PROTO_VERSION, Role};
 use crate::peer::KeepaliveSettings;
-use crate::rpc::RetryPolicy;
 
 /// The settings of a policy element. With a name, a domain and one server, the defaults work with an
 /// unchanged libopflex server.
@@ -26,8 +25,9 @@ pub struct Settings {
     /// The policy refresh rate: servers send updates for this long after a request, and
     /// requests are repeated before it ends. Default 7200 s.
     pub prr: Duration,
-    /// The delays after which a request without answer is repeated. Default as libopflex.
-    pub retry: RetryPolicy,
+    /// The delay after which a request without answer is repeated. It doubles with each repetition.
+    /// Default 10 s, as libopflex.
+    pub retry: Duration,
     /// The pause before a server is dialled again. From the fourth failure in a row on, it doubles
     /// with each failure. Default 1.25 s.
     pub reconnect: Duration,
@@ -80,7 +80,7 @@ impl Default for Settings {
             location: None,
             data: Some(json!({"mac": "00:00:00:00:00:00", "features": ["anycastFallback"]})),
             prr: Duration::from_secs(7200),
-            retry: RetryPolicy::default(),
+            retry: Duration::from_secs(10),
             // As libopflex.
             reconnect: Duration::from_millis(1250),
             // libopflex never lengthens the pause. With a thousand elements, a server that restarts

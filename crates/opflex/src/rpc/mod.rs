@@ -22,7 +22,6 @@
 //! | `decoder` | bytes to messages |
 //! | `frame` | messages to bytes |
 //! | `error` | the faults for which a connection is closed |
-//! | `retry` | the delay before a request is repeated |
 //! | `pending` | requests without an answer |
 //! | `random` | random delays from a seed |
 
@@ -33,7 +32,6 @@ mod id;
 mod message;
 mod pending;
 mod random;
-mod retry;
 mod scanner;
 
 pub use self::decoder::{Decoder, Limits};
@@ -43,4 +41,3 @@ pub use self::id::Id;
 pub use self::message::{Message, Payload};
 pub use self::pending::Pending;
 pub use self::random::Random;
-pub use self::retry::RetryPolicy;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::{Random, RetryPolicy};
+use super::Random;
 use ssntp_transport::{Deadlines, after};
 
 #[derive(Debug)]
@@ -21,7 +21,8 @@ struct Unanswered<V> {
 /// Threads: plain data for one owner.
 #[derive(Debug)]
 pub struct Pending<V> {
-    policy: RetryPolicy,
+    /// The delay after the first attempt.
+    delay: Duration,
     random: Random,
     next_xid: u64,
     calls: HashMap<u64, Unanswered<V>>,
@@ -29,10 +30,11 @@ pub struct Pending<V> {
 }
 
 impl<V> Pending<V> {
-    /// An empty table whose first request gets the number `first_xid`.
-    pub fn new(policy: RetryPolicy, first_xid: u64, random: Random) -> Self {
+    /// An empty table whose first request gets the number `first_xid`. `delay` is the first
+    /// delay of each request: see [`Random::delay`].
+    pub fn new(delay: Duration, first_xid: u64, random: Random) -> Self {
         Self {
-            policy,
+            delay,
             random,
             next_xid: first_xid,
             calls: HashMap::new(),
@@ -53,7 +55,7 @@ impl<V> Pending<V> {
     pub fn begin(&mut self, value: V, cap: Duration, now: Instant) -> u64 {
         let xid = self.number();
         // The first delay is random as well, because many requests are sent at the same time.
-        let delay = self.policy.delay(0, cap, &mut self.random);
+        let delay = self.random.delay(self.delay, 0, cap);
         self.deadlines.set(xid, after(now, delay));
         self.calls.insert(
             xid,
@@ -97,7 +99,7 @@ impl<V> Pending<V> {
         let xid = self.deadlines.pop(now)?;
         let call = self.calls.get_mut(&xid)?;
         let attempts = call.attempts;
-        let delay = self.policy.delay(attempts, call.cap, &mut self.random);
+        let delay = self.random.delay(self.delay, attempts, call.cap);
         self.deadlines.set(xid, after(now, delay));
         // The delay reaches its cap long before the count saturates.
         call.attempts = attempts.saturating_add(1);
@@ -118,7 +120,7 @@ mod tests {
     const CAP: Duration = Duration::from_secs(3600);
 
     fn table() -> Pending<&'static str> {
-        Pending::new(RetryPolicy::default(), 1 << 63, Random::new(1))
+        Pending::new(Duration::from_secs(10), 1 << 63, Random::new(1))
     }
 
     #[test]

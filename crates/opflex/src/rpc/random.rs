@@ -31,6 +31,18 @@ impl Random {
         // 32 bits resolve a delay of a year to less than 10 ms.
         low + span.mul_f64(f64::from((self.bits() >> 32) as u32) / f64::from(u32::MAX))
     }
+
+    /// The delay after attempt number `attempt`, which counts from 0: `first` doubled with each attempt, up
+    /// to ten per cent longer or shorter, and at most `cap`. It is never zero.
+    pub fn delay(&mut self, first: Duration, attempt: u32, cap: Duration) -> Duration {
+        // A shift by 32 or more would wrap around to a short delay.
+        let doubled = first.saturating_mul(1_u32.checked_shl(attempt).unwrap_or(u32::MAX));
+        let middle = doubled.min(cap).min(NEVER);
+        let spread = middle / 10;
+        let delay = self.between(middle - spread, (middle + spread).min(cap));
+        // Nothing is repeated without a pause.
+        delay.max(Duration::from_millis(1))
+    }
 }
 
 #[cfg(test)]
@@ -56,5 +68,29 @@ mod tests {
         assert!(drawn.iter().any(|d| *d < Duration::from_secs(2450)));
         assert!(drawn.iter().any(|d| *d > Duration::from_secs(3550)));
         assert_eq!(random.between(high, low), high);
+    }
+
+    #[test]
+    fn delays_double_within_their_spread() {
+        let cap = Duration::from_secs(3600);
+        let mut random = Random::new(3);
+        for (attempt, middle) in [(0, 1.0), (1, 2.0), (2, 4.0), (3, 8.0), (4, 16.0), (5, 32.0)] {
+            for _ in 0..100 {
+                let delay = random.delay(Duration::from_secs(1), attempt, cap).as_secs_f64();
+                assert!(
+                    (middle * 0.9..=middle * 1.1).contains(&delay),
+                    "{attempt}: {delay}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn no_delay_is_longer_than_the_cap() {
+        let mut random = Random::new(3);
+        let cap = Duration::from_secs(25);
+        for attempt in [2, 3, 31, 32, 33, u32::MAX] {
+            assert!(random.delay(Duration::from_secs(10), attempt, cap) <= cap);
+        }
     }
 }

@@ -357,7 +357,7 @@ fn an_unusable_identity_is_requested_again() {
 /// accepted.
 #[test]
 fn a_request_is_sent_again_until_its_answer_can_be_used() {
-    let bench = Bench::new(|config| config.settings.retry.base = Duration::from_millis(1));
+    let bench = Bench::new(|config| config.settings.retry = Duration::from_millis(1));
     let mut raw = bench.accept();
     bench.identify(&mut raw, |_| {});
     let first = raw.recv_method("policy_resolve");

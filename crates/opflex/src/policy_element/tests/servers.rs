@@ -416,8 +416,7 @@ fn absurd_settings_do_not_panic_or_loop() {
     for duration in [Duration::ZERO, Duration::MAX] {
         let mut settings = settings(&["a:1"]);
         settings.prr = duration;
-        settings.retry.base = duration;
-        settings.retry.spread = 1000;
+        settings.retry = duration;
         settings.reconnect = duration;
         settings.reconnect_max = duration;
         settings.identity_timeout = Duration::MAX;
