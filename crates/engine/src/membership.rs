@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
-use ssntp_transport::{deadline, threads};
+use ssntp_transport::deadline;
+use ssntp_transport::threads::{self, Joined};
 
 use crate::engine::{Answer, Engine, EngineError, Request, When};
 use crate::machine::{CALL, DOCUMENTS, Join, Machine, Next, View};
@@ -46,7 +46,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Membership {
     documents: Documents,
-    thread: Option<JoinHandle<()>>,
+    _thread: Joined,
 }
 
 impl Membership {
@@ -76,11 +76,11 @@ impl Membership {
         changed(machine.view());
         let of_thread = Arc::clone(&shared);
         let body = move || serve(machine, engine, &received, &of_thread, changed);
-        let thread = threads::spawn("ssntp-engine", body);
+        let thread = threads::joined("ssntp-engine", body);
         let thread = thread.map_err(|e| EngineError::Refused(format!("no thread: {e}")))?;
         Ok(Self {
             documents: Documents { orders, shared },
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 
@@ -160,9 +160,6 @@ impl Drop for Membership {
     fn drop(&mut self) {
         self.documents.shared.leaves.store(true, Ordering::Release);
         self.documents.wake();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

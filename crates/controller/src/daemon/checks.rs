@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use uuid::Uuid;
 
 use crate::model::HealthCheck;
-use ssntp_transport::threads;
+use ssntp_transport::threads::{self, Joined};
 use ssntp_transport::{Cancel, TcpOptions, connect_unless};
 
 // Four checks that time out take three seconds by default, so this is some eighty checks a minute
@@ -30,9 +29,10 @@ struct Check {
 /// way.
 #[derive(Debug)]
 pub(super) struct Checks {
-    checks: Option<Sender<Check>>,
+    checks: Sender<Check>,
+    /// Without this receiver, a thread that waits to report an outcome ends.
     outcomes: Receiver<(Uuid, bool)>,
-    threads: Vec<(Cancel, JoinHandle<()>)>,
+    threads: Vec<(Cancel, Joined)>,
     due: BTreeMap<Uuid, Duration>,
 }
 
@@ -40,11 +40,18 @@ impl Checks {
     pub(super) fn start() -> io::Result<Self> {
         let (checks, waiting) = bounded::<Check>(MOST_WAITING);
         let (reports, outcomes) = bounded(MOST_WAITING);
-        let thread = |_| {
+        // From here on, dropping `started` ends the threads.
+        let mut started = Self {
+            checks,
+            outcomes,
+            threads: Vec::new(),
+            due: BTreeMap::new(),
+        };
+        for _ in 0..THREADS {
             let (waiting, reports) = (waiting.clone(), reports.clone());
             let cancel = Cancel::new();
             let cancelled = cancel.clone();
-            let thread = threads::spawn("ssntp-check", move || {
+            let thread = threads::joined("ssntp-check", move || {
                 for check in waiting {
                     let options = TcpOptions::default();
                     let connected =
@@ -55,14 +62,9 @@ impl Checks {
                     }
                 }
             })?;
-            Ok((cancel, thread))
-        };
-        Ok(Self {
-            checks: Some(checks),
-            outcomes,
-            threads: (0..THREADS).map(thread).collect::<io::Result<_>>()?,
-            due: BTreeMap::new(),
-        })
+            started.threads.push((cancel, thread));
+        }
+        Ok(started)
     }
 
     /// The outcomes of checks: the instance, and true if its port accepted a connection.
@@ -81,16 +83,15 @@ impl Checks {
         for (instance, check, host) in instances {
             let interval = Duration::from_secs(check.interval_s.into());
             let mut at = self.due.get(&instance).copied().unwrap_or(now);
-            let is_sent = at <= now
-                && self.checks.as_ref().is_some_and(|checks| {
-                    let check = Check {
-                        instance,
-                        host,
-                        port: check.tcp,
-                        limit: Duration::from_secs(check.timeout_s.into()),
-                    };
-                    checks.try_send(check).is_ok()
-                });
+            let is_sent = at <= now && {
+                let check = Check {
+                    instance,
+                    host,
+                    port: check.tcp,
+                    limit: Duration::from_secs(check.timeout_s.into()),
+                };
+                self.checks.try_send(check).is_ok()
+            };
             // Without room in the queue the time stays in the past, so the next step tries again.
             if is_sent {
                 at = now + interval;
@@ -104,14 +105,7 @@ impl Checks {
 
 impl Drop for Checks {
     fn drop(&mut self) {
-        drop(self.checks.take());
-        let none = crossbeam_channel::never();
-        // Without a receiver, a thread that waits to report an outcome ends.
-        drop(std::mem::replace(&mut self.outcomes, none));
         self.threads.iter().for_each(|(cancel, _)| cancel.cancel());
-        for (_, thread) in self.threads.drain(..) {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -145,7 +139,7 @@ mod tests {
         let host = || "127.0.0.1".to_owned();
         let instances = (0..8).map(|number| (Uuid::from_u128(number), &check, host()));
         checks.check(Duration::ZERO, instances);
-        while checks.checks.as_ref().unwrap().len() > 8 - THREADS {
+        while checks.checks.len() > 8 - THREADS {
             std::thread::yield_now();
         }
         let (dropped, is_dropped) = bounded(1);

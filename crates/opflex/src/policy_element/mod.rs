@@ -69,8 +69,7 @@ use super::message::{PerStore, Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
 use super::peer::{Actions, CloseReason, ConnectionId};
 use super::rpc::Random;
-use ssntp_transport::after;
-use ssntp_transport::{LogLimit, excerpt};
+use ssntp_transport::{LogLimit, after, excerpt};
 
 /// A reference to a policy or an endpoint. It keeps the resolve in force until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

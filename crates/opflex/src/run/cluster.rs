@@ -17,7 +17,6 @@
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
@@ -30,7 +29,7 @@ use super::server_side::{ServerEvents, call, copy_policy};
 use super::{CallError, SERVER_LOG as LOG, StartError, now};
 use crate::message::{Peer, Role};
 use crate::model::{Edit, FileError, Format, ManagedObject, Schema, Tree};
-use ssntp_transport::threads;
+use ssntp_transport::threads::{self, Joined};
 
 /// The document with the policy.
 const POLICY: &str = "policy";
@@ -48,9 +47,9 @@ const MOST: usize = 64;
 #[derive(Debug)]
 pub(super) struct Cluster {
     shared: Arc<Shared>,
-    /// Dropped first when the server stops, which also ends the thread.
-    membership: Option<Arc<Membership>>,
-    thread: Option<JoinHandle<()>>,
+    /// Its thread owns the sender of wake-ups, so the thread below ends after it.
+    membership: Arc<Membership>,
+    _thread: Joined,
 }
 
 /// The state that threads which edit policy share with the thread that follows it.
@@ -133,11 +132,11 @@ impl Cluster {
             let (shared, membership) = (Arc::clone(&shared), Arc::downgrade(&membership));
             move || run(&shared, &membership, &woken, list)
         };
-        let thread = threads::spawn("opflex-cluster", body).map_err(StartError::Thread)?;
+        let thread = threads::joined("opflex-cluster", body).map_err(StartError::Thread)?;
         let cluster = Self {
             shared,
-            membership: Some(membership),
-            thread: Some(thread),
+            membership,
+            _thread: thread,
         };
         if !is_empty {
             cluster.shared.wait_past(0).map_err(StartError::Join)?;
@@ -149,8 +148,8 @@ impl Cluster {
         Arc::clone(&self.shared)
     }
 
-    pub(super) fn membership(&self) -> Option<&Arc<Membership>> {
-        self.membership.as_ref()
+    pub(super) fn membership(&self) -> &Arc<Membership> {
+        &self.membership
     }
 }
 
@@ -159,11 +158,6 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.shared.lock().is_stopping = true;
         self.shared.changed.notify_all();
-        // The membership's thread owns the sender of wake-ups, so this thread ends after it.
-        self.membership = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
@@ -17,6 +16,7 @@ use super::{CallError, ElementConfig, ElementContext, StartError, feed_server, i
 use crate::model::{ManagedObject, Name, Target, Uri};
 use crate::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
+use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Connector;
 use ssntp_transport::{Acceptance, Budget, PATIENCE};
 
@@ -34,10 +34,10 @@ use ssntp_transport::{Acceptance, Budget, PATIENCE};
 #[derive(Debug)]
 pub struct PolicyElement {
     handle: ElementHandle,
-    events: Receiver<core::ElementEvent>,
     /// The threads of the inspector and of the feed, which end before the dispatcher.
     local: Vec<Acceptance>,
-    dispatcher: Option<JoinHandle<()>>,
+    _dispatcher: Joined,
+    events: Receiver<core::ElementEvent>,
 }
 
 impl PolicyElement {
@@ -84,9 +84,9 @@ impl PolicyElement {
                 events: sender.clone(),
                 released,
             },
-            events,
             local: Vec::new(),
-            dispatcher: Some(dispatcher),
+            _dispatcher: dispatcher,
+            events,
         };
         // From here on, dropping `element` joins the threads.
         if let Some(socket) = &config.inspector {
@@ -156,9 +156,6 @@ impl Drop for PolicyElement {
             let _ = dial.join();
         }
         let _ = events.send(DispatchEvent::Exit);
-        if let Some(dispatcher) = self.dispatcher.take() {
-            let _ = dispatcher.join();
-        }
     }
 }
 

@@ -14,7 +14,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -24,7 +23,7 @@ use super::journal::{self, Journal, Line};
 use super::{CallError, SERVER_LOG as LOG, StartError};
 use crate::model::{FileError, Format, ManagedObject};
 use ssntp_transport::replace;
-use ssntp_transport::threads;
+use ssntp_transport::threads::{self, Joined};
 
 /// Copies the present policy.
 pub(super) type Copy = Box<dyn Fn() -> Result<Vec<ManagedObject>, CallError> + Send>;
@@ -32,12 +31,14 @@ pub(super) type Copy = Box<dyn Fn() -> Result<Vec<ManagedObject>, CallError> + S
 /// The pause after a failed write: the first one, and the longest.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// The thread that writes the file.
+/// The thread that writes the file. Dropping it writes the pending changes, and joins the thread. The
+/// dispatcher has to run then.
 #[derive(Debug)]
 pub(super) struct Keeper {
     sender: KeeperSender,
-    stop: Sender<()>,
-    thread: JoinHandle<()>,
+    /// Never used: dropping it ends the thread.
+    _stop: Sender<()>,
+    _thread: Joined,
 }
 
 /// Sends changes to the thread. A clone is another handle.
@@ -116,20 +117,18 @@ impl Keeper {
             pending: Arc::default(),
         };
         let shared = sender.clone();
-        let thread = threads::spawn("opflex-keep", move || {
+        let thread = threads::joined("opflex-keep", move || {
             run(&path, &copy, &shared, &woken, &waiting, &stopped)
         })?;
-        Ok(Self { sender, stop, thread })
+        Ok(Self {
+            sender,
+            _stop: stop,
+            _thread: thread,
+        })
     }
 
     pub(super) fn sender(&self) -> KeeperSender {
         self.sender.clone()
-    }
-
-    /// Writes the pending changes, and joins the thread. The dispatcher has to run.
-    pub(super) fn stop(self) {
-        drop(self.stop);
-        let _ = self.thread.join();
     }
 }
 
@@ -248,7 +247,7 @@ mod tests {
             let edit = serde_json::from_str(r#"{"delete": ["/a/"], "put": []}"#).unwrap();
             sender.changed(vec![edit]);
             assert_eq!(sender.wait().is_ok(), is_kept);
-            keeper.stop();
+            drop(keeper);
             let (result, waited) = crossbeam_channel::bounded(1);
             threads::spawn("late", move || result.send(sender.wait())).unwrap();
             let waited = waited.recv_timeout(Duration::from_secs(30));

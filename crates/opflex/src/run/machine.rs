@@ -11,7 +11,6 @@
 //! [`Side`] has the differences: admission, the handling of messages, and log lines.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use log::{debug, error};
@@ -24,7 +23,8 @@ use ssntp_transport::ConnectionId as TransportId;
 use ssntp_transport::dispatch::{
     self, Action, Core, DispatchEvent, Drops, Events, Origin, Queue, Runner, Settings,
 };
-use ssntp_transport::{EndReason, Gauge, Load, threads};
+use ssntp_transport::threads::{self, Joined};
+use ssntp_transport::{EndReason, Gauge, Load};
 
 /// Sends events to the dispatcher of a [`Machine`].
 pub(super) type SideEvents<S> = Events<DispatchEvent<Machine<S>>>;
@@ -119,11 +119,11 @@ impl<S: Side> Machine<S> {
         name: &str,
         settings: Settings,
         queue: Queue<DispatchEvent<Self>>,
-    ) -> Result<JoinHandle<()>, StartError> {
+    ) -> Result<Joined, StartError> {
         // The runner sends short frames itself only while the queue of events is empty.
         let watch = queue.watch();
         let runner = Runner::new(self, settings, move || watch.is_empty());
-        threads::spawn(name, move || dispatch::run(runner, &queue)).map_err(StartError::Thread)
+        threads::joined(name, move || dispatch::run(runner, &queue)).map_err(StartError::Thread)
     }
 
     pub(super) fn hand_on(&mut self, now: Instant, actions: &mut Vec<Action>) {

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use crossbeam_channel::Receiver;
@@ -25,6 +24,7 @@ use crate::server::{self, AgentInfo, ServerCore, SessionInfo};
 use ssntp_engine::{Engine, Membership};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::pki::CertificateInfo;
+use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress,
@@ -48,7 +48,7 @@ pub struct Server {
     local: Vec<Acceptance>,
     keeper: Option<Keeper>,
     cluster: Option<Cluster>,
-    dispatcher: Option<JoinHandle<()>>,
+    _dispatcher: Joined,
 }
 
 impl Server {
@@ -149,7 +149,7 @@ impl Server {
             local: Vec::new(),
             keeper,
             cluster: None,
-            dispatcher: Some(dispatcher),
+            _dispatcher: dispatcher,
         };
         // From here on, dropping `server` joins the threads.
         // Before clients are accepted, because joining may replace the policy.
@@ -227,7 +227,7 @@ impl Server {
 
     /// The membership in a cluster, if the server has joined one.
     pub fn membership(&self) -> Option<&Arc<Membership>> {
-        self.cluster.as_ref().and_then(Cluster::membership)
+        self.cluster.as_ref().map(Cluster::membership)
     }
 
     /// A handle for other threads.
@@ -261,13 +261,8 @@ impl Drop for Server {
         self.cluster = None;
         // Before the keeper, for which edits of control connections may wait.
         self.local.drain(..).for_each(Acceptance::stop);
-        if let Some(keeper) = self.keeper.take() {
-            keeper.stop();
-        }
+        self.keeper = None;
         let _ = events.send(DispatchEvent::Exit);
-        if let Some(dispatcher) = self.dispatcher.take() {
-            let _ = dispatcher.join();
-        }
     }
 }
 

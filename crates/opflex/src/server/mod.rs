@@ -93,9 +93,7 @@ use super::model::{Changes, Cursor, Edit, ModelError, Name, ObjectRef, Piece, Sc
 pub use super::peer::Action;
 use super::peer::{Actions, Beat, CloseReason, ConnectionId, host};
 use super::rpc::{Frame, Id};
-use ssntp_transport::Deadlines;
-use ssntp_transport::LogLimit;
-use ssntp_transport::excerpt;
+use ssntp_transport::{Deadlines, LogLimit, excerpt};
 
 /// A server of OpFlex without its threads.
 ///
