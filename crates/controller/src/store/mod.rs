@@ -98,8 +98,8 @@ struct Job {
 #[derive(Debug)]
 struct Shared {
     file: PathBuf,
-    /// The identity of the file that was opened.
-    identity: Option<(u64, u64)>,
+    /// The identity of the files that were opened.
+    identity: Option<Identity>,
     /// A channel to each follower. `None` once the thread has ended.
     followers: Mutex<Option<Vec<Sender<()>>>>,
     /// The error of the last commit, if it failed.
@@ -269,10 +269,18 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The device and the number of a file; `None` if it cannot be read.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    let file = fs::metadata(path).ok()?;
-    Some((file.dev(), file.ino()))
+/// The device and the number of each of the files that [`identity`] lists.
+type Identity = [(u64, u64); 3];
+
+/// The identity of a database, of its journal, which holds the last commits, and of the lock. `None` if
+/// one of the files is missing.
+fn identity(file: &Path) -> Option<Identity> {
+    let of = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    Some([
+        of(file)?,
+        of(&file.with_extension("db-wal"))?,
+        of(&file.with_file_name(LOCK))?,
+    ])
 }
 
 /// The size of a file; 0 if it cannot be read.

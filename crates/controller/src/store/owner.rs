@@ -73,15 +73,15 @@ impl<'a> Owner<'a> {
 
     /// Writes a group of jobs in one transaction, and replies to the callers that wait.
     fn commit(&mut self, group: &[Job]) {
-        // SQLite goes on with a file that has lost its name, and the next start would not find the changes.
+        // SQLite goes on with files that have lost their names, and the next start would not find the changes.
         let file = &self.shared.file;
         let outcome = match identity(file).is_some_and(|is| Some(is) == self.shared.identity) {
             true => self
                 .write(group)
                 .map_err(|e| StoreError::of(&self.shared.file, e)),
             false => {
-                let why =
-                    "it was removed or replaced since the controller has opened it; restart the controller";
+                let why = "it, its -wal file or the lock was removed or replaced since the controller has \
+                           opened it; restart the controller";
                 Err(StoreError::failed(file, Fault::Other, why.into()))
             }
         };
