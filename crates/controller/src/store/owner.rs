@@ -10,12 +10,16 @@ use rusqlite::{Connection, params};
 use super::{Fault, Job, Limits, Shared, StoreError, identity, lock, schema};
 use crate::{LOG, now};
 
-const MOST_GROUPED: usize = 256;
+/// The number of changes from which on a group takes no further job.
+const MOST_GROUPED: usize = 1_000;
 /// The least time between two prunings.
 const PRUNE: Duration = Duration::from_secs(10);
-/// The maximum number of rows that one pruning deletes. This takes some milliseconds, and commits wait for
-/// it.
-const MOST_PRUNED: i64 = 5_000;
+/// The maximum number of rows that one step of a pruning deletes. This takes some milliseconds, and
+/// commits wait for it.
+const MOST_PRUNED: i64 = 1_000;
+/// The maximum number of such steps after a group of jobs. They delete more rows than the changes of the
+/// cluster add to a group, so these never use up the room of what should run.
+const MOST_STEPS: usize = 10;
 /// The age above which only the figures of every tenth minute are kept.
 const THINNED_MS: i64 = 3 * 3_600_000;
 /// The age above which figures are deleted.
@@ -51,14 +55,22 @@ impl<'a> Owner<'a> {
     pub(super) fn run(mut self, jobs: &Receiver<Job>) {
         while let Ok(first) = jobs.recv() {
             // A sync takes milliseconds, so all jobs that wait share one.
-            let more = jobs.try_iter().take(MOST_GROUPED - 1);
-            let group: Vec<_> = std::iter::once(first).chain(more).collect();
+            let mut changes = first.writes.len();
+            let mut group = vec![first];
+            while changes < MOST_GROUPED
+                && let Ok(job) = jobs.try_recv()
+            {
+                changes += job.writes.len();
+                group.push(job);
+            }
             self.commit(&group);
+            let mut pruned = Ok(());
             if self.pruned.elapsed() >= PRUNE {
                 self.pruned = now();
-                if let Err(e) = self.prune(self.without_jump(unix_ms())) {
-                    warn!(target: LOG, "history: {}", StoreError::of(&self.shared.file, e));
-                }
+                pruned = self.prune(self.without_jump(unix_ms()));
+            }
+            if let Err(e) = pruned.and_then(|()| self.shrink()) {
+                warn!(target: LOG, "history: {}", StoreError::of(&self.shared.file, e));
             }
         }
     }
@@ -127,7 +139,7 @@ impl<'a> Owner<'a> {
         Ok(revisions)
     }
 
-    /// Deletes rows that are too old, and the oldest ones while the database is too large.
+    /// Deletes rows that are too old.
     pub(super) fn prune(&self, now: i64) -> rusqlite::Result<()> {
         let age = i64::try_from(self.limits.age.as_millis()).unwrap_or(i64::MAX);
         let run =
@@ -143,23 +155,39 @@ impl<'a> Owner<'a> {
             "DELETE FROM figures WHERE at < ?1 AND at % ?2 != 0",
             params![now - THINNED_MS, TEN_MINUTES_MS],
         )?;
+        Ok(())
+    }
+
+    /// Deletes the oldest rows while the database is too large.
+    pub(super) fn shrink(&self) -> rusqlite::Result<()> {
+        if !self.is_too_large()? {
+            return Ok(());
+        }
+        let steps = self.connection.unchecked_transaction()?;
+        for _ in 0..MOST_STEPS {
+            steps.execute(
+                "DELETE FROM history WHERE id < (SELECT min(id) FROM history) + ?1",
+                params![MOST_PRUNED],
+            )?;
+            steps.execute(
+                "DELETE FROM figures WHERE at < (SELECT min(at) FROM figures) + ?1",
+                params![TEN_MINUTES_MS],
+            )?;
+            if !self.is_too_large()? {
+                break;
+            }
+        }
+        steps.commit()
+    }
+
+    fn is_too_large(&self) -> rusqlite::Result<bool> {
         let pragma = |name| {
             self.connection
                 .pragma_query_value(None, name, |row| row.get::<_, i64>(0))
         };
         let used = pragma("page_count")?.saturating_sub(pragma("freelist_count")?);
         let bytes = used.saturating_mul(pragma("page_size")?);
-        if u64::try_from(bytes).unwrap_or(0) > self.limits.bytes {
-            run(
-                "DELETE FROM history WHERE id < (SELECT min(id) FROM history) + ?1",
-                params![MOST_PRUNED],
-            )?;
-            run(
-                "DELETE FROM figures WHERE at < (SELECT min(at) FROM figures) + ?1",
-                params![TEN_MINUTES_MS],
-            )?;
-        }
-        Ok(())
+        Ok(u64::try_from(bytes).unwrap_or(0) > self.limits.bytes)
     }
 }
 
