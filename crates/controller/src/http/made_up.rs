@@ -55,6 +55,7 @@ pub(crate) struct MadeUp {
     pub(crate) orders: Mutex<Vec<String>>,
     /// Those who follow the output of an instance.
     writers: Mutex<Vec<Sender<Written>>>,
+    pub(crate) waiting: Arc<()>,
 }
 
 /// A cluster of so many nodes with so many instances each. Some of both are in trouble.
@@ -133,6 +134,7 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
         kept: Arc::default(),
         orders: Mutex::default(),
         writers: Mutex::default(),
+        waiting: Arc::default(),
     });
     made_up.fill();
     made_up

@@ -13,6 +13,7 @@
 //! | the body of a request | 1 MiB | 413 |
 //! | followers of events | 64, beside the connections | 503 |
 //! | answers of more than 256 KiB | four at a time | 503 |
+//! | pages that wait for the output of an instance | eight | the page has no output |
 //! | answers about the cluster that are being made | one | the others wait |
 //! | pictures of the cluster | four a second, for all clients together | clients share a picture |
 //! | tokens | 256 | a further token is refused |
@@ -170,6 +171,7 @@ impl Api {
             },
             trusts: Arc::new(RwLock::new(trusts)),
             large: Arc::default(),
+            waiting: Arc::default(),
             making: Mutex::default(),
             writing: Mutex::default(),
         });
@@ -223,6 +225,8 @@ struct Routes {
     trusts: Arc<RwLock<Option<Trusts>>>,
     /// Each large answer holds a clone, so the count of clones is the number of large answers.
     large: Arc<()>,
+    /// Each page that waits for a node holds a clone.
+    waiting: Arc<()>,
     /// Held while an answer about the whole cluster is made.
     making: Mutex<()>,
     /// Held from the comparison of the revision until the workload is written.
@@ -294,6 +298,7 @@ impl Routes {
             source: &*self.source,
             params: &Params::decode(&request.query),
             is_followed: request.header(FOLLOWED).is_some(),
+            waiting: &self.waiting,
         };
         match page::page(&scene, path) {
             Ok(page) => html(200, page),

@@ -13,6 +13,7 @@ use super::{Facts, Made, Missing, Scene};
 use crate::http::source::{Picture, Written};
 use crate::model::{self, InstanceState as Kept};
 use ssntp::payload::{InstanceState, timestamp};
+use ssntp_admin::http::Answer;
 use ssntp_cluster::controller::{self, Node};
 use ssntp_transport::{deadline, left};
 
@@ -20,6 +21,9 @@ use ssntp_transport::{deadline, left};
 const OUTPUT: usize = 128 << 10;
 /// The time in which the node of an instance has to send its output.
 const SENDING: Duration = Duration::from_secs(2);
+/// The maximum number of pages that wait for nodes at a time. Each keeps one of the connections, which
+/// other clients need as well, and a node may send nothing.
+const MOST_WAITING: usize = 8;
 
 /// An instance: `seen` is its state on a node, `kept` the state that the reconciler has stored.
 pub(super) struct Instance<'a> {
@@ -296,9 +300,13 @@ fn ran(stats: &ssntp::payload::InstanceStats) -> Option<Span> {
 /// the script reloads the page.
 fn output(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) {
     html!(out; "<h2>Output</h2><pre id='output' data-of='" {uuid} "' tabindex='0' role='region' aria-label='Output'>");
-    let pieces = match scene.is_followed {
-        true => VecDeque::new(),
-        false => last_pieces(scene, uuid),
+    let pieces = match Answer::permit(scene.waiting, MOST_WAITING) {
+        _ if scene.is_followed => VecDeque::new(),
+        Ok(_permit) => last_pieces(scene, uuid),
+        Err(_) => [Written::End(Some(
+            "too many pages wait for nodes; load this page again".into(),
+        ))]
+        .into(),
     };
     for piece in &pieces {
         match piece {

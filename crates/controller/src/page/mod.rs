@@ -37,6 +37,7 @@ mod traces;
 mod words;
 mod workloads;
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use uuid::Uuid;
@@ -74,6 +75,8 @@ pub(crate) struct Scene<'a> {
     /// True if the script of the page reloads it. The script follows the output of an instance
     /// itself, so the page leaves the output out.
     pub(crate) is_followed: bool,
+    /// Each page that waits for a node holds a clone.
+    pub(crate) waiting: &'a Arc<()>,
 }
 
 /// The reason why a page cannot be made.

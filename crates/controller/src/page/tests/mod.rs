@@ -12,6 +12,7 @@ fn try_page(source: &made_up::MadeUp, path: &str, query: &str) -> Result<String,
         source,
         params: &params,
         is_followed: false,
+        waiting: &source.waiting,
     };
     page(&scene, path)
 }
@@ -53,6 +54,24 @@ fn check_nesting(page: &str) {
         }
     }
     assert_eq!(open, [""; 0]);
+}
+
+#[test]
+fn only_some_pages_wait_for_nodes() {
+    let source = made_up::cluster(3, 4);
+    let path = format!("/instances/{}", instance_uuid(3));
+    let others = vec![source.waiting.clone(); 8];
+    let page = shown(&source, &path, "");
+    assert!(
+        page.contains("too many pages wait for nodes") && !page.contains("listening on"),
+        "{page}"
+    );
+    drop(others);
+    let page = shown(&source, &path, "");
+    assert!(
+        !page.contains("too many pages") && page.contains("listening on"),
+        "{page}"
+    );
 }
 
 #[test]
