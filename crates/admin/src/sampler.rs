@@ -12,6 +12,9 @@ use ssntp_transport::{after, left};
 
 /// The time for which a page waits for the source.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The time after which no page waits for the present call of the source, because all pages that wait
+/// could use up the connections.
+const HANGS: Duration = Duration::from_secs(2);
 
 /// A result of the source, or the reason why there is none.
 pub type Sample<T> = Result<Arc<T>, String>;
@@ -39,11 +42,15 @@ struct State<T> {
 
 impl<T> Sampled<T> {
     /// Returns a sample that is not older than the maximum age of the sampler. Waits for the source
-    /// for at most a second. The error is the reason why there is no sample.
+    /// for at most a second, and not for a call that has taken two. The error is the reason why there is
+    /// no sample.
     pub fn sample(&self) -> Sample<T> {
         let began = now();
-        let deadline = after(began, PATIENCE);
         let mut state = self.lock();
+        let patience = after(began, PATIENCE);
+        let deadline = state
+            .call_began
+            .map_or(patience, |at| patience.min(after(at, HANGS)));
         loop {
             if state.closed {
                 return Err("the server of these pages is stopping".into());
@@ -218,7 +225,16 @@ mod tests {
         let sampler = counting(asked, hold);
         let error = sampler.sampled().sample().unwrap_err();
         assert!(error.contains("has not answered for"), "{error}");
+        // Only the first of further pages waits, so a thousand of them take no thousand seconds.
+        let (figures, (done, is_done)) = (sampler.sampled(), bounded(1));
+        let pages = threads::spawn("t", move || {
+            let late = (0..1000).filter(|_| figures.sample().is_err());
+            done.send(late.count()).unwrap();
+        });
+        let late = is_done.recv_timeout(Duration::from_secs(120));
         drop(held);
+        assert_eq!(late, Ok(1000));
+        pages.unwrap().join().unwrap();
         let figures = sampler.sampled();
         while figures.sample().is_err() {}
         drop(sampler);
