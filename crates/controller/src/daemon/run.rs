@@ -10,7 +10,7 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::checks::Checks;
-use super::seen::{connected, event, figures, moved, seen};
+use super::seen::{Rows, connected, event, figures, moved, seen};
 use super::{Call, Handle, Health, Order, Outcome, Snapshot};
 use crate::model::{State, Write};
 use crate::reconcile::{Answer, Changed, Command, Core, Now, Seen};
@@ -56,6 +56,7 @@ pub(super) struct Run {
     /// complete.
     connected: Option<BTreeSet<Uuid>>,
     seen: Seen,
+    rows: Rows,
     /// The minute of the figures that were written last.
     minute: i64,
     is_ended: bool,
@@ -83,6 +84,7 @@ impl Run {
             is_complete: false,
             connected: None,
             seen: Seen::default(),
+            rows: Rows::default(),
             minute: 0,
             is_ended: false,
         })
@@ -149,7 +151,9 @@ impl Run {
             }
             let known = &self.core.state().instances;
             let noted = event(&change, self.is_complete, |instance| known.contains_key(instance));
-            notes.extend(noted.map(Write::Event));
+            if let Some(event) = noted {
+                self.rows.add(event, self.began.elapsed(), &mut notes);
+            }
         }
         self.note(notes);
     }

@@ -1,6 +1,7 @@
 //! Converts the cluster's view for the reconciler, and its changes to events of the history.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -92,6 +93,46 @@ pub(super) fn event(change: &Change, is_complete: bool, is_known: impl Fn(&Uuid)
     }
 }
 
+/// The maximum number of rows of one kind about one node in a minute: more than an agent has instances.
+/// Without it, an agent whose instances change all the time would replace the history within minutes.
+const MOST_ROWS: usize = 5_000;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The rows of the present minute, by kind and node.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    since: Duration,
+    counts: BTreeMap<(&'static str, Option<Uuid>), usize>,
+}
+
+impl Rows {
+    /// Adds an event to `notes`, unless there were too many of its kind and node in this minute. The
+    /// number of those that are left out is noted with the first event of a later minute.
+    pub(super) fn add(&mut self, event: Event, elapsed: Duration, notes: &mut Vec<Write>) {
+        if elapsed.saturating_sub(self.since) >= MINUTE {
+            self.since = elapsed;
+            let counts = std::mem::take(&mut self.counts).into_iter();
+            notes.extend(
+                counts
+                    .filter(|(_, count)| *count > MOST_ROWS)
+                    .map(|((kind, node), count)| {
+                        Write::Event(Event {
+                            kind: if node.is_some() { "node" } else { "session" },
+                            node,
+                            text: format!("{} rows of the kind {kind} are left out", count - MOST_ROWS),
+                            ..Event::default()
+                        })
+                    }),
+            );
+        }
+        let count = self.counts.entry((event.kind, event.node)).or_default();
+        *count += 1;
+        if *count <= MOST_ROWS {
+            notes.push(Write::Event(event));
+        }
+    }
+}
+
 /// A trace as JSON that fits into a row. The last hops of a longer one are left out, because JSON that is
 /// cut cannot be read. Without hops it fits, because the view bounds the length of its texts.
 fn trace_text(trace: &FrameTrace) -> Option<String> {
@@ -151,6 +192,29 @@ pub(super) fn figures(view: &View, at: i64) -> Vec<Write> {
 mod tests {
     use super::*;
     use ssntp::payload::{Id, NodeTrace, timestamp};
+
+    #[test]
+    fn rows_about_one_node_are_bounded_in_each_minute() {
+        let event = |node: u128| Event {
+            kind: "state",
+            node: Some(Uuid::from_u128(node)),
+            ..Event::default()
+        };
+        let (mut rows, mut notes) = (Rows::default(), Vec::new());
+        for _ in 0..MOST_ROWS + 7 {
+            rows.add(event(1), MINUTE / 2, &mut notes);
+        }
+        rows.add(event(2), MINUTE / 2, &mut notes);
+        assert_eq!(notes.len(), MOST_ROWS + 1, "another node has rows of its own");
+        notes.clear();
+        rows.add(event(1), MINUTE, &mut notes);
+        let [Write::Event(left_out), Write::Event(next)] = &notes[..] else {
+            panic!("{notes:?}")
+        };
+        assert_eq!((left_out.kind, left_out.node), ("node", event(1).node));
+        assert_eq!(left_out.text, "7 rows of the kind state are left out");
+        assert_eq!(*next, event(1));
+    }
 
     #[test]
     fn a_trace_that_is_too_long_for_a_row_can_still_be_read() {
