@@ -1,7 +1,7 @@
 //! The role filter: the kinds of frames that each role may send.
 
 use super::routing::KindTable;
-use crate::proto::{Command, ErrorCode, Event, FrameKind, Status};
+use crate::proto::FrameKind;
 use ssntp_transport::Role;
 
 /// The action for a frame that its sender's roles may not send.
@@ -61,71 +61,10 @@ impl Filter {
     /// what", has the checks beyond roles. No client may send the frames that the scheduler itself makes,
     /// such as NodeConnected, SnapshotComplete and the answers to operators.
     pub fn spec() -> Self {
-        let controller = Role::CONTROLLER;
-        let node = Role::AGENT | Role::NETAGENT;
-        let cnci = Role::CNCIAGENT;
-        let any = Role::ALL;
-        let commands = [
-            Command::START,
-            Command::STOP,
-            Command::EVACUATE,
-            Command::DELETE,
-            Command::RESTART,
-            Command::ASSIGN_PUBLIC_IP,
-            Command::RELEASE_PUBLIC_IP,
-            Command::CONFIGURE,
-            Command::ATTACH_VOLUME,
-            Command::DETACH_VOLUME,
-            Command::RESTORE,
-            Command::REFRESH_CNCI,
-            Command::OPEN_STREAM,
-            Command::STREAM_CREDIT,
-            Command::CLOSE_STREAM,
-            Command::LIST_SESSIONS,
-            Command::KICK,
-            Command::LIST_BANS,
-            Command::UNBAN,
-            Command::TENANT,
-            Command::WATCH,
-            Command::LIST_SERVERS,
-            Command::DRAIN_SERVER,
-        ];
-        let mut filter = Self::deny_all();
-        for command in commands {
-            filter = filter.allow(command, controller);
-        }
-        for status in [Status::READY, Status::FULL, Status::OFFLINE, Status::MAINTENANCE] {
-            filter = filter.allow(status, node);
-        }
-        for failure in [
-            ErrorCode::START_FAILURE,
-            ErrorCode::STOP_FAILURE,
-            ErrorCode::DELETE_FAILURE,
-            ErrorCode::RESTART_FAILURE,
-            ErrorCode::ATTACH_VOLUME_FAILURE,
-            ErrorCode::DETACH_VOLUME_FAILURE,
-        ] {
-            filter = filter.allow(failure, node);
-        }
-        filter
-            .allow(Command::STATS, node)
-            .allow(Event::TENANT_ADDED, Role::AGENT)
-            .allow(Event::TENANT_REMOVED, Role::AGENT)
-            .allow(Event::INSTANCE_DELETED, node)
-            .allow(Event::INSTANCE_STOPPED, node)
-            .allow(Event::STREAM_OPENED, node)
-            .allow(Event::STREAM_DATA, node)
-            .allow(Event::STREAM_ENDED, node)
-            .allow(Event::CONCENTRATOR_INSTANCE_ADDED, Role::NETAGENT | cnci)
-            .allow(Event::PUBLIC_IP_ASSIGNED, cnci)
-            .allow(Event::PUBLIC_IP_UNASSIGNED, cnci)
-            .allow(Event::TRACE_REPORT, any)
-            .allow(ErrorCode::ASSIGN_PUBLIC_IP_FAILURE, cnci)
-            .allow(ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE, cnci)
-            .allow(ErrorCode::INVALID_CONFIGURATION, any)
-            .allow(ErrorCode::INVALID_FRAME_TYPE, any)
-            .allow(ErrorCode::CONNECTION_FAILURE, any)
-            .allow(ErrorCode::CONNECTION_ABORTED, any)
+        FrameKind::all().fold(Self::deny_all(), |filter, kind| {
+            let (senders, _) = kind.cluster_roles();
+            filter.allow(kind, senders)
+        })
     }
 
     /// Allows the roles in `senders`, and no others, to send frames of `kind`.
@@ -155,6 +94,7 @@ impl Filter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::{Command, Event};
 
     #[test]
     fn the_spec_filter_allows_each_kind_to_its_roles() {

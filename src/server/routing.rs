@@ -5,7 +5,7 @@ use std::fmt;
 use uuid::Uuid;
 
 use super::sessions::Directory;
-use crate::proto::{Command, ErrorCode, Event, Frame, FrameKind, FrameType, Operands, ParseKindError};
+use crate::proto::{Frame, FrameKind, FrameType, Operands, ParseKindError};
 use ssntp_transport::{ParseRoleError, Role};
 
 /// The decision of a routing function about one frame.
@@ -71,55 +71,10 @@ impl Rules {
     /// assert_eq!(Rules::spec().receivers(Command::STATS), Some(Role::CONTROLLER));
     /// ```
     pub fn spec() -> Self {
-        let node = Role::AGENT | Role::NETAGENT;
-        let mut rules = Self::new();
-        for command in [
-            Command::START,
-            Command::STOP,
-            Command::EVACUATE,
-            Command::DELETE,
-            Command::RESTART,
-            Command::ATTACH_VOLUME,
-            Command::DETACH_VOLUME,
-            Command::RESTORE,
-        ] {
-            rules = rules.multicast(command, node);
-        }
-        for command in [
-            Command::ASSIGN_PUBLIC_IP,
-            Command::RELEASE_PUBLIC_IP,
-            Command::REFRESH_CNCI,
-        ] {
-            rules = rules.multicast(command, Role::CNCIAGENT);
-        }
-        rules = rules
-            .multicast(Command::CONFIGURE, node | Role::CNCIAGENT)
-            .multicast(Event::TENANT_ADDED, Role::CNCIAGENT)
-            .multicast(Event::TENANT_REMOVED, Role::CNCIAGENT);
-        // Reports go to controllers, except for these: errors about a single frame concern only the two
-        // peers; a stream belongs to one controller, which only a scheduler knows; and the scheduler
-        // itself answers questions about tenants and sends the other events.
-        let not_forwarded: [FrameKind; 11] = [
-            ErrorCode::INVALID_FRAME_TYPE.into(),
-            ErrorCode::INVALID_CONFIGURATION.into(),
-            ErrorCode::CONNECTION_FAILURE.into(),
-            ErrorCode::CONNECTION_ABORTED.into(),
-            Event::STREAM_OPENED.into(),
-            Event::STREAM_DATA.into(),
-            Event::STREAM_ENDED.into(),
-            Event::TENANTS.into(),
-            Event::SNAPSHOT_COMPLETE.into(),
-            Event::NEW_LEADER.into(),
-            Event::DRAINING.into(),
-        ];
-        for kind in FrameKind::all() {
-            let is_report = kind == Command::STATS || kind.frame_type != FrameType::COMMAND;
-            let is_excepted = kind.is_handshake() || kind.is_of_operators() || not_forwarded.contains(&kind);
-            if is_report && !is_excepted && rules.receivers(kind).is_none() {
-                rules = rules.multicast(kind, Role::CONTROLLER);
-            }
-        }
-        rules
+        FrameKind::all().fold(Self::new(), |rules, kind| match kind.cluster_roles() {
+            (_, Role::NONE) => rules,
+            (_, receivers) => rules.multicast(kind, receivers),
+        })
     }
 
     /// Parses rules, one in each word: `STATS=controller` sends STATS to every session with that role,
@@ -340,7 +295,7 @@ impl RuleTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::Status;
+    use crate::proto::{Command, ErrorCode, Event, Status};
     use crate::server::Filter;
 
     #[test]

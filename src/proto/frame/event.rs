@@ -1,34 +1,39 @@
 //! EVENT frames (docs/protocol.md, "EVENT").
+//!
+//! Not forwarded by a server that reads no payloads: a stream belongs to one controller, which only a
+//! scheduler knows, and the scheduler itself makes the events that no client may send.
 
-super::operand::operand! {
+use super::operand::{AGENT, ANY, CONCENTRATORS, CONTROLLER, NETAGENT, NOBODY, NODES, operand};
+
+operand! {
     /// The operand of an EVENT frame. Unknown values survive.
     Event of EVENT {
         /// A node runs the first workload of a tenant.
-        0x0 TENANT_ADDED = "TenantAdded";
+        0x0 TENANT_ADDED = "TenantAdded", AGENT => CONCENTRATORS;
         /// A node no longer runs a workload of a tenant.
-        0x1 TENANT_REMOVED = "TenantRemoved";
+        0x1 TENANT_REMOVED = "TenantRemoved", AGENT => CONCENTRATORS;
         /// An instance was deleted.
-        0x2 INSTANCE_DELETED = "InstanceDeleted";
+        0x2 INSTANCE_DELETED = "InstanceDeleted", NODES => CONTROLLER;
         /// A concentrator instance runs.
-        0x3 CONCENTRATOR_INSTANCE_ADDED = "ConcentratorInstanceAdded";
+        0x3 CONCENTRATOR_INSTANCE_ADDED = "ConcentratorInstanceAdded", NETAGENT | CONCENTRATORS => CONTROLLER;
         /// An instance has its public IP address.
-        0x4 PUBLIC_IP_ASSIGNED = "PublicIPAssigned";
+        0x4 PUBLIC_IP_ASSIGNED = "PublicIPAssigned", CONCENTRATORS => CONTROLLER;
         /// Traces of frames.
-        0x5 TRACE_REPORT = "TraceReport";
+        0x5 TRACE_REPORT = "TraceReport", ANY => CONTROLLER;
         /// A node connected.
-        0x6 NODE_CONNECTED = "NodeConnected";
+        0x6 NODE_CONNECTED = "NodeConnected", NOBODY => CONTROLLER;
         /// A node disconnected.
-        0x7 NODE_DISCONNECTED = "NodeDisconnected";
+        0x7 NODE_DISCONNECTED = "NodeDisconnected", NOBODY => CONTROLLER;
         /// An instance lost its public IP address.
-        0x8 PUBLIC_IP_UNASSIGNED = "PublicIPUnassigned";
+        0x8 PUBLIC_IP_UNASSIGNED = "PublicIPUnassigned", CONCENTRATORS => CONTROLLER;
         /// An instance stopped.
-        0x9 INSTANCE_STOPPED = "InstanceStopped";
+        0x9 INSTANCE_STOPPED = "InstanceStopped", NODES => CONTROLLER;
         /// Ours: a stream was opened.
-        0x40 STREAM_OPENED = "StreamOpened";
+        0x40 STREAM_OPENED = "StreamOpened", NODES;
         /// Ours: a piece of the output of an instance.
-        0x41 STREAM_DATA = "StreamData";
+        0x41 STREAM_DATA = "StreamData", NODES;
         /// Ours: a stream has ended.
-        0x42 STREAM_ENDED = "StreamEnded";
+        0x42 STREAM_ENDED = "StreamEnded", NODES;
         /// Ours: a page of the sessions.
         0x43 SESSIONS = "Sessions";
         /// Ours: the result of a Kick.

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use byteorder::{BigEndian, ByteOrder};
 
 use super::{Command, ErrorCode, Event, Status};
+use ssntp_transport::Role;
 
 /// Length of a header in bytes.
 pub const HEADER_LEN: usize = 8;
@@ -86,6 +87,18 @@ impl FrameKind {
             FrameType::EVENT => Event(self.operand).name(),
             FrameType::ERROR => ErrorCode(self.operand).name(),
             _ => None,
+        }
+    }
+
+    /// The roles that may send the frame in a cluster, and those to which a server that reads no payloads
+    /// forwards it.
+    pub(crate) fn cluster_roles(self) -> (Role, Role) {
+        match self.frame_type {
+            FrameType::COMMAND => Command(self.operand).roles(),
+            FrameType::STATUS => Status(self.operand).roles(),
+            FrameType::EVENT => Event(self.operand).roles(),
+            FrameType::ERROR => ErrorCode(self.operand).roles(),
+            _ => (Role::NONE, Role::NONE),
         }
     }
 

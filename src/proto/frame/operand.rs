@@ -1,4 +1,16 @@
-//! Macros for numbers with names: frame types, operands, and the reasons for the end of streams.
+//! Macros for numbers with names: frame types, operands, and the reasons for the end of streams; and the
+//! roles in the tables of operands.
+
+use ssntp_transport::Role;
+
+pub(super) const NOBODY: Role = Role::NONE;
+pub(super) const AGENT: Role = Role::AGENT;
+pub(super) const NETAGENT: Role = Role::NETAGENT;
+/// Both kinds of nodes.
+pub(super) const NODES: Role = Role::from_bits(AGENT.bits() | NETAGENT.bits());
+pub(super) const CONCENTRATORS: Role = Role::CNCIAGENT;
+pub(super) const CONTROLLER: Role = Role::CONTROLLER;
+pub(super) const ANY: Role = Role::ALL;
 
 /// Defines a number newtype with named constants, their list, and printing. A value without a name
 /// is kept, and prints as hex with the text of `after` before it.
@@ -46,18 +58,45 @@ macro_rules! named {
 }
 
 /// Defines the operands of one frame type as `named!` numbers that convert into a
-/// [`FrameKind`](super::FrameKind).
+/// [`FrameKind`](super::FrameKind). Behind the name of an operand are the roles that may send it in a
+/// cluster, and behind `=>` those to which a server that reads no payloads forwards it. Without the
+/// first nobody may send it, and without the second it is not forwarded.
 macro_rules! operand {
-    ($(#[$doc:meta])* $name:ident of $frame_type:ident $values:tt) => {
+    (@role) => {
+        ::ssntp_transport::Role::NONE
+    };
+    (@role $role:expr) => {
+        $role
+    };
+    (
+        $(#[$doc:meta])*
+        $name:ident of $frame_type:ident {
+            $(
+                $(#[$vdoc:meta])*
+                $value:literal $constant:ident = $text:literal $(, $from:expr $(=> $to:expr)?)?;
+            )*
+        }
+    ) => {
         $crate::proto::frame::operand::named! {
             $(#[$doc])*
-            $name after concat!(stringify!($frame_type), "/") => $values
+            $name after concat!(stringify!($frame_type), "/") => {
+                $( $(#[$vdoc])* $value $constant = $text; )*
+            }
         }
 
         impl $name {
             /// The kind of the frames with this operand.
             pub const fn kind(self) -> super::FrameKind {
                 super::FrameKind::new(super::FrameType::$frame_type, self.0)
+            }
+
+            /// The roles that may send it in a cluster, and those to which it is forwarded.
+            pub(super) fn roles(self) -> (::ssntp_transport::Role, ::ssntp_transport::Role) {
+                use $crate::proto::frame::operand::operand;
+                match self.0 {
+                    $( $value => (operand!(@role $($from)?), operand!(@role $($($to)?)?)), )*
+                    _ => (operand!(@role), operand!(@role)),
+                }
             }
         }
 
