@@ -147,6 +147,25 @@ impl Item {
             Self::Traced(_) | Self::Unsupported(_) => 1,
         }
     }
+
+    /// Each of the frames, with its trace. An unsupported frame has been dropped, so it is not among them.
+    pub fn each(&self) -> impl Iterator<Item = Frame> {
+        let (run, traced) = match self {
+            Self::Run(run) => (Some(run), None),
+            Self::Traced(frame) => (None, Some(frame.clone())),
+            Self::Unsupported(_) => (None, None),
+        };
+        run.into_iter().flat_map(Run::frames).chain(traced)
+    }
+}
+
+impl From<&Frame> for Item {
+    fn from(frame: &Frame) -> Self {
+        match frame.trace() {
+            Some(_) => Self::Traced(frame.clone()),
+            None => Self::Run(Run::of(frame)),
+        }
+    }
 }
 
 /// Decodes the frames of an established session from bytes in any pieces.

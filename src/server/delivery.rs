@@ -10,79 +10,93 @@ use uuid::Uuid;
 use super::config::SlowConsumer;
 use super::core::{Notice, State, guard};
 use super::disconnect::DisconnectReason;
-use super::federation::ForwardBody;
 use super::handler::SendError;
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
-use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};
+use crate::proto::{ErrorCode, Frame, FrameKind, Item, MAX_WASTE, Run, answer_to_filtered};
 use crate::wire::{outgoing, unix_nanos_at};
 use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Drops};
 use ssntp_transport::excerpt;
 use ssntp_transport::{Load, Outgoing};
 
-/// The encodings of one frame for several sessions: one with its trace and one without. Each is made
-/// when the first session needs it.
-pub(super) struct SharedEncoding {
-    /// With the time at which it leaves in its trace.
-    frame: Frame,
-    plain: Option<Outgoing>,
-    traced: Option<Outgoing>,
+/// Frames of one kind on their way to several receivers.
+pub(super) struct Parcel {
+    kind: FrameKind,
+    /// For sessions that do not want traces.
+    plain: Outgoing,
+    /// One frame with the time at which it leaves in its trace, if it has one.
+    traced: Option<Frame>,
+    /// The encoding of `traced`, made when the first session needs it.
+    encoded: Option<Outgoing>,
 }
 
-impl SharedEncoding {
-    pub(super) fn new(frame: &Frame, state: &State) -> Self {
-        let mut frame = frame.clone();
-        if let Some(trace) = frame.trace_mut() {
+impl Parcel {
+    /// All receivers share the received bytes, so nothing is encoded again.
+    pub(super) fn run(run: &Run) -> Self {
+        Self {
+            kind: run.kind(),
+            plain: Outgoing::whole(run.wire().clone(), run.len()),
+            traced: None,
+            encoded: None,
+        }
+    }
+
+    pub(super) fn frame(frame: &Frame, state: &State) -> Self {
+        let mut traced = frame.trace().is_some().then(|| frame.clone());
+        if let Some(trace) = traced.as_mut().and_then(Frame::trace_mut) {
             let environment = &state.environment;
             trace.stamp_sent(environment.uuid, environment.role, unix_nanos_at(state.wall));
         }
         Self {
-            frame,
-            plain: None,
-            traced: None,
+            kind: frame.kind(),
+            plain: outgoing(frame, false),
+            traced,
+            encoded: None,
         }
     }
 
-    pub(super) fn for_session(&mut self, session: &Session) -> Outgoing {
-        let with_trace = session.info.tracing && self.frame.trace().is_some();
-        let encoded = match with_trace {
-            true => &mut self.traced,
-            false => &mut self.plain,
-        };
-        encoded
-            .get_or_insert_with(|| outgoing(&self.frame, with_trace))
-            .clone()
+    /// `None` if the item has no frames.
+    pub(super) fn of(item: &Item, state: &State) -> Option<Self> {
+        match item {
+            Item::Run(run) => Some(Self::run(run)),
+            Item::Traced(frame) => Some(Self::frame(frame, state)),
+            Item::Unsupported(_) => None,
+        }
     }
 
-    /// The frame for sessions of another server, with its trace.
-    pub(super) fn for_link(&self) -> ForwardBody {
-        match self.frame.trace() {
-            None => ForwardBody::from(&Run::of(&self.frame)),
-            Some(_) => ForwardBody {
-                bytes: self.frame.encode(),
-                frames: 1,
-                traced: true,
-            },
+    fn for_session(&mut self, session: &Session) -> Outgoing {
+        match &self.traced {
+            Some(frame) if session.info.tracing => {
+                self.encoded.get_or_insert_with(|| outgoing(frame, true)).clone()
+            }
+            _ => self.plain.clone(),
         }
+    }
+
+    /// True with a frame with its trace, false with frames of one kind, for sessions of another server.
+    pub(super) fn for_link(&self) -> (bool, Bytes) {
+        match &self.traced {
+            Some(frame) => (true, frame.encode()),
+            None => (false, self.plain.bytes()),
+        }
+    }
+
+    pub(super) fn frames(&self) -> u32 {
+        self.plain.frames()
     }
 }
 
 impl State {
-    /// Sends frames to every session with a role, except to `from`. Returns the number of frames, counted
-    /// for each receiver.
-    pub(super) fn fan_out(
-        &mut self,
-        from: Option<Uuid>,
-        to: Role,
-        kind: FrameKind,
-        mut item: impl FnMut(&Session) -> Outgoing,
-    ) -> u64 {
+    /// Sends frames to every session of this server with a role, except to `from`. Returns the number of
+    /// sessions.
+    pub(super) fn fan_out(&mut self, from: Option<Uuid>, to: Role, parcel: &mut Parcel) -> usize {
         let sessions = self.sessions.with_role(to);
         let others = sessions.filter(|session| Some(session.info.uuid) != from);
         let (origin, mut sent) = (self.origin, Load::default());
+        let before = self.actions.len();
         self.actions.extend(others.map(|session| {
-            let item = item(session);
+            let item = parcel.for_session(session);
             sent += item.load();
             Action::Send {
                 origin,
@@ -91,8 +105,23 @@ impl State {
             }
         }));
         // Counted once for all receivers, because a thousand look-ups of the kind would take time.
-        self.tally.sent(kind, sent);
-        sent.frames
+        self.tally.sent(parcel.kind, sent);
+        self.actions.len() - before
+    }
+
+    /// As [`fan_out`](Self::fan_out), and also to the sessions of other servers.
+    pub(super) fn multicast(&mut self, from: Option<Uuid>, to: Role, parcel: &mut Parcel) -> usize {
+        self.fan_out(from, to, parcel) + self.send_to_remote_role(from, to, parcel)
+    }
+
+    /// Queues frames for one session of this server. False if there is none of that UUID.
+    pub(super) fn send_here(&mut self, to: Uuid, parcel: &mut Parcel) -> bool {
+        let Some(session) = self.sessions.of(to) else {
+            return false;
+        };
+        let (id, item) = (session.info.id, parcel.for_session(session));
+        self.push(id, parcel.kind, item);
+        true
     }
 
     /// Calls the routing function for the frame's kind and carries out its decision: discards the frame,
@@ -124,11 +153,10 @@ impl State {
                 }
             }
             Decision::Forward(targets) => {
-                let frame = apart(frame, memory);
-                let mut encoding = SharedEncoding::new(&frame, self);
+                let mut parcel = Parcel::frame(&apart(frame, memory), self);
                 let mut count = 0;
                 for uuid in targets {
-                    match self.send_encoded(Some(info.uuid), uuid, &mut encoding) {
+                    match self.send_parcel(Some(info.uuid), uuid, &mut parcel) {
                         Ok(()) => count += 1,
                         Err(e) => {
                             let kind = self.environment.operands.show(frame.kind());
@@ -145,24 +173,15 @@ impl State {
 
     /// Sends a frame to one session, of this server or of another one. `from` is the client that the
     /// frame came from; it is an error to send the frame back to it.
-    fn send_encoded(
-        &mut self,
-        from: Option<Uuid>,
-        to: Uuid,
-        encoding: &mut SharedEncoding,
-    ) -> Result<(), SendError> {
-        if Some(to) == from {
-            return Err(SendError::ToSender(to));
+    fn send_parcel(&mut self, from: Option<Uuid>, to: Uuid, parcel: &mut Parcel) -> Result<(), SendError> {
+        match Some(to) == from {
+            true => Err(SendError::ToSender(to)),
+            false if self.send_here(to, parcel) => Ok(()),
+            false => self.send_to_remote(from, to, parcel),
         }
-        let Some(session) = self.sessions.of(to) else {
-            return self.send_to_remote(from, to, || encoding.for_link());
-        };
-        let (id, item) = (session.info.id, encoding.for_session(session));
-        self.push(id, encoding.frame.kind(), item);
-        Ok(())
     }
 
-    /// Sends a frame of the application to one session. `from` as of [`send_encoded`](Self::send_encoded).
+    /// Sends a frame of the application to one session. `from` as of [`send_parcel`](Self::send_parcel).
     pub(super) fn send(&mut self, from: Option<Uuid>, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         self.check(frame)?;
         self.send_unchecked(from, to, frame)
@@ -176,7 +195,7 @@ impl State {
         to: Uuid,
         frame: &Frame,
     ) -> Result<(), SendError> {
-        self.send_encoded(from, to, &mut SharedEncoding::new(frame, self))
+        self.send_parcel(from, to, &mut Parcel::frame(frame, self))
     }
 
     /// Queues an item for one session, and counts it.
@@ -246,10 +265,8 @@ impl State {
         frame: &Frame,
     ) -> Result<usize, SendError> {
         self.check(frame)?;
-        let mut encoding = SharedEncoding::new(frame, self);
-        let here = self.fan_out(from, to, frame.kind(), |session| encoding.for_session(session));
-        let here = usize::try_from(here).unwrap_or(usize::MAX);
-        Ok(here + self.send_to_remote_role(from, to, || encoding.for_link()))
+        let mut parcel = Parcel::frame(frame, self);
+        Ok(self.multicast(from, to, &mut parcel))
     }
 
     /// Sends a frame `times` times to a session, as the answer to its own frames.

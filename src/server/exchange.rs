@@ -27,16 +27,8 @@ use crate::proto::{Exchange, Frame, Item, Step, answer_to_bad_exchange};
 use crate::request::{Answer, Request, RequestError};
 
 impl ServerCore {
-    /// Handles frames of a kind that is registered as a request.
-    pub(super) fn exchange(&mut self, info: &Arc<SessionInfo>, item: Item) {
-        match item {
-            Item::Run(run) => run.frames().for_each(|frame| self.handle_exchange(info, &frame)),
-            Item::Traced(frame) => self.handle_exchange(info, &frame),
-            Item::Unsupported(_) => {}
-        }
-    }
-
-    fn handle_exchange(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
+    /// Handles a frame of a kind that is registered as a request.
+    pub(super) fn handle_exchange(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
         let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
             if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
                 self.state.answer(info.id, &answer, 1);
@@ -90,7 +82,7 @@ impl ServerCore {
         // request has no receiver that could answer.
         let before = (self.state.actions.len(), self.state.held.len());
         let notices = self.state.notices.len();
-        self.route_frame(info, asking);
+        self.route(info, &Item::from(asking));
         let after = (self.state.actions.len(), self.state.held.len());
         if before == after {
             // A request that found no room among the held frames is refused here, so the application

@@ -21,14 +21,14 @@ use uuid::Uuid;
 use super::audit::{AUDIT, Named};
 use super::bans::{MAX_BAN, MAX_BANS};
 use super::core::{ServerCore, State};
+use super::delivery::Parcel;
 use super::disconnect::DisconnectReason;
-use super::federation::ForwardBody;
 use super::sessions::{Session, SessionInfo};
 use crate::payload::{
     self, BanEntry, Bans, DrainServer, Id, InvalidFrameType, Kick, Kicked, ListBans, ListServers,
     ListSessions, OperatorRefusal, Payload, SessionEntry, Sessions, Unban, Unbanned, Watch,
 };
-use crate::proto::{Command, Frame, FrameKind, FrameType, Item, Run, answer_to_filtered};
+use crate::proto::{Command, Frame, FrameKind, FrameType, answer_to_filtered};
 use ssntp_transport::Role;
 
 /// The maximum number of entries of a page. With some 500 bytes each they take half of the 64 KiB that
@@ -48,16 +48,8 @@ pub(super) fn is_of_operators(kind: FrameKind) -> bool {
 pub(super) type Refused = (OperatorRefusal, String);
 
 impl ServerCore {
-    /// Carries out commands of operators, see [`is_of_operators`].
-    pub(super) fn handle_commands(&mut self, info: &Arc<SessionInfo>, item: &Item) {
-        match item {
-            Item::Run(run) => run.frames().for_each(|frame| self.handle_command(info, &frame)),
-            Item::Traced(frame) => self.handle_command(info, frame),
-            Item::Unsupported(_) => {}
-        }
-    }
-
-    fn handle_command(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
+    /// Carries out a command of operators, see [`is_of_operators`].
+    pub(super) fn handle_command(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
         let kind = frame.kind();
         let is_operator = info.role.intersects(self.state.operators);
         if !is_operator || !self.state.filter.allows(info.role, kind) {
@@ -130,7 +122,7 @@ impl State {
             return self.answer(to.id, frame, 1);
         }
         // If the link is gone, the operator's session is gone as well.
-        let _ = self.send_to_remote(None, to.uuid, || ForwardBody::from(&Run::of(frame)));
+        let _ = self.send_to_remote(None, to.uuid, &Parcel::frame(frame, self));
     }
 
     /// Sends the answer to a command of the kind `asked`.

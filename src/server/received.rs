@@ -16,14 +16,12 @@ use std::sync::Arc;
 use log::debug;
 
 use super::core::ServerCore;
-use super::delivery::SharedEncoding;
+use super::delivery::Parcel;
 use super::disconnect::DisconnectReason;
-use super::federation::ForwardBody;
 use super::operators::is_of_operators;
 use super::routing::Rule;
 use super::sessions::{SessionId, SessionInfo};
-use crate::proto::{Command, ErrorCode, Frame, Item, Run, answer_to_unsupported};
-use ssntp_transport::Outgoing;
+use crate::proto::{Command, ErrorCode, Item, answer_to_unsupported};
 use ssntp_transport::Role;
 
 impl ServerCore {
@@ -62,10 +60,10 @@ impl ServerCore {
         }
         // Before the filter, because a request that is refused needs an answer that names it.
         if self.state.environment.operands.is_request(kind) {
-            return self.exchange(&info, item);
+            return item.each().for_each(|frame| self.handle_exchange(&info, &frame));
         }
         if is_of_operators(kind) {
-            return self.handle_commands(&info, &item);
+            return item.each().for_each(|frame| self.handle_command(&info, &frame));
         }
         if !self.state.filter.allows(info.role, kind) {
             return self.state.filtered(id, kind, frames);
@@ -73,72 +71,56 @@ impl ServerCore {
         let configures = self.state.takes_configure
             && kind == Command::CONFIGURE
             && info.role.intersects(Role::CONTROLLER);
-        match item {
-            Item::Run(run) if configures => {
-                // Each CONFIGURE is checked by itself. They are rare, so the cost does not matter.
-                for frame in run.frames() {
-                    if self.state.configure(id, &frame) {
-                        self.route_run(&info, &Run::of(&frame));
-                    }
-                }
+        if !configures {
+            return self.deliver(&info, item);
+        }
+        // Each CONFIGURE is checked by itself. They are rare, so the cost does not matter.
+        for frame in item.each() {
+            if self.state.configure(id, &frame) {
+                self.deliver(&info, Item::from(&frame));
             }
-            Item::Run(run) => self.route_run(&info, &run),
-            Item::Traced(frame) => {
-                if configures && !self.state.configure(id, &frame) {
-                    return;
-                }
-                self.route_frame(&info, &frame);
-                self.guarded("frame", |handler, cx| handler.frame(cx, &info, frame));
-            }
-            Item::Unsupported(_) => {}
         }
     }
 
-    fn route_run(&mut self, info: &Arc<SessionInfo>, run: &Run) {
-        match self.state.rules.get(run.kind()) {
+    fn deliver(&mut self, info: &Arc<SessionInfo>, item: Item) {
+        self.route(info, &item);
+        // After the rules, so that frames that the handler sends arrive behind the frame that caused
+        // them.
+        self.hand_over(info, item);
+    }
+
+    /// Gives frames to the application.
+    pub(super) fn hand_over(&mut self, info: &SessionInfo, item: Item) {
+        self.guarded("frame", |handler, cx| match item {
+            Item::Run(run) => handler.run(cx, info, &run),
+            Item::Traced(frame) => handler.frame(cx, info, frame),
+            Item::Unsupported(_) => {}
+        });
+    }
+
+    /// Forwards frames by the rule for their kind.
+    pub(super) fn route(&mut self, info: &Arc<SessionInfo>, item: &Item) {
+        let state = &mut self.state;
+        match state.rules.get(item.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
-                // All receivers share the received bytes, so nothing is encoded again.
-                let item = Outgoing::whole(run.wire().clone(), run.len());
-                let here = self
-                    .state
-                    .fan_out(Some(info.uuid), role, run.kind(), |_| item.clone());
-                let state = &mut self.state;
-                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || ForwardBody::from(run));
-                if here == 0 && elsewhere == 0 {
-                    state.tally.unreceived += u64::from(run.len());
+                let sent = Parcel::of(item, state).map_or(0, |mut parcel| {
+                    state.multicast(Some(info.uuid), role, &mut parcel)
+                });
+                if sent == 0 {
+                    state.tally.unreceived += u64::from(item.frames());
                 }
             }
             Some(Rule::Function(_)) => {
                 // The payload of each frame keeps the bytes of the whole run alive.
-                for frame in run.frames() {
-                    self.state.route_by_function(info, &frame, run.wire().len());
+                let memory = match item {
+                    Item::Run(run) => run.wire().len(),
+                    _ => 0,
+                };
+                for frame in item.each() {
+                    state.route_by_function(info, &frame, memory);
                 }
             }
-            None => {}
-        }
-        // After the rules, so that frames that the handler sends arrive behind the frame that caused
-        // them.
-        self.guarded("frame", |handler, cx| handler.run(cx, info, run));
-    }
-
-    pub(super) fn route_frame(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
-        match self.state.rules.get(frame.kind()) {
-            Some(Rule::Multicast(role)) => {
-                let role = *role;
-                let mut encoding = SharedEncoding::new(frame, &self.state);
-                let state = &mut self.state;
-                let here = state.fan_out(Some(info.uuid), role, frame.kind(), |session| {
-                    encoding.for_session(session)
-                });
-                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || encoding.for_link());
-                if here == 0 && elsewhere == 0 {
-                    state.tally.unreceived += 1;
-                }
-            }
-            Some(Rule::Function(_)) => self
-                .state
-                .route_by_function(info, frame, frame.payload_bytes().len()),
             None => {}
         }
     }

@@ -12,7 +12,8 @@ use log::{info, warn};
 
 use super::audit::{AUDIT, Named};
 use super::core::{ServerCore, State};
-use super::federation::{ForwardBody, LinkFigures, PeerState};
+use super::delivery::Parcel;
+use super::federation::{LinkFigures, PeerState};
 use super::operators::{PAGE, Refused, named, read};
 use super::sessions::SessionInfo;
 use crate::payload::{DrainServer, ListServers, OperatorRefusal, Payload, ServerEntry, ServerState, Servers};
@@ -87,7 +88,7 @@ impl State {
         }
         let uuid = named(&asked.uuid)?;
         if uuid != self.environment.uuid {
-            let passed = frame.map(|frame| self.pass_to(uuid, by, ForwardBody::from(&Run::of(frame))));
+            let passed = frame.map(|frame| self.pass_to(uuid, by, &Parcel::run(&Run::of(frame))));
             return match passed {
                 Some(Ok(())) => Ok(false),
                 _ => {

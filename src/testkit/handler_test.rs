@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
-use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Run, Step, content};
+use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Step, content};
 use crate::request::Request;
 use crate::server::core::{Arrival, ArrivalKind, Environment, Grant, Peer, ServerCore};
 use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo, now, wall_clock};
@@ -140,14 +140,9 @@ impl HandlerTest {
 
     /// Delivers a frame of a client to the server. Does nothing if the client is not connected.
     pub fn receive(&mut self, from: Uuid, frame: &Frame) {
-        let item = if frame.trace().is_some() {
-            Item::Traced(frame.clone())
-        } else {
-            Item::Run(Run::of(frame))
-        };
         if let Some(id) = self.id_of(from) {
             self.step(|core, now, actions| {
-                core.item(id, item, u32::MAX, now, actions);
+                core.item(id, Item::from(frame), u32::MAX, now, actions);
             });
         }
     }
@@ -294,12 +289,6 @@ impl HandlerTest {
         // The server sends whole, valid frames, so decoding does not fail.
         let _ = codec.decode(&mut bytes, &mut items);
         let sent = self.sent.entry(*uuid).or_default();
-        for item in items {
-            match item {
-                Item::Run(run) => sent.extend(run.frames()),
-                Item::Traced(frame) => sent.push(frame),
-                Item::Unsupported(_) => {}
-            }
-        }
+        sent.extend(items.iter().flat_map(Item::each));
     }
 }

@@ -16,30 +16,13 @@ use uuid::Uuid;
 
 use super::facts::ServerLink;
 use super::frames::{Forward, LinkFault, LinkFrame, Receivers};
-use crate::proto::{Codec, Command, Frame, FrameKind, Item, MAX_WASTE, Run};
+use crate::proto::{Codec, Command, Frame, Item, MAX_WASTE, Run};
 use crate::server::core::{ServerCore, State};
-use crate::server::delivery::SharedEncoding;
+use crate::server::delivery::Parcel;
 use crate::server::handler::{Context, SendError};
-use crate::server::sessions::{Session, SessionId, SessionInfo};
+use crate::server::sessions::{SessionId, SessionInfo};
 use ssntp_transport::dispatch::Origin;
-use ssntp_transport::{ConnectionId, Load, Outgoing, Role};
-
-/// The frames of one FORWARD: whole frames of one kind, or one frame with a trace.
-pub(in crate::server) struct ForwardBody {
-    pub(in crate::server) bytes: Bytes,
-    pub(in crate::server) frames: u32,
-    pub(in crate::server) traced: bool,
-}
-
-impl From<&Run> for ForwardBody {
-    fn from(run: &Run) -> Self {
-        Self {
-            bytes: run.wire().clone(),
-            frames: run.len(),
-            traced: false,
-        }
-    }
-}
+use ssntp_transport::{ConnectionId, Load, Role};
 
 impl State {
     /// The number of this server's session whose frames are being handled, or 0.
@@ -50,14 +33,21 @@ impl State {
         }
     }
 
-    fn encode_forward(&self, from: Option<Uuid>, to: Receivers, body: ForwardBody) -> Bytes {
+    /// Sends frames over a link.
+    fn forward(&mut self, link: ConnectionId, from: Option<Uuid>, to: Receivers, parcel: &Parcel) {
+        let bytes = self.encode_forward(from, to, parcel);
+        self.send_over_link(link, bytes, parcel.frames(), self.origin);
+    }
+
+    fn encode_forward(&self, from: Option<Uuid>, to: Receivers, parcel: &Parcel) -> Bytes {
+        let (traced, frames) = parcel.for_link();
         let forward = Forward {
             token: self.links.acting,
             number: self.origin_number(),
             from: from.unwrap_or_default(),
             to,
-            traced: body.traced,
-            frames: body.bytes,
+            traced,
+            frames,
         };
         LinkFrame::Forward { forward }.encode()
     }
@@ -70,15 +60,12 @@ impl State {
         &mut self,
         from: Option<Uuid>,
         to: Uuid,
-        body: impl FnOnce() -> ForwardBody,
+        parcel: &Parcel,
     ) -> Result<(), SendError> {
         let row = self.links.roster.get(to);
         let link = row.and_then(|row| self.links.to(row.info.server));
         let link = link.ok_or(SendError::NotConnected(to))?;
-        let body = body();
-        let frames = body.frames;
-        let bytes = self.encode_forward(from, Receivers::Sessions(vec![to]), body);
-        self.send_over_link(link, bytes, frames, self.origin);
+        self.forward(link, from, Receivers::Sessions(vec![to]), parcel);
         Ok(())
     }
 
@@ -90,15 +77,13 @@ impl State {
         &mut self,
         server: Uuid,
         from: &SessionInfo,
-        body: ForwardBody,
+        parcel: &Parcel,
     ) -> Result<(), SendError> {
         // Before the snapshots are exchanged, the other server does not know the session.
         let link = self.links.to(server);
         let is_linked = |link: &ConnectionId| self.links.table.get(*link).is_some_and(|link| link.linked);
         let link = link.filter(is_linked).ok_or(SendError::NotConnected(server))?;
-        let frames = body.frames;
-        let bytes = self.encode_forward(Some(from.uuid), Receivers::Application, body);
-        self.send_over_link(link, bytes, frames, self.origin);
+        self.forward(link, Some(from.uuid), Receivers::Application, parcel);
         Ok(())
     }
 
@@ -108,7 +93,7 @@ impl State {
         &mut self,
         from: Option<Uuid>,
         to: Role,
-        body: impl FnOnce() -> ForwardBody,
+        parcel: &Parcel,
     ) -> usize {
         if self.links.is_empty() {
             return 0;
@@ -122,12 +107,10 @@ impl State {
             return 0;
         }
         // Encoded once, and only if a link needs it.
-        let body = body();
-        let frames = body.frames;
-        let bytes = self.encode_forward(from, Receivers::Role(to), body);
+        let bytes = self.encode_forward(from, Receivers::Role(to), parcel);
         let mut count = 0;
         for (id, sessions) in links {
-            self.send_over_link(id, bytes.clone(), frames, self.origin);
+            self.send_over_link(id, bytes.clone(), parcel.frames(), self.origin);
             count += sessions;
         }
         count
@@ -135,33 +118,16 @@ impl State {
 
     /// Sends the frames of a FORWARD to its receivers among this server's sessions. Returns their
     /// number.
-    fn deliver_forward(&mut self, from: Uuid, to: &Receivers, kind: FrameKind, item: &Item) -> u64 {
-        let mut encoding;
-        let run;
-        let encode: &mut dyn FnMut(&Session) -> Outgoing = match item {
-            Item::Run(frames) => {
-                run = Outgoing::whole(frames.wire().clone(), frames.len());
-                &mut |_| run.clone()
-            }
-            Item::Traced(frame) => {
-                encoding = SharedEncoding::new(frame, self);
-                &mut |session| encoding.for_session(session)
-            }
-            Item::Unsupported(_) => return 0,
+    fn deliver_forward(&mut self, from: Uuid, to: &Receivers, item: &Item) -> usize {
+        let Some(mut parcel) = Parcel::of(item, self) else {
+            return 0;
         };
         match to {
             Receivers::Sessions(uuids) => {
-                let mut sent = 0;
-                for uuid in uuids {
-                    if let Some(session) = self.sessions.of(*uuid) {
-                        let (id, item) = (session.info.id, encode(session));
-                        self.push(id, kind, item);
-                        sent += 1;
-                    }
-                }
-                sent
+                let sent = uuids.iter().filter(|uuid| self.send_here(**uuid, &mut parcel));
+                sent.count()
             }
-            Receivers::Role(role) => self.fan_out(Some(from), *role, kind, encode),
+            Receivers::Role(role) => self.fan_out(Some(from), *role, &mut parcel),
             Receivers::Application => 0,
         }
     }
@@ -241,15 +207,11 @@ impl ServerCore {
                         self.drain_for_remote(&row.info, run);
                         return 1;
                     }
-                    self.guarded("frame", |handler, cx| match item {
-                        Item::Run(run) => handler.run(cx, &row.info, &run),
-                        Item::Traced(frame) => handler.frame(cx, &row.info, frame),
-                        Item::Unsupported(_) => {}
-                    });
+                    self.hand_over(&row.info, item);
                     1
                 })
             }
-            to => self.state.deliver_forward(forward.from, to, kind, &item),
+            to => self.state.deliver_forward(forward.from, to, &item),
         };
         if let Some(link) = self.state.links.table.get_mut(link) {
             link.received += u64::from(frames);
@@ -336,7 +298,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server.
     pub fn pass_to_server(&mut self, server: Uuid, from: &SessionInfo, run: &Run) -> Result<(), SendError> {
-        self.state.pass_to(server, from, ForwardBody::from(run))
+        self.state.pass_to(server, from, &Parcel::run(run))
     }
 
     /// As [`pass_to_server`](Self::pass_to_server), for one frame with its trace.
@@ -349,8 +311,8 @@ impl Context<'_> {
         from: &SessionInfo,
         frame: &Frame,
     ) -> Result<(), SendError> {
-        let body = SharedEncoding::new(frame, self.state).for_link();
-        self.state.pass_to(server, from, body)
+        self.state
+            .pass_to(server, from, &Parcel::frame(frame, self.state))
     }
 
     /// Becomes the leader with this token, or a follower with `None`. Frames that a leader's

@@ -45,7 +45,6 @@ mod roster;
 pub(super) use self::claims::refusal;
 pub use self::dial::{Attempt, Dialler, PeerState, Redial};
 pub use self::facts::{LinkFigures, LinkRequest, ServerLink};
-pub(super) use self::forward::ForwardBody;
 pub(super) use self::frames::EndCode;
 pub(crate) use self::frames::{LINK, SLACK};
 pub(super) use self::join::{LinkFailure, LinkHandshake, LinkRegistry};

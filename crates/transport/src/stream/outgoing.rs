@@ -57,6 +57,14 @@ impl Outgoing {
         }
     }
 
+    /// All bytes in one piece, copied only if there are two parts.
+    pub fn bytes(&self) -> Bytes {
+        match self.head_len {
+            0 => self.body.clone(),
+            _ => self.parts().flatten().copied().collect(),
+        }
+    }
+
     /// The pieces to send, in order, without empty ones.
     pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
         let head = &self.head[..usize::from(self.head_len)];
