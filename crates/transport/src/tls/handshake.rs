@@ -4,10 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustls::pki_types::{ServerName, UnixTime};
+use rustls::pki_types::CertificateDer;
 
 use super::receive::{Incoming, TlsReceive};
-use super::resumption::Recheck;
 use super::split::{Agreed, Opener, Sealer};
 use super::transmit::TlsTransmit;
 use super::{Secured, TlsError};
@@ -15,15 +14,14 @@ use crate::host::left;
 use crate::socket::{Duplex, write_all};
 use crate::stream::{BufferPool, Halves, Inbox, Transmit};
 
-/// Runs a handshake, and passes its connection to both directions. `recheck` verifies the chain of
-/// a peer whose session resumes. `name` is the name that a server has to prove.
+/// Runs a handshake, and passes its connection to both directions. `check_again` verifies the
+/// chain of a peer whose session resumes, because a certificate may have expired or been revoked since.
 pub(super) fn handshake(
     stream: Arc<dyn Duplex>,
     (mut sealer, mut opener): (Sealer, Opener),
     pool: &BufferPool,
     deadline: Instant,
-    recheck: Option<&Recheck>,
-    name: Option<&ServerName<'_>>,
+    check_again: impl FnOnce(&[CertificateDer<'_>]) -> Result<(), rustls::Error>,
 ) -> Result<Secured, TlsError> {
     let mut incoming = Incoming::new(pool.clone());
     let mut inbox = Inbox::new(pool.clone());
@@ -37,8 +35,7 @@ pub(super) fn handshake(
     )?;
     let mut transmit = TlsTransmit::new(Arc::clone(&stream), sealer, pool.clone());
     if agreed.resumed
-        && let Some(recheck) = recheck
-        && let Err(e) = recheck.check(&agreed.peer, name, UnixTime::now())
+        && let Err(e) = check_again(&agreed.peer)
     {
         // rustls makes no alert, because for rustls the handshake has succeeded. So the peer sees
         // only the end of the session.

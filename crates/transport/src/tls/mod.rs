@@ -47,7 +47,8 @@ use rustls::{CertificateError, ClientConfig, ServerConfig};
 
 pub use self::error::TlsError;
 use self::handshake::handshake;
-use self::resumption::{Recheck, TicketCache};
+use self::resumption::TicketCache;
+use self::verifier::{OfClients, OfServers};
 use crate::pki::{self, Identity, Trust};
 use crate::socket::Duplex;
 use crate::stream::{BufferPool, Halves};
@@ -58,8 +59,8 @@ pub struct Acceptor {
     config: Arc<ServerConfig>,
     /// The same configuration with tickets, if they are allowed.
     resuming: Option<Arc<ServerConfig>>,
-    recheck: Option<Recheck>,
-    trust: Option<Trust>,
+    /// The check of clients. `None` if they need no certificate, or if the caller made the configuration.
+    clients: Option<Arc<OfClients>>,
 }
 
 impl Acceptor {
@@ -85,10 +86,9 @@ impl Acceptor {
     fn verifying(identity: &Identity, trust: &Trust, any_version: bool) -> Result<Self, TlsError> {
         trust.warn_if_revoked(identity);
         let verifier = verifier::of_clients(trust, any_version)?;
-        let config = server_config(Arc::clone(&verifier), identity)?;
+        let config = server_config(Arc::<OfClients>::clone(&verifier), identity)?;
         Ok(Self {
-            recheck: Some(Recheck::Client(verifier)),
-            trust: Some(trust.clone()),
+            clients: Some(verifier),
             ..Self::with_config(Arc::new(config))
         })
     }
@@ -108,7 +108,11 @@ impl Acceptor {
     /// # Errors
     /// [`TlsError::Configuration`].
     pub fn check_follows(&self, former: &Self) -> Result<(), TlsError> {
-        check_follows(self.trust.as_ref(), former.trust.as_ref())
+        check_follows(self.trust(), former.trust())
+    }
+
+    fn trust(&self) -> Option<&Trust> {
+        self.clients.as_ref().map(|clients| &clients.trust)
     }
 
     /// TLS with a configuration of the caller.
@@ -116,8 +120,7 @@ impl Acceptor {
         Self {
             config,
             resuming: None,
-            recheck: None,
-            trust: None,
+            clients: None,
         }
     }
 
@@ -158,11 +161,13 @@ impl Acceptor {
     /// acceptor was made by [`with_config`](Self::with_config).
     pub fn objection(&self, chain: &[CertificateDer<'_>], at: SystemTime) -> Option<String> {
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let checked = self
-            .recheck
-            .as_ref()?
-            .check(chain, None, UnixTime::since_unix_epoch(since));
+        let checked = self.check_again(chain, UnixTime::since_unix_epoch(since));
         error::objection(&checked.err()?)
+    }
+
+    fn check_again(&self, chain: &[CertificateDer<'_>], at: UnixTime) -> Result<(), rustls::Error> {
+        let clients = self.clients.as_ref();
+        clients.map_or(Ok(()), |clients| clients.verify(chain, at))
     }
 
     /// Runs the server's side of a TLS handshake. Blocks until it is complete or `deadline` has
@@ -178,7 +183,9 @@ impl Acceptor {
     ) -> Result<Secured, TlsError> {
         let config = self.resuming.as_ref().unwrap_or(&self.config);
         let connection = split::server(Arc::clone(config))?;
-        handshake(stream, connection, pool, deadline, self.recheck.as_ref(), None)
+        handshake(stream, connection, pool, deadline, |peer| {
+            self.check_again(peer, UnixTime::now())
+        })
     }
 }
 
@@ -211,8 +218,8 @@ fn server_config(
 #[derive(Clone, Debug)]
 pub struct Connector {
     config: Arc<ClientConfig>,
-    recheck: Option<Recheck>,
-    trust: Option<Trust>,
+    /// The check of servers. `None` if the caller made the configuration.
+    servers: Option<Arc<OfServers>>,
     tickets: Option<TicketCache>,
 }
 
@@ -231,18 +238,14 @@ impl Connector {
     /// # Errors
     /// As [`Acceptor::mutual`].
     pub fn checking(check: ServerCheck<'_>, identity: Option<&Identity>) -> Result<Self, TlsError> {
-        let trust = match check {
-            ServerCheck::Name(trust) | ServerCheck::Authority(trust) => Some(trust.clone()),
-            ServerCheck::Nothing => None,
-        };
-        if let (Some(trust), Some(identity)) = (&trust, identity) {
+        let verifier = verifier::of_servers(check)?;
+        if let (Some(trust), Some(identity)) = (verifier.trust(), identity) {
             trust.warn_if_revoked(identity);
         }
-        let verifier = verifier::of_servers(check)?;
         let config = ClientConfig::builder_with_provider(pki::provider())
             .with_safe_default_protocol_versions()?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::clone(&verifier));
+            .with_custom_certificate_verifier(Arc::<OfServers>::clone(&verifier));
         let mut config = match identity {
             Some(identity) => {
                 config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())))
@@ -252,8 +255,7 @@ impl Connector {
         config.resumption = Resumption::disabled();
         Ok(Self {
             config: Arc::new(config),
-            recheck: Some(Recheck::Server(verifier)),
-            trust,
+            servers: Some(verifier),
             tickets: None,
         })
     }
@@ -264,15 +266,18 @@ impl Connector {
     /// # Errors
     /// [`TlsError::Configuration`].
     pub fn check_follows(&self, former: &Self) -> Result<(), TlsError> {
-        check_follows(self.trust.as_ref(), former.trust.as_ref())
+        check_follows(self.trust(), former.trust())
+    }
+
+    fn trust(&self) -> Option<&Trust> {
+        self.servers.as_ref()?.trust()
     }
 
     /// TLS with a configuration of the caller.
     pub fn with_config(config: Arc<ClientConfig>) -> Self {
         Self {
             config,
-            recheck: None,
-            trust: None,
+            servers: None,
             tickets: None,
         }
     }
@@ -312,10 +317,14 @@ impl Connector {
     /// [`with_config`](Self::with_config).
     pub fn objection(&self, chain: &[CertificateDer<'_>], name: &str) -> Option<(String, bool)> {
         let name = ServerName::try_from(name).ok()?;
-        let checked = self.recheck.as_ref()?.check(chain, Some(&name), UnixTime::now());
-        let fault = checked.err()?;
+        let fault = self.check_again(chain, &name).err()?;
         let revoked = fault == rustls::Error::InvalidCertificate(CertificateError::Revoked);
         Some((error::objection(&fault)?, revoked))
+    }
+
+    fn check_again(&self, chain: &[CertificateDer<'_>], name: &ServerName<'_>) -> Result<(), rustls::Error> {
+        let servers = self.servers.as_ref();
+        servers.map_or(Ok(()), |servers| servers.verify(chain, name, UnixTime::now()))
     }
 
     /// Runs the client's side of a TLS handshake with a server that has to prove `name`, a DNS name
@@ -335,14 +344,9 @@ impl Connector {
     ) -> Result<Secured, TlsError> {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
         let connection = split::client(Arc::clone(&self.config), name.clone())?;
-        handshake(
-            stream,
-            connection,
-            pool,
-            deadline,
-            self.recheck.as_ref(),
-            Some(&name),
-        )
+        handshake(stream, connection, pool, deadline, |peer| {
+            self.check_again(peer, &name)
+        })
     }
 }
 

@@ -17,10 +17,8 @@
 
 use std::sync::Arc;
 
-use rustls::client::danger::ServerCertVerifier;
 use rustls::client::{ClientSessionMemoryCache, ClientSessionStore, Resumption, Tls12Resumption};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::danger::ClientCertVerifier;
+use rustls::pki_types::ServerName;
 
 /// The number of servers for which a client keeps tickets. The oldest is dropped.
 const SERVERS: usize = 8;
@@ -48,39 +46,12 @@ impl TicketCache {
     }
 }
 
-/// Verifies a peer's chain again when its session resumes, because a certificate may have expired
-/// or been revoked since.
-#[derive(Clone, Debug)]
-pub(super) enum Recheck {
-    Client(Arc<dyn ClientCertVerifier>),
-    Server(Arc<dyn ServerCertVerifier>),
-}
-
-impl Recheck {
-    /// Verifies the chain of a peer. `name` is the name that a server has to prove.
-    pub(super) fn check(
-        &self,
-        chain: &[CertificateDer<'_>],
-        name: Option<&ServerName<'_>>,
-        now: UnixTime,
-    ) -> Result<(), rustls::Error> {
-        let Some((first, rest)) = chain.split_first() else {
-            return Err(rustls::Error::NoCertificatesPresented);
-        };
-        match (self, name) {
-            (Self::Client(verifier), _) => verifier.verify_client_cert(first, rest, now).map(drop),
-            (Self::Server(verifier), Some(name)) => {
-                verifier.verify_server_cert(first, rest, name, &[], now).map(drop)
-            }
-            (Self::Server(_), None) => Err(rustls::Error::NoCertificatesPresented),
-        }
-    }
-}
-
 #[cfg(test)]
 #[cfg(feature = "issue")]
 mod tests {
     use std::time::{Duration, Instant};
+
+    use rustls::pki_types::UnixTime;
 
     use super::super::{Acceptor, Connector, Secured};
     use super::*;
@@ -195,7 +166,7 @@ mod tests {
     fn a_chain_that_has_expired_or_lost_its_authority_does_not_resume() {
         let (cloud, other) = (Cloud::new(), Cloud::new());
         let chain = cloud.identity(Role::AGENT).chain().to_vec();
-        let check = |acceptor: &Acceptor, at| acceptor.recheck.as_ref().unwrap().check(&chain, None, at);
+        let check = |acceptor: &Acceptor, at| acceptor.check_again(&chain, at);
         let today = UnixTime::now();
         check(&cloud.acceptor, today).unwrap();
         assert!(
@@ -208,7 +179,7 @@ mod tests {
             matches!(expired, Err(rustls::Error::InvalidCertificate(_))),
             "{expired:?}"
         );
-        let none = cloud.acceptor.recheck.as_ref().unwrap().check(&[], None, today);
+        let none = cloud.acceptor.check_again(&[], today);
         assert!(none.is_err(), "a ticket without a certificate");
     }
 }

@@ -21,7 +21,7 @@ use crate::pki::{CertificateInfo, Fault, Trust, Version1, algorithms, provider};
 ///
 /// With `any_version`, certificates of X.509 version 1 that an authority issued itself are accepted
 /// as well, see [`Version1`], and so is a trusted authority's own certificate.
-pub(super) fn of_clients(trust: &Trust, any_version: bool) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+pub(super) fn of_clients(trust: &Trust, any_version: bool) -> Result<Arc<OfClients>, TlsError> {
     let roots = Arc::clone(trust.roots());
     let chain = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
     Ok(Arc::new(OfClients {
@@ -32,7 +32,7 @@ pub(super) fn of_clients(trust: &Trust, any_version: bool) -> Result<Arc<dyn Cli
 }
 
 /// The check that a client makes of servers.
-pub(super) fn of_servers(check: ServerCheck<'_>) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
+pub(super) fn of_servers(check: ServerCheck<'_>) -> Result<Arc<OfServers>, TlsError> {
     let (trust, any_name) = match check {
         ServerCheck::Name(trust) => (Some(trust), false),
         ServerCheck::Authority(trust) => (Some(trust), true),
@@ -146,11 +146,19 @@ fn check_single(
 }
 
 #[derive(Debug)]
-struct OfClients {
+pub(super) struct OfClients {
     chain: Arc<dyn ClientCertVerifier>,
-    trust: Trust,
+    pub(super) trust: Trust,
     /// True to accept certificates of X.509 version 1, and of authorities, as well.
     any_version: bool,
+}
+
+impl OfClients {
+    /// Verifies the chain of a client, its own certificate first.
+    pub(super) fn verify(&self, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<(), Error> {
+        let (first, rest) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
+        self.verify_client_cert(first, rest, now).map(drop)
+    }
 }
 
 impl ClientCertVerifier for OfClients {
@@ -181,9 +189,26 @@ impl ClientCertVerifier for OfClients {
 /// Checks the chain and the name only if the configuration requires that. It always checks that
 /// the server holds the key of its certificate.
 #[derive(Debug)]
-struct OfServers {
+pub(super) struct OfServers {
     chain: Option<(Arc<WebPkiServerVerifier>, Trust)>,
     any_name: bool,
+}
+
+impl OfServers {
+    pub(super) fn trust(&self) -> Option<&Trust> {
+        self.chain.as_ref().map(|(_, trust)| trust)
+    }
+
+    /// Verifies the chain of a server that has to prove `name`, its own certificate first.
+    pub(super) fn verify(
+        &self,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> Result<(), Error> {
+        let (first, rest) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
+        self.verify_server_cert(first, rest, name, &[], now).map(drop)
+    }
 }
 
 impl ServerCertVerifier for OfServers {
