@@ -14,7 +14,6 @@ fn patient() -> ClientConfig {
         .send_timeout(None)
         .backoff(Backoff {
             initial: LONG,
-            factor: 1.0,
             cap: LONG,
         })
 }

@@ -170,7 +170,6 @@ fn a_lost_session_makes_no_pause_before_the_next_server_and_one_after_a_whole_ro
     let hour = Duration::from_secs(3600);
     let rare = Backoff {
         initial: hour,
-        factor: 1.0,
         cap: hour,
     };
     let config = servers

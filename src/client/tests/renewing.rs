@@ -192,7 +192,6 @@ fn a_renewal_cuts_a_pause_short_and_tries_servers_that_were_ruled_out() {
     let unused = TestServer::tcp().address();
     let backoff = Backoff {
         initial: LONG,
-        factor: 1.0,
         cap: LONG,
     };
     let config = agent().backoff(backoff).addresses([ruled_out.address(), unused]);

@@ -73,7 +73,6 @@ pub(super) fn agent() -> ClientConfig {
 pub(super) fn agent_as(identity: Identity) -> ClientConfig {
     let quick = crate::client::Backoff {
         initial: Duration::from_millis(1),
-        factor: 1.0,
         cap: Duration::from_millis(1),
     };
     ClientConfig::new(identity, trust()).backoff(quick)

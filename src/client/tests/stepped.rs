@@ -239,7 +239,6 @@ fn frames_wait_for_ten_seconds_also_within_a_round_and_in_a_pause() {
     let an_hour = Duration::from_secs(3600);
     let backoff = Backoff {
         initial: an_hour,
-        factor: 1.0,
         cap: an_hour,
     };
     for is_in_pause in [false, true] {

@@ -90,7 +90,6 @@ pub(crate) struct Args {
 /// The pauses between attempts, short because a user waits.
 const BACKOFF: Backoff = Backoff {
     initial: Duration::from_millis(100),
-    factor: 2.0,
     cap: Duration::from_secs(1),
 };
 /// The interval at which a wait checks for a signal, and for a role.

@@ -40,7 +40,6 @@ const CONNECT: Duration = Duration::from_secs(30);
 /// The pauses between attempts to connect.
 const BACKOFF: Backoff = Backoff {
     initial: Duration::from_millis(100),
-    factor: 2.0,
     cap: Duration::from_secs(1),
 };
 

@@ -62,7 +62,6 @@ pub(crate) struct Args {
 /// The pauses between attempts: a program waits at the other end of the pipe.
 const BACKOFF: Backoff = Backoff {
     initial: Duration::from_millis(100),
-    factor: 2.0,
     cap: Duration::from_secs(5),
 };
 /// The time between two checks whether the output is still read, and why there is no session.

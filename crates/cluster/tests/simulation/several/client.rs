@@ -156,7 +156,6 @@ impl Client {
             })
             .backoff(Backoff {
                 initial: Duration::from_millis(50),
-                factor: 2.0,
                 cap: Duration::from_secs(1),
             })
             .write_timeout(WRITE)
