@@ -237,7 +237,7 @@ fn a_revocation_list_takes_a_few_times_its_length_while_it_is_read() {
     };
     let revoked: Vec<_> = (1..=20_000).map(revoked).collect();
     let list = authority.revocation_list(&revoked, 1, 7).unwrap();
-    let der = list.info().der.clone();
+    let der = list.info.der.clone();
     let held = HELD.get();
     MOST.set(held);
     let read = RevocationList::from_der(&der).unwrap();

@@ -244,21 +244,13 @@ impl Context<'_> {
         self.state.send_all(Some(from.uuid()), to, frame)
     }
 
-    /// Queues a frame for every session with at least one of the roles. Returns the number of sessions.
+    /// Queues a frame for every session with at least one of the roles; with [`Role::ALL`] for every
+    /// session. Returns the number of sessions.
     ///
     /// # Errors
     /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn multicast(&mut self, to: Role, frame: &Frame) -> Result<usize, SendError> {
         self.state.send_all(None, to, frame)
-    }
-
-    /// Queues a frame for every session. Returns the number of sessions.
-    ///
-    /// # Errors
-    /// [`SendError::Kind`], [`SendError::TooLong`].
-    pub fn broadcast(&mut self, frame: &Frame) -> Result<usize, SendError> {
-        // Every session has at least one role.
-        self.state.send_all(None, Role::ALL, frame)
     }
 
     /// The connected sessions.

@@ -399,14 +399,6 @@ impl ServerHandle {
         result?.ok_or(SendError::OtherHandler)
     }
 
-    /// The figures of the links to other servers.
-    ///
-    /// # Errors
-    /// As of [`with`](Self::with).
-    pub fn links(&self) -> Result<Vec<LinkFigures>, SendError> {
-        self.with(|cx| cx.state.links.figures(cx.state.now))
-    }
-
     /// Sends `call` to the dispatcher, which runs it soon, and returns at once. May be called on any
     /// thread, also in the handler of another server.
     ///
@@ -470,14 +462,6 @@ impl ServerHandle {
         self.with(move |cx| cx.multicast(to, &frame))?
     }
 
-    /// Queues a frame for every session. Returns the number of sessions.
-    ///
-    /// # Errors
-    /// [`SendError`].
-    pub fn broadcast(&self, frame: Frame) -> Result<usize, SendError> {
-        self.with(move |cx| cx.broadcast(&frame))?
-    }
-
     /// Every session with its counters, in no order.
     ///
     /// # Errors
@@ -509,14 +493,6 @@ impl ServerHandle {
         figures.peers = self.dialler.as_ref().map(Dialler::peers).unwrap_or_default();
         figures.handshakes = self.environment.handshakes.figures(occupancy);
         Ok(figures)
-    }
-
-    /// The number of frames that sessions which are gone have lost, see [`Context::frames_lost`].
-    ///
-    /// # Errors
-    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
-    pub fn frames_lost(&self) -> Result<u64, SendError> {
-        self.with(|cx| cx.frames_lost())
     }
 
     /// Ends the session of `uuid`. False if there is none.

@@ -327,8 +327,10 @@ fn frames_caused_by_a_session_have_it_as_origin_and_others_the_application() {
     let mut call = Vec::new();
     rig.call(&mut call, |cx| cx.send(to, &Frame::new(Command::STATS)))
         .unwrap();
-    rig.call(&mut call, |cx| cx.broadcast(&Frame::new(Command::STATS)))
-        .unwrap();
+    rig.call(&mut call, |cx| {
+        cx.multicast(Role::ALL, &Frame::new(Command::STATS))
+    })
+    .unwrap();
     assert_eq!(origins(&call), [Origin::Application; 2]);
     // Frames that the end of a session causes have the application as their origin.
     let ends = rig.receive(&agent, run(ErrorCode::CONNECTION_FAILURE, 1));

@@ -113,7 +113,10 @@ fn sessions_of_an_authority_that_is_no_longer_trusted_end() {
         why(&received_ends),
         "the certificate comes from no authority that is trusted here"
     );
-    server.handle().broadcast(stats("still there")).unwrap();
+    server
+        .handle()
+        .multicast(Role::ALL, stats("still there"))
+        .unwrap();
     assert_eq!(moved.frame(), stats("still there"));
 }
 
@@ -167,7 +170,10 @@ fn a_chain_is_verified_with_the_intermediates_of_its_holder() {
         expect_connection_failure(peer);
         assert_eq!(why(&received_ends), "the certificate is revoked");
     }
-    server.handle().broadcast(stats("still there")).unwrap();
+    server
+        .handle()
+        .multicast(Role::ALL, stats("still there"))
+        .unwrap();
     assert_eq!(peers[2].frame(), stats("still there"));
 }
 
@@ -209,7 +215,10 @@ fn a_session_ends_with_its_certificate_unless_it_may_outlive_it() {
         (1, 0),
         "the certificate has expired, and the session may outlive it"
     );
-    lenient.handle().broadcast(stats("still there")).unwrap();
+    lenient
+        .handle()
+        .multicast(Role::ALL, stats("still there"))
+        .unwrap();
     assert_eq!(long.frame(), stats("still there"));
     assert_eq!(
         lenient.renew(&without(&[&agent])),

@@ -170,7 +170,7 @@ impl Node {
     }
 
     fn link_to(&self, other: &Node) -> LinkFigures {
-        let links = self.server.handle().links().unwrap();
+        let links = self.server.handle().figures().unwrap().links;
         links
             .into_iter()
             .find(|link| link.server.uuid == other.uuid())
@@ -181,7 +181,15 @@ impl Node {
     pub(crate) fn await_link_of(&self, server: Uuid) {
         let deadline = Instant::now() + LONG;
         let is_linked = |link: &LinkFigures| link.server.uuid == server;
-        while !self.server.handle().links().unwrap().iter().any(is_linked) {
+        while !self
+            .server
+            .handle()
+            .figures()
+            .unwrap()
+            .links
+            .iter()
+            .any(is_linked)
+        {
             assert!(Instant::now() < deadline, "no link to {server}");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -277,7 +285,7 @@ fn an_application_sees_and_reaches_sessions_of_other_servers() {
         assert_eq!(nobody, Err(SendError::NotConnected(Uuid::nil())));
         (
             cx.multicast(Role::AGENT | Role::CONTROLLER, frame),
-            cx.broadcast(frame),
+            cx.multicast(Role::ALL, frame),
         )
     });
     assert_eq!(sent, (Ok(2), Ok(2)));
@@ -398,7 +406,7 @@ fn frames_are_passed_to_the_application_of_another_server() {
     leader.with(move |cx| order(cx, 8, "old"));
     leader.with(move |cx| order(cx, 9, "new"));
     assert_eq!(agent.frame().payload_bytes()[..], *b"new");
-    let figures = follower.handle().links().unwrap();
+    let figures = follower.handle().figures().unwrap().links;
     assert_eq!(figures[0].frames_stale, 1);
 }
 

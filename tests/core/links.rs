@@ -64,7 +64,7 @@ fn only_a_server_gets_a_link() {
     if let Ok(halves) = link_stream(&node, &stranger.identity()) {
         assert!(last_words(halves).is_empty());
     }
-    assert!(node.server.handle().links().unwrap().is_empty());
+    assert!(node.server.handle().figures().unwrap().links.is_empty());
     // A server without peers accepts no links, and the dialler names that reason.
     let alone = TestServer::start((), |config| config);
     let dialler = node.server.server.as_ref().unwrap().dialler().unwrap();

@@ -117,11 +117,6 @@ impl Error {
         self.0.position.map(|position| position.line)
     }
 
-    /// The column in characters, counted from 1.
-    pub fn column(&self) -> Option<usize> {
-        self.0.position.map(|position| position.column)
-    }
-
     /// True if the payload is not a readable document (it is not YAML, exceeds a limit, or has a
     /// duplicate key). False if the document can be read but does not match the schema. A failure
     /// reports the first as `invalid_payload`, the second as `invalid_data`.

@@ -19,7 +19,10 @@ fn the_application_gets_events_and_sends_to_uuid_role_and_all() {
         handle.multicast(Role::AGENT | Role::NETAGENT, Frame::new(Status::READY)),
         Ok(2)
     );
-    assert_eq!(handle.broadcast(Frame::new(Event::NODE_CONNECTED)), Ok(2));
+    assert_eq!(
+        handle.multicast(Role::ALL, Frame::new(Event::NODE_CONNECTED)),
+        Ok(2)
+    );
     assert_eq!(agent.frame().kind(), Status::FULL);
     for peer in [&mut agent, &mut net] {
         assert_eq!(peer.frame().kind(), Status::READY);
@@ -40,7 +43,7 @@ fn the_application_gets_events_and_sends_to_uuid_role_and_all() {
     assert_eq!(disconnected(&received_notes), DisconnectReason::Application);
     drop(server);
     assert_eq!(
-        handle.broadcast(Frame::new(Status::FULL)),
+        handle.multicast(Role::ALL, Frame::new(Status::FULL)),
         Err(SendError::Stopped)
     );
 }
@@ -144,7 +147,7 @@ fn a_full_queue_meets_the_policy_of_that_session_alone() {
             // The frames in its queue are counted once its threads have ended.
             let handle = server.handle();
             let deadline = Instant::now() + LIMIT;
-            while handle.frames_lost().unwrap() <= 10 {
+            while handle.figures().unwrap().lost <= 10 {
                 assert!(Instant::now() < deadline, "lost frames are not counted");
                 std::thread::yield_now();
             }

@@ -8,7 +8,7 @@ fn stopping_flushes_and_closes_every_session() {
     let mut peers: Vec<_> = (0..8).map(|_| server.connect(Role::AGENT)).collect();
     server
         .handle()
-        .broadcast(Frame::with_payload(Command::STATS, vec![1; 40_000]))
+        .multicast(Role::ALL, Frame::with_payload(Command::STATS, vec![1; 40_000]))
         .unwrap();
     drop(server);
     for peer in &mut peers {

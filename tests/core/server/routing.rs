@@ -399,7 +399,10 @@ fn a_payload_that_no_peer_would_take_is_not_sent() {
     let too_long = Err(SendError::TooLong { len: 11, limit: 10 });
     let handle = server.handle();
     assert_eq!(handle.send(agent.uuid, stats(vec![0; 11])), too_long);
-    assert_eq!(handle.broadcast(stats(vec![0; 11])).map(|_| ()), too_long);
+    assert_eq!(
+        handle.multicast(Role::ALL, stats(vec![0; 11])).map(|_| ()),
+        too_long
+    );
     handle.send(agent.uuid, stats(vec![0; 10])).unwrap();
     assert_eq!(agent.frame(), stats(vec![0; 10]));
 }

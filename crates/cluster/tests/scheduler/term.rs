@@ -104,7 +104,7 @@ fn several_with(count: usize, config: impl Fn() -> SchedulerConfig) -> (MemoryEn
     }
     for one in &all {
         await_that("all are linked", || {
-            let links = one.joined.server.handle().links().unwrap();
+            let links = one.joined.server.handle().figures().unwrap().links;
             links.iter().filter(|link| link.linked).count() == count - 1
         });
     }
@@ -528,7 +528,7 @@ fn behind_a_lost_link_each_start_gets_one_answer_in_its_time() {
     all[0].listener.cut();
     await_that("the link is lost", || {
         all.iter()
-            .all(|one| one.joined.server.handle().links().unwrap().is_empty())
+            .all(|one| one.joined.server.handle().figures().unwrap().links.is_empty())
     });
     let start = start(100);
     theirs.send_payload(&start);
@@ -552,8 +552,9 @@ fn behind_a_lost_link_each_start_gets_one_answer_in_its_time() {
             one.joined
                 .server
                 .handle()
-                .links()
+                .figures()
                 .unwrap()
+                .links
                 .iter()
                 .any(|link| link.linked)
         })

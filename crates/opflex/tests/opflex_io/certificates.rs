@@ -182,7 +182,7 @@ fn without(revoked: &[&Identity]) -> Trust {
     let list = authority()
         .revocation_list(&revoked.collect::<Vec<_>>(), 1, 30)
         .unwrap();
-    let lists = RevocationLists::from_pem(list.pem().as_bytes(), "a list").unwrap();
+    let lists = RevocationLists::from_pem(list.pem.as_bytes(), "a list").unwrap();
     authority().trust().with_revocation_lists(&lists).unwrap()
 }
 
@@ -230,7 +230,7 @@ fn peers_that_new_tls_does_not_trust_are_disconnected() {
 fn a_list_is_not_replaced_by_an_older_one() {
     let numbered = |number: u64| {
         let list = authority().revocation_list(&[], number, 30).unwrap();
-        let lists = RevocationLists::from_pem(list.pem().as_bytes(), "a list").unwrap();
+        let lists = RevocationLists::from_pem(list.pem.as_bytes(), "a list").unwrap();
         authority().trust().with_revocation_lists(&lists).unwrap()
     };
     let own = identity();

@@ -328,7 +328,7 @@ mod tests {
             RevocationReason::UNSPECIFIED,
         );
         let list = other.revocation_list(&[theirs], 1, 30).unwrap();
-        let lists = RevocationLists::from_pem(list.pem().as_bytes(), "theirs").unwrap();
+        let lists = RevocationLists::from_pem(list.pem.as_bytes(), "theirs").unwrap();
         let refused = renew(&coming_from(other.trust().with_revocation_lists(&lists).unwrap()));
         assert!(matches!(
             refused,

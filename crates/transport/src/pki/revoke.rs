@@ -30,27 +30,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A list that was just signed.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SignedRevocationList {
-    info: RevocationList,
-    pem: String,
-    added: Vec<Revoked>,
-}
-
-impl SignedRevocationList {
     /// The facts in the list.
-    pub fn info(&self) -> &RevocationList {
-        &self.info
-    }
-
+    pub info: RevocationList,
     /// The list as PEM text.
-    pub fn pem(&self) -> &str {
-        &self.pem
-    }
-
+    pub pem: String,
     /// The certificates that it revokes and the earlier list did not.
-    pub fn added(&self) -> &[Revoked] {
-        &self.added
-    }
+    pub added: Vec<Revoked>,
 }
 
 impl Authority {
@@ -277,7 +264,7 @@ mod tests {
         let (directory, authority) = authority();
         let [one, other] = [revoked(&authority), revoked(&authority)];
         let empty = authority.revoke(directory.path(), &[], 30).unwrap();
-        assert!(empty.info().is_empty() && empty.added().is_empty());
+        assert!(empty.info.is_empty() && empty.added.is_empty());
         let first = authority
             .revoke(directory.path(), std::slice::from_ref(&one), 30)
             .unwrap();
@@ -285,15 +272,15 @@ mod tests {
             .revoke(directory.path(), &[one.clone(), other.clone()], 7)
             .unwrap();
         assert_eq!(
-            second.added(),
+            second.added,
             std::slice::from_ref(&other),
             "one entry existed before"
         );
         let kept = RevocationList::load(directory.path().join("crl.pem")).unwrap();
-        assert_eq!(kept, [second.info().clone()]);
+        assert_eq!(kept, std::slice::from_ref(&second.info));
         assert!(kept[0].revokes(&one.serial) && kept[0].revokes(&other.serial));
         assert_eq!(kept[0].revoked()[0].reason, RevocationReason::KEY_COMPROMISE);
-        assert!(empty.info().number < first.info().number && first.info().number < second.info().number);
+        assert!(empty.info.number < first.info.number && first.info.number < second.info.number);
         let days = kept[0]
             .next_update
             .unwrap()
@@ -312,7 +299,7 @@ mod tests {
         let (_directory, authority) = authority();
         let one = Revoked::now(Serial::of(&[7; 16]), RevocationReason::KEY_COMPROMISE);
         let list = authority.revocation_list(&[one], 1, 7).unwrap();
-        let der = list.info().der.to_vec();
+        let der = list.info.der.to_vec();
         for length in 0..der.len() {
             RevocationList::from_der(&der[..length].into()).unwrap_err();
         }
@@ -372,7 +359,7 @@ mod tests {
         let path = directory.path().join("crl.pem");
         let other = Authority::new(&AuthorityRequest::default()).unwrap();
         let theirs = other.revocation_list(&[], 1, 30).unwrap();
-        for text in [theirs.pem(), &theirs.pem().repeat(2), "torn"] {
+        for text in [&theirs.pem, &theirs.pem.repeat(2), "torn"] {
             fs::write(&path, text).unwrap();
             let one = revoked(&authority);
             assert!(matches!(

@@ -390,7 +390,7 @@ fn revoke(args: &Revoke) -> Result<(), Failure> {
     let list = authority.revoke(&args.dir, &revoked, args.days)?;
     let mut output = Output::new();
     for (text, Revoked { serial, .. }) in args.certificates.iter().zip(&revoked) {
-        let is_new = list.added().iter().any(|added| added.serial == *serial);
+        let is_new = list.added.iter().any(|added| added.serial == *serial);
         let what = if is_new { "revoked" } else { "was already revoked" };
         output.line(format_args!("{}: {what}, serial {serial}", printable(text)))?;
     }
@@ -404,7 +404,7 @@ fn sign_list(args: &Crl) -> Result<(), Failure> {
 }
 
 fn print_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Failure> {
-    let (path, info) = (directory.join("crl.pem"), list.info());
+    let (path, info) = (directory.join("crl.pem"), &list.info);
     let (path, count, next) = (
         path.display(),
         info.len(),

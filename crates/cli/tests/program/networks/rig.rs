@@ -117,7 +117,7 @@ impl Rig {
             .save(dir.join("scheduler.pem"))
             .unwrap();
         let list = authority.revocation_list(&[], 1, 30).unwrap();
-        fs::write(dir.join("crl.pem"), list.pem()).unwrap();
+        fs::write(dir.join("crl.pem"), list.pem).unwrap();
         self.authority = Some(authority);
         fs::create_dir(self.dir.path().join("certs")).unwrap();
         self.scheduler();
