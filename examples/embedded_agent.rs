@@ -49,7 +49,7 @@ fn main() -> Result<(), ssntp::MainError> {
         // Handle the events that have arrived meanwhile.
         while let Ok(event) = client.try_recv() {
             match event {
-                ClientEvent::Connected(server) => println!("connected to {}", server.uuid()),
+                ClientEvent::Connected(server) => println!("connected to {}", server.uuid),
                 ClientEvent::Frame(frame) if frame.kind() == Command::STOP => return Ok(()),
                 ClientEvent::Closed(why) => return Err(why.into()),
                 _ => {}

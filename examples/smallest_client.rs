@@ -21,7 +21,7 @@ fn main() -> Result<(), ssntp::MainError> {
         .attempts(5);
     let client = Client::connect(config)?;
     if let Some(server) = client.server() {
-        println!("connected to {} ({})", server.uuid(), server.role());
+        println!("connected to {} ({})", server.uuid, server.role);
     }
     client.send_payload(&Stats {
         node_uuid: client.uuid().into(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::core::{Facts, Standing};
+use super::core::Standing;
 use super::{ClientConfig, DialFault, ServerInfo};
 use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
 use crate::wire::outgoing;
@@ -90,7 +90,7 @@ impl Dialer {
                 return Err(fault);
             }
         };
-        let server = ServerInfo::new(Facts {
+        let server = Arc::new(ServerInfo {
             uuid: connected.server,
             role: connected.role,
             name: target.to_string(),

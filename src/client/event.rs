@@ -17,7 +17,7 @@ use ssntp_transport::pki::CertificateInfo;
 #[non_exhaustive]
 pub enum ClientEvent {
     /// A session is established. The frames that follow belong to it.
-    Connected(ServerInfo),
+    Connected(Arc<ServerInfo>),
     /// The server sent a frame. Its payload is a slice of the buffer that it was received into,
     /// which has up to 80 KiB for small frames: copy a payload that you keep for long.
     Frame(Frame),
@@ -50,75 +50,31 @@ impl ClientEvent {
 }
 
 /// The server of a session: facts that do not change during the session. Displayed as
-/// `UUID (roles) at ADDRESS`. A clone is cheap.
-#[derive(Clone, Debug)]
-pub struct ServerInfo(Arc<Facts>);
-
-/// The content of [`ServerInfo`], whose method of the same name documents each field.
+/// `UUID (roles) at ADDRESS`.
 #[derive(Debug)]
-#[expect(missing_docs, reason = "the methods of `ServerInfo` document the fields")]
-pub struct Facts {
-    pub uuid: Uuid,
-    pub role: Role,
-    pub name: String,
-    pub address: PeerAddress,
-    pub certificate: CertificateInfo,
-    pub tracing: bool,
-    pub tls: &'static str,
-    pub resumed: bool,
-}
-
-impl ServerInfo {
-    /// Builds it from facts that the handshake has found.
-    pub fn new(facts: Facts) -> Self {
-        Self(Arc::new(facts))
-    }
-
+pub struct ServerInfo {
     /// The server's UUID.
-    pub fn uuid(&self) -> Uuid {
-        self.0.uuid
-    }
-
+    pub uuid: Uuid,
     /// The roles that the server advertised. Its certificate holds all of them.
-    pub fn role(&self) -> Role {
-        self.0.role
-    }
-
+    pub role: Role,
     /// The address that was dialled, as it was configured: `node7:8888`, `unix:/run/ssntp`,
     /// `memory`.
-    pub fn name(&self) -> &str {
-        &self.0.name
-    }
-
+    pub name: String,
     /// The resolved address of the connection.
-    pub fn address(&self) -> PeerAddress {
-        self.0.address
-    }
-
+    pub address: PeerAddress,
     /// The content of the server's certificate.
-    pub fn certificate(&self) -> &CertificateInfo {
-        &self.0.certificate
-    }
-
+    pub certificate: CertificateInfo,
     /// True if the session agreed on trace blocks.
-    pub fn tracing(&self) -> bool {
-        self.0.tracing
-    }
-
+    pub tracing: bool,
     /// The TLS version, `TLSv1.3` or `TLSv1.2`.
-    pub fn tls(&self) -> &'static str {
-        self.0.tls
-    }
-
+    pub tls: &'static str,
     /// True if TLS resumed an earlier session with this server.
-    pub fn resumed(&self) -> bool {
-        self.0.resumed
-    }
+    pub resumed: bool,
 }
 
 impl fmt::Display for ServerInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}) at {}", self.0.uuid, self.0.role, self.0.name)
+        write!(f, "{} ({}) at {}", self.uuid, self.role, self.name)
     }
 }
 

@@ -1,6 +1,7 @@
 //! A snapshot of a client for monitoring.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::{ClientCounters, ServerInfo};
@@ -12,7 +13,7 @@ use super::{ClientCounters, ServerInfo};
 #[non_exhaustive]
 pub struct ClientFigures {
     /// The server of the present session.
-    pub server: Option<ServerInfo>,
+    pub server: Option<Arc<ServerInfo>>,
     /// The time of day at which the present session began. If there is none: the time at which the
     /// last session ended, or the client was started.
     pub since: SystemTime,

@@ -245,7 +245,7 @@ impl ClientHandle {
     }
 
     /// The server of the present session. `None` if there is no session.
-    pub fn server(&self) -> Option<ServerInfo> {
+    pub fn server(&self) -> Option<Arc<ServerInfo>> {
         self.state.uplink.server()
     }
 

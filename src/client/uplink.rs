@@ -20,7 +20,7 @@
 //! Threads that wait for a change of state sleep in `Changes`.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -71,7 +71,7 @@ enum Gap {
 #[derive(Debug)]
 struct Up {
     outbox: Outbox,
-    server: ServerInfo,
+    server: Arc<ServerInfo>,
 }
 
 /// The reason why a frame was not accepted.
@@ -153,7 +153,7 @@ impl Uplink {
 
     /// Puts a frame into the outbox of a session. `None` if the session is over.
     fn push(&self, up: &Up, frame: &Frame) -> Option<Result<(), Obstacle>> {
-        match up.outbox.push(self.item(frame, up.server.tracing())) {
+        match up.outbox.push(self.item(frame, up.server.tracing)) {
             Ok(()) => Some(Ok(())),
             // The length of the item and not of the frame: a trace gets a stamp, or is left out.
             Err(PushError::Full(item)) => {
@@ -197,13 +197,13 @@ impl Uplink {
     /// Begins a session: makes its outbox, moves the frames that waited for it there, and
     /// returns the outbox. Returns `None` unless the state was Down, as after the end of
     /// the client.
-    pub(super) fn up(&self, server: &ServerInfo) -> Option<Outbox> {
+    pub(super) fn up(&self, server: &Arc<ServerInfo>) -> Option<Outbox> {
         let mut state = self.write();
         let State::Down(waiting) = &mut *state else {
             return None;
         };
         let frames = std::mem::take(waiting).frames;
-        let items: Vec<Outgoing> = frames.iter().map(|f| self.item(f, server.tracing())).collect();
+        let items: Vec<Outgoing> = frames.iter().map(|f| self.item(f, server.tracing)).collect();
         // All frames that were accepted are sent, so the outbox has room for them even if its
         // configured limit is lower.
         let outbox = Outbox::new(Limits {
@@ -304,7 +304,7 @@ impl Uplink {
     }
 
     /// The server of the present session. `None` if there is no session.
-    pub(super) fn server(&self) -> Option<ServerInfo> {
+    pub(super) fn server(&self) -> Option<Arc<ServerInfo>> {
         match &*self.read() {
             State::Up(up) if !up.outbox.is_closed() => Some(up.server.clone()),
             _ => None,

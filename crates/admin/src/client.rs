@@ -16,14 +16,14 @@ impl Snapshot {
         let since = rfc3339(figures.since);
         let connected = figures.server.as_ref().map(|server| {
             json!({
-                "uuid": server.uuid(),
-                "role": server.role().to_string(),
-                "name": server.name(),
-                "address": server.address().to_string(),
-                "tls": server.tls(),
-                "resumed": server.resumed(),
+                "uuid": server.uuid,
+                "role": server.role.to_string(),
+                "name": server.name,
+                "address": server.address.to_string(),
+                "tls": server.tls,
+                "resumed": server.resumed,
                 "since": since,
-                "certificate": certificate(server.certificate()),
+                "certificate": certificate(&server.certificate),
             })
         });
         if connected.is_none() {

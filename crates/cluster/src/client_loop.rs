@@ -163,12 +163,12 @@ fn run<S: Service>(
             recv(uplink.client.events()) -> event => match event {
                 Ok(ClientEvent::Connected(server)) => {
                     info!("{}: connected to {server}", uplink.client.uuid());
-                    if !server.role().intersects(Role::SCHEDULER) {
+                    if !server.role.intersects(Role::SCHEDULER) {
                         warn!(
                             "{}: {} is a {}, not a scheduler: it starts no instances here",
                             uplink.client.uuid(),
-                            server.name(),
-                            server.role()
+                            server.name,
+                            server.role
                         );
                     }
                     Event::Connected

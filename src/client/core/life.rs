@@ -245,7 +245,7 @@ impl ClientCore {
         match session.reason {
             DisconnectReason::Closed => return self.end(ClientError::Closed),
             DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED) => {
-                let server = session.standing.server.name().to_owned();
+                let server = session.standing.server.name.clone();
                 return self.end(ClientError::Aborted { server });
             }
             reason if !self.state.config.reconnect => return self.end(ClientError::Disconnected(reason)),

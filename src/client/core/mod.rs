@@ -48,7 +48,6 @@ use uuid::Uuid;
 
 use self::life::{Phase, Session};
 use super::credentials::{self, Credentials};
-pub use super::event::Facts;
 use super::handle::{ClientState, Counts, lock};
 use super::inbound::Inbound;
 pub use super::session::SessionSink;
@@ -112,7 +111,7 @@ impl Trial {
 #[derive(Debug)]
 pub struct Standing {
     /// The facts.
-    pub server: ServerInfo,
+    pub server: Arc<ServerInfo>,
     /// The payload of CONNECTED.
     pub configuration: Bytes,
     /// The server's certificates, its own first.
@@ -124,7 +123,7 @@ pub struct Standing {
 /// The parts of a session's reader and writer, for [`ClientCore::begin`].
 #[derive(Debug)]
 pub struct Up {
-    server: ServerInfo,
+    server: Arc<ServerInfo>,
     decoder: Decoder,
     outbox: Outbox,
     sink: SessionSink,
@@ -496,7 +495,7 @@ impl ClientCore {
             },
             decoder: Decoder::new(
                 self.state.config.max_payload,
-                server.tracing(),
+                server.tracing,
                 self.state.config.operands.clone(),
                 Arc::clone(&state.bad_traces),
                 (state.uuid, self.state.config.role),

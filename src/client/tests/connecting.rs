@@ -27,12 +27,12 @@ fn connect_carries_uuid_and_roles() {
     );
     let info = connected(&client);
     assert_eq!(
-        (info.uuid(), info.role(), info.tracing()),
+        (info.uuid, info.role, info.tracing),
         (SERVER, Role::SERVER, false)
     );
-    assert_eq!(info.name(), server.address().to_string());
-    assert!(matches!(info.address(), PeerAddress::Ip(_)));
-    assert_eq!((info.certificate().roles, info.tls()), (Role::SERVER, "TLSv1.3"));
+    assert_eq!(info.name, server.address().to_string());
+    assert!(matches!(info.address, PeerAddress::Ip(_)));
+    assert_eq!((info.certificate.roles, info.tls), (Role::SERVER, "TLSv1.3"));
     assert_eq!(client.configuration().unwrap()[..], *b"configure: {}\n");
     assert_eq!((client.uuid(), client.role()), (uuid, Role::AGENT));
 }
@@ -50,7 +50,7 @@ fn figures_have_the_start_of_the_session_and_the_failed_attempts() {
     let peer = server.session();
     connected(&client);
     let figures = client.handle().figures();
-    assert_eq!(figures.server.unwrap().uuid(), SERVER);
+    assert_eq!(figures.server.unwrap().uuid, SERVER);
     assert_eq!(figures.failures, BTreeMap::from([("connect", 1)]));
     assert_eq!(
         (figures.counters.sessions, figures.counters.failed_attempts),
@@ -78,7 +78,7 @@ fn connect_returns_once_the_session_is_established() {
     let _peer = server.session();
     let client = thread.unwrap().join().unwrap().unwrap();
     assert!(client.is_connected());
-    assert_eq!(connected(&client).uuid(), SERVER);
+    assert_eq!(connected(&client).uuid, SERVER);
 }
 
 #[test]
@@ -87,13 +87,13 @@ fn the_first_server_that_answers_is_taken() {
     let config = agent().addresses([unused_address(), second.address(), third.address()]);
     let client = Client::start(config).unwrap();
     let peer = second.session();
-    assert_eq!(connected(&client).name(), second.address().to_string());
+    assert_eq!(connected(&client).name, second.address().to_string());
     assert_eq!(client.counters().failed_attempts, 1);
     drop(second);
     peer.cut();
     disconnected(&client);
     let _peer = third.session();
-    assert_eq!(connected(&client).name(), third.address().to_string());
+    assert_eq!(connected(&client).name, third.address().to_string());
 }
 
 #[test]
@@ -424,7 +424,7 @@ fn unix_sockets_carry_sessions() {
     let server = TestServer::unix(&path);
     let client = Client::start(agent().address(Address::Unix(path))).unwrap();
     let mut peer = server.session();
-    assert_eq!(connected(&client).address(), PeerAddress::Unix);
+    assert_eq!(connected(&client).address, PeerAddress::Unix);
     client.send(stats(1)).unwrap();
     assert_eq!(number(&peer.recv()), 1);
 }

@@ -207,7 +207,7 @@ fn frames_of_16_mib_pass_both_ways_at_once() {
 #[test]
 fn traces_are_stamped_if_the_session_agreed_on_them() {
     let (client, mut peer, _server) = pair(|config| config.tracing(true));
-    assert!(peer.hello().trace && client.server().unwrap().tracing());
+    assert!(peer.hello().trace && client.server().unwrap().tracing);
     client.send(stats(1).traced(Trace::new("up"))).unwrap();
     let frame = peer.recv();
     let trace = frame.trace().unwrap();

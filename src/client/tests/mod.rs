@@ -48,7 +48,7 @@ fn next_frame(client: &Client) -> Frame {
     }
 }
 
-fn connected(client: &Client) -> ServerInfo {
+fn connected(client: &Client) -> Arc<ServerInfo> {
     match next(client) {
         ClientEvent::Connected(server) => server,
         other => panic!("{other:?}"),

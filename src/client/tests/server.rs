@@ -11,7 +11,6 @@ use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
-use crate::client::event::Facts;
 use crate::client::{ClientConfig, ServerInfo};
 use crate::proto::{
     Codec, Connect, DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Header, Item, Operands, ServerHandshake,
@@ -48,8 +47,8 @@ pub(super) fn identity_of_server() -> &'static Identity {
 }
 
 /// The facts of a server for a client that is stepped.
-pub(super) fn server_info(tracing: bool) -> ServerInfo {
-    ServerInfo::new(Facts {
+pub(super) fn server_info(tracing: bool) -> Arc<ServerInfo> {
+    Arc::new(ServerInfo {
         uuid: SERVER,
         role: Role::SERVER,
         name: "test".to_owned(),

@@ -143,7 +143,7 @@ pub(crate) fn answer(args: &AnswerArgs) -> Result<(), Failure> {
     loop {
         match watch.wait(None)? {
             Waited::Event(ClientEvent::Connected(server)) => {
-                note(format_args!("{} connected to {}", client.uuid(), server.name()));
+                note(format_args!("{} connected to {}", client.uuid(), server.name));
             }
             Waited::Event(ClientEvent::Request(request)) if request.kind() == kind => {
                 let said = run(args, &request, &stop);

@@ -53,7 +53,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         let mut frame = match watch.wait(None)? {
             Waited::Event(ClientEvent::Frame(frame)) => frame,
             Waited::Event(ClientEvent::Connected(server)) => {
-                let (uuid, role, address) = (server.uuid(), server.role(), server.address());
+                let (uuid, role, address) = (server.uuid, server.role, server.address);
                 note(format_args!("connected to {uuid} ({role}) at {address}"));
                 continue;
             }

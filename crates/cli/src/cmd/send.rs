@@ -272,7 +272,7 @@ impl Sending<'_> {
     /// A scheduler passes on what it is asked, as it does with any trace.
     fn can_ask(&self) -> bool {
         let server = self.watch.client.server();
-        server.is_some_and(|server| server.tracing() && !server.role().intersects(Role::SCHEDULER))
+        server.is_some_and(|server| server.tracing && !server.role.intersects(Role::SCHEDULER))
     }
 
     fn does_not_tell(&self) -> Failure {

@@ -55,7 +55,7 @@ impl Source for Daemon {
         let client = controller.client();
         let mut certificates = vec![("this controller", client.identity().info().not_after)];
         if let Some(server) = client.server() {
-            certificates.push(("the scheduler", server.certificate().not_after));
+            certificates.push(("the scheduler", server.certificate.not_after));
         }
         Ok(Picture {
             taken: time(unix_ms()),

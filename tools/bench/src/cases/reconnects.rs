@@ -73,7 +73,7 @@ pub(crate) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Re
             while let Ok(event) = one.client.try_recv() {
                 if let ClientEvent::Connected(server) = event {
                     one.back = Some(began.elapsed());
-                    resumed += u32::from(server.resumed());
+                    resumed += u32::from(server.resumed);
                     left -= 1;
                 }
             }

@@ -72,13 +72,12 @@ impl<'a> Session<'a> {
         let controller = Controller::start(options.config(stop)?)?;
         await_session(&controller.client(), "scheduler", options.connect_limit(), stop)?;
         if let Some(server) = controller.client().server()
-            && !server.role().intersects(Role::SCHEDULER)
+            && !server.role.intersects(Role::SCHEDULER)
         {
             return Err(Failure::new(format!(
                 "{} is a {} and not a scheduler, so it has no nodes and instances; of `ssntp ctl`, sessions, \
                  servers, kick, bans and unban work with it",
-                server.name(),
-                server.role()
+                server.name, server.role
             )));
         }
         Ok(Self {

@@ -136,7 +136,7 @@ impl<'a> Operator<'a> {
 
     /// The address at which this client has reached the server.
     pub(super) fn address(&self) -> Option<String> {
-        Some(self.client.server()?.address().to_string())
+        Some(self.client.server()?.address.to_string())
     }
 
     /// All bans.

@@ -180,11 +180,11 @@ impl Session<'_> {
                     "uuid": self.client.uuid(),
                     "role": self.client.role().to_string(),
                     "server": {
-                        "uuid": server.uuid(),
-                        "role": server.role().to_string(),
-                        "name": server.name(),
-                        "address": server.address().to_string(),
-                        "tracing": server.tracing(),
+                        "uuid": server.uuid,
+                        "role": server.role.to_string(),
+                        "name": server.name,
+                        "address": server.address.to_string(),
+                        "tracing": server.tracing,
                     },
                 }))
             }

@@ -71,7 +71,7 @@ impl Receipts {
         limit: Duration,
     ) -> Result<(u64, Frame), Error> {
         let server = client.server();
-        if !server.is_some_and(|server| server.tracing() && !server.role().intersects(Role::SCHEDULER)) {
+        if !server.is_some_and(|server| server.tracing && !server.role.intersects(Role::SCHEDULER)) {
             return Err(Error::new(
                 "no_receipts",
                 "this server does not report how many sessions received a frame",

@@ -15,7 +15,7 @@ use super::log::{SharedLog, client_uuid};
 use super::session::Session;
 use super::world::made;
 use ssntp::Role;
-use ssntp::client::core::{At, ClientCore, Facts, Next, Standing, Trial};
+use ssntp::client::core::{At, ClientCore, Next, Standing, Trial};
 use ssntp::client::{
     Backoff, ClientConfig, ClientEvent, ClientHandle, DialFault, DisconnectReason, RequestError, SendFault,
     ServerInfo,
@@ -655,7 +655,7 @@ impl Shaking {
         };
         match self.handshake.receive(&mut self.input) {
             Ok(Some(connected)) => Some(Ok(Standing {
-                server: ServerInfo::new(Facts {
+                server: Arc::new(ServerInfo {
                     uuid: connected.server,
                     role: connected.role,
                     name: self.target.clone(),
