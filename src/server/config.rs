@@ -382,8 +382,9 @@ pub struct Environment {
     pub(super) role: Role,
     /// A random number of this start of the server.
     pub(super) incarnation: u64,
-    /// `None` if the server takes no links.
-    pub(super) link_registry: Option<LinkRegistry>,
+    /// True if the server takes links.
+    pub(super) takes_links: bool,
+    pub(super) link_registry: LinkRegistry,
     pub(super) tracing: bool,
     pub(super) max_payload: u32,
     pub(crate) operands: Operands,
@@ -415,8 +416,9 @@ impl Environment {
     /// # Errors
     /// [`ServerError::Tls`] if the certificates cannot be used for TLS.
     pub fn new(config: &ServerConfig) -> Result<Arc<Self>, ServerError> {
-        let link_registry = config.federation.as_ref();
-        let link_registry = link_registry.map(|federation| LinkRegistry::new(federation.advertised.clone()));
+        let federation = config.federation.as_ref();
+        let takes_links = federation.is_some();
+        let advertised = federation.map(|federation| federation.advertised.clone());
         let (identity, trust) = (config.identity.clone(), config.trust.clone());
         Ok(Arc::new(Self {
             uuid: config.uuid,
@@ -429,7 +431,7 @@ impl Environment {
             write_timeout: config.write_timeout,
             pool: ssntp_transport::BufferPool::new(),
             active: Mutex::new(Arc::new(ActiveCredentials {
-                acceptor: acceptor(&identity, &trust, config.resumption, link_registry.is_some())?,
+                acceptor: acceptor(&identity, &trust, config.resumption, takes_links)?,
                 credentials: Credentials {
                     identity,
                     trust,
@@ -440,7 +442,8 @@ impl Environment {
             resumption: config.resumption,
             newcomers: Mutex::default(),
             handshakes: HandshakeTally::default(),
-            link_registry,
+            takes_links,
+            link_registry: LinkRegistry::new(advertised.unwrap_or_default()),
         }))
     }
 
@@ -453,7 +456,7 @@ impl Environment {
     pub(super) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
         check_identity(identity, self.role, self.uuid)?;
         // It makes tickets with a new key, so it accepts no ticket that was made before.
-        let acceptor = acceptor(identity, trust, self.resumption, self.link_registry.is_some())?;
+        let acceptor = acceptor(identity, trust, self.resumption, self.takes_links)?;
         let mut active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
         // Compared under the lock, so that two renewals at the same time follow each other.
         acceptor.check_follows(&active.acceptor)?;

@@ -292,7 +292,7 @@ impl Entry {
             *connect = Some(new);
         }
         // Without links no other server can have a session of the UUID.
-        if self.facts.environment.link_registry.is_none() {
+        if !self.facts.environment.takes_links {
             return self.claimed(None);
         }
         let (verdict, answer) = crossbeam_channel::bounded(1);

@@ -133,7 +133,7 @@ impl State {
         let environment = &self.environment;
         ServerEntry {
             uuid: environment.uuid.into(),
-            address: environment.advertised().to_owned(),
+            address: environment.link_registry.advertised.clone(),
             roles: environment.role.to_string(),
             version: env!("CARGO_PKG_VERSION").into(),
             state: match self.draining.is_some() {

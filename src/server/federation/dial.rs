@@ -331,8 +331,7 @@ impl PeerThread {
 
     /// Waits until the link to a server ends, or until this thread is cancelled.
     fn wait_for_end(&self, server: Uuid) {
-        let link_registry = self.shared.environment.link_registry.as_ref();
-        let Some(link) = link_registry.and_then(|link_registry| link_registry.standing(server)) else {
+        let Some(link) = self.shared.environment.link_registry.standing(server) else {
             return;
         };
         *lock(&self.state) = PeerState::Linked(server);

@@ -29,7 +29,8 @@ const MAX_FIRST: usize = 1024;
 /// The links of a server, as its diallers see them. Shared by all threads of the server.
 #[derive(Debug)]
 pub(in crate::server) struct LinkRegistry {
-    advertised: String,
+    /// The address at which others reach this server; empty if none is configured.
+    pub(in crate::server) advertised: String,
     /// A channel for each linked server. It is disconnected when the link ends.
     standing: Mutex<HashMap<Uuid, Receiver<Infallible>>>,
 }
@@ -64,17 +65,9 @@ fn is_connected(link: &Receiver<Infallible>) -> bool {
 }
 
 impl Environment {
-    /// The address at which others reach this server; empty if none is configured.
-    pub(in crate::server) fn advertised(&self) -> &str {
-        self.link_registry
-            .as_ref()
-            .map_or("", |link_registry| &link_registry.advertised)
-    }
-
     /// True if there is a link to the server.
     pub fn is_linked(&self, server: Uuid) -> bool {
-        let link_registry = self.link_registry.as_ref();
-        link_registry.is_some_and(|link_registry| link_registry.standing(server).is_some())
+        self.link_registry.standing(server).is_some()
     }
 }
 
@@ -174,10 +167,8 @@ impl LinkHandshake {
 
     /// Notes that the link was admitted, so that diallers wait for its end.
     pub(in crate::server) fn admitted(&mut self, environment: &Environment) {
-        if let Some(link_registry) = &environment.link_registry
-            && let (Some(peer), Some(link)) = (self.peer, self.link.take())
-        {
-            link_registry.insert(peer, link);
+        if let (Some(peer), Some(link)) = (self.peer, self.link.take()) {
+            environment.link_registry.insert(peer, link);
         }
     }
 

@@ -163,7 +163,7 @@ impl Links {
             role: environment.role,
             token: self.token,
             max_payload: environment.max_payload,
-            advertised: environment.advertised().to_owned(),
+            advertised: environment.link_registry.advertised.clone(),
         };
         LinkFrame::Hello { hello }.encode()
     }
