@@ -1,8 +1,7 @@
 //! The counters of a server, apart from those of its sessions.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::figures::{ClosedSession, HandshakeFigures};
 use super::routing::KindTable;
@@ -73,46 +72,41 @@ impl Tally {
     }
 }
 
-/// Counts handshakes by their result. Shared by the threads of all newcomers.
+/// The counters of handshakes, which the threads of newcomers change. A lock takes little time compared
+/// with a handshake.
 #[derive(Debug, Default)]
-pub(super) struct HandshakeTally {
-    full: AtomicU64,
-    resumed: AtomicU64,
-    // A lock for each refusal takes little time compared with a handshake.
-    refused: Mutex<BTreeMap<&'static str, u64>>,
-}
+pub(super) struct HandshakeTally(Mutex<HandshakeFigures>);
 
 impl HandshakeTally {
     /// Counts a handshake that led to a session or a link.
     pub(super) fn finished(&self, resumed: bool) {
-        let count = if resumed { &self.resumed } else { &self.full };
-        count.fetch_add(1, Ordering::Relaxed);
+        let mut figures = self.lock();
+        match resumed {
+            true => figures.resumed += 1,
+            false => figures.full += 1,
+        }
     }
 
     /// Counts a newcomer that was refused or lost.
     pub(super) fn refused(&self, word: &'static str) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        *refused.entry(word).or_default() += 1;
+        *self.lock().refused.entry(word).or_default() += 1;
     }
 
     /// The figures. `occupancy` is `None` only while the server starts.
     pub(super) fn figures(&self, occupancy: Option<&Occupancy>) -> HandshakeFigures {
-        let mut refused = self
-            .refused
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let without_thread = occupancy.map_or(0, Occupancy::without_thread);
-        if without_thread > 0 {
-            refused.insert("thread", without_thread);
+        let mut figures = self.lock().clone();
+        if let Some(occupancy) = occupancy {
+            (figures.running, figures.limit) = (occupancy.running(), occupancy.max());
+            let without_thread = occupancy.without_thread();
+            if without_thread > 0 {
+                figures.refused.insert("thread", without_thread);
+            }
         }
-        HandshakeFigures {
-            running: occupancy.map_or(0, Occupancy::running),
-            limit: occupancy.map_or(0, Occupancy::max),
-            full: self.full.load(Ordering::Relaxed),
-            resumed: self.resumed.load(Ordering::Relaxed),
-            refused,
-        }
+        figures
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HandshakeFigures> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
