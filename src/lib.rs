@@ -88,6 +88,7 @@
 #![deny(missing_docs)]
 
 pub mod client;
+mod clock;
 pub mod payload;
 pub mod proto;
 mod request;

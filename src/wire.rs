@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::BytesMut;
 use uuid::Uuid;
 
+use crate::clock::wall_clock;
 use crate::proto::{Codec, Frame, Item, Operands, ProtocolError, TRACE_FLAG};
 use ssntp_transport::{Decode, Outgoing, Role};
 
@@ -87,9 +88,8 @@ pub(super) fn outgoing(frame: &Frame, tracing: bool) -> Outgoing {
 }
 
 /// The present time for a stamp.
-#[expect(clippy::disallowed_methods, reason = "a stamp needs the time of day")]
 pub(super) fn unix_nanos() -> u64 {
-    unix_nanos_at(SystemTime::now())
+    unix_nanos_at(wall_clock())
 }
 
 /// A time for a stamp, in nanoseconds since the Unix epoch.

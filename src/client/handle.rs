@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender};
@@ -17,6 +17,7 @@ use super::{
     ClientConfig, ClientCounters, ClientError, ClientEvent, ClientFigures, DialError, DialFault,
     DisconnectReason, Offline, SendError, SendFault, ServerInfo,
 };
+use crate::clock::{now, wall_clock};
 use crate::payload::Content;
 use crate::proto::Frame;
 use crate::request::{Answer, Outstanding, Request, RequestError};
@@ -516,14 +517,4 @@ impl Counts {
 /// entries do not depend on each other.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[expect(clippy::disallowed_methods, reason = "time limits of waits")]
-pub(super) fn now() -> Instant {
-    Instant::now()
-}
-
-#[expect(clippy::disallowed_methods, reason = "a snapshot shows the time of day")]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
 }

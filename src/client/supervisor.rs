@@ -8,12 +8,12 @@
 //! ```
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use super::config::random_share;
 use super::core::{At, ClientCore, Next, Trial};
 use super::dial::{Dialer, refuse_session};
-use super::handle::{ClientHandle, now};
+use super::handle::ClientHandle;
+use crate::clock::{now, wall_clock};
 use ssntp_transport::Link;
 
 /// Closes the client at the end of its supervisor. The client has ended before, unless the supervisor
@@ -68,14 +68,10 @@ fn dial(core: &mut ClientCore, dialer: &Dialer, trial: &Trial) -> Option<Link> {
     })
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "certificates are valid at a time of day"
-)]
 fn present() -> At {
     At {
         now: now(),
-        wall: SystemTime::now(),
+        wall: wall_clock(),
         share: random_share(),
     }
 }

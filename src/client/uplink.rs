@@ -25,8 +25,9 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::handle::{lock, now};
+use super::handle::lock;
 use super::{ClientError, Offline, SendFault, ServerInfo};
+use crate::clock::now;
 use crate::proto::Frame;
 use crate::wire::{outgoing, unix_nanos};
 use ssntp_transport::Role;

@@ -19,7 +19,7 @@ use super::config::Environment;
 use super::core::{Grant, ServerCore};
 use super::entry::{CLAIM, Entry, EntryFault, NoEntry, Step};
 use super::federation::LINK_PROTOCOL;
-use super::{now, wall_clock};
+use crate::clock::{now, wall_clock};
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Feed};
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::CertificateInfo;

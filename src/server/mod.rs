@@ -97,7 +97,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TrySendError};
 use log::{info, warn};
@@ -119,6 +119,7 @@ pub use self::handler::{Context, Handler, Newcomer, SendError};
 pub use self::held::{HeldFrame, HeldId};
 pub use self::routing::{Decision, ParseRuleError, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo, SessionKey};
+use crate::clock::{now, wall_clock};
 use crate::payload::Content;
 use crate::proto::Frame;
 pub use crate::proto::Refusal;
@@ -512,17 +513,4 @@ impl ServerHandle {
     pub fn uuid(&self) -> Uuid {
         self.environment.uuid
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the core gets the time from its owner")]
-pub(crate) fn now() -> Instant {
-    Instant::now()
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "for log lines and the expiry of certificates"
-)]
-pub(crate) fn wall_clock() -> SystemTime {
-    SystemTime::now()
 }

@@ -9,10 +9,11 @@ use bytes::BytesMut;
 use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
+use crate::clock::{now, wall_clock};
 use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Step, content};
 use crate::request::Request;
 use crate::server::core::{Arrival, ArrivalKind, Environment, Grant, Peer, ServerCore};
-use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo, now, wall_clock};
+use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo};
 use ssntp_transport::dispatch::{Action, Core};
 use ssntp_transport::pki::Identity;
 use ssntp_transport::{ConnectionId, EndReason, Limits, Numbers, Outbox, Outgoing, PeerAddress};

@@ -7,6 +7,7 @@ use super::{Admitted, Core, DispatchEvent, Events};
 use crate::budget::Budget;
 use crate::end::EndReason;
 use crate::flow::{Credit, NextRead, Unfinished};
+use crate::host::now;
 use crate::link::Sink;
 use crate::outbox::Outbox;
 use crate::table::ConnectionId;
@@ -39,13 +40,13 @@ impl<C: Core> Feed<C> {
             credit: Arc::clone(&admitted.credit),
             outbox: admitted.outbox.clone(),
             unfinished: Unfinished::new(memory),
-            reported: (0, super::clock()),
+            reported: (0, now()),
         }
     }
 
     /// Reports that the peer is not silent, although no item of it is complete.
     fn report_progress(&mut self, held: usize) {
-        let now = super::clock();
+        let now = now();
         if now.saturating_duration_since(self.reported.1) >= PROGRESS_INTERVAL {
             self.reported = (held, now);
             let _ = self.events.send(DispatchEvent::Items(self.id, Vec::new(), 0));
@@ -74,7 +75,7 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
             let credit = Arc::clone(&self.credit);
             let look = self
                 .unfinished
-                .next_read(held, wanted, super::clock, move || credit.nudge());
+                .next_read(held, wanted, now, move || credit.nudge());
             match look {
                 NextRead::Read(most) => return Ok(most),
                 NextRead::End(why) => return Err(EndReason::Memory(why)),

@@ -58,6 +58,7 @@ use crate::budget::BudgetFigures;
 use crate::end::EndReason;
 use crate::flow::{Credit, Flow};
 pub use crate::flow::{DistantChange, Origin};
+use crate::host::{now, wall_clock};
 use crate::link::Link;
 use crate::outbox::{Gauge, Limits, Outbox};
 use crate::socket::Duplex;
@@ -298,12 +299,12 @@ impl<C: Core> Events<DispatchEvent<C>> {
         &self,
         look: impl FnOnce(&C, &View<'_, C::Item>) -> T + Send + 'static,
     ) -> Option<(T, DispatcherFigures)> {
-        let (asked, events) = (clock(), self.len());
+        let (asked, events) = (now(), self.len());
         let (reply, seen) = crossbeam_channel::bounded(1);
         let look = move |core: &C, view: &View<'_, C::Item>| {
             let dispatcher = DispatcherFigures {
                 events,
-                waited: clock().saturating_duration_since(asked),
+                waited: now().saturating_duration_since(asked),
                 ..view.dispatcher
             };
             let _ = reply.send((look(core, view), dispatcher));
@@ -338,7 +339,7 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
-        let now = clock();
+        let now = now();
         runner.core_mut().time_of_day(wall_clock());
         // All events that have arrived are handled before the next turn, so that the turn goes to
         // the connection that has waited longest, not to the busiest one. Their number is bounded, so
@@ -355,22 +356,6 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
         runner.turn(now, processor_time);
         runner.tick(now);
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the dispatcher passes the time to the core"
-)]
-fn clock() -> Instant {
-    Instant::now()
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the dispatcher passes the time of day to the core"
-)]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
 }
 
 /// The processor time of this thread. Turns are measured by it, so that a turn does not count as

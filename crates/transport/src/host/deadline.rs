@@ -1,6 +1,6 @@
-//! Deadlines of time limits. `Duration::MAX` is no limit, and adding it to an `Instant` would panic.
+//! The clocks, and deadlines of time limits. `Duration::MAX` is no limit, and adding it to an `Instant` would panic.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Longer than any process runs, and a few times this time still fits into an `Instant`.
 pub const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
@@ -31,4 +31,12 @@ pub fn left(deadline: Instant) -> std::io::Result<Duration> {
 #[expect(clippy::disallowed_methods, reason = "a time limit needs the clock")]
 pub(crate) fn now() -> Instant {
     Instant::now()
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "certificates are valid at a time of day, and people read one"
+)]
+pub(crate) fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }

@@ -9,6 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::available_memory::available_memory;
+use super::deadline::wall_clock;
 use super::procfs::number_field;
 
 /// The resources that this process uses, and their limits. A figure that cannot be read is `None`.
@@ -80,11 +81,6 @@ fn uptime(proc: &Path) -> Option<Duration> {
     Duration::try_from(clock_gettime(ClockId::Boottime))
         .ok()?
         .checked_sub(began)
-}
-
-#[expect(clippy::disallowed_methods, reason = "when a process began, for people")]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use x509_parser::time::ASN1Time;
 use x509_parser::x509::X509Name;
 
 use super::{Fault, algorithms};
+pub(super) use crate::host::wall_clock as now;
 use crate::printable::printable;
 
 /// Parses a certificate with no bytes after it.
@@ -89,15 +90,6 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
         text.extend([byte >> 4, byte & 15].into_iter().filter_map(digit));
     }
     text
-}
-
-/// The present time, for the check of lifetimes.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "certificates are valid at a time of day"
-)]
-pub(super) fn now() -> SystemTime {
-    SystemTime::now()
 }
 
 /// A time in a certificate or a list. `None` if the system cannot represent it.

@@ -34,14 +34,14 @@ fn progress_of_a_long_item_is_reported_without_items() {
     let (mut feed, _, queue) = feed(&memory);
     // The progress of the second item counts from its own begin.
     for held in [1 << 20, UNRESERVED] {
-        let limit = clock() + Duration::from_secs(60);
+        let limit = now() + Duration::from_secs(60);
         let event = loop {
             assert!(feed.unfinished(held, 15 << 20).is_ok());
             match queue.try_next() {
                 Some((event, _)) => break event,
                 None => std::thread::yield_now(),
             }
-            assert!(clock() < limit, "no report of {held} bytes");
+            assert!(now() < limit, "no report of {held} bytes");
         };
         assert!(matches!(event, DispatchEvent::Items(ConnectionId(7), items, 0) if items.is_empty()));
         assert!(feed.items(&mut vec![Step::Note("x")], 10));
@@ -55,10 +55,10 @@ fn a_peer_is_not_silent_while_its_reader_waits_for_memory() {
     let (mut feed, credit, queue) = feed(&memory);
     let mut others: Vec<_> = (0..3u8).map(|n| Unfinished::new(&memory.of(&[n]))).collect();
     for other in &mut others {
-        other.next_read(UNRESERVED, 500_000, clock, || ());
+        other.next_read(UNRESERVED, 500_000, now, || ());
     }
     let reader = crate::host::threads::spawn("reader", move || feed.unfinished(8, 400_000)).unwrap();
-    let limit = clock() + Duration::from_secs(60);
+    let limit = now() + Duration::from_secs(60);
     for _ in 0..2 {
         let event = queue.next(Some(limit)).unwrap().0;
         assert!(matches!(event, DispatchEvent::Items(ConnectionId(7), items, 0) if items.is_empty()));
@@ -87,7 +87,7 @@ fn a_reader_waits_for_credit_and_for_memory_until_its_connection_ends() {
     assert!(!goes_on && queue.try_next().is_some());
     let mut others: Vec<_> = (0..3u8).map(|n| Unfinished::new(&memory.of(&[n]))).collect();
     for other in &mut others {
-        other.next_read(UNRESERVED, 500_000, clock, || ());
+        other.next_read(UNRESERVED, 500_000, now, || ());
     }
     let waits = feed.unfinished(3 * UNRESERVED, 400_000);
     assert!(matches!(waits, Err(EndReason::Local)), "{waits:?}");

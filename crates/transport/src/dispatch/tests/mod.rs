@@ -207,7 +207,7 @@ impl World {
         let quiet = Arc::clone(&busy);
         Self {
             runner: Runner::new(core, settings, move || !quiet.load(Ordering::SeqCst)),
-            start: clock(),
+            start: now(),
             busy,
             budget,
         }
