@@ -345,6 +345,29 @@ fn a_concentrator_gets_a_free_address_of_the_underlay() {
 }
 
 #[test]
+fn only_a_concentrator_on_a_bridge_has_a_port_on_its_host() {
+    alone(|mut networks| {
+        networks.restore(&[]).unwrap();
+        let process = Process::new();
+        let interface = Interface {
+            ip: [10, 0, 0, 33].into(),
+            subnet: "10.0.0.0/24".parse().unwrap(),
+            mac: "02:00:0a:00:00:21".into(),
+        };
+        for (is_bridge, ports) in [(false, 0), (true, 1)] {
+            networks.underlay.is_bridge = is_bridge;
+            networks
+                .attach_underlay(uuid(1), &interface, &process.namespace())
+                .unwrap();
+            assert_eq!(names().len(), ports);
+            let missing = networks.settle(&networks.made(), &links().unwrap());
+            assert_eq!(missing, BTreeSet::new());
+            networks.detach(uuid(1));
+        }
+    });
+}
+
+#[test]
 fn the_bridge_filter_setting_is_on_only_if_it_exists_and_is_1() {
     assert!(is_on(Ok(b"1\n".to_vec())));
     assert!(!is_on(Ok(b"0\n".to_vec())));
