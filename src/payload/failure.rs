@@ -1,6 +1,6 @@
 //! The failures of commands.
 //!
-//! All of them have the form of [`CommandFailure`]: a subject, a reason from a list, and for two of
+//! All of them have the form of [`CommandFailure`]: a subject, a reason from a list, and for four of
 //! them a text. Every reason can be made `From` the error of a refused payload: `invalid_payload`
 //! if the payload is malformed, `invalid_data` if it does not match its schema.
 //!
@@ -273,7 +273,12 @@ failures! {
     /// vnic_mac: 02:42:0a:00:00:21
     /// reason: assign_failure
     /// ```
-    AssignPublicIpFailure = ASSIGN_PUBLIC_IP_FAILURE of ASSIGN_PUBLIC_IP because PublicIpFailureReason {}
+    AssignPublicIpFailure = ASSIGN_PUBLIC_IP_FAILURE of ASSIGN_PUBLIC_IP because PublicIpFailureReason {
+        /// Details of the reason for people, in one line of at most 200 characters. A key of this
+        /// project, which others ignore; default: empty. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        detail: String,
+    }
 
     /// A public IP address was not released.
     ///
@@ -288,7 +293,12 @@ failures! {
     /// vnic_mac: 02:42:0a:00:00:21
     /// reason: release_failure
     /// ```
-    UnassignPublicIpFailure = UNASSIGN_PUBLIC_IP_FAILURE of RELEASE_PUBLIC_IP because PublicIpFailureReason {}
+    UnassignPublicIpFailure = UNASSIGN_PUBLIC_IP_FAILURE of RELEASE_PUBLIC_IP because PublicIpFailureReason {
+        /// Details of the reason for people, in one line of at most 200 characters. A key of this
+        /// project, which others ignore; default: empty. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        detail: String,
+    }
 }
 
 /// Defines the reasons of a failure. Every failure has the two reasons for a refused payload.

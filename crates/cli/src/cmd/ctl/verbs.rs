@@ -305,8 +305,24 @@ pub(super) struct PublicIpArgs {
     waiting: Waiting,
 }
 
+impl PublicIpArgs {
+    /// The tenant, unless it is given as a UUID.
+    fn named_tenant(&self) -> Option<&str> {
+        let tenant = self.tenant.as_deref();
+        tenant.filter(|tenant| Uuid::try_parse(tenant).is_err())
+    }
+}
+
 pub(super) fn assign_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) -> Result<(), Failure> {
     let (session, command) = public_ip(options, stop, args)?;
+    if command.private_ip.is_empty()
+        && let Some(tenant) = args.named_tenant()
+    {
+        let instance = &command.instance_uuid;
+        return Err(Failure::new(format!(
+            "instance {instance} has no address of tenant {tenant}"
+        )));
+    }
     let order = session.controller.order(&command)?;
     session.finish(vec![order], args.waiting.wait())
 }
@@ -329,9 +345,10 @@ fn public_ip<'a>(
     stop: &'a Stop,
     args: &PublicIpArgs,
 ) -> Result<(Session<'a>, AssignPublicIp), Failure> {
-    let named = args.tenant.as_deref();
-    let named = named.filter(|tenant| Uuid::try_parse(tenant).is_err());
-    let named = named.map(|name| tenant::find(options, stop, name)).transpose()?;
+    let named = args
+        .named_tenant()
+        .map(|name| tenant::find(options, stop, name))
+        .transpose()?;
     let session = Session::open_complete(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let given = args.private_ip.map(|ip| ip.to_string());
@@ -340,13 +357,11 @@ fn public_ip<'a>(
             let mut addresses = entry.addresses.into_iter();
             let leased = addresses.find(|address| address.instance_uuid == instance);
             let private_ip = given.or(leased.map(|address| address.ip));
-            let none = || format!("instance {instance} has no address of tenant {}", entry.name);
-            let private_ip = private_ip.ok_or_else(|| Failure::new(none()))?;
             (entry.concentrator_uuid, entry.tenant_uuid, private_ip)
         }
         None => {
             let (cnci, tenant) = session.controller.look(|view| concentrator(view, args))?;
-            (cnci.into(), tenant, given.unwrap_or_default())
+            (cnci.into(), tenant, given)
         }
     };
     let command = AssignPublicIp {
@@ -354,7 +369,7 @@ fn public_ip<'a>(
         tenant_uuid: tenant,
         instance_uuid: instance.into(),
         public_ip: args.public_ip.to_string(),
-        private_ip,
+        private_ip: private_ip.unwrap_or_default(),
         vnic_mac: args.mac.clone().unwrap_or_default(),
     };
     Ok((session, command))

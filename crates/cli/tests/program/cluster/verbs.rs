@@ -385,14 +385,13 @@ fn public_addresses_are_assigned_and_released() {
     assert_eq!(
         error,
         format!(
-            "198.51.100.20 was not assigned to instance {other}: the concentrator cannot assign it (assign_failure)"
+            "198.51.100.20 was not assigned to instance {other}: the concentrator cannot assign it: \
+             198.51.100.20: instance {instance} has it (assign_failure)"
         )
     );
     let error = cluster.fails(&format!("release-ip {instance} 198.51.100.21"));
-    assert!(
-        error.ends_with("the concentrator cannot release it (release_failure)"),
-        "{error}"
-    );
+    let why = format!("cannot release it: 198.51.100.21: {instance} has another address (release_failure)");
+    assert!(error.ends_with(&why), "{error}");
 
     // With two concentrators the command needs the UUID of one, or its tenant.
     let second = cluster.start_cnci(Uuid::new_v4(), "10.0.0.34");

@@ -36,9 +36,8 @@ impl Concentrator {
         };
         // If the address is assigned already, the controller has lost the answer and gets it again.
         if self.tables.public_ip(address) != Some(&ip) {
-            self.assign_new(address, ip).map_err(|why| {
-                Refused::new("assign_failure", format!("{public_ip} is not assigned: {why}"))
-            })?;
+            self.assign_new(address, ip)
+                .map_err(|why| Refused::new("assign_failure", format!("{public_ip}: {why}")))?;
         }
         let what = format_args!("{public_ip} is assigned to instance {instance_uuid}");
         self.note("assigned", what);
@@ -77,7 +76,7 @@ impl Concentrator {
             &command.public_ip,
         )?;
         let refuse = |why: String| {
-            let why = format!("{} is not released: {why}", command.public_ip);
+            let why = format!("{}: {why}", command.public_ip);
             Refused::new("release_failure", why)
         };
         let mut addresses = self.tables.public_ips.iter();

@@ -110,12 +110,13 @@ impl Stage {
         assert_eq!(answers.len(), 1);
         match answers[0].payload::<AssignPublicIpFailure>() {
             Ok(failure) => {
+                let subject = CommandSubject {
+                    detail: failure.detail.clone(),
+                    ..CommandSubject::of(&Frame::of(request))
+                };
                 assert_eq!(
                     failure,
-                    AssignPublicIpFailure::of(
-                        CommandSubject::of(&Frame::of(request)),
-                        failure.reason.clone()
-                    )
+                    AssignPublicIpFailure::of(subject, failure.reason.clone())
                 );
                 Some(failure.reason.to_string())
             }
