@@ -14,7 +14,7 @@ use super::held::detached;
 use super::{Scheduler, answers, relay};
 use crate::subnet;
 use ssntp::Role;
-use ssntp::payload::{Error, Id, PublicIpAssigned, PublicIpUnassigned, TenantRemoved};
+use ssntp::payload::{Error, Id, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, TenantRemoved};
 use ssntp::proto::{Event, Frame};
 use ssntp::server::{Context, SessionInfo};
 
@@ -47,8 +47,8 @@ pub(super) struct Cncis {
 struct Cnci {
     /// ConcentratorInstanceAdded.
     announced: Option<Frame>,
-    /// PublicIPAssigned of each address that has not been released since.
-    assigned: BTreeMap<String, Frame>,
+    /// The instance and PublicIPAssigned of each address that has not been released since.
+    assigned: BTreeMap<String, (Id, Frame)>,
 }
 
 impl Cncis {
@@ -63,10 +63,11 @@ impl Cncis {
         match Event(frame.kind().operand) {
             Event::CONCENTRATOR_INSTANCE_ADDED => cnci.announced = Some(detached(frame)),
             Event::PUBLIC_IP_ASSIGNED => {
-                if let Ok(PublicIpAssigned { public_ip, .. }) = frame.payload()
-                    && (has_room || cnci.assigned.contains_key(&public_ip))
+                if let Ok(assigned) = frame.payload::<PublicIpAssigned>()
+                    && (has_room || cnci.assigned.contains_key(&assigned.public_ip))
                 {
-                    cnci.assigned.insert(public_ip, detached(frame));
+                    let kept = (assigned.instance_uuid, detached(frame));
+                    cnci.assigned.insert(assigned.public_ip, kept);
                 }
             }
             Event::PUBLIC_IP_UNASSIGNED => {
@@ -115,7 +116,17 @@ impl Cncis {
     /// The frames for a new controller.
     pub(super) fn frames(&self) -> impl Iterator<Item = &Frame> {
         let each = self.by_uuid.values();
-        each.flat_map(|cnci| cnci.announced.iter().chain(cnci.assigned.values()))
+        each.flat_map(|cnci| {
+            let assigned = cnci.assigned.values().map(|(_, frame)| frame);
+            cnci.announced.iter().chain(assigned)
+        })
+    }
+
+    /// The public addresses of an instance.
+    fn of_instance(&self, instance: Uuid) -> impl Iterator<Item = PublicIpAssigned> {
+        let all = self.by_uuid.values().flat_map(|cnci| cnci.assigned.values());
+        all.filter(move |(of, _)| *of == instance)
+            .filter_map(|(_, frame)| frame.payload().ok())
     }
 }
 
@@ -147,6 +158,26 @@ impl Scheduler {
         match is_forwarded && frame.kind() == Event::TENANT_REMOVED {
             true => self.cncis.forget(&served, from.uuid()),
             false => self.cncis.remember(served, from.uuid(), frame),
+        }
+    }
+
+    /// Takes back the public addresses of instances that have no address of the tenant any more, as
+    /// another instance may get the same private address.
+    pub(super) fn release_public_ips(&mut self, cx: &mut Context<'_>) {
+        for instance in std::mem::take(&mut self.tenants.to_check) {
+            let assigned = self.cncis.of_instance(instance);
+            for ip in assigned.filter(|ip| self.tenants.is_outdated(ip)) {
+                let release = ReleasePublicIp {
+                    concentrator_uuid: ip.concentrator_uuid,
+                    instance_uuid: ip.instance_uuid,
+                    public_ip: ip.public_ip,
+                    private_ip: ip.private_ip,
+                    ..ReleasePublicIp::default()
+                };
+                if let Some(cnci) = release.concentrator_uuid.uuid() {
+                    answers::send(cx, cnci, &Frame::of(&release));
+                }
+            }
         }
     }
 

@@ -403,6 +403,7 @@ impl Scheduler {
             FrameType::EVENT => self.event(cx, from, frame),
             _ => self.failure(cx, from, frame),
         }
+        self.release_public_ips(cx);
         self.send_intents(cx);
     }
 }
@@ -544,6 +545,7 @@ impl Handler for Scheduler {
             self.expire_nodes(cx, now);
             self.expire_starts(cx, now);
             self.expire_commands(cx, now);
+            self.release_public_ips(cx);
         }
         self.controllers
             .continue_snapshots(cx, &self.nodes, self.is_syncing());

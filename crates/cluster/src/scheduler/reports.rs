@@ -160,7 +160,12 @@ impl Scheduler {
                 }
                 self.nodes.instance_event(from.uuid(), frame);
             }
-            _ => self.cncis.event(from, frame),
+            _ => {
+                self.cncis.event(from, frame);
+                if event == Event::PUBLIC_IP_ASSIGNED {
+                    self.tenants.to_check.extend(subject.instance_uuid.uuid());
+                }
+            }
         }
     }
 

@@ -25,8 +25,8 @@ use crate::network::{MAX_KEY, gateway, subnet};
 use crate::summed::{parse_summed, read_summed, summed};
 use ipnet::Ipv4Net;
 use ssntp::payload::{
-    Id, Tenant, TenantAction as Action, TenantAddress, TenantEntry, TenantRefusal as Refusal,
-    Tenants as Answer, check_name, yaml,
+    Id, PublicIpAssigned, Tenant, TenantAction as Action, TenantAddress, TenantEntry,
+    TenantRefusal as Refusal, Tenants as Answer, check_name, yaml,
 };
 use ssntp::proto::Frame;
 use ssntp::server::{Context, SessionInfo};
@@ -66,6 +66,9 @@ pub(super) struct TenantTable {
     /// and those of the write in progress.
     freed: BTreeSet<Uuid>,
     freed_in_write: BTreeSet<Uuid>,
+    /// The instances whose public addresses may have to be taken back: they have lost their address,
+    /// or a concentrator has reported one of theirs.
+    pub(super) to_check: Vec<Uuid>,
 }
 
 /// The content of the file.
@@ -358,7 +361,20 @@ impl TenantTable {
         if let Some(record) = self.table.tenants.get_mut(&tenant) {
             record.addresses.remove(&ip);
         }
+        self.to_check.push(instance);
         true
+    }
+
+    /// True if a public address leads to an address of a tenant that its instance does not have.
+    pub(super) fn is_outdated(&self, public: &PublicIpAssigned) -> bool {
+        let mut tenants = self.table.tenants.iter();
+        let of = tenants.find(|(_, record)| public.concentrator_uuid == record.concentrator_uuid);
+        let instance = public.instance_uuid.uuid();
+        let lease = instance.and_then(|instance| self.instances.get(&instance));
+        let is_its = |name: &String| {
+            lease.is_some_and(|(tenant, ip)| tenant == name && public.private_ip.parse() == Ok(*ip))
+        };
+        of.is_some_and(|(name, _)| !is_its(name))
     }
 
     /// Hands the table over to the thread if the table has changed and no write is in progress.

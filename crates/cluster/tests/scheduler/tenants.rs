@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use ssntp::Role;
 use ssntp::payload::{
-    Delete, DeleteFailure, DeleteFailureReason, Evacuate, InstanceState, InstanceStopped, Maintenance, Start,
-    StartFailure, StartFailureReason as Reason, Tenant, TenantAction, TenantEntry, Tenants,
+    Delete, DeleteFailure, DeleteFailureReason, Evacuate, InstanceState, InstanceStopped, Maintenance,
+    PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, Start, StartFailure, StartFailureReason as Reason,
+    Tenant, TenantAction, TenantEntry, Tenants,
 };
 use ssntp::proto::Command;
 use ssntp_cluster::scheduler::SchedulerConfig;
@@ -12,6 +14,8 @@ use uuid::Uuid;
 
 use super::client::Client;
 use super::{Cluster, expect_failure, expect_start, start, start_on, stats};
+
+const CNCI: Uuid = Uuid::from_u128(2);
 
 /// A cluster, its controller, and a node that runs an instance with an address of the tenant `blue`.
 fn with_running_instance() -> (Cluster, Client, Client, Start) {
@@ -36,7 +40,7 @@ fn ask(controller: &mut Client, action: TenantAction, instance: Uuid) -> Tenants
         entry: TenantEntry {
             tenant_uuid: Uuid::from_u128(1).into(),
             subnet: "10.1.0.0/24".into(),
-            concentrator_uuid: Uuid::from_u128(2).into(),
+            concentrator_uuid: CNCI.into(),
             concentrator_ip: "192.0.2.1/24".into(),
             ..TenantEntry::default()
         },
@@ -85,6 +89,50 @@ fn an_address_is_free_once_its_node_no_longer_lists_the_instance() {
     assert!(has_address(&mut controller, instance));
     send_running(&mut node, &[]);
     assert!(!has_address(&mut controller, instance));
+}
+
+/// Another instance may get its private address, and would be reached at the public one.
+#[test]
+fn the_public_address_of_an_instance_is_taken_back_with_its_address() {
+    let (cluster, mut controller, mut node, start) = with_running_instance();
+    let instance = start.instance_uuid;
+    let assigned = |private_ip: &str| PublicIpAssigned {
+        concentrator_uuid: CNCI.into(),
+        instance_uuid: instance.into(),
+        public_ip: "198.51.100.20".into(),
+        private_ip: private_ip.into(),
+    };
+    let expect_release = |cnci: &mut Client, private_ip: &str| {
+        let release: ReleasePublicIp = cnci.expect_payload();
+        let of = (release.instance_uuid, release.public_ip, release.private_ip);
+        assert_eq!(of, (instance.into(), "198.51.100.20".into(), private_ip.into()));
+    };
+    let mut cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
+    let mut other = cluster.connect(Role::CNCIAGENT);
+    cnci.send_payload(&assigned("10.1.0.2"));
+    other.send_payload(&PublicIpAssigned {
+        concentrator_uuid: other.uuid.into(),
+        ..assigned("10.1.0.2")
+    });
+    cnci.expect_nothing();
+    send_running(&mut node, &[]);
+    assert!(!has_address(&mut controller, instance));
+    expect_release(&mut cnci, "10.1.0.2");
+    cnci.send_payload(&PublicIpUnassigned {
+        concentrator_uuid: CNCI.into(),
+        instance_uuid: instance.into(),
+        public_ip: "198.51.100.20".into(),
+        private_ip: "10.1.0.2".into(),
+    });
+    cnci.expect_nothing();
+    // A concentrator that was away meanwhile reports the address when it connects.
+    cnci.send_payload(&assigned("10.1.0.2"));
+    expect_release(&mut cnci, "10.1.0.2");
+    ask(&mut controller, TenantAction::Lease, instance);
+    cnci.send_payload(&assigned("10.1.0.9"));
+    expect_release(&mut cnci, "10.1.0.9");
+    // The tenant of another concentrator has no addresses.
+    other.expect_nothing();
 }
 
 #[test]
