@@ -1,6 +1,7 @@
 //! The data plane, which moves the packets of a tenant.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use super::tables::Tables;
 
@@ -18,6 +19,14 @@ pub trait DataPlane: Send + fmt::Debug {
     /// The reason why an entry is invalid. The tables are not changed then; a public address is
     /// refused with `assign_failure`.
     fn check(&self, _: &Tables) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Checks that a public address that is to be assigned does not belong to another host.
+    ///
+    /// # Errors
+    /// Another host has it. It is refused with `assign_failure` then.
+    fn check_free(&self, _: IpAddr) -> Result<(), String> {
         Ok(())
     }
 

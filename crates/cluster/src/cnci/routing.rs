@@ -8,7 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use serde::Deserialize;
@@ -19,10 +21,14 @@ use super::plane::DataPlane;
 use super::tables::{PublicIp, Tables, Tunnel};
 use crate::network::links::{self, GROUP, Link, Route, TUNNEL, Underlay, delete, links, tunnel_name};
 use crate::network::tools::elements;
-use crate::network::{MAX_KEY, TunnelConfig, gateway, ipv4, mac_of, subnet, tools};
+use crate::network::{MAX_KEY, TunnelConfig, gateway, ipv4, is_unicast, mac_of, subnet, tools};
 
 /// The MAC address of the entries in a tunnel's table that receive broadcasts, one for each node.
 const ALL: &str = "00:00:00:00:00:00";
+/// The port of RFC 863, at which hosts accept no connections.
+const DISCARD: u16 = 9;
+/// Longer than the kernel asks for a MAC address: three times, for a second each.
+const PROBES: Duration = Duration::from_secs(4);
 
 /// A data plane that routes between the nodes of a tenant. It uses the network namespace of this
 /// process, which must not have other users.
@@ -109,6 +115,9 @@ impl Wanted {
         if public == own {
             return Err("it is the concentrator's own address".into());
         }
+        if !is_unicast(public) {
+            return Err("it is not a unicast address".into());
+        }
         if !self.subnets.values().any(|subnet| subnet.contains(&private)) {
             return Err(format!("{private} is in no subnet of this concentrator"));
         }
@@ -135,6 +144,7 @@ impl Routing {
     /// are right are not touched, so their packets are not interrupted.
     fn settle(&mut self, wanted: &Wanted) -> Result<(), String> {
         let Wanted { subnets, peers, .. } = wanted;
+        let device = &self.underlay.device;
         // The filter comes before tunnels and forwarding, so that no packet passes unfiltered.
         tools::nft(&self.table(wanted)).map_err(|why| format!("nft, which needs CAP_NET_ADMIN: {why}"))?;
         set("ipv4/ip_forward", "1")?;
@@ -175,10 +185,16 @@ impl Routing {
         if let Some(mesh) = peers {
             mesh.write(&mut batch, &mut entries);
         }
-        let (there, device) = (self.addresses()?, &self.underlay.device);
+        let (mac, there) = self.addresses()?;
         let public: BTreeSet<_> = wanted.public.keys().copied().collect();
         for public in public.difference(&there) {
             let _ = writeln!(batch, "addr add {public}/32 dev {device}");
+        }
+        if !public.is_subset(&there) {
+            // The kernel announces all addresses of an interface when its MAC address is set, even to
+            // the same one. Other hosts may still know the former holder of an address.
+            set(&format!("ipv4/conf/{device}/arp_notify"), "1")?;
+            let _ = writeln!(batch, "link set {device} address {mac}");
         }
         for public in there.difference(&public) {
             let _ = writeln!(batch, "addr del {public}/32 dev {device}");
@@ -296,17 +312,16 @@ table ip ssntp {{
         all.filter(|it| !self.left_out.contains(it)).cloned().collect()
     }
 
-    /// The public addresses that the interface has.
-    fn addresses(&self) -> Result<BTreeSet<Ipv4Addr>, String> {
+    /// The MAC address of the interface, and its public addresses.
+    fn addresses(&self) -> Result<(String, BTreeSet<Ipv4Addr>), String> {
         let Underlay { device, ip, .. } = &self.underlay;
-        let links = links::addresses()?.into_iter();
-        let addresses = links
-            .filter(|link| link.ifname == *device)
-            .flat_map(|link| link.addr_info);
+        let mut links = links::addresses()?.into_iter();
+        let link = links.find(|link| link.ifname == *device).unwrap_or_default();
+        let addresses = link.addr_info.into_iter();
         // Public addresses are added with the prefix 32; the address of the interface itself has the
         // prefix of its network.
         let public = addresses.filter(|address| address.prefixlen == 32 && address.local != *ip);
-        Ok(public.map(|address| address.local).collect())
+        Ok((link.address, public.map(|address| address.local).collect()))
     }
 }
 
@@ -320,6 +335,26 @@ impl DataPlane for Routing {
         new.drain(..).next().map_or(Ok(()), Err)
     }
 
+    fn check_free(&self, public: IpAddr) -> Result<(), String> {
+        let IpAddr::V4(public) = public else { return Ok(()) };
+        let links = links::addresses()?.into_iter();
+        let tunnels = links.filter(|link| link.ifname.starts_with(TUNNEL));
+        let mut subnets = tunnels.flat_map(|link| link.addr_info).flat_map(|it| it.net());
+        if let Some(subnet) = subnets.find(|subnet| subnet.contains(&public)) {
+            return Err(format!("it is in the tenant's subnet {subnet}"));
+        }
+        let Underlay { net, device, .. } = &self.underlay;
+        // A former holder may still be known.
+        tools::ip(&format!("neigh flush to {public} dev {device}\n"))?;
+        match net.contains(&public) {
+            true if [net.network(), net.broadcast()].contains(&public) => {
+                Err(format!("{net} has no such host"))
+            }
+            true if answers(public) => Err("another host has it".into()),
+            _ => Ok(()),
+        }
+    }
+
     fn apply(&mut self, tables: &Tables) -> Result<Vec<String>, String> {
         let wanted = Wanted::of(tables, self.underlay.ip);
         let new = self.newly_left_out(&wanted);
@@ -327,6 +362,14 @@ impl DataPlane for Routing {
         self.left_out = wanted.left_out;
         Ok(new)
     }
+}
+
+/// True if a host of the underlay has this address. The kernel asks for its MAC address, and reports
+/// after [`PROBES`] that the host is unreachable if it gets no answer.
+#[expect(clippy::disallowed_types, reason = "no connection is wanted, only the error")]
+fn answers(ip: Ipv4Addr) -> bool {
+    let connected = std::net::TcpStream::connect_timeout(&(ip, DISCARD).into(), PROBES);
+    !connected.is_err_and(|e| e.kind() == ErrorKind::HostUnreachable)
 }
 
 /// The routes to peers that this namespace has.

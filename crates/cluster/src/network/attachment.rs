@@ -86,7 +86,7 @@ impl Interface {
         }
         let mac = match networking.vnic_mac.to_ascii_lowercase() {
             mac if mac.is_empty() => mac_of(ip),
-            mac if is_mac(&mac) && is_unicast(&mac) => mac,
+            mac if is_mac(&mac) && is_of_interface(&mac) => mac,
             mac => return Err(format!("vnic_mac {mac:?} is not the MAC address of an interface")),
         };
         Ok(Self { ip, subnet, mac })
@@ -107,7 +107,7 @@ pub(crate) fn mac_of(ip: Ipv4Addr) -> String {
 
 /// True if an interface can have this MAC address: the group bit is not set, and it is not all
 /// zeros.
-fn is_unicast(mac: &str) -> bool {
+fn is_of_interface(mac: &str) -> bool {
     let first = u8::from_str_radix(mac.get(..2).unwrap_or_default(), 16);
     first.is_ok_and(|first| first & 1 == 0) && mac != "00:00:00:00:00:00"
 }
@@ -119,8 +119,7 @@ pub(crate) fn subnet(text: &str) -> Result<Ipv4Net, String> {
         Ok(ipnet::IpNet::V6(_)) => return Err(format!("{text}: tenants' networks have no IPv6 yet")),
         Err(_) => return Err(format!("{text:?} is not a subnet")),
     };
-    let [first, ..] = net.network().octets();
-    match PREFIXES.contains(&net.prefix_len()) && matches!(first, 1..=126 | 128..=223) {
+    match PREFIXES.contains(&net.prefix_len()) && is_unicast(net.network()) {
         true => Ok(net),
         false => Err(format!(
             "{net}: a tenant's subnet needs a prefix of {} to {} bits and unicast addresses",
@@ -128,6 +127,11 @@ pub(crate) fn subnet(text: &str) -> Result<Ipv4Net, String> {
             PREFIXES.end()
         )),
     }
+}
+
+/// True for an address that a host may have, other than a loopback address.
+pub(crate) fn is_unicast(ip: Ipv4Addr) -> bool {
+    matches!(ip.octets(), [1..=126 | 128..=223, ..])
 }
 
 fn key(text: &str) -> Result<u32, String> {

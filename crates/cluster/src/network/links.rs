@@ -103,6 +103,15 @@ pub(crate) fn addresses() -> Result<Vec<Link>, String> {
     tools::json("ip", &["-4", "-d", "addr", "show"])
 }
 
+impl Address {
+    /// The subnet of the address.
+    pub(crate) fn net(&self) -> Option<Ipv4Net> {
+        Ipv4Net::new(self.local, self.prefixlen)
+            .ok()
+            .map(|net| net.trunc())
+    }
+}
+
 impl Link {
     pub(crate) fn is_up(&self) -> bool {
         self.flags.iter().any(|flag| flag == "UP")

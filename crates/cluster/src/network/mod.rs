@@ -57,7 +57,7 @@ pub(crate) mod tools;
 mod wire;
 
 pub use self::attachment::MAX_KEY;
-pub(crate) use self::attachment::{Attachment, gateway, ipv4, mac_of, subnet};
+pub(crate) use self::attachment::{Attachment, gateway, ipv4, is_unicast, mac_of, subnet};
 pub use self::config::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
 pub(crate) use self::made::Namespace;
 pub(crate) use self::node::Networks;

@@ -109,6 +109,8 @@ fn public_addresses_work(rig: &Rig, blue_a: &Instance, blue_b: &Instance, red: &
     until(|| is_it(rig.at("o", move || answer_at(PUBLIC))));
     until(|| is_it(blue_a.answer_at(PUBLIC)));
     until(|| is_it(red.answer_at(PUBLIC)));
+    let error = rig.refused(&format!("assign-ip --tenant red {} {PUBLIC}", red.uuid));
+    assert!(error.contains("another host has it"), "{error}");
     tell_peers(rig, "o");
     let outside = Ipv4Addr::new(10, 77, 0, 99);
     // Packets that leave have the instance's public address, or else the concentrator's.
@@ -125,4 +127,13 @@ fn public_addresses_work(rig: &Rig, blue_a: &Instance, blue_b: &Instance, red: &
     assert!(error.contains("assign_failure"), "{error}");
     rig.done(&format!("release-ip --tenant blue {} {PUBLIC}", blue_b.uuid));
     assert_eq!(rig.at("o", move || answer_at(PUBLIC)), None);
+    // The public address of an instance that is gone is free.
+    rig.done(&format!("assign-ip --tenant blue {} {PUBLIC}", blue_b.uuid));
+    rig.done(&format!("delete {}", blue_b.uuid));
+    until(|| !rig.done("cncis").contains(&PUBLIC.to_string()));
+    rig.done(&format!("assign-ip --tenant red {} {PUBLIC}", red.uuid));
+    until(|| {
+        rig.at("o", move || answer_at(PUBLIC))
+            .is_some_and(|answer| answer.ends_with(&red.uuid))
+    });
 }

@@ -54,6 +54,7 @@ impl Concentrator {
         if let Some(owner) = owner.filter(|owner| **owner != ip.instance_uuid) {
             return Err(format!("instance {owner} has it"));
         }
+        let is_new = owner.is_none();
         // A private address can only be translated to one public address.
         let is_other =
             |other: &&PublicIp| other.public_ip != ip.public_ip && other.private_ip == ip.private_ip;
@@ -64,6 +65,10 @@ impl Concentrator {
         let mut next = self.tables.clone();
         next.insert_public_ip(ip);
         self.plane.check(&next)?;
+        // Last, because this may take a second.
+        if is_new {
+            self.plane.check_free(address)?;
+        }
         self.commit(next)
     }
 

@@ -43,6 +43,12 @@ impl DataPlane for Fake {
             false => Ok(()),
         }
     }
+    fn check_free(&self, public: IpAddr) -> Result<(), String> {
+        match public == IpAddr::from([198, 51, 100, 9]) {
+            true => Err("another host has it".into()),
+            false => Ok(()),
+        }
+    }
     fn apply(&mut self, tables: &Tables) -> Result<Vec<String>, String> {
         let tunnels = tables.tunnels.iter().map(|t| format!("{} ", t.subnet));
         let public = tables.public_ips.iter();
@@ -454,6 +460,15 @@ fn tables_are_unchanged_if_the_data_plane_or_the_disk_refuses() {
     }
     assert_eq!(stage.assign_reason(&two), None);
     assert_eq!(stage.release_reason(&release(ONE, "198.51.100.1")), None);
+}
+
+#[test]
+fn an_address_of_another_host_is_refused_with_the_reason() {
+    let mut stage = Stage::new();
+    let [answer] = stage.send(&assign(ONE, "198.51.100.9", "")).try_into().unwrap();
+    let failure: AssignPublicIpFailure = answer.payload().unwrap();
+    assert_eq!(failure.detail, "198.51.100.9: another host has it");
+    assert_eq!(stage.concentrator.tables.public_ips, []);
 }
 
 #[test]

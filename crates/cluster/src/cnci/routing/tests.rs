@@ -115,7 +115,15 @@ fn a_public_address_moves_to_another_instance_in_one_step() {
             public_ip: "10.0.0.1".into(),
             ..public("172.16.0.6")
         };
-        for (wrong, word) in [(public("172.17.0.5"), "no subnet"), (own, "own address")] {
+        let nowhere = PublicIp {
+            public_ip: "127.0.0.1".into(),
+            ..public("172.16.0.6")
+        };
+        for (wrong, word) in [
+            (public("172.17.0.5"), "no subnet"),
+            (own, "own address"),
+            (nowhere, "not a unicast address"),
+        ] {
             let mut next = tables.clone();
             next.public_ips.push(wrong);
             let error = routing.check(&next).unwrap_err();
@@ -125,7 +133,50 @@ fn a_public_address_moves_to_another_instance_in_one_step() {
         tables.tunnels.clear();
         assert_eq!(routing.apply(&tables).unwrap().len(), 1);
         assert!(!listed("list map ip ssntp inward").contains("172.16"));
-        assert_eq!(routing.addresses().unwrap(), BTreeSet::new());
+        assert_eq!(routing.addresses().unwrap().1, BTreeSet::new());
+    });
+}
+
+#[test]
+fn a_new_public_address_must_be_free_and_is_announced() {
+    alone(|| {
+        let mut routing = routing();
+        let mut tables = nodes(&["10.0.0.7"]);
+        routing.apply(&tables).unwrap();
+        let other = Neighbour::new(
+            "p0",
+            "link set p0 master u0",
+            "addr add 10.0.0.200/24 dev eth0\nlink set eth0 up",
+        );
+        for (ip, why) in [
+            ("172.16.0.9", "the tenant's subnet 172.16.0.0/24"),
+            ("10.0.0.0", "10.0.0.0/24 has no such host"),
+            ("10.0.0.255", "10.0.0.0/24 has no such host"),
+            ("10.0.0.200", "another host has it"),
+        ] {
+            let error = routing.check_free(ip.parse().unwrap()).unwrap_err();
+            assert!(error.contains(why), "{ip}: {error}");
+        }
+        // Another host has the address no longer, and still knows its former holder.
+        other.does(|| {
+            tools::ip(
+                "addr del 10.0.0.200/24 dev eth0\naddr add 10.0.0.2/24 dev eth0\n\
+                 neigh replace 10.0.0.200 lladdr 02:00:00:00:00:99 dev eth0 nud stale\n",
+            )
+            .unwrap();
+        });
+        routing.check_free("10.0.0.200".parse().unwrap()).unwrap();
+        tables.public_ips = vec![public("172.16.0.5")];
+        routing.apply(&tables).unwrap();
+        let (mac, _) = routing.addresses().unwrap();
+        other.does(move || {
+            let known = || -> String {
+                let known: serde_json::Value = tools::json("ip", &["neigh", "show", "10.0.0.200"]).unwrap();
+                known.to_string()
+            };
+            // The announcement may arrive a little later.
+            assert!((0..1000).any(|_| known().contains(&mac)), "{}", known());
+        });
     });
 }
 
@@ -195,7 +246,7 @@ fn links_that_break_while_the_concentrator_runs_are_made_again() {
             tools::ip(&format!("{words}\n")).unwrap();
             routing.apply(&tables).unwrap();
             assert_eq!(whole(), before, "{words}");
-            let public = routing.addresses().unwrap();
+            let (_, public) = routing.addresses().unwrap();
             assert_eq!(public, ["10.0.0.200".parse().unwrap()].into(), "{words}");
         }
         tools::anyway(
