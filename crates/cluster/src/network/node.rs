@@ -26,6 +26,19 @@ use super::wire::renew;
 /// The setting by which packets that cross a bridge pass the IP filters of this namespace as well.
 const BRIDGED: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
+/// The maximum number of MAC addresses that the kernel knows in all namespaces together, by default 1024.
+const NEIGHBOURS: &str = "/proc/sys/net/ipv4/neigh/default/gc_thresh3";
+/// Room for sixteen subnets of the largest size.
+const MIN_NEIGHBOURS: u32 = 65_536;
+
+/// True if the kernel's limit exists and is too low.
+fn is_low(setting: std::io::Result<Vec<u8>>) -> bool {
+    let limit = setting
+        .ok()
+        .and_then(|value| String::from_utf8(value).ok()?.trim().parse().ok());
+    limit.is_some_and(|limit: u32| limit < MIN_NEIGHBOURS)
+}
+
 /// True if a setting of the kernel is on. A setting that does not exist is off.
 fn is_on(setting: std::io::Result<Vec<u8>>) -> bool {
     setting.is_ok_and(|value| value.starts_with(b"1"))
@@ -70,6 +83,13 @@ impl Networks {
             warn!(
                 "tenants' networks: packets on the bridges also pass the IP filters of this host, \
                  which is slow and may drop them: set {BRIDGED} to 0"
+            );
+        }
+        // Only the first namespace has this setting.
+        if network.config.concentrator_certs.is_some() && is_low(fs::read(NEIGHBOURS)) {
+            warn!(
+                "tenants' networks: one tenant may use up the MAC addresses that this host can know, and \
+                 stop all others: set {NEIGHBOURS} to {MIN_NEIGHBOURS} or more"
             );
         }
         info!(
@@ -169,7 +189,7 @@ impl Networks {
         // The lock is held from here on, because a repair deletes links that it does not know.
         let mut made = self.made();
         tools::ip(&batch)?;
-        let configured = set_address(interface, *gateway, &namespace);
+        let configured = set_address(interface, interface.subnet.prefix_len(), *gateway, &namespace);
         made.concentrators.insert(instance, namespace);
         configured
     }
@@ -426,22 +446,26 @@ fn elements(verb: &str, instance: Uuid, port: &Port, net: Option<&TenantNet>) ->
 /// Sets the address of a process. A machine gets its address by DHCP.
 fn configure(port: &Port, net: &TenantNet) -> Result<(), String> {
     match &port.end {
+        // With a prefix of 32 bits the instance asks for the MAC address of the gateway only. The kernel
+        // limits the known MAC addresses of all namespaces together, and a process could use up that limit.
         End::Process(namespace) => {
-            set_address(&port.interface, Some(gateway(net.subnet)), &namespace.open()?)
+            set_address(&port.interface, 32, Some(gateway(net.subnet)), &namespace.open()?)
         }
         End::Machine(_) => Ok(()),
     }
 }
 
 /// Sets the address and the route of `eth0` in an instance's namespace.
-fn set_address(interface: &Interface, gateway: Option<Ipv4Addr>, namespace: &File) -> Result<(), String> {
-    let Interface { ip, subnet, .. } = interface;
-    let mut batch = format!(
-        "link set lo up\naddr add {ip}/{} dev eth0\nlink set eth0 up\n",
-        subnet.prefix_len()
-    );
+fn set_address(
+    interface: &Interface,
+    prefix: u8,
+    gateway: Option<Ipv4Addr>,
+    namespace: &File,
+) -> Result<(), String> {
+    let ip = interface.ip;
+    let mut batch = format!("link set lo up\naddr add {ip}/{prefix} dev eth0\nlink set eth0 up\n");
     if let Some(gateway) = gateway {
-        let _ = writeln!(batch, "route add default via {gateway}");
+        let _ = writeln!(batch, "route add default via {gateway} dev eth0 onlink");
     }
     tools::ip_within(namespace, &batch)
 }

@@ -41,7 +41,7 @@ const ATTEMPTS: &[Attempt] = &[
         script: "ip addr add 172.16.0.99/24 dev eth0; ip route add $VICTIM dev eth0 src 172.16.0.99; again
                  ip neigh replace 172.16.0.1 lladdr 02:00:ac:10:00:01 dev eth0
                  ip route replace default via 172.16.0.1 src 172.16.0.99",
-        undo: "ip addr del 172.16.0.99/24 dev eth0; ip neigh flush dev eth0; ip route replace default via 172.16.0.1",
+        undo: "ip addr del 172.16.0.99/24 dev eth0; ip neigh flush dev eth0; ip route replace default via 172.16.0.1 dev eth0 onlink",
     },
     Attempt {
         action: "speaks IPv6",
@@ -111,7 +111,9 @@ pub fn fails(rig: &Rig, attacker: &Instance, victim: &Instance, red: &[&Instance
         assert_eq!(attacker.answer_at(ip), None, "{ip}");
     }
     // Broadcasts go to the concentrator, and not to neighbours or other tenants.
-    run("ip neigh replace 172.16.0.255 lladdr ff:ff:ff:ff:ff:ff dev eth0; ping -b -c 1 -W 1 172.16.0.255");
+    run(
+        "ip route add 172.16.0.0/24 dev eth0; ip neigh replace 172.16.0.255 lladdr ff:ff:ff:ff:ff:ff dev eth0; ping -b -c 1 -W 1 172.16.0.255",
+    );
     for instance in red {
         let counters = instance.output("nft", &["list", "table", "netdev", "watch"]);
         assert_eq!(

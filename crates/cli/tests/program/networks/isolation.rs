@@ -26,6 +26,10 @@ fn tenants_with_the_same_subnet_reach_only_their_own_instances() {
     blue_a.reaches(&blue_b);
     blue_b.reaches(&blue_a);
     blue_a.reaches(&blue_a2);
+    // All its packets go to the gateway, so it fills no table of the kernel that others need as well.
+    let neighbours = blue_a.output("ip", &["neigh"]);
+    assert!(neighbours.contains("172.16.0.1 "), "{neighbours}");
+    assert_eq!(neighbours.lines().count(), 1, "{neighbours}");
     red_a.reaches(&red_b);
     red_b.reaches(&red_a);
     assert_eq!(blue_a.reads("/etc/resolv.conf"), "nameserver 192.0.2.53\n");

@@ -98,8 +98,8 @@ impl Process {
         let namespace = self.namespace().open().unwrap();
         tools::ip_within(
             &namespace,
-            "addr del 172.16.0.5/24 dev eth0\naddr add 172.16.0.5/24 dev eth0\n\
-             route add default via 172.16.0.1\n",
+            "addr del 172.16.0.5/32 dev eth0\naddr add 172.16.0.5/32 dev eth0\n\
+             route add default via 172.16.0.1 dev eth0 onlink\n",
         )
         .is_ok()
     }
@@ -373,4 +373,12 @@ fn the_bridge_filter_setting_is_on_only_if_it_exists_and_is_1() {
     assert!(!is_on(Ok(b"0\n".to_vec())));
     assert!(!is_on(Ok(Vec::new())));
     assert!(!is_on(Err(std::io::ErrorKind::NotFound.into())));
+}
+
+#[test]
+fn the_limit_of_known_mac_addresses_is_low_only_if_it_exists_and_is_below_the_minimum() {
+    assert!(is_low(Ok(b"1024\n".to_vec())));
+    assert!(!is_low(Ok(b"65536\n".to_vec())));
+    assert!(!is_low(Ok(b"x".to_vec())));
+    assert!(!is_low(Err(std::io::ErrorKind::NotFound.into())));
 }
