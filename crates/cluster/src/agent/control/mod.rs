@@ -311,6 +311,8 @@ pub(crate) struct Control {
     announced: Option<Frame>,
     /// The tenants that concentrators know to have instances on this node.
     tenants: BTreeMap<TenantKey, TenantAdded>,
+    /// Tenants whose removal was reported in the present session, and is reported again in the next one.
+    left_tenants: BTreeMap<TenantKey, TenantAdded>,
     /// True if these tenants were not reported in the present session yet.
     repeats_tenants: bool,
     tunnels: Vec<TunnelStats>,
@@ -377,6 +379,7 @@ impl Control {
             retry_due: now,
             announced: None,
             tenants: BTreeMap::new(),
+            left_tenants: BTreeMap::new(),
             repeats_tenants: false,
             tunnels: Vec::new(),
             unsaved: BTreeSet::new(),

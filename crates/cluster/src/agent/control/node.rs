@@ -40,6 +40,8 @@ const RESERVE_MB: i64 = 64;
 /// READY is sent again if the available memory or disk has changed by more than this part of
 /// the total.
 const NOTABLE: i64 = 20;
+/// The maximum number of tenants whose removal is reported twice.
+const MAX_LEFT: usize = 4096;
 
 impl Control {
     /// The facts of the node, with the memory and disk that it has for instances, in MB. -1 stands
@@ -306,15 +308,27 @@ impl Control {
         let repeats = std::mem::take(&mut self.repeats_tenants);
         // This includes tenants that were reported in an earlier session, so that their removal is
         // reported, too.
-        let before = std::mem::take(&mut self.tenants);
+        let mut before = std::mem::take(&mut self.tenants);
+        if repeats {
+            // The removal of the last instance may not have been reported: its report was lost with the
+            // session, or no agent ran when it ended.
+            before.append(&mut self.left_tenants);
+            let ended = self.instances.values().filter(|i| !is_up(i));
+            before.extend(ended.filter_map(|i| self.tenant_of(i)).map(|it| (key(&it), it)));
+        }
         for (key, tenant) in &present {
             if repeats || !before.contains_key(key) {
                 self.report(Frame::of(tenant));
             }
         }
-        for (key, tenant) in &before {
-            if !present.contains_key(key) {
-                self.report(Frame::of(&removed(tenant)));
+        before.retain(|key, _| !present.contains_key(key));
+        for tenant in before.values() {
+            self.report(Frame::of(&removed(tenant)));
+        }
+        if !repeats {
+            self.left_tenants.extend(before);
+            while self.left_tenants.len() > MAX_LEFT {
+                self.left_tenants.pop_first();
             }
         }
         self.tenants = present;

@@ -404,6 +404,16 @@ fn tenants_are_reported_to_their_concentrators() {
     stage.nothing::<TenantRemoved>();
     stage.end(TWO, 0);
     assert_eq!(stage.next::<TenantRemoved>().subnet_key, 4268);
+    // The report may be lost with the session. An agent that did not see the end reports it as well.
+    stage.feed(Input::Disconnected);
+    stage.connect();
+    assert_eq!(stage.next::<TenantRemoved>().subnet_key, 4268);
+    for instance in [ONE, TWO] {
+        stage.control.instances.remove(&instance);
+    }
+    stage.feed(Input::Disconnected);
+    stage.connect();
+    stage.nothing::<TenantRemoved>();
 
     let mut stage = Stage::of(Settings {
         role: Role::NETAGENT,
