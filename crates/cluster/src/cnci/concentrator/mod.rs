@@ -44,6 +44,8 @@ pub(super) struct Concentrator {
     tables: Tables,
     plane: Box<dyn DataPlane>,
     keep: Keep,
+    /// True if the tables could not be saved.
+    is_unsaved: bool,
     /// One key is enough, because all frames come from one scheduler.
     log: LogLimit<()>,
 }
@@ -79,6 +81,7 @@ impl Concentrator {
             tables,
             plane,
             keep,
+            is_unsaved: false,
             log: LogLimit::default(),
         })
     }
@@ -230,13 +233,21 @@ impl Concentrator {
         Ok(None)
     }
 
-    /// Applies the tables to the data plane, which another program may have changed.
+    /// Applies the tables to the data plane, which another program may have changed. Saves them if
+    /// that has failed before.
     pub(super) fn apply(&mut self) {
         match self.plane.apply(&self.tables) {
             Ok(left_out) => left_out
                 .iter()
                 .for_each(|skipped| self.complain("left out", format_args!("left out: {skipped}"))),
             Err(why) => self.complain("data plane", format_args!("the data plane: {why}")),
+        }
+        if self.is_unsaved {
+            let saved = (self.keep)(&self.tables);
+            self.is_unsaved = saved.is_err();
+            if let Err(e) = saved {
+                self.complain("tables", format_args!("the tables can't be saved: {e}"));
+            }
         }
     }
 
@@ -255,12 +266,10 @@ impl Concentrator {
         true
     }
 
-    /// Applies the tables, and saves them.
+    /// Applies the new tables, and saves them.
     fn settle(&mut self) {
+        self.is_unsaved = true;
         self.apply();
-        if let Err(e) = (self.keep)(&self.tables) {
-            self.complain("tables", format_args!("the tables can't be saved: {e}"));
-        }
     }
 
     fn configure(&mut self, frame: &Frame) -> Option<Frame> {

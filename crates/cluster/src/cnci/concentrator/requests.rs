@@ -114,7 +114,7 @@ impl Concentrator {
         let saved = |()| (self.keep)(&next).map_err(|e| format!("the tables can't be saved: {e}"));
         let made = self.plane.apply(&next).map(drop).and_then(saved);
         match &made {
-            Ok(()) => self.tables = next,
+            Ok(()) => (self.tables, self.is_unsaved) = (next, false),
             Err(_) => self.apply(),
         }
         made

@@ -300,6 +300,18 @@ fn a_tunnel_that_failed_is_made_by_the_next_repair() {
     assert_eq!(stage.calls(), ["172.16.0.0/24 0 peers"]);
 }
 
+/// A concentrator that is killed then would begin with a tunnel to a node that has left.
+#[test]
+fn tables_that_could_not_be_saved_are_saved_by_the_next_repair() {
+    let mut stage = Stage::new();
+    stage.full.store(true, Ordering::Relaxed);
+    stage.send(&added("172.16.0.0/24"));
+    assert_eq!(stage.kept.lock().unwrap().tunnels, []);
+    stage.full.store(false, Ordering::Relaxed);
+    stage.concentrator.apply();
+    assert_eq!(stage.kept.lock().unwrap().tunnels.len(), 1);
+}
+
 #[test]
 fn a_tunnel_that_the_data_plane_refuses_changes_nothing() {
     let mut stage = Stage::new();
