@@ -49,10 +49,12 @@ pub(super) fn tunnel(net: &TenantNet) -> String {
 /// The whole filter. nft replaces the tables in one step, so no packet meets an incomplete filter.
 pub(super) fn table(made: &Made, udp: u16) -> String {
     let own = elements(made.elements());
+    let machines = elements(made.machines());
     let concentrators = elements(made.nets.values().map(|net| tunnel(&net.net)));
     // The sender's addresses in ARP have to be its own as well, because receivers store them. Only
     // the ports of machines may send with 0.0.0.0: to request an address, and to check that it is
-    // free. The kernel accepts packets for a tunnel at each address of this host, so the filter of
+    // free. The MAC address in a request, at which the lease is looked up, has to be that of the
+    // machine as well. A request whose first fragment does not hold it is dropped. The kernel accepts packets for a tunnel at each address of this host, so the filter of
     // tunnels applies to all addresses.
     format!(
         r#"
@@ -78,16 +80,29 @@ table bridge ssntp {{
     counter
     {own}
   }}
+  set machines {{
+    comment "the port of a machine, and the MAC address in its requests for an address"
+    typeof iifname . @th,288,48
+    {machines}
+  }}
   set drops {{
     type ifname
     size 65535
     flags dynamic
     counter
   }}
+  chain dhcp {{
+    iifname . @th,288,48 @machines return
+    goto refused
+  }}
   chain port {{
+    udp sport 68 udp dport 67 jump dhcp
     ether type ip ip saddr != 0.0.0.0 iifname . ether saddr . ip saddr @own accept
     ether type ip ip daddr 255.255.255.255 udp sport 68 udp dport 67 iifname . ether saddr . ip saddr @own accept
     ether type arp iifname . ether saddr . arp saddr ip @own iifname . arp saddr ether . arp saddr ip @own accept
+    goto refused
+  }}
+  chain refused {{
     add @drops {{ iifname }}
     counter drop
   }}

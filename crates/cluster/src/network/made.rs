@@ -105,6 +105,12 @@ impl Port {
             End::Machine(_) => vec![element(ip.to_string()), element("0.0.0.0".into())],
         }
     }
+
+    /// The element of a machine's port in the filter's set for DHCP: the port and its MAC address.
+    pub(super) fn machine(&self, instance: Uuid) -> Option<String> {
+        let mac = self.interface.mac.replace(':', "");
+        matches!(self.end, End::Machine(_)).then(|| format!("\"{}\" . 0x{mac}", port_name(instance)))
+    }
 }
 
 impl Made {
@@ -155,6 +161,12 @@ impl Made {
     pub(super) fn elements(&self) -> impl Iterator<Item = String> {
         let ports = self.nets.values().flat_map(|net| &net.ports);
         ports.flat_map(|(instance, port)| port.elements(*instance))
+    }
+
+    /// The elements of the filter's set for DHCP.
+    pub(super) fn machines(&self) -> impl Iterator<Item = String> {
+        let ports = self.nets.values().flat_map(|net| &net.ports);
+        ports.filter_map(|(instance, port)| port.machine(*instance))
     }
 
     /// All links that are needed, by their names, without the ports of processes that have ended.

@@ -306,7 +306,7 @@ impl Networks {
     /// Makes the filter again if it was changed, as by a reload of the host's own rules. Returns the
     /// number of dropped packets of each port.
     fn keep_filter(&self, made: &mut Made) -> Result<BTreeMap<String, u64>, String> {
-        let elements = made.elements().count() + made.nets.len();
+        let elements = made.elements().count() + made.machines().count() + made.nets.len();
         match Filter::read() {
             Ok(filter) if (filter.rules, filter.elements) == (made.rules, elements) => Ok(filter.drops),
             read => {
@@ -436,11 +436,18 @@ fn adopt(made: &mut Made, links: &[Link], instance: Uuid, to: &Attachment, pid: 
 /// given for the first and the last instance of a subnet, which changes the tunnel as well.
 fn elements(verb: &str, instance: Uuid, port: &Port, net: Option<&TenantNet>) -> String {
     let own = port.elements(instance).join(", ");
-    let tunnel = net.map(|net| format!("{verb} element ip ssntp concentrators {{ {} }}\n", tunnel(net)));
-    format!(
-        "{verb} element bridge ssntp own {{ {own} }}\n{}",
-        tunnel.unwrap_or_default()
-    )
+    let mut commands = format!("{verb} element bridge ssntp own {{ {own} }}\n");
+    if let Some(machine) = port.machine(instance) {
+        let _ = writeln!(commands, "{verb} element bridge ssntp machines {{ {machine} }}");
+    }
+    if let Some(net) = net {
+        let _ = writeln!(
+            commands,
+            "{verb} element ip ssntp concentrators {{ {} }}",
+            tunnel(net)
+        );
+    }
+    commands
 }
 
 /// Sets the address of a process. A machine gets its address by DHCP.

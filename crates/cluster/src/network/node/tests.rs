@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::UdpSocket;
+use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use ssntp::payload::Networking;
 
 use super::super::alone;
@@ -273,7 +275,7 @@ fn a_machine_can_request_its_address_through_its_tap() {
             shown[0]["linkinfo"]["info_data"]["user"].to_string()
         };
         assert!(owner(&name(1)).contains("4711"), "{}", owner(&name(1)));
-        assert_eq!(Filter::read().unwrap().elements, 3);
+        assert_eq!(Filter::read().unwrap().elements, 4);
         // No QEMU has opened the tap, so it has no carrier, but it exists.
         assert_eq!(up(&networks), [(1, true)]);
         tools::ip(&format!("link del {}\n", name(1))).unwrap();
@@ -281,6 +283,63 @@ fn a_machine_can_request_its_address_through_its_tap() {
         assert_eq!(up(&networks), [(1, false)], "QEMU keeps its open tap");
         networks.detach(uuid(1));
         assert_eq!(names(), BTreeSet::new());
+    });
+}
+
+/// The concentrator's DHCP server believes the MAC address in a request, not that of the sender.
+#[test]
+fn a_machine_requests_only_its_own_address() {
+    alone(|networks| {
+        networks.restore(&[]).unwrap();
+        tools::nft(
+            "table bridge trial { chain passed { type filter hook forward priority 0; udp dport 67 counter; }; }",
+        )
+        .unwrap();
+        let passed = || -> String {
+            let chain: serde_json::Value =
+                tools::json("nft", &["list", "chain", "bridge", "trial", "passed"]).unwrap();
+            chain.to_string()
+        };
+        let process = Process::new();
+        networks
+            .attach(uuid(1), &port(&networks, 1), End::Machine(0))
+            .unwrap();
+        // The process stands for the machine, behind the same port.
+        let (name, pid) = (name(1), process.pid());
+        tools::ip(&format!(
+            "link del {name}\nlink add name {name} type veth peer name eth0 address 02:00:ac:10:00:05 netns {pid}\n\
+             link set {name} master ssb1 up\n"
+        ))
+        .unwrap();
+        let namespace = process.namespace().open().unwrap();
+        tools::ip_within(
+            &namespace,
+            "addr add 172.16.0.5/24 dev eth0\nlink set eth0 up\n\
+             neigh add 172.16.0.1 lladdr 02:00:ac:10:00:01 dev eth0\n",
+        )
+        .unwrap();
+        // The request for the address of another machine comes first, and is longer.
+        let requests = [(6, 400), (5, 300)].map(|(last, len)| {
+            let mut request = vec![0; len];
+            request[28..34].copy_from_slice(&[2, 0, 172, 16, 0, last]);
+            request
+        });
+        let sender = std::thread::Builder::new().spawn(move || {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            let socket = UdpSocket::bind("172.16.0.5:68").unwrap();
+            for request in requests {
+                socket.send_to(&request, "172.16.0.1:67").unwrap();
+            }
+        });
+        sender.unwrap().join().unwrap();
+        // The kernel may receive the packets a little later. It adds 28 bytes of headers.
+        assert!(
+            (0..1000).any(|_| passed().contains("\"bytes\":328")),
+            "{}",
+            passed()
+        );
+        networks.detach(uuid(1));
+        assert_eq!(Filter::read().unwrap().elements, 0);
     });
 }
 
