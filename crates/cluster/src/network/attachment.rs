@@ -68,6 +68,12 @@ impl Attachment {
             key: key(&networking.subnet_key)?,
             concentrator: ipv4("concentrator_ip", &networking.concentrator_ip)?,
         };
+        if !is_unicast(net.concentrator) {
+            return Err(format!(
+                "concentrator_ip {} is not a host's address",
+                net.concentrator
+            ));
+        }
         let interface = Interface::of(networking, net.subnet)?;
         if interface.ip == gateway(net.subnet) {
             return Err(format!("{} is the address of the gateway", interface.ip));
@@ -189,7 +195,7 @@ mod tests {
     #[test]
     fn an_error_names_the_invalid_field() {
         type Row = (fn(&mut Networking), &'static str);
-        let rows: [Row; 15] = [
+        let rows: [Row; 17] = [
             (|n| n.subnet_key = String::new(), "subnet_key"),
             (|n| n.subnet_key = "0".into(), "subnet_key"),
             (|n| n.subnet_key = "16777216".into(), "subnet_key"),
@@ -203,6 +209,11 @@ mod tests {
             (|n| n.subnet = "0.0.0.0/20".into(), "unicast"),
             (|n| n.subnet = "240.0.0.0/20".into(), "unicast"),
             (|n| n.concentrator_ip = String::new(), "concentrator_ip"),
+            (|n| n.concentrator_ip = "0.0.0.0".into(), "concentrator_ip"),
+            (
+                |n| n.concentrator_ip = "255.255.255.255".into(),
+                "concentrator_ip",
+            ),
             (|n| n.vnic_mac = "01:00:5e:00:00:01".into(), "vnic_mac"),
             (|n| n.vnic_mac = "00:00:00:00:00:00".into(), "vnic_mac"),
         ];

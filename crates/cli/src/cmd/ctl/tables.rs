@@ -172,7 +172,8 @@ pub(super) fn tenant(view: &View, entry: &TenantEntry) -> String {
     let cnci = entry.concentrator_uuid.uuid();
     let state = match cnci.and_then(|uuid| view.cnci(uuid)) {
         Some(cnci) if cnci.since.is_some() => "connected",
-        _ => "not connected",
+        _ if cnci.is_some_and(|uuid| view.instance(uuid).is_some()) => "not connected",
+        _ => "not known; `ssntp ctl tenant add` with the same values starts it again",
     };
     format!(
         "{}\nconcentrator: {state}\n{}\n{}",

@@ -38,6 +38,9 @@ pub(super) enum Args {
 }
 
 /// Make a tenant's network, and start its concentrator
+///
+/// For a tenant that exists already, with the same values, this starts the concentrator again if it
+/// was deleted or its node is lost.
 #[derive(Debug, clap::Args)]
 pub(super) struct AddArgs {
     #[command(flatten)]
@@ -106,10 +109,24 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
         concentrator_ip: args.concentrator.clone(),
         ..TenantEntry::default()
     };
-    let entry = one(send(options, stop, &request)?)?;
+    let mut answer = answer_to(options, stop, &request)?;
+    // The tenant may have lost its concentrator. A request with all values of the tenant is accepted.
+    if answer.reason == TenantRefusal::Taken
+        && let Ok(there) = find(options, stop, name)
+    {
+        request.entry.tenant_uuid = there.tenant_uuid;
+        if args.uuid.is_none() {
+            request.entry.concentrator_uuid = there.concentrator_uuid;
+        }
+        let repeated = answer_to(options, stop, &request)?;
+        if !repeated.entries.is_empty() {
+            answer = repeated;
+        }
+    }
+    let entry = one(accepted(answer)?)?;
     start_concentrator(options, stop, &entry, args.mem).map_err(|why| {
         why.with_advice(format_args!(
-            "`ssntp ctl tenant delete {name}` removes the tenant"
+            "the same command tries again, `ssntp ctl tenant delete {name}` removes the tenant"
         ))
     })?;
     let (key, uuid, ip) = (entry.key, &entry.concentrator_uuid, &entry.concentrator_ip);
@@ -117,7 +134,7 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
     print_either(options.json, shown(&entry), text)
 }
 
-/// Starts the concentrator of a new tenant, and blocks until it has announced itself.
+/// Starts the concentrator of a tenant if it does not exist, and blocks until it has announced itself.
 fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: i64) -> Result<(), Failure> {
     let uuid = uuid_of(&entry.concentrator_uuid)?;
     let (ip, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
@@ -149,9 +166,11 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
         ..Start::default()
     };
     let session = Session::open_complete(options, stop)?;
-    session.wait_for_node(|node| node.network)?;
-    let order = session.controller.start_workload(&StartPayload::from(start))?;
-    session.settle(order)?;
+    if session.controller.look(|view| view.instance(uuid).is_none()) {
+        session.wait_for_node(|node| node.network)?;
+        let order = session.controller.start_workload(&StartPayload::from(start))?;
+        session.settle(order)?;
+    }
     let announced = || Ok(session.controller.look(|view| view.cnci(uuid)?.since));
     let announced = stop.poll(POLL, options.given_limit().unwrap_or(ANNOUNCED), announced)?;
     announced.map(drop).ok_or_else(|| {
@@ -278,8 +297,12 @@ fn request(action: TenantAction, name: &str) -> Tenant {
 /// Sends a request in a session of its own. The session of a controller has the same UUID, so it cannot be
 /// open at the same time.
 fn send(options: &Options, stop: &Stop, request: &Tenant) -> Result<Tenants, Failure> {
+    accepted(answer_to(options, stop, request)?)
+}
+
+fn answer_to(options: &Options, stop: &Stop, request: &Tenant) -> Result<Tenants, Failure> {
     let operator = Operator::open(options, stop)?;
-    accepted(operator.ask(request, |answer: &Tenants| answer.id == request.id)?)
+    operator.ask(request, |answer: &Tenants| answer.id == request.id)
 }
 
 fn accepted(answer: Tenants) -> Result<Tenants, Failure> {

@@ -50,6 +50,16 @@ fn connections_survive_a_killed_part_and_no_kernel_objects_are_left() {
     until(|| rig.concentrator("blue").1 != before);
     traffic.goes_on();
     a.reaches(&b);
+    // A concentrator that is lost is started again by the command that has made the tenant.
+    rig.done(&format!("delete {uuid}"));
+    assert!(rig.done("tenant show blue").contains("`ssntp ctl tenant add`"));
+    let add = |subnet: &str| format!("tenant add blue --subnet {subnet} --concentrator 10.77.0.33/24");
+    let error = rig.refused(&add("172.16.1.0/24"));
+    assert!(error.contains("there is a tenant blue already"), "{error}");
+    for _ in ["lost", "running"] {
+        rig.done(&add("172.16.0.0/24"));
+    }
+    traffic.goes_on();
     assert!(rig.refused("tenant delete blue").contains("have addresses"));
     rig.done(&format!("delete {}", b.uuid));
     until(|| rig.output("b", LINKS).is_empty());
