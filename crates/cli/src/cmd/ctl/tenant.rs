@@ -184,18 +184,24 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
 const ANNOUNCED: Duration = Duration::from_secs(30);
 
 fn delete(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
-    let entry = find(options, stop, name)?;
-    // Instances with addresses need the concentrator. The scheduler refuses the request below then.
-    if entry.addresses.is_empty() {
-        let uuid = uuid_of(&entry.concentrator_uuid)?;
-        let session = Session::open_complete(options, stop)?;
-        let is_known = session.controller.look(|view| view.instance(uuid).is_some());
-        if is_known {
-            let order = session.controller.delete(uuid)?;
-            session.settle(order)?;
-        }
+    // First, because the scheduler refuses this while an instance has an address, and needs the
+    // concentrator. From then on no instance can get one.
+    let entry = one(send(options, stop, &request(TenantAction::Delete, name))?)?;
+    let uuid = uuid_of(&entry.concentrator_uuid)?;
+    delete_concentrator(options, stop, uuid).map_err(|why| {
+        why.with_advice(format_args!(
+            "the tenant is removed, `ssntp ctl delete {uuid}` deletes its concentrator"
+        ))
+    })
+}
+
+fn delete_concentrator(options: &Options, stop: &Stop, uuid: Uuid) -> Result<(), Failure> {
+    let session = Session::open_complete(options, stop)?;
+    if session.controller.look(|view| view.instance(uuid).is_some()) {
+        let order = session.controller.delete(uuid)?;
+        session.settle(order)?;
     }
-    send(options, stop, &request(TenantAction::Delete, name)).map(drop)
+    Ok(())
 }
 
 fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {

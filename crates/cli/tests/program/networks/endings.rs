@@ -73,8 +73,11 @@ fn connections_survive_a_killed_part_and_no_kernel_objects_are_left() {
         !rig.output("a", "nft list set bridge ssntp own")
             .contains("elements")
     );
+    // A tenant that is in use keeps its concentrator, and a removed one leaves none.
+    assert!(rig.done("instances").contains(&uuid));
     rig.done("tenant delete blue");
     assert!(!rig.done("tenant list").contains("blue"));
+    assert!(!rig.done("instances").contains(&uuid));
     until(|| rig.output("k", LINKS).is_empty());
 }
 
