@@ -1,5 +1,5 @@
-//! The clock of what owns threads or time limits. The state machines (`agent::control`, `View`, `Concentrator`,
-//! `Scheduler`) get the time from their callers.
+//! The clock of what owns threads or time limits. The state machines (`agent::control`, `View`,
+//! `Concentrator`, `Scheduler`) get the time from their callers.
 
 use std::time::{Instant, SystemTime};
 

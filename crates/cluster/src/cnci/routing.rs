@@ -27,8 +27,10 @@ use crate::network::{MAX_KEY, TunnelConfig, gateway, ipv4, is_unicast, mac_of, s
 const ALL: &str = "00:00:00:00:00:00";
 /// The port of RFC 863, at which hosts accept no connections.
 const DISCARD: u16 = 9;
-/// Longer than the kernel asks for a MAC address: three times, for a second each.
+/// Longer than the kernel asks for a MAC address: three times, for [`PROBE_MS`] each.
 const PROBES: Duration = Duration::from_secs(4);
+/// By default the kernel waits for a second.
+const PROBE_MS: &str = "300";
 
 /// A data plane that routes between the nodes of a tenant. It uses the network namespace of this
 /// process, which must not have other users.
@@ -344,6 +346,7 @@ impl DataPlane for Routing {
             return Err(format!("it is in the tenant's subnet {subnet}"));
         }
         let Underlay { net, device, .. } = &self.underlay;
+        set(&format!("ipv4/neigh/{device}/retrans_time_ms"), PROBE_MS)?;
         // A former holder may still be known.
         tools::ip(&format!("neigh flush to {public} dev {device}\n"))?;
         match net.contains(&public) {

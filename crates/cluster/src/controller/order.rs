@@ -54,6 +54,11 @@ impl Order {
         self.settled.try_recv().ok()
     }
 
+    /// The channel that receives the one outcome, for `select!`.
+    pub fn settled(&self) -> &Receiver<Result<Shown, OrderError>> {
+        &self.settled
+    }
+
     /// True if a node that still reports is starting the instance. Then a longer wait makes sense,
     /// because the scheduler will answer.
     pub fn is_progressing(&self) -> bool {
@@ -65,7 +70,7 @@ impl Order {
         self.shared.look(|view| self.goal.progress(view))
     }
 
-    /// The error of a wait of length `limit`, for callers that use [`poll`](Self::poll).
+    /// The error of a wait of length `limit`, for callers that wait on [`settled`](Self::settled).
     pub fn timed_out(&self, limit: Duration) -> OrderError {
         OrderError::TimedOut {
             command: self.goal.command,

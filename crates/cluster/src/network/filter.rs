@@ -54,8 +54,9 @@ pub(super) fn table(made: &Made, udp: u16) -> String {
     // The sender's addresses in ARP have to be its own as well, because receivers store them. Only
     // the ports of machines may send with 0.0.0.0: to request an address, and to check that it is
     // free. The MAC address in a request, at which the lease is looked up, has to be that of the
-    // machine as well. A request whose first fragment does not hold it is dropped. The kernel accepts packets for a tunnel at each address of this host, so the filter of
-    // tunnels applies to all addresses.
+    // machine as well. A request whose first fragment does not hold it is dropped. The kernel accepts
+    // packets for a tunnel at each address of this host, so the filter of tunnels applies to all
+    // addresses.
     format!(
         r#"
 add table ip ssntp

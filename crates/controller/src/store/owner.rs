@@ -85,7 +85,8 @@ impl<'a> Owner<'a> {
 
     /// Writes a group of jobs in one transaction, and replies to the callers that wait.
     fn commit(&mut self, group: &[Job]) {
-        // SQLite goes on with files that have lost their names, and the next start would not find the changes.
+        // SQLite goes on with files that have lost their names, and the next start would not find the
+        // changes.
         let file = &self.shared.file;
         let outcome = match identity(file).is_some_and(|is| Some(is) == self.shared.identity) {
             true => self

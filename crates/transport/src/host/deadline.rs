@@ -1,4 +1,5 @@
-//! The clocks, and deadlines of time limits. `Duration::MAX` is no limit, and adding it to an `Instant` would panic.
+//! The clocks, and deadlines of time limits. `Duration::MAX` is no limit, and adding it to an `Instant`
+//! would panic.
 
 use std::time::{Duration, Instant, SystemTime};
 
