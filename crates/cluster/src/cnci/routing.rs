@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
-use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
@@ -28,7 +27,7 @@ const ALL: &str = "00:00:00:00:00:00";
 /// The port of RFC 863, at which hosts accept no connections.
 const DISCARD: u16 = 9;
 /// Longer than the kernel asks for a MAC address: three times, for [`PROBE_MS`] each.
-const PROBES: Duration = Duration::from_secs(4);
+const PROBES: Duration = Duration::from_secs(2);
 /// By default the kernel waits for a second.
 const PROBE_MS: &str = "300";
 
@@ -353,7 +352,7 @@ impl DataPlane for Routing {
             true if [net.network(), net.broadcast()].contains(&public) => {
                 Err(format!("{net} has no such host"))
             }
-            true if answers(public) => Err("another host has it".into()),
+            true if answers(public, device)? => Err("another host has it".into()),
             _ => Ok(()),
         }
     }
@@ -367,12 +366,17 @@ impl DataPlane for Routing {
     }
 }
 
-/// True if a host of the underlay has this address. The kernel asks for its MAC address, and reports
-/// after [`PROBES`] that the host is unreachable if it gets no answer.
-#[expect(clippy::disallowed_types, reason = "no connection is wanted, only the error")]
-fn answers(ip: Ipv4Addr) -> bool {
-    let connected = std::net::TcpStream::connect_timeout(&(ip, DISCARD).into(), PROBES);
-    !connected.is_err_and(|e| e.kind() == ErrorKind::HostUnreachable)
+/// True if a host of the underlay has this address. The attempt to connect makes the kernel ask for its MAC
+/// address. The error of the attempt says nothing, because a firewall may refuse it as if there were no host.
+#[expect(
+    clippy::disallowed_types,
+    reason = "no connection is wanted, only the MAC address"
+)]
+fn answers(ip: Ipv4Addr, device: &str) -> Result<bool, String> {
+    let _ = std::net::TcpStream::connect_timeout(&(ip, DISCARD).into(), PROBES);
+    let ip = ip.to_string();
+    let known: Vec<serde_json::Value> = tools::json("ip", &["neigh", "show", "to", &ip, "dev", device])?;
+    Ok(known.iter().any(|host| host.get("lladdr").is_some()))
 }
 
 /// The routes to peers that this namespace has.

@@ -148,6 +148,13 @@ fn a_new_public_address_must_be_free_and_is_announced() {
             "link set p0 master u0",
             "addr add 10.0.0.200/24 dev eth0\nlink set eth0 up",
         );
+        // The firewall of the other host refuses connections, as if the host were unreachable.
+        other.does(|| {
+            tools::nft(
+                "table ip t { chain i { type filter hook input priority 0; tcp dport 9 reject with icmp type host-prohibited; }; }",
+            )
+            .unwrap();
+        });
         for (ip, why) in [
             ("172.16.0.9", "the tenant's subnet 172.16.0.0/24"),
             ("10.0.0.0", "10.0.0.0/24 has no such host"),
