@@ -309,12 +309,13 @@ impl Control {
         // This includes tenants that were reported in an earlier session, so that their removal is
         // reported, too.
         let mut before = std::mem::take(&mut self.tenants);
+        let mut again = BTreeMap::new();
         if repeats {
             // The removal of the last instance may not have been reported: its report was lost with the
             // session, or no agent ran when it ended.
-            before.append(&mut self.left_tenants);
+            again.append(&mut self.left_tenants);
             let ended = self.instances.values().filter(|i| !is_up(i));
-            before.extend(ended.filter_map(|i| self.tenant_of(i)).map(|it| (key(&it), it)));
+            again.extend(ended.filter_map(|i| self.tenant_of(i)).map(|it| (key(&it), it)));
         }
         for (key, tenant) in &present {
             if repeats || !before.contains_key(key) {
@@ -322,14 +323,13 @@ impl Control {
             }
         }
         before.retain(|key, _| !present.contains_key(key));
-        for tenant in before.values() {
+        again.retain(|key, _| !present.contains_key(key) && !before.contains_key(key));
+        for tenant in before.values().chain(again.values()) {
             self.report(Frame::of(&removed(tenant)));
         }
-        if !repeats {
-            self.left_tenants.extend(before);
-            while self.left_tenants.len() > MAX_LEFT {
-                self.left_tenants.pop_first();
-            }
+        self.left_tenants.extend(before);
+        while self.left_tenants.len() > MAX_LEFT {
+            self.left_tenants.pop_first();
         }
         self.tenants = present;
     }

@@ -414,6 +414,18 @@ fn tenants_are_reported_to_their_concentrators() {
     stage.feed(Input::Disconnected);
     stage.connect();
     stage.nothing::<TenantRemoved>();
+    // The session in which an end between two sessions is reported may be lost as well.
+    stage.run(&wired(ONE));
+    stage.next::<TenantAdded>();
+    stage.feed(Input::Disconnected);
+    stage.control.instances.remove(&ONE);
+    for _ in 0..2 {
+        stage.connect();
+        assert_eq!(stage.next::<TenantRemoved>().subnet_key, 4268);
+        stage.feed(Input::Disconnected);
+    }
+    stage.connect();
+    stage.nothing::<TenantRemoved>();
 
     let mut stage = Stage::of(Settings {
         role: Role::NETAGENT,
