@@ -48,7 +48,7 @@ struct Cnci {
     /// ConcentratorInstanceAdded.
     announced: Option<Frame>,
     /// The instance and PublicIPAssigned of each address that has not been released since.
-    assigned: BTreeMap<String, (Id, Frame)>,
+    assigned: BTreeMap<String, (Option<Uuid>, Frame)>,
 }
 
 impl Cncis {
@@ -66,7 +66,7 @@ impl Cncis {
                 if let Ok(assigned) = frame.payload::<PublicIpAssigned>()
                     && (has_room || cnci.assigned.contains_key(&assigned.public_ip))
                 {
-                    let kept = (assigned.instance_uuid, detached(frame));
+                    let kept = (assigned.instance_uuid.uuid(), detached(frame));
                     cnci.assigned.insert(assigned.public_ip, kept);
                 }
             }
@@ -125,7 +125,7 @@ impl Cncis {
     /// The public addresses of an instance.
     fn of_instance(&self, instance: Uuid) -> impl Iterator<Item = PublicIpAssigned> {
         let all = self.by_uuid.values().flat_map(|cnci| cnci.assigned.values());
-        all.filter(move |(of, _)| *of == instance)
+        all.filter(move |(of, _)| *of == Some(instance))
             .filter_map(|(_, frame)| frame.payload().ok())
     }
 }

@@ -162,7 +162,10 @@ impl Scheduler {
             }
             _ => {
                 self.cncis.event(from, frame);
-                if event == Event::PUBLIC_IP_ASSIGNED {
+                // Only then, because the addresses of all concentrators are searched.
+                if event == Event::PUBLIC_IP_ASSIGNED
+                    && frame.payload().is_ok_and(|ip| self.tenants.is_outdated(&ip))
+                {
                     self.tenants.to_check.extend(subject.instance_uuid.uuid());
                 }
             }

@@ -368,7 +368,8 @@ impl TenantTable {
     /// True if a public address leads to an address of a tenant that its instance does not have.
     pub(super) fn is_outdated(&self, public: &PublicIpAssigned) -> bool {
         let mut tenants = self.table.tenants.iter();
-        let of = tenants.find(|(_, record)| public.concentrator_uuid == record.concentrator_uuid);
+        let cnci = public.concentrator_uuid.uuid();
+        let of = tenants.find(|(_, record)| cnci == Some(record.concentrator_uuid));
         let instance = public.instance_uuid.uuid();
         let lease = instance.and_then(|instance| self.instances.get(&instance));
         let is_its = |name: &String| {
