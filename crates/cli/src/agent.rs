@@ -193,7 +193,11 @@ impl Args {
     /// Looks up what the settings name and what is used only later, by their keys: a name that is
     /// misspelt would otherwise be found when it is too late.
     fn look_up(&self, policy: &Policy) -> [(&'static str, Result<(), Failure>); 3] {
-        let images = |path: &PathBuf| fs::read_dir(path).map(drop).map_err(|e| Failure::at(path, e));
+        let images = |path: &PathBuf| {
+            fs::metadata(path.join("."))
+                .map(drop)
+                .map_err(|e| Failure::at(path, e))
+        };
         let program = |path: &PathBuf| match can_be_run(path) {
             true => Ok(()),
             false => Err(Failure::at(path, "it is not a program")),
