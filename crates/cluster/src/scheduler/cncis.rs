@@ -122,6 +122,13 @@ impl Cncis {
         })
     }
 
+    /// The connected concentrator other than `cnci` that has a public address.
+    pub(super) fn other_holder(&self, cnci: &Id, public_ip: &str) -> Option<Uuid> {
+        let others = self.by_uuid.iter().filter(|(uuid, _)| *cnci != **uuid);
+        let mut holders = others.filter(|(_, other)| other.assigned.contains_key(public_ip));
+        holders.next().map(|(uuid, _)| *uuid)
+    }
+
     /// The public addresses of an instance.
     fn of_instance(&self, instance: Uuid) -> impl Iterator<Item = PublicIpAssigned> {
         let all = self.by_uuid.values().flat_map(|cnci| cnci.assigned.values());

@@ -57,6 +57,14 @@ impl Scheduler {
                 return answers::refuse(cx, from, frame, &e.into());
             }
         };
+        if command == Command::ASSIGN_PUBLIC_IP
+            && let Ok(AssignPublicIp { public_ip, .. }) = frame.payload()
+            && let Some(holder) = self.cncis.other_holder(&to, &public_ip)
+        {
+            // Packets of the underlay would reach either of them.
+            let why = format!("{public_ip}: concentrator {holder} has it");
+            return answers::refuse(cx, from, frame, &Refused::new("assign_failure", why));
+        }
         let role = match command {
             Command::ASSIGN_PUBLIC_IP | Command::RELEASE_PUBLIC_IP | Command::REFRESH_CNCI => Role::CNCIAGENT,
             _ => NODE,

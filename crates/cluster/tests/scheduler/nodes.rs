@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use ssntp::Role;
 use ssntp::payload::{
-    ConcentratorInstanceAdded, InstanceDeleted, NodeConnected, NodeDisconnected, NodeType, PublicIpAssigned,
-    PublicIpUnassigned, SnapshotComplete,
+    AssignPublicIp, AssignPublicIpFailure, ConcentratorInstanceAdded, InstanceDeleted, NodeConnected,
+    NodeDisconnected, NodeType, PublicIpAssigned, PublicIpUnassigned, SnapshotComplete,
 };
-use ssntp::proto::{Command, Event, Frame};
+use ssntp::proto::{Command, ErrorCode, Event, Frame};
 use uuid::Uuid;
 
 use super::{Cluster, stats};
@@ -186,6 +186,24 @@ fn a_new_controller_receives_connected_concentrators_and_their_addresses() {
     assert_eq!(second.expect_payload::<ConcentratorInstanceAdded>(), added);
     assert_eq!(second.expect_payload::<PublicIpAssigned>(), kept);
     second.expect_nothing();
+
+    // Two concentrators with one address would both receive its packets.
+    let mut other = cluster.connect(Role::CNCIAGENT);
+    let assign = |public_ip: &str| AssignPublicIp {
+        concentrator_uuid: other.uuid.into(),
+        public_ip: public_ip.into(),
+        ..AssignPublicIp::default()
+    };
+    let (taken, free) = (assign(&kept.public_ip), assign(&released.public_ip));
+    second.send_payload(&taken);
+    let failure: AssignPublicIpFailure = second.expect_payload();
+    assert_eq!(
+        failure.detail,
+        format!("{}: concentrator {} has it", kept.public_ip, cnci.uuid)
+    );
+    second.send_payload(&free);
+    assert_eq!(other.expect_payload::<AssignPublicIp>(), free);
+    first.expect(ErrorCode::ASSIGN_PUBLIC_IP_FAILURE);
 
     drop(cnci);
     first.expect(Event::NODE_DISCONNECTED);
