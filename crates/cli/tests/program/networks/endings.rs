@@ -66,7 +66,7 @@ fn connections_survive_a_killed_part_and_no_kernel_objects_are_left() {
     a_node_that_left_the_tenant_is_not_heard(&rig, &a);
     rig.kill("a");
     rig.agent("a");
-    // The scheduler knows the instance once the agent has connected again.
+    // The scheduler knows the instance once the agent has sent STATS again.
     until(|| rig.ctl(&format!("delete {}", a.uuid)).status.success());
     until(|| rig.output("a", LINKS).is_empty());
     assert!(

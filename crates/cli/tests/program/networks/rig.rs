@@ -177,10 +177,14 @@ impl Rig {
         self.programs.push(("s", program));
     }
 
+    /// Starts the agent of a host, and waits until its node is READY, because the scheduler refuses a START
+    /// for a node that is not.
     pub fn agent(&mut self, host: &'static str) {
         let mut program = Program::start(&mut self.agent_command(host));
         program.first_line();
         self.programs.push((host, program));
+        let node = self.node(host);
+        until(|| self.done("nodes --state READY").contains(&node));
     }
 
     /// The command that starts the agent of a host.
@@ -225,9 +229,14 @@ impl Rig {
     }
 
     /// Kills the agent with SIGKILL. Its instances run on.
+    /// Kills a daemon. Waits until the scheduler, if it is not the one, has noticed that the node is gone.
     pub fn kill(&mut self, host: &str) {
         let at = self.programs.iter().position(|(name, _)| *name == host).unwrap();
         self.programs.remove(at).1.kill();
+        if host != "s" {
+            let node = self.node(host);
+            until(|| !self.done("nodes --state READY").contains(&node));
+        }
     }
 
     pub fn ctl(&self, words: &str) -> Output {
