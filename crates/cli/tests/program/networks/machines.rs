@@ -54,11 +54,11 @@ fn a_machine_gets_its_lease_and_pings_a_process_of_its_tenant() {
     let Some(mut rig) = Rig::new() else { return };
     rig.kill("a");
     // A machine does not run as root, so it opens a tap that belongs to its own user.
+    rig.write("images/none.raw", &vec![0; 1 << 20]);
     rig.agent_flags = "--emulation --images images --network tenants --underlay u0";
     rig.agent("a");
     rig.tenant("blue", 33);
     let process = rig.start("blue", "b");
-    rig.write("images/none.raw", &vec![0; 1 << 20]);
     rig.write("initrd", &boot.initrd(rig.dir.path()));
     rig.write("vmlinuz", &fs::read(&boot.kernel).unwrap());
     // The driver finds this script in place of QEMU. It adds a kernel to the arguments, since there
