@@ -42,8 +42,8 @@ struct State<T> {
 
 impl<T> Sampled<T> {
     /// Returns a sample that is not older than the maximum age of the sampler. Waits for the source
-    /// for at most a second, and not for a call that has taken two. The error is the reason why there is
-    /// no sample.
+    /// for at most a second, and does not wait at all if the source has been working on its present
+    /// answer for two seconds. The error is the reason why there is no sample.
     pub fn sample(&self) -> Sample<T> {
         let began = now();
         let mut state = self.lock();

@@ -1,7 +1,8 @@
 //! EVENT frames (docs/protocol.md, "EVENT").
 //!
-//! Not forwarded by a server that reads no payloads: a stream belongs to one controller, which only a
-//! scheduler knows, and the scheduler itself makes the events that no client may send.
+//! A server that reads no payloads does not forward the events of streams, because a stream belongs to one
+//! controller, and only a scheduler knows which. The events that no client may send are made by the
+//! server or the scheduler itself.
 
 use super::operand::{AGENT, ANY, CONCENTRATORS, CONTROLLER, NETAGENT, NOBODY, NODES, operand};
 
