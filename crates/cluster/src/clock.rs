@@ -3,13 +3,14 @@
 
 use std::time::{Instant, SystemTime};
 
+/// The time for deadlines.
 #[expect(clippy::disallowed_methods, reason = "the one clock of this crate")]
-pub(crate) fn now() -> Instant {
+pub fn now() -> Instant {
     Instant::now()
 }
 
 /// The time of day, which views and records keep.
 #[expect(clippy::disallowed_methods, reason = "the one clock of this crate")]
-pub(crate) fn wall_clock() -> SystemTime {
+pub fn wall_clock() -> SystemTime {
     SystemTime::now()
 }

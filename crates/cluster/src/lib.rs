@@ -22,27 +22,25 @@
 //! |---|---|
 //! | [`scheduler`] | the scheduler: receives commands, picks nodes, forwards reports |
 //! | [`agent`] | the agent of a node: runs instances, reports on the node and on them |
-//! | [`controller`] | a live view of the cluster, and commands whose outcome is watched |
 //! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
 //! | [`network`] | tenants' networks that carry packets: the node's side |
 //! | [`machine`] | the facts of this machine, as READY and STATS hold them |
 //! | [`Peers`] | links a server with the members of its cluster |
-//! | `phase` | the phase of an instance: pending, running, ended |
-//! | `refusal` | the reason why a command is refused, and its failure |
+//! | [`phase`] | the phase of an instance: pending, running, ended |
+//! | [`refusal`] | the reason why a command is refused, and its failure |
 //! | `client_loop` | the thread between a client and an agent or a concentrator |
 //! | `summed` | files with a checksum |
 //! | `subnet` | networks in CIDR form, MAC addresses |
 
 pub mod agent;
 mod client_loop;
-mod clock;
+pub mod clock;
 pub mod cnci;
-pub mod controller;
 pub mod machine;
 pub mod network;
 mod peers;
-mod phase;
-mod refusal;
+pub mod phase;
+pub mod refusal;
 pub mod scheduler;
 mod subnet;
 mod summed;

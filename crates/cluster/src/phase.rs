@@ -5,7 +5,7 @@ use ssntp::payload::InstanceState;
 
 /// The phase of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub enum Phase {
     /// The instance is being started.
     Pending,
     /// The instance runs, or is about to end.
@@ -17,7 +17,7 @@ pub(crate) enum Phase {
 impl Phase {
     /// The phase of a state. A state that this version does not know counts as running, because an
     /// instance must not count as ended before its node reports that.
-    pub(crate) fn of(state: &InstanceState) -> Self {
+    pub fn of(state: &InstanceState) -> Self {
         match state {
             InstanceState::Pending => Self::Pending,
             InstanceState::Exited | InstanceState::Missing | InstanceState::Deleted => Self::Ended,

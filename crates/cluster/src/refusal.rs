@@ -16,20 +16,24 @@ const MAX_COMMAND_ID: usize = 64;
 
 /// The reason why a frame is refused: the protocol's word, and an explanation, which may be empty.
 #[derive(Debug)]
-pub(crate) struct Refused {
-    pub(crate) word: &'static str,
-    pub(crate) why: String,
+pub struct Refused {
+    /// The protocol's word.
+    pub word: &'static str,
+    /// The explanation; may be empty.
+    pub why: String,
 }
 
 impl Refused {
-    pub(crate) fn new(word: &'static str, why: impl Into<String>) -> Self {
+    /// A refusal with this word and explanation.
+    pub fn new(word: &'static str, why: impl Into<String>) -> Self {
         Self {
             word,
             why: why.into(),
         }
     }
 
-    pub(crate) fn invalid(why: impl Into<String>) -> Self {
+    /// A refusal of what the payload says.
+    pub fn invalid(why: impl Into<String>) -> Self {
         Self::new("invalid_data", why)
     }
 }
@@ -105,7 +109,7 @@ impl Kind {
 }
 
 /// The failure of a command; `None` if the command has no failure.
-pub(crate) fn failure(command: Command, mut subject: CommandSubject, refused: &Refused) -> Option<Frame> {
+pub fn failure(command: Command, mut subject: CommandSubject, refused: &Refused) -> Option<Frame> {
     subject.detail = excerpt(&refused.why).to_string();
     // The sender chose the id, so its length is not bounded.
     if subject.command_id.len() > MAX_COMMAND_ID {
@@ -126,32 +130,32 @@ pub(crate) fn failure(command: Command, mut subject: CommandSubject, refused: &R
 }
 
 /// The failure of a command, with any reason; `None` if the command has no failure.
-pub(crate) fn written(command: Command, subject: CommandSubject, reason: &str) -> Option<Frame> {
+pub fn written(command: Command, subject: CommandSubject, reason: &str) -> Option<Frame> {
     let kind = KINDS.iter().find(|kind| kind.command == command)?;
     Some((kind.write)(subject, reason))
 }
 
 /// Reads a failure: its command, its subject, and the reason. `None` if the frame is not the
 /// failure of a command.
-pub(crate) fn read(frame: &Frame) -> Option<Result<(Command, CommandSubject, String), Error>> {
+pub fn read(frame: &Frame) -> Option<Result<(Command, CommandSubject, String), Error>> {
     let kind = KINDS.iter().find(|kind| kind.error == frame.kind())?;
     Some((kind.read)(frame).map(|(subject, reason)| (kind.command, subject, reason)))
 }
 
 /// The failure of a refused frame; `None` if it is not a command that has one.
-pub(crate) fn failure_of(frame: &Frame, refused: &Refused) -> Option<Frame> {
+pub fn failure_of(frame: &Frame, refused: &Refused) -> Option<Frame> {
     let is_command = frame.kind().frame_type == FrameType::COMMAND;
     let command = is_command.then_some(Command(frame.kind().operand))?;
     failure(command, CommandSubject::of(frame), refused)
 }
 
 /// InvalidFrameType for a refused frame of this kind.
-pub(crate) fn invalid_frame(kind: FrameKind, word: &'static str) -> Frame {
+pub fn invalid_frame(kind: FrameKind, word: &'static str) -> Frame {
     Frame::of(&InvalidFrameType::new(kind, word.into()))
 }
 
 /// True if two ids of a command and of its failure name the same entity. A UUID may be in upper or
 /// lower case.
-pub(crate) fn same(one: &Id, other: &Id) -> bool {
+pub fn same(one: &Id, other: &Id) -> bool {
     one == other || one.uuid().is_some_and(|uuid| *other == uuid)
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::payload::{ListSessions, Sessions, Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants};
-use ssntp_cluster::controller::{AskError, Controller, ControllerConfig};
 use ssntp_test_support::LIMIT;
+use ssntp_view::{AskError, Controller, ControllerConfig};
 use uuid::Uuid;
 
 use super::{Cluster, client, expect_no_frames, expect_start, ready, start, stats};

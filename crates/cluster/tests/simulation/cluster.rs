@@ -20,9 +20,9 @@ use ssntp_cluster::agent::driver::{
     Running, Usage, Volume, VolumeError,
 };
 use ssntp_cluster::agent::{Step, SteppedAgent, SteppedConfig};
-use ssntp_cluster::controller::View;
 use ssntp_cluster::machine::Facts;
 use ssntp_test_support::random::Random;
+use ssntp_view::View;
 
 /// Agents send STATS after events only. Regular STATS would keep a world from its rest.
 const NEVER: Duration = Duration::from_secs(10 * 86_400);

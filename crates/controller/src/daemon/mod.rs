@@ -35,9 +35,9 @@ use crate::model::{Spec, State, Write};
 use crate::reconcile::{Applied, Core, Refused, RolloutOrder, Status};
 use crate::store::{Follow, History, Limits, Reading, Store, StoreError};
 use ssntp::client::{ClientConfig, ClientError};
-use ssntp_cluster::controller::{Controller, ControllerConfig};
 use ssntp_transport::deadline;
 use ssntp_transport::threads::{self, Joined};
+use ssntp_view::{Controller, ControllerConfig};
 
 /// The maximum number of calls that wait for the thread.
 const MOST_CALLS: usize = 64;

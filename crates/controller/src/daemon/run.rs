@@ -18,9 +18,9 @@ use crate::store::{Store, unix_ms};
 use crate::{LOG, now};
 use ssntp::payload::{Delete, Requirements, Start, VmType};
 use ssntp::proto::ErrorCode;
-use ssntp_cluster::controller as cluster;
-use ssntp_cluster::controller::{Change, CommandError, Controller, Failure, OrderError, Shown};
 use ssntp_transport::excerpt;
+use ssntp_view as cluster;
+use ssntp_view::{Change, CommandError, Controller, Failure, OrderError, Shown};
 
 /// The time between two steps while nothing changes. Steps end pauses and graces, and start checks.
 const TICK: Duration = Duration::from_millis(500);

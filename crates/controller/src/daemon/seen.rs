@@ -9,7 +9,7 @@ use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, W
 use crate::reconcile::{Mark, Seen, SeenEnd, SeenInstance};
 use crate::store::MAX_TEXT;
 use ssntp::payload::{FrameTrace, InstanceState};
-use ssntp_cluster::controller::{Change, Instance, Node, View};
+use ssntp_view::{Change, Instance, Node, View};
 
 /// The present view. `is_complete` is true if the scheduler has reported all that it knew when the
 /// session began.

@@ -14,8 +14,8 @@ use crate::store::{StoreError, unix_ms};
 use crate::{Applied, Figures, Handle, Query, Refused, RolloutOrder, Row, Snapshot, Spec};
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions, Tenant, TenantAction, TenantEntry, Tenants};
 use ssntp::proto::Outputs;
-use ssntp_cluster::controller::{Controller, OutputStream, StreamEvent, StreamRequest, incomplete};
 use ssntp_transport::{deadline, left};
+use ssntp_view::{Controller, OutputStream, StreamEvent, StreamRequest, incomplete};
 
 /// The time limit for an answer of the scheduler.
 const ANSWER: Duration = Duration::from_secs(5);

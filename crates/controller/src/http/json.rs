@@ -11,7 +11,7 @@ use crate::page::params::{Params, decode};
 use crate::{Query, RolloutOrder, Row, Snapshot, Spec, model};
 use ssntp::payload::FrameTrace;
 use ssntp::pki::rfc3339;
-use ssntp_cluster::controller::{Instance, Node, View};
+use ssntp_view::{Instance, Node, View};
 
 /// The rows of an answer to a request without `limit`.
 const ROWS: usize = 100;

@@ -19,7 +19,7 @@ use ssntp::payload::{
     NodeType, SessionEntry, Stats, TenantEntry, TunnelStats,
 };
 use ssntp::proto::Frame;
-use ssntp_cluster::controller::View;
+use ssntp_view::View;
 
 /// The moment at which all of it happens.
 pub(crate) fn now() -> SystemTime {

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::{Applied, Figures, Query, Refused, RolloutOrder, Row, Snapshot, Spec};
 use ssntp::payload::{SessionEntry, TenantEntry};
-use ssntp_cluster::controller::View;
+use ssntp_view::View;
 
 /// The cluster at one moment.
 #[derive(Clone, Debug)]

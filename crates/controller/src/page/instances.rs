@@ -14,8 +14,8 @@ use crate::http::source::{Picture, Written};
 use crate::model::{self, InstanceState as Kept};
 use ssntp::payload::{InstanceState, timestamp};
 use ssntp_admin::http::Answer;
-use ssntp_cluster::controller::{self, Node};
 use ssntp_transport::{deadline, left};
+use ssntp_view::Node;
 
 /// The maximum number of bytes of output on a page: the last ones.
 const OUTPUT: usize = 128 << 10;
@@ -30,7 +30,7 @@ pub(super) struct Instance<'a> {
     uuid: Uuid,
     /// The node of the instance, or the last one that it had.
     pub(super) node: Option<Uuid>,
-    seen: Option<&'a controller::Instance>,
+    seen: Option<&'a ssntp_view::Instance>,
     kept: Option<&'a model::Instance>,
     on: Option<&'a Node>,
     now: SystemTime,
@@ -40,7 +40,7 @@ impl<'a> Instance<'a> {
     fn of(
         scene: &Scene<'a>,
         uuid: Uuid,
-        seen: Option<&'a controller::Instance>,
+        seen: Option<&'a ssntp_view::Instance>,
         kept: Option<&'a model::Instance>,
     ) -> Self {
         let node = seen.map(|seen| seen.node).or(kept.and_then(|kept| kept.node));
@@ -101,8 +101,8 @@ impl<'a> Instance<'a> {
 
     /// The reason why the instance ended; empty if it has not, or if the reason is unknown.
     fn ending(&self) -> String {
-        let seen = self.seen.and_then(controller::Instance::ending);
-        match (seen.filter(controller::Ending::is_known), self.kept) {
+        let seen = self.seen.and_then(ssntp_view::Instance::ending);
+        match (seen.filter(ssntp_view::Ending::is_known), self.kept) {
             (Some(ending), _) => ending.to_string(),
             (None, Some(kept)) => kept.ending.clone(),
             (None, None) => String::new(),

@@ -12,7 +12,7 @@ use super::{Facts, Made, Missing, Scene, instances};
 use crate::Figures;
 use ssntp::payload::NodeStatus;
 use ssntp::pki::rfc3339;
-use ssntp_cluster::controller::Node;
+use ssntp_view::Node;
 
 /// The spans of time of the charts: the value of the parameter `span`, and the seconds.
 const SPANS: [(&str, i64); 3] = [("1h", 3600), ("24h", 86_400), ("7d", 7 * 86_400)];

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::html::{Html, Show, html};
 use super::params::encode;
 use ssntp::pki::rfc3339;
-use ssntp_cluster::controller::Node;
+use ssntp_view::Node;
 
 /// The grade of a state. Each grade has a sign of its own, so that a reader need not rely on colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

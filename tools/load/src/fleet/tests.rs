@@ -10,8 +10,8 @@ use ssntp::client::ClientConfig;
 use ssntp::payload::{Requirements, Start};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
-use ssntp_cluster::controller::{Controller, ControllerConfig, Node, Shown, View};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use ssntp_view::{Controller, ControllerConfig, Node, Shown, View};
 use uuid::Uuid;
 
 use super::{Fleet, FleetConfig, FleetError};

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::{ValueEnum, value_parser};
 use rustix::process::Signal;
 use ssntp::pki::{Identity, Trust};
-use ssntp_cluster::controller::View;
+use ssntp_view::View;
 
 use self::servers::Servers;
 use self::starts::Starts;

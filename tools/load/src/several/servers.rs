@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use ssntp::payload::{ListServers, Servers as Listed};
-use ssntp_cluster::controller::Controller;
 use ssntp_test_support::etcd::EtcdProcess;
 use ssntp_transport::Address;
+use ssntp_view::Controller;
 use tempfile::TempDir;
 
 use super::{LIMIT, Options, TICK};

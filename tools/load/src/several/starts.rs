@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use ssntp::payload::{Requirements, Start};
 use ssntp::proto::{Command, FrameKind};
-use ssntp_cluster::controller::{Change, Order, OrderError, Shown};
+use ssntp_view::{Change, Order, OrderError, Shown};
 use uuid::Uuid;
 
 use super::LIMIT;

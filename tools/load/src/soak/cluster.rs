@@ -15,8 +15,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
-use ssntp_cluster::controller::{Controller, ControllerConfig};
 use ssntp_transport::Address;
+use ssntp_view::{Controller, ControllerConfig};
 use tempfile::TempDir;
 use uuid::Uuid;
 
@@ -85,7 +85,7 @@ impl Cluster {
             agent.start()?;
             cluster.daemons.push(agent);
         }
-        let all = |view: &ssntp_cluster::controller::View| {
+        let all = |view: &ssntp_view::View| {
             (view.nodes().filter(|node| node.seen.is_some()).count() == AGENTS).then_some(())
         };
         let there = cluster.controller.wait(Duration::from_secs(60), all);

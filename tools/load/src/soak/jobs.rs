@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ssntp::payload::{InstanceState, Requirements, Start, VmType};
-use ssntp_cluster::controller::{Controller, Order, OrderError, Shown};
+use ssntp_view::{Controller, Order, OrderError, Shown};
 use uuid::Uuid;
 
 /// The time limit for an answer: longer than any wait of the scheduler, and

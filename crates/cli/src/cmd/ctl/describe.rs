@@ -1,7 +1,7 @@
 //! `ssntp ctl describe`: everything that is known about one instance or node.
 
 use serde_json::Value;
-use ssntp_cluster::controller::{FindError, Instance, Node, View};
+use ssntp_view::{FindError, Instance, Node, View};
 
 use super::options::Options;
 use super::session::Session;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ssntp_cluster::controller::{Change, Controller};
+use ssntp_view::{Change, Controller};
 
 use super::json;
 use super::options::Options;

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use ssntp::payload::{BanEntry, FrameTrace, Servers, SessionEntry, timestamp};
-use ssntp_cluster::controller::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
+use ssntp_view::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
 
 use crate::clock::nanoseconds;
 

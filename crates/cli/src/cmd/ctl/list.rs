@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use ssntp::payload::{Id, InstanceState, NodeStatus};
-use ssntp_cluster::controller::{Change, Instance, Node, View};
+use ssntp_view::{Change, Instance, Node, View};
 use uuid::Uuid;
 
 use super::follow::follow;

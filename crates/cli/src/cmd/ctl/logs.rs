@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use ssntp::proto::Outputs;
-use ssntp_cluster::controller::{OutputStream, StreamError, StreamEvent, StreamRequest, incomplete};
+use ssntp_view::{OutputStream, StreamError, StreamEvent, StreamRequest, incomplete};
 use uuid::Uuid;
 
 use super::options::Options;

@@ -57,7 +57,7 @@ mod verbs;
 mod wait;
 mod workload;
 
-use ssntp_cluster::controller::Controller;
+use ssntp_view::Controller;
 
 use self::options::Options;
 use crate::failure::Failure;

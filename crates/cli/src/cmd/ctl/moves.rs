@@ -8,7 +8,7 @@ use crossbeam_channel::Receiver;
 use serde_json::json;
 use ssntp::payload::InstanceState;
 use ssntp::proto::Command;
-use ssntp_cluster::controller::Change;
+use ssntp_view::Change;
 use uuid::Uuid;
 
 use super::session::Session;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ssntp::Role;
 use ssntp::client::{Backoff, ClientConfig};
 use ssntp::pki::{Identity, Trust};
-use ssntp_cluster::controller::ControllerConfig;
+use ssntp_view::ControllerConfig;
 
 use crate::choice::Given;
 use crate::connection::{self, Renewal, ServerArgs};

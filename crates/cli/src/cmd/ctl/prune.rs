@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ssntp::payload::{InstanceState, timestamp};
-use ssntp_cluster::controller::{Instance, View};
+use ssntp_view::{Instance, View};
 use uuid::Uuid;
 
 use super::list::Selection;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ssntp::Role;
 use ssntp::client::ClientHandle;
-use ssntp_cluster::controller::{CommandError, Controller, Node, Order, OrderError, Shown, View};
+use ssntp_view::{CommandError, Controller, Node, Order, OrderError, Shown, View};
 use uuid::Uuid;
 
 use super::json;

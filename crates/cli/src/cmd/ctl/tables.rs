@@ -4,7 +4,7 @@ use ssntp::payload::{
     BanEntry, Id, InstanceState, NodeStatus, ServerEntry, Servers, SessionEntry, TenantAddress, TenantEntry,
     TunnelStats,
 };
-use ssntp_cluster::controller::{Cnci, Instance, Node, View};
+use ssntp_view::{Cnci, Instance, Node, View};
 use uuid::Uuid;
 
 use crate::cmd::table::{Columns, list};

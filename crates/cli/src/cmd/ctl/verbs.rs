@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 use ssntp::payload::{
     AssignPublicIp, Configure, Delete, Evacuate, Id, NextState, ReleasePublicIp, StartPayload, yaml,
 };
-use ssntp_cluster::controller::{CommandError, Controller, FindError, Order, View};
+use ssntp_view::{CommandError, Controller, FindError, Order, View};
 use uuid::Uuid;
 
 use super::moves::Moves;

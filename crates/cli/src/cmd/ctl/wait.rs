@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde_json::json;
 use ssntp::payload::InstanceState;
-use ssntp_cluster::controller::{Ending, View};
+use ssntp_view::{Ending, View};
 use uuid::Uuid;
 
 use super::json;

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::time::Instant;
 
 use comfy_table::Table;
-use ssntp_cluster::controller::{Change, Instance, Node, View};
+use ssntp_view::{Change, Instance, Node, View};
 
 use crate::cmd::ctl::tables::{
     host, instance_state, node_status, node_type, or_dash, running, share, short, with_unit,

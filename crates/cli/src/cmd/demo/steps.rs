@@ -9,8 +9,8 @@ use ssntp::payload::{FrameTrace, InstanceState, NodeStatus, NodeTrace, timestamp
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 use ssntp::proto::TraceParent;
 use ssntp::{Role, transport::Address};
-use ssntp_cluster::controller::{Change, Controller, ControllerConfig, Instance, View};
 use ssntp_controller::http::{Right, Tokens};
+use ssntp_view::{Change, Controller, ControllerConfig, Instance, View};
 use uuid::Uuid;
 
 use super::processes::{Ctl, Processes, program};

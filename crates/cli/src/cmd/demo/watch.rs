@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use ssntp_cluster::controller::{Change, View};
+use ssntp_view::{Change, View};
 
 use super::steps::Demo;
 use crate::clock::now;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use ssntp::payload::InstanceState;
-use ssntp_cluster::controller::View;
+use ssntp_view::View;
 use uuid::Uuid;
 
 use crate::cluster::processes::{Cluster, Done, LIMIT, processes_inside, sees, until, wait_for};

@@ -7,7 +7,7 @@ use ssntp::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, InstanceState, NodeStatus,
     ReleasePublicIp, Restart, Restore, Start, Stop, VmType,
 };
-use ssntp_cluster::controller::{Controller, OrderError, Orderable, View};
+use ssntp_view::{Controller, OrderError, Orderable, View};
 use uuid::Uuid;
 
 use crate::cluster::processes::{Cluster, LIMIT, Process, sees, until, wait_for};

@@ -5,8 +5,8 @@ use std::fs;
 
 use rustix::process::Signal;
 use ssntp::payload::Start;
-use ssntp_cluster::controller::OrderError;
 use ssntp_test_support::etcd::EtcdProcess;
+use ssntp_view::OrderError;
 use uuid::Uuid;
 
 use crate::cluster::processes::{Done, LIMIT, ssntp, until};

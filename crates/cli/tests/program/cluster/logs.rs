@@ -19,7 +19,7 @@ use ssntp::proto::{
     Command as Kind, Frame, FrameKind, MAX_STREAM_CHUNK, Outputs, StreamData, stream_of, stream_opened,
 };
 use ssntp::server::{Context, Handler, Server, ServerConfig, SessionInfo};
-use ssntp_cluster::controller::{Controller, ControllerConfig, StreamError, StreamEvent, StreamRequest};
+use ssntp_view::{Controller, ControllerConfig, StreamError, StreamEvent, StreamRequest};
 use uuid::Uuid;
 
 use crate::cluster::processes::{Cluster, LIMIT, Process, wait_for};

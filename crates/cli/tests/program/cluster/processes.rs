@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use ssntp::payload::{InstanceState, NodeStatus};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::{ClientConfig, Role};
-use ssntp_cluster::controller::{Controller, ControllerConfig, View};
 use ssntp_test_support::port::HeldPort;
+use ssntp_view::{Controller, ControllerConfig, View};
 use tempfile::TempDir;
 use uuid::Uuid;
 

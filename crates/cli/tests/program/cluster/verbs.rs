@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 use ssntp::payload::{InstanceState, NodeStatus, Tenant, TenantAction, TenantEntry, Tenants};
-use ssntp_cluster::controller::View;
+use ssntp_view::View;
 use uuid::Uuid;
 
 use crate::cluster::processes::{Cluster, Done, LIMIT, end_of, sees, until, wait_for};

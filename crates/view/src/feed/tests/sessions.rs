@@ -1,7 +1,7 @@
 //! Refusals that name no command, and sessions that are lost, end, or are complete.
 
 use super::*;
-use crate::controller::view::tests::name;
+use crate::view::tests::name;
 use ssntp_transport::deadline;
 
 #[test]

@@ -17,7 +17,7 @@ fn names_of(changes: Vec<Change>) -> Vec<String> {
     changes.iter().map(name).collect()
 }
 
-pub(in crate::controller) fn name(change: &Change) -> String {
+pub(crate) fn name(change: &Change) -> String {
     let value = serde_json::to_value(change).unwrap();
     value["event"].as_str().unwrap().to_owned()
 }

@@ -27,12 +27,12 @@ use uuid::Uuid;
 
 use super::failure::{self, Failure};
 use super::{Change, Ending, Instance, Node, View};
-use crate::refusal::same;
 use ssntp::payload::{
     AssignPublicIp, AttachVolume, CommandSubject, Delete, DetachVolume, Evacuate, InstanceState, NextState,
     NodeStatus, Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
 };
 use ssntp::proto::{Command, ErrorCode, Frame};
+use ssntp_cluster::refusal::same;
 
 /// A command whose effect the view shows: the payloads that
 /// [`Controller::order`](super::Controller::order) accepts.

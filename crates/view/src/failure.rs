@@ -5,9 +5,9 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 use std::time::SystemTime;
 
-use crate::refusal;
 use ssntp::payload::{CommandSubject, Error, Id, InvalidFrameType, Payload};
 use ssntp::proto::{Command, ErrorCode, Frame, FrameKind};
+use ssntp_cluster::refusal;
 
 /// The failure of a command. Displayed as a sentence:
 /// `instance 0f7a… was not started: no node in service has enough room (full_cloud)`. The detail, if there

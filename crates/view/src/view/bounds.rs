@@ -2,7 +2,7 @@
 //! thousands of frames. A text that is longer than any valid one of its kind (a UUID, an address, a
 //! word, a name) is replaced by an empty text.
 
-use crate::controller::Failure;
+use crate::Failure;
 use ssntp::payload::{
     ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceEnd, InstanceStats, MAX_LABELS, NodeType,
     PublicIpAssigned, PublicIpUnassigned, Stats, check_label, check_name, yaml,

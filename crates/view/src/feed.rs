@@ -13,10 +13,10 @@ use super::order::{CommandError, OrderError};
 use super::question::Questions;
 use super::stream::{StreamError, Streams};
 use super::{Change, Failure, LOG, Shown, View};
-use crate::clock::{now, wall_clock};
 use ssntp::client::{ClientError, ClientEvent, ClientHandle, SendFault};
 use ssntp::payload::NewLeader;
 use ssntp::proto::{Command, Event, Frame};
+use ssntp_cluster::clock::{now, wall_clock};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 

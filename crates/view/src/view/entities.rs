@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
-use crate::phase::Phase;
 use ssntp::payload::{Id, InstanceState, InstanceStats, NodeStatus, Stats};
+use ssntp_cluster::phase::Phase;
 
 /// A node, as its last frames describe it.
 #[derive(Clone, Debug)]

@@ -63,7 +63,7 @@ const MAX_INSTANCES: usize = 1 << 20;
 ///
 /// ```
 /// use std::time::UNIX_EPOCH;
-/// use ssntp_cluster::controller::{Change, View};
+/// use ssntp_view::{Change, View};
 /// use ssntp::payload::{InstanceState, NodeStatus};
 /// use ssntp::proto::{Command, Frame};
 ///

@@ -9,7 +9,7 @@ use std::time::UNIX_EPOCH;
 use uuid::Uuid;
 
 use super::*;
-use crate::controller::{Orderable, goal};
+use crate::{Orderable, goal};
 use ssntp::payload::*;
 use ssntp::proto::{Command, ErrorCode};
 

@@ -17,7 +17,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //! use ssntp::client::ClientConfig;
-//! use ssntp_cluster::controller::{Controller, ControllerConfig};
+//! use ssntp_view::{Controller, ControllerConfig};
 //! use ssntp::payload::{Start, VmType};
 //! use ssntp::pki::{Identity, Trust};
 //! use uuid::Uuid;
