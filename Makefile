@@ -28,7 +28,7 @@ test-again: ## every test program N=20 times beside a load, to find tests that f
 	.ci/test-again $(N)
 
 simulate: ## 100,000 seeds of each simulation, or SSNTP_SEEDS=n of them
-	SSNTP_SEEDS=$${SSNTP_SEEDS:-100000} $(CARGO) test --profile simulate -p ssntp-cluster -p ssntp-controller -p ssntp-engine --test simulation -- --nocapture
+	SSNTP_SEEDS=$${SSNTP_SEEDS:-100000} $(CARGO) test --profile simulate -p ssntp-scheduler -p ssntp-controller -p ssntp-engine --test simulation -- --nocapture
 	SSNTP_SEEDS=$${SSNTP_SEEDS:-100000} $(CARGO) test --profile simulate -p ssntp-transport --lib newcomers::slots
 
 check: ## format, lints, every feature alone

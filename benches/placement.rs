@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::payload::Ready;
-use ssntp_cluster::scheduler::placement::{Needs, Placement, Policy, Verdict};
+use ssntp_cluster::Needs;
+use ssntp_scheduler::placement::{Placement, Policy, Verdict};
 use uuid::Uuid;
 
 const ROUNDS: usize = 21;

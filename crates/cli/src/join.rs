@@ -13,8 +13,8 @@ use ssntp::pki::{Identity, Trust};
 use ssntp::server::Server;
 use ssntp::transport::Address;
 use ssntp::transport::tls::{Connector, ServerCheck};
-use ssntp_cluster::Peers;
 use ssntp_engine::{Endpoints, Etcd, EtcdConfig, Join, Member, Membership, User, View};
+use ssntp_scheduler::Peers;
 
 use crate::failure::Failure;
 use crate::input;

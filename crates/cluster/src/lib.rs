@@ -15,34 +15,33 @@
 //!                                           to all of them
 //! ```
 //!
-//! The scheduler is the server, and all others are its clients. It forwards payloads byte for
-//! byte.
+//! The scheduler (the crate `ssntp-scheduler`) is the server, and all others are its clients. It
+//! forwards payloads byte for byte.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`scheduler`] | the scheduler: receives commands, picks nodes, forwards reports |
 //! | [`agent`] | the agent of a node: runs instances, reports on the node and on them |
 //! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
 //! | [`network`] | tenants' networks that carry packets: the node's side |
 //! | [`machine`] | the facts of this machine, as READY and STATS hold them |
-//! | [`Peers`] | links a server with the members of its cluster |
+//! | [`Needs`] | the resources and the node that a START requires |
+//! | [`clock`] | the one clock of these crates |
 //! | [`phase`] | the phase of an instance: pending, running, ended |
 //! | [`refusal`] | the reason why a command is refused, and its failure |
 //! | `client_loop` | the thread between a client and an agent or a concentrator |
-//! | `summed` | files with a checksum |
-//! | `subnet` | networks in CIDR form, MAC addresses |
+//! | [`summed`] | files with a checksum |
+//! | [`subnet`] | networks in CIDR form, tenants' subnets, MAC addresses |
 
 pub mod agent;
 mod client_loop;
 pub mod clock;
 pub mod cnci;
 pub mod machine;
+mod needs;
 pub mod network;
-mod peers;
 pub mod phase;
 pub mod refusal;
-pub mod scheduler;
-mod subnet;
-mod summed;
+pub mod subnet;
+pub mod summed;
 
-pub use self::peers::Peers;
+pub use self::needs::Needs;

@@ -1,16 +1,24 @@
-//! Networks in CIDR form, and MAC addresses, as payloads write them.
+//! Networks in CIDR form, tenants' subnets and MAC addresses, as payloads write them.
 
-use ipnet::{AddrParseError, IpNet};
+use std::net::Ipv4Addr;
+
+use ipnet::{AddrParseError, IpNet, Ipv4Net};
 use ssntp::payload::{TenantAdded, TenantRemoved};
+
+/// The largest key: a VXLAN network identifier has 24 bits.
+pub const MAX_KEY: u32 = (1 << 24) - 1;
+/// The prefix lengths of subnets. The smallest subnet has a gateway and 5 instances, the largest
+/// 4094 addresses.
+const PREFIXES: std::ops::RangeInclusive<u8> = 20..=29;
 
 /// Reads a network such as `172.16.0.0/24`. Address bits after the prefix are cleared, because
 /// some senders write a node's own address there.
-pub(crate) fn network(text: &str) -> Result<IpNet, AddrParseError> {
+pub fn network(text: &str) -> Result<IpNet, AddrParseError> {
     text.parse().map(|net: IpNet| net.trunc())
 }
 
 /// The TenantRemoved that reverses a TenantAdded.
-pub(crate) fn removed(tenant: &TenantAdded) -> TenantRemoved {
+pub fn removed(tenant: &TenantAdded) -> TenantRemoved {
     let tenant = tenant.clone();
     TenantRemoved {
         agent_uuid: tenant.agent_uuid,
@@ -24,10 +32,38 @@ pub(crate) fn removed(tenant: &TenantAdded) -> TenantRemoved {
 }
 
 /// True if a text is a MAC address: six bytes in hexadecimal, separated by colons.
-pub(crate) fn is_mac(text: &str) -> bool {
+pub fn is_mac(text: &str) -> bool {
     let parts: Vec<_> = text.split(':').collect();
     let hex = |part: &&str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
     parts.len() == 6 && parts.iter().all(hex)
+}
+
+/// The gateway of a subnet, which is its first address and belongs to the concentrator.
+pub fn gateway(subnet: Ipv4Net) -> Ipv4Addr {
+    Ipv4Addr::from_bits(subnet.network().to_bits() + 1)
+}
+
+/// Reads a tenant's subnet. The error is a sentence that names the text.
+pub fn subnet(text: &str) -> Result<Ipv4Net, String> {
+    let net: Ipv4Net = match text.parse::<IpNet>() {
+        Ok(IpNet::V4(net)) => net.trunc(),
+        Ok(IpNet::V6(_)) => return Err(format!("{text}: tenants' networks have no IPv6 yet")),
+        Err(_) => return Err(format!("{text:?} is not a subnet")),
+    };
+    if PREFIXES.contains(&net.prefix_len()) && is_unicast(net.network()) {
+        Ok(net)
+    } else {
+        Err(format!(
+            "{net}: a tenant's subnet needs a prefix of {} to {} bits and unicast addresses",
+            PREFIXES.start(),
+            PREFIXES.end()
+        ))
+    }
+}
+
+/// True for an address that a host may have, other than a loopback address.
+pub fn is_unicast(ip: Ipv4Addr) -> bool {
+    matches!(ip.octets(), [1..=126 | 128..=223, ..])
 }
 
 #[cfg(test)]

@@ -14,12 +14,12 @@ use ssntp_transport::replace;
 const SUM: &str = "# checksum ";
 
 /// Replaces a file with the encoded value and its checksum.
-pub(crate) fn write_summed<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+pub fn write_summed<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     replace(path, &summed(value)?)
 }
 
 /// The content of such a file.
-pub(crate) fn summed<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
+pub fn summed<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let mut bytes = yaml::encode(value).map_err(io::Error::other)?.to_vec();
     let (len, most) = (bytes.len(), yaml::MAX_DOCUMENT_LEN);
     if len > most {
@@ -32,7 +32,7 @@ pub(crate) fn summed<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
 }
 
 /// Reads a file; `None` if it does not exist. The error is the reason why it cannot be used.
-pub(crate) fn read_summed<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, String> {
+pub fn read_summed<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, String> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -42,7 +42,7 @@ pub(crate) fn read_summed<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<O
 }
 
 /// Reads the content of such a file. The error is the reason why it cannot be used.
-pub(crate) fn parse_summed<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, String> {
+pub fn parse_summed<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "not text".to_owned())?;
     // The last occurrence, because the document itself may contain this text.
     let at = text.rfind(SUM).ok_or("it has no checksum: it is incomplete")?;
@@ -56,12 +56,12 @@ pub(crate) fn parse_summed<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result
 
 /// The line at the end of such a file. For a file whose content must not change, it is kept in a
 /// second file.
-pub(crate) fn sum_line(bytes: &[u8]) -> String {
+pub fn sum_line(bytes: &[u8]) -> String {
     format!("{SUM}{:016x}\n", fnv1a(bytes))
 }
 
 /// The FNV-1a hash. It detects accidents, but not forgery.
-pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
+pub fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })

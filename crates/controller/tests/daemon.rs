@@ -21,11 +21,11 @@ use ssntp::payload::{
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
-use ssntp_cluster::scheduler::placement::Policy;
-use ssntp_cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp_controller::model::{InstanceState as Kept, RolloutState};
 use ssntp_controller::store::StoreError;
 use ssntp_controller::{Config, Daemon, Handle, Limits, Query, Refused, RolloutOrder, Snapshot, Spec};
+use ssntp_scheduler::placement::Policy;
+use ssntp_scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp_test_support::{bound_identity, identity, trust};
 use uuid::Uuid;
 

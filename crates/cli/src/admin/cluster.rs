@@ -10,8 +10,8 @@ use ssntp::server::ServerHandle;
 use ssntp_admin::{Metric, Samples, Snapshot, by, counter, gauge, histogram, one};
 use ssntp_cluster::agent::{Agent, AgentFigures, CrewFigures};
 use ssntp_cluster::cnci::{Cnci, CnciFigures};
-use ssntp_cluster::scheduler::{Scheduler, SchedulerFigures};
 use ssntp_engine::Membership;
+use ssntp_scheduler::{Scheduler, SchedulerFigures};
 
 use super::{Figures, members};
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use ssntp::Role;
 use ssntp::server::{Federation, ServerConfig};
 use ssntp::transport::Address;
-use ssntp_cluster::scheduler::placement::Policy;
-use ssntp_cluster::scheduler::{ControllerMode, JoinedScheduler, Scheduler, SchedulerConfig};
+use ssntp_scheduler::placement::Policy;
+use ssntp_scheduler::{ControllerMode, JoinedScheduler, Scheduler, SchedulerConfig};
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};

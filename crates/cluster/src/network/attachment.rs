@@ -5,13 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::Ipv4Net;
 use ssntp::payload::{Id, Networking, Start};
 
-use crate::subnet::is_mac;
-
-/// The largest key: a VXLAN network identifier has 24 bits.
-pub const MAX_KEY: u32 = (1 << 24) - 1;
-/// The prefix lengths of subnets. The smallest subnet has a gateway and 5 instances, the largest
-/// 4094 addresses.
-const PREFIXES: std::ops::RangeInclusive<u8> = 20..=29;
+use crate::subnet::{MAX_KEY, gateway, is_mac, is_unicast, subnet};
 
 /// The network of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,11 +93,6 @@ impl Interface {
     }
 }
 
-/// The gateway of a subnet, which is its first address and belongs to the concentrator.
-pub(crate) fn gateway(subnet: Ipv4Net) -> Ipv4Addr {
-    Ipv4Addr::from_bits(subnet.network().to_bits() + 1)
-}
-
 /// The MAC address of an interface whose START names none. It is made of the IP address, so the
 /// concentrator can compute it.
 pub(crate) fn mac_of(ip: Ipv4Addr) -> String {
@@ -116,28 +105,6 @@ pub(crate) fn mac_of(ip: Ipv4Addr) -> String {
 fn is_of_interface(mac: &str) -> bool {
     let first = u8::from_str_radix(mac.get(..2).unwrap_or_default(), 16);
     first.is_ok_and(|first| first & 1 == 0) && mac != "00:00:00:00:00:00"
-}
-
-/// Reads a tenant's subnet.
-pub(crate) fn subnet(text: &str) -> Result<Ipv4Net, String> {
-    let net: Ipv4Net = match text.parse::<ipnet::IpNet>() {
-        Ok(ipnet::IpNet::V4(net)) => net.trunc(),
-        Ok(ipnet::IpNet::V6(_)) => return Err(format!("{text}: tenants' networks have no IPv6 yet")),
-        Err(_) => return Err(format!("{text:?} is not a subnet")),
-    };
-    match PREFIXES.contains(&net.prefix_len()) && is_unicast(net.network()) {
-        true => Ok(net),
-        false => Err(format!(
-            "{net}: a tenant's subnet needs a prefix of {} to {} bits and unicast addresses",
-            PREFIXES.start(),
-            PREFIXES.end()
-        )),
-    }
-}
-
-/// True for an address that a host may have, other than a loopback address.
-pub(crate) fn is_unicast(ip: Ipv4Addr) -> bool {
-    matches!(ip.octets(), [1..=126 | 128..=223, ..])
 }
 
 fn key(text: &str) -> Result<u32, String> {

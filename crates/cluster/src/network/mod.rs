@@ -56,10 +56,11 @@ mod node;
 pub(crate) mod tools;
 mod wire;
 
-pub use self::attachment::MAX_KEY;
-pub(crate) use self::attachment::{Attachment, gateway, ipv4, is_unicast, mac_of, subnet};
+pub(crate) use self::attachment::{Attachment, ipv4, mac_of};
 pub use self::config::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
 pub(crate) use self::made::Namespace;
 pub(crate) use self::node::Networks;
 pub(crate) use self::wire::RESOLVER;
 pub use self::wire::{Tap, Wire};
+pub use crate::subnet::MAX_KEY;
+pub(crate) use crate::subnet::{gateway, is_unicast, subnet};

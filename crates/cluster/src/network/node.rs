@@ -13,9 +13,10 @@ use log::{info, warn};
 use ssntp::payload::{Start, TunnelStats};
 use uuid::Uuid;
 
-use super::attachment::{Attachment, Interface, TenantNet, TenantPort, gateway};
+use super::attachment::{Attachment, Interface, TenantNet, TenantPort};
 use super::config::{NetworkConfig, TunnelConfig};
 use super::filter::{Filter, table, tunnel};
+use super::gateway;
 use super::links::{
     GROUP, Link, Underlay, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
 };

@@ -25,7 +25,7 @@ use ssntp::payload::{
     FwType, Id, Networking, Persistence, Requirements, RestartPolicy, Start, Storage, VmType, check_label,
     check_name,
 };
-use ssntp_cluster::scheduler::placement::Needs;
+use ssntp_cluster::Needs;
 
 /// The keys of START, and the shorter ones.
 #[derive(Debug, Default, Deserialize)]

@@ -17,7 +17,7 @@ use ssntp_cluster::agent::driver::{
     Running, Usage, Volume, VolumeError,
 };
 use ssntp_cluster::agent::{Agent, AgentConfig, Policy, RunAs};
-use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use tempfile::TempDir;
 use uuid::Uuid;
 

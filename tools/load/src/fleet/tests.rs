@@ -10,7 +10,7 @@ use ssntp::client::ClientConfig;
 use ssntp::payload::{Requirements, Start};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
-use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use ssntp_view::{Controller, ControllerConfig, Node, Shown, View};
 use uuid::Uuid;
 

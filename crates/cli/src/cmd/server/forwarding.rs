@@ -13,8 +13,8 @@ use ssntp::Role;
 use ssntp::payload::Servers;
 use ssntp::proto::{Event, Frame, FrameKind, Operands, Run};
 use ssntp::server::{Context, Decision, Handler, Rules, SessionInfo};
-use ssntp_cluster::scheduler::add_members;
 use ssntp_engine::Membership;
+use ssntp_scheduler::add_members;
 
 use super::super::listen;
 use crate::failure::Failure;

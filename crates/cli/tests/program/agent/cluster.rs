@@ -17,7 +17,7 @@ use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_cluster::agent::driver::{Confinement, ProcessDriver};
 use ssntp_cluster::agent::{Agent, AgentConfig, AgentError};
-use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use tempfile::TempDir;
 use uuid::Uuid;
 

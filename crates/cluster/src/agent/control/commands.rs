@@ -42,10 +42,10 @@ use uuid::Uuid;
 
 use super::refusals::{check_networking, unsupported};
 use super::{Cause, Control, Instance, Job, LaunchJob, Life, Mode, Origin};
+use crate::Needs;
 use crate::agent::driver::{Cancel, Driver, LaunchError, LaunchFault};
 use crate::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::refusal::{self, Refused};
-use crate::scheduler::placement::Needs;
 use ssntp::payload::{
     CommandSubject, Delete, Evacuate, Id, NextState, Restart, Restore, Start, StartPayload, Stop, Storage,
 };

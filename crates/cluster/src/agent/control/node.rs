@@ -21,8 +21,8 @@ use super::{
     Action, Control, Ending, Instance, Job, Life, Measurable, Mode, Next, PATIENCE, SETTLE, SETTLE_EACH,
     Usage,
 };
+use crate::Needs;
 use crate::machine::{self, Facts};
-use crate::scheduler::placement::Needs;
 use crate::subnet::{self, removed};
 use ssntp::Role;
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;

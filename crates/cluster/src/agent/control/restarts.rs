@@ -19,8 +19,8 @@ use log::info;
 use uuid::Uuid;
 
 use super::{Cause, Control, Life, Mode, Next};
+use crate::Needs;
 use crate::agent::driver::Exit;
-use crate::scheduler::placement::Needs;
 use ssntp::payload::RestartPolicy;
 use ssntp_transport::excerpt;
 

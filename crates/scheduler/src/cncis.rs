@@ -1,0 +1,234 @@
+//! The reports of connected concentrators. They are kept for controllers that connect later, which
+//! otherwise could not show the concentrators or find the one that serves an address.
+//!
+//! The tenants that agents report to concentrators. When a concentrator reconnects, it receives the
+//! reports that it has missed. An agent's tenants, and the TenantRemoved that a concentrator has not
+//! received, are kept as long as the agent is connected.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ipnet::IpNet;
+use uuid::Uuid;
+
+use super::held::detached;
+use super::{Scheduler, answers, relay};
+use ssntp::Role;
+use ssntp::payload::{Error, Id, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, TenantRemoved};
+use ssntp::proto::{Event, Frame};
+use ssntp::server::{Context, SessionInfo};
+use ssntp_cluster::subnet;
+
+/// The maximum number of public addresses that are kept of a concentrator.
+const MAX_ADDRESSES: usize = 4096;
+/// The maximum number of public addresses of all concentrators together.
+const MAX_ADDRESSES_OF_ALL: usize = 65_536;
+/// The length limit of an event that is kept, in bytes: events hold a few UUIDs and addresses.
+const MAX_EVENT: usize = 512;
+/// The maximum number of tenants that are kept of an agent: one for each of its instances.
+const MAX_TENANTS: usize = 4096;
+/// The maximum number of tenants of all agents together, at some 500 bytes each. Beyond that, a concentrator
+/// that reconnects learns of a tenant when its agent reports it again.
+const MAX_TENANTS_OF_ALL: usize = 65_536;
+/// A concentrator, a tenant, and the subnet of that tenant that the concentrator serves.
+type Served = (Uuid, Id, IpNet);
+
+/// The connected concentrators that have reported something, by UUID.
+#[derive(Debug, Default)]
+pub(super) struct Cncis {
+    by_uuid: HashMap<Uuid, Cnci>,
+    /// By agent, its last report of each tenant: TenantAdded, or a TenantRemoved that the
+    /// concentrator has not received yet.
+    tenants: HashMap<Uuid, BTreeMap<Served, Frame>>,
+    /// The number of frames in `tenants`.
+    tenant_count: usize,
+}
+
+#[derive(Debug, Default)]
+struct Cnci {
+    /// ConcentratorInstanceAdded.
+    announced: Option<Frame>,
+    /// The instance and PublicIPAssigned of each address that has not been released since.
+    assigned: BTreeMap<String, (Option<Uuid>, Frame)>,
+}
+
+impl Cncis {
+    /// Keeps an event of a concentrator, which was forwarded before.
+    pub(super) fn event(&mut self, from: &SessionInfo, frame: &Frame) {
+        if !from.role().contains(Role::CNCIAGENT) || frame.payload_bytes().len() > MAX_EVENT {
+            return;
+        }
+        let assigned: usize = self.by_uuid.values().map(|cnci| cnci.assigned.len()).sum();
+        let cnci = self.by_uuid.entry(from.uuid()).or_default();
+        let has_room = cnci.assigned.len() < MAX_ADDRESSES && assigned < MAX_ADDRESSES_OF_ALL;
+        match Event(frame.kind().operand) {
+            Event::CONCENTRATOR_INSTANCE_ADDED => cnci.announced = Some(detached(frame)),
+            Event::PUBLIC_IP_ASSIGNED => {
+                if let Ok(assigned) = frame.payload::<PublicIpAssigned>()
+                    && (has_room || cnci.assigned.contains_key(&assigned.public_ip))
+                {
+                    let kept = (assigned.instance_uuid.uuid(), detached(frame));
+                    cnci.assigned.insert(assigned.public_ip, kept);
+                }
+            }
+            Event::PUBLIC_IP_UNASSIGNED => {
+                if let Ok(PublicIpUnassigned { public_ip, .. }) = frame.payload() {
+                    cnci.assigned.remove(&public_ip);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The number of concentrators that have announced themselves.
+    pub(super) fn announced(&self) -> usize {
+        let cncis = self.by_uuid.values();
+        cncis.filter(|cnci| cnci.announced.is_some()).count()
+    }
+
+    pub(super) fn disconnected(&mut self, session: &SessionInfo) {
+        self.by_uuid.remove(&session.uuid());
+        // An agent reports its tenants again in each session.
+        let tenants = self.tenants.remove(&session.uuid());
+        self.tenant_count -= tenants.map_or(0, |tenants| tenants.len());
+    }
+
+    /// Keeps an agent's report for a concentrator, if there is room. Only the newest report is
+    /// kept: a TenantRemoved replaces the TenantAdded before it.
+    fn remember(&mut self, served: Served, agent: Uuid, frame: &Frame) {
+        // An agent chooses the length, and the frame is kept as long as the session lasts.
+        if frame.payload_bytes().len() > MAX_EVENT {
+            return;
+        }
+        let tenants = self.tenants.entry(agent).or_default();
+        let is_new = !tenants.contains_key(&served);
+        if !is_new || (tenants.len() < MAX_TENANTS && self.tenant_count < MAX_TENANTS_OF_ALL) {
+            self.tenant_count += usize::from(is_new);
+            tenants.insert(served, detached(frame));
+        }
+    }
+
+    fn forget(&mut self, served: &Served, agent: Uuid) {
+        let tenants = self.tenants.get_mut(&agent);
+        let removed = tenants.and_then(|tenants| tenants.remove(served));
+        self.tenant_count -= usize::from(removed.is_some());
+    }
+
+    /// The frames for a new controller.
+    pub(super) fn frames(&self) -> impl Iterator<Item = &Frame> {
+        let each = self.by_uuid.values();
+        each.flat_map(|cnci| {
+            let assigned = cnci.assigned.values().map(|(_, frame)| frame);
+            cnci.announced.iter().chain(assigned)
+        })
+    }
+
+    /// The connected concentrator other than `cnci` that has a public address.
+    pub(super) fn other_holder(&self, cnci: &Id, public_ip: &str) -> Option<Uuid> {
+        let others = self.by_uuid.iter().filter(|(uuid, _)| *cnci != **uuid);
+        let mut holders = others.filter(|(_, other)| other.assigned.contains_key(public_ip));
+        holders.next().map(|(uuid, _)| *uuid)
+    }
+
+    /// The public addresses of an instance.
+    fn of_instance(&self, instance: Uuid) -> impl Iterator<Item = PublicIpAssigned> {
+        let all = self.by_uuid.values().flat_map(|cnci| cnci.assigned.values());
+        all.filter(move |(of, _)| *of == Some(instance))
+            .filter_map(|(_, frame)| frame.payload().ok())
+    }
+}
+
+fn read(frame: &Frame) -> Result<TenantRemoved, Error> {
+    match frame.kind() == Event::TENANT_ADDED {
+        true => Ok(subnet::removed(&frame.payload()?)),
+        false => frame.payload(),
+    }
+}
+
+impl Scheduler {
+    /// Handles TenantAdded or TenantRemoved of an agent, for the concentrator that it names.
+    pub(super) fn tenant_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let event = match read(frame) {
+            Ok(event) => event,
+            Err(e) => return answers::refuse(cx, from, frame, &e.into()),
+        };
+        let (agent, cnci) = (event.agent_uuid, event.concentrator_uuid);
+        if !agent.is_empty() && agent != from.uuid() {
+            return self.reject_report(cx, from, frame, &format_args!("of agent {agent}"));
+        }
+        let served = cnci.uuid().zip(subnet::network(&event.tenant_subnet).ok());
+        // If the concentrator is away, this fails, and the event is sent when it reconnects.
+        let to = (&cnci, Role::CNCIAGENT);
+        let is_forwarded = relay::forward(cx, &mut self.log, from, frame, to).is_ok();
+        let Some((cnci, subnet)) = served else { return };
+        let served = (cnci, event.tenant_uuid, subnet);
+        // A TenantRemoved that the concentrator has received is not needed any more.
+        match is_forwarded && frame.kind() == Event::TENANT_REMOVED {
+            true => self.cncis.forget(&served, from.uuid()),
+            false => self.cncis.remember(served, from.uuid(), frame),
+        }
+    }
+
+    /// Takes back the public addresses of instances that have no address of the tenant any more, as
+    /// another instance may get the same private address.
+    pub(super) fn release_public_ips(&mut self, cx: &mut Context<'_>) {
+        for instance in std::mem::take(&mut self.tenants.to_check) {
+            let assigned = self.cncis.of_instance(instance);
+            for ip in assigned.filter(|ip| self.tenants.is_outdated(ip)) {
+                let release = ReleasePublicIp {
+                    concentrator_uuid: ip.concentrator_uuid,
+                    instance_uuid: ip.instance_uuid,
+                    public_ip: ip.public_ip,
+                    private_ip: ip.private_ip,
+                    ..ReleasePublicIp::default()
+                };
+                if let Some(cnci) = release.concentrator_uuid.uuid() {
+                    answers::send(cx, cnci, &Frame::of(&release));
+                }
+            }
+        }
+    }
+
+    /// Sends a concentrator that has connected the reports about the tenants that it serves.
+    pub(super) fn send_tenants(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        let Cncis {
+            tenants,
+            tenant_count,
+            ..
+        } = &mut self.cncis;
+        for tenants in tenants.values_mut() {
+            tenants.retain(|(cnci, ..), report| {
+                let is_sent = *cnci == session.uuid() && cx.send(session.uuid(), report).is_ok();
+                // A TenantRemoved is kept only until the concentrator has received it.
+                let is_done = is_sent && report.kind() == Event::TENANT_REMOVED;
+                *tenant_count -= usize::from(is_done);
+                !is_done
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_tenants_are_bounded_for_each_agent_and_in_all() {
+        let mut cncis = Cncis::default();
+        let subnet = subnet::network("172.16.0.0/24").unwrap();
+        let mut remember = |agent: u128, tenant: usize, len: usize| {
+            let served = (Uuid::nil(), Id::from(tenant.to_string().as_str()), subnet);
+            let frame = Frame::with_payload(Event::TENANT_ADDED, vec![b' '; len]);
+            cncis.remember(served, Uuid::from_u128(agent), &frame);
+            cncis.tenant_count
+        };
+        assert_eq!(remember(0, 0, MAX_EVENT + 1), 0, "the bytes exceed the limit");
+        for agent in 0..17 {
+            let before = usize::try_from(agent).unwrap() * MAX_TENANTS;
+            for tenant in 0..=MAX_TENANTS {
+                let kept = remember(agent, tenant, 10);
+                let expected = before + MAX_TENANTS.min(tenant + 1);
+                assert_eq!(kept, expected.min(MAX_TENANTS_OF_ALL));
+            }
+        }
+    }
+}

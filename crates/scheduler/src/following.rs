@@ -1,0 +1,558 @@
+//! A scheduler that does not lead. It keeps the last reports of its clients, passes their frames
+//! on to the leader, and holds their commands while no scheduler leads.
+//!
+//! ```text
+//!  client ─▶ filter, rules ─▶ keep the last STATS, READY … ─┬─ another one leads: pass on
+//!                                                           └─ no leader: hold commands for
+//!  a leader is known ─▶ transfer: the kept frames, in parts     10 s, then refuse them
+//!                        └─▶ Complete ─▶ the held commands
+//! ```
+//!
+//! A leader also keeps the last reports of its own clients, because it has to send them to the
+//! next leader. When it begins to lead, it transfers them to itself.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use log::debug;
+use uuid::Uuid;
+
+use super::held::{HeldQueue, detached, with_trace_of};
+use super::messages::Message;
+use super::{Scheduler, answers};
+use ssntp::Role;
+use ssntp::payload::{Id, MAX_READ_LEN, NewLeader};
+use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType};
+use ssntp::server::{Context, SendError, SessionInfo};
+use ssntp_cluster::refusal::{self, Refused};
+
+/// The time for which a command waits for a leader. A leader that has died is replaced within six seconds.
+const HOLD_TIME: Duration = Duration::from_secs(10);
+/// The maximum number of commands that wait for a leader, and the maximum number of bytes of them.
+const MAX_HELD: usize = 1024;
+const MAX_HELD_BYTES: usize = 4 << 20;
+/// The bytes of one part of a transfer, the bytes that may still wait for a link before the next
+/// part, and the pause between two parts. These allow 50 MB a second, and a link's queue holds
+/// far more than [`MAX_QUEUED`].
+const PART: usize = 512 << 10;
+const MAX_QUEUED: u64 = 2 << 20;
+const PAUSE: Duration = Duration::from_millis(10);
+/// The maximum number of events that are kept of a client, and the length limit of an event in bytes. There
+/// is one event for each tenant of a node, and one for each public address of a concentrator.
+const MAX_EVENTS: usize = 1024;
+const MAX_EVENT: usize = 1024;
+/// The maximum number of bytes that are kept of all clients together. A frame beyond this is not kept: a new
+/// leader gets the client's next report instead.
+const MAX_KEPT_BYTES: usize = 256 << 20;
+/// The length limit of STATS that are kept, in bytes.
+const MAX_STATS: usize = 1 << 20;
+/// The reason in the failure of a command that no leader has accepted.
+const NO_LEADER: &str = "no_leader";
+
+/// The last frames of a client that a new leader needs.
+#[derive(Debug, Default)]
+struct LastFrames {
+    /// READY, FULL, OFFLINE or MAINTENANCE.
+    status: Option<Frame>,
+    stats: Option<Frame>,
+    /// TenantAdded and TenantRemoved of an agent; the announcement and addresses of a concentrator.
+    events: VecDeque<Frame>,
+}
+
+impl LastFrames {
+    fn frames(&self) -> impl Iterator<Item = &Frame> {
+        self.events.iter().chain(&self.status).chain(&self.stats)
+    }
+
+    fn bytes(&self) -> usize {
+        self.frames().map(Frame::encoded_len).sum()
+    }
+
+    /// Keeps an event in place of an earlier one about the same subject. If it removes what an
+    /// earlier event added, neither is kept: a new leader begins without both.
+    fn keep_event(&mut self, frame: &Frame, has_room: bool) {
+        let before = self.events.len();
+        // Without room, an equal earlier event stays in place of this one.
+        let stays = |old: &Frame| !has_room && old.kind() == frame.kind();
+        self.events
+            .retain(|old| subject(old) != subject(frame) || stays(old));
+        let is_removal = frame.kind() == Event::TENANT_REMOVED || frame.kind() == Event::PUBLIC_IP_UNASSIGNED;
+        if !has_room || (is_removal && self.events.len() < before) {
+            return;
+        }
+        if self.events.len() >= MAX_EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(detached(frame));
+    }
+}
+
+/// The subject of an event: its payload after the first line, which is the root key. The root key
+/// is the only difference between the event that adds a subject and the event that removes it.
+fn subject(frame: &Frame) -> &[u8] {
+    let payload = frame.payload_bytes();
+    let root = payload.iter().position(|byte| *byte == b'\n');
+    payload.get(root.unwrap_or_default()..).unwrap_or_default()
+}
+
+#[derive(Debug)]
+struct Transfer {
+    to: Uuid,
+    /// The clients whose frames have not been sent yet.
+    clients: Vec<Uuid>,
+    /// The time of the next part.
+    at: Instant,
+}
+
+#[derive(Debug)]
+pub(super) struct Following {
+    last_frames: HashMap<Uuid, LastFrames>,
+    last_bytes: usize,
+    /// Commands that wait for a leader, with their senders.
+    held: HeldQueue<(SessionInfo, Frame)>,
+    transfer: Option<Transfer>,
+}
+
+impl Default for Following {
+    fn default() -> Self {
+        Self {
+            last_frames: HashMap::new(),
+            last_bytes: 0,
+            held: HeldQueue::new(MAX_HELD, MAX_HELD_BYTES, HOLD_TIME),
+            transfer: None,
+        }
+    }
+}
+
+impl Following {
+    /// Keeps a frame of a client of this server if a new leader needs it.
+    pub(super) fn keep(&mut self, from: Uuid, frame: &Frame) {
+        let kind = frame.kind();
+        let is_kept = kind == Command::STATS || kind.frame_type == FrameType::STATUS || is_kept_event(kind);
+        let length = frame.payload_bytes().len();
+        // A scheduler does not read longer frames.
+        let limit = match kind.frame_type {
+            FrameType::COMMAND => MAX_STATS,
+            FrameType::STATUS => MAX_READ_LEN,
+            _ => MAX_EVENT,
+        };
+        if !is_kept || length > limit {
+            return;
+        }
+        let last = self.last_frames.entry(from).or_default();
+        self.last_bytes -= last.bytes();
+        // The old frame is dropped even if there is no room for the new one. Otherwise a new leader
+        // would get it as the client's last frame.
+        match kind.frame_type {
+            FrameType::COMMAND => last.stats = None,
+            FrameType::STATUS => last.status = None,
+            _ => {}
+        }
+        let has_room = self.last_bytes + last.bytes() + length <= MAX_KEPT_BYTES;
+        match kind.frame_type {
+            FrameType::EVENT => last.keep_event(frame, has_room),
+            _ if !has_room => {}
+            FrameType::STATUS => last.status = Some(detached(frame)),
+            _ => last.stats = Some(detached(frame)),
+        }
+        self.last_bytes += last.bytes();
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.last_bytes + self.held.bytes()
+    }
+
+    /// Drops the kept frames of a client, whose session has ended.
+    pub(super) fn forget(&mut self, client: Uuid) {
+        let last = self.last_frames.remove(&client);
+        self.last_bytes -= last.map_or(0, |last| last.bytes());
+    }
+
+    pub(super) fn is_transferring(&self) -> bool {
+        self.transfer.is_some()
+    }
+
+    /// Ends a transfer: its receiver no longer leads, or cannot be reached.
+    pub(super) fn end_transfer(&mut self) {
+        self.transfer = None;
+    }
+
+    pub(super) fn take_held(&mut self) -> Vec<(SessionInfo, Frame)> {
+        std::iter::from_fn(|| self.held.take(0)).collect()
+    }
+
+    /// The time of the next part of a transfer, or at which the first held command expires. The
+    /// commands that a leader holds do not expire: it handles them itself.
+    pub(super) fn next_due(&self, leads: bool) -> Option<Instant> {
+        let transfer = self.transfer.as_ref().map(|transfer| transfer.at);
+        let held = self.held.next_expiry().filter(|_| !leads);
+        [transfer, held].into_iter().flatten().min()
+    }
+
+    /// Holds a command or a failure; false if there is no room for it. Failures take half of the room at
+    /// most, so that no agent keeps out the commands of controllers.
+    fn hold(&mut self, from: &SessionInfo, frame: &Frame, now: Instant) -> bool {
+        let bytes = frame.encoded_len();
+        let is_command = frame.kind().frame_type == FrameType::COMMAND;
+        let reserved = if is_command { 0 } else { MAX_HELD_BYTES / 2 };
+        let has_room = self.held.has_room(bytes + reserved) && (is_command || self.held.len() < MAX_HELD / 2);
+        if has_room {
+            let own = with_trace_of(frame, detached(frame));
+            self.held.push((from.clone(), own), bytes, now);
+        }
+        has_room
+    }
+}
+
+fn is_kept_event(kind: FrameKind) -> bool {
+    let kept = [
+        Event::TENANT_ADDED,
+        Event::TENANT_REMOVED,
+        Event::CONCENTRATOR_INSTANCE_ADDED,
+        Event::PUBLIC_IP_ASSIGNED,
+        Event::PUBLIC_IP_UNASSIGNED,
+    ];
+    kept.iter().any(|event| kind == *event)
+}
+
+/// True if a frame must wait for a leader. Reports need not, because clients send them again.
+fn is_held(kind: FrameKind) -> bool {
+    match kind.frame_type {
+        FrameType::COMMAND => kind != Command::STATS,
+        frame_type => frame_type == FrameType::ERROR,
+    }
+}
+
+impl Scheduler {
+    /// Handles frames of a client while this scheduler does not lead: `pass` sends all of them to
+    /// the leader; if that is not possible, those that must not be lost are held.
+    pub(super) fn pass_or_hold(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &SessionInfo,
+        frames: impl Iterator<Item = Frame>,
+        pass: impl FnOnce(&mut Context<'_>, Uuid) -> Result<(), SendError>,
+    ) {
+        if from.server() != cx.uuid() {
+            // Another server still believes that this one leads. It sends the reports of its
+            // clients to the next leader, but it does not send a command twice.
+            let lost = frames.filter(|frame| is_held(frame.kind()));
+            return lost.for_each(|frame| refuse(cx, from, &frame, "this one has just ceased to lead"));
+        }
+        let Some(term) = self.term.as_mut() else { return };
+        let mut commands = Vec::new();
+        for frame in frames {
+            term.following.keep(from.uuid(), &frame);
+            if is_held(frame.kind()) {
+                commands.push(frame);
+            }
+        }
+        // A new command must not overtake those that are held.
+        let is_behind =
+            !commands.is_empty() && (term.following.is_transferring() || !term.following.held.is_empty());
+        let leader = term.leader(cx).filter(|_| !is_behind);
+        if leader.is_some_and(|leader| pass(cx, leader).is_ok()) {
+            return;
+        }
+        commands.iter().for_each(|frame| self.hold(cx, from, frame));
+    }
+
+    /// Holds a command that this scheduler received while it led. The next leader accepts commands
+    /// only from the client's own server, so commands of other servers' clients are refused.
+    pub(super) fn hold_or_refuse(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        match from.server() == cx.uuid() {
+            true => self.hold(cx, from, frame),
+            false => refuse(cx, from, frame, "this one has just ceased to lead"),
+        }
+    }
+
+    /// Holds a command until a leader can accept it, or refuses it if too many are held.
+    pub(super) fn hold(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let now = cx.now();
+        let term = self.term.as_mut();
+        if term.is_some_and(|term| !term.following.hold(from, frame, now)) {
+            refuse(cx, from, frame, "too many commands wait for one");
+        }
+    }
+
+    pub(super) fn expire_held(&mut self, cx: &mut Context<'_>) {
+        let now = cx.now();
+        let expired = |term: &mut super::Term| term.following.held.expire(now);
+        while let Some((from, frame)) = self.term.as_mut().and_then(expired) {
+            refuse(cx, &from, &frame, "none has led for 10 s");
+        }
+    }
+
+    /// Sends NewLeader to the controllers of this server.
+    pub(super) fn announce_leader(&self, cx: &mut Context<'_>, leader: Uuid, token: u64) {
+        let directory = cx.directory();
+        let all = directory.with_role(Role::CONTROLLER);
+        let own = all.filter(|session| session.server() == cx.uuid());
+        let own: Vec<_> = own.map(SessionInfo::uuid).collect();
+        let event = Frame::of(&NewLeader {
+            server_uuid: leader.into(),
+            token,
+        });
+        own.into_iter()
+            .for_each(|controller| answers::send(cx, controller, &event));
+    }
+
+    /// Sends NewLeader to a controller whose session begins. So it waits for the snapshot of the leader
+    /// and does not take the silence until there is one for an empty cluster.
+    pub(super) fn introduce_leader(&self, cx: &mut Context<'_>, session: &SessionInfo) {
+        let is_controller = session.role().intersects(Role::CONTROLLER);
+        let Some(term) = self.term.as_ref().filter(|_| is_controller) else {
+            return;
+        };
+        let leader = match term.is_leading() {
+            true => Some(cx.uuid()),
+            false => term.leader(cx),
+        };
+        let event = Frame::of(&NewLeader {
+            server_uuid: leader.map_or_else(Id::default, Id::from),
+            token: leader.map_or(0, |_| cx.token()),
+        });
+        answers::send(cx, session.uuid(), &event);
+    }
+
+    /// Begins to transfer the last reports of this server's clients to a leader, which may be this
+    /// scheduler itself.
+    pub(super) fn begin_transfer(&mut self, cx: &mut Context<'_>, to: Uuid) {
+        if let Some(term) = &mut self.term {
+            let clients = term.following.last_frames.keys().copied().collect();
+            let at = cx.now();
+            term.following.transfer = Some(Transfer { to, clients, at });
+            self.continue_transfer(cx);
+        }
+    }
+
+    /// Sends the next part of the transfer if it is due.
+    pub(super) fn continue_transfer(&mut self, cx: &mut Context<'_>) {
+        let now = cx.now();
+        let mut left = PART;
+        loop {
+            let Some(term) = &mut self.term else { return };
+            let Following {
+                last_frames,
+                transfer,
+                ..
+            } = &mut term.following;
+            let Some(Transfer { to, clients, at }) = transfer.as_mut().filter(|transfer| transfer.at <= now)
+            else {
+                return;
+            };
+            let queued = |server: Uuid| cx.waiting(server).map_or(0, |waiting| waiting.bytes);
+            if left == 0 || cx.servers().any(|server| queued(server.uuid) > MAX_QUEUED) {
+                *at = now + PAUSE;
+                return;
+            }
+            let to = *to;
+            let Some(client) = clients.pop() else { break };
+            // Cloned, because handling a frame below needs the whole scheduler.
+            let last = last_frames.get(&client).into_iter();
+            let frames: Vec<_> = last.flat_map(LastFrames::frames).cloned().collect();
+            let own = cx.directory().session(client).cloned();
+            let Some(session) = own.filter(|session| session.server() == cx.uuid()) else {
+                continue;
+            };
+            for frame in frames {
+                left = left.saturating_sub(frame.encoded_len());
+                if to == cx.uuid() {
+                    self.handle(cx, &session, &frame);
+                } else if cx.pass_frame_to_server(to, &session, &frame).is_err() {
+                    return self.forget_leader(to);
+                }
+            }
+        }
+        self.finish_transfer(cx);
+    }
+
+    fn finish_transfer(&mut self, cx: &mut Context<'_>) {
+        let Some(term) = &mut self.term else { return };
+        let Some(Transfer { to, .. }) = term.following.transfer.take() else {
+            return;
+        };
+        if to == cx.uuid() {
+            return self.finish_sync(cx);
+        }
+        let held = term.following.take_held();
+        let sent = cx.send_to_server(to, Message::Complete.encode());
+        for (from, frame) in held {
+            if let Err(e) = cx.pass_frame_to_server(to, &from, &frame) {
+                debug!(target: "ssntp::scheduler", "{from}: {}: {e}", frame.kind());
+                self.hold(cx, &from, &frame);
+            }
+        }
+        if sent.is_err() {
+            self.forget_leader(to);
+        }
+    }
+}
+
+/// Answers a command that no leader has accepted. Only its sender gets the answer, because another
+/// command for the same instance may be in progress.
+fn refuse(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame, why: &str) {
+    if frame.kind().frame_type != FrameType::COMMAND {
+        return;
+    }
+    let refused = Refused::new(NO_LEADER, why);
+    let answer = refusal::failure_of(frame, &refused)
+        .unwrap_or_else(|| refusal::invalid_frame(frame.kind(), NO_LEADER));
+    answers::send(cx, from.uuid(), &answer);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SchedulerConfig;
+    use crate::term::Term;
+    use ssntp::payload::{InvalidFrameType, Restore, Start, StartFailure};
+    use ssntp::proto::{ErrorCode, Status};
+    use ssntp::testkit::{HandlerTest, Testkit};
+
+    /// A scheduler that follows while no scheduler leads, and a controller of it.
+    fn without_leader() -> (HandlerTest, SessionInfo) {
+        let kit = Testkit::new().unwrap();
+        let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
+        scheduler.term = Some(Term::default());
+        let config = scheduler.serve_with(kit.server_config().unwrap());
+        let mut test = HandlerTest::new(config, scheduler).unwrap();
+        let controller = test.connect(&kit.identity(Role::CONTROLLER).unwrap()).unwrap();
+        let [first] = &test.sent_to(controller.uuid())[..] else {
+            panic!("one event");
+        };
+        assert_eq!(first.payload(), Ok(NewLeader::default()));
+        (test, controller)
+    }
+
+    #[test]
+    fn command_without_a_leader_is_refused_after_ten_seconds() {
+        let (mut test, controller) = without_leader();
+        let uuid = controller.uuid();
+        let start = Start {
+            instance_uuid: Uuid::from_u128(5),
+            ..Start::default()
+        };
+        test.receive(uuid, &Frame::of(&start));
+        test.advance(HOLD_TIME / 2);
+        test.receive(uuid, &Frame::of(&Restore::default()));
+        assert!(test.sent_to(uuid).is_empty());
+        test.advance(HOLD_TIME / 2);
+        let [failure] = &test.sent_to(uuid)[..] else {
+            panic!("one answer");
+        };
+        let failure: StartFailure = failure.payload().unwrap();
+        assert_eq!(failure.instance_uuid, start.instance_uuid);
+        assert_eq!(
+            (failure.reason.word(), &failure.detail[..]),
+            ("other", "none has led for 10 s")
+        );
+        test.advance(HOLD_TIME / 2);
+        let [answer] = &test.sent_to(uuid)[..] else {
+            panic!("one answer");
+        };
+        let answer: InvalidFrameType = answer.payload().unwrap();
+        assert_eq!(answer.refused(), Command::RESTORE);
+    }
+
+    #[test]
+    fn held_commands_are_bounded_in_number_and_bytes() {
+        let (mut test, controller) = without_leader();
+        let (mut following, now) = (Following::default(), test.now());
+        let frame = |len| Frame::with_payload(Command::STOP, vec![b' '; len]);
+        assert!(following.hold(&controller, &frame(MAX_HELD_BYTES - 100), now));
+        assert!(!following.hold(&controller, &frame(100), now), "too many bytes");
+        assert!(following.held.expire(now + HOLD_TIME).is_some());
+        for _ in 0..MAX_HELD {
+            assert!(following.hold(&controller, &frame(10), now));
+        }
+        assert!(!following.hold(&controller, &frame(10), now), "too many");
+        assert_eq!(following.take_held().len(), MAX_HELD);
+        assert_eq!((following.held.bytes(), following.next_due(false)), (0, None));
+        // A command without room is refused at once.
+        for _ in 0..=MAX_HELD {
+            test.receive(controller.uuid(), &Frame::of(&Restore::default()));
+        }
+        assert_eq!(test.sent_to(controller.uuid()).len(), 1);
+    }
+
+    #[test]
+    fn failures_of_agents_leave_room_for_commands() {
+        let ((_test, client), now) = (without_leader(), ssntp_cluster::clock::now());
+        let failure = |len| Frame::with_payload(ErrorCode::START_FAILURE, vec![b' '; len]);
+        let mut following = Following::default();
+        assert!(!following.hold(&client, &failure(MAX_HELD_BYTES / 2), now));
+        let held = (0..MAX_HELD).take_while(|_| following.hold(&client, &failure(0), now));
+        assert_eq!(held.count(), MAX_HELD / 2);
+        let command = Frame::with_payload(Command::STOP, vec![b' '; MAX_HELD_BYTES / 2]);
+        assert!(following.hold(&client, &command, now));
+    }
+
+    #[test]
+    fn last_frames_of_a_client_are_kept_and_its_events_are_bounded() {
+        let mut following = Following::default();
+        let client = Uuid::from_u128(1);
+        let stats = |load| Frame::with_payload(Command::STATS, format!("load: {load}\n"));
+        for load in 0..3 {
+            following.keep(client, &stats(load));
+            following.keep(client, &Frame::new(Status::READY));
+            following.keep(client, &Frame::new(Command::STOP));
+        }
+        following.keep(client, &Frame::new(Status::FULL));
+        for number in 0..2000 {
+            let text = |root: &str, number: usize| format!("{root}:\n  agent_ip: {number}\n");
+            let added = text("tenant_added", number);
+            following.keep(client, &Frame::with_payload(Event::TENANT_ADDED, added));
+            // A tenant that is added and removed leaves room for those that stay.
+            if number >= 10 {
+                let removed = text("tenant_removed", number);
+                following.keep(client, &Frame::with_payload(Event::TENANT_REMOVED, removed));
+            }
+        }
+        assert_eq!(following.last_frames[&client].events.len(), 10);
+        for len in 0..2000 {
+            following.keep(client, &Frame::with_payload(Event::TENANT_ADDED, vec![b' '; len]));
+        }
+        let last = &following.last_frames[&client];
+        assert_eq!(last.stats, Some(stats(2)));
+        assert_eq!(last.status, Some(Frame::new(Status::FULL)));
+        assert_eq!(last.events.len(), MAX_EVENTS);
+        assert_eq!(last.events[MAX_EVENTS - 1].payload_bytes().len(), MAX_EVENT);
+        // The bytes are counted until the session ends.
+        let bytes: usize = last.frames().map(Frame::encoded_len).sum();
+        assert_eq!(following.bytes(), bytes);
+        following.forget(client);
+        assert_eq!((following.last_frames.len(), following.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn kept_frames_of_all_clients_are_bounded() {
+        let mut following = Following::default();
+        let stats = Frame::with_payload(Command::STATS, vec![b' '; MAX_STATS]);
+        for client in 0..2 {
+            following.keep(Uuid::from_u128(client), &stats);
+        }
+        following.last_bytes += MAX_KEPT_BYTES - 3 * MAX_STATS;
+        let before = following.bytes();
+        following.keep(Uuid::from_u128(2), &stats);
+        assert_eq!(following.bytes(), before, "there is no room");
+        following.forget(Uuid::from_u128(0));
+        following.keep(Uuid::from_u128(2), &stats);
+        assert_eq!((following.last_frames.len(), following.bytes()), (2, before));
+    }
+
+    #[test]
+    fn without_room_no_outdated_frame_is_kept() {
+        let (mut following, client) = (Following::default(), Uuid::from_u128(1));
+        let event = |kind, root: &str| Frame::with_payload(kind, format!("{root}:\n  agent_ip: 1\n"));
+        following.keep(client, &Frame::with_payload(Command::STATS, "load: 1\n"));
+        following.keep(client, &Frame::new(Status::READY));
+        following.keep(client, &event(Event::TENANT_ADDED, "tenant_added"));
+        following.last_bytes += MAX_KEPT_BYTES;
+        following.keep(client, &Frame::with_payload(Command::STATS, "load: 2\n"));
+        following.keep(client, &Frame::new(Status::FULL));
+        following.keep(client, &event(Event::TENANT_REMOVED, "tenant_removed"));
+        assert_eq!(following.last_frames[&client].frames().count(), 0);
+        assert_eq!(following.last_bytes, MAX_KEPT_BYTES);
+    }
+}

@@ -1,0 +1,641 @@
+//! The node and the state of each instance: a table without clock or I/O, which is kept up to
+//! date by the reports of agents.
+//!
+//! ```text
+//!            START                    STATS: it runs, or has ended
+//!  (free) ─────────▶ Held ─▶ Starting ─────────────────▶ Known(Running) ◀─▶ Known(Ended)
+//!      ▲               │       │   │ no sign in time                           │
+//!      │ full_cloud    │       │   └─────────▶ GivenUp ── DELETE ──┐           │
+//!      └───────────────┴───────┴─────────────────────┴─────────────┴───────────┘
+//!                        StartFailure     STATS no longer list it, InstanceDeleted
+//! ```
+//!
+//! An instance belongs to the node to which its START was sent, or to the first node that lists
+//! it. If another node lists it, that entry is ignored.
+//!
+//! A START is done once its node lists the instance in any state but `pending`. It has a
+//! deadline, which each `pending` moves: the node is working on it, and may be copying an
+//! image. But a START never has more than [`StartLimits::most`] in all. A START without an answer
+//! by its deadline is *given up*: it is answered with `launch_failure`, and the instance is
+//! deleted as soon as its node lists it, so that the answer stays true. Until then its UUID
+//! cannot be used again.
+//!
+//! The instances of a node that has disconnected still belong to it for [`AWAY_TIME`], because
+//! instances outlive agents and connections. Its STARTs in flight are answered after
+//! [`StartLimits::absence`], unless the node reconnects; then its first STATS show the outcome of
+//! each.
+//!
+//! The sessions bound the memory: a node owns the instances of its last STATS, whose length is
+//! bounded, and those of the STARTs that were sent to it since. All nodes that are away own at
+//! most [`MAX_AWAY`] instances together.
+
+mod handover;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+pub(super) use self::handover::MAX_INTENTS;
+use super::figures::tally;
+use super::ledger::Ledger;
+use super::messages::{Intent, StartState};
+use super::placement::Allocation;
+use super::unplaced::UnplacedStart;
+use ssntp::payload::{CommandSubject, InstanceState, StartFailureReason};
+use ssntp_cluster::phase::Phase;
+use ssntp_transport::Deadlines;
+
+/// The time for which the instances of a node that is away still belong to it. A machine boots in that time.
+const AWAY_TIME: Duration = Duration::from_secs(600);
+/// The maximum number of instances of nodes that are away, at some 200 bytes each. Beyond that, the instances
+/// of the node that disconnected first are forgotten.
+const MAX_AWAY: usize = 65_536;
+/// The maximum number of answered STARTs that are remembered, so that a failure that an agent repeats is
+/// not forwarded twice. This covers the STARTs in flight of several agents that reconnect.
+const MAX_ANSWERED: usize = 4096;
+
+/// The time limits of a START.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StartLimits {
+    /// The longest time without a sign of progress from its node.
+    pub(super) quiet: Duration,
+    /// The longest time in all.
+    pub(super) most: Duration,
+    /// The time from the disconnection of its node to the answer.
+    pub(super) absence: Duration,
+}
+
+impl StartLimits {
+    /// The deadline of a START that was sent to its node at `sent`, after a sign of progress at
+    /// `now`. The node sends STATS every `interval`; two of them may be missed.
+    fn deadline(&self, sent: Instant, interval: Duration, now: Instant) -> Instant {
+        (now + self.quiet.max(interval * 3)).min(sent + self.most)
+    }
+}
+
+/// A START in flight: it was sent to a node, and is not answered yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PendingStart {
+    pub(super) allocation: Allocation,
+    pub(super) restart: bool,
+    /// The time at which the START arrived from its controller.
+    pub(super) received: Instant,
+    /// The number of nodes to which it was sent, including this one.
+    pub(super) nodes: u8,
+    /// The time at which it was sent to this node.
+    sent: Instant,
+    /// True if the node has listed the instance before, or has been away since. Then STATS
+    /// without the instance mean that the START failed. Otherwise they may have crossed the START.
+    expected: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Its START waits for a node.
+    Held,
+    /// Its START was sent to its node.
+    Starting(PendingStart),
+    /// The phase in which its node has last listed it. `Pending` follows a RESTART, or was listed
+    /// to a scheduler that had just started.
+    Known(Phase),
+    /// Its START was answered with a failure, but its node has not yet reported that the
+    /// instance does not exist.
+    GivenUp,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// `None` while the instance is held.
+    node: Option<Uuid>,
+    state: State,
+}
+
+/// The instances of a node.
+#[derive(Debug, Default)]
+struct OfNode {
+    instances: HashSet<Uuid>,
+    /// The instances in its last STATS that belong to another node.
+    foreign: HashSet<Uuid>,
+    is_away: bool,
+}
+
+/// A START that was answered with a failure. It is remembered because agents repeat failures.
+#[derive(Debug)]
+struct Answered {
+    instance: Uuid,
+    node: Uuid,
+    /// True if the instance was known to belong to that node.
+    is_owner: bool,
+}
+
+/// The news in STATS of a node.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    /// Instances that belong to other nodes.
+    pub(super) foreign: HashSet<Uuid>,
+    /// Instances that run although their START is held.
+    pub(super) held: Vec<Uuid>,
+    /// The arrival time of each START that is done.
+    pub(super) started: Vec<Instant>,
+    /// STARTs that failed without a StartFailure.
+    pub(super) lost: Vec<(Uuid, PendingStart)>,
+    /// Other instances that the node had and does not list any more.
+    pub(super) gone: Vec<Uuid>,
+    /// Instances that exist although their START was answered with a failure.
+    pub(super) unwanted: Vec<Uuid>,
+}
+
+/// The meaning of a StartFailure of a node.
+#[derive(Debug)]
+pub(super) enum StartFailed {
+    /// It answers this START.
+    Answer(PendingStart),
+    /// It answers a START of an earlier scheduler.
+    Unknown,
+    /// The START was given up, so it was answered before. The instance is no longer known.
+    GivenUp,
+    /// The START was answered before.
+    Repeated,
+    /// The instance belongs to another node.
+    Foreign,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Instances {
+    by_uuid: HashMap<Uuid, Entry>,
+    by_node: HashMap<Uuid, OfNode>,
+    /// The deadline of each pending START.
+    due: Deadlines<Uuid>,
+    max_starting: usize,
+    limits: StartLimits,
+    /// The nodes that are away, with the time until which their instances are kept. The node that
+    /// disconnected first is in front.
+    away: VecDeque<(Instant, Uuid)>,
+    /// The number of the instances of all nodes that are away.
+    away_instances: usize,
+    /// In the order of the answers, so that the oldest is forgotten first.
+    answered: VecDeque<Answered>,
+    /// The file in which the next scheduler finds the node of each instance; `None` without a
+    /// state directory.
+    ledger: Option<Ledger>,
+    /// The intents that have not been sent to the other schedulers yet; `None` if this is the
+    /// only scheduler.
+    new_intents: Option<Vec<Intent>>,
+}
+
+impl Instances {
+    pub(super) fn new(max_starting: usize, limits: StartLimits) -> Self {
+        Self {
+            max_starting,
+            limits,
+            ..Self::default()
+        }
+    }
+
+    fn state(&self, instance: Uuid) -> Option<State> {
+        self.by_uuid.get(&instance).map(|entry| entry.state)
+    }
+
+    fn insert(&mut self, instance: Uuid, entry: Entry) {
+        let node = entry.node;
+        let before = self.by_uuid.insert(instance, entry).and_then(|entry| entry.node);
+        // The ledger is a file, so only a change of the node is written.
+        if before != node {
+            self.keep(instance, node);
+        }
+    }
+
+    fn remove(&mut self, instance: Uuid) -> Option<Entry> {
+        let entry = self.by_uuid.remove(&instance)?;
+        if entry.node.is_some() {
+            self.keep(instance, None);
+        }
+        Some(entry)
+    }
+
+    fn keep(&mut self, instance: Uuid, node: Option<Uuid>) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.keep(instance, node);
+        }
+        self.record(instance, node, StartState::Answered);
+    }
+
+    /// The reason why an instance cannot be started, and its node; `None` if its UUID is free.
+    pub(super) fn taken(&self, instance: Uuid) -> Option<(StartFailureReason, Option<Uuid>)> {
+        let entry = self.by_uuid.get(&instance)?;
+        let reason = match entry.state {
+            State::Known(Phase::Ended) => StartFailureReason::InstanceExists,
+            // The UUID of a START that is held or given up is not free yet either.
+            _ => StartFailureReason::AlreadyRunning,
+        };
+        Some((reason, entry.node))
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.in_flight() >= self.max_starting
+    }
+
+    /// The instances that a node has or is starting, each with true if it has ended.
+    pub(super) fn of(&self, node: Uuid) -> Vec<(Uuid, bool)> {
+        let own = self.by_node.get(&node).into_iter();
+        let own = own.flat_map(|of_node| &of_node.instances);
+        own.filter_map(|instance| match self.by_uuid.get(instance)?.state {
+            // A held instance has no node, and a given-up one was answered with a failure.
+            State::Held | State::GivenUp => None,
+            State::Known(phase) => Some((*instance, phase == Phase::Ended)),
+            State::Starting(_) => Some((*instance, false)),
+        })
+        .collect()
+    }
+
+    /// The node to which an instance belongs.
+    pub(super) fn node_of(&self, instance: Uuid) -> Option<Uuid> {
+        self.by_uuid.get(&instance)?.node
+    }
+
+    /// True if its node has reported that it has ended.
+    pub(super) fn has_ended(&self, instance: Uuid) -> bool {
+        matches!(self.state(instance), Some(State::Known(Phase::Ended)))
+    }
+
+    /// True if its START is in flight.
+    pub(super) fn is_starting(&self, instance: Uuid) -> bool {
+        matches!(self.state(instance), Some(State::Starting(_)))
+    }
+
+    /// True if an instance is known and does not belong to `node`. An unknown instance is not
+    /// foreign, because it belongs to the first node that lists it.
+    pub(super) fn is_foreign(&self, instance: Uuid, node: Uuid) -> bool {
+        let entry = self.by_uuid.get(&instance);
+        entry.is_some_and(|entry| entry.node != Some(node))
+    }
+
+    /// True if the last STATS of a node list an instance that belongs to another node.
+    pub(super) fn lists_foreign(&self, instance: Uuid, node: Uuid) -> bool {
+        let of_node = self.by_node.get(&node);
+        of_node.is_some_and(|of_node| of_node.foreign.contains(&instance))
+    }
+
+    pub(super) fn hold(&mut self, instance: Uuid) {
+        let (node, state) = (None, State::Held);
+        self.by_uuid.entry(instance).or_insert(Entry { node, state });
+    }
+
+    /// Removes an instance whose START is refused. A START that was not held has no entry.
+    pub(super) fn refused(&mut self, instance: Uuid) {
+        if matches!(self.state(instance), Some(State::Held)) {
+            self.remove(instance);
+        }
+    }
+
+    /// Enters a START that is sent to a node, which sends STATS every `interval`.
+    pub(super) fn assign(
+        &mut self,
+        start: &UnplacedStart,
+        allocation: Allocation,
+        interval: Duration,
+        now: Instant,
+    ) {
+        let pending = PendingStart {
+            allocation,
+            restart: start.restart,
+            received: start.received,
+            // This count bounds how often a refused START is placed again.
+            nodes: start.nodes.saturating_add(1),
+            sent: now,
+            expected: false,
+        };
+        self.due
+            .set(start.instance, self.limits.deadline(now, interval, now));
+        self.own(start.instance, allocation.node, State::Starting(pending));
+        if self.new_intents.is_some() {
+            let state = StartState::InFlight {
+                restart: start.restart,
+                command_id: CommandSubject::of(&start.frame).command_id,
+            };
+            self.record(start.instance, Some(allocation.node), state);
+        }
+    }
+
+    /// Removes a START that could not be sent to its node.
+    pub(super) fn unassign(&mut self, instance: Uuid) {
+        if self.is_starting(instance) {
+            self.due.clear(&instance);
+            self.forget(instance);
+        }
+    }
+
+    fn own(&mut self, instance: Uuid, node: Uuid, state: State) {
+        let node_instances = &mut self.by_node.entry(node).or_default().instances;
+        node_instances.insert(instance);
+        let node = Some(node);
+        self.insert(instance, Entry { node, state });
+    }
+
+    /// Handles STATS of a node, which list these instances.
+    pub(super) fn report(
+        &mut self,
+        node: Uuid,
+        listed: &[(Uuid, InstanceState)],
+        interval: Duration,
+        now: Instant,
+    ) -> Report {
+        let mut report = Report::default();
+        let mut settled = Vec::new();
+        let mut own = HashSet::with_capacity(listed.len());
+        for (instance, state) in listed {
+            let phase = Phase::of(state);
+            // The START of an instance that runs already must not be placed.
+            let is_held = matches!(self.state(*instance), Some(State::Held)) && phase != Phase::Ended;
+            if is_held || !self.by_uuid.contains_key(instance) {
+                let (node, state) = (Some(node), State::Known(phase));
+                self.insert(*instance, Entry { node, state });
+            }
+            report.held.extend(is_held.then_some(*instance));
+            let Some(entry) = self.by_uuid.get_mut(instance) else {
+                continue;
+            };
+            if entry.node != Some(node) {
+                report.foreign.insert(*instance);
+                continue;
+            }
+            // If STATS list an instance twice, the first entry counts.
+            if !own.insert(*instance) {
+                continue;
+            }
+            match &mut entry.state {
+                State::Starting(pending) => {
+                    if phase == Phase::Pending {
+                        // From now on, STATS without the instance mean that the START failed.
+                        pending.expected = true;
+                        let deadline = self.limits.deadline(pending.sent, interval, now);
+                        self.due.set(*instance, deadline);
+                    } else {
+                        self.due.clear(instance);
+                        // Even an ended state counts: the instance ran, so its START is done.
+                        report.started.push(pending.received);
+                        entry.state = State::Known(phase);
+                        settled.push(*instance);
+                    }
+                }
+                State::Known(known) => *known = phase,
+                // An instance that is stopping has been sent DELETE before.
+                State::GivenUp if *state != InstanceState::Stopping => report.unwanted.push(*instance),
+                State::GivenUp | State::Held => {}
+            }
+        }
+        for instance in settled {
+            self.record(instance, Some(node), StartState::Answered);
+        }
+        // Instances that the node had before and does not list any more are gone from it.
+        let before = std::mem::take(&mut self.by_node.entry(node).or_default().instances);
+        for instance in before {
+            if own.contains(&instance) {
+                continue;
+            }
+            match self.state(instance) {
+                Some(State::Starting(pending)) if pending.expected => report.lost.push((instance, pending)),
+                // These STATS crossed the START.
+                Some(State::Starting(_)) => drop(own.insert(instance)),
+                _ => {
+                    self.remove(instance);
+                    report.gone.push(instance);
+                }
+            }
+        }
+        let of_node = self.by_node.entry(node).or_default();
+        of_node.instances = own;
+        of_node.foreign.clone_from(&report.foreign);
+        // After the loop, which borrows the instances of the node.
+        for (instance, pending) in &report.lost {
+            self.answered(*instance, pending);
+        }
+        report
+    }
+
+    /// Handles InstanceStopped (`is_kept`) or InstanceDeleted of the node to which an instance
+    /// belongs. If its START was in flight, the START is done: returns the START's arrival time.
+    pub(super) fn ended(&mut self, instance: Uuid, is_kept: bool) -> Option<Instant> {
+        let entry = self.by_uuid.get_mut(&instance)?;
+        let mut started = None;
+        if let State::Starting(pending) = entry.state {
+            self.due.clear(&instance);
+            // If a run begins and ends between two STATS, this event is the first sign of it.
+            started = Some(pending.received);
+            let node = entry.node;
+            self.record(instance, node, StartState::Answered);
+        }
+        if !is_kept {
+            self.forget(instance);
+        // A START that was given up remains so: its instance must still be deleted.
+        } else if let Some(entry) = self.by_uuid.get_mut(&instance)
+            && !matches!(entry.state, State::GivenUp)
+        {
+            entry.state = State::Known(Phase::Ended);
+        }
+        started
+    }
+
+    /// The number of instances in each state.
+    pub(super) fn figures(&self) -> BTreeMap<&'static str, usize> {
+        let words = ["held", "starting", "pending", "running", "ended", "given_up"];
+        let word = |entry: &Entry| match entry.state {
+            State::Held => "held",
+            State::Starting(_) => "starting",
+            State::Known(Phase::Pending) => "pending",
+            State::Known(Phase::Running) => "running",
+            State::Known(Phase::Ended) => "ended",
+            State::GivenUp => "given_up",
+        };
+        tally(words, self.by_uuid.values().map(word))
+    }
+
+    /// The number of STARTs in flight.
+    pub(super) fn in_flight(&self) -> usize {
+        self.due.count()
+    }
+
+    /// Handles a StartFailure of a node.
+    pub(super) fn failed(&mut self, instance: Uuid, node: Uuid, reason: &StartFailureReason) -> StartFailed {
+        let Some(entry) = self.by_uuid.get(&instance) else {
+            let mut answers = self.answered.iter().filter(|known| known.instance == instance);
+            if answers.clone().any(|known| known.node == node) {
+                return StartFailed::Repeated;
+            }
+            // The instance belonged to another node, whose failure was the answer.
+            if answers.any(|known| known.is_owner) {
+                return StartFailed::Foreign;
+            }
+            self.remember(instance, node, false);
+            return StartFailed::Unknown;
+        };
+        if entry.node != Some(node) {
+            return StartFailed::Foreign;
+        }
+        match entry.state {
+            State::Starting(pending) => {
+                self.answered(instance, &pending);
+                // `already_running` and `instance_exists` refuse the START, but show that the
+                // node has the instance.
+                if reason.node_has_instance() {
+                    // The next STATS show whether it runs or has ended.
+                    self.own(instance, node, State::Known(Phase::Running));
+                }
+                StartFailed::Answer(pending)
+            }
+            State::GivenUp => {
+                self.forget(instance);
+                StartFailed::GivenUp
+            }
+            // No START of this scheduler is in flight for it, so the failure answers a START of
+            // an earlier scheduler.
+            State::Known(Phase::Pending) => {
+                self.forget(instance);
+                self.remember(instance, node, true);
+                StartFailed::Unknown
+            }
+            // The reason agrees with the state, so it may answer a START of an earlier scheduler.
+            _ if reason.node_has_instance() => StartFailed::Unknown,
+            // The instance runs or has ended, so its START was done before.
+            _ => StartFailed::Repeated,
+        }
+    }
+
+    /// Marks a node as away: it has disconnected. A node that is away already stays so.
+    pub(super) fn node_left(&mut self, node: Uuid, now: Instant) {
+        let Some(of_node) = self.by_node.get_mut(&node).filter(|of_node| !of_node.is_away) else {
+            return;
+        };
+        // A node without instances needs no entry, so disconnected nodes take up no memory.
+        if of_node.instances.is_empty() {
+            self.by_node.remove(&node);
+            return;
+        }
+        of_node.is_away = true;
+        of_node.foreign = HashSet::new();
+        // The time is the same for all nodes, so the queue stays in the order of the deadlines.
+        self.away.push_back((now + AWAY_TIME, node));
+        self.away_instances += of_node.instances.len();
+        for instance in &of_node.instances {
+            if let Some(entry) = self.by_uuid.get_mut(instance)
+                && let State::Starting(pending) = &mut entry.state
+            {
+                pending.expected = true;
+                let absent = now + self.limits.absence;
+                let deadline = self.due.of(instance).map_or(absent, |before| before.min(absent));
+                self.due.set(*instance, deadline);
+            }
+        }
+        while self.away_instances > MAX_AWAY && self.forget_longest_away() {}
+    }
+
+    /// A node has connected, perhaps not for the first time. `sends_new_stats` is false if its
+    /// next STATS may be older than its session, because another scheduler transfers those that
+    /// it has kept.
+    pub(super) fn node_returned(&mut self, node: Uuid, sends_new_stats: bool) {
+        if let Some(of_node) = self.by_node.get_mut(&node)
+            && std::mem::take(&mut of_node.is_away)
+        {
+            self.away_instances -= of_node.instances.len();
+            for instance in of_node.instances.iter().filter(|_| !sends_new_stats) {
+                if let Some(entry) = self.by_uuid.get_mut(instance)
+                    && let State::Starting(pending) = &mut entry.state
+                {
+                    pending.expected = false;
+                }
+            }
+            // If the node disconnects again, it enters the queue again, at the end.
+            self.away.retain(|(_, away)| *away != node);
+        }
+    }
+
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let away = self.away.front().map(|(at, _)| *at);
+        [self.due.next(), away].into_iter().flatten().min()
+    }
+
+    /// Gives up the STARTs whose deadline has passed and returns them. Forgets the nodes that have
+    /// been away for [`AWAY_TIME`].
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<(Uuid, PendingStart)> {
+        let mut given_up = Vec::new();
+        // The entry remains as `GivenUp`, because the node may still start the instance.
+        while let Some(instance) = self.due.pop(now) {
+            if let Some(entry) = self.by_uuid.get_mut(&instance)
+                && let State::Starting(pending) = entry.state
+            {
+                entry.state = State::GivenUp;
+                given_up.push((instance, pending));
+            }
+        }
+        for (instance, pending) in &given_up {
+            let node = pending.allocation.node;
+            self.remember(*instance, node, true);
+            self.record(*instance, Some(node), StartState::GivenUp);
+            // If the node was forgotten before, no STATS can free the UUID.
+            if !self.by_node.contains_key(&node) {
+                self.remove(*instance);
+            }
+        }
+        while self.away.front().is_some_and(|(at, _)| *at <= now) {
+            self.forget_longest_away();
+        }
+        given_up
+    }
+
+    fn forget_longest_away(&mut self) -> bool {
+        let Some((_, node)) = self.away.pop_front() else {
+            return false;
+        };
+        if let Some(of_node) = self.by_node.remove(&node) {
+            self.away_instances -= of_node.instances.len();
+            for instance in of_node.instances {
+                // A START in flight is answered at its deadline.
+                if !self.is_starting(instance) {
+                    self.remove(instance);
+                }
+            }
+        }
+        true
+    }
+
+    /// Removes an instance that its node does not have, if its START was given up; returns true if
+    /// it was.
+    pub(super) fn free_given_up(&mut self, instance: Uuid) -> bool {
+        let given_up = matches!(self.state(instance), Some(State::GivenUp));
+        if given_up {
+            self.forget(instance);
+        }
+        given_up
+    }
+
+    /// Removes a START that has failed, and remembers that it was answered.
+    fn answered(&mut self, instance: Uuid, pending: &PendingStart) {
+        self.due.clear(&instance);
+        self.remember(instance, pending.allocation.node, true);
+        self.forget(instance);
+    }
+
+    fn remember(&mut self, instance: Uuid, node: Uuid, is_owner: bool) {
+        if self.answered.len() >= MAX_ANSWERED {
+            self.answered.pop_front();
+        }
+        self.answered.push_back(Answered {
+            instance,
+            node,
+            is_owner,
+        });
+    }
+
+    fn forget(&mut self, instance: Uuid) {
+        if let Some(node) = self.remove(instance).and_then(|entry| entry.node)
+            && let Some(of_node) = self.by_node.get_mut(&node)
+            && of_node.instances.remove(&instance)
+            && of_node.is_away
+        {
+            self.away_instances -= 1;
+        }
+    }
+}

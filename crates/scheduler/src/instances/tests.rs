@@ -1,0 +1,276 @@
+//! The table of instances. The test sets the clock.
+
+use InstanceState::{Active, Exited, Pending, Stopping};
+
+use super::*;
+use crate::placement::{Placement, Policy, Verdict};
+use ssntp::payload::Ready;
+use ssntp::proto::{Command, Frame};
+use ssntp_cluster::Needs;
+
+const NODE: Uuid = Uuid::from_u128(0xa);
+const OTHER: Uuid = Uuid::from_u128(0xb);
+const ONE: Uuid = Uuid::from_u128(1);
+const TWO: Uuid = Uuid::from_u128(2);
+const SECOND: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(30);
+
+/// A table and its clock.
+struct Stage {
+    table: Instances,
+    now: Instant,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let limits = StartLimits {
+            quiet: SECOND * 60,
+            most: SECOND * 900,
+            absence: SECOND * 15,
+        };
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        let table = Instances::new(3, limits);
+        Self { table, now }
+    }
+
+    fn give(&mut self, instance: Uuid, node: Uuid) {
+        let mut placement = Placement::new(Policy::Strict);
+        placement.connect(node, ssntp::Role::AGENT);
+        placement.ready(node, &Ready::default());
+        let Verdict::Placed(allocation) = placement.place(&Needs::default(), None) else {
+            panic!("the table has room");
+        };
+        let start = UnplacedStart {
+            frame: Frame::new(Command::START),
+            needs: Needs::default(),
+            instance,
+            restart: false,
+            from: Uuid::nil(),
+            received: self.now,
+            immovable: None,
+            nodes: 0,
+            restarts: false,
+        };
+        self.table.assign(&start, allocation, INTERVAL, self.now);
+    }
+
+    fn report(&mut self, node: Uuid, listed: &[(Uuid, InstanceState)]) -> Report {
+        self.table.report(node, listed, INTERVAL, self.now)
+    }
+
+    fn pass(&mut self, time: Duration) -> Vec<Uuid> {
+        self.now += time;
+        let given_up = self.table.expire(self.now);
+        given_up.into_iter().map(|(instance, _)| instance).collect()
+    }
+
+    fn lost(report: &Report) -> Vec<Uuid> {
+        report.lost.iter().map(|(instance, _)| *instance).collect()
+    }
+
+    /// True if the table keeps no state of any instance or node.
+    fn is_empty(&self) -> bool {
+        let Instances {
+            by_uuid,
+            by_node,
+            due,
+            away,
+            away_instances,
+            ..
+        } = &self.table;
+        by_node.values().all(|of_node| of_node.instances.is_empty())
+            && by_uuid.is_empty()
+            && due.count() == 0
+            && away.is_empty()
+            && *away_instances == 0
+    }
+}
+
+#[test]
+fn each_report_of_a_node_moves_the_deadline_of_a_start_up_to_a_limit() {
+    let mut stage = Stage::new();
+    stage.give(ONE, NODE);
+    // Three intervals are longer than a minute.
+    assert!(stage.pass(SECOND * 89).is_empty());
+    for _ in 0..9 {
+        stage.report(NODE, &[(ONE, Pending)]);
+        assert!(
+            stage.pass(SECOND * 89).is_empty(),
+            "the node is starting the instance"
+        );
+    }
+    stage.report(NODE, &[(ONE, Pending)]);
+    assert_eq!(stage.pass(SECOND * 10), [ONE], "fifteen minutes are over");
+    assert_eq!(stage.table.next_due(), None);
+}
+
+#[test]
+fn an_instance_whose_start_timed_out_is_deleted_when_reported_and_frees_its_uuid() {
+    let mut stage = Stage::new();
+    stage.give(ONE, NODE);
+    assert_eq!(stage.pass(SECOND * 90), [ONE]);
+    let taken = (StartFailureReason::AlreadyRunning, Some(NODE));
+    assert_eq!(stage.table.taken(ONE), Some(taken.clone()));
+    for state in [Pending, Active, Exited] {
+        assert_eq!(stage.report(NODE, &[(ONE, state)]).unwanted, [ONE]);
+    }
+    assert!(stage.report(NODE, &[(ONE, Stopping)]).unwanted.is_empty());
+    assert_eq!(stage.table.taken(ONE), Some(taken));
+    stage.report(NODE, &[]);
+    assert_eq!(stage.table.taken(ONE), None);
+    let again = stage.table.failed(ONE, NODE, &StartFailureReason::LaunchFailure);
+    assert!(
+        matches!(again, StartFailed::Repeated),
+        "the START was answered before"
+    );
+    assert!(stage.is_empty());
+}
+
+#[test]
+fn stats_that_cross_a_start_do_not_answer_it() {
+    let mut stage = Stage::new();
+    stage.give(ONE, NODE);
+    assert!(stage.report(NODE, &[]).lost.is_empty());
+    stage.report(NODE, &[(ONE, Pending)]);
+    assert_eq!(
+        Stage::lost(&stage.report(NODE, &[])),
+        [ONE],
+        "the node had the instance"
+    );
+    assert!(stage.is_empty());
+}
+
+#[test]
+fn starts_of_a_node_that_is_away_wait_for_its_return() {
+    let mut stage = Stage::new();
+    stage.give(ONE, NODE);
+    stage.give(TWO, NODE);
+    stage.table.node_left(NODE, stage.now);
+    assert!(stage.pass(SECOND * 14).is_empty());
+    stage.table.node_returned(NODE, true);
+    assert_eq!(Stage::lost(&stage.report(NODE, &[(ONE, Active)])), [TWO]);
+    assert!(stage.pass(SECOND * 3600).is_empty());
+
+    stage.give(TWO, NODE);
+    stage.table.node_left(NODE, stage.now);
+    assert_eq!(stage.pass(SECOND * 15), [TWO]);
+    // The node keeps both instances for the time that a machine may take to boot.
+    assert!(stage.table.taken(ONE).is_some() && stage.table.taken(TWO).is_some());
+    assert!(stage.table.is_foreign(ONE, OTHER));
+    stage.pass(AWAY_TIME);
+    assert!(stage.is_empty());
+}
+
+#[test]
+fn the_instances_of_a_node_that_has_left_twice_count_once() {
+    let mut stage = Stage::new();
+    stage.report(NODE, &[(ONE, Active)]);
+    // It has left, and later the server whose link to the leader was lost ends.
+    stage.table.node_left(NODE, stage.now);
+    stage.table.node_left(NODE, stage.now + SECOND);
+    stage.table.node_returned(NODE, true);
+    stage.report(NODE, &[]);
+    assert!(stage.is_empty());
+}
+
+#[test]
+fn instances_of_nodes_that_are_away_are_bounded_and_their_starts_are_answered() {
+    let mut stage = Stage::new();
+    stage.give(ONE, NODE);
+    stage.table.node_left(NODE, stage.now);
+    let crowd: Vec<_> = (10..).take(MAX_AWAY / 4).map(Uuid::from_u128).collect();
+    for round in 0..20 {
+        let node = Uuid::from_u128(1 << 100 | round);
+        let listed: Vec<_> = crowd
+            .iter()
+            .map(|uuid| (Uuid::from_u128(uuid.as_u128() | round << 64), Active))
+            .collect();
+        stage.report(node, &listed);
+        stage.table.node_left(node, stage.now);
+        assert!(stage.table.away_instances <= MAX_AWAY);
+        assert!(stage.table.by_uuid.len() <= MAX_AWAY + 1);
+    }
+    assert_eq!(stage.pass(SECOND * 15), [ONE]);
+    stage.pass(AWAY_TIME);
+    assert!(stage.is_empty());
+}
+
+#[test]
+fn nodes_without_instances_leave_no_state() {
+    let mut stage = Stage::new();
+    for node in 0..100 {
+        let node = Uuid::from_u128(node);
+        stage.report(node, &[]);
+        stage.table.node_left(node, stage.now);
+    }
+    assert!(stage.table.by_node.is_empty() && stage.table.away.is_empty());
+}
+
+#[test]
+fn reports_of_another_node_do_not_change_an_instance() {
+    let mut stage = Stage::new();
+    stage.report(NODE, &[(ONE, Active)]);
+    stage.give(TWO, NODE);
+    let report = stage.report(OTHER, &[(ONE, Exited), (TWO, Active)]);
+    assert_eq!(report.foreign, HashSet::from([ONE, TWO]));
+    let reason = StartFailureReason::ImageFailure;
+    for instance in [ONE, TWO] {
+        let failed = stage.table.failed(instance, OTHER, &reason);
+        assert!(matches!(failed, StartFailed::Foreign));
+    }
+    let failed = stage.table.failed(TWO, NODE, &reason);
+    assert!(matches!(failed, StartFailed::Answer(_)));
+    let failed = stage.table.failed(TWO, NODE, &reason);
+    assert!(matches!(failed, StartFailed::Repeated));
+    // The owner has answered, so another node's failure is still not the answer.
+    for _ in 0..2 {
+        let failed = stage.table.failed(TWO, OTHER, &reason);
+        assert!(matches!(failed, StartFailed::Foreign));
+    }
+    // Its UUID is free for the other node now.
+    assert!(stage.report(OTHER, &[(TWO, Active)]).foreign.is_empty());
+}
+
+#[test]
+fn a_restarted_scheduler_forwards_the_failure_of_an_unknown_start() {
+    let mut stage = Stage::new();
+    stage.report(NODE, &[(ONE, Pending), (TWO, Pending)]);
+    stage.report(NODE, &[(ONE, Active), (TWO, Pending)]);
+    let reason = StartFailureReason::ImageFailure;
+    let failed = stage.table.failed(TWO, NODE, &reason);
+    assert!(
+        matches!(failed, StartFailed::Unknown),
+        "the failure answers the START"
+    );
+    let failed = stage.table.failed(ONE, NODE, &reason);
+    assert!(
+        matches!(failed, StartFailed::Repeated),
+        "the instance runs, so this failure is of another START"
+    );
+    assert_eq!(stage.table.taken(TWO), None);
+    // If no owner is known, both failures are forwarded, because either may be the owner's.
+    let unknown = Uuid::from_u128(3);
+    for node in [NODE, OTHER] {
+        let failed = stage.table.failed(unknown, node, &reason);
+        assert!(matches!(failed, StartFailed::Unknown));
+    }
+}
+
+#[test]
+fn the_starts_that_wait_for_an_answer_are_counted() {
+    let mut stage = Stage::new();
+    for instance in 0..3 {
+        assert!(!stage.table.is_full());
+        stage.give(Uuid::from_u128(instance), NODE);
+    }
+    assert!(stage.table.is_full());
+    stage.report(NODE, &[(ONE, Exited)]);
+    assert!(!stage.table.is_full());
+    assert_eq!(
+        stage.table.taken(ONE),
+        Some((StartFailureReason::InstanceExists, Some(NODE)))
+    );
+    stage.table.ended(ONE, false);
+    assert_eq!(stage.table.taken(ONE), None);
+}

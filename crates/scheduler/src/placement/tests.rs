@@ -1,0 +1,393 @@
+//! Each rule alone, then all rules compared with a table that is searched from end to end.
+
+use proptest::prelude::*;
+
+use super::*;
+use ssntp::payload::{Id, Start};
+
+const GB: i64 = 1024;
+
+fn uuid(n: u128) -> Uuid {
+    Uuid::from_u128(n)
+}
+
+fn ready(mem_gb: i64) -> Ready {
+    Ready {
+        mem_available_mb: mem_gb * GB,
+        disk_available_mb: 100 * GB,
+        cpus_online: 8,
+        hostname: "Host-A".into(),
+        ..Ready::default()
+    }
+}
+
+fn needs(mem_gb: i64) -> Needs {
+    Needs {
+        mem_mb: mem_gb * GB,
+        vcpus: 1,
+        ..Needs::default()
+    }
+}
+
+/// Compute nodes 1, 2, … with this memory in GB.
+fn nodes(policy: Policy, mem_gb: &[i64]) -> Placement {
+    let mut placement = Placement::new(policy);
+    for (n, mem_gb) in (1..).zip(mem_gb) {
+        placement.connect(uuid(n), Role::AGENT);
+        placement.ready(uuid(n), &ready(*mem_gb));
+    }
+    placement
+}
+
+/// The node on which the START is placed, or 0.
+fn place(placement: &mut Placement, needs: &Needs) -> u128 {
+    match placement.place(needs, None) {
+        Verdict::Placed(allocation) => allocation.node.as_u128(),
+        _ => 0,
+    }
+}
+
+#[test]
+fn the_search_begins_after_the_last_node_and_wraps() {
+    let mut placement = nodes(Policy::Opportunistic, &[8, 8, 2, 8]);
+    let four = needs(4);
+    let order: Vec<_> = (0..7).map(|_| place(&mut placement, &four)).collect();
+    // The first search begins after slot 0; two STARTs of 4 GB fill 8.
+    assert_eq!(order, [2, 4, 1, 2, 4, 1, 0]);
+}
+
+#[test]
+fn a_strict_node_gets_one_start_for_each_ready() {
+    let mut placement = nodes(Policy::Strict, &[8, 8]);
+    let one = needs(1);
+    assert_eq!([place(&mut placement, &one), place(&mut placement, &one)], [2, 1]);
+    assert_eq!(placement.place(&one, None), Verdict::Wait(uuid(2)));
+    assert!(placement.would_fit(uuid(1), &one) && !placement.would_fit(uuid(1), &needs(9)));
+    assert_eq!(
+        placement.place(&needs(9), None),
+        Verdict::NoRoom,
+        "waiting would not help"
+    );
+    placement.ready(uuid(1), &ready(7));
+    assert_eq!(place(&mut placement, &one), 1);
+}
+
+#[test]
+fn memory_disk_and_cpus_have_to_suffice() {
+    let mut placement = nodes(Policy::Opportunistic, &[8]);
+    let base = needs(1);
+    let over = [
+        needs(9),
+        Needs {
+            disk_mb: 100 * GB + 1,
+            ..base.clone()
+        },
+        Needs {
+            vcpus: 9,
+            ..base.clone()
+        },
+    ];
+    for needs in over {
+        assert_eq!(placement.place(&needs, None), Verdict::NoRoom, "{needs:?}");
+    }
+    let all = Needs {
+        mem_mb: 8 * GB,
+        disk_mb: 100 * GB,
+        vcpus: 8,
+        ..Needs::default()
+    };
+    assert_eq!(place(&mut placement, &all), 1);
+    assert_eq!(
+        placement.place(&base, None),
+        Verdict::NoRoom,
+        "the forecast counts"
+    );
+    let cpus = Needs {
+        vcpus: 8,
+        ..Needs::default()
+    };
+    assert_eq!(place(&mut placement, &cpus), 1, "CPUs are shared");
+}
+
+#[test]
+fn a_node_with_unknown_values_is_not_excluded() {
+    let mut placement = Placement::new(Policy::Opportunistic);
+    placement.connect(uuid(1), Role::AGENT);
+    placement.ready(uuid(1), &Ready::default());
+    assert_eq!(place(&mut placement, &needs(1 << 20)), 1);
+    assert_eq!(
+        place(&mut placement, &needs(1 << 20)),
+        1,
+        "the value stays unknown"
+    );
+}
+
+#[test]
+fn full_offline_and_maintenance_nodes_are_never_picked() {
+    let mut placement = nodes(Policy::Strict, &[8, 8]);
+    placement.close(uuid(1));
+    placement.close(uuid(2));
+    assert_eq!(placement.place(&needs(1), None), Verdict::NoRoom);
+    placement.ready(uuid(1), &ready(8));
+    assert_eq!(place(&mut placement, &needs(1)), 1);
+}
+
+#[test]
+fn a_start_waits_for_a_node_that_has_just_connected() {
+    for policy in [Policy::Strict, Policy::Opportunistic] {
+        let mut placement = Placement::new(policy);
+        assert_eq!(placement.place(&needs(1), None), Verdict::NoNode);
+        placement.connect(uuid(1), Role::AGENT);
+        assert_eq!(placement.place(&needs(1), None), Verdict::Wait(uuid(1)));
+    }
+}
+
+#[test]
+fn network_nodes_accept_only_starts_that_need_them() {
+    let mut placement = nodes(Policy::Opportunistic, &[8]);
+    let network = Needs {
+        network_node: true,
+        ..needs(1)
+    };
+    assert_eq!(placement.place(&network, None), Verdict::NoNode);
+    placement.connect(uuid(7), Role::NETAGENT);
+    placement.ready(uuid(7), &ready(8));
+    assert_eq!(place(&mut placement, &network), 7);
+    for _ in 0..4 {
+        assert_eq!(place(&mut placement, &needs(1)), 1);
+    }
+    placement.disconnect(uuid(1));
+    assert_eq!(placement.place(&needs(1), None), Verdict::NoNode);
+}
+
+#[test]
+fn an_agent_of_both_kinds_is_one_node() {
+    let mut placement = Placement::new(Policy::Strict);
+    placement.connect(uuid(1), Role::AGENT | Role::NETAGENT);
+    placement.ready(uuid(1), &ready(8));
+    let network = Needs {
+        network_node: true,
+        ..needs(1)
+    };
+    assert_eq!(place(&mut placement, &needs(1)), 1);
+    assert_eq!(placement.place(&network, None), Verdict::Wait(uuid(1)));
+    placement.ready(uuid(1), &ready(8));
+    assert_eq!(place(&mut placement, &network), 1);
+    placement.disconnect(uuid(1));
+    assert_eq!(placement.place(&network, None), Verdict::NoNode);
+    assert_eq!(placement.place(&needs(1), None), Verdict::NoNode);
+}
+
+#[test]
+fn a_uuid_or_a_name_selects_the_node() {
+    let mut placement = nodes(Policy::Opportunistic, &[8, 8, 8]);
+    placement.hostname(uuid(3), "other");
+    let called = |hostname: &str| Needs {
+        hostname: hostname.into(),
+        ..needs(1)
+    };
+    let named = |node_id: Id| Needs { node_id, ..needs(1) };
+    assert_eq!(
+        [0; 4].map(|_| place(&mut placement, &called("HOST-a"))),
+        [2, 1, 2, 1]
+    );
+    assert_eq!(place(&mut placement, &called("other")), 3);
+    assert_eq!(placement.place(&called("nobody"), None), Verdict::NoRoom);
+    assert_eq!(place(&mut placement, &named(uuid(2).into())), 2);
+    for id in [Id::from(uuid(9)), Id::from("rack1")] {
+        assert_eq!(placement.place(&named(id), None), Verdict::NoRoom);
+    }
+    let both = Needs {
+        hostname: "other".into(),
+        ..named(uuid(2).into())
+    };
+    assert_eq!(placement.place(&both, None), Verdict::NoRoom);
+    placement.disconnect(uuid(3));
+    assert_eq!(placement.place(&called("other"), None), Verdict::NoRoom);
+    let long = "x".repeat(MAX_HOSTNAME + 1);
+    placement.hostname(uuid(1), &long);
+    assert_eq!(placement.place(&called(&long), None), Verdict::NoRoom);
+}
+
+#[test]
+fn nodes_of_one_name_take_turns_and_the_name_is_forgotten_with_the_last() {
+    let mut placement = nodes(Policy::Strict, &[8, 1, 8, 8]);
+    placement.hostname(uuid(3), "other");
+    let called = Needs {
+        hostname: "host-a".into(),
+        ..needs(2)
+    };
+    assert_eq!([0; 3].map(|_| place(&mut placement, &called)), [4, 1, 0]);
+    assert_eq!(placement.place(&called, None), Verdict::Wait(uuid(4)));
+    assert_eq!(placement.place(&called, Some(uuid(4))), Verdict::Wait(uuid(1)));
+    for node in 1..=4 {
+        placement.disconnect(uuid(node));
+    }
+    assert!(placement.by_hostname.is_empty());
+}
+
+#[test]
+fn the_sender_itself_is_never_picked() {
+    let mut placement = nodes(Policy::Opportunistic, &[8]);
+    let own = |placement: &mut Placement| placement.place(&needs(1), Some(uuid(1)));
+    assert_eq!(own(&mut placement), Verdict::NoNode);
+    placement.connect(uuid(2), Role::AGENT);
+    assert_eq!(own(&mut placement), Verdict::Wait(uuid(2)));
+    placement.ready(uuid(2), &ready(8));
+    for _ in 0..3 {
+        assert!(matches!(own(&mut placement), Verdict::Placed(allocation) if allocation.node == uuid(2)));
+    }
+}
+
+#[test]
+fn a_failed_start_is_released_until_the_next_ready() {
+    for policy in [Policy::Strict, Policy::Opportunistic] {
+        let mut placement = nodes(policy, &[8]);
+        let Verdict::Placed(allocation) = placement.place(&needs(8), None) else {
+            panic!("the START fits")
+        };
+        assert!(placement.take_back(&allocation));
+        assert_eq!(place(&mut placement, &needs(8)), 1, "{policy:?}");
+        // READY includes the second START.
+        placement.ready(uuid(1), &ready(0));
+        assert!(!placement.take_back(&allocation));
+        assert_eq!(place(&mut placement, &needs(1)), 0);
+        placement.close(uuid(1));
+        assert!(!placement.take_back(&allocation), "a full node stays full");
+    }
+}
+
+#[test]
+fn numbers_below_zero_are_refused() {
+    let mut start = Start::default();
+    start.requirements.mem_mb = -1;
+    assert_eq!(Needs::of(&start), Err("start.requirements.mem_mb"));
+    start.requirements.mem_mb = 0;
+    start.requirements.vcpus = -1;
+    assert_eq!(Needs::of(&start), Err("start.requirements.vcpus"));
+    start.requirements.vcpus = 0;
+    let volume = |local, size| ssntp::payload::Storage {
+        local,
+        size,
+        ..Default::default()
+    };
+    start.storage = vec![volume(true, 20), volume(false, 50), volume(true, 1)];
+    assert_eq!(Needs::of(&start).map(|needs| needs.disk_mb), Ok(21 * GB));
+    start.storage.push(volume(true, i64::MAX));
+    assert_eq!(Needs::of(&start).map(|needs| needs.disk_mb), Ok(i64::MAX));
+    start.storage.push(volume(true, -1));
+    assert_eq!(Needs::of(&start), Err("start.storage.size"));
+}
+
+/// A table of nodes without an index.
+#[derive(Default)]
+struct Plain {
+    slots: Vec<Option<(Uuid, State, Room)>>,
+    last: usize,
+}
+
+impl Plain {
+    fn at(&mut self, node: Uuid) -> Option<&mut (Uuid, State, Room)> {
+        self.slots.iter_mut().flatten().find(|(uuid, _, _)| *uuid == node)
+    }
+
+    fn place(&mut self, wanted: Room) -> Option<Uuid> {
+        let count = self.slots.len();
+        let slot = (1..=count)
+            .map(|step| (self.last + step) % count)
+            .find(|slot| matches!(&self.slots[*slot], Some((_, State::Ready, room)) if room.holds(wanted)))?;
+        self.last = slot;
+        let (uuid, _, room) = self.slots[slot].as_mut()?;
+        let [mem_mb, disk_mb, _] = wanted.0;
+        *room = room.minus(Room([mem_mb, disk_mb, 0]));
+        Some(*uuid)
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_trees_find_the_same_node_as_a_linear_search(
+        steps in prop::collection::vec((0..8_u8, 1..20_u128, 0..16_i64, 0..16_i64), 1..200),
+    ) {
+        let mut placement = Placement::new(Policy::Opportunistic);
+        let mut plain = Plain::default();
+        let mut names = HashMap::new();
+        for (step, node, mem_mb, disk_mb) in steps {
+            let (name, node) = (format!("host-{}", node % 3), uuid(node));
+            let report = Ready { mem_available_mb: mem_mb, disk_available_mb: disk_mb, ..Ready::default() };
+            let report = Ready { hostname: name.clone(), ..report };
+            match step {
+                0 => {
+                    placement.connect(node, Role::AGENT);
+                    placement.ready(node, &report);
+                    names.insert(node, name);
+                    if let Some(slot) = plain.slots.iter_mut().find(|s| matches!(s, Some((u, _, _)) if *u == node)) {
+                        *slot = None;
+                    }
+                    let entry = Some((node, State::Ready, Room::of(&report)));
+                    match plain.slots.iter_mut().find(|slot| slot.is_none()) {
+                        Some(slot) => *slot = entry,
+                        None => plain.slots.push(entry),
+                    }
+                }
+                1 => {
+                    placement.disconnect(node);
+                    if let Some(slot) = plain.slots.iter_mut().find(|s| matches!(s, Some((u, _, _)) if *u == node)) {
+                        *slot = None;
+                    }
+                }
+                2 => {
+                    placement.close(node);
+                    if let Some(entry) = plain.at(node) {
+                        entry.1 = State::Closed;
+                    }
+                }
+                3 => {
+                    let name = format!("host-{}", mem_mb % 3);
+                    placement.hostname(node, &name);
+                    names.insert(node, name);
+                }
+                4 => {
+                    let needs = Needs { mem_mb: mem_mb / 4, disk_mb: disk_mb / 4, ..Needs::default() };
+                    let verdict = placement.place(&Needs { hostname: name.clone(), ..needs.clone() }, None);
+                    let fits = |slot: &Option<(Uuid, State, Room)>| slot.is_some_and(|(uuid, state, room)| {
+                        names[&uuid] == name && state == State::Ready && room.holds(Room::needed(&needs))
+                    });
+                    let Verdict::Placed(allocation) = verdict else {
+                        prop_assert!(!plain.slots.iter().any(fits), "{name} has room: {verdict:?}");
+                        continue;
+                    };
+                    let slot = plain.slots.iter().position(|s| s.is_some_and(|(uuid, _, _)| uuid == allocation.node));
+                    let slot = slot.expect("the node is connected");
+                    prop_assert!(fits(&plain.slots[slot]));
+                    plain.last = slot;
+                    if let Some((_, _, room)) = &mut plain.slots[slot] {
+                        *room = room.minus(Room([needs.mem_mb, needs.disk_mb, 0]));
+                    }
+                }
+                _ => {
+                    let needs = Needs { mem_mb: mem_mb / 4, disk_mb: disk_mb / 4, ..Needs::default() };
+                    let placed = match placement.place(&needs, None) {
+                        Verdict::Placed(allocation) => Some(allocation.node),
+                        _ => None,
+                    };
+                    prop_assert_eq!(placed, plain.place(Room::needed(&needs)));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_node_with_two_suspensions_is_excluded_until_both_end() {
+    let mut placement = Placement::new(Policy::Opportunistic);
+    let node = Uuid::from_u128(1);
+    placement.connect(node, Role::AGENT);
+    placement.ready(node, &Ready::default());
+    placement.suspend(node, Suspension::Evacuating);
+    placement.suspend(node, Suspension::Stale);
+    placement.resume(node, Suspension::Stale);
+    assert!(!placement.is_ready(node), "the node is being evacuated");
+    placement.resume(node, Suspension::Evacuating);
+    assert!(placement.is_ready(node));
+}

@@ -1,0 +1,545 @@
+//! The tenants whose networks the cluster has: names, keys, concentrators, addresses.
+//!
+//! ```text
+//!  Tenant ─ check ─▶ table ─▶ being written ─ done ─▶ Tenants, to the sender of Tenant
+//!  its node no longer has the instance, or its START has failed ─▶ its address is free
+//! ```
+//!
+//! The table is kept in a file beside the configuration. A change is answered once it is on
+//! the disk. The table keeps a change that could not be written, and the next change is written
+//! together with it. Without a configuration file, the table is lost when the scheduler ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::keeper::Keeper;
+use super::term::TENANTS;
+use super::{Scheduler, SchedulerError, answers, limited};
+use ipnet::Ipv4Net;
+use ssntp::payload::{
+    Id, PublicIpAssigned, Tenant, TenantAction as Action, TenantAddress, TenantEntry,
+    TenantRefusal as Refusal, Tenants as Answer, check_name, yaml,
+};
+use ssntp::proto::Frame;
+use ssntp::server::{Context, SessionInfo};
+use ssntp_cluster::subnet::{MAX_KEY, gateway, subnet};
+use ssntp_cluster::summed::{parse_summed, read_summed, summed};
+
+/// The maximum number of tenants. Each is a subnet with a concentrator.
+const MAX_TENANTS: usize = 4096;
+/// The maximum number of tenants in one answer. An entry has some 300 bytes.
+const PAGE: usize = 256;
+/// The maximum number of changes that wait for the disk; a further one is refused.
+const MAX_WAITING: usize = 256;
+/// The length limit of the file, in bytes. A longer one could not be read again. The engine has the
+/// same limit for its documents.
+const MAX_LEN: usize = yaml::MAX_DOCUMENT_LEN;
+/// Upper bounds for the bytes in the file of a tenant besides its name, and of an address.
+const TENANT_LEN: usize = 240;
+const ADDRESS_LEN: usize = 64;
+
+/// Why a Tenant is refused: the reason and its text.
+type Refused = (Refusal, String);
+/// An answer and its receiver.
+type Pending = (SessionInfo, Answer);
+
+/// The table, and the answers that wait until it is written.
+#[derive(Debug, Default)]
+pub(super) struct TenantTable {
+    table: Table,
+    /// The tenant and address of each instance that has one.
+    instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
+    pub(super) keeper: Keeper,
+    /// Answers to changes that wait for the next write, with their receivers.
+    waiting: Vec<Pending>,
+    /// Answers to changes that are being written; `None` if there is no write in progress.
+    being_written: Option<Vec<Pending>>,
+    /// True if the table has changes that the write in progress does not include.
+    is_changed: bool,
+    /// If there are several schedulers: the instances whose addresses were freed since the last write,
+    /// and those of the write in progress.
+    freed: BTreeSet<Uuid>,
+    freed_in_write: BTreeSet<Uuid>,
+    /// The instances whose public addresses may have to be taken back: they have lost their address,
+    /// or a concentrator has reported one of theirs.
+    pub(super) to_check: Vec<Uuid>,
+}
+
+/// The content of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Table {
+    tenants: BTreeMap<String, Record>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    tenant_uuid: Uuid,
+    subnet: Ipv4Net,
+    key: u32,
+    concentrator_uuid: Uuid,
+    concentrator_ip: Ipv4Net,
+    #[serde(default)]
+    addresses: BTreeMap<Ipv4Addr, Uuid>,
+}
+
+impl Record {
+    fn entry(&self, name: &str, with_addresses: bool) -> TenantEntry {
+        let addresses = self.addresses.iter().filter(|_| with_addresses);
+        TenantEntry {
+            name: name.to_owned(),
+            tenant_uuid: self.tenant_uuid.into(),
+            subnet: self.subnet.to_string(),
+            key: self.key,
+            concentrator_uuid: self.concentrator_uuid.into(),
+            concentrator_ip: self.concentrator_ip.to_string(),
+            addresses: addresses
+                .map(|(ip, instance)| TenantAddress {
+                    ip: ip.to_string(),
+                    instance_uuid: (*instance).into(),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl TenantTable {
+    /// Reads the table beside the configuration file, which may not exist yet.
+    pub(super) fn load(configuration: &Path) -> Result<Self, SchedulerError> {
+        let file = configuration.with_extension("tenants.yaml");
+        let table: Option<Table> =
+            read_summed(&file).map_err(|why| SchedulerError::Read(file.clone(), io::Error::other(why)))?;
+        let mut tenants = Self::default();
+        tenants.begin(table.unwrap_or_default());
+        tenants.keeper = Keeper::of(file);
+        Ok(tenants)
+    }
+
+    /// Replaces the table with the engine's.
+    pub(super) fn replace(&mut self, text: &[u8]) -> Result<(), SchedulerError> {
+        let table =
+            parse_summed(text).map_err(|why| SchedulerError::Read(TENANTS.into(), io::Error::other(why)))?;
+        self.begin(table);
+        Ok(())
+    }
+
+    fn begin(&mut self, table: Table) {
+        let leases = table.tenants.iter().flat_map(|(name, record)| {
+            let addresses = record.addresses.iter();
+            addresses.map(move |(ip, instance)| (*instance, (name.clone(), *ip)))
+        });
+        self.instances = leases.collect();
+        self.table = table;
+    }
+
+    /// Carries out a Tenant. Returns the answer, and true if the table has changed.
+    fn handle(&mut self, asked: &Tenant) -> Result<(Answer, bool), Refused> {
+        let mut answer = Answer {
+            id: asked.id.clone(),
+            ..Answer::default()
+        };
+        let name = asked.name.as_str();
+        let changes = match asked.action {
+            Action::List => {
+                let after = (
+                    // The name is that of the last entry of the previous page. An empty name
+                    // returns the first page.
+                    std::ops::Bound::Excluded(name.to_owned()),
+                    std::ops::Bound::Unbounded,
+                );
+                let mut page = self.table.tenants.range(after);
+                let entries = page
+                    .by_ref()
+                    .take(PAGE)
+                    // Without addresses, because a page of large subnets with them could exceed
+                    // the length limit of a frame.
+                    .map(|(name, record)| record.entry(name, false));
+                answer.entries = entries.collect();
+                if page.next().is_some() {
+                    answer.next = answer
+                        .entries
+                        .last()
+                        .map(|last| last.name.clone())
+                        .unwrap_or_default();
+                }
+                return Ok((answer, false));
+            }
+            Action::Show => false,
+            Action::Add => self.add(name, &asked.entry)?,
+            Action::Lease => self.lease(asked)?,
+            Action::Release => self.release_of(asked)?,
+            Action::Delete => {
+                let record = self.find(name)?;
+                // Running instances still use the key and the subnet, so no other tenant may
+                // get them.
+                if let Some((ip, instance)) = record.addresses.first_key_value() {
+                    let count = record.addresses.len();
+                    let why = format!("{count} instances have addresses: {instance} has {ip}");
+                    return Err((Refusal::InUse, why));
+                }
+                answer.entries.push(record.entry(name, false));
+                self.table.tenants.remove(name);
+                return Ok((answer, true));
+            }
+            ref other => return Err((Refusal::InvalidData, format!("there is no action {other}"))),
+        };
+        answer.entries.push(self.find(name)?.entry(name, true));
+        Ok((answer, changes))
+    }
+
+    fn find(&self, name: &str) -> Result<&Record, Refused> {
+        let none = || (Refusal::NoTenant, format!("there is no tenant {name:?}"));
+        self.table.tenants.get(name).ok_or_else(none)
+    }
+
+    fn add(&mut self, name: &str, entry: &TenantEntry) -> Result<bool, Refused> {
+        let invalid = |why: String| (Refusal::InvalidData, why);
+        check_name(name).map_err(|why| invalid(format!("{name:?}: {why}")))?;
+        let uuid = |what: &str, id: &Id| {
+            id.uuid()
+                .ok_or_else(|| invalid(format!("{what} {id:?} is no UUID")))
+        };
+        let ip = &entry.concentrator_ip;
+        let concentrator_ip: Ipv4Net = ip
+            .parse()
+            .map_err(|_| invalid(format!("concentrator_ip {ip:?} is no IPv4 address with a prefix")))?;
+        let record = Record {
+            tenant_uuid: uuid("tenant_uuid", &entry.tenant_uuid)?,
+            subnet: subnet(&entry.subnet).map_err(invalid)?,
+            key: match entry.key {
+                // A controller that repeats the request does not know the key that was chosen.
+                0 => match self.table.tenants.get(name) {
+                    Some(there) => there.key,
+                    None => self.free_key()?,
+                },
+                key @ 1..=MAX_KEY => key,
+                key => return Err(invalid(format!("the key {key} is larger than {MAX_KEY}"))),
+            },
+            concentrator_uuid: uuid("concentrator_uuid", &entry.concentrator_uuid)?,
+            concentrator_ip,
+            addresses: BTreeMap::new(),
+        };
+        // Nodes reach the subnet through the tunnel, and the tunnel reaches the concentrator
+        // through that network. If they overlapped, one route would hide the other.
+        if record.subnet.contains(&concentrator_ip.network())
+            || concentrator_ip.contains(&record.subnet.network())
+        {
+            let (subnet, net) = (record.subnet, concentrator_ip.trunc());
+            return Err(invalid(format!(
+                "subnet {subnet} overlaps the concentrator's network {net}"
+            )));
+        }
+        let tenants = &self.table.tenants;
+        if let Some(there) = tenants.get(name) {
+            // A controller that has not received the answer repeats the request.
+            let is_same = Record {
+                addresses: BTreeMap::new(),
+                ..there.clone()
+            } == record;
+            return match is_same {
+                true => Ok(false),
+                false => Err((Refusal::Taken, format!("there is a tenant {name} already"))),
+            };
+        }
+        if tenants.len() >= MAX_TENANTS {
+            let why = format!("there are {MAX_TENANTS} tenants, the most that there may be");
+            return Err((Refusal::Full, why));
+        }
+        let taken = tenants.iter().find_map(|(other, there)| {
+            let what = match () {
+                // Subnets are not compared, because the keys separate tenants with the same one.
+                () if there.key == record.key => format!("key {}", record.key),
+                () if there.concentrator_ip.addr() == concentrator_ip.addr() => {
+                    format!("address {}", concentrator_ip.addr())
+                }
+                () if there.concentrator_uuid == record.concentrator_uuid => "concentrator".to_owned(),
+                () if there.tenant_uuid == record.tenant_uuid => "UUID".to_owned(),
+                () => return None,
+            };
+            Some(format!("tenant {other} has this {what}"))
+        });
+        match taken {
+            Some(why) => Err((Refusal::Taken, why)),
+            None => {
+                self.check_room(name.len() + TENANT_LEN)?;
+                Ok(self.table.tenants.insert(name.to_owned(), record).is_none())
+            }
+        }
+    }
+
+    /// Checks that the file has room for this number of bytes.
+    fn check_room(&self, bytes: usize) -> Result<(), Refused> {
+        let len = |(name, record): (&String, &Record)| {
+            name.len() + TENANT_LEN + ADDRESS_LEN * record.addresses.len()
+        };
+        let all: usize = self.table.tenants.iter().map(len).sum();
+        match all + bytes <= MAX_LEN {
+            true => Ok(()),
+            false => Err((
+                Refusal::Full,
+                "the table of tenants would be longer than 1 MiB".to_owned(),
+            )),
+        }
+    }
+
+    fn free_key(&self) -> Result<u32, Refused> {
+        let keys: BTreeSet<_> = self.table.tenants.values().map(|record| record.key).collect();
+        let free = (1..=MAX_KEY).find(|key| !keys.contains(key));
+        free.ok_or_else(|| (Refusal::Full, "there is no free key".to_owned()))
+    }
+
+    fn lease(&mut self, asked: &Tenant) -> Result<bool, Refused> {
+        let invalid = |why: String| (Refusal::InvalidData, why);
+        let instance = &asked.instance_uuid;
+        let instance = instance
+            .uuid()
+            .ok_or_else(|| invalid(format!("{instance:?} is no instance")))?;
+        let (wanted, subnet) = (asked.ip.as_str(), self.find(&asked.name)?.subnet);
+        let is_ordinary = |ip: &Ipv4Addr| {
+            subnet.contains(ip) && ![subnet.network(), subnet.broadcast(), gateway(subnet)].contains(ip)
+        };
+        // An instance has one address, so a repeated request must not lease a second one.
+        if let Some((tenant, ip)) = self.instances.get(&instance) {
+            let is_it = *tenant == asked.name && (wanted.is_empty() || wanted == ip.to_string());
+            return match is_it {
+                true => Ok(false),
+                false => Err((
+                    Refusal::Taken,
+                    format!("instance {instance} has {ip} of tenant {tenant}"),
+                )),
+            };
+        }
+        self.check_room(ADDRESS_LEN)?;
+        let Some(record) = self.table.tenants.get_mut(&asked.name) else {
+            return Ok(false);
+        };
+        let ip = match wanted.parse::<Ipv4Addr>() {
+            // The network, broadcast and gateway addresses are never an instance's.
+            Ok(ip) if is_ordinary(&ip) => match record.addresses.get(&ip) {
+                Some(other) => return Err((Refusal::Taken, format!("instance {other} has {ip}"))),
+                None => ip,
+            },
+            _ if wanted.is_empty() => {
+                let mut free = subnet.hosts().filter(is_ordinary);
+                let free = free.find(|ip| !record.addresses.contains_key(ip));
+                free.ok_or_else(|| (Refusal::Full, format!("no address of {subnet} is free")))?
+            }
+            _ => {
+                return Err(invalid(format!(
+                    "{wanted:?} is no address of an instance in {subnet}"
+                )));
+            }
+        };
+        record.addresses.insert(ip, instance);
+        self.instances.insert(instance, (asked.name.clone(), ip));
+        // It is not free any more, whatever becomes of the write.
+        self.freed.remove(&instance);
+        self.freed_in_write.remove(&instance);
+        Ok(true)
+    }
+
+    fn release_of(&mut self, asked: &Tenant) -> Result<bool, Refused> {
+        self.find(&asked.name)?;
+        let instance = asked.instance_uuid.uuid();
+        // A Release must not free an address of another tenant.
+        let lease = instance.and_then(|instance| self.instances.get(&instance));
+        let is_of_tenant = lease.is_some_and(|(tenant, _)| *tenant == asked.name);
+        Ok(is_of_tenant && instance.is_some_and(|instance| self.release(instance)))
+    }
+
+    /// Frees the address of an instance; true if it had one.
+    fn release(&mut self, instance: Uuid) -> bool {
+        let Some((tenant, ip)) = self.instances.remove(&instance) else {
+            return false;
+        };
+        if let Some(record) = self.table.tenants.get_mut(&tenant) {
+            record.addresses.remove(&ip);
+        }
+        self.to_check.push(instance);
+        true
+    }
+
+    /// True if a public address leads to an address of a tenant that its instance does not have.
+    pub(super) fn is_outdated(&self, public: &PublicIpAssigned) -> bool {
+        let mut tenants = self.table.tenants.iter();
+        let cnci = public.concentrator_uuid.uuid();
+        let of = tenants.find(|(_, record)| cnci == Some(record.concentrator_uuid));
+        let instance = public.instance_uuid.uuid();
+        let lease = instance.and_then(|instance| self.instances.get(&instance));
+        let is_its = |name: &String| {
+            lease.is_some_and(|(tenant, ip)| tenant == name && public.private_ip.parse() == Ok(*ip))
+        };
+        of.is_some_and(|(name, _)| !is_its(name))
+    }
+
+    /// Hands the table over to the thread if the table has changed and no write is in progress.
+    fn write(&mut self) {
+        if self.being_written.is_some() || !self.is_changed || !self.keeper.is_durable() {
+            return;
+        }
+        self.keeper.write(summed(&self.table).map(Bytes::from));
+        // These bytes have the changes of all answers that wait now.
+        self.being_written = Some(std::mem::take(&mut self.waiting));
+        self.freed_in_write = std::mem::take(&mut self.freed);
+        self.is_changed = false;
+    }
+
+    /// True if the engine may still have an address for this instance, although it is free.
+    pub(super) fn is_freeing(&self, instance: Uuid) -> bool {
+        self.freed.contains(&instance) || self.freed_in_write.contains(&instance)
+    }
+
+    /// Another scheduler leads. It frees these addresses itself, and may lease them again to the same
+    /// instances.
+    pub(super) fn forget_freed(&mut self) {
+        self.freed.clear();
+        self.freed_in_write.clear();
+    }
+
+    /// The answers that are due after a write, and its result: the instances whose addresses are free
+    /// in the file as well. `None` if no write has finished. Begins the next write.
+    fn proceed(&mut self) -> Option<(Vec<Pending>, io::Result<BTreeSet<Uuid>>)> {
+        let result = self.keeper.result()?;
+        let mut done = self.being_written.take().unwrap_or_default();
+        let mut freed = std::mem::take(&mut self.freed_in_write);
+        let Err(e) = result else {
+            self.write();
+            return Some((done, Ok(freed)));
+        };
+        self.freed.append(&mut freed);
+        // The table keeps the changes, because a key that was assigned must not be assigned to
+        // another tenant. The next change is written together with them. There is no earlier
+        // attempt, which would keep a full disk busy.
+        self.is_changed = true;
+        done.append(&mut self.waiting);
+        for (_, answer) in &mut done {
+            answer.reason = Refusal::NotSaved;
+            answer.detail = format!("it may be lost, the file cannot be written: {e}");
+        }
+        Some((done, Err(e)))
+    }
+}
+
+impl Drop for TenantTable {
+    /// Hands over the changes that have not been written yet, before the thread ends.
+    fn drop(&mut self) {
+        // The thread accepts one more content while a write is in progress.
+        self.being_written = None;
+        self.write();
+    }
+}
+
+impl Scheduler {
+    /// Handles a Tenant of a controller.
+    pub(super) fn tenant_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let asked: Tenant = match frame.payload() {
+            Ok(asked) => asked,
+            Err(_) => return answers::invalid_frame(cx, from, frame.kind(), "invalid_data"),
+        };
+        let changes = !matches!(asked.action, Action::List | Action::Show);
+        // The disk may hang, and a controller may send any number of changes meanwhile.
+        if changes && self.tenants.waiting.len() >= MAX_WAITING {
+            let why = "too many changes wait for the disk".to_owned();
+            return send(cx, from, &refused(&asked, (Refusal::Full, why)));
+        }
+        // The instance would keep using the address, and another one could get it as well.
+        let instance = asked.instance_uuid.uuid();
+        let released = instance.filter(|_| asked.action == Action::Release);
+        let why = match released.and_then(|instance| self.instances.taken(instance)) {
+            Some((_, None)) => Some("the START of this instance waits for a node".to_owned()),
+            Some((_, Some(node))) if self.nodes.is_connected(node) => Some(format!(
+                "node {node} has this instance: delete it, which frees its address"
+            )),
+            _ => None,
+        };
+        if let Some(why) = why {
+            return send(cx, from, &refused(&asked, (Refusal::InUse, why)));
+        }
+        let freeing = instance.filter(|instance| self.tenants.is_freeing(*instance));
+        let (answer, has_changed) = match self.tenants.handle(&asked) {
+            Ok(handled) => handled,
+            Err(why) => return send(cx, from, &refused(&asked, why)),
+        };
+        // It has an address again, which the next leader would free if it found only then that the
+        // instance is gone.
+        if let Some(instance) = freeing.filter(|instance| !self.tenants.is_freeing(*instance)) {
+            self.instances.record_gone(instance);
+        }
+        if has_changed {
+            limited!(info, self.log, cx, from.uuid(), "tenant";
+                "{from}: tenant {}: {}", ssntp_transport::excerpt(&asked.name), asked.action);
+        }
+        // A repeated request changes nothing, but its first change may not be on the disk yet.
+        let is_behind = self.tenants.is_changed || self.tenants.being_written.is_some();
+        if !self.tenants.keeper.is_durable() || !(has_changed || (changes && is_behind)) {
+            return send(cx, from, &answer);
+        }
+        self.tenants.waiting.push((from.clone(), answer));
+        // For a repeated request this causes one more write, and the answer waits for it.
+        self.tenants.is_changed = true;
+        self.tenants.write();
+    }
+
+    /// Frees the address of an instance, unless a node has the instance or may still start it.
+    pub(super) fn free_address(&mut self, instance: Uuid) {
+        if self.instances.taken(instance).is_none() && self.tenants.release(instance) {
+            if self.term.is_some() {
+                self.tenants.freed.insert(instance);
+            }
+            self.tenants.is_changed = true;
+            self.tenants.write();
+        }
+    }
+
+    /// Frees again what this scheduler could not write when it led before, if no other one has led since. The
+    /// table is the engine's.
+    pub(super) fn free_addresses_again(&mut self) {
+        let mut freed = std::mem::take(&mut self.tenants.freed);
+        // The table may be older than the write in progress, which may still fail.
+        freed.extend(&self.tenants.freed_in_write);
+        freed.into_iter().for_each(|instance| self.free_address(instance));
+    }
+
+    /// Answers the changes that have been written.
+    pub(super) fn proceed_with_tenants(&mut self, cx: &mut Context<'_>) {
+        let Some((done, result)) = self.tenants.proceed() else {
+            return;
+        };
+        match result {
+            Ok(freed) => {
+                freed
+                    .into_iter()
+                    .for_each(|instance| self.instances.record_gone(instance));
+                self.send_intents(cx);
+            }
+            Err(e) => {
+                limited!(warn, self.log, cx, cx.uuid(), "tenants"; "the tenants cannot be written: {e}")
+            }
+        }
+        for (to, answer) in done {
+            send(cx, &to, &answer);
+        }
+    }
+}
+
+fn refused(asked: &Tenant, (reason, detail): Refused) -> Answer {
+    Answer {
+        id: asked.id.clone(),
+        reason,
+        detail,
+        ..Answer::default()
+    }
+}
+
+fn send(cx: &mut Context<'_>, to: &SessionInfo, answer: &Answer) {
+    answers::send(cx, to.uuid(), &Frame::of(answer));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,307 @@
+//! The addresses of tenants' instances: an address is free only once no node has its instance.
+
+use std::time::Duration;
+
+use ssntp::Role;
+use ssntp::payload::{
+    Delete, DeleteFailure, DeleteFailureReason, Evacuate, InstanceState, InstanceStopped, Maintenance,
+    PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, Start, StartFailure, StartFailureReason as Reason,
+    Tenant, TenantAction, TenantEntry, Tenants,
+};
+use ssntp::proto::Command;
+use ssntp_scheduler::SchedulerConfig;
+use uuid::Uuid;
+
+use super::client::Client;
+use super::{Cluster, expect_failure, expect_start, start, start_on, stats};
+
+const CNCI: Uuid = Uuid::from_u128(2);
+
+/// A cluster, its controller, and a node that runs an instance with an address of the tenant `blue`.
+fn with_running_instance() -> (Cluster, Client, Client, Start) {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let start = leased(&mut controller);
+    start_on(&mut controller, &mut node, &start);
+    send_running(&mut node, &[start.instance_uuid]);
+    (cluster, controller, node, start)
+}
+
+/// Sends a request about the tenant `blue` and an instance, and returns its answer.
+#[track_caller]
+fn ask(controller: &mut Client, action: TenantAction, instance: Uuid) -> Tenants {
+    controller.drain();
+    controller.send_payload(&Tenant {
+        id: "1".into(),
+        action,
+        name: "blue".into(),
+        instance_uuid: instance.into(),
+        entry: TenantEntry {
+            tenant_uuid: Uuid::from_u128(1).into(),
+            subnet: "10.1.0.0/24".into(),
+            concentrator_uuid: CNCI.into(),
+            concentrator_ip: "192.0.2.1/24".into(),
+            ..TenantEntry::default()
+        },
+        ..Tenant::default()
+    });
+    let answer: Tenants = controller.expect_payload();
+    assert_eq!(answer.reason.as_str(), "", "{}", answer.detail);
+    answer
+}
+
+#[track_caller]
+fn has_address(controller: &mut Client, instance: Uuid) -> bool {
+    let answer = ask(controller, TenantAction::Show, instance);
+    let mut addresses = answer.entries[0].addresses.iter();
+    addresses.any(|address| address.instance_uuid == instance)
+}
+
+/// A START of an instance with an address.
+#[track_caller]
+fn leased(controller: &mut Client) -> Start {
+    let start = start(10);
+    ask(controller, TenantAction::Add, start.instance_uuid);
+    ask(controller, TenantAction::Lease, start.instance_uuid);
+    start
+}
+
+fn send_running(node: &mut Client, instances: &[Uuid]) {
+    let mut report = stats(node.uuid, instances);
+    for instance in &mut report.instances {
+        instance.state = InstanceState::Active;
+    }
+    node.send_payload(&report);
+    node.expect_nothing();
+}
+
+#[test]
+fn an_address_is_free_once_its_node_no_longer_lists_the_instance() {
+    let (_cluster, mut controller, mut node, start) = with_running_instance();
+    let instance = start.instance_uuid;
+    // An instance that an evacuation has stopped may be kept, or removed without a further event.
+    node.send_payload(&InstanceStopped {
+        instance_uuid: instance.into(),
+        ..InstanceStopped::default()
+    });
+    node.expect_nothing();
+    assert!(has_address(&mut controller, instance));
+    send_running(&mut node, &[]);
+    assert!(!has_address(&mut controller, instance));
+}
+
+/// Another instance may get its private address, and would be reached at the public one.
+#[test]
+fn the_public_address_of_an_instance_is_taken_back_with_its_address() {
+    let (cluster, mut controller, mut node, start) = with_running_instance();
+    let instance = start.instance_uuid;
+    let assigned = |private_ip: &str| PublicIpAssigned {
+        concentrator_uuid: CNCI.into(),
+        instance_uuid: instance.into(),
+        public_ip: "198.51.100.20".into(),
+        private_ip: private_ip.into(),
+    };
+    let expect_release = |cnci: &mut Client, private_ip: &str| {
+        let release: ReleasePublicIp = cnci.expect_payload();
+        let of = (release.instance_uuid, release.public_ip, release.private_ip);
+        assert_eq!(of, (instance.into(), "198.51.100.20".into(), private_ip.into()));
+    };
+    let mut cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
+    let mut other = cluster.connect(Role::CNCIAGENT);
+    cnci.send_payload(&assigned("10.1.0.2"));
+    other.send_payload(&PublicIpAssigned {
+        concentrator_uuid: other.uuid.into(),
+        ..assigned("10.1.0.2")
+    });
+    cnci.expect_nothing();
+    send_running(&mut node, &[]);
+    assert!(!has_address(&mut controller, instance));
+    expect_release(&mut cnci, "10.1.0.2");
+    cnci.send_payload(&PublicIpUnassigned {
+        concentrator_uuid: CNCI.into(),
+        instance_uuid: instance.into(),
+        public_ip: "198.51.100.20".into(),
+        private_ip: "10.1.0.2".into(),
+    });
+    cnci.expect_nothing();
+    // A concentrator that was away meanwhile reports the address when it connects.
+    cnci.send_payload(&assigned("10.1.0.2"));
+    expect_release(&mut cnci, "10.1.0.2");
+    ask(&mut controller, TenantAction::Lease, instance);
+    cnci.send_payload(&assigned("10.1.0.9"));
+    expect_release(&mut cnci, "10.1.0.9");
+    // The tenant of another concentrator has no addresses.
+    other.expect_nothing();
+}
+
+#[test]
+fn an_instance_that_is_being_moved_keeps_its_address_even_if_the_event_of_its_end_was_lost() {
+    let (cluster, mut controller, mut node, start) = with_running_instance();
+    let instance = start.instance_uuid;
+    let mut other = cluster.node(1000, &mut []);
+    controller.drain();
+    controller.send_payload(&Evacuate {
+        workload_agent_uuid: node.uuid.into(),
+        moves: true,
+        ..Evacuate::default()
+    });
+    node.expect(Command::EVACUATE);
+    node.send_payload(&Maintenance::default());
+    send_running(&mut node, &[]);
+    expect_start(&mut other, &start);
+    assert!(has_address(&mut controller, instance));
+    send_running(&mut other, &[instance]);
+    send_running(&mut other, &[]);
+    assert!(!has_address(&mut controller, instance));
+}
+
+#[test]
+fn an_instance_that_its_node_has_already_keeps_its_address() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let start = leased(&mut controller);
+    start_on(&mut controller, &mut node, &start);
+    node.send_payload(&StartFailure {
+        node_uuid: node.uuid.into(),
+        instance_uuid: start.instance_uuid.into(),
+        reason: Reason::AlreadyRunning,
+        ..StartFailure::default()
+    });
+    expect_failure(&mut controller, &start, Reason::AlreadyRunning);
+    assert!(has_address(&mut controller, start.instance_uuid));
+}
+
+#[test]
+fn an_instance_that_may_still_be_started_keeps_its_address() {
+    let config = SchedulerConfig::new();
+    let cluster = Cluster::new(config.start_time(Duration::from_secs(60), Duration::from_millis(20)));
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    for is_listed in [false, true] {
+        let start = leased(&mut controller);
+        let instance = start.instance_uuid;
+        node.send_payload(&super::ready(node.uuid, 1000));
+        node.expect_nothing();
+        start_on(&mut controller, &mut node, &start);
+        // The node does not answer in time.
+        expect_failure(&mut controller, &start, Reason::LaunchFailure);
+        node.expect_payload::<Delete>();
+        assert!(has_address(&mut controller, instance));
+        if is_listed {
+            send_running_and_expect_delete(&mut node, instance);
+            assert!(has_address(&mut controller, instance));
+            send_running(&mut node, &[]);
+        } else {
+            node.send_payload(&DeleteFailure {
+                node_uuid: node.uuid.into(),
+                instance_uuid: instance.into(),
+                reason: DeleteFailureReason::NoInstance,
+                ..DeleteFailure::default()
+            });
+            node.expect_nothing();
+        }
+        assert!(!has_address(&mut controller, instance), "{is_listed}");
+    }
+}
+
+fn send_running_and_expect_delete(node: &mut Client, instance: Uuid) {
+    let mut report = stats(node.uuid, &[instance]);
+    report.instances[0].state = InstanceState::Active;
+    node.send_payload(&report);
+    node.expect_payload::<Delete>();
+}
+
+#[test]
+fn a_start_that_an_earlier_scheduler_sent_has_failed_unless_another_node_may_have_it() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    for (reason, is_kept) in [
+        (Reason::ImageFailure, false),
+        // The earlier scheduler may have placed the START on another node, which has not connected yet.
+        (Reason::FullCn, true),
+        (Reason::NodeMaintenance, true),
+    ] {
+        let start = leased(&mut controller);
+        node.send_payload(&StartFailure {
+            node_uuid: node.uuid.into(),
+            instance_uuid: start.instance_uuid.into(),
+            reason: reason.clone(),
+            ..StartFailure::default()
+        });
+        node.expect_nothing();
+        if is_kept {
+            // The other node's STATS are the answer.
+            controller.expect_nothing();
+        } else {
+            expect_failure(&mut controller, &start, reason);
+        }
+        assert_eq!(has_address(&mut controller, start.instance_uuid), is_kept);
+    }
+}
+
+#[test]
+fn a_repeated_failure_does_not_free_an_address_that_was_leased_since() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let start = leased(&mut controller);
+    let instance = start.instance_uuid;
+    let fail = |node: &mut Client| {
+        node.send_payload(&StartFailure {
+            node_uuid: node.uuid.into(),
+            instance_uuid: instance.into(),
+            reason: Reason::ImageFailure,
+            ..StartFailure::default()
+        });
+        node.expect_nothing();
+    };
+    start_on(&mut controller, &mut node, &start);
+    fail(&mut node);
+    assert!(!has_address(&mut controller, instance));
+    // A controller leases the address again, and its START has not arrived yet.
+    ask(&mut controller, TenantAction::Lease, instance);
+    fail(&mut node);
+    assert!(has_address(&mut controller, instance));
+}
+
+#[test]
+fn a_start_that_failed_after_it_was_given_up_frees_its_address() {
+    let config = SchedulerConfig::new();
+    let cluster = Cluster::new(config.start_time(Duration::from_secs(60), Duration::from_millis(20)));
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let start = leased(&mut controller);
+    start_on(&mut controller, &mut node, &start);
+    expect_failure(&mut controller, &start, Reason::LaunchFailure);
+    node.expect_payload::<Delete>();
+    node.send_payload(&StartFailure {
+        node_uuid: node.uuid.into(),
+        instance_uuid: start.instance_uuid.into(),
+        reason: Reason::ImageFailure,
+        ..StartFailure::default()
+    });
+    node.expect_nothing();
+    assert!(!has_address(&mut controller, start.instance_uuid));
+}
+
+#[test]
+fn an_instance_that_only_its_node_knows_keeps_its_address() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    // The scheduler has restarted, and the node has sent no STATS yet.
+    let start = leased(&mut controller);
+    for reason in [Reason::AlreadyRunning, Reason::InstanceExists] {
+        node.send_payload(&StartFailure {
+            node_uuid: node.uuid.into(),
+            instance_uuid: start.instance_uuid.into(),
+            reason,
+            ..StartFailure::default()
+        });
+        node.expect_nothing();
+        assert!(has_address(&mut controller, start.instance_uuid));
+    }
+}
