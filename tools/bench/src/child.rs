@@ -6,8 +6,12 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use rustix::process::{Pid, Signal, kill_process};
 use ssntp::transport::{Address, TcpOptions};
 use ssntp_transport::{Listener, connect_tcp};
@@ -29,6 +33,44 @@ pub(crate) struct Server {
     /// The id of the measured process, which may be a child of `child`.
     pid: u32,
     pub(crate) address: Address,
+    /// Kills the server at the end of its time limit.
+    limit: Option<Limit>,
+}
+
+/// A thread that waits for the time limit of a server. Dropping it ends the wait.
+#[derive(Debug)]
+struct Limit {
+    /// Closed by dropping it.
+    waits: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Limit {
+    fn new(limit: Duration, pid: u32, expired: Arc<AtomicBool>) -> Option<Self> {
+        let (waits, ended) = bounded::<()>(0);
+        let thread = std::thread::Builder::new()
+            .name("limit".to_owned())
+            .spawn(move || {
+                if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                    expired.store(true, Relaxed);
+                    // Every session of the measurement ends, and so does the measurement.
+                    send(pid, Signal::KILL);
+                }
+            });
+        Some(Self {
+            waits: Some(waits),
+            thread: Some(thread.ok()?),
+        })
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        drop(self.waits.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 /// The paths of the programs.
@@ -102,7 +144,12 @@ impl Server {
         let line = lone_line(&mut child);
         let pid = child.id();
         match line.rsplit(' ').next().and_then(|text| text.parse().ok()) {
-            Some(address) => Ok(Self { child, pid, address }),
+            Some(address) => Ok(Self {
+                child,
+                pid,
+                address,
+                limit: None,
+            }),
             None => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -146,6 +193,7 @@ impl Server {
             child,
             pid,
             address: Address::tcp("127.0.0.1", port),
+            limit: None,
         };
         let began = now();
         while connect_tcp("127.0.0.1", port, &TcpOptions::default(), PATIENCE).is_err() {
@@ -159,6 +207,12 @@ impl Server {
             super::pause(Duration::from_millis(20));
         }
         Ok(server)
+    }
+
+    /// The server, which is killed after this time. `expired` says then that it was.
+    pub(crate) fn limited(mut self, limit: Duration, expired: &Arc<AtomicBool>) -> Self {
+        self.limit = Limit::new(limit, self.pid, Arc::clone(expired));
+        self
     }
 
     /// Kills the server, so that it cannot end its sessions in order.
@@ -197,6 +251,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // The process id may belong to another process once the server is waited for.
+        drop(self.limit.take());
         // Closing the standard input ends every kind of server. The signal is for a server
         // that no longer reads it.
         drop(self.child.stdin.take());

@@ -17,8 +17,10 @@
 //! | `cases/` | the measurements |
 //! | `child` | the measured process, and its figures from `/proc` |
 //! | `histogram` | millions of latencies in little memory |
+//! | `machine` | processor and kernel, and what other programs used meanwhile |
+//! | `progress` | the line on a terminal that says what is being measured |
 //! | `raw/` | the load generator, for each protocol |
-//! | `report` | medians, tables and JSON |
+//! | `report` | medians, lines of a table, JSON |
 //! | `failure`, `stop` | errors, signals |
 
 #![forbid(unsafe_code)]
@@ -27,6 +29,8 @@ mod cases;
 mod child;
 mod failure;
 mod histogram;
+mod machine;
+mod progress;
 mod raw;
 mod report;
 mod stop;
@@ -34,6 +38,8 @@ mod stop;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
@@ -42,6 +48,8 @@ use clap::{CommandFactory, Parser, ValueEnum, value_parser};
 use self::cases::{Bench, Case};
 use self::child::Programs;
 use self::failure::Failure;
+use self::machine::{MUCH, Machine, Used};
+use self::progress::Progress;
 use self::raw::System;
 use self::report::Report;
 use self::stop::Stop;
@@ -49,7 +57,7 @@ use self::stop::Stop;
 /// Measure an SSNTP server: throughput, latency, handshakes, memory
 ///
 /// Starts the server as a process of its own on loopback, with throw-away certificates, and
-/// sends to it from this process. Prints tables.
+/// sends to it from this process. Prints each case when it is done.
 #[derive(Debug, Parser)]
 #[command(name = "ssntp-bench", version)]
 struct Args {
@@ -84,6 +92,9 @@ struct Args {
     /// Print one JSON object for each case and system, one a line
     #[arg(long)]
     json: bool,
+    /// The time after which one measurement is given up: its server is killed
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    limit: Duration,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -198,28 +209,46 @@ fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
         stop: &stop,
         programs: &programs,
         window: args.seconds,
+        limit: args.limit,
+        expired: Arc::default(),
     };
     let mut systems: Vec<_> = std::iter::once(System::Ssntp)
         .chain(others.iter().copied())
         .collect();
-    let mut report = Report::default();
-    let mut failed = 0;
-    for _ in 0..args.runs {
-        for case in cases {
-            failed += measure(*case, &systems, &bench, &mut report);
-            if stop.requested() {
-                return Ok(());
-            }
-        }
-        // The system that is measured second may find the machine in another state than the first.
-        systems.reverse();
+    let machine = Machine::read();
+    if !args.json {
+        print([format!("# {machine}"), report::titles(&others)])?;
     }
-    if args.json {
-        print(report.json())?;
-    } else if args.compares() {
-        print([report.comparison(&others)])?;
-    } else {
-        print([report.tables()])?;
+    let mut progress = Progress::new(cases, &systems, args.runs);
+    let (mut report, mut failed) = (Report::default(), 0);
+    for case in cases {
+        let before = Used::now();
+        for run in 1..=args.runs {
+            failed += measure(*case, run, &systems, &bench, &mut report, &mut progress);
+            if stop.requested() {
+                break;
+            }
+            // The system that is measured second may find the machine in another state than the first.
+            systems.reverse();
+        }
+        progress.clear();
+        let used = Used::now().by_others_since(&before, &machine);
+        if used > MUCH {
+            note(format!(
+                "{case}: other programs used {:.0} % of the processors meanwhile",
+                used * 100.0
+            ));
+        }
+        if args.json {
+            print(report.json(*case, &machine, used))?;
+        } else {
+            print(report.lines(*case, &others))?;
+        }
+        if stop.requested() {
+            return Err(Failure::new(
+                "interrupted; the cases above are those that were measured",
+            ));
+        }
     }
     match failed {
         0 => Ok(()),
@@ -228,23 +257,42 @@ fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
 }
 
 /// Measures a case once on each system; returns how many of these measurements failed.
-fn measure(case: Case, systems: &[System], bench: &Bench<'_>, report: &mut Report) -> usize {
+fn measure(
+    case: Case,
+    run: u32,
+    systems: &[System],
+    bench: &Bench<'_>,
+    report: &mut Report,
+    progress: &mut Progress,
+) -> usize {
     let systems = case.systems(systems);
+    bench.expired.store(false, Relaxed);
     let rate = case.rate(systems, bench);
     let mut failed = 0;
     for &system in systems {
+        progress.begin(case, run, system);
         let figures = match &rate {
             Ok(rate) => case.measure(system, *rate, bench),
             Err(failure) => Err(Failure::new(failure)),
         };
+        progress.done();
         if bench.stop.requested() {
             break;
         }
+        let expired = bench.expired.swap(false, Relaxed);
         match figures {
-            Ok(figures) => report.add(case, system, figures),
-            Err(failure) => {
+            Ok(figures) if !expired => report.add(case, system, figures),
+            result => {
                 failed += 1;
-                note(format!("{case}, {}: {failure}", system.name()));
+                progress.clear();
+                let why = match result {
+                    Err(failure) if !expired => failure,
+                    _ => Failure::new(format!(
+                        "not done after {} s (--limit)",
+                        bench.limit.as_secs_f64()
+                    )),
+                };
+                note(format!("{case}, {}: {why}", system.name()));
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Medians over the runs, as tables or as JSON.
+//! Medians over the runs, as lines of a table or as JSON.
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Map, Value, json};
 
 use crate::cases::{Case, Figures};
+use crate::machine::Machine;
 use crate::raw::System;
 
 /// The figures of all measurements.
@@ -22,9 +22,14 @@ struct Row {
 }
 
 impl Row {
-    fn median(&self, name: &str) -> Option<f64> {
+    /// The figure of this name in each run.
+    fn values(&self, name: &str) -> Option<&[f64]> {
         let (_, values) = self.figures.iter().find(|(found, _)| *found == name)?;
-        Some(median(values))
+        Some(values)
+    }
+
+    fn median(&self, name: &str) -> Option<f64> {
+        self.values(name).map(median)
     }
 }
 
@@ -77,15 +82,22 @@ impl Report {
         Some(row.median("frames_per_second")? / floor.median("frames_per_second")?)
     }
 
-    /// One object for each case and system.
-    pub(crate) fn json(&self) -> Vec<Value> {
-        let cores = std::thread::available_parallelism().map(usize::from).ok();
+    /// The rows of a case: our own first.
+    fn rows_of(&self, case: Case) -> impl Iterator<Item = &Row> {
+        let own = |row: &&Row| row.system == System::Ssntp;
+        let rows = || self.rows.iter().filter(move |row| row.case == case);
+        rows().filter(own).chain(rows().filter(move |row| !own(row)))
+    }
+
+    /// One object for each system of a case.
+    pub(crate) fn json(&self, case: Case, machine: &Machine, others: f64) -> Vec<Value> {
         let object = |row: &Row| {
             let mut object = Map::new();
             let runs = row.figures.iter().map(|(_, values)| values.len()).max();
-            object.insert("case".into(), json!(row.case.to_string()));
+            object.insert("case".into(), json!(case.to_string()));
             object.insert("system".into(), json!(row.system.name()));
-            object.insert("cores".into(), json!(cores));
+            object.insert("machine".into(), machine.json());
+            object.insert("used_by_others".into(), json!(others));
             object.insert("runs".into(), json!(runs));
             for (name, values) in &row.figures {
                 object.insert((*name).into(), json!(median(values)));
@@ -101,78 +113,98 @@ impl Report {
             object.insert("each".into(), Value::Object(all));
             Value::Object(object)
         };
-        self.rows.iter().map(object).collect()
+        self.rows_of(case).map(object).collect()
     }
 
-    /// A table for each group of cases that have the same figures.
-    pub(crate) fn tables(&self) -> String {
-        let mut blocks: Vec<(Vec<&str>, Table)> = Vec::new();
-        for row in &self.rows {
-            let mut names: Vec<&str> = row.figures.iter().map(|(name, _)| *name).collect();
-            let floor = self.of_floor(row);
-            if floor.is_some() {
-                names.push("of_floor");
+    /// One line for each figure of a case: the median of each system, and ours in relation to each
+    /// of the others, with the smallest and the largest ratio of a run.
+    pub(crate) fn lines(&self, case: Case, others: &[System]) -> Vec<String> {
+        let Some(own) = self.find(case, System::Ssntp) else {
+            return Vec::new();
+        };
+        let alone = others.iter().all(|other| self.find(case, *other).is_none());
+        let mut lines = Vec::new();
+        for (name, values) in &own.figures {
+            let theirs: Vec<_> = others
+                .iter()
+                .map(|other| self.find(case, *other).and_then(|row| row.values(name)))
+                .collect();
+            // Left out: figures that only our server has, and zeros of all systems.
+            let only_ours = !alone && theirs.iter().all(Option::is_none);
+            let all_zero = !others.is_empty()
+                && median(values) == 0.0
+                && theirs.iter().flatten().all(|values| median(values) == 0.0);
+            if only_ours || all_zero {
+                continue;
             }
-            if blocks.last().is_none_or(|(last, _)| *last != names) {
-                let titles: Vec<_> = names.iter().map(|name| name.replace('_', " ")).collect();
-                blocks.push((names, table(std::iter::once("case".into()).chain(titles))));
-            }
-            if let Some((_, table)) = blocks.last_mut() {
-                let figures = row.figures.iter().map(|(_, values)| figure(median(values)));
-                let case = std::iter::once(row.case.to_string());
-                table.add_row(case.chain(figures).chain(floor.map(|f| format!("{f:.2}"))));
-            }
-        }
-        blocks
-            .iter()
-            .map(|(_, table)| table.to_string())
-            .collect::<Vec<_>>()
-            .join("\n")
-    }
-
-    /// One line for each figure: the figure of each system, and ours in relation to each.
-    /// Cases that were measured on our server only have all their figures.
-    pub(crate) fn comparison(&self, peers: &[System]) -> String {
-        let mut titles = vec!["case".to_owned(), "figure".into(), System::Ssntp.name().into()];
-        titles.extend(peers.iter().map(|peer| peer.name().to_owned()));
-        titles.extend(peers.iter().map(|peer| format!("ssntp / {}", peer.name())));
-        let mut table = table(titles);
-        let ours = |row: &&Row| row.system == System::Ssntp;
-        for row in self.rows.iter().filter(ours) {
-            let alone = peers.iter().all(|peer| self.find(row.case, *peer).is_none());
-            for (name, values) in &row.figures {
-                let own = median(values);
-                let theirs = peers
+            let mut cells = vec![figure(median(values))];
+            cells.extend(
+                theirs
                     .iter()
-                    .map(|peer| self.find(row.case, *peer).and_then(|row| row.median(name)));
-                let theirs: Vec<_> = theirs.collect();
-                // Left out: figures that only our server has, and zeros of all systems.
-                let only_ours = !alone && theirs.iter().all(Option::is_none);
-                let all_zero = own == 0.0 && theirs.iter().flatten().all(|v| *v == 0.0);
-                if only_ours || all_zero {
-                    continue;
-                }
-                let mut cells = vec![row.case.to_string(), name.replace('_', " "), figure(own)];
-                cells.extend(theirs.iter().map(|v| v.map(figure).unwrap_or_default()));
-                cells.extend(theirs.iter().map(|v| {
-                    v.filter(|v| *v != 0.0)
-                        .map(|v| format!("{:.2}", own / v))
-                        .unwrap_or_default()
-                }));
-                table.add_row(cells);
-            }
+                    .map(|v| v.map(|v| figure(median(v))).unwrap_or_default()),
+            );
+            cells.extend(
+                theirs
+                    .iter()
+                    .map(|v| v.map(|v| ratio(values, v)).unwrap_or_default()),
+            );
+            lines.push(line(
+                &case.to_string(),
+                &name.replace('_', " "),
+                &cells,
+                others.len(),
+            ));
         }
-        table.to_string()
+        if let Some(ratio) = self.of_floor(own) {
+            lines.push(line(
+                &case.to_string(),
+                "of the floor",
+                &[format!("{ratio:.2}")],
+                others.len(),
+            ));
+        }
+        lines
     }
 }
 
-fn table(titles: impl IntoIterator<Item = String>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(titles);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
+/// The titles of the columns of [`Report::lines`].
+pub(crate) fn titles(others: &[System]) -> String {
+    let mut cells = vec![System::Ssntp.name().to_owned()];
+    cells.extend(others.iter().map(|other| other.name().to_owned()));
+    cells.extend(others.iter().map(|other| format!("ssntp / {}", other.name())));
+    line("case", "figure", &cells, others.len())
+}
+
+/// A line in columns of fixed width, because each case is printed when it is done. The last
+/// `ratios` columns are wider.
+fn line(case: &str, figure: &str, cells: &[String], ratios: usize) -> String {
+    let mut line = format!("{case:<24} {figure:<32}");
+    for (at, cell) in cells.iter().enumerate() {
+        let width = if at > ratios { 24 } else { 12 };
+        line += &format!(" {cell:>width$}");
     }
-    table
+    line.trim_end().to_owned()
+}
+
+/// The ratio of two medians, with the smallest and the largest of the runs if there are several.
+fn ratio(ours: &[f64], theirs: &[f64]) -> String {
+    let middle = median(theirs);
+    if middle == 0.0 {
+        return String::new();
+    }
+    let each = ours
+        .iter()
+        .zip(theirs)
+        .filter(|(_, t)| **t != 0.0)
+        .map(|(o, t)| o / t);
+    let (least, most) = each.fold((f64::MAX, 0.0_f64), |(least, most), r| {
+        (least.min(r), most.max(r))
+    });
+    let ratio = median(ours) / middle;
+    if ours.len() < 2 || least > most {
+        return format!("{ratio:.2}");
+    }
+    format!("{ratio:.2} ({least:.2} to {most:.2})")
 }
 
 /// Three or four significant digits.
@@ -213,24 +245,32 @@ mod tests {
             );
             report.add(routed, System::Ssntp, vec![("frames_per_second", rate)]);
         }
-        let lines = report.json();
-        assert_eq!(lines.len(), 2);
-        assert_eq!(lines[1]["case"], "throughput/1-1/256");
-        assert_eq!(lines[1]["runs"], 3);
-        assert_eq!(lines[1]["frames_per_second"], 2e6);
-        assert_eq!(lines[1]["of_floor"], 2e6 / 6e6);
-        assert_eq!(lines[1]["each"]["frames_per_second"], json!([1e6, 2e6, 3e6]));
+        let objects = report.json(routed, &Machine::read(), 0.25);
+        assert_eq!(objects.len(), 1);
+        assert_eq!(objects[0]["case"], "throughput/1-1/256");
+        assert_eq!(objects[0]["runs"], 3);
+        assert_eq!(objects[0]["used_by_others"], 0.25);
+        assert_eq!(objects[0]["frames_per_second"], 2e6);
+        assert_eq!(objects[0]["of_floor"], 2e6 / 6e6);
+        assert_eq!(objects[0]["each"]["frames_per_second"], json!([1e6, 2e6, 3e6]));
+        let lines = report.lines(routed, &[]);
+        assert!(
+            lines[1].contains("of the floor") && lines[1].ends_with("0.33"),
+            "{lines:?}"
+        );
     }
 
     #[test]
-    fn a_comparison_has_the_ratio_to_each_peer_that_was_measured() {
+    fn a_comparison_has_the_ratio_to_each_peer_that_was_measured_with_its_range() {
         let mut report = Report::default();
         let case = Case::Latency { rate: 1_000 };
-        report.add(case, System::Ssntp, vec![("p99_us", 100.0), ("frames_lost", 0.0)]);
-        report.add(case, System::Nats, vec![("p99_us", 200.0), ("frames_lost", 0.0)]);
-        let text = report.comparison(&[System::Nats]);
-        assert!(text.contains("0.50") && !text.contains("mosquitto"), "{text}");
-        assert!(!text.contains("frames lost"), "no system lost a frame: {text}");
+        for (own, peer) in [(100.0, 200.0), (120.0, 200.0), (90.0, 300.0)] {
+            report.add(case, System::Ssntp, vec![("p99_us", own), ("frames_lost", 0.0)]);
+            report.add(case, System::Nats, vec![("p99_us", peer), ("frames_lost", 0.0)]);
+        }
+        let lines = report.lines(case, &[System::Nats, System::Mosquitto]);
+        assert_eq!(lines.len(), 1, "no system lost a frame: {lines:?}");
+        assert!(lines[0].ends_with("0.50 (0.30 to 0.60)"), "{lines:?}");
     }
 
     #[test]
@@ -238,7 +278,10 @@ mod tests {
         let mut report = Report::default();
         let case = Case::Floor { payload: 256 };
         report.add(case, System::Ssntp, vec![("frames_per_second", 4e6)]);
-        let text = report.comparison(&[System::Nats]);
-        assert!(text.contains("floor/256") && text.contains("4.00 M"), "{text}");
+        let lines = report.lines(case, &[System::Nats]);
+        assert!(
+            lines[0].contains("floor/256") && lines[0].contains("4.00 M"),
+            "{lines:?}"
+        );
     }
 }

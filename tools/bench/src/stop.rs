@@ -10,7 +10,8 @@ use signal_hook::iterator::Signals;
 use crate::failure::Failure;
 
 /// The time limit for an end in order. A measurement that waits for a server which does not
-/// answer cannot be woken, so the process exits after this time.
+/// answer cannot be woken, so the process exits after this time. The cases that were done are
+/// printed already.
 const PATIENCE: Duration = Duration::from_millis(1800);
 
 /// A channel that is closed when a signal arrives.
@@ -25,11 +26,11 @@ impl Stop {
         std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {
-                signals.forever().next();
+                let signal = signals.forever().next().unwrap_or(SIGINT);
                 // Every receiver sees that the channel is closed.
                 drop(running);
                 crate::pause(PATIENCE);
-                std::process::exit(0);
+                std::process::exit(128 + signal);
             })?;
         Ok(Self(stopped))
     }

@@ -9,10 +9,12 @@
     reason = "a test may fail, and has time limits"
 )]
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// The program `ssntp`, whose servers are measured. Another package makes it, so it is built
@@ -220,4 +222,61 @@ fn each_case_is_one_json_object_with_the_median_and_every_run() {
         assert_eq!(object["each"][key].as_array().unwrap().len(), 2);
     }
     assert_eq!(found[0]["frames_lost"], 0.0);
+}
+
+#[test]
+fn a_measurement_that_takes_too_long_is_given_up_and_named() {
+    let program = SSNTP.to_str().unwrap();
+    let cases = "handshakes/full,floor/256";
+    let arguments = [
+        "--program",
+        program,
+        "--seconds",
+        "5",
+        "--limit",
+        "0.1",
+        "--only",
+        cases,
+    ];
+    let output = bench(&arguments);
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        errors.contains("handshakes/full, ssntp: not done after 0.1 s"),
+        "{errors}"
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.lines().any(|line| line.starts_with("floor/256")), "{text}");
+}
+
+#[test]
+fn an_interrupt_keeps_the_cases_that_are_done() {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_ssntp-bench"))
+        .args([
+            "--json",
+            "--program",
+            SSNTP.to_str().unwrap(),
+            "--seconds",
+            "0.05",
+            "--runs",
+            "2",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+    let first: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!((&first["case"], &first["runs"]), (&"floor/0".into(), &2.into()));
+    for key in ["processor", "flags", "kernel", "load_before"] {
+        assert!(!first["machine"][key].is_null(), "{key} in {first}");
+    }
+    assert!(first["used_by_others"].is_number(), "{first}");
+    let pid = Pid::from_child(&program);
+    kill_process(pid, Signal::INT).unwrap();
+    for line in lines {
+        let object: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        assert!(object["case"].is_string(), "{object}");
+    }
+    assert!(!program.wait().unwrap().success());
 }

@@ -80,12 +80,8 @@ fn pair(bench: &Bench<'_>) -> Result<[Server; 2], Failure> {
     let [first, second] = [free_port()?, free_port()?].map(|port| Address::tcp("127.0.0.1", port));
     let peers = format!("{first},{second}");
     let start = |address| {
-        Server::ssntp_at(
-            address,
-            bench.pki,
-            &bench.programs.ssntp,
-            &["--peers", peers.as_str()],
-        )
+        let more = ["--peers", peers.as_str()];
+        Server::ssntp_at(address, bench.pki, &bench.programs.ssntp, &more).map(|server| bench.limited(server))
     };
     let servers = [start(&first)?, start(&second)?];
     let (mut sender, mut receiver) = across(bench, &servers, Subject::Load)?;

@@ -21,6 +21,8 @@ mod sessions;
 mod throughput;
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -41,6 +43,16 @@ const CROWDS: [(usize, usize); 4] = [(1, 100), (1, 1_000), (100, 1), (1_000, 1)]
 const CROWD_PAYLOAD: usize = 256;
 /// Numbers of sessions of the curve.
 const CURVE: [usize; 6] = [1, 10, 100, 500, 1_000, 2_000];
+
+/// A case warms up until this number of slices in a row have nearly the same rate.
+const STEADY: usize = 3;
+/// The largest difference of their rates, as a share of the largest.
+const SPREAD: f64 = 0.1;
+const MIN_SLICE: Duration = Duration::from_millis(50);
+const MAX_SLICE: Duration = Duration::from_millis(500);
+const MIN_WARM_UP: Duration = Duration::from_millis(300);
+/// A rate that is not steady after this time never will be, on a machine with other work.
+const MAX_WARM_UP: Duration = Duration::from_secs(10);
 
 /// Named figures. The names are the keys of the JSON.
 pub(crate) type Figures = Vec<(&'static str, f64)>;
@@ -217,22 +229,55 @@ pub(crate) struct Bench<'a> {
     pub(crate) programs: &'a Programs,
     /// The time for which a case is measured.
     pub(crate) window: Duration,
+    /// The life of a server after which its measurement is given up.
+    pub(crate) limit: Duration,
+    /// True after a server was killed because of the limit.
+    pub(crate) expired: Arc<AtomicBool>,
 }
 
 impl Bench<'_> {
     /// Starts a server of a system.
     fn start(&self, system: System) -> Result<Server, Failure> {
-        Server::start(system, self.pki, self.programs)
+        Ok(self.limited(Server::start(system, self.pki, self.programs)?))
     }
 
     /// Starts our own server with further arguments.
     fn ssntp(&self, more: &[&str]) -> Result<Server, Failure> {
-        Server::ssntp(self.pki, &self.programs.ssntp, more)
+        Ok(self.limited(Server::ssntp(self.pki, &self.programs.ssntp, more)?))
+    }
+
+    /// The server, which is killed if it lives for longer than the limit of a measurement.
+    pub(crate) fn limited(&self, server: Server) -> Server {
+        server.limited(self.limit, &self.expired)
     }
 
     /// Waits for this time, or until a signal asks the program to end.
     fn wait(&self, time: Duration) {
         self.stop.wait(time);
+    }
+
+    /// Waits until the rate of `count` is steady; returns how long that took. The first seconds of a
+    /// broadcast fill the sockets of its receivers, and the first connections of a server grow its
+    /// buffers: figures of that time are those of a server that begins.
+    fn warm_up(&self, count: impl Fn() -> u64) -> Duration {
+        let slice = (self.window / 4).clamp(MIN_SLICE, MAX_SLICE);
+        let most = (self.window * 5).clamp(MIN_WARM_UP, MAX_WARM_UP);
+        let began = now();
+        let mut rates: Vec<f64> = Vec::new();
+        while began.elapsed() < most && !self.stop.requested() {
+            let (before, at) = (count(), now());
+            self.wait(slice);
+            rates.push((count() - before) as f64 / at.elapsed().as_secs_f64());
+            let last = rates.iter().rev().take(STEADY);
+            let (least, largest) = last.fold((f64::MAX, 0.0_f64), |(least, largest), r| {
+                (least.min(*r), largest.max(*r))
+            });
+            if began.elapsed() >= MIN_WARM_UP && rates.len() >= STEADY && largest - least <= SPREAD * largest
+            {
+                break;
+            }
+        }
+        began.elapsed()
     }
 
     /// Waits until `done`, for at most `limit`; returns whether it was done in time.

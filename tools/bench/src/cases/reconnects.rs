@@ -63,7 +63,12 @@ pub(crate) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Re
         true => server.kill(),
         false => drop(server),
     }
-    let server = Server::ssntp_at(&address, bench.pki, &bench.programs.ssntp, &more)?;
+    let server = bench.limited(Server::ssntp_at(
+        &address,
+        bench.pki,
+        &bench.programs.ssntp,
+        &more,
+    )?);
     let (down, began, cpu) = (lost.elapsed(), now(), server.cpu());
     let mut refused = Refused::default();
     let (mut resumed, mut left) = (0_u32, count);

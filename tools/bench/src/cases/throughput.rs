@@ -14,8 +14,6 @@ use crate::child::Server;
 use crate::failure::Failure;
 use crate::raw::{Session, Side, Subject, System, batch, crowd, now};
 
-/// The time for which a case runs before its window begins.
-const WARM_UP: Duration = Duration::from_millis(300);
 /// The time limit for senders to notice that they have to stop.
 const ENDING: Duration = Duration::from_secs(10);
 /// The time limit for receiving all frames that were sent, and the time without a
@@ -103,7 +101,7 @@ pub(crate) fn routed_by(
                 })
             })
             .collect();
-        bench.wait(WARM_UP);
+        let warm_up = bench.warm_up(|| delivered.load(Relaxed));
         let beside = bystander.map(|pair| scope.spawn(|| pair.measure(bench, server)));
         let (began, cpu_before, before) = (now(), cpu(), delivered.load(Relaxed));
         bench.wait(bench.window);
@@ -132,9 +130,9 @@ pub(crate) fn routed_by(
             .transpose()
             .map_err(|_| Failure::new("the bystander panicked"))?;
         let cpu = cpu.saturating_sub(cpu_before);
-        Ok::<_, Failure>((after - before, cpu, elapsed, cut, beside))
+        Ok::<_, Failure>((after - before, cpu, elapsed, cut, beside, warm_up))
     });
-    let (frames, cpu, elapsed, [receivers_cut, senders_cut], beside) = measured?;
+    let (frames, cpu, elapsed, [receivers_cut, senders_cut], beside, warm_up) = measured?;
     let (sent, delivered) = (sent.into_inner(), delivered.into_inner());
     if sent == 0 {
         let name = system.name();
@@ -150,6 +148,7 @@ pub(crate) fn routed_by(
         ),
         ("receivers_cut", receivers_cut as f64),
         ("senders_cut", senders_cut as f64),
+        ("warm_up_seconds", warm_up.as_secs_f64()),
     ]);
     figures.extend(beside.into_iter().flatten());
     Ok(figures)
@@ -234,7 +233,7 @@ pub(crate) fn floor(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failur
                 inbox.bytes_mut().clear();
             }
         });
-        bench.wait(WARM_UP);
+        bench.warm_up(|| received.load(Relaxed));
         let (began, before) = (now(), received.load(Relaxed));
         bench.wait(bench.window);
         let bytes = (received.load(Relaxed) - before) as f64 / began.elapsed().as_secs_f64();
@@ -268,7 +267,7 @@ pub(crate) fn client(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failu
         });
         let sender = outbound.handle();
         scope.spawn(move || while !stop.load(Relaxed) && outbound.send(frame.clone()).is_ok() {});
-        bench.wait(WARM_UP);
+        bench.warm_up(|| delivered.load(Relaxed));
         let (began, cpu_before, before) = (now(), server.cpu(), delivered.load(Relaxed));
         bench.wait(bench.window);
         let (elapsed, cpu, after) = (began.elapsed(), server.cpu(), delivered.load(Relaxed));
