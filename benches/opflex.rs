@@ -34,9 +34,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, ServerCheck, Trust};
 use ssntp::transport::Address;
-use ssntp::transport::tls::{Acceptor, Connector, ServerCheck};
 use ssntp_opflex::model::{ManagedObject, Uri};
 use ssntp_opflex::policy_element::{self, ElementEvent};
 use ssntp_opflex::run::{Control, ElementConfig, ServerConfig};
@@ -131,7 +130,7 @@ fn serve(control: &str, certificates: Option<&str>) {
     if let Some(certificates) = certificates.map(Path::new) {
         let identity = Identity::load(certificates.join("server.pem")).unwrap();
         let trust = Trust::load(certificates.join("ca.pem")).unwrap();
-        config = config.tls(Acceptor::mutual(&identity, &trust).unwrap());
+        config = config.tls(trust.acceptor(&identity).unwrap());
     }
     let server = Server::start(config).unwrap();
     println!("{}", server.addresses()[0]);
@@ -148,7 +147,7 @@ fn element(address: &str, certificates: Option<&str>) {
         let identity = Identity::load(certificates.join("server.pem")).unwrap();
         let trust = Trust::load(certificates.join("ca.pem")).unwrap();
         let check = ServerCheck::Authority(&trust);
-        config = config.tls(Connector::checking(check, Some(&identity)).unwrap());
+        config = config.tls(check.connector(Some(&identity)).unwrap());
     }
     let element = PolicyElement::start(config).unwrap();
     while element.recv().unwrap()

@@ -130,12 +130,13 @@ pub mod transport {
     pub use ssntp_transport::memory;
     pub use ssntp_transport::tls;
     pub use ssntp_transport::{
-        Address, AddressError, BudgetFigures, DEFAULT_PORT, DispatcherFigures, KeepAlive, Limits,
-        PeerAddress, ProcessFigures, Target, TcpOptions, default_max_handshakes,
+        Address, AddressError, BudgetFigures, DispatcherFigures, KeepAlive, Limits, PeerAddress,
+        ProcessFigures, Target, TcpOptions, default_max_handshakes,
     };
 }
-pub use ssntp_transport::pki;
-pub use ssntp_transport::{Histogram, ParseRoleError, Role};
+pub use ssntp_pki as pki;
+pub use ssntp_pki::{ParseRoleError, Role};
+pub use ssntp_transport::Histogram;
 
 // Exported because their types appear in signatures, so that a program can use the same versions.
 pub use bytes::{self, Bytes};

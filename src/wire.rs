@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 use crate::clock::wall_clock;
 use crate::proto::{Codec, Frame, Item, Operands, ProtocolError, TRACE_FLAG};
-use ssntp_transport::{Decode, Outgoing, Role};
+use ssntp_pki::Role;
+use ssntp_transport::{Decode, Outgoing};
 
 /// The codec of a connection's reader. It also stamps traced frames and counts malformed traces.
 #[derive(Debug)]

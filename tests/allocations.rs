@@ -26,7 +26,6 @@ use ssntp::pki::{
 };
 use ssntp::proto::{ClientHandshake, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame};
 use ssntp::server::{Rules, Server, ServerConfig};
-use ssntp::transport::tls::Connector;
 use ssntp::transport::{Address, TcpOptions};
 use ssntp_test_support::links::Directory;
 use ssntp_transport::{BufferPool, Halves, Outgoing, connect_tcp};
@@ -107,7 +106,7 @@ fn connect(identity: &Identity, authority: &Authority, role: Role, address: &Add
         unreachable!("the server listens at TCP")
     };
     let stream = Arc::new(connect_tcp(host, *port, &TcpOptions::default(), LIMIT).unwrap());
-    let connector = Connector::mutual(identity, &authority.trust()).unwrap();
+    let connector = authority.trust().connector(identity).unwrap();
     let pool = BufferPool::new();
     let deadline = Instant::now() + LIMIT;
     let secured = connector.connect(stream, host, &pool, deadline).unwrap();

@@ -7,12 +7,10 @@ use uuid::Uuid;
 
 use super::ClientError;
 use super::uuid_file::{self, Claimed};
-use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
-use ssntp_transport::Role;
+use crate::proto::{DEFAULT_MAX_PAYLOAD, DEFAULT_PORT, Operands};
+use ssntp_pki::{Host, Identity, Role, Trust};
 use ssntp_transport::memory::MemoryListener;
-use ssntp_transport::pki::{Host, Identity, Trust};
-use ssntp_transport::setters;
-use ssntp_transport::{Address, DEFAULT_PORT, Limits, Target, TcpOptions};
+use ssntp_transport::{Address, Limits, Target, TcpOptions, setters};
 
 /// The source of a client's UUID. If the certificate is bound to a UUID, the client uses that
 /// one, and any other `Given` UUID is an error.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::core::At;
 use super::{ClientError, DialFault};
-use ssntp_transport::pki::{Identity, Trust};
+use ssntp_pki::{Identity, Trust};
 use ssntp_transport::tls::{Connector, TlsError};
 
 /// A session is replaced at least this long before its certificate expires: an attempt may take
@@ -42,7 +42,7 @@ pub(super) struct Credentials {
 impl Credentials {
     pub(super) fn new(identity: &Identity, trust: &Trust, resumption: bool) -> Result<Self, ClientError> {
         let failed = |e: TlsError| ClientError::Tls(std::sync::Arc::new(e));
-        let connector = Connector::mutual(identity, trust).map_err(failed)?;
+        let connector = trust.connector(identity).map_err(failed)?;
         Ok(Self {
             identity: identity.clone(),
             trust: trust.clone(),

@@ -10,7 +10,7 @@ use super::core::Standing;
 use super::{ClientConfig, DialFault, ServerInfo};
 use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
 use crate::wire::outgoing;
-use ssntp_transport::pki::CertificateInfo;
+use ssntp_pki::CertificateInfo;
 use ssntp_transport::tls::{Connector, Secured};
 use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, deadline, refuse};
 

@@ -10,8 +10,7 @@ use uuid::Uuid;
 use crate::payload;
 use crate::proto::{ErrorCode, Frame, FrameKind, Refusal};
 use crate::request::RequestError;
-use ssntp_transport::Role;
-use ssntp_transport::pki::Fault;
+use ssntp_pki::{Fault, Role};
 use ssntp_transport::tls::TlsError;
 
 /// The reason why a client did not start, or why it ended. A clone is cheap.

@@ -8,9 +8,8 @@ use uuid::Uuid;
 use super::{ClientError, DisconnectReason};
 use crate::proto::Frame;
 use crate::request::Request;
+use ssntp_pki::{CertificateInfo, Role};
 use ssntp_transport::PeerAddress;
-use ssntp_transport::Role;
-use ssntp_transport::pki::CertificateInfo;
 
 /// An event of a client. Events arrive in the order in which they happened.
 #[derive(Clone, Debug)]

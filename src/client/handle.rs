@@ -21,8 +21,7 @@ use crate::clock::{now, wall_clock};
 use crate::payload::Content;
 use crate::proto::Frame;
 use crate::request::{Answer, Outstanding, Request, RequestError};
-use ssntp_transport::Role;
-use ssntp_transport::pki::{Identity, Trust};
+use ssntp_pki::{Identity, Role, Trust};
 use ssntp_transport::{Cancel, Outbox, deadline, dispatch};
 
 /// Sends frames and requests, reports the client's state, and closes it. Only the

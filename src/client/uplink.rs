@@ -30,7 +30,7 @@ use super::{ClientError, Offline, SendFault, ServerInfo};
 use crate::clock::now;
 use crate::proto::Frame;
 use crate::wire::{outgoing, unix_nanos};
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 use ssntp_transport::{Limits, Load, Outbox, Outgoing, PushError};
 
 #[derive(Debug)]

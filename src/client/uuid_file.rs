@@ -18,7 +18,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::ClientError;
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 /// The maximum number of clients of one role and directory at a time.
 const SLOTS: u32 = 1024;

@@ -4,7 +4,7 @@
 
 use super::{Id, schema, timestamp};
 use crate::proto::{Command, Frame, FrameKind, FrameType, Trace, TraceParent};
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 schema! {
     /// Traces of frames.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{ErrorCode, FrameKind};
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 /// The peer broke the protocol on an established session, which is closed without an answer
 /// (docs/protocol.md, "Frames").

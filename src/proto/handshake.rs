@@ -24,7 +24,7 @@ use super::{
     CONNECT_LEN, CONNECTED_LEN, Command, Connect, Connected, ErrorCode, HEADER_LEN, Header, MAJOR, Refusal,
     Status,
 };
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 /// The server's side, which checks a CONNECT.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 const LIMIT: u32 = 1 << 20;
 

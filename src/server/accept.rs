@@ -20,9 +20,9 @@ use super::core::{Grant, ServerCore};
 use super::entry::{CLAIM, Entry, EntryFault, NoEntry, Step};
 use super::federation::LINK_PROTOCOL;
 use crate::clock::{now, wall_clock};
+use ssntp_pki::CertificateInfo;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Feed};
 use ssntp_transport::excerpt;
-use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::slots::PATIENCE;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{

@@ -35,7 +35,7 @@ use uuid::Uuid;
 
 use super::sessions::SessionId;
 use crate::proto::Refusal;
-use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
+use ssntp_pki::{CertificateInfo, KeptCertificate};
 use ssntp_transport::setters;
 
 /// The rules of a server for the admission of clients, in addition to those of the protocol.
@@ -201,8 +201,8 @@ mod tests {
     use super::*;
     use crate::Role;
     use crate::server::certificates::Certificates;
+    use ssntp_pki::{Authority, AuthorityRequest, CertificateDer, CertificateRequest};
     use ssntp_transport::ConnectionId;
-    use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateDer, CertificateRequest};
 
     const SERVER: Uuid = Uuid::from_u128(1);
     const CLIENT: Uuid = Uuid::from_u128(2);

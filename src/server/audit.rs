@@ -7,8 +7,8 @@
 
 use std::fmt;
 
+use ssntp_pki::CertificateInfo;
 use ssntp_transport::excerpt;
-use ssntp_transport::pki::CertificateInfo;
 
 /// The target of the audit log.
 pub(super) const AUDIT: &str = "ssntp::audit";

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
+use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate};
 
 /// The certificates of all sessions and links, from their admission until their threads are joined.
 #[derive(Debug, Default)]

@@ -17,11 +17,10 @@ use super::held::Held;
 use super::routing::{RuleError, Rules};
 use super::tally::HandshakeTally;
 use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
+use ssntp_pki::{Identity, Role, Trust};
 use ssntp_transport::LogLimit;
-use ssntp_transport::Role;
 use ssntp_transport::dispatch::Settings;
 use ssntp_transport::memory::MemoryListener;
-use ssntp_transport::pki::{Identity, Trust};
 use ssntp_transport::setters;
 use ssntp_transport::tls::{Acceptor, TlsError};
 use ssntp_transport::{
@@ -403,7 +402,7 @@ pub struct Environment {
 /// The TLS acceptor for these credentials. A server without links uses no ALPN, so clients that offer
 /// any protocol can connect.
 fn acceptor(identity: &Identity, trust: &Trust, resumption: bool, links: bool) -> Result<Acceptor, TlsError> {
-    let acceptor = Acceptor::mutual(identity, trust)?.resumption(resumption)?;
+    let acceptor = trust.acceptor(identity)?.resumption(resumption)?;
     Ok(match links {
         true => acceptor.protocols(&[LINK_PROTOCOL, SESSION_PROTOCOL]),
         false => acceptor,

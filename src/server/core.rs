@@ -57,12 +57,10 @@ use super::watching::Watcher;
 use crate::proto::{Connect, Item, Refusal};
 use crate::request::Outstanding;
 pub use crate::wire::Decoder;
+use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate, Role};
 use ssntp_transport::LogLimit;
-use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Core, DistantChange, Drops, Origin};
-use ssntp_transport::excerpt;
-use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
-use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, PeerAddress, Table};
+use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, PeerAddress, Table, excerpt};
 
 /// A newcomer that asks to be admitted.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use std::time::SystemTime;
 use log::warn;
 
 use super::{DisconnectReason, ServerHandle};
-use ssntp_transport::pki::{CertificateDer, CertificateInfo, Identity, Trust};
+use ssntp_pki::{CertificateDer, CertificateInfo, Identity, Trust};
 use ssntp_transport::tls::Acceptor;
 
 /// The identity and the trust of a server.

@@ -15,10 +15,9 @@ use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
 use crate::proto::{ErrorCode, Frame, FrameKind, Item, MAX_WASTE, Run, answer_to_filtered};
 use crate::wire::{outgoing, unix_nanos_at};
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 use ssntp_transport::dispatch::{Action, Drops};
-use ssntp_transport::excerpt;
-use ssntp_transport::{Load, Outgoing};
+use ssntp_transport::{Load, Outgoing, excerpt};
 
 /// Frames of one kind on their way to several receivers.
 pub(super) struct Parcel {

@@ -33,8 +33,8 @@ use super::handler::Newcomer;
 use super::sessions::SessionId;
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::{Decoder, outgoing};
+use ssntp_pki::{CertificateDer, CertificateInfo, Fault};
 use ssntp_transport::dispatch::{Admitted, Call};
-use ssntp_transport::pki::{CertificateDer, CertificateInfo, Fault};
 use ssntp_transport::{Budget, ConnectionId, Outgoing, PeerAddress};
 
 /// The longest time for which a newcomer waits for the server that has a session of its UUID.

@@ -26,7 +26,7 @@ use super::federation::{LinkFigures, PeerState};
 use super::sessions::{Session, SessionCounters, SessionInfo};
 use super::tally::KindTally;
 use crate::proto::{FrameKind, Item, Operands};
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 use ssntp_transport::dispatch::View;
 use ssntp_transport::{BudgetFigures, DispatcherFigures};
 

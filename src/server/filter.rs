@@ -2,7 +2,7 @@
 
 use super::routing::KindTable;
 use crate::proto::FrameKind;
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 /// The action for a frame that its sender's roles may not send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

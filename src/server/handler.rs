@@ -16,10 +16,9 @@ use super::sessions::{Directory, Session, SessionCounters, SessionInfo};
 use crate::payload::{Content, Servers};
 use crate::proto::{Frame, FrameKind, Refusal, Run};
 use crate::request::Request;
+use ssntp_pki::{CertificateInfo, Role};
 use ssntp_transport::PeerAddress;
-use ssntp_transport::Role;
 use ssntp_transport::dispatch::Action;
-use ssntp_transport::pki::CertificateInfo;
 
 /// An application on top of a server. Every method has a default.
 ///

@@ -30,8 +30,8 @@ use super::sessions::{Session, SessionId, SessionInfo};
 use crate::payload::Draining;
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::outgoing;
+use ssntp_pki::{CertificateInfo, Fault};
 use ssntp_transport::dispatch::Action;
-use ssntp_transport::pki::{CertificateInfo, Fault};
 use ssntp_transport::{Gauge, after};
 
 /// The shortest time between two checks for expired certificates. The time of day may advance more

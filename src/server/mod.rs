@@ -124,10 +124,9 @@ use crate::payload::Content;
 use crate::proto::Frame;
 pub use crate::proto::Refusal;
 pub use crate::request::{Request, RequestError};
-use ssntp_transport::Role;
+use ssntp_pki::{Identity, Role, Trust};
 pub use ssntp_transport::default_max_handshakes;
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Events, Runner};
-use ssntp_transport::pki::{Identity, Trust};
 use ssntp_transport::{Acceptance, Address, Listener, Occupancy, Room, threads};
 
 /// A running server.

@@ -29,7 +29,7 @@ use crate::payload::{
     ListSessions, OperatorRefusal, Payload, SessionEntry, Sessions, Unban, Unbanned, Watch,
 };
 use crate::proto::{Command, Frame, FrameKind, FrameType, answer_to_filtered};
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 /// The maximum number of entries of a page. With some 500 bytes each they take half of the 64 KiB that
 /// every queue may have, even if no memory is left.

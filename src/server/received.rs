@@ -22,7 +22,7 @@ use super::operators::is_of_operators;
 use super::routing::Rule;
 use super::sessions::{SessionId, SessionInfo};
 use crate::proto::{Command, ErrorCode, Item, answer_to_unsupported};
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 impl ServerCore {
     pub(super) fn handle_item(&mut self, id: SessionId, item: Item) {

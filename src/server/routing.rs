@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::sessions::Directory;
 use crate::proto::{Frame, FrameKind, FrameType, Operands, ParseKindError};
-use ssntp_transport::{ParseRoleError, Role};
+use ssntp_pki::{ParseRoleError, Role};
 
 /// The decision of a routing function about one frame.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,8 +10,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::federation::{Rank, Roster};
-use ssntp_transport::Role;
-use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
+use ssntp_pki::{CertificateInfo, KeptCertificate, Role};
 use ssntp_transport::{ConnectionId, Gauge, LogLimit, More, PeerAddress, Table};
 
 /// Identifies one session of a server. An id is never used again.

@@ -121,8 +121,8 @@ mod tests {
     use super::*;
     use crate::proto::FrameType;
     use crate::server::{DisconnectReason, SessionId, SessionInfo};
-    use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
-    use ssntp_transport::{ConnectionId, PeerAddress, Role};
+    use ssntp_pki::{CertificateInfo, KeptCertificate, Role};
+    use ssntp_transport::{ConnectionId, PeerAddress};
 
     #[test]
     fn the_last_ended_sessions_are_kept_and_all_are_counted() {

@@ -17,8 +17,8 @@ use super::core::{Arrival, ArrivalKind, Peer, ServerCore};
 use super::*;
 use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
 use crate::wire::outgoing;
+use ssntp_pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
 use ssntp_transport::dispatch::{Action, Core, Drops, Origin};
-use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
 use ssntp_transport::{
     BufferPool, ConnectionId, EndReason, Limits, Outbox, Outgoing, PeerAddress, memory, plain,
 };

@@ -14,8 +14,8 @@ use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Step, content
 use crate::request::Request;
 use crate::server::core::{Arrival, ArrivalKind, Environment, Grant, Peer, ServerCore};
 use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo};
+use ssntp_pki::Identity;
 use ssntp_transport::dispatch::{Action, Core};
-use ssntp_transport::pki::Identity;
 use ssntp_transport::{ConnectionId, EndReason, Limits, Numbers, Outbox, Outgoing, PeerAddress};
 
 /// The maximum number of timers in one [`HandlerTest::advance`]. More of them are a handler's mistake: it

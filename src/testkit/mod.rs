@@ -27,8 +27,8 @@
 mod handler_test;
 
 use crate::{ClientConfig, Role, ServerConfig};
+use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Error, Identity, Trust};
 use ssntp_transport::memory::MemoryListener;
-use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Error, Identity, Trust};
 
 pub use self::handler_test::HandlerTest;
 pub use ssntp_transport::memory::Faults;

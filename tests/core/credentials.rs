@@ -15,7 +15,6 @@ use ssntp::server::{
     Context, DisconnectReason, Handler, Rules, Server, ServerConfig, ServerError, SessionInfo,
 };
 use ssntp::transport::memory::MemoryListener;
-use ssntp::transport::tls::Connector;
 use ssntp_test_support::*;
 use uuid::Uuid;
 
@@ -136,7 +135,8 @@ fn a_handshake_during_a_renewal_is_verified_by_the_new_trust() {
 #[test]
 fn a_ticket_is_valid_only_under_the_trust_it_was_made_under() {
     let server = server_of(&trust(), ());
-    let agent = Connector::mutual(&identity(Role::AGENT), &trust())
+    let agent = trust()
+        .connector(&identity(Role::AGENT))
         .unwrap()
         .resumption(true);
     let resumed = || {

@@ -10,7 +10,6 @@ use ssntp::server::{
     SendError, SessionInfo, SlowConsumer,
 };
 use ssntp::transport::Limits;
-use ssntp::transport::tls::Connector;
 use ssntp_test_support::*;
 use uuid::Uuid;
 
@@ -174,7 +173,7 @@ impl Handler for Alone {
 #[test]
 fn newcomers_are_counted_by_result() {
     let server = TestServer::start((), |c| c.max_sessions(4).handshake_timeout(LIMIT));
-    let agent = Connector::mutual(&identity(Role::AGENT), &trust()).unwrap();
+    let agent = trust().connector(&identity(Role::AGENT)).unwrap();
     let agent = agent.resumption(true);
     let mut first = server.dial_with(&agent);
     let connected = first.handshake(Role::AGENT, Uuid::new_v4(), false);
@@ -193,7 +192,7 @@ fn newcomers_are_counted_by_result() {
     // An untrusted client, and a client that sends no bytes.
     let stranger = Authority::new(&AuthorityRequest::default()).unwrap();
     let stranger = stranger.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
-    let stranger = Connector::mutual(&stranger.identity(), &trust()).unwrap();
+    let stranger = trust().connector(&stranger.identity()).unwrap();
     server.dial_with(&stranger).refusal();
     drop(server.stream());
     let figures = figures_when(&server, "all of them", |figures| {

@@ -8,7 +8,6 @@ use ssntp::proto::{Command, Frame, FrameKind, FrameType};
 use ssntp::server::{Federation, PeerState, ServerConfig};
 use ssntp::transport::Target;
 use ssntp::transport::memory::MemoryListener;
-use ssntp::transport::tls::Connector;
 use ssntp_test_support::*;
 use ssntp_transport::{BufferPool, Outgoing};
 use uuid::Uuid;
@@ -27,9 +26,7 @@ fn link_over(
     stream: impl ssntp_transport::Duplex + 'static,
     identity: &ssntp::pki::Identity,
 ) -> std::io::Result<ssntp_transport::Halves> {
-    let connector = Connector::mutual(identity, &trust())
-        .unwrap()
-        .protocol(b"ssntp-link/1");
+    let connector = trust().connector(identity).unwrap().protocol(b"ssntp-link/1");
     let deadline = Instant::now() + LONG;
     let secured = connector.connect(Arc::new(stream), "localhost", &BufferPool::new(), deadline);
     let secured = secured.map_err(std::io::Error::other)?;

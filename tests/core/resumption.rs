@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 /// A client that keeps tickets.
 fn connector(identity: &Identity) -> Connector {
-    Connector::mutual(identity, &trust()).unwrap().resumption(true)
+    trust().connector(identity).unwrap().resumption(true)
 }
 
 /// Makes a first session, whose ticket the connector holds when this returns.

@@ -11,11 +11,11 @@ use rcgen::{
 use ssntp::Role;
 use ssntp::pki::{
     Authority, AuthorityRequest, CertificateDer, CertificateInfo, CertificateRequest,
-    CertificateRevocationListDer, Error, Fault, Identity, PrivateKeyDer, RevocationLists, Trust,
+    CertificateRevocationListDer, Error, Fault, Identity, PrivateKeyDer, RevocationLists, ServerCheck, Trust,
 };
 use ssntp::rustls::{self, AlertDescription, CertificateError};
 use ssntp::transport::memory;
-use ssntp::transport::tls::{Acceptor, Connector, ServerCheck, TlsError};
+use ssntp::transport::tls::{Acceptor, Connector, TlsError};
 use ssntp_transport::{BufferPool, Outgoing};
 
 use ssntp_test_support::{LIMIT, warnings};
@@ -221,8 +221,8 @@ fn both_sides_of_a_handshake_refuse_a_revoked_certificate_by_name() {
         let list = Lister::of(&authority).list(&[identity.info()]);
         plain.with_revocation_lists(&list).unwrap()
     };
-    let acceptor = |trust: &Trust| Acceptor::mutual(&server, trust).unwrap();
-    let connector = |trust: &Trust| Connector::mutual(&agent, trust).unwrap();
+    let acceptor = |trust: &Trust| trust.acceptor(&server).unwrap();
+    let connector = |trust: &Trust| trust.connector(&agent).unwrap();
 
     let (accepted, connected) = meet(&acceptor(&without(&server)), &connector(&without(&agent)));
     assert!(
@@ -242,7 +242,7 @@ fn both_sides_of_a_handshake_refuse_a_revoked_certificate_by_name() {
 
     // This also holds if no name is checked.
     let check = without(&server);
-    let any = Connector::checking(ServerCheck::Authority(&check), Some(&agent)).unwrap();
+    let any = ServerCheck::Authority(&check).connector(Some(&agent)).unwrap();
     assert!(is_revoked(meet(&acceptor(&plain), &any).1));
 }
 
@@ -252,12 +252,12 @@ fn a_peer_refused_for_a_clock_or_an_overdue_list_may_try_again() {
     let day = Duration::from_secs(86_400);
     let authority = authority();
     let [server, agent] = [Role::SERVER, Role::AGENT].map(|role| issue(&authority, role));
-    let plain = Acceptor::mutual(&server, &authority.trust()).unwrap();
+    let plain = authority.trust().acceptor(&server).unwrap();
     // For a server whose clock is behind, the certificate is not valid yet.
     for from in [SystemTime::now() + day, SystemTime::now() - 2 * day] {
         let request = CertificateRequest::new(Role::AGENT).valid_from(from).days(1);
         let agent = authority.issue(&request).unwrap().identity();
-        let connector = Connector::mutual(&agent, &authority.trust()).unwrap();
+        let connector = authority.trust().connector(&agent).unwrap();
         let alert_of_peer = alert(meet(&plain, &connector).1);
         assert_eq!(alert_of_peer, Some(AlertDescription::CertificateExpired));
     }
@@ -276,12 +276,12 @@ fn a_peer_refused_for_a_clock_or_an_overdue_list_may_try_again() {
             while let Ok(left) = over.duration_since(SystemTime::now()) {
                 std::thread::sleep(left + Duration::from_secs(1));
             }
-            break Acceptor::mutual(&server, &trust).unwrap();
+            break trust.acceptor(&server).unwrap();
         }
         valid *= 2;
         assert!(valid < LIMIT, "every list was late");
     };
-    let connector = Connector::mutual(&agent, &authority.trust()).unwrap();
+    let connector = authority.trust().connector(&agent).unwrap();
     let (accepted, connected) = meet(&late, &connector);
     let error = accepted.unwrap().to_string();
     assert!(error.contains("should have been replaced"), "{error}");
@@ -380,8 +380,8 @@ fn a_warning_is_logged_if_the_own_certificate_is_revoked() {
     let list = Lister::of(&authority).list(&[server.info(), agent.info()]);
     let trust = authority.trust().with_revocation_lists(&list).unwrap();
     let warned = warnings(|| {
-        Acceptor::mutual(&server, &trust).unwrap();
-        Connector::mutual(&agent, &trust).unwrap();
+        trust.acceptor(&server).unwrap();
+        trust.connector(&agent).unwrap();
     });
     let names = [server, agent].map(|identity| identity.info().subject.clone());
     assert_eq!(warned.len(), 2, "{warned:?}");
@@ -590,17 +590,17 @@ fn a_certificate_of_version_1_is_revoked_like_any_other() {
         authority.trust().with_revocation_lists(&list).unwrap()
     };
     for (trust, refused) in [(trust_without(&agent), false), (trust_without(&old), true)] {
-        let acceptor = Acceptor::mutual_of_any_version(&server, &trust).unwrap();
-        let connector = Connector::mutual(&old, &trust).unwrap();
+        let acceptor = trust.acceptor_of_any_version(&server).unwrap();
+        let connector = trust.connector(&old).unwrap();
         let (accepted, connected) = meet(&acceptor, &connector);
         assert_eq!(accepted.is_some(), refused, "{accepted:?}");
         assert_eq!(is_revoked(accepted), refused);
         let expected = refused.then_some(AlertDescription::CertificateRevoked);
         assert_eq!(alert(connected), expected);
         // The certificate of a server is refused as well, if version 1 is accepted.
-        let acceptor = Acceptor::server_only(&old).unwrap();
+        let acceptor = Acceptor::server_only(old.certified_key()).unwrap();
         let check = ServerCheck::Authority(&trust);
-        let (_, connected) = meet(&acceptor, &Connector::checking(check, None).unwrap());
+        let (_, connected) = meet(&acceptor, &check.connector(None).unwrap());
         assert_eq!(is_revoked(connected), refused);
     }
 }

@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError};
 use ssntp::pki::Identity;
-use ssntp::proto::TraceParent;
+use ssntp::proto::{DEFAULT_PORT, TraceParent};
 use ssntp::transport::{Address, AddressError};
 use uuid::Uuid;
 
@@ -252,10 +252,15 @@ pub(crate) fn checks() -> Receiver<Instant> {
     crossbeam_channel::tick(watched::POLL)
 }
 
+/// Reads an address. Without a port it has that of SSNTP.
+pub(crate) fn address(text: &str) -> Result<Address, AddressError> {
+    Address::with_default_port(text, DEFAULT_PORT)
+}
+
 /// Reads an address to connect to. Port 0 is refused: it is only for listening, where the system
 /// then chooses a port.
 pub(crate) fn to_dial(text: &str) -> Result<Address, String> {
-    match text.parse().map_err(|e: AddressError| e.to_string())? {
+    match address(text).map_err(|e| e.to_string())? {
         Address::Tcp { port: 0, .. } => Err(format!("{text:?}: no server listens at port 0")),
         address => Ok(address),
     }

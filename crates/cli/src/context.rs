@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use ssntp::payload::yaml;
 use ssntp::transport::Address;
 
+use crate::connection::address;
 use crate::failure::Failure;
 use crate::input;
 
@@ -60,7 +61,7 @@ impl Context {
     /// The addresses to connect to.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, Failure> {
         let parse = |text: &String| {
-            let address = text.parse::<Address>();
+            let address = address(text);
             address.map_err(|e| Failure::usage(format!("connect of the context: {text:?}: {e}")))
         };
         let given = self.connect.iter().filter(|text| !text.is_empty());

@@ -9,10 +9,10 @@ use std::sync::{Arc, Weak};
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, Command};
-use ssntp::pki::{Identity, Trust};
+use ssntp::pki::{Identity, ServerCheck, Trust};
 use ssntp::server::Server;
 use ssntp::transport::Address;
-use ssntp::transport::tls::{Connector, ServerCheck};
+use ssntp::transport::tls::Connector;
 use ssntp_engine::{Endpoints, Etcd, EtcdConfig, Join, Member, Membership, User, View};
 use ssntp_scheduler::Peers;
 
@@ -93,7 +93,7 @@ impl JoinArgs {
     fn tls(&self) -> Result<Option<Connector>, Failure> {
         let Some(ca) = &self.join_ca else { return Ok(None) };
         let trust = Trust::load(ca)?;
-        let tls = Connector::checking(ServerCheck::Name(&trust), self.identity()?.as_ref());
+        let tls = ServerCheck::Name(&trust).connector(self.identity()?.as_ref());
         tls.map(Some).map_err(Failure::new)
     }
 

@@ -18,13 +18,12 @@ use ssntp_engine::{
     Answer, Engine, EngineError, Etcd, EtcdConfig, Join, Kept, Lease, Member, Membership, Request, User,
     View, When,
 };
+use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Role, ServerCheck, Trust};
 use ssntp_test_support::etcd::EtcdProcess;
 use ssntp_test_support::port::HeldPort;
 use ssntp_test_support::proxy::Proxy;
 use ssntp_test_support::{authority, identity};
-use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
-use ssntp_transport::tls::{Connector, ServerCheck};
-use ssntp_transport::{Role, threads};
+use ssntp_transport::threads;
 use uuid::Uuid;
 
 fn client(join: &str) -> Etcd {
@@ -203,7 +202,7 @@ fn an_etcd_with_certificates_is_reached_over_tls() {
     };
     let with = |trust: &Trust, identity: Option<&Identity>| {
         Etcd::new(EtcdConfig {
-            tls: Some(Connector::checking(ServerCheck::Name(trust), identity).unwrap()),
+            tls: Some(ServerCheck::Name(trust).connector(identity).unwrap()),
             ..config(&etcd.join())
         })
     };

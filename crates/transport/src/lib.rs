@@ -1,5 +1,6 @@
 //! Byte streams, the two threads that serve each of them, and the dispatcher that serves all
-//! connections. This crate knows no protocol; SSNTP and OpFlex are built on it.
+//! connections. This crate knows no protocol, no role and no port; SSNTP and OpFlex are built on it.
+//! TLS takes an identity and a check of peers' certificates from its caller.
 //!
 //! ```text
 //!             ┌────────────── link ──────────────────────────────────────────────┐
@@ -19,20 +20,17 @@
 //! | [`outbox`] | the queue of a connection and its end |
 //! | [`tls`], `newcomers` | both directions as TLS; accept threads and handshake threads |
 //! | `stream` | both directions in clear; buffers, and decoding |
-//! | [`pki`] | certificates: the identity and the roles of a peer |
 //! | `socket` | addresses, the system's sockets, and streams in memory |
 //! | `host` | the system's limits, this process, threads and deadlines |
-//! | `budget`, `deadlines`, `end`, `table`, `role`, … | small types that all rows use |
+//! | `budget`, `deadlines`, `end`, `table`, … | small types that all rows use |
 //!
 //! An embedder of `ssntp` needs only a part of it: [`Address`], [`TcpOptions`],
-//! [`Limits`], [`tls`], [`ProcessFigures`], [`pki`], and [`memory`] for tests. The root
+//! [`Limits`], [`tls`], [`ProcessFigures`], and [`memory`] for tests. The root
 //! package re-exports that part.
 //!
 //! # Features
 //!
 //! `aws-lc-rs` (default) and `ring` choose the cryptography; with both, aws-lc-rs is used.
-//! `issue` adds [`pki`]'s `Authority`. `encrypted-keys` reads private keys under a
-//! passphrase; it is a feature because it brings 24 crates.
 //!
 //! # Threads
 //!
@@ -48,6 +46,7 @@
 compile_error!("one of the features aws-lc-rs and ring is needed");
 
 mod budget;
+mod crypto;
 mod deadlines;
 pub mod dispatch;
 mod end;
@@ -59,10 +58,8 @@ mod lock;
 mod log_limit;
 mod newcomers;
 pub mod outbox;
-pub mod pki;
 mod printable;
 mod replace;
-mod role;
 mod setters;
 mod socket;
 mod stream;
@@ -70,27 +67,27 @@ mod table;
 pub mod tls;
 
 pub use self::budget::{Budget, BudgetFigures};
+pub use self::crypto::{provider, sha256};
 pub use self::deadlines::Deadlines;
 pub use self::dispatch::DispatcherFigures;
 pub use self::end::EndReason;
 pub use self::flow::{Credit, PATIENCE};
 pub use self::histogram::Histogram;
 pub use self::host::{
-    NEVER, ProcessFigures, Room, after, deadline, descriptors, left, memory_for_queues, threads,
+    NEVER, ProcessFigures, Room, after, deadline, descriptors, left, memory_for_queues, threads, wall_clock,
 };
 pub use self::link::{
     Incoming, LastWrites, Link, LinkConfig, Next, Sink, Writing, Wrote, end_reason, silent_peer,
 };
-pub use self::lock::lock;
+pub use self::lock::{lock, lock_within};
 pub use self::log_limit::{LogLimit, More};
 pub use self::newcomers::{Acceptance, Newcomer, Occupancy, default_max_handshakes, slots};
 pub use self::outbox::{Gauge, Limits, Outbox, PushError};
 pub use self::printable::{Excerpt, cut, excerpt, excerpt_bytes, printable, printable_json};
-pub use self::replace::{directory, replace};
-pub use self::role::{ParseRoleError, Role};
+pub use self::replace::{directory, replace, replace_with_mode};
 pub use self::socket::{
-    Address, AddressError, Cancel, DEFAULT_PORT, Duplex, KeepAlive, Listener, PeerAddress, Target,
-    TcpOptions, connect_tcp, connect_unix, connect_unless, is_timeout, memory,
+    Address, AddressError, Cancel, Duplex, KeepAlive, Listener, PeerAddress, Target, TcpOptions, connect_tcp,
+    connect_unix, connect_unless, is_timeout, memory,
 };
 pub use self::stream::{
     BufferPool, Decode, Halves, Inbox, Load, Outgoing, Receive, Received, Transmit, Tried, drain, plain,

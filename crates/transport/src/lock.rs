@@ -22,7 +22,10 @@ pub fn lock(file: &File, other: &str) -> io::Result<()> {
 }
 
 /// As [`lock`], but blocks for at most `limit`.
-pub(crate) fn lock_within(file: &File, other: &str, limit: Duration) -> io::Result<()> {
+///
+/// # Errors
+/// As [`lock`].
+pub fn lock_within(file: &File, other: &str, limit: Duration) -> io::Result<()> {
     let end = deadline(limit);
     // The system's lock has no time limit, so this polls.
     loop {

@@ -19,7 +19,10 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// As [`replace`]. If a `mode` is given, the file has that mode afterwards.
-pub(crate) fn replace_with_mode(path: &Path, bytes: &[u8], mode: Option<u32>) -> io::Result<()> {
+///
+/// # Errors
+/// As [`replace`].
+pub fn replace_with_mode(path: &Path, bytes: &[u8], mode: Option<u32>) -> io::Result<()> {
     let beside = beside(path);
     let fill = || {
         let mut file = create(&beside)?;

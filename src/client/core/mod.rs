@@ -60,7 +60,7 @@ use super::{
 use crate::proto::{Frame, Refusal};
 use crate::request::{Answer, Outstanding};
 use crate::wire::Decoder;
-use ssntp_transport::pki::{CertificateDer, Identity};
+use ssntp_pki::{CertificateDer, Identity};
 use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, after, deadline};
 
 /// The time of a step, and a random number for its random choices.

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::client::config::ClientConfig;
 use crate::proto::{ErrorCode, Refusal, Status};
-use ssntp_transport::Role;
+use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Host, Role};
 use ssntp_transport::memory::MemoryListener;
-use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Host};
 use ssntp_transport::{Address, PeerAddress};
 
 /// An address at which no server listens.

@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::proto::{Exchange, FrameKind, FrameType, Operands, Step, content};
-use ssntp_transport::Role;
-use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
+use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Role, Trust};
 
 const LONG: Duration = Duration::from_secs(600);
 const SCALE: FrameKind = FrameKind::new(FrameType::COMMAND, 200);

@@ -16,8 +16,8 @@ use crate::proto::{
     Codec, Connect, DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Header, Item, Operands, ServerHandshake,
 };
 use crate::{Role, wire::outgoing};
+use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp_transport::memory::MemoryListener;
-use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp_transport::tls::{Acceptor, TlsError};
 use ssntp_transport::{
     Address, BufferPool, Duplex, Halves, Listener, Outgoing, PeerAddress, TcpOptions, threads,
@@ -126,7 +126,7 @@ impl TestServer {
             threads.push(threads::spawn("accept", accept).unwrap());
         }
         Self {
-            acceptor: Acceptor::mutual(identity, trust).unwrap(),
+            acceptor: trust.acceptor(identity).unwrap(),
             address,
             incoming,
             listeners,
@@ -136,7 +136,7 @@ impl TestServer {
 
     /// Sets the credentials of later handshakes.
     pub(super) fn renew(&mut self, identity: &Identity, trust: &Trust) {
-        self.acceptor = Acceptor::mutual(identity, trust).unwrap();
+        self.acceptor = trust.acceptor(identity).unwrap();
     }
 
     pub(super) fn address(&self) -> Address {

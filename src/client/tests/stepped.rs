@@ -5,8 +5,8 @@ use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial};
 use crate::payload::Draining;
 use crate::proto::{FrameKind, FrameType, Item, Operands, Run};
 use bytes::Bytes;
-use ssntp_transport::pki::{Authority, AuthorityRequest};
-use ssntp_transport::{EndReason, Role, Sink};
+use ssntp_pki::{Authority, AuthorityRequest, Role};
+use ssntp_transport::{EndReason, Sink};
 use std::io;
 use std::time::SystemTime;
 

@@ -11,7 +11,8 @@ use crate::client::handle::lock;
 use crate::client::uplink::{Obstacle, Uplink};
 use crate::proto::Trace;
 use crate::wire::outgoing;
-use ssntp_transport::{Limits, Outbox, Outgoing, Role, Transmit};
+use ssntp_pki::Role;
+use ssntp_transport::{Limits, Outbox, Outgoing, Transmit};
 
 /// A step of the test.
 #[derive(Clone, Copy, Debug)]

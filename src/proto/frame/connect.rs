@@ -5,7 +5,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::{Command, HEADER_LEN, Header, MAJOR, Status, TRACE_FLAG};
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 /// Length of a CONNECT frame in bytes.
 pub const CONNECT_LEN: usize = HEADER_LEN + 32;

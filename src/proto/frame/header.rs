@@ -7,7 +7,7 @@ use std::str::FromStr;
 use byteorder::{BigEndian, ByteOrder};
 
 use super::{Command, ErrorCode, Event, Status};
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 /// Length of a header in bytes.
 pub const HEADER_LEN: usize = 8;

@@ -1,7 +1,7 @@
 //! Macros for numbers with names: frame types, operands, and the reasons for the end of streams; and the
 //! roles in the tables of operands.
 
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 pub(super) const NOBODY: Role = Role::NONE;
 pub(super) const AGENT: Role = Role::AGENT;
@@ -63,7 +63,7 @@ macro_rules! named {
 /// first nobody may send it, and without the second it is not forwarded.
 macro_rules! operand {
     (@role) => {
-        ::ssntp_transport::Role::NONE
+        ::ssntp_pki::Role::NONE
     };
     (@role $role:expr) => {
         $role
@@ -91,7 +91,7 @@ macro_rules! operand {
             }
 
             /// The roles that may send it in a cluster, and those to which it is forwarded.
-            pub(super) fn roles(self) -> (::ssntp_transport::Role, ::ssntp_transport::Role) {
+            pub(super) fn roles(self) -> (::ssntp_pki::Role, ::ssntp_pki::Role) {
                 use $crate::proto::frame::operand::operand;
                 match self.0 {
                     $( $value => (operand!(@role $($from)?), operand!(@role $($($to)?)?)), )*

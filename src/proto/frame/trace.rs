@@ -8,7 +8,8 @@ use byteorder::{BigEndian, ByteOrder, ReadBytesExt};
 use uuid::Uuid;
 
 use super::TraceParent;
-use ssntp_transport::{Role, cut};
+use ssntp_pki::Role;
+use ssntp_transport::cut;
 
 /// The largest block that a receiver accepts, in bytes.
 pub const MAX_TRACE_LEN: usize = 4096;

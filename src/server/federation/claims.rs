@@ -25,9 +25,9 @@ use crate::server::admission::{Holder, Situation};
 use crate::server::core::{Notice, ServerCore, State};
 use crate::server::entry::CLAIM;
 use crate::server::handler::Newcomer;
+use ssntp_pki::{CertificateDer, CertificateInfo};
 use ssntp_transport::ConnectionId;
 use ssntp_transport::dispatch::Action;
-use ssntp_transport::pki::{CertificateDer, CertificateInfo};
 
 /// The maximum number of newcomers that wait for another server at a time. Further ones are admitted
 /// without asking.

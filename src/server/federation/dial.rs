@@ -26,8 +26,7 @@ use crate::clock::now;
 use crate::server::accept::{CoreEvents, EntryRunner};
 use crate::server::config::Environment;
 use crate::server::entry::{Entry, EntryFault, NoEntry};
-use ssntp_transport::pki::CertificateInfo;
-use ssntp_transport::tls::Connector;
+use ssntp_pki::CertificateInfo;
 use ssntp_transport::{Cancel, LogLimit, Target, TcpOptions, deadline, excerpt, threads};
 
 /// The first pause after a failed attempt, and the longest. Each pause is shortened at random by up
@@ -353,7 +352,7 @@ impl PeerThread {
         let (hello, _) = hello.ok_or_else(|| refused(&"this server has stopped"))?;
         let active = environment.active();
         let credentials = &active.credentials;
-        let connector = Connector::mutual(&credentials.identity, &credentials.trust);
+        let connector = credentials.trust.connector(&credentials.identity);
         let connector = connector.map_err(|e| refused(&e))?.protocol(LINK_PROTOCOL);
         let stream = self
             .target

@@ -8,7 +8,8 @@ use crossbeam_channel::Sender;
 use uuid::Uuid;
 
 use super::frames::Hello;
-use ssntp_transport::{PeerAddress, Role};
+use ssntp_pki::Role;
+use ssntp_transport::PeerAddress;
 
 /// The request of another server for a link, or of a server that this one has dialled.
 #[derive(Debug)]

@@ -21,8 +21,9 @@ use crate::server::core::{ServerCore, State};
 use crate::server::delivery::Parcel;
 use crate::server::handler::{Context, SendError};
 use crate::server::sessions::{SessionId, SessionInfo};
+use ssntp_pki::Role;
 use ssntp_transport::dispatch::Origin;
-use ssntp_transport::{ConnectionId, Load, Role};
+use ssntp_transport::{ConnectionId, Load};
 
 impl State {
     /// The number of this server's session whose frames are being handled, or 0.

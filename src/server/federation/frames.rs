@@ -20,7 +20,7 @@ use uuid::Uuid;
 use self::fields::{Field, Malformed};
 use super::roster::Row;
 use crate::proto::{FrameKind, FrameType, HEADER_LEN, Header};
-use ssntp_transport::Role;
+use ssntp_pki::Role;
 
 /// The version in HELLO. Servers of different versions do not link.
 pub(super) const VERSION: u16 = 1;

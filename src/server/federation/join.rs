@@ -21,7 +21,8 @@ use super::links::DUPLICATE;
 use crate::proto::{FrameKind, HEADER_LEN, Header, MAJOR, Refusal};
 use crate::server::config::Environment;
 use crate::server::entry::Facts;
-use ssntp_transport::{Outgoing, Role};
+use ssntp_pki::Role;
+use ssntp_transport::Outgoing;
 
 /// The longest first frame, in bytes. A HELLO of this version has less than 400.
 const MAX_FIRST: usize = 1024;

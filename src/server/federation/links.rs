@@ -29,8 +29,8 @@ use crate::proto::{Item, Refusal};
 use crate::server::config::Environment;
 use crate::server::core::{Grant, Notice, Peer, ServerCore, State};
 use crate::server::sessions::{Session, SessionId, SessionInfo};
+use ssntp_pki::KeptCertificate;
 use ssntp_transport::dispatch::{Action, DistantChange, Origin};
-use ssntp_transport::pki::KeptCertificate;
 use ssntp_transport::{ConnectionId, Gauge, Outgoing, Table, excerpt};
 
 /// The interval of ALIVE frames on each link.

@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 use super::frames::LinkFault;
 use crate::server::sessions::{ROLES, SessionId, SessionInfo, bits};
-use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
-use ssntp_transport::{ConnectionId, PeerAddress, Role};
+use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate, Role};
+use ssntp_transport::{ConnectionId, PeerAddress};
 
 /// The maximum number of sessions of one server: more than the threads of a Linux system allow.
 const MOST: usize = 1 << 21;

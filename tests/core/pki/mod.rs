@@ -17,7 +17,7 @@ use ssntp::pki::{
     Fault, Host, Identity, Issued, KeyKind, PrivateKeyDer, Trust, load_certificates,
 };
 use ssntp::transport::memory;
-use ssntp::transport::tls::{Acceptor, Connector, Secured, TlsError};
+use ssntp::transport::tls::{Secured, TlsError};
 use ssntp_test_support::warnings;
 use ssntp_transport::BufferPool;
 use uuid::Uuid;
@@ -663,8 +663,8 @@ fn handshake(
     server: &Identity,
     client: &Identity,
 ) -> (Result<Secured, TlsError>, Result<Secured, TlsError>) {
-    let acceptor = Acceptor::mutual(server, trust).unwrap();
-    let connector = Connector::mutual(client, trust).unwrap();
+    let acceptor = trust.acceptor(server).unwrap();
+    let connector = trust.connector(client).unwrap();
     let (local, remote) = memory::pair();
     #[expect(clippy::disallowed_methods, reason = "a time limit")]
     let deadline = Instant::now() + Duration::from_secs(20);

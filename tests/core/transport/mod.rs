@@ -18,10 +18,10 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{AlertDescription, ProtocolVersion, SignatureScheme, SupportedProtocolVersion};
 use socket2::Socket;
 use ssntp::Role;
-use ssntp::pki::{self, Authority, AuthorityRequest};
+use ssntp::pki::{self, Authority, AuthorityRequest, ServerCheck};
 use ssntp::transport::Limits;
 use ssntp::transport::memory::{self, Faults};
-use ssntp::transport::tls::{Acceptor, Connector, ServerCheck, TlsError};
+use ssntp::transport::tls::{Acceptor, Connector, TlsError};
 use ssntp_test_support::{LIMIT, identity, trust};
 use ssntp_transport::{
     BufferPool, Decode, Duplex, EndReason, Halves, Link, LinkConfig, Outbox, Outgoing, Sink, plain,
@@ -61,11 +61,11 @@ fn faulty(client: Faults, server: Faults) -> (Stream, Stream) {
 const KINDS: [fn() -> (Stream, Stream); 3] = [tcp, unix, in_memory];
 
 fn acceptor() -> Acceptor {
-    Acceptor::mutual(&identity(Role::SERVER), &trust()).unwrap()
+    trust().acceptor(&identity(Role::SERVER)).unwrap()
 }
 
 fn connector() -> Connector {
-    Connector::mutual(&identity(Role::AGENT), &trust()).unwrap()
+    trust().connector(&identity(Role::AGENT)).unwrap()
 }
 
 /// Both ends with TLS, the client's first.

@@ -233,7 +233,7 @@ fn each_server_check_checks_exactly_what_it_states() {
         let (client, server) = in_memory();
         let deadline = Instant::now() + LIMIT;
         let accepting = std::thread::spawn(move || acceptor().accept(server, &BufferPool::new(), deadline));
-        let connector = Connector::checking(check, Some(&identity(Role::AGENT))).unwrap();
+        let connector = check.connector(Some(&identity(Role::AGENT))).unwrap();
         let secured = connector.connect(client, name, &BufferPool::new(), deadline);
         assert_eq!(secured.is_ok(), passes, "{check:?} {name}: {:?}", secured.err());
         assert_eq!(accepting.join().unwrap().is_ok(), passes, "{check:?} {name}");

@@ -175,7 +175,7 @@ pub enum Received {
 
 impl Peer {
     pub fn over(stream: Arc<dyn Duplex>, identity: &Identity) -> Self {
-        Self::with(stream, &Connector::mutual(identity, &trust()).unwrap())
+        Self::with(stream, &trust().connector(identity).unwrap())
     }
 
     pub fn with(stream: Arc<dyn Duplex>, connector: &Connector) -> Self {

@@ -169,5 +169,5 @@ impl Drop for Http {
 }
 
 fn acceptor(identity: &Identity, trust: &Trust) -> Result<Acceptor, AdminError> {
-    Acceptor::mutual(identity, trust).map_err(AdminError::Tls)
+    trust.acceptor(identity).map_err(AdminError::Tls)
 }

@@ -19,7 +19,6 @@ mod members;
 mod notes;
 mod opflex;
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Weak;
 
@@ -47,7 +46,7 @@ pub(crate) struct AdminArgs {
     /// /metrics, /healthz, /readyz, /sessions, /closed, /info. At addresses that
     /// are not loopback, the pages use mutual TLS with the certificates of this
     /// process
-    #[arg(long, value_name = "ADDR", value_parser = with_port)]
+    #[arg(long, value_name = "ADDR")]
     admin: Option<Address>,
     /// The roles that may read the pages over TLS; a client needs one of them [default:
     /// controller, with --admin-ca any certificate]
@@ -60,20 +59,6 @@ pub(crate) struct AdminArgs {
     /// Let the group of the pages' Unix socket use it as well: mode 0660 instead of 0600
     #[arg(long, requires = "admin")]
     admin_group: bool,
-}
-
-/// Reads an address with a port. The default port of an address is that of SSNTP itself, and must
-/// not be used for pages.
-pub(crate) fn with_port(text: &str) -> Result<Address, String> {
-    let address = text.parse::<Address>().map_err(|e| e.to_string())?;
-    let is_port = |end: &str| !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
-    // An IPv6 address without a port may also end with a colon and digits.
-    let has_port =
-        text.parse::<IpAddr>().is_err() && text.rsplit_once(':').is_some_and(|(_, end)| is_port(end));
-    match has_port || text.starts_with("unix:") {
-        true => Ok(address),
-        false => Err("a port is needed, as in 127.0.0.1:9100".into()),
-    }
 }
 
 /// Makes a snapshot of a daemon. Called on the threads that serve the pages.

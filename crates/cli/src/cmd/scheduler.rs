@@ -12,6 +12,7 @@ use ssntp_scheduler::{ControllerMode, JoinedScheduler, Scheduler, SchedulerConfi
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
+use crate::connection::address;
 use crate::credentials::CredentialFiles;
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Presence, ended};
@@ -39,7 +40,7 @@ pub(crate) struct Args {
     config_file: ConfigFile,
     /// The addresses to listen at: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH;
     /// with port 0 the system chooses one
-    #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
+    #[arg(long, value_name = "ADDR", value_parser = address, required = true, num_args = 1..)]
     listen: Vec<Address>,
     #[command(flatten)]
     files: CredentialFiles,
@@ -57,7 +58,7 @@ pub(crate) struct Args {
     join: JoinArgs,
     /// The address at which the other schedulers reach this one [default: the addresses of
     /// --listen]
-    #[arg(long, value_name = "ADDR", requires = "join")]
+    #[arg(long, value_name = "ADDR", value_parser = address, requires = "join")]
     advertise: Option<Address>,
     /// The number of workloads that a node gets for one READY
     #[arg(long, value_parser = one_of(PLACEMENTS), default_value = "strict")]

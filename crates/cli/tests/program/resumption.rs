@@ -2,7 +2,6 @@
 
 use ssntp::Role;
 use ssntp::pki::CertificateRequest;
-use ssntp::transport::tls::Connector;
 use ssntp_test_support::{LIMIT, Peer, authority, identity, trust};
 use uuid::Uuid;
 
@@ -49,7 +48,8 @@ fn servers_resume_tls_sessions_unless_a_flag_says_otherwise() {
     for program in ["server", "scheduler --allow-unbound"] {
         for (flag, resumes) in [("", true), (" --no-resumption", false)] {
             let (_running, port) = start(place.path(), &format!("{program}{flag}"));
-            let agent = Connector::mutual(&identity(Role::AGENT), &trust())
+            let agent = trust()
+                .connector(&identity(Role::AGENT))
                 .unwrap()
                 .resumption(true);
             for resumed in [false, resumes] {

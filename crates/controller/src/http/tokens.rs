@@ -19,8 +19,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use ssntp::payload::{check_name, timestamp};
 use ssntp::pki::rfc3339;
-use ssntp_transport::pki::sha256;
-use ssntp_transport::replace;
+use ssntp_transport::{replace, sha256};
 use thiserror::Error;
 use uuid::Uuid;
 

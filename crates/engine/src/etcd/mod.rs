@@ -52,12 +52,7 @@ impl FromStr for Endpoints {
             .strip_prefix("etcd://")
             .ok_or_else(|| bad("it does not begin with etcd://".into()))?;
         let endpoint = |one: &str| {
-            // A name, or an IPv6 address in brackets, without a port.
-            let is_bare = !one.contains(':') || one.ends_with(']');
-            let address = match is_bare && !one.is_empty() {
-                true => format!("{one}:{PORT}").parse(),
-                false => one.parse::<Address>(),
-            };
+            let address = Address::with_default_port(one, PORT);
             match address.map_err(|e| bad(e.to_string()))? {
                 Address::Tcp { host, port } if !host.is_empty() && port != 0 => {
                     Ok(Address::Tcp { host, port })

@@ -14,8 +14,8 @@ use bytes::{Bytes, BytesMut};
 use crate::message::{Decoder, Identified, Incoming};
 use crate::peer::ConnectionId;
 use crate::rpc;
+use ssntp_pki::CertificateDer;
 use ssntp_transport::dispatch::{Action, Admission, Core, DispatchEvent, Events, Feed, Origin};
-use ssntp_transport::pki::CertificateDer;
 use ssntp_transport::{self, Decode, Halves, Link, LinkConfig, Outgoing, Table};
 
 /// The messages of one read.

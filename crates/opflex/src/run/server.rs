@@ -22,15 +22,14 @@ use crate::model::{Edit, ManagedObject, Piece};
 use crate::peer::host;
 use crate::server::{self, AgentInfo, ServerCore, SessionInfo};
 use ssntp_engine::{Engine, Membership};
+use ssntp_pki::CertificateInfo;
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
-use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
-    Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress,
-    Room, TcpOptions, after, memory_for_queues, plain, slots,
+    Acceptance, Address, Budget, BufferPool, Duplex, Listener, LogLimit, More, Newcomer, Occupancy, PATIENCE,
+    PeerAddress, Room, TcpOptions, after, memory_for_queues, plain, slots,
 };
-use ssntp_transport::{LogLimit, More};
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.
 ///

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ssntp_transport::pki::{Error, Fault, RevocationLists, RevocationReason, Revoked, Serial, Trust};
+use ssntp_pki::{Error, Fault, RevocationLists, RevocationReason, Revoked, Serial, ServerCheck, Trust};
 use ssntp_transport::rustls::{ServerConfig, version::TLS12};
-use ssntp_transport::tls::{Acceptor, Connector, ServerCheck};
+use ssntp_transport::tls::Acceptor;
 
 use super::methods::is_let_in;
 use super::*;
@@ -25,18 +25,18 @@ fn trust() -> Trust {
 
 /// True if a server and an element that dials this name accept each other.
 fn take(server: Acceptor, check: ServerCheck<'_>, element: Option<&Identity>, name: &str) -> bool {
-    is_let_in(server, Some(Connector::checking(check, element).unwrap()), name)
+    is_let_in(server, Some(check.connector(element).unwrap()), name)
 }
 
 #[test]
 fn a_certificate_without_a_role_is_verified_with_its_name_or_without() {
     let (own, trust) = (ordinary("v3.pem"), trust());
     assert!(own.roles().is_empty());
-    let open = || Acceptor::server_only(&own).unwrap();
+    let open = || Acceptor::server_only(own.certified_key()).unwrap();
     assert!(take(open(), ServerCheck::Name(&trust), None, "localhost"));
     assert!(!take(open(), ServerCheck::Name(&trust), None, "other"));
     assert!(take(open(), ServerCheck::Authority(&trust), None, "other"));
-    let mutual = Acceptor::mutual_of_any_version(&own, &trust).unwrap();
+    let mutual = trust.acceptor_of_any_version(&own).unwrap();
     let check = ServerCheck::Name(&trust);
     assert!(take(mutual.clone(), check, Some(&own), "localhost"));
     assert!(!take(mutual, check, None, "localhost"));
@@ -46,12 +46,12 @@ fn a_certificate_without_a_role_is_verified_with_its_name_or_without() {
 fn a_version_1_server_certificate_is_accepted_without_a_check_of_names() {
     let trust = trust();
     for name in ["v1.pem", "rsa.pem"] {
-        let open = || Acceptor::server_only(&ordinary(name)).unwrap();
+        let open = || Acceptor::server_only(ordinary(name).certified_key()).unwrap();
         assert!(take(open(), ServerCheck::Nothing, None, "x"), "{name}");
         assert!(take(open(), ServerCheck::Authority(&trust), None, "x"), "{name}");
         assert!(!take(open(), ServerCheck::Name(&trust), None, "x"), "{name}");
     }
-    let stranger = || Acceptor::server_only(&ordinary("stranger.pem")).unwrap();
+    let stranger = || Acceptor::server_only(ordinary("stranger.pem").certified_key()).unwrap();
     assert!(take(stranger(), ServerCheck::Nothing, None, "x"));
     assert!(!take(stranger(), ServerCheck::Authority(&trust), None, "x"));
 }
@@ -59,14 +59,14 @@ fn a_version_1_server_certificate_is_accepted_without_a_check_of_names() {
 #[test]
 fn a_version_1_client_certificate_of_a_trusted_authority_is_accepted() {
     let (own, trust) = (ordinary("v3.pem"), trust());
-    let any = || Acceptor::mutual_of_any_version(&own, &trust).unwrap();
+    let any = || trust.acceptor_of_any_version(&own).unwrap();
     let check = ServerCheck::Nothing;
     for name in ["v1.pem", "rsa.pem"] {
         assert!(take(any(), check, Some(&ordinary(name)), "x"), "{name}");
     }
     assert!(!take(any(), check, Some(&ordinary("stranger.pem")), "x"));
     // If roles are checked, a version 1 certificate has none.
-    let strict = Acceptor::mutual(&own, &trust).unwrap();
+    let strict = trust.acceptor(&own).unwrap();
     assert!(!take(strict, check, Some(&ordinary("v1.pem")), "x"));
 }
 
@@ -74,7 +74,7 @@ fn a_version_1_client_certificate_of_a_trusted_authority_is_accepted() {
 fn version_1_certificates_are_verified_in_tls_1_2_as_well() {
     let trust = trust();
     for name in ["v1.pem", "rsa.pem"] {
-        let config = ServerConfig::builder_with_provider(ssntp_transport::pki::provider())
+        let config = ServerConfig::builder_with_provider(ssntp_pki::provider())
             .with_protocol_versions(&[&TLS12])
             .unwrap()
             .with_no_client_auth()
@@ -107,7 +107,7 @@ fn an_encrypted_key_needs_its_passphrase() {
 fn a_self_signed_certificate_is_its_own_authority_as_with_openssl() {
     let own = ordinary("self.pem");
     let (itself, others) = (Trust::load(file("self.pem")).unwrap(), trust());
-    let any = |trust: &Trust| Acceptor::mutual_of_any_version(&own, trust).unwrap();
+    let any = |trust: &Trust| trust.acceptor_of_any_version(&own).unwrap();
     let check = ServerCheck::Authority(&itself);
     assert!(take(any(&itself), check, Some(&own), "x"));
     assert!(!take(any(&others), check, Some(&own), "x"));
@@ -125,7 +125,7 @@ fn a_self_signed_certificate_is_its_own_authority_as_with_openssl() {
         "localhost"
     ));
     assert!(!take(
-        Acceptor::mutual(&ordinary("v3.pem"), &itself).unwrap(),
+        itself.acceptor(&ordinary("v3.pem")).unwrap(),
         ServerCheck::Nothing,
         Some(&own),
         "x"
@@ -146,7 +146,7 @@ fn a_directory_holds_authorities_like_a_file() {
     let all = Trust::load(dir.path()).unwrap();
     assert_eq!(all.authorities().len(), 2);
     let (own, selfmade) = (ordinary("v3.pem"), ordinary("self.pem"));
-    let any = || Acceptor::mutual_of_any_version(&own, &all).unwrap();
+    let any = || all.acceptor_of_any_version(&own).unwrap();
     for client in [&own, &selfmade] {
         assert!(take(any(), ServerCheck::Authority(&all), Some(client), "x"));
     }
@@ -160,15 +160,18 @@ fn with_name_from_certificate_elements_have_the_names_of_their_certificates() {
     let mut settings = server_settings("pr1");
     settings.name_from_certificate = true;
     let config = ssntp_opflex::run::ServerConfig::new(settings);
-    let (server, address) = serve_tcp(config.tls(Acceptor::mutual_of_any_version(&own, &trust).unwrap()));
+    let (server, address) = serve_tcp(config.tls(trust.acceptor_of_any_version(&own).unwrap()));
     let mut config = ElementConfig::new(element_settings("somebody else", &[&address]));
-    config.tls =
-        Some(Connector::checking(ServerCheck::Authority(&trust), Some(&ordinary("v1.pem"))).unwrap());
+    config.tls = Some(
+        ServerCheck::Authority(&trust)
+            .connector(Some(&ordinary("v1.pem")))
+            .unwrap(),
+    );
     let element = PolicyElement::start(config).unwrap();
     until_health(&element, Health::Healthy);
     let sessions = server.handle().sessions().unwrap();
     let certificate = &ordinary("v1.pem").chain()[0].clone();
-    let name = ssntp_transport::pki::CertificateInfo::common_name(certificate).unwrap();
+    let name = ssntp_pki::CertificateInfo::common_name(certificate).unwrap();
     assert_eq!(sessions[0].name.as_deref(), Some(name.as_str()));
     assert_ne!(name, "somebody else");
 }
@@ -189,13 +192,12 @@ fn without(revoked: &[&Identity]) -> Trust {
 #[test]
 fn peers_that_new_tls_does_not_trust_are_disconnected() {
     let (own, stays, leaves) = (identity(), identity(), identity());
-    let acceptor = |trust: &Trust| Acceptor::mutual_of_any_version(&own, trust).unwrap();
+    let acceptor = |trust: &Trust| trust.acceptor_of_any_version(&own).unwrap();
     let config = ssntp_opflex::run::ServerConfig::new(server_settings("pr1"));
     let config = config.tls(acceptor(&authority().trust()));
     let (server, address) = serve_tcp(config);
-    let connector = |trust: &Trust, identity: &Identity| {
-        Connector::checking(ServerCheck::Authority(trust), Some(identity)).unwrap()
-    };
+    let connector =
+        |trust: &Trust, identity: &Identity| ServerCheck::Authority(trust).connector(Some(identity)).unwrap();
     let start = |name: &str, identity: &Identity| {
         let mut config = ElementConfig::new(element_settings(name, &[&address]));
         config.tls = Some(connector(&authority().trust(), identity));
@@ -219,7 +221,7 @@ fn peers_that_new_tls_does_not_trust_are_disconnected() {
     let trust = authority().trust();
     assert_eq!(
         server
-            .renew(Acceptor::mutual_of_any_version(&new, &trust).unwrap())
+            .renew(trust.acceptor_of_any_version(&new).unwrap())
             .unwrap(),
         0
     );
@@ -234,8 +236,8 @@ fn a_list_is_not_replaced_by_an_older_one() {
         authority().trust().with_revocation_lists(&lists).unwrap()
     };
     let own = identity();
-    let acceptor = |trust: &Trust| Acceptor::mutual_of_any_version(&own, trust).unwrap();
-    let connector = |trust: &Trust| Connector::checking(ServerCheck::Authority(trust), Some(&own)).unwrap();
+    let acceptor = |trust: &Trust| trust.acceptor_of_any_version(&own).unwrap();
+    let connector = |trust: &Trust| ServerCheck::Authority(trust).connector(Some(&own)).unwrap();
     let config = ssntp_opflex::run::ServerConfig::new(server_settings("pr1"));
     let (server, address) = serve_tcp(config.tls(acceptor(&numbered(7))));
     let mut config = ElementConfig::new(element_settings("element", &[&address]));

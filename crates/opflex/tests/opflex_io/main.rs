@@ -31,10 +31,9 @@ use ssntp_opflex::model::{Edit, ManagedObject, Uri};
 use ssntp_opflex::policy_element::{self, ElementEvent, Health, Store};
 use ssntp_opflex::run::{ElementConfig, ServerConfig, ServerContext, ServerHandle};
 use ssntp_opflex::{PolicyElement, Server, server};
+use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Role};
 use ssntp_transport::Address;
-use ssntp_transport::Role;
 use ssntp_transport::memory::MemoryListener;
-use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
 
 /// The time limit of every wait.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -8,9 +8,10 @@ use ssntp_opflex::message::Method;
 use ssntp_opflex::model::{ManagedObject, Target};
 use ssntp_opflex::policy_element::{ElementEvent, Health, PeerState, Store};
 use ssntp_opflex::run::{ElementConfig, ServerConfig};
+use ssntp_pki::ServerCheck;
 use ssntp_transport::Address;
 use ssntp_transport::memory::MemoryListener;
-use ssntp_transport::tls::{Acceptor, Connector, ServerCheck};
+use ssntp_transport::tls::{Acceptor, Connector};
 
 use super::raw::Raw;
 use super::*;
@@ -129,10 +130,10 @@ fn every_method_works_over_a_unix_socket() {
 #[test]
 fn every_method_works_over_tls_with_a_checked_name() {
     over_tcp(
-        |server| server.tls(Acceptor::server_only(&identity()).unwrap()),
+        |server| server.tls(Acceptor::server_only(identity().certified_key()).unwrap()),
         |mut element| {
             element.server_name = Some("localhost".to_owned());
-            element.tls(Connector::checking(ServerCheck::Name(&authority().trust()), None).unwrap())
+            element.tls(ServerCheck::Name(&authority().trust()).connector(None).unwrap())
         },
     );
 }
@@ -140,21 +141,21 @@ fn every_method_works_over_tls_with_a_checked_name() {
 #[test]
 fn every_method_works_over_tls_without_any_check() {
     over_tcp(
-        |server| server.tls(Acceptor::server_only(&identity()).unwrap()),
-        |element| element.tls(Connector::checking(ServerCheck::Nothing, None).unwrap()),
+        |server| server.tls(Acceptor::server_only(identity().certified_key()).unwrap()),
+        |element| element.tls(ServerCheck::Nothing.connector(None).unwrap()),
     );
 }
 
 #[test]
 fn every_method_works_over_mutual_tls_with_any_name() {
-    let mutual = Acceptor::mutual(&identity(), &authority().trust()).unwrap();
+    let mutual = authority().trust().acceptor(&identity()).unwrap();
     over_tcp(
         |server| server.tls(mutual),
         |mut element| {
             element.server_name = Some("another.name".to_owned());
             let (trust, identity) = (authority().trust(), identity());
             let check = ServerCheck::Authority(&trust);
-            element.tls(Connector::checking(check, Some(&identity)).unwrap())
+            element.tls(check.connector(Some(&identity)).unwrap())
         },
     );
 }
@@ -192,12 +193,12 @@ fn each_kind_of_tls_accepts_the_right_peers() {
     let stranger = Authority::new(&AuthorityRequest::default()).unwrap();
     let (ours, own) = (stranger.trust(), identity());
     let theirs = stranger
-        .issue(&CertificateRequest::new(ssntp_transport::Role::SERVER))
+        .issue(&CertificateRequest::new(ssntp_pki::Role::SERVER))
         .unwrap()
         .identity();
-    let open = || Acceptor::server_only(&own).unwrap();
-    let mutual = || Acceptor::mutual(&own, &trust).unwrap();
-    let connector = |check: ServerCheck<'_>, who| Some(Connector::checking(check, who).unwrap());
+    let open = || Acceptor::server_only(own.certified_key()).unwrap();
+    let mutual = || trust.acceptor(&own).unwrap();
+    let connector = |check: ServerCheck<'_>, who| Some(check.connector(who).unwrap());
     assert!(is_let_in(
         open(),
         connector(ServerCheck::Name(&trust), None),

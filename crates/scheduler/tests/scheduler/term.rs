@@ -14,7 +14,6 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
 use ssntp::server::{Dialler, Federation, PeerState, Server, ServerConfig};
 use ssntp::transport::Target;
 use ssntp::transport::memory::MemoryListener;
-use ssntp::transport::tls::Connector;
 use ssntp_engine::{Answer, Engine, EngineError, MemoryEngine, Request};
 use ssntp_scheduler::{JoinError, JoinedScheduler, Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;
@@ -583,7 +582,7 @@ fn an_intent_is_sent_before_its_start() {
         .listener
         .connect(Default::default(), Default::default())
         .unwrap();
-    let connector = Connector::mutual(&client::identity(Role::SCHEDULER), &ssntp_test_support::trust());
+    let connector = ssntp_test_support::trust().connector(&client::identity(Role::SCHEDULER));
     let connector = connector.unwrap().protocol(b"ssntp-link/1");
     let end = Instant::now() + LIMIT;
     let secured = connector.connect(Arc::new(stream), "localhost", &BufferPool::new(), end);

@@ -34,10 +34,11 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
+/// The time of day, which differs from clock to clock and may jump.
 #[expect(
     clippy::disallowed_methods,
     reason = "certificates are valid at a time of day, and people read one"
 )]
-pub(crate) fn wall_clock() -> SystemTime {
+pub fn wall_clock() -> SystemTime {
     SystemTime::now()
 }

@@ -18,6 +18,6 @@ pub mod threads;
 
 pub use self::available_memory::memory_for_queues;
 pub use self::capacity::{Room, descriptors};
-pub use self::deadline::{NEVER, after, deadline, left};
-pub(crate) use self::deadline::{now, wall_clock};
+pub(crate) use self::deadline::now;
+pub use self::deadline::{NEVER, after, deadline, left, wall_clock};
 pub use self::process::ProcessFigures;

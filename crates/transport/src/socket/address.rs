@@ -5,21 +5,18 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The default port of SSNTP (docs/protocol.md, "Underneath").
-pub const DEFAULT_PORT: u16 = 8888;
-
 /// An address to listen at or to connect to.
 ///
-/// Read from text as `HOST`, `HOST:PORT`, `IPV4:PORT`, `[IPV6]:PORT`, a bare
-/// IPv6 address, `:PORT` (every interface when listening, this host when
-/// connecting), or `unix:PATH`. The default port is 8888.
+/// Read from text as `HOST:PORT`, `IPV4:PORT`, `[IPV6]:PORT`, `:PORT` (every
+/// interface when listening, this host when connecting), or `unix:PATH`.
+/// [`with_default_port`](Self::with_default_port) also reads an address without a port.
 ///
 /// ```
 /// use ssntp_transport::Address;
 ///
 /// let address: Address = "[::1]:9000".parse()?;
 /// assert_eq!(address, Address::tcp("::1", 9000));
-/// assert_eq!("node7".parse::<Address>()?.to_string(), "node7:8888");
+/// assert_eq!(Address::with_default_port("node7", 8888)?, Address::tcp("node7", 8888));
 /// assert_eq!("unix:/run/s.sock".parse::<Address>()?, Address::Unix("/run/s.sock".into()));
 /// # Ok::<(), ssntp_transport::AddressError>(())
 /// ```
@@ -79,14 +76,22 @@ impl fmt::Display for Address {
     }
 }
 
-impl FromStr for Address {
-    type Err = AddressError;
+impl Address {
+    /// Reads an address that may lack a port: also `HOST`, `[IPV6]` and a bare IPv6 address. These
+    /// have the port `default`.
+    ///
+    /// # Errors
+    /// The text is in none of these forms.
+    pub fn with_default_port(text: &str, default: u16) -> Result<Self, AddressError> {
+        Self::read(text, Some(default))
+    }
 
-    fn from_str(text: &str) -> Result<Self, AddressError> {
+    fn read(text: &str, default: Option<u16>) -> Result<Self, AddressError> {
         let bad = |why| AddressError {
             text: text.to_owned(),
             why,
         };
+        let default = default.ok_or_else(|| bad("a port is needed, as in 127.0.0.1:9100"));
         match text.strip_prefix("unix:") {
             Some("") => return Err(bad("no path after unix:")),
             Some(path) => return Ok(Self::Unix(path.into())),
@@ -96,7 +101,7 @@ impl FromStr for Address {
             None => {}
         }
         if let Ok(ip) = text.parse::<Ipv6Addr>() {
-            return Ok(Self::tcp(ip.to_string(), DEFAULT_PORT));
+            return Ok(Self::tcp(ip.to_string(), default?));
         }
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
             let bracket = rest.split_once(']');
@@ -118,9 +123,17 @@ impl FromStr for Address {
             }
             (host.to_owned(), port)
         };
-        let port = port.map(str::parse).transpose();
-        let port = port.map_err(|_| bad("the port is not a number from 0 to 65535"))?;
-        Ok(Self::tcp(host, port.unwrap_or(DEFAULT_PORT)))
+        let not_a_port = |_| bad("the port is not a number from 0 to 65535");
+        let port = port.map_or(default, |port| port.parse().map_err(not_a_port))?;
+        Ok(Self::tcp(host, port))
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        Self::read(text, None)
     }
 }
 
@@ -147,7 +160,7 @@ mod tests {
             ("[::1]", "::1", 8888),
             ("[fe80::1]:65535", "fe80::1", 65535),
         ] {
-            let address: Address = text.parse().unwrap();
+            let address = Address::with_default_port(text, 8888).unwrap();
             assert_eq!(address, Address::tcp(host, port), "{text}");
             assert_eq!(address.to_string().parse(), Ok(address));
         }
@@ -167,6 +180,9 @@ mod tests {
             ("a b:1", "neither"),
             ("unix:", "path"),
             ("unix", "path"),
+            ("node7", "a port is needed"),
+            ("::1", "a port is needed"),
+            ("[::1]", "a port is needed"),
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(

@@ -29,7 +29,7 @@ mod target;
 mod tcp;
 mod unix;
 
-pub use self::address::{Address, AddressError, DEFAULT_PORT};
+pub use self::address::{Address, AddressError};
 pub use self::cancel::Cancel;
 pub use self::duplex::{Duplex, PeerAddress, is_timeout};
 pub(crate) use self::duplex::{WriteHalf, write_all};

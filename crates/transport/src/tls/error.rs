@@ -4,7 +4,6 @@ use std::io;
 
 use rustls::CertificateError;
 
-use crate::pki::Fault;
 use crate::socket::is_timeout;
 
 /// The reason why a TLS connection was not made.
@@ -27,6 +26,13 @@ pub enum TlsError {
     #[error("{0}")]
     Configuration(String),
 }
+
+/// A fault that a caller's check has found in a certificate, as a sentence, in a
+/// [`CertificateError::Other`]. It is shown as it is, because it may hold names of peers. Other
+/// errors of that kind are taken for names of variants.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CertificateFault(pub String);
 
 fn of_stream(error: &io::Error) -> String {
     match error.kind() {
@@ -76,18 +82,17 @@ pub(super) fn objection(error: &rustls::Error) -> Option<String> {
 
 fn of_certificate(fault: &CertificateError, whose: &str) -> String {
     match (fault, words(fault)) {
-        // rustls prints the Debug form of an error of our own verifier.
+        // rustls prints the Debug form of an error of the caller's check.
         (CertificateError::Other(fault), _) => of_other(fault),
         (_, Some(words)) => format!("{whose} certificate {words}"),
         (_, None) => in_words(&rustls::Error::from(fault.clone()).to_string()),
     }
 }
 
-/// The text of a fault that our own verifier or the library below rustls has found.
+/// The text of a fault that the caller's check or the library below rustls has found.
 fn of_other(fault: &rustls::OtherError) -> String {
-    // Our own faults have texts with the names of peers.
-    if let Some(own) = fault.0.downcast_ref::<Fault>() {
-        return own.to_string();
+    if let Some(CertificateFault(text)) = fault.0.downcast_ref() {
+        return text.clone();
     }
     match fault.to_string().as_str() {
         "CaUsedAsEndEntity" => "the peer shows the certificate of an authority as its own".to_owned(),

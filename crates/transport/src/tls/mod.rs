@@ -20,20 +20,19 @@
 //! | `split` | the two halves of a TLS connection, the only user of rustls's connection API |
 //! | `handshake` | the handshake |
 //! | `receive`, `transmit` | the two directions |
-//! | `verifier` | the checks of a peer's certificate |
+//! | `check` | [`CheckClients`], [`CheckServers`]: the checks of a peer's certificate, which the caller brings |
 //! | `resumption` | tickets of returning clients |
 //! | `error` | [`TlsError`] |
 
+mod check;
 mod error;
 mod handshake;
 mod receive;
 mod resumption;
 mod split;
 #[cfg(test)]
-#[cfg(feature = "issue")]
 mod testing;
 mod transmit;
-mod verifier;
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -42,77 +41,60 @@ use rustls::client::Resumption;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::sign::SingleCertAndKey;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{CertificateError, ClientConfig, ServerConfig};
 
-pub use self::error::TlsError;
+pub use self::check::{CheckClients, CheckServers, Successor};
+pub use self::error::{CertificateFault, TlsError};
 use self::handshake::handshake;
 use self::resumption::TicketCache;
-use self::verifier::{OfClients, OfServers};
-use crate::pki::{self, Identity, Trust};
+use crate::crypto;
 use crate::socket::Duplex;
 use crate::stream::{BufferPool, Halves};
 
-/// Accepts TLS connections with a server's identity and trust. A clone shares both.
+/// Accepts TLS connections with a server's identity and a check of clients. A clone shares both.
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     config: Arc<ServerConfig>,
     /// The same configuration with tickets, if they are allowed.
     resuming: Option<Arc<ServerConfig>>,
     /// The check of clients. `None` if they need no certificate, or if the caller made the configuration.
-    clients: Option<Arc<OfClients>>,
+    clients: Option<Arc<dyn CheckClients>>,
 }
 
 impl Acceptor {
-    /// Mutual TLS: every client has to prove a certificate of `trust`. TLS 1.3, and 1.2 for older
-    /// peers. Without [`resumption`](Self::resumption) every handshake is a full one.
+    /// Mutual TLS: shows the chain of `identity`, and every client has to prove a certificate that
+    /// `clients` accepts. TLS 1.3, and 1.2 for older peers. Without [`resumption`](Self::resumption)
+    /// every handshake is a full one.
     ///
     /// # Errors
     /// [`TlsError::Configuration`] if the certificates cannot be used.
-    pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
-        Self::verifying(identity, trust, false)
-    }
-
-    /// As [`mutual`](Self::mutual), for protocols without roles: clients may also show a
-    /// certificate of X.509 version 1 that an authority of `trust` has issued itself. Its signature
-    /// and lifetime are checked; it has no usages and no names.
-    ///
-    /// # Errors
-    /// As [`mutual`](Self::mutual).
-    pub fn mutual_of_any_version(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
-        Self::verifying(identity, trust, true)
-    }
-
-    fn verifying(identity: &Identity, trust: &Trust, any_version: bool) -> Result<Self, TlsError> {
-        trust.warn_if_revoked(identity);
-        let verifier = verifier::of_clients(trust, any_version)?;
-        let config = server_config(Arc::<OfClients>::clone(&verifier), identity)?;
+    pub fn new(identity: Arc<CertifiedKey>, clients: Arc<dyn CheckClients>) -> Result<Self, TlsError> {
+        let config = server_config(Arc::<dyn CheckClients>::clone(&clients), identity)?;
         Ok(Self {
-            clients: Some(verifier),
+            clients: Some(clients),
             ..Self::with_config(Arc::new(config))
         })
     }
 
-    /// TLS without certificates of clients. Otherwise as [`mutual`](Self::mutual).
+    /// TLS without certificates of clients. Otherwise as [`new`](Self::new).
     ///
     /// # Errors
-    /// As [`mutual`](Self::mutual).
-    pub fn server_only(identity: &Identity) -> Result<Self, TlsError> {
+    /// As [`new`](Self::new).
+    pub fn server_only(identity: Arc<CertifiedKey>) -> Result<Self, TlsError> {
         let config = server_config(WebPkiClientVerifier::no_client_auth(), identity)?;
         Ok(Self::with_config(Arc::new(config)))
     }
 
-    /// Checks that this acceptor may replace `former`: no revocation list may go back to an older
-    /// one, see [`Trust::check_follows`].
+    /// Checks that this acceptor may replace `former`, see [`Successor`].
     ///
     /// # Errors
     /// [`TlsError::Configuration`].
     pub fn check_follows(&self, former: &Self) -> Result<(), TlsError> {
-        check_follows(self.trust(), former.trust())
-    }
-
-    fn trust(&self) -> Option<&Trust> {
-        self.clients.as_ref().map(|clients| &clients.trust)
+        match (&self.clients, &former.clients) {
+            (Some(own), Some(former)) => own.check_follows(&**former).map_err(TlsError::Configuration),
+            _ => Ok(()),
+        }
     }
 
     /// TLS with a configuration of the caller.
@@ -136,7 +118,7 @@ impl Acceptor {
             let mut config = ServerConfig::clone(&self.config);
             // One is enough: a client gets a new one in each session.
             config.send_tls13_tickets = 1;
-            config.ticketer = pki::ticketer().map_err(|e| TlsError::Configuration(e.to_string()))?;
+            config.ticketer = crypto::ticketer().map_err(|e| TlsError::Configuration(e.to_string()))?;
             self.resuming = Some(Arc::new(config));
         }
         Ok(self)
@@ -166,8 +148,13 @@ impl Acceptor {
     }
 
     fn check_again(&self, chain: &[CertificateDer<'_>], at: UnixTime) -> Result<(), rustls::Error> {
-        let clients = self.clients.as_ref();
-        clients.map_or(Ok(()), |clients| clients.verify(chain, at))
+        let Some(clients) = &self.clients else {
+            return Ok(());
+        };
+        let (first, rest) = chain
+            .split_first()
+            .ok_or(rustls::Error::NoCertificatesPresented)?;
+        clients.verify_client_cert(first, rest, at).map(drop)
     }
 
     /// Runs the server's side of a TLS handshake. Blocks until it is complete or `deadline` has
@@ -189,88 +176,65 @@ impl Acceptor {
     }
 }
 
-/// Checks that a trust may replace a former one, see [`Trust::check_follows`].
-fn check_follows(trust: Option<&Trust>, former: Option<&Trust>) -> Result<(), TlsError> {
-    let checked = trust
-        .zip(former)
-        .map(|(trust, former)| trust.check_follows(former));
-    checked
-        .unwrap_or(Ok(()))
-        .map_err(|fault| TlsError::Configuration(fault.to_string()))
-}
-
 /// A server that gives no tickets.
 fn server_config(
     verifier: Arc<dyn ClientCertVerifier>,
-    identity: &Identity,
+    identity: Arc<CertifiedKey>,
 ) -> Result<ServerConfig, TlsError> {
-    let mut config = ServerConfig::builder_with_provider(pki::provider())
+    let mut config = ServerConfig::builder_with_provider(crypto::provider())
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(verifier)
-        .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)));
     // Without tickets, until `resumption` allows them. Sessions are never stored at the server.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     Ok(config)
 }
 
-/// Connects with TLS, with a client's identity and trust. A clone shares both.
+/// Connects with TLS, with a client's identity and a check of servers. A clone shares both.
 #[derive(Clone, Debug)]
 pub struct Connector {
     config: Arc<ClientConfig>,
     /// The check of servers. `None` if the caller made the configuration.
-    servers: Option<Arc<OfServers>>,
+    servers: Option<Arc<dyn CheckServers>>,
     tickets: Option<TicketCache>,
 }
 
 impl Connector {
-    /// Mutual TLS: proves `identity`, and accepts only servers of `trust` whose certificate holds the
-    /// name that is connected to.
+    /// Accepts the servers that `servers` accepts, and proves `identity` to servers that ask for a
+    /// certificate.
     ///
     /// # Errors
-    /// As [`Acceptor::mutual`].
-    pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
-        Self::checking(ServerCheck::Name(trust), Some(identity))
-    }
-
-    /// TLS with this check of the server. Proves `identity` to servers that ask for a certificate.
-    ///
-    /// # Errors
-    /// As [`Acceptor::mutual`].
-    pub fn checking(check: ServerCheck<'_>, identity: Option<&Identity>) -> Result<Self, TlsError> {
-        let verifier = verifier::of_servers(check)?;
-        if let (Some(trust), Some(identity)) = (verifier.trust(), identity) {
-            trust.warn_if_revoked(identity);
-        }
-        let config = ClientConfig::builder_with_provider(pki::provider())
+    /// As [`Acceptor::new`].
+    pub fn new(
+        servers: Arc<dyn CheckServers>,
+        identity: Option<Arc<CertifiedKey>>,
+    ) -> Result<Self, TlsError> {
+        let config = ClientConfig::builder_with_provider(crypto::provider())
             .with_safe_default_protocol_versions()?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::<OfServers>::clone(&verifier));
+            .with_custom_certificate_verifier(Arc::<dyn CheckServers>::clone(&servers));
         let mut config = match identity {
-            Some(identity) => {
-                config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())))
-            }
+            Some(identity) => config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity))),
             None => config.with_no_client_auth(),
         };
         config.resumption = Resumption::disabled();
         Ok(Self {
             config: Arc::new(config),
-            servers: Some(verifier),
+            servers: Some(servers),
             tickets: None,
         })
     }
 
-    /// Checks that this connector may replace `former`: no revocation list may go back to an older
-    /// one, see [`Trust::check_follows`].
+    /// Checks that this connector may replace `former`, see [`Successor`].
     ///
     /// # Errors
     /// [`TlsError::Configuration`].
     pub fn check_follows(&self, former: &Self) -> Result<(), TlsError> {
-        check_follows(self.trust(), former.trust())
-    }
-
-    fn trust(&self) -> Option<&Trust> {
-        self.servers.as_ref()?.trust()
+        match (&self.servers, &former.servers) {
+            (Some(own), Some(former)) => own.check_follows(&**former).map_err(TlsError::Configuration),
+            _ => Ok(()),
+        }
     }
 
     /// TLS with a configuration of the caller.
@@ -323,8 +287,14 @@ impl Connector {
     }
 
     fn check_again(&self, chain: &[CertificateDer<'_>], name: &ServerName<'_>) -> Result<(), rustls::Error> {
-        let servers = self.servers.as_ref();
-        servers.map_or(Ok(()), |servers| servers.verify(chain, name, UnixTime::now()))
+        let Some(servers) = &self.servers else {
+            return Ok(());
+        };
+        let (first, rest) = chain
+            .split_first()
+            .ok_or(rustls::Error::NoCertificatesPresented)?;
+        let verified = servers.verify_server_cert(first, rest, name, &[], UnixTime::now());
+        verified.map(drop)
     }
 
     /// Runs the client's side of a TLS handshake with a server that has to prove `name`, a DNS name
@@ -348,22 +318,6 @@ impl Connector {
             self.check_again(peer, &name)
         })
     }
-}
-
-/// The check that a client makes of a server.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum ServerCheck<'a> {
-    /// The certificate comes from an authority of this trust and holds the name that is connected
-    /// to.
-    Name(&'a Trust),
-    /// The certificate comes from an authority of this trust. The holder of any server certificate
-    /// of that authority can pose as the server. Certificates of X.509 version 1, which do not state
-    /// their usage, are accepted as well.
-    Authority(&'a Trust),
-    /// No check. The bytes are encrypted, but an attacker between the two ends can pose as the
-    /// server and read them.
-    Nothing,
 }
 
 /// A stream whose TLS handshake is complete.

@@ -139,7 +139,6 @@ impl Receive for TlsReceive {
 }
 
 #[cfg(test)]
-#[cfg(feature = "issue")]
 mod tests {
     use std::time::Duration;
 

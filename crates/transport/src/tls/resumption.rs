@@ -47,17 +47,16 @@ impl TicketCache {
 }
 
 #[cfg(test)]
-#[cfg(feature = "issue")]
 mod tests {
     use std::time::{Duration, Instant};
 
     use rustls::pki_types::UnixTime;
+    use rustls::sign::CertifiedKey;
 
+    use super::super::testing::Authority;
     use super::super::{Acceptor, Connector, Secured};
     use super::*;
     use crate::host::threads;
-    use crate::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
-    use crate::role::Role;
     use crate::socket::memory;
     use crate::stream::{BufferPool, Inbox};
 
@@ -68,29 +67,18 @@ mod tests {
 
     impl Cloud {
         fn new() -> Self {
-            let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+            let authority = Authority::new();
             let acceptor = acceptor(&authority);
             Self { authority, acceptor }
         }
 
-        fn identity(&self, role: Role) -> Identity {
-            self.authority
-                .issue(&CertificateRequest::new(role))
-                .unwrap()
-                .identity()
-        }
-
-        fn connector(&self, identity: &Identity) -> Connector {
-            Connector::mutual(identity, &self.authority.trust())
-                .unwrap()
-                .resumption(true)
+        fn connector(&self, identity: &Arc<CertifiedKey>) -> Connector {
+            self.authority.connector(identity).resumption(true)
         }
     }
 
     fn acceptor(authority: &Authority) -> Acceptor {
-        let server = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
-        let acceptor = Acceptor::mutual(&server.identity(), &authority.trust()).unwrap();
-        acceptor.resumption(true).unwrap()
+        authority.acceptor().resumption(true).unwrap()
     }
 
     /// A handshake and one byte from the server, with which its ticket came:
@@ -121,7 +109,7 @@ mod tests {
     #[test]
     fn a_resumed_session_has_the_same_certificates_as_the_first() {
         let cloud = Cloud::new();
-        let connector = cloud.connector(&cloud.identity(Role::AGENT));
+        let connector = cloud.connector(&cloud.authority.identity());
         let (first, first_client) = session(&cloud.acceptor, &connector);
         assert!(!first.resumed && !first_client.resumed);
         for _ in 0..2 {
@@ -135,17 +123,17 @@ mod tests {
     #[test]
     fn no_identity_resumes_the_session_of_another() {
         let cloud = Cloud::new();
-        let (agent, controller) = (cloud.identity(Role::AGENT), cloud.identity(Role::CONTROLLER));
-        session(&cloud.acceptor, &cloud.connector(&agent));
-        let (other, _) = session(&cloud.acceptor, &cloud.connector(&controller));
+        let [one, another] = [0; 2].map(|_| cloud.authority.identity());
+        session(&cloud.acceptor, &cloud.connector(&one));
+        let (other, _) = session(&cloud.acceptor, &cloud.connector(&another));
         assert!(!other.resumed);
-        assert_eq!(other.peer, controller.chain());
+        assert_eq!(other.peer, another.cert);
     }
 
     #[test]
     fn a_new_server_or_a_dropped_ticket_means_a_full_handshake() {
         let cloud = Cloud::new();
-        let connector = cloud.connector(&cloud.identity(Role::AGENT));
+        let connector = cloud.connector(&cloud.authority.identity());
         session(&cloud.acceptor, &connector);
         assert!(!session(&acceptor(&cloud.authority), &connector).0.resumed);
         session(&cloud.acceptor, &connector);
@@ -157,7 +145,7 @@ mod tests {
     fn an_acceptor_without_resumption_gives_no_tickets() {
         let mut cloud = Cloud::new();
         cloud.acceptor = cloud.acceptor.resumption(false).unwrap();
-        let connector = cloud.connector(&cloud.identity(Role::AGENT));
+        let connector = cloud.connector(&cloud.authority.identity());
         session(&cloud.acceptor, &connector);
         assert!(!session(&cloud.acceptor, &connector).0.resumed);
     }
@@ -165,7 +153,7 @@ mod tests {
     #[test]
     fn a_chain_that_has_expired_or_lost_its_authority_does_not_resume() {
         let (cloud, other) = (Cloud::new(), Cloud::new());
-        let chain = cloud.identity(Role::AGENT).chain().to_vec();
+        let chain = cloud.authority.identity().cert.clone();
         let check = |acceptor: &Acceptor, at| acceptor.check_again(&chain, at);
         let today = UnixTime::now();
         check(&cloud.acceptor, today).unwrap();
@@ -173,7 +161,7 @@ mod tests {
             check(&other.acceptor, today).is_err(),
             "the authority is not trusted any more"
         );
-        let centuries = Duration::from_secs(today.as_secs()) + Duration::from_secs(300 * 365 * 86_400);
+        let centuries = Duration::from_secs(today.as_secs()) + Duration::from_secs(9000 * 365 * 86_400);
         let expired = check(&cloud.acceptor, UnixTime::since_unix_epoch(centuries));
         assert!(
             matches!(expired, Err(rustls::Error::InvalidCertificate(_))),

@@ -164,7 +164,6 @@ impl Opener {
 
     /// Locks the session for a test, which keeps the other half out and shows the pending bytes.
     #[cfg(test)]
-    #[cfg(feature = "issue")]
     pub(super) fn hold(&self) -> MutexGuard<'_, Session> {
         self.0.lock().unwrap()
     }

@@ -190,7 +190,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "issue")]
     #[test]
     fn an_item_sent_at_once_follows_pending_bytes_and_never_blocks() {
         use super::super::testing::{Ends, ends};

@@ -5,7 +5,8 @@ use uuid::Uuid;
 
 use super::{EndCode, Forward, Hello, MAX_TARGETS, Receivers};
 use crate::server::federation::roster::{Rank, Row};
-use ssntp_transport::{PeerAddress, Role, cut};
+use ssntp_pki::Role;
+use ssntp_transport::{PeerAddress, cut};
 
 /// The longest text, such as an address or a reason, in bytes.
 const MAX_TEXT: usize = 256;

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_channel::bounded;
+use ssntp_pki::{CertificateDer, CertificateInfo};
 use ssntp_transport::dispatch::Core;
-use ssntp_transport::pki::{CertificateDer, CertificateInfo};
 use ssntp_transport::{Limits, Outbox, PeerAddress};
 
 use super::*;

@@ -11,7 +11,7 @@ use rustls::sign::SingleCertAndKey;
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
-use ssntp::transport::tls::{Acceptor, Connector};
+use ssntp::transport::tls::Connector;
 use ssntp::transport::{Address, TcpOptions};
 use ssntp_transport::{BufferPool, Halves};
 use uuid::Uuid;
@@ -102,7 +102,7 @@ impl Pki {
 
     /// A dialer that makes a full handshake each time.
     pub(crate) fn dialer(&self, system: System, side: Side) -> Result<Dialer, Failure> {
-        let connector = Connector::mutual(self.identity(side), &self.trust)?;
+        let connector = self.trust.connector(self.identity(side))?;
         Ok(Dialer::new(system, side, connector, self.pool.clone()))
     }
 
@@ -121,7 +121,7 @@ impl Pki {
 
     /// The two ends of a TLS connection over loopback, without a server.
     pub(crate) fn tls_pair(&self) -> Result<(Session, Halves), Failure> {
-        let acceptor = Acceptor::mutual(&self.server, &self.trust)?;
+        let acceptor = self.trust.acceptor(&self.server)?;
         let listen = Address::tcp("127.0.0.1", 0);
         let listeners = ssntp_transport::Listener::bind(&listen, TcpOptions::default())?;
         let Some(listener) = listeners.first() else {

@@ -43,7 +43,7 @@ use self::session::Dialer;
 use ssntp::Role;
 use ssntp::pki::{Identity, Trust};
 use ssntp_cluster::agent::DEFAULT_MAX_INSTANCES;
-use ssntp_transport::tls::{Connector, TlsError};
+use ssntp_transport::tls::TlsError;
 use ssntp_transport::{Address, BufferPool, Cancel, descriptors, threads};
 
 /// Descriptors for everything except sessions.
@@ -241,7 +241,7 @@ impl Fleet {
         {
             return Err(FleetError::Descriptors(limit));
         }
-        let connector = Connector::mutual(&config.identity, &config.trust)?;
+        let connector = config.trust.connector(&config.identity)?;
         let dialer = Arc::new(Dialer {
             connector,
             servers,

@@ -7,7 +7,6 @@ use ssntp::transport::Address;
 use ssntp_controller::Handle;
 use ssntp_controller::http::{Api, ApiConfig};
 
-use crate::admin::with_port;
 use crate::credentials::FilesRead;
 use crate::failure::Failure;
 
@@ -17,7 +16,7 @@ pub(super) struct HttpArgs {
     /// Serve pages about the cluster, and the API, over HTTP, at HOST:PORT or unix:PATH.
     /// At addresses that are not loopback, they use mutual TLS with the certificates of
     /// this process, which then needs the roles controller and server
-    #[arg(long, value_name = "ADDR", value_parser = with_port)]
+    #[arg(long, value_name = "ADDR")]
     http: Option<Address>,
     /// Another authority, whose certificates may read the pages and the API over TLS.
     /// Certificates of --ca with the role controller may also change workloads

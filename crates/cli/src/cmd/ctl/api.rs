@@ -8,12 +8,10 @@ use bytes::Bytes;
 use httparse::{EMPTY_HEADER, Header, Status};
 use serde_json::Value;
 use ssntp::transport::Address;
-use ssntp_transport::tls::Connector;
 use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, TcpOptions, is_timeout, plain};
 
 use super::options::Options;
 use super::session::POLL;
-use crate::admin::with_port;
 use crate::clock::now;
 use crate::failure::Failure;
 use crate::input;
@@ -105,7 +103,7 @@ impl<'a> Api<'a> {
             return Ok(plain(stream, BufferPool::new()));
         }
         let (identity, trust) = self.options.credentials(self.stop)?;
-        let connector = Connector::mutual(&identity, &trust).map_err(Failure::new)?;
+        let connector = trust.connector(&identity).map_err(Failure::new)?;
         let secured = connector.connect(stream, target.server_name(), &BufferPool::new(), now() + LIMIT);
         secured.map(|secured| secured.halves).map_err(|e| failed(&e))
     }
@@ -154,14 +152,15 @@ impl<'a> Api<'a> {
 /// Reads an address, or the URL of the first page. TLS is used unless the address is loopback, and the
 /// scheme of a URL must agree with that.
 fn address(text: &str) -> Result<Address, String> {
+    let parse = |text: &str| text.parse::<Address>().map_err(|e| e.to_string());
     let Some((scheme, rest)) = text.split_once("://") else {
-        return with_port(text);
+        return parse(text);
     };
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     if rest.contains('/') {
         return Err("the URL must have no path, as in http://127.0.0.1:9300".into());
     }
-    let address = with_port(rest)?;
+    let address = parse(rest)?;
     match (scheme.to_ascii_lowercase().as_str(), is_local(&address)) {
         ("http", true) | ("https", false) => Ok(address),
         ("http", false) => Err("the scheme must be https, because the address is not loopback".into()),

@@ -20,6 +20,7 @@ use super::local::InspectorArgs;
 use super::source::{POLL, Source};
 use super::tls::ServerTls;
 use crate::admin::{self, AdminArgs};
+use crate::connection::address;
 use crate::daemon::server::listening;
 use crate::daemon::{Daemon, Next, Presence, on};
 use crate::failure::Failure;
@@ -45,7 +46,7 @@ pub(crate) struct Args {
     config_file: ConfigFile,
     /// The addresses to listen at: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; with
     /// port 0 the system chooses one
-    #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
+    #[arg(long, value_name = "ADDR", value_parser = address, required = true, num_args = 1..)]
     listen: Vec<Address>,
     /// The policy: a JSON or YAML array of managed objects, as agent-ovs's
     /// opflex_server reads, or a directory of such files
@@ -71,7 +72,7 @@ pub(crate) struct Args {
     join: JoinArgs,
     /// The address at which elements reach this server; all servers send it to elements [default:
     /// the first of --listen]
-    #[arg(long, value_name = "ADDR", requires = "join")]
+    #[arg(long, value_name = "ADDR", value_parser = address, requires = "join")]
     advertise: Option<Address>,
     #[command(flatten)]
     inspector: InspectorArgs,

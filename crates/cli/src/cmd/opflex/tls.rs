@@ -12,8 +12,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ssntp::pki::{Identity, Trust};
-use ssntp::transport::tls::{Acceptor, Connector, ServerCheck};
+use ssntp::pki::{Identity, ServerCheck, Trust};
+use ssntp::transport::tls::{Acceptor, Connector};
 
 use crate::credentials::{CrlArgs, FilesRead, Lifetime};
 use crate::failure::Failure;
@@ -60,11 +60,11 @@ impl ServerTls {
                 let trust = self.crl.trust(ca, &mut read.lifetimes)?;
                 // A plain `openssl x509 -req` makes certificates of X.509 version 1. They have no
                 // roles and names, and OpFlex needs none: the signature and the lifetime count.
-                let acceptor = Acceptor::mutual_of_any_version(&identity, &trust);
+                let acceptor = trust.acceptor_of_any_version(&identity);
                 read.credentials = Some((identity, trust));
                 acceptor
             }
-            None => Acceptor::server_only(&identity),
+            None => Acceptor::server_only(identity.certified_key()),
         };
         Ok((Some(acceptor.map_err(Failure::new)?), read))
     }
@@ -178,7 +178,7 @@ impl ClientTls {
             Some(trust) if self.tls_any_name => ServerCheck::Authority(trust),
             Some(trust) => ServerCheck::Name(trust),
         };
-        let connector = Connector::checking(check, identity.as_ref()).map_err(Failure::new)?;
+        let connector = check.connector(identity.as_ref()).map_err(Failure::new)?;
         Ok((Some(connector), read))
     }
 }

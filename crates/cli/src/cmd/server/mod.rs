@@ -25,7 +25,7 @@ use super::operands::{self, senders};
 use crate::admin::{self, AdminArgs};
 use crate::application::Applications;
 use crate::choice::{Choices, Given, one_of};
-use crate::connection::to_dial;
+use crate::connection::{address, to_dial};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, ended, on};
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     config_file: ConfigFile,
     /// The addresses to listen at: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH;
     /// with port 0 the system chooses one [with --dev: 127.0.0.1:8888]
-    #[arg(long, value_name = "ADDR", required_unless_present = "dev", num_args = 1..)]
+    #[arg(long, value_name = "ADDR", value_parser = address, required_unless_present = "dev", num_args = 1..)]
     listen: Vec<Address>,
     /// The authority that must have issued the clients' certificates
     #[arg(
@@ -131,7 +131,7 @@ pub(crate) struct Args {
     join: JoinArgs,
     /// The address at which other servers reach this one [default: the addresses of
     /// --listen]
-    #[arg(long, value_name = "ADDR", requires = "several")]
+    #[arg(long, value_name = "ADDR", value_parser = address, requires = "several")]
     advertise: Option<Address>,
     /// End when the standard input ends, for a program that starts this one as a child
     #[arg(long, hide = true)]

@@ -16,9 +16,8 @@ use bytes::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use ssntp::client::{Client, ClientConfig};
-use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, ServerCheck, Trust};
 use ssntp::proto::{Command as Operand, Frame};
-use ssntp::transport::tls::{Connector, ServerCheck};
 use ssntp::{Role, transport};
 use ssntp_transport::{BufferPool, Outgoing, connect_tcp};
 use tempfile::TempDir;
@@ -545,7 +544,9 @@ fn secure_page(dir: &Path, port: u16, name: &str, target: &str) -> (u16, String)
 fn secure_get(dir: &Path, port: u16, name: Option<&str>, target: &str) -> std::io::Result<(u16, String)> {
     let identity = name.map(|name| Identity::load(dir.join(format!("{name}.pem"))).unwrap());
     let trust = Trust::load(dir.join("ca.pem")).unwrap();
-    let connector = Connector::checking(ServerCheck::Authority(&trust), identity.as_ref()).unwrap();
+    let connector = ServerCheck::Authority(&trust)
+        .connector(identity.as_ref())
+        .unwrap();
     let stream = connect_tcp("127.0.0.1", port, &transport::TcpOptions::default(), LIMIT)?;
     stream.set_read_timeout(Some(LIMIT))?;
     let secured = connector.connect(

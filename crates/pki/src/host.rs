@@ -9,12 +9,12 @@ use rustls::pki_types::DnsName;
 /// A DNS name or an IP address in a certificate's SAN.
 ///
 /// ```
-/// use ssntp_transport::pki::Host;
+/// use ssntp_pki::Host;
 ///
 /// let host: Host = "[::1]".parse()?;
 /// assert_eq!(host.to_string(), "::1");
 /// assert_eq!("Scheduler.Example.".parse(), Ok(Host::Name("scheduler.example".into())));
-/// # Ok::<(), ssntp_transport::pki::ParseHostError>(())
+/// # Ok::<(), ssntp_pki::ParseHostError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Host {

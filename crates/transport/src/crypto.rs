@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, LazyLock};
 
+use rustls::crypto::CryptoProvider;
 #[cfg(feature = "aws-lc-rs")]
 use rustls::crypto::aws_lc_rs as library;
 #[cfg(not(feature = "aws-lc-rs"))]
 use rustls::crypto::ring as library;
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::server::ProducesTickets;
 
 // Made once, because it never changes, and each handshake and certificate check needs it.
@@ -19,13 +19,8 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::clone(&PROVIDER)
 }
 
-/// The algorithms with which signatures are verified.
-pub(crate) fn algorithms() -> WebPkiSupportedAlgorithms {
-    PROVIDER.signature_verification_algorithms
-}
-
 /// Seals session tickets, under random keys that it changes by itself.
-pub fn ticketer() -> Result<Arc<dyn ProducesTickets>, rustls::Error> {
+pub(crate) fn ticketer() -> Result<Arc<dyn ProducesTickets>, rustls::Error> {
     library::Ticketer::new()
 }
 

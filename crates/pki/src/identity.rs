@@ -9,8 +9,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SigningKey};
 use uuid::Uuid;
 
-use super::{CertificateInfo, Error, Fault, der, provider, store};
 use crate::Role;
+use crate::{CertificateInfo, Error, Fault, der, provider, store};
 
 /// A certificate chain and its private key, which are checked to belong together. The key may be
 /// outside of this process: [`with_signer`](Self::with_signer).
@@ -134,7 +134,7 @@ impl Identity {
     }
 
     /// Joins chain and key without a check of lifetime and roles.
-    pub(super) fn assemble(
+    pub(crate) fn assemble(
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
         origin: &str,
@@ -202,7 +202,7 @@ fn first_of(chain: &[CertificateDer<'static>]) -> Result<CertificateInfo, Fault>
 }
 
 /// The key as a signer.
-pub(super) fn signing_key(key: PrivateKeyDer<'static>, origin: &str) -> Result<Arc<dyn SigningKey>, Error> {
+pub(crate) fn signing_key(key: PrivateKeyDer<'static>, origin: &str) -> Result<Arc<dyn SigningKey>, Error> {
     let load = || {
         if der::is_pem(key.secret_der()) {
             return Err(Fault::NotDer);
@@ -214,7 +214,7 @@ pub(super) fn signing_key(key: PrivateKeyDer<'static>, origin: &str) -> Result<A
 }
 
 /// Joins a chain and its key. Fails if the key is known to belong to another certificate.
-pub(super) fn certify(
+pub(crate) fn certify(
     chain: Vec<CertificateDer<'static>>,
     key: Arc<dyn SigningKey>,
 ) -> Result<Arc<CertifiedKey>, Fault> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustls::pki_types::CertificateDer;
 
-use super::CertificateInfo;
+use crate::CertificateInfo;
 
 /// A certificate that has been read, kept as its DER, which takes less than half of the memory of its
 /// facts. The facts are read again on demand. The intermediate certificates of the peer are kept with
@@ -102,7 +102,7 @@ mod tests {
     #[cfg(feature = "issue")]
     #[test]
     fn a_kept_certificate_has_the_facts_of_the_original() {
-        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        use crate::{Authority, AuthorityRequest, CertificateRequest};
         let authority = Authority::new(&AuthorityRequest::default()).unwrap();
         let issue = || {
             let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
@@ -123,6 +123,6 @@ mod tests {
         let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
         let kept = KeptCertificate::new(&nothing, None);
         assert_eq!(kept.info().roles, Role::NONE);
-        assert!(kept.info().check_validity(crate::pki::der::now()).is_err());
+        assert!(kept.info().check_validity(crate::der::now()).is_err());
     }
 }

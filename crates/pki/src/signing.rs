@@ -14,10 +14,10 @@ use rcgen::{KeyPair, SubjectPublicKeyInfo};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::FromDer;
 
-use super::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair, subject_params};
-use super::pem::{self, Item};
-use super::request::CertificateRequest;
-use super::{CertificateInfo, Error, Fault, der, store};
+use crate::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair, subject_params};
+use crate::pem::{self, Item};
+use crate::request::CertificateRequest;
+use crate::{CertificateInfo, Error, Fault, der, store};
 
 impl CertificateRequest {
     /// Writes a signing request (PKCS#10, PEM) to the file `to`, signed by the key in the file `key`. If

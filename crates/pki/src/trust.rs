@@ -9,12 +9,12 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, RootCertStore};
 
-use super::limits::{self, PathLength};
-use super::revocation::{Revocation, RevocationLists};
-use super::{
+use crate::Role;
+use crate::limits::{self, PathLength};
+use crate::revocation::{Revocation, RevocationLists};
+use crate::{
     CertificateInfo, Error, Fault, Host, Identity, RevocationList, algorithms, der, provider, store,
 };
-use crate::Role;
 
 /// The certificates of the trusted authorities.
 ///
@@ -93,7 +93,7 @@ impl Trust {
     }
 
     /// Trusts these authorities, whether they have expired or not.
-    pub(super) fn new(authorities: Vec<CertificateInfo>) -> Result<Self, Fault> {
+    pub(crate) fn new(authorities: Vec<CertificateInfo>) -> Result<Self, Fault> {
         let mut roots = RootCertStore::empty();
         let mut names: Vec<Host> = Vec::new();
         let mut path_lengths = Vec::new();

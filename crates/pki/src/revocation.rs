@@ -17,17 +17,17 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::KeyUsage;
 
-use super::der::{self, is_signed_by};
-use super::{CertificateInfo, Error, Fault, RevocationList, Serial, store};
+use crate::der::{self, is_signed_by};
+use crate::{CertificateInfo, Error, Fault, RevocationList, Serial, store};
 
 /// Certificate revocation lists (CRLs) of one or several authorities, for a
-/// [`Trust`](super::Trust::with_revocation_lists).
+/// [`Trust`](crate::Trust::with_revocation_lists).
 ///
 /// ```no_run
-/// use ssntp_transport::pki::{RevocationLists, Trust};
+/// use ssntp_pki::{RevocationLists, Trust};
 ///
 /// let trust = Trust::load("ca.pem")?.with_revocation_lists(&RevocationLists::load("crl.pem")?)?;
-/// # Ok::<(), ssntp_transport::pki::Error>(())
+/// # Ok::<(), ssntp_pki::Error>(())
 /// ```
 ///
 /// # Threads
@@ -103,15 +103,15 @@ impl RevocationLists {
         &self.lists
     }
 
-    pub(super) fn origin(&self) -> &str {
+    pub(crate) fn origin(&self) -> &str {
         &self.origin
     }
 }
 
 /// The lists that a trust checks.
 #[derive(Clone, Debug)]
-pub(super) struct Revocation {
-    pub(super) lists: RevocationLists,
+pub(crate) struct Revocation {
+    pub(crate) lists: RevocationLists,
     /// The public key of the trusted authority that signed each list. `None` if an
     /// intermediate authority must have signed it.
     signers: Vec<Option<Box<[u8]>>>,
@@ -120,7 +120,7 @@ pub(super) struct Revocation {
 impl Revocation {
     /// Checks each list against the authorities. The list of an intermediate authority is
     /// checked when a peer shows that authority's certificate.
-    pub(super) fn new(lists: &RevocationLists, authorities: &[CertificateInfo]) -> Result<Self, Fault> {
+    pub(crate) fn new(lists: &RevocationLists, authorities: &[CertificateInfo]) -> Result<Self, Fault> {
         let parsed = authorities
             .iter()
             .map(|authority| der::certificate(&authority.der));
@@ -188,7 +188,7 @@ impl Revocation {
     }
 
     /// Checks that no list of an authority that is still trusted is replaced by an older one, or left out.
-    pub(super) fn check_follows(&self, former: &Self, authorities: &[CertificateInfo]) -> Result<(), Fault> {
+    pub(crate) fn check_follows(&self, former: &Self, authorities: &[CertificateInfo]) -> Result<(), Fault> {
         for (before, key) in former.signed() {
             // Authorities of the same name differ in their keys.
             let mut parsed = authorities.iter().flat_map(|one| der::certificate(&one.der));
@@ -208,7 +208,7 @@ impl Revocation {
 
     /// Checks that no certificate of a chain is revoked. The caller has to check the signatures.
     /// `intermediates` must not hold a trusted authority. As for the limits, all shown certificates count.
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         first: &CertificateDer<'_>,
         intermediates: &[&CertificateDer<'_>],

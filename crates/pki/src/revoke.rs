@@ -17,11 +17,10 @@ use rcgen::{
 };
 use x509_parser::extensions::KeyUsage;
 
-use super::der::{self, is_signed_by};
-use super::issue::{DAY, KEY_FILE, PUBLIC, crypto};
-use super::{Authority, BadRequest, CertificateInfo, Error, Fault, RevocationList, Revoked, Serial, store};
-use crate::lock::lock_within;
-use crate::replace::replace;
+use crate::der::{self, is_signed_by};
+use crate::issue::{DAY, KEY_FILE, PUBLIC, crypto};
+use crate::{Authority, BadRequest, CertificateInfo, Error, Fault, RevocationList, Revoked, Serial, store};
+use ssntp_transport::{lock_within, replace};
 
 const LIST_FILE: &str = "crl.pem";
 
@@ -53,7 +52,7 @@ impl Authority {
         number: u64,
         days: u32,
     ) -> Result<SignedRevocationList, Error> {
-        if !(1..=super::issue::MAX_DAYS).contains(&days) {
+        if !(1..=crate::issue::MAX_DAYS).contains(&days) {
             return Err(BadRequest::Days(days).into());
         }
         let beginning = rcgen::date_time_ymd(1970, 1, 1);
@@ -138,7 +137,7 @@ impl Authority {
     }
 
     /// The list in the authority's directory, if there is one.
-    pub(super) fn kept_list(&self, directory: &Path) -> Result<Option<RevocationList>, Error> {
+    pub(crate) fn kept_list(&self, directory: &Path) -> Result<Option<RevocationList>, Error> {
         let path = directory.join(LIST_FILE);
         let mut lists = match RevocationList::load(&path) {
             Ok(lists) => lists,
@@ -201,7 +200,7 @@ impl Authority {
 
 /// Locks an authority's directory against other programs until the result is dropped. The lock is on
 /// the key file, so that only users who may read the key can make other programs wait.
-pub(super) fn hold(directory: &Path) -> Result<File, Error> {
+pub(crate) fn hold(directory: &Path) -> Result<File, Error> {
     hold_within(directory, PATIENCE)
 }
 
@@ -216,7 +215,7 @@ fn hold_within(directory: &Path, patience: Duration) -> Result<File, Error> {
 }
 
 /// Writes a file, or replaces an existing one or the target of a link.
-pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let target: PathBuf = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     replace(&target, bytes).map_err(|source| Error::Write {
         path: path.to_owned(),
@@ -243,9 +242,9 @@ fn code(number: u8) -> Option<Code> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AuthorityRequest, CertificateRequest, RevocationReason};
     use super::*;
     use crate::Role;
+    use crate::{AuthorityRequest, CertificateRequest, RevocationReason};
 
     fn authority() -> (tempfile::TempDir, Authority) {
         let directory = tempfile::tempdir().unwrap();

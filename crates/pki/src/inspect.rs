@@ -10,14 +10,14 @@ use x509_parser::public_key::PublicKey;
 use x509_parser::time::ASN1Time;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
-use super::der::{self, authority_key, distinguished_name, hexadecimal, rfc3339};
-use super::{Fault, Host, eku, sha256};
-use crate::printable::printable;
+use crate::der::{self, authority_key, distinguished_name, hexadecimal, rfc3339};
 use crate::role::Role;
+use crate::{Fault, Host, eku, sha256};
+use ssntp_transport::printable;
 
 const UUID_SCHEME: &str = "urn:uuid:";
 
-/// The facts in one certificate, which are read but not judged: [`Trust::verify`](super::Trust::verify)
+/// The facts in one certificate, which are read but not judged: [`Trust::verify`](crate::Trust::verify)
 /// checks whether a trusted authority issued it. Hidden characters in its texts are escaped.
 ///
 /// Two certificates are equal if their [`der`](Self::der) bytes are.
@@ -147,7 +147,7 @@ impl CertificateInfo {
     /// identifiers of the authorities' keys, if the certificates have them.
     ///
     /// An authority whose certificate was renewed with its old key is still the same one. No
-    /// signature is verified here: [`Trust::verify`](super::Trust::verify) does that.
+    /// signature is verified here: [`Trust::verify`](crate::Trust::verify) does that.
     pub fn has_same_issuer(&self, other: &Self) -> bool {
         // Read again on each call, because few certificates are ever compared.
         match (der::certificate(&self.der), der::certificate(&other.der)) {
@@ -361,7 +361,7 @@ mod tests {
     #[cfg(feature = "issue")]
     #[test]
     fn authorities_of_the_same_name_are_distinguished() {
-        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        use crate::{Authority, AuthorityRequest, CertificateRequest};
         let authority = || Authority::new(&AuthorityRequest::default()).unwrap();
         let issue = |authority: &Authority| {
             let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();

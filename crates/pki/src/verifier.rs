@@ -1,6 +1,7 @@
-//! The checks of a peer's certificate: those of rustls, and the limits and revocation lists of
-//! [`Trust`].
+//! What TLS checks of a peer's certificate: the checks of rustls, and the limits and revocation
+//! lists of [`Trust`].
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -13,41 +14,101 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureScheme,
 };
+use ssntp_transport::tls::{Acceptor, CertificateFault, Connector, Successor, TlsError};
 
-use super::{ServerCheck, TlsError};
-use crate::pki::{CertificateInfo, Fault, Trust, Version1, algorithms, provider};
+use crate::{CertificateInfo, Fault, Identity, Trust, Version1, algorithms, provider};
 
-/// The check that a server makes of clients.
-///
-/// With `any_version`, certificates of X.509 version 1 that an authority issued itself are accepted
-/// as well, see [`Version1`], and so is a trusted authority's own certificate.
-pub(super) fn of_clients(trust: &Trust, any_version: bool) -> Result<Arc<OfClients>, TlsError> {
-    let roots = Arc::clone(trust.roots());
-    let chain = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
-    Ok(Arc::new(OfClients {
-        chain: chain.map_err(|e| TlsError::Configuration(e.to_string()))?,
-        trust: trust.clone(),
-        any_version,
-    }))
+impl Trust {
+    /// Accepts TLS connections as `identity`, of clients with a certificate of this trust.
+    ///
+    /// # Errors
+    /// [`TlsError::Configuration`] if the certificates cannot be used.
+    pub fn acceptor(&self, identity: &Identity) -> Result<Acceptor, TlsError> {
+        self.verifying(identity, false)
+    }
+
+    /// As [`acceptor`](Self::acceptor), for protocols without roles: clients may also show a
+    /// certificate of X.509 version 1 that an authority of this trust has issued itself. Its
+    /// signature and lifetime are checked; it has no usages and no names.
+    ///
+    /// # Errors
+    /// As [`acceptor`](Self::acceptor).
+    pub fn acceptor_of_any_version(&self, identity: &Identity) -> Result<Acceptor, TlsError> {
+        self.verifying(identity, true)
+    }
+
+    fn verifying(&self, identity: &Identity, any_version: bool) -> Result<Acceptor, TlsError> {
+        self.warn_if_revoked(identity);
+        let roots = Arc::clone(self.roots());
+        let chain = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+        let clients = OfClients {
+            chain: chain.map_err(|e| TlsError::Configuration(e.to_string()))?,
+            trust: self.clone(),
+            any_version,
+        };
+        Acceptor::new(identity.certified_key(), Arc::new(clients))
+    }
+
+    /// Connects as `identity` to servers of this trust whose certificate holds the name that is
+    /// dialled.
+    ///
+    /// # Errors
+    /// As [`acceptor`](Self::acceptor).
+    pub fn connector(&self, identity: &Identity) -> Result<Connector, TlsError> {
+        ServerCheck::Name(self).connector(Some(identity))
+    }
 }
 
-/// The check that a client makes of servers.
-pub(super) fn of_servers(check: ServerCheck<'_>) -> Result<Arc<OfServers>, TlsError> {
-    let (trust, any_name) = match check {
-        ServerCheck::Name(trust) => (Some(trust), false),
-        ServerCheck::Authority(trust) => (Some(trust), true),
-        ServerCheck::Nothing => (None, true),
-    };
-    let chain = |trust: &Trust| {
-        let roots = Arc::clone(trust.roots());
-        let chain = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
-        let chain = chain.map_err(|e| TlsError::Configuration(e.to_string()))?;
-        Ok::<_, TlsError>((chain, trust.clone()))
-    };
-    Ok(Arc::new(OfServers {
-        chain: trust.map(chain).transpose()?,
-        any_name,
-    }))
+/// The check that a client makes of a server.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum ServerCheck<'a> {
+    /// The certificate comes from an authority of this trust and holds the name that is connected
+    /// to.
+    Name(&'a Trust),
+    /// The certificate comes from an authority of this trust. The holder of any server certificate
+    /// of that authority can pose as the server. Certificates of X.509 version 1, which do not state
+    /// their usage, are accepted as well.
+    Authority(&'a Trust),
+    /// No check. The bytes are encrypted, but an attacker between the two ends can pose as the
+    /// server and read them.
+    Nothing,
+}
+
+impl ServerCheck<'_> {
+    /// Connects with TLS and this check of the server. Proves `identity` to servers that ask for a
+    /// certificate.
+    ///
+    /// # Errors
+    /// As [`Trust::acceptor`].
+    pub fn connector(self, identity: Option<&Identity>) -> Result<Connector, TlsError> {
+        let (trust, any_name) = match self {
+            Self::Name(trust) => (Some(trust), false),
+            Self::Authority(trust) => (Some(trust), true),
+            Self::Nothing => (None, true),
+        };
+        if let (Some(trust), Some(identity)) = (trust, identity) {
+            trust.warn_if_revoked(identity);
+        }
+        let chain = |trust: &Trust| {
+            let roots = Arc::clone(trust.roots());
+            let chain = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
+            let chain = chain.map_err(|e| TlsError::Configuration(e.to_string()))?;
+            Ok::<_, TlsError>((chain, trust.clone()))
+        };
+        let servers = OfServers {
+            chain: trust.map(chain).transpose()?,
+            any_name,
+        };
+        Connector::new(Arc::new(servers), identity.map(Identity::certified_key))
+    }
+}
+
+/// Checks that no revocation list goes back to an older one.
+fn check_follows(trust: Option<&Trust>, former: Option<&Trust>) -> Result<(), String> {
+    let both = trust.zip(former);
+    let checked = both.map_or(Ok(()), |(trust, former)| trust.check_follows(former));
+    checked.map_err(|fault| fault.to_string())
 }
 
 /// The methods that the traits for clients and for servers have in common: they check that the
@@ -86,7 +147,7 @@ macro_rules! check_keys {
 }
 
 fn refused(fault: Fault) -> Error {
-    CertificateError::Other(OtherError(Arc::new(fault))).into()
+    CertificateError::Other(OtherError(Arc::new(CertificateFault(fault.to_string())))).into()
 }
 
 /// Checks that no certificate is revoked.
@@ -146,18 +207,17 @@ fn check_single(
 }
 
 #[derive(Debug)]
-pub(super) struct OfClients {
+struct OfClients {
     chain: Arc<dyn ClientCertVerifier>,
-    pub(super) trust: Trust,
+    trust: Trust,
     /// True to accept certificates of X.509 version 1, and of authorities, as well.
     any_version: bool,
 }
 
-impl OfClients {
-    /// Verifies the chain of a client, its own certificate first.
-    pub(super) fn verify(&self, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<(), Error> {
-        let (first, rest) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
-        self.verify_client_cert(first, rest, now).map(drop)
+impl Successor for OfClients {
+    fn check_follows(&self, former: &dyn Any) -> Result<(), String> {
+        let former = former.downcast_ref::<Self>();
+        check_follows(Some(&self.trust), former.map(|former| &former.trust))
     }
 }
 
@@ -189,25 +249,21 @@ impl ClientCertVerifier for OfClients {
 /// Checks the chain and the name only if the configuration requires that. It always checks that
 /// the server holds the key of its certificate.
 #[derive(Debug)]
-pub(super) struct OfServers {
+struct OfServers {
     chain: Option<(Arc<WebPkiServerVerifier>, Trust)>,
     any_name: bool,
 }
 
 impl OfServers {
-    pub(super) fn trust(&self) -> Option<&Trust> {
+    fn trust(&self) -> Option<&Trust> {
         self.chain.as_ref().map(|(_, trust)| trust)
     }
+}
 
-    /// Verifies the chain of a server that has to prove `name`, its own certificate first.
-    pub(super) fn verify(
-        &self,
-        chain: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        now: UnixTime,
-    ) -> Result<(), Error> {
-        let (first, rest) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
-        self.verify_server_cert(first, rest, name, &[], now).map(drop)
+impl Successor for OfServers {
+    fn check_follows(&self, former: &dyn Any) -> Result<(), String> {
+        let former = former.downcast_ref::<Self>();
+        check_follows(self.trust(), former.and_then(Self::trust))
     }
 }
 

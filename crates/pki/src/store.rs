@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
-use super::pem::{self, Item};
-use super::{Error, Fault};
+use crate::pem::{self, Item};
+use crate::{Error, Fault};
 
 /// The longest file: far above any certificate bundle, and some 250,000 entries of a revocation list. It
 /// bounds the reading of a device or a log file that was named by mistake.
@@ -16,18 +16,18 @@ const MAX_FILE_LEN: u64 = 16 << 20;
 
 /// The content of a PEM text. Sections of other kinds (parameters, requests) are ignored.
 #[derive(Default)]
-pub(super) struct Sections {
-    pub(super) certificates: Vec<CertificateDer<'static>>,
-    pub(super) revocation_lists: Vec<CertificateRevocationListDer<'static>>,
+pub(crate) struct Sections {
+    pub(crate) certificates: Vec<CertificateDer<'static>>,
+    pub(crate) revocation_lists: Vec<CertificateRevocationListDer<'static>>,
     keys: Vec<PrivateKeyDer<'static>>,
-    pub(super) encrypted: bool,
+    pub(crate) encrypted: bool,
     /// The encrypted keys, as PEM.
     sealed: Vec<String>,
 }
 
 impl Sections {
     /// Splits a PEM text.
-    pub(super) fn read(text: &[u8]) -> Result<Self, Fault> {
+    pub(crate) fn read(text: &[u8]) -> Result<Self, Fault> {
         if !contains(text, b"-----BEGIN ") {
             return Err(Fault::NotPem);
         }
@@ -54,7 +54,7 @@ impl Sections {
     }
 
     /// The certificates; at least one.
-    pub(super) fn certificates(&self) -> Result<&[CertificateDer<'static>], Fault> {
+    pub(crate) fn certificates(&self) -> Result<&[CertificateDer<'static>], Fault> {
         if self.certificates.is_empty() {
             return Err(Fault::NoCertificate);
         }
@@ -62,7 +62,7 @@ impl Sections {
     }
 
     /// The only private key.
-    pub(super) fn key(&self) -> Result<PrivateKeyDer<'static>, Fault> {
+    pub(crate) fn key(&self) -> Result<PrivateKeyDer<'static>, Fault> {
         match self.keys.as_slice() {
             [key] => Ok(key.clone_key()),
             [] if self.encrypted => Err(Fault::EncryptedKey),
@@ -72,7 +72,7 @@ impl Sections {
     }
 
     /// The only private key, decrypted with the passphrase if it is encrypted.
-    pub(super) fn key_under(&self, passphrase: Option<&[u8]>) -> Result<PrivateKeyDer<'static>, Fault> {
+    pub(crate) fn key_under(&self, passphrase: Option<&[u8]>) -> Result<PrivateKeyDer<'static>, Fault> {
         match (passphrase, self.sealed.as_slice()) {
             (Some(passphrase), [sealed]) if self.keys.is_empty() => open(sealed, passphrase),
             (Some(_), [_, _, ..]) => Err(Fault::SeveralKeys(self.sealed.len())),
@@ -113,12 +113,12 @@ pub fn load_certificates(path: impl AsRef<Path>) -> Result<Vec<CertificateDer<'s
 }
 
 /// Reads and splits a PEM file.
-pub(super) fn load(path: &Path) -> Result<Sections, Error> {
+pub(crate) fn load(path: &Path) -> Result<Sections, Error> {
     Sections::read(&read(path)?).map_err(Error::content(origin(path)))
 }
 
 /// The bytes of a whole file. An error if it is longer than [`MAX_FILE_LEN`].
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let whole = || {
         let mut bytes = Vec::new();
         File::open(path)?.take(MAX_FILE_LEN + 1).read_to_end(&mut bytes)?;
@@ -135,7 +135,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
 
 /// The texts of all files of a directory that hold certificates, in the order of their names. OpenSSL's
 /// directories have links beside the files, so a text may occur twice.
-pub(super) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
+pub(crate) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
     let failed = |source| Error::Read {
         path: path.to_owned(),
         source,
@@ -167,7 +167,7 @@ pub(super) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
 
 /// Warns in the log if other users of this host can read a private key, or its group can replace it. A
 /// group that can only read it is common.
-pub(super) fn warn_of_open_key(path: &Path) {
+pub(crate) fn warn_of_open_key(path: &Path) {
     let mode = path.metadata().map_or(0, |metadata| metadata.mode() & 0o777);
     if mode & 0o027 != 0 {
         log::warn!(
@@ -178,14 +178,14 @@ pub(super) fn warn_of_open_key(path: &Path) {
 }
 
 /// The name of a file in errors.
-pub(super) fn origin(path: &Path) -> String {
+pub(crate) fn origin(path: &Path) -> String {
     path.display().to_string()
 }
 
 /// Replaces a file in one step. It has `mode` from the first moment.
 #[cfg(feature = "issue")]
-pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
-    let written = crate::replace::replace_with_mode(path, text.as_bytes(), Some(mode));
+pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
+    let written = ssntp_transport::replace_with_mode(path, text.as_bytes(), Some(mode));
     written.map_err(|source| Error::Write {
         path: path.to_owned(),
         source,
@@ -193,7 +193,7 @@ pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
 }
 
 /// The texts of the sections of one kind, which may be a kind that `rustls-pemfile` does not know.
-pub(super) fn sections_of(pem: &[u8], kind: &str) -> impl Iterator<Item = String> {
+pub(crate) fn sections_of(pem: &[u8], kind: &str) -> impl Iterator<Item = String> {
     let (begin, end) = (format!("-----BEGIN {kind}-----"), format!("-----END {kind}-----"));
     let text = String::from_utf8_lossy(pem).into_owned();
     let mut at = 0;

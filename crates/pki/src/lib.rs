@@ -31,15 +31,15 @@
 //! | `issue` | `Authority` and its certificates (feature `issue`) |
 //! | `renew`, `revoke` | renewing and revoking them: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
 //! | `signing` | certificates for keys that stay with their holder (feature `issue`) |
-//! | `provider` | the cryptography library, [`provider()`] |
+//! | `role` | [`Role`]: a set of roles |
+//! | `verifier` | what TLS checks of a peer's certificates, [`ServerCheck`] |
 //! | `error` | [`Error`], [`Fault`], [`BadRequest`] |
 //!
 //! A throw-away authority, without a file:
 //!
 #![cfg_attr(feature = "issue", doc = "```")]
 #![cfg_attr(not(feature = "issue"), doc = "```ignore")]
-//! use ssntp_transport::Role;
-//! use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest};
+//! use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Role};
 //!
 //! let authority = Authority::new(&AuthorityRequest::default())?;
 //! let agent = authority.issue(&CertificateRequest::new(Role::AGENT))?.identity();
@@ -50,6 +50,15 @@
 //!
 //! No function here opens a socket. Loading and saving block on the disk, making an RSA key takes up
 //! to seconds, and the rest is quick.
+//!
+//! # Features
+//!
+//! `aws-lc-rs` (default) and `ring` choose the cryptography; with both, aws-lc-rs is used.
+//! `issue` adds `Authority`. `encrypted-keys` reads private keys under a passphrase; it is a
+//! feature because it brings 24 crates.
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
 
 mod der;
 mod eku;
@@ -63,7 +72,6 @@ mod kept;
 mod limits;
 mod list;
 mod pem;
-mod provider;
 #[cfg(feature = "issue")]
 mod renew;
 #[cfg(feature = "issue")]
@@ -71,14 +79,17 @@ mod request;
 mod revocation;
 #[cfg(feature = "issue")]
 mod revoke;
+mod role;
 #[cfg(feature = "issue")]
 mod signing;
 mod store;
 mod trust;
+mod verifier;
 mod version_1;
 
+use rustls::crypto::WebPkiSupportedAlgorithms;
 /// Types of rustls that are in signatures here. Further types for a [`SigningKey`] are in
-/// [`crate::rustls`].
+/// [`rustls`].
 #[doc(no_inline)]
 pub use rustls::{
     pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer},
@@ -94,8 +105,6 @@ pub use self::inspect::CertificateInfo;
 pub use self::issue::{Authority, Issued};
 pub use self::kept::KeptCertificate;
 pub use self::list::{RevocationList, RevocationReason, Revoked, Serial};
-pub(crate) use self::provider::algorithms;
-pub use self::provider::{provider, sha256, ticketer};
 #[cfg(feature = "issue")]
 pub use self::renew::{RenewalRequest, Renewed};
 #[cfg(feature = "issue")]
@@ -103,6 +112,14 @@ pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
 pub use self::revocation::RevocationLists;
 #[cfg(feature = "issue")]
 pub use self::revoke::SignedRevocationList;
+pub use self::role::{ParseRoleError, Role};
 pub use self::store::load_certificates;
 pub use self::trust::Trust;
-pub use self::version_1::Version1;
+pub use self::verifier::ServerCheck;
+use self::version_1::Version1;
+pub use ssntp_transport::{provider, sha256};
+
+/// The algorithms with which signatures are verified.
+fn algorithms() -> WebPkiSupportedAlgorithms {
+    provider().signature_verification_algorithms
+}

@@ -1,14 +1,14 @@
 //! PEM texts, cut into sections. `rustls-pemfile` is no longer maintained, so no other file uses it,
 //! and another reader can take its place here.
 
-pub(super) use rustls_pemfile::Item;
+pub(crate) use rustls_pemfile::Item;
 use rustls_pemfile::{Error, read_one_from_slice};
 
-use super::Fault;
+use crate::Fault;
 
 /// The sections of a PEM text in their order. Text outside of sections is ignored, and so are
 /// sections whose kind `rustls-pemfile` does not know.
-pub(super) fn items(pem: &[u8]) -> impl Iterator<Item = Result<Item, Fault>> {
+pub(crate) fn items(pem: &[u8]) -> impl Iterator<Item = Result<Item, Fault>> {
     let mut rest = Some(pem);
     std::iter::from_fn(move || match read_one_from_slice(rest.take()?) {
         Ok(next) => next.map(|(item, behind)| {

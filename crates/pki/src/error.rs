@@ -52,7 +52,7 @@ pub enum Error {
 
 impl Error {
     /// Makes the error for a fault in `origin`, a file or another source.
-    pub(super) fn content(origin: impl Into<String>) -> impl FnOnce(Fault) -> Self {
+    pub(crate) fn content(origin: impl Into<String>) -> impl FnOnce(Fault) -> Self {
         let origin = origin.into();
         |fault| Self::Content { origin, fault }
     }

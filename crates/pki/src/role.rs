@@ -11,12 +11,12 @@ use std::str::FromStr;
 /// key usage. Bits without a name are kept, so that a mask can be shown and refused.
 ///
 /// ```
-/// use ssntp_transport::Role;
+/// use ssntp_pki::Role;
 ///
 /// let both: Role = "agent,netagent".parse()?;
 /// assert_eq!(both, Role::AGENT | Role::NETAGENT);
 /// assert_eq!(both.to_string(), "agent,netagent");
-/// # Ok::<(), ssntp_transport::ParseRoleError>(())
+/// # Ok::<(), ssntp_pki::ParseRoleError>(())
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Role(u32);

@@ -13,27 +13,27 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::KeyUsage;
 use x509_parser::x509::X509Version;
 
-use super::der::{self, PublicKey, is_signed_by};
-use super::{Trust, algorithms};
+use crate::der::{self, PublicKey, is_signed_by};
+use crate::{Trust, algorithms};
 
 /// A certificate of version 1.
 #[derive(Debug)]
-pub struct Version1<'a>(X509Certificate<'a>, &'a [u8]);
+pub(crate) struct Version1<'a>(X509Certificate<'a>, &'a [u8]);
 
 impl<'a> Version1<'a> {
     /// Reads a certificate. `None` if it is of another version, or broken.
-    pub fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
+    pub(crate) fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
         let parsed = der::certificate(certificate).ok()?;
         (parsed.version() == X509Version::V1).then_some(Self(parsed, certificate))
     }
 
     /// The public key as SubjectPublicKeyInfo.
-    pub fn key(&self) -> SubjectPublicKeyInfoDer<'_> {
+    pub(crate) fn key(&self) -> SubjectPublicKeyInfoDer<'_> {
         SubjectPublicKeyInfoDer::from(self.0.public_key().raw)
     }
 
     /// Checks that one of the authorities issued it, and that it is valid at this time.
-    pub fn verify(&self, trust: &Trust, now: UnixTime) -> Result<(), CertificateError> {
+    pub(crate) fn verify(&self, trust: &Trust, now: UnixTime) -> Result<(), CertificateError> {
         let validity = self.0.validity();
         let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
         if now < validity.not_before.timestamp() {
@@ -60,7 +60,7 @@ impl<'a> Version1<'a> {
     }
 
     /// Checks the signature with which the peer proves in TLS 1.2 that it holds the key.
-    pub fn verify_tls12(
+    pub(crate) fn verify_tls12(
         &self,
         message: &[u8],
         signed: &DigitallySignedStruct,

@@ -4,15 +4,15 @@
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::ExtendedKeyUsage;
 
-use super::{Fault, der};
 use crate::Role;
+use crate::{Fault, der};
 
 /// 1.3.6.1.4.1.343.8 in DER. The encoded bytes are compared instead of decoded numbers, because
 /// decoders have been wrong about the two-byte arc 343.
 const BRANCH: [u8; 8] = [0x2b, 0x06, 0x01, 0x04, 0x01, 0x82, 0x57, 0x08];
 
 /// The extended key usage of a certificate, if it has one.
-pub(super) fn usages<'a>(
+pub(crate) fn usages<'a>(
     certificate: &'a X509Certificate<'_>,
 ) -> Result<Option<&'a ExtendedKeyUsage<'a>>, Fault> {
     let extension = certificate.extended_key_usage();
@@ -21,7 +21,7 @@ pub(super) fn usages<'a>(
 }
 
 /// The roles among the usages.
-pub(super) fn roles(usages: &ExtendedKeyUsage<'_>) -> Role {
+pub(crate) fn roles(usages: &ExtendedKeyUsage<'_>) -> Role {
     let mut roles = Role::NONE;
     for (role, _, arc) in Role::TABLE {
         let is_it = |oid: &[u8]| oid.split_last() == Some((&arc, &BRANCH[..]));
@@ -34,7 +34,7 @@ pub(super) fn roles(usages: &ExtendedKeyUsage<'_>) -> Role {
 
 /// The object identifiers of the roles in the set, as numbers.
 #[cfg(feature = "issue")]
-pub(super) fn identifiers(roles: Role) -> impl Iterator<Item = Vec<u64>> {
+pub(crate) fn identifiers(roles: Role) -> impl Iterator<Item = Vec<u64>> {
     Role::TABLE
         .into_iter()
         .filter(move |(role, _, _)| roles.contains(*role))

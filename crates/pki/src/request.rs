@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
-use super::{BadRequest, CertificateInfo, Host};
 use crate::Role;
+use crate::{BadRequest, CertificateInfo, Host};
 
 /// The kind of a private key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -34,7 +34,7 @@ impl KeyKind {
     ];
 
     /// The kind of a certificate's key, if such keys can be made.
-    pub(super) fn of(certificate: &CertificateInfo) -> Option<Self> {
+    pub(crate) fn of(certificate: &CertificateInfo) -> Option<Self> {
         let mut kinds = Self::TABLE.into_iter();
         kinds.find_map(|(kind, _, shown)| (shown == certificate.key).then_some(kind))
     }
@@ -63,7 +63,7 @@ impl FromStr for KeyKind {
 /// The request for a new authority.
 ///
 /// ```
-/// use ssntp_transport::pki::AuthorityRequest;
+/// use ssntp_pki::AuthorityRequest;
 ///
 /// let request = AuthorityRequest::default().name("Example").days(30);
 /// assert_eq!(request.name, "Example");
@@ -75,7 +75,7 @@ pub struct AuthorityRequest {
     /// Default: `ssntp`.
     pub name: String,
     /// The hosts at which clients may look for a server, see
-    /// [`Trust::names`](super::Trust::names).
+    /// [`Trust::names`](crate::Trust::names).
     /// Default: none.
     pub hosts: Vec<Host>,
     /// The kind of its key.
@@ -102,7 +102,7 @@ impl Default for AuthorityRequest {
 }
 
 impl AuthorityRequest {
-    crate::setters! {
+    ssntp_transport::setters! {
         /// Sets the organization.
         name: impl Into<String>;
         /// Sets the kind of key.
@@ -124,12 +124,12 @@ impl AuthorityRequest {
 /// The request for a certificate.
 ///
 /// ```
-/// use ssntp_transport::Role;
-/// use ssntp_transport::pki::CertificateRequest;
+/// use ssntp_pki::Role;
+/// use ssntp_pki::CertificateRequest;
 ///
 /// let request = CertificateRequest::new(Role::SCHEDULER).host("sched.example".parse()?).days(90);
 /// assert_eq!(request.name, "scheduler");
-/// # Ok::<(), ssntp_transport::pki::ParseHostError>(())
+/// # Ok::<(), ssntp_pki::ParseHostError>(())
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -172,7 +172,7 @@ impl CertificateRequest {
         }
     }
 
-    crate::setters! {
+    ssntp_transport::setters! {
         /// Sets the holder's name.
         name: impl Into<String>;
         /// Sets the kind of key.
@@ -192,12 +192,12 @@ impl CertificateRequest {
         self
     }
 
-    pub(super) fn is_server(&self) -> bool {
+    pub(crate) fn is_server(&self) -> bool {
         self.roles.intersects(Role::SERVER | Role::SCHEDULER)
     }
 
     /// The requested hosts, or the default ones.
-    pub(super) fn all_hosts(&self) -> Vec<Host> {
+    pub(crate) fn all_hosts(&self) -> Vec<Host> {
         if self.hosts.is_empty() && self.is_server() {
             default_hosts()
         } else {

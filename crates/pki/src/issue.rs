@@ -14,22 +14,22 @@ use uuid::Uuid;
 use x509_parser::asn1_rs::Tag;
 use x509_parser::x509::X509Name;
 
-use super::identity::{certify, signing_key};
-use super::limits::check_issuer;
-use super::request::{AuthorityRequest, CertificateRequest, KeyKind};
-use super::{BadRequest, CertificateInfo, Error, Fault, Host, Identity, Trust, der, eku, provider, store};
+use crate::identity::{certify, signing_key};
+use crate::limits::check_issuer;
+use crate::request::{AuthorityRequest, CertificateRequest, KeyKind};
+use crate::{BadRequest, CertificateInfo, Error, Fault, Host, Identity, Trust, der, eku, provider, store};
 
-pub(super) const CERTIFICATE_FILE: &str = "ca.pem";
-pub(super) const KEY_FILE: &str = "ca.key";
-pub(super) const PUBLIC: u32 = 0o644;
-pub(super) const PRIVATE: u32 = 0o600;
+pub(crate) const CERTIFICATE_FILE: &str = "ca.pem";
+pub(crate) const KEY_FILE: &str = "ca.key";
+pub(crate) const PUBLIC: u32 = 0o644;
+pub(crate) const PRIVATE: u32 = 0o600;
 
-pub(super) const DAY: u64 = 86_400;
-pub(super) const MAX_DAYS: u32 = 36_500;
+pub(crate) const DAY: u64 = 86_400;
+pub(crate) const MAX_DAYS: u32 = 36_500;
 /// The last second of the year 9999, which is the last time that a certificate can hold.
 const LAST_SECOND: u64 = 253_402_300_799;
 /// The time by which lifetimes begin earlier than the present time, for peers with slow clocks.
-pub(super) const CLOCK_SKEW: u64 = 600;
+pub(crate) const CLOCK_SKEW: u64 = 600;
 
 /// A certificate authority with its private key.
 ///
@@ -37,8 +37,8 @@ pub(super) const CLOCK_SKEW: u64 = 600;
 /// `Send` and `Sync`; every call takes `&self`. Loading and saving block on the disk; making RSA keys
 /// takes up to seconds.
 pub struct Authority {
-    pub(super) issuer: Issuer<'static, KeyPair>,
-    pub(super) info: CertificateInfo,
+    pub(crate) issuer: Issuer<'static, KeyPair>,
+    pub(crate) info: CertificateInfo,
     trust: Trust,
     certificate_pem: String,
     key_pem: String,
@@ -102,7 +102,7 @@ impl Authority {
         Self::assemble(info, certificate_pem, pair, key_pem, &origin)
     }
 
-    pub(super) fn assemble(
+    pub(crate) fn assemble(
         info: CertificateInfo,
         certificate_pem: String,
         key: KeyPair,
@@ -153,7 +153,7 @@ impl Authority {
     }
 
     /// As [`issue`](Self::issue), with a key that is made only after the request was checked.
-    pub(super) fn issue_for(
+    pub(crate) fn issue_for(
         &self,
         request: &CertificateRequest,
         key: impl FnOnce() -> Result<KeyPair, Error>,
@@ -174,7 +174,7 @@ impl Authority {
     }
 
     /// The parameters of a certificate without its key.
-    pub(super) fn params_for(&self, request: &CertificateRequest) -> Result<CertificateParams, Error> {
+    pub(crate) fn params_for(&self, request: &CertificateRequest) -> Result<CertificateParams, Error> {
         let mut params = subject_params(request)?;
         let (start, end) = lifetime(request.valid_from, request.days)?;
         let authority_end = self.info.not_after.duration_since(UNIX_EPOCH);
@@ -191,7 +191,7 @@ impl Authority {
 
     /// Checks the issuer's name, which peers compare byte by byte. rcgen encodes the name again, which
     /// may change an unusual form.
-    pub(super) fn check_issuer_name(&self, issued: &CertificateDer<'_>) -> Result<(), Error> {
+    pub(crate) fn check_issuer_name(&self, issued: &CertificateDer<'_>) -> Result<(), Error> {
         let same = || {
             let (issued, own) = (der::certificate(issued)?, der::certificate(&self.info.der)?);
             Ok(issued.issuer().as_raw() == own.subject().as_raw())
@@ -286,7 +286,7 @@ impl fmt::Debug for Issued {
 }
 
 /// The name, usages and alternative names of a requested certificate.
-pub(super) fn subject_params(request: &CertificateRequest) -> Result<CertificateParams, Error> {
+pub(crate) fn subject_params(request: &CertificateRequest) -> Result<CertificateParams, Error> {
     if request.roles.unknown_bits() != 0 {
         return Err(BadRequest::UnknownRole(request.roles.unknown_bits()).into());
     }
@@ -313,7 +313,7 @@ pub(super) fn subject_params(request: &CertificateRequest) -> Result<Certificate
 
 /// Parameters with a checked name and a random serial number. Both ends of the lifetime are
 /// at 1970, so that seconds can be added.
-pub(super) fn params(name: &str) -> Result<CertificateParams, Error> {
+pub(crate) fn params(name: &str) -> Result<CertificateParams, Error> {
     let length = name.chars().count();
     if !(1..=64).contains(&length) || name.chars().any(char::is_control) || name.trim().is_empty() {
         return Err(BadRequest::Name(name.to_owned()).into());
@@ -335,7 +335,7 @@ pub(super) fn params(name: &str) -> Result<CertificateParams, Error> {
 }
 
 /// The ends of a lifetime in seconds since 1970.
-pub(super) fn lifetime(from: Option<SystemTime>, days: u32) -> Result<(u64, u64), BadRequest> {
+pub(crate) fn lifetime(from: Option<SystemTime>, days: u32) -> Result<(u64, u64), BadRequest> {
     if !(1..=MAX_DAYS).contains(&days) {
         return Err(BadRequest::Days(days));
     }
@@ -352,7 +352,7 @@ pub(super) fn lifetime(from: Option<SystemTime>, days: u32) -> Result<(u64, u64)
     Ok((start.saturating_sub(skew), end.min(LAST_SECOND)))
 }
 
-pub(super) fn alternatives(hosts: &[Host], uuid: Option<Uuid>) -> Result<Vec<SanType>, Error> {
+pub(crate) fn alternatives(hosts: &[Host], uuid: Option<Uuid>) -> Result<Vec<SanType>, Error> {
     let mut names = Vec::new();
     for host in hosts {
         let name = match host {
@@ -373,7 +373,7 @@ pub(super) fn alternatives(hosts: &[Host], uuid: Option<Uuid>) -> Result<Vec<San
     Ok(names)
 }
 
-pub(super) fn generate(kind: KeyKind) -> Result<KeyPair, Error> {
+pub(crate) fn generate(kind: KeyKind) -> Result<KeyPair, Error> {
     let pair = match kind {
         KeyKind::P256 => KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256),
         KeyKind::Ed25519 => KeyPair::generate_for(&rcgen::PKCS_ED25519).and_then(|pair| plain_ed25519(&pair)),
@@ -404,7 +404,7 @@ fn plain_ed25519(pair: &KeyPair) -> Result<KeyPair, rcgen::Error> {
     KeyPair::from_pkcs8_der_and_sign_algo(&plain, &rcgen::PKCS_ED25519)
 }
 
-pub(super) fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {
+pub(crate) fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {
     KeyPair::try_from(key).map_err(|_| {
         let why = match key {
             PrivateKeyDer::Pkcs8(_) => "this kind of key cannot sign certificates",
@@ -416,7 +416,7 @@ pub(super) fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {
 
 /// The parameters of an authority for rcgen, read from its certificate: its name and its key's
 /// identifier. Fails if its key usage lacks keyCertSign.
-pub(super) fn issuer_params(authority: &CertificateInfo, origin: &str) -> Result<CertificateParams, Error> {
+pub(crate) fn issuer_params(authority: &CertificateInfo, origin: &str) -> Result<CertificateParams, Error> {
     let unfit = |fault| Error::content(origin)(fault);
     let parsed = der::certificate(&authority.der).map_err(unfit)?;
     check_issuer(&parsed).map_err(unfit)?;
@@ -449,6 +449,6 @@ fn issuer_name(subject: &X509Name<'_>) -> Option<DistinguishedName> {
     Some(name)
 }
 
-pub(super) fn crypto(error: rcgen::Error) -> Error {
+pub(crate) fn crypto(error: rcgen::Error) -> Error {
     Error::Crypto(error.to_string())
 }

@@ -13,9 +13,9 @@ use x509_parser::revocation_list::RevokedCertificate;
 use x509_parser::time::ASN1Time;
 use x509_parser::x509::{AlgorithmIdentifier, X509Name};
 
-use super::der::{self, distinguished_name, hexadecimal, rfc3339};
-use super::{BadRequest, CertificateInfo, Error, Fault, store};
-use crate::printable::printable;
+use crate::der::{self, distinguished_name, hexadecimal, rfc3339};
+use crate::{BadRequest, CertificateInfo, Error, Fault, store};
+use ssntp_transport::printable;
 
 /// The facts in one revocation list, which are read but not judged: the caller has to check the
 /// signature. Hidden characters in its texts are escaped.
@@ -34,10 +34,10 @@ pub struct RevocationList {
     /// The list itself.
     pub der: CertificateRevocationListDer<'static>,
     /// The issuer's name in DER, which is compared with that of certificates.
-    pub(super) name: Box<[u8]>,
+    pub(crate) name: Box<[u8]>,
     /// False for a list of changes to another list, for a list of several issuers, and for one with
     /// an unknown critical extension.
-    pub(super) is_understood: bool,
+    pub(crate) is_understood: bool,
     /// Sorted, each once.
     serials: Box<[Serial]>,
 }
@@ -142,7 +142,7 @@ impl RevocationList {
         self.next_update.is_some_and(|next| at >= next)
     }
 
-    pub(super) fn overdue(&self) -> Fault {
+    pub(crate) fn overdue(&self) -> Fault {
         Fault::RevocationListOverdue {
             issuer: self.issuer.clone(),
             next_update: self.next_update_text().unwrap_or_default(),

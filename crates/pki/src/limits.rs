@@ -5,18 +5,18 @@ use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::KeyUsage;
 
-use super::{CertificateInfo, Fault, der, eku};
 use crate::Role;
+use crate::{CertificateInfo, Fault, der, eku};
 
 /// The path length of a trusted authority: the number of authorities that may be below it.
 #[derive(Clone, Debug)]
-pub(super) struct PathLength {
+pub(crate) struct PathLength {
     subject: Vec<u8>,
     longest: usize,
 }
 
 impl PathLength {
-    pub(super) fn of(authority: &CertificateInfo) -> Result<Option<Self>, Fault> {
+    pub(crate) fn of(authority: &CertificateInfo) -> Result<Option<Self>, Fault> {
         let parsed = der::certificate(&authority.der)?;
         check_issuer(&parsed)?;
         let constraints = parsed
@@ -35,7 +35,7 @@ impl PathLength {
 ///
 /// It is unknown here which of them are on the path to a trusted authority. So the limits of all shown
 /// certificates apply, and an additional certificate can never loosen a limit.
-pub(super) fn check(
+pub(crate) fn check(
     first: &CertificateDer<'_>,
     intermediates: &[&CertificateDer<'_>],
     authorities: &[PathLength],
@@ -73,7 +73,7 @@ pub(super) fn check(
 }
 
 /// Checks that the key usage of an authority allows keyCertSign.
-pub(super) fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), Fault> {
+pub(crate) fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), Fault> {
     match der::key_may(issuer, KeyUsage::key_cert_sign)? {
         true => Ok(()),
         false => Err(Fault::NotAuthority {

@@ -13,12 +13,12 @@ use x509_parser::extensions::{KeyUsage, ParsedExtension};
 use x509_parser::time::ASN1Time;
 use x509_parser::x509::X509Name;
 
-use super::{Fault, algorithms};
-pub(super) use crate::host::wall_clock as now;
-use crate::printable::printable;
+use crate::{Fault, algorithms};
+use ssntp_transport::printable;
+pub(crate) use ssntp_transport::wall_clock as now;
 
 /// Parses a certificate with no bytes after it.
-pub(super) fn certificate(der: &[u8]) -> Result<X509Certificate<'_>, Fault> {
+pub(crate) fn certificate(der: &[u8]) -> Result<X509Certificate<'_>, Fault> {
     // A frequent mistake, which the parser would report as a wrong tag.
     if is_pem(der) {
         return Err(Fault::NotDer);
@@ -32,18 +32,18 @@ pub(super) fn certificate(der: &[u8]) -> Result<X509Certificate<'_>, Fault> {
 }
 
 /// True if bytes that should be DER are a PEM text.
-pub(super) fn is_pem(der: &[u8]) -> bool {
+pub(crate) fn is_pem(der: &[u8]) -> bool {
     der.trim_ascii_start().starts_with(b"-----BEGIN ")
 }
 
 /// The fault of a certificate in which one part is broken.
-pub(super) fn broken(part: &str) -> impl Fn(X509Error) -> Fault {
+pub(crate) fn broken(part: &str) -> impl Fn(X509Error) -> Fault {
     move |error| Fault::BadCertificate(format!("{part}: {}", printable(&error.to_string())))
 }
 
 /// True if the key of a certificate may be used so. A certificate without a key usage allows every
 /// use.
-pub(super) fn key_may(
+pub(crate) fn key_may(
     certificate: &X509Certificate<'_>,
     usage: impl FnOnce(&KeyUsage) -> bool,
 ) -> Result<bool, Fault> {
@@ -53,7 +53,7 @@ pub(super) fn key_may(
 
 /// The identifier of the certificate's own key, if the certificate has one.
 #[cfg(feature = "issue")]
-pub(super) fn subject_key(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> {
+pub(crate) fn subject_key(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> {
     let mut extensions = certificate.iter_extensions();
     extensions.find_map(|extension| match extension.parsed_extension() {
         ParsedExtension::SubjectKeyIdentifier(identifier) => Some(identifier.0.to_vec()),
@@ -62,7 +62,7 @@ pub(super) fn subject_key(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> 
 }
 
 /// The identifier of the key that signed the certificate, if the certificate has one.
-pub(super) fn authority_key<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
+pub(crate) fn authority_key<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
     let mut extensions = certificate.iter_extensions();
     extensions.find_map(|extension| match extension.parsed_extension() {
         ParsedExtension::AuthorityKeyIdentifier(identifier) => {
@@ -73,12 +73,12 @@ pub(super) fn authority_key<'a>(certificate: &'a X509Certificate<'_>) -> Option<
 }
 
 /// A name as text, as in `O=ssntp, CN=ssntp CA`. Hidden characters are escaped.
-pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
+pub(crate) fn distinguished_name(name: &X509Name<'_>) -> String {
     printable(&name.to_string())
 }
 
 /// Bytes in hexadecimal, joined with colons.
-pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     // Written into one piece of memory: a server reads a certificate in each handshake, and many
     // small strings would fragment its heap.
     let mut text = String::with_capacity(3 * bytes.len());
@@ -93,7 +93,7 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// A time in a certificate or a list. `None` if the system cannot represent it.
-pub(super) fn moment(time: &ASN1Time) -> Option<SystemTime> {
+pub(crate) fn moment(time: &ASN1Time) -> Option<SystemTime> {
     let seconds = time.timestamp();
     let distance = Duration::from_secs(seconds.unsigned_abs());
     match seconds < 0 {
@@ -117,7 +117,7 @@ pub fn rfc3339(time: SystemTime) -> String {
 /// a signing request. All are SEQUENCE { signed part, algorithm, signature }.
 ///
 /// webpki checks the signatures of chains only.
-pub(super) fn is_signed_by(der: &[u8], key: &[u8]) -> bool {
+pub(crate) fn is_signed_by(der: &[u8], key: &[u8]) -> bool {
     let verified = || {
         let key = PublicKey::read(key)?;
         let (content, _) = element(der)?;
@@ -133,14 +133,14 @@ pub(super) fn is_signed_by(der: &[u8], key: &[u8]) -> bool {
 }
 
 /// A public key as cryptography libraries take it.
-pub(super) struct PublicKey<'a> {
+pub(crate) struct PublicKey<'a> {
     algorithm: &'a [u8],
     bits: &'a [u8],
 }
 
 impl<'a> PublicKey<'a> {
     /// Reads SubjectPublicKeyInfo ::= SEQUENCE { algorithm, BIT STRING }.
-    pub(super) fn read(info: &'a [u8]) -> Option<Self> {
+    pub(crate) fn read(info: &'a [u8]) -> Option<Self> {
         let (content, _) = element(info)?;
         let (algorithm, rest) = element(content)?;
         let bits = whole_bytes(element(rest)?.0)?;
@@ -148,7 +148,7 @@ impl<'a> PublicKey<'a> {
     }
 
     /// True if one of the algorithms finds that this key made the signature.
-    pub(super) fn has_signed(
+    pub(crate) fn has_signed(
         &self,
         message: &[u8],
         signature: &[u8],

@@ -7,12 +7,12 @@ use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::ParsedExtension;
 
-use super::issue::{
+use crate::issue::{
     CERTIFICATE_FILE, CLOCK_SKEW, DAY, MAX_DAYS, alternatives, crypto, issuer_params, key_pair, lifetime,
     params,
 };
-use super::revoke::{hold, write};
-use super::{
+use crate::revoke::{hold, write};
+use crate::{
     Authority, BadRequest, CertificateInfo, CertificateRequest, Error, Fault, Issued, KeyKind, Serial, Trust,
     der, store,
 };
@@ -43,7 +43,7 @@ pub struct Renewed {
 }
 
 impl Authority {
-    /// Replaces the certificate in a file that [`Issued::save`](super::Issued::save) wrote with a new
+    /// Replaces the certificate in a file that [`Issued::save`](crate::Issued::save) wrote with a new
     /// one for the same name, roles, hosts, UUID and kind of key. The file is replaced in one step and
     /// keeps its mode; further certificates in it stay. The revocation list in the authority's
     /// `directory` is checked. Blocks as [`revoke`](Self::revoke) does.
@@ -245,9 +245,9 @@ mod tests {
 
     use uuid::Uuid;
 
-    use super::super::{AuthorityRequest, Identity, RevocationLists, RevocationReason, Revoked};
     use super::*;
     use crate::Role;
+    use crate::{AuthorityRequest, Identity, RevocationLists, RevocationReason, Revoked};
 
     fn authority() -> (tempfile::TempDir, Authority) {
         let directory = tempfile::tempdir().unwrap();
