@@ -6,7 +6,8 @@ use bytes::Bytes;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::{Ending, Failure};
+use crate::ending::Ending;
+use crate::failure::Failure;
 use ssntp::payload::{self, FrameTrace, Id, InstanceState, NodeStatus, NodeType};
 use ssntp::proto::FrameKind;
 

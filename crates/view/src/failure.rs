@@ -38,11 +38,11 @@ pub struct Failure {
     /// The reason in full, in the words of the agent or the scheduler; may be empty.
     pub detail: String,
     /// The digest of the refused configuration, because InvalidConfiguration names no command.
-    pub(super) configuration: u64,
+    pub(crate) configuration: u64,
 }
 
 /// The digest of a configuration, by which it is recognised.
-pub(super) fn digest(configuration: &[u8]) -> u64 {
+pub(crate) fn digest(configuration: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(configuration);
     hasher.finish()
@@ -50,7 +50,7 @@ pub(super) fn digest(configuration: &[u8]) -> u64 {
 
 impl Failure {
     /// Reads the failure from a frame; `None` if the frame is of another kind.
-    pub(super) fn read(frame: &Frame, at: SystemTime) -> Result<Option<Self>, Error> {
+    pub(crate) fn read(frame: &Frame, at: SystemTime) -> Result<Option<Self>, Error> {
         let error = ErrorCode(frame.kind().operand);
         let (unnamed, mut configuration) = (CommandSubject::default(), digest(&[]));
         let (command, subject, reason): (FrameKind, _, _) = if let Some(read) = refusal::read(frame) {

@@ -25,8 +25,11 @@ use std::fmt;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::failure::{self, Failure};
-use super::{Change, Ending, Instance, Node, View};
+use crate::change::Change;
+use crate::ending::Ending;
+use crate::entities::{Instance, Node};
+use crate::failure::{self, Failure};
+use crate::view::View;
 use ssntp::payload::{
     AssignPublicIp, AttachVolume, CommandSubject, Delete, DetachVolume, Evacuate, InstanceState, NextState,
     NodeStatus, Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
@@ -35,7 +38,7 @@ use ssntp::proto::{Command, ErrorCode, Frame};
 use ssntp_cluster::refusal::same;
 
 /// A command whose effect the view shows: the payloads that
-/// [`Controller::order`](super::Controller::order) accepts.
+/// [`Controller::order`](crate::Controller::order) accepts.
 pub trait Orderable: Payload + private::Sealed {}
 
 mod private {
@@ -58,8 +61,8 @@ orderable! {
 
 /// The goal of a command: the command, and its subject.
 #[derive(Clone, Debug)]
-pub(super) struct Goal {
-    pub(super) command: Command,
+pub(crate) struct Goal {
+    command: Command,
     about: CommandSubject,
     /// For DELETE: the instance is only removed from its node. For EVACUATE: the node disconnects
     /// afterwards.
@@ -116,7 +119,7 @@ impl fmt::Display for Shown {
 
 impl Goal {
     /// The goal of a command that is about to be sent.
-    pub(super) fn of(frame: &Frame) -> Self {
+    pub(crate) fn of(frame: &Frame) -> Self {
         let command = Command(frame.kind().operand);
         let leaves = match command {
             Command::DELETE => frame.payload().is_ok_and(|delete: Delete| delete.stop),
@@ -137,11 +140,17 @@ impl Goal {
         }
     }
 
+    /// The command.
+    pub(crate) fn command(&self) -> Command {
+        self.command
+    }
+
     /// The UUID of the instance or node of the command; empty for CONFIGURE.
-    pub(super) fn subject(&self) -> &str {
-        match self.is_for_a_node() {
-            true => self.about.node_uuid.as_str(),
-            false => self.about.instance_uuid.as_str(),
+    pub(crate) fn subject(&self) -> &str {
+        if self.is_for_a_node() {
+            self.about.node_uuid.as_str()
+        } else {
+            self.about.instance_uuid.as_str()
         }
     }
 
@@ -158,7 +167,7 @@ impl Goal {
     }
 
     /// The evidence in the view that the goal is reached; `None` if it is not.
-    pub(super) fn reached(&self, view: &View) -> Option<Shown> {
+    pub(crate) fn reached(&self, view: &View) -> Option<Shown> {
         let CommandSubject {
             instance_uuid: instance,
             volume_uuid: volume,
@@ -231,7 +240,7 @@ impl Goal {
     }
 
     /// The evidence that the goal is reached, if this change shows it.
-    pub(super) fn shown(&self, change: &Change, view: &View) -> Option<Shown> {
+    pub(crate) fn shown(&self, change: &Change, view: &View) -> Option<Shown> {
         use Change as C;
         if !self.concerns(change) {
             return None;
@@ -326,7 +335,7 @@ impl Goal {
     }
 
     /// True if a failure answers this command.
-    pub(super) fn failed(&self, failure: &Failure) -> bool {
+    pub(crate) fn failed(&self, failure: &Failure) -> bool {
         failure.error != ErrorCode::INVALID_FRAME_TYPE
             && failure.command == self.command
             && (failure.command_id.is_empty() || failure.command_id == self.about.command_id)
@@ -340,7 +349,7 @@ impl Goal {
     /// that it does not have the instance of a DELETE, for example because the instance's START failed or
     /// its retention has ended; or that it has the instance of a START, for example because the answer to
     /// an earlier START was lost.
-    pub(super) fn is_met_by(&self, failure: &Failure, view: &View) -> Option<Shown> {
+    pub(crate) fn is_met_by(&self, failure: &Failure, view: &View) -> Option<Shown> {
         let node = view.node(failure.node.uuid()?).filter(|node| node.is_current())?;
         let seen = self.instance(view).filter(|seen| seen.node == node.uuid)?;
         match (self.command, &*failure.reason) {
@@ -355,7 +364,7 @@ impl Goal {
 
     /// A number that is larger the better InvalidFrameType fits this command; `None` if it refuses
     /// another kind of frame.
-    pub(super) fn refused(&self, failure: &Failure, view: &View) -> Option<u8> {
+    pub(crate) fn refused(&self, failure: &Failure, view: &View) -> Option<u8> {
         let fits = failure.error == ErrorCode::INVALID_FRAME_TYPE && failure.command == self.command;
         let is_away = !self.is_for_a_node() || self.node(view).is_none_or(|node| !node.connected);
         // `not_connected` fits best if the command's node is not connected.
@@ -363,7 +372,7 @@ impl Goal {
     }
 
     /// InvalidFrameType as the failure of this command, with the command's node.
-    pub(super) fn named(&self, mut failure: Failure) -> Failure {
+    pub(crate) fn named(&self, mut failure: Failure) -> Failure {
         if self.is_for_a_node() {
             failure.node = self.about.node_uuid.clone();
         }
@@ -371,22 +380,24 @@ impl Goal {
     }
 
     /// True for a START whose instance is not in the view.
-    pub(super) fn is_lost(&self, view: &View) -> bool {
+    pub(crate) fn is_lost(&self, view: &View) -> bool {
         self.command == Command::START && self.instance(view).is_none()
     }
 
     /// True if a node that still reports is starting the instance.
-    pub(super) fn is_progressing(&self, view: &View) -> bool {
+    pub(crate) fn is_progressing(&self, view: &View) -> bool {
         self.instance(view).is_some_and(|instance| {
             instance.state == InstanceState::Pending && view.node(instance.node).is_some_and(Node::is_current)
         })
     }
 
     /// The progress of the command, in words.
-    pub(super) fn progress(&self, view: &View) -> String {
-        match view.is_online() {
-            true => self.progress_seen(view),
-            false => format!("{}; the scheduler is not connected", self.progress_seen(view)),
+    pub(crate) fn progress(&self, view: &View) -> String {
+        let seen = self.progress_seen(view);
+        if view.is_online() {
+            seen
+        } else {
+            format!("{seen}; the scheduler is not connected")
         }
     }
 
@@ -404,10 +415,8 @@ impl Goal {
         }
         match self.instance(view) {
             Some(Instance { state, node, .. }) => {
-                let away = match is_away(view.node(*node)) {
-                    true => ", which is not connected",
-                    false => "",
-                };
+                let is_away = is_away(view.node(*node));
+                let away = if is_away { ", which is not connected" } else { "" };
                 format!("the instance is {state} on node {node}{away}")
             }
             None if self.command == Command::CONFIGURE => {
@@ -419,7 +428,7 @@ impl Goal {
 }
 
 /// The frame of a command, with a new id that its failure repeats.
-pub(super) fn identified(command: &impl Orderable) -> Frame {
+pub(crate) fn identified(command: &impl Orderable) -> Frame {
     let frame = Frame::of(command);
     let payload = frame.payload_bytes();
     // The encoder writes only the root key in the first line, or the whole command as JSON. In the

@@ -53,22 +53,40 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `view/` | [`View`], a value: frames in, changes out |
+//! | `feed` | the thread, and the state that it shares with the handles |
+//! | `order` | [`Order`], a handle of a command that was sent |
+//! | `orders` | the table of commands that wait, which settles them |
+//! | `goal` | the state that a command brings about: [`Orderable`], [`Shown`] |
+//! | `view` | [`View`], a value: frames in, changes out |
+//! | `cncis` | the concentrators of a view |
+//! | `entities`, `ending` | [`Node`], [`Instance`], [`Cnci`], and [`Ending`], the end of a run |
+//! | `find` | finds entities by name, or by the beginning of their UUID |
+//! | `bounds` | the bounds for the parts of a frame that are stored |
 //! | `change` | [`Change`] |
 //! | `failure` | [`Failure`]: the reason why a command failed, in words |
-//! | `goal` | the state that a command brings about: [`Orderable`], [`Shown`] |
-//! | `order` | [`Order`], [`OrderError`], [`CommandError`] |
-//! | `question` | [`Controller::ask`]: questions that only the scheduler can answer |
+//! | `question` | questions that only the scheduler can answer: [`Controller::ask`] |
 //! | `stream` | [`OutputStream`]: the output of an instance |
-//! | `feed` | the thread, and the state that it shares with the handles |
+//! | `subscribers` | the receivers of changes |
+//! | `error` | [`OrderError`], [`CommandError`] |
 
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod bounds;
 mod change;
+mod cncis;
+mod ending;
+mod entities;
+mod error;
 mod failure;
 mod feed;
+mod find;
 mod goal;
 mod order;
+mod orders;
 mod question;
 mod stream;
+mod subscribers;
 mod view;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,23 +97,24 @@ use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
 pub use self::change::Change;
+pub use self::ending::Ending;
+pub use self::entities::{Cnci, Instance, Node, PublicIp};
+pub use self::error::{CommandError, OrderError};
 pub use self::failure::Failure;
 use self::feed::Shared;
+pub use self::find::FindError;
 use self::goal::Goal;
 pub use self::goal::{Orderable, Shown};
-pub use self::order::{CommandError, Order, OrderError};
+pub use self::order::Order;
 pub use self::question::AskError;
 pub use self::stream::{OutputStream, StreamError, StreamEvent, StreamRequest, incomplete};
-pub use self::view::{Cnci, Ending, FindError, Instance, Node, PublicIp, View};
+pub use self::view::View;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
-use ssntp::payload::{AttachVolume, Delete, DetachVolume, Id, Restart, Restore, StartPayload, Stop};
+use ssntp::payload::{AttachVolume, Delete, DetachVolume, Id, Payload, Restart, Restore, StartPayload, Stop};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{Command, Frame, Trace, TraceParent};
 use ssntp_transport::threads::{self, Joined};
 use ssntp_transport::{deadline, setters};
-
-/// The log target of this module and all below it.
-const LOG: &str = "ssntp::controller";
 
 /// The options of a [`Controller`].
 #[derive(Clone, Debug)]
@@ -345,16 +364,31 @@ impl Controller {
         self.send(goal::identified(command))
     }
 
-    /// Registers the order before the frame is sent, so that no answer can arrive too early.
+    /// Opens a stream of an instance's output through the scheduler; see `docs/streams.md`. A
+    /// stream ends with its session.
+    ///
+    /// # Errors
+    /// [`CommandError::Send`]. Any other error is the last event of the stream.
+    pub fn stream(&self, instance: Uuid, request: StreamRequest) -> Result<OutputStream, CommandError> {
+        OutputStream::open(self.client(), self.shared.streams(), instance, request)
+    }
+
+    /// Sends a question to the scheduler, and waits for the answer for at most `limit`. `is_answer`
+    /// returns false for the answer to another question; it compares the ids.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub fn ask<Q: Payload, A: Payload>(
+        &self,
+        question: &Q,
+        is_answer: impl Fn(&A) -> bool,
+        limit: Duration,
+    ) -> Result<A, AskError> {
+        question::ask(&self.client, self.shared.questions(), question, is_answer, limit)
+    }
+
     fn send(&self, mut frame: Frame) -> Result<Order, CommandError> {
-        let goal = Goal::of(&frame);
-        let (id, settled) = self.shared.watch(goal.clone())?;
-        let order = Order {
-            id,
-            goal,
-            settled,
-            shared: Arc::clone(&self.shared),
-        };
+        let order = Order::register(Goal::of(&frame), &self.shared)?;
         if self.tracing {
             // CONFIGURE has no subject; its label is its name alone.
             let label = format!("{} {}", frame.kind(), order.subject());

@@ -4,14 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use thiserror::Error;
-use uuid::Uuid;
 
-use super::feed::Shared;
-use super::goal::Goal;
-use super::{Failure, Shown};
-use ssntp::client::{ClientError, SendFault};
-use ssntp::proto::Command;
+use crate::error::{CommandError, OrderError};
+use crate::feed::Shared;
+use crate::goal::{Goal, Shown};
 
 /// A command that was sent and that the controller watches. It settles once. Dropping it ends the
 /// watch, but not the command.
@@ -24,13 +20,26 @@ use ssntp::proto::Command;
 /// `Send` and `Sync`. The waits end at once when the controller ends.
 #[derive(Debug)]
 pub struct Order {
-    pub(super) id: u64,
-    pub(super) goal: Goal,
-    pub(super) settled: Receiver<Result<Shown, OrderError>>,
-    pub(super) shared: Arc<Shared>,
+    id: u64,
+    goal: Goal,
+    settled: Receiver<Result<Shown, OrderError>>,
+    shared: Arc<Shared>,
 }
 
 impl Order {
+    /// Registers an order. That comes before its frame is sent, so that no answer can arrive too
+    /// early. Dropping the order removes its registration.
+    pub(crate) fn register(goal: Goal, shared: &Arc<Shared>) -> Result<Self, CommandError> {
+        let (id, settled) = shared.watch(goal.clone())?;
+        let shared = Arc::clone(shared);
+        Ok(Self {
+            id,
+            goal,
+            settled,
+            shared,
+        })
+    }
+
     /// The UUID of the instance or node of the command; empty for CONFIGURE.
     pub fn subject(&self) -> &str {
         self.goal.subject()
@@ -73,7 +82,7 @@ impl Order {
     /// The error of a wait of length `limit`, for callers that wait on [`settled`](Self::settled).
     pub fn timed_out(&self, limit: Duration) -> OrderError {
         OrderError::TimedOut {
-            command: self.goal.command,
+            command: self.goal.command(),
             limit,
             progress: self.progress(),
         }
@@ -84,49 +93,4 @@ impl Drop for Order {
     fn drop(&mut self) {
         self.shared.forget(self.id);
     }
-}
-
-/// The reason why the view does not show that an order was carried out.
-#[derive(Clone, Debug, Error)]
-#[non_exhaustive]
-pub enum OrderError {
-    /// The command failed.
-    #[error("{0}")]
-    Failed(Box<Failure>),
-    /// The view has not shown the outcome in time. The command may still be carried out.
-    #[error("{command} was not shown to be done in {} s: {progress}", limit.as_secs_f64())]
-    TimedOut {
-        /// The command.
-        command: Command,
-        /// The length of the wait.
-        limit: Duration,
-        /// The progress of the command, in words.
-        progress: String,
-    },
-    /// The session with the scheduler was lost before it answered, and no node has shown
-    /// the instance since.
-    #[error("{0} was lost with the scheduler: no node has the instance")]
-    Lost(Command),
-    /// The controller has ended.
-    #[error("{0}")]
-    Ended(ClientError),
-    /// The outcome was received by an earlier call.
-    #[error("the outcome of this command was received before")]
-    Settled,
-}
-
-/// The reason why a command was not sent.
-#[derive(Clone, Debug, Error)]
-#[non_exhaustive]
-pub enum CommandError {
-    /// The view does not have the instance. To send the command anyway, name the node in the
-    /// payload and use [`Controller::order`](super::Controller::order).
-    #[error("no connected node has instance {0}; a node that is away may have it")]
-    UnknownInstance(Uuid),
-    /// The limit of orders that wait for their outcome is reached. Drop some of them.
-    #[error("{0} commands wait for their outcome already")]
-    TooManyOrders(usize),
-    /// The client did not accept the frame.
-    #[error("the command is not sent: {0}")]
-    Send(#[source] SendFault),
 }

@@ -8,7 +8,8 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use thiserror::Error;
 use uuid::Uuid;
 
-use super::{CommandError, Controller};
+use crate::error::CommandError;
+use ssntp::client::Client;
 use ssntp::payload::{self, InvalidFrameType, Payload};
 use ssntp::proto::{ErrorCode, Frame, FrameKind};
 use ssntp_transport::deadline;
@@ -34,30 +35,25 @@ pub enum AskError {
     Late(Duration),
 }
 
-impl Controller {
-    /// Sends a question to the scheduler, and waits for the answer for at most `limit`. `is_answer`
-    /// returns false for the answer to another question; it compares the ids.
-    ///
-    /// # Errors
-    /// [`AskError`].
-    pub fn ask<Q: Payload, A: Payload>(
-        &self,
-        question: &Q,
-        is_answer: impl Fn(&A) -> bool,
-        limit: Duration,
-    ) -> Result<A, AskError> {
-        let deadline = deadline(limit);
-        // Registered before the frame is sent, so that no answer can arrive too early.
-        let asked = OpenQuestion::register(&self.shared.questions, Q::KIND, A::KIND);
-        let sent = self.client.send_timeout(Frame::of(question), limit);
-        sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
-        asked.answer(is_answer, deadline, AskError::Late(limit))
-    }
+/// Sends a question, and waits for the answer for at most `limit`.
+pub(crate) fn ask<Q: Payload, A: Payload>(
+    client: &Client,
+    questions: &Arc<Questions>,
+    question: &Q,
+    is_answer: impl Fn(&A) -> bool,
+    limit: Duration,
+) -> Result<A, AskError> {
+    let deadline = deadline(limit);
+    // Registered before the frame is sent, so that no answer can arrive too early.
+    let asked = OpenQuestion::register(questions, Q::KIND, A::KIND);
+    let sent = client.send_timeout(Frame::of(question), limit);
+    sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
+    asked.answer(is_answer, deadline, AskError::Late(limit))
 }
 
 /// The questions that wait for answers.
 #[derive(Debug, Default)]
-pub(super) struct Questions(Mutex<Vec<Registered>>);
+pub(crate) struct Questions(Mutex<Vec<Registered>>);
 
 #[derive(Debug)]
 struct Registered {
@@ -73,16 +69,16 @@ impl Questions {
     }
 
     /// Passes a frame to the questions that it may answer.
-    pub(super) fn frame(&self, frame: &Frame) {
+    pub(crate) fn frame(&self, frame: &Frame) {
         let registered = self.lock();
         // Every frame except those of streams passes here, so the cheap check comes first.
         if registered.is_empty() {
             return;
         }
-        let refused = match frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
-            true => frame.payload::<InvalidFrameType>().ok(),
-            false => None,
-        };
+        let is_refusal = frame.kind() == ErrorCode::INVALID_FRAME_TYPE;
+        let refused = is_refusal
+            .then(|| frame.payload::<InvalidFrameType>().ok())
+            .flatten();
         for one in &*registered {
             let answer = match &refused {
                 _ if one.answer == frame.kind() => Ok(frame.payload_bytes().clone()),
@@ -98,7 +94,7 @@ impl Questions {
     }
 
     /// Ends all waits, because the session has ended.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.lock().clear();
     }
 }

@@ -1,4 +1,4 @@
-//! The output of an instance as a stream: see [`Controller::stream`].
+//! The output of an instance as a stream: see [`Controller::stream`](crate::Controller::stream).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use thiserror::Error;
 use uuid::Uuid;
 
-use super::{CommandError, Controller};
+use crate::error::CommandError;
 use ssntp::client::{ClientError, ClientHandle};
 use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{
@@ -123,6 +123,38 @@ pub struct OutputStream {
 }
 
 impl OutputStream {
+    /// Opens a stream. It is registered before OpenStream is sent, so that no answer can arrive too
+    /// early.
+    pub(crate) fn open(
+        client: ClientHandle,
+        streams: &Arc<Streams>,
+        instance: Uuid,
+        request: StreamRequest,
+    ) -> Result<Self, CommandError> {
+        let id = Uuid::new_v4();
+        let (sender, events) = bounded(MAX_PIECES);
+        streams.insert(id, sender);
+        let stream = Self {
+            id,
+            events,
+            received: Mutex::new(0),
+            client,
+            streams: Arc::clone(streams),
+        };
+        let open = OpenStream {
+            stream: id,
+            instance,
+            outputs: request.outputs,
+            follow: request.follow,
+            tail: request.tail,
+            credit: MAX_STREAM_CREDIT,
+        };
+        // If this fails, `stream` is dropped, which removes its registration.
+        let sent = stream.client.send(open.frame());
+        sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
+        Ok(stream)
+    }
+
     /// Waits for the next event; `None` if none arrives in time, or after the last one.
     pub fn recv_timeout(&self, limit: Duration) -> Option<StreamEvent> {
         self.events.recv_timeout(limit).ok()
@@ -165,44 +197,10 @@ impl Drop for OutputStream {
     }
 }
 
-impl Controller {
-    /// Opens a stream of an instance's output through the scheduler; see `docs/streams.md`. A
-    /// stream ends with its session.
-    ///
-    /// # Errors
-    /// [`CommandError::Send`]. Any other error is the last event of the stream.
-    pub fn stream(&self, instance: Uuid, request: StreamRequest) -> Result<OutputStream, CommandError> {
-        let id = Uuid::new_v4();
-        let (sender, events) = bounded(MAX_PIECES);
-        let streams = Arc::clone(&self.shared.streams);
-        // Registered before OpenStream is sent, so that no answer can arrive too early.
-        streams.insert(id, sender);
-        let stream = OutputStream {
-            id,
-            events,
-            received: Mutex::new(0),
-            client: self.client.handle(),
-            streams,
-        };
-        let open = OpenStream {
-            stream: id,
-            instance,
-            outputs: request.outputs,
-            follow: request.follow,
-            tail: request.tail,
-            credit: MAX_STREAM_CREDIT,
-        };
-        // If this fails, `stream` is dropped, which removes its registration.
-        let sent = self.client.send(open.frame());
-        sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
-        Ok(stream)
-    }
-}
-
 /// The open streams. The controller's thread feeds them and never waits for a receiver, because a
 /// stream has room for all its credit.
 #[derive(Debug, Default)]
-pub(super) struct Streams {
+pub(crate) struct Streams {
     open: Mutex<HashMap<Uuid, Stream>>,
 }
 
@@ -236,7 +234,7 @@ impl Streams {
     }
 
     /// Handles a stream frame. A frame of an unknown stream has crossed the end of that stream.
-    pub(super) fn frame(&self, frame: &Frame) {
+    pub(crate) fn frame(&self, frame: &Frame) {
         let payload = frame.payload_bytes();
         let mut open = lock(&self.open);
         let Some(id) = stream_of(payload) else { return };
@@ -263,7 +261,7 @@ impl Streams {
 
     /// Handles InvalidFrameType. If it refuses OpenStream, each stream that has not been opened yet
     /// ends.
-    pub(super) fn refused(&self, frame: &Frame) {
+    pub(crate) fn refused(&self, frame: &Frame) {
         let mut open = lock(&self.open);
         // Every frame except those of streams passes here, so the cheap checks come first.
         if open.is_empty() || frame.kind() != ErrorCode::INVALID_FRAME_TYPE {
@@ -288,7 +286,7 @@ impl Streams {
     }
 
     /// Ends all streams, because the session or the controller has ended.
-    pub(super) fn end(&self, error: &StreamError) {
+    pub(crate) fn end(&self, error: &StreamError) {
         for (_, stream) in lock(&self.open).drain() {
             stream.send(StreamEvent::Ended(Err(error.clone())));
         }
@@ -308,10 +306,10 @@ impl Stream {
             return Some(Err(StreamError::broken()));
         };
         // Without this check the scheduler could fill the memory.
-        let Some(left) = self.credit.checked_sub(data.cost()) else {
+        let Some(remaining) = self.credit.checked_sub(data.cost()) else {
             return Some(Err(StreamError::Overrun));
         };
-        self.credit = left;
+        self.credit = remaining;
         self.send(StreamEvent::Data {
             output: data.output,
             missing: data.missing,

@@ -1,7 +1,10 @@
 use std::time::UNIX_EPOCH;
 
 use super::*;
-use ssntp::payload::{InstanceState, InstanceStats, NodeStatus, Payload, Stats};
+use ssntp::payload::{
+    ConcentratorInstanceAdded, InstanceState, InstanceStats, NodeStatus, Payload, PublicIpAssigned,
+    PublicIpUnassigned, Stats,
+};
 
 const NODE: Uuid = Uuid::from_u128(0x5be1c0de_7d1a_4b52_8a55_90d2c3b4a501);
 const OTHER: Uuid = Uuid::from_u128(0x6be1c0de_7d1a_4b52_8a55_90d2c3b4a502);

@@ -9,9 +9,12 @@ use std::time::UNIX_EPOCH;
 use uuid::Uuid;
 
 use super::*;
-use crate::{Orderable, goal};
+use crate::error::OrderError;
+use crate::goal::{self, Orderable, Shown};
+use crate::subscribers::MAX_CHANGES;
 use ssntp::payload::*;
-use ssntp::proto::{Command, ErrorCode};
+use ssntp::proto::Command;
+use ssntp::proto::ErrorCode;
 
 const NODE: Uuid = Uuid::from_u128(0x5be1c0de_7d1a_4b52_8a55_90d2c3b4a501);
 const INSTANCE: Uuid = Uuid::from_u128(0x0f7a5a1e_3c55_4a0b_9d3c_6f1f2f9a1001);
@@ -244,8 +247,8 @@ fn a_start_of_a_former_session_that_no_node_shows_is_lost() {
     let (lost, pending) = (rig.order(&other(VOLUME)), rig.order(&other(NODE)));
     let look = || {
         let mut state = rig.shared.lock();
-        let at = state.check_at?;
-        state.settle_lost_starts(at);
+        let at = state.orders.next_deadline()?;
+        state.handle_deadline(at);
         Some(())
     };
     assert_eq!(look(), None, "the session of the order continues");
@@ -277,19 +280,24 @@ fn repeated_restarts_of_the_scheduler_do_not_delay_a_lost_start() {
     let again = || {
         rig.shared.offline("lost".into(), UNIX_EPOCH);
         rig.shared.online("scheduler".into(), None);
-        rig.shared.lock().check_at
+        rig.shared.lock().orders.next_deadline()
     };
     let at = again().expect("a check is scheduled");
     assert_eq!(again(), Some(at));
     rig.shared.offline("lost".into(), UNIX_EPOCH);
-    let look = |at| rig.shared.lock().settle_lost_starts(at);
+    let look = |at| rig.shared.lock().handle_deadline(at);
     look(at);
     open(&lost);
     rig.shared.online("scheduler".into(), None);
-    let at = rig.shared.lock().check_at.expect("the check is repeated");
+    let at = rig
+        .shared
+        .lock()
+        .orders
+        .next_deadline()
+        .expect("the check is repeated");
     look(at);
     assert!(matches!(lost.try_recv().unwrap(), Err(OrderError::Lost(_))));
-    assert_eq!(rig.shared.lock().check_at, None);
+    assert_eq!(rig.shared.lock().orders.next_deadline(), None);
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn a_slow_subscriber_misses_changes_and_blocks_no_thread() {
     let dropped = rig.shared.subscribe();
     drop(dropped);
     for _ in 0..MAX_CHANGES + 5 {
-        rig.shared.lock().publish(&Change::NodeOffline);
+        rig.shared.lock().subscribers.publish(&Change::NodeOffline);
     }
     assert_eq!(rig.shared.lock().subscribers.len(), 1);
     assert_eq!(changes.try_iter().count(), MAX_CHANGES);
@@ -246,8 +246,8 @@ fn a_new_leader_sends_a_new_snapshot_and_orders_keep_waiting() {
     lost.instance_uuid = Uuid::from_u128(9);
     let lost = rig.order(&lost);
     rig.frame(&leader(2));
-    let at = rig.shared.lock().check_at.unwrap();
-    rig.shared.lock().settle_lost_starts(at);
+    let at = rig.shared.lock().orders.next_deadline().unwrap();
+    rig.shared.lock().handle_deadline(at);
     assert!(matches!(
         lost.try_recv().unwrap(),
         Err(OrderError::Lost(Command::START))

@@ -5,7 +5,8 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
-use ssntp::payload::{Id, InstanceState, InstanceStats, NodeStatus, Stats};
+use crate::ending::Ending;
+use ssntp::payload::{Id, InstanceEnd, InstanceState, InstanceStats, NodeStatus, Stats};
 use ssntp_cluster::phase::Phase;
 
 /// A node, as its last frames describe it.
@@ -31,7 +32,7 @@ pub struct Node {
     pub stats: Stats,
     /// The UUIDs of its instances.
     pub instances: BTreeSet<Uuid>,
-    pub(super) reported: bool,
+    pub(crate) reported: bool,
 }
 
 impl Node {
@@ -57,11 +58,11 @@ impl Node {
     }
 
     /// Handles the end of its session: its last STATS are not its state in the next session.
-    pub(super) fn left(&mut self, now: SystemTime) {
+    pub(crate) fn left(&mut self, now: SystemTime) {
         (self.connected, self.reported, self.since) = (false, false, now);
     }
 
-    pub(super) fn new(uuid: Uuid, now: SystemTime) -> Self {
+    pub(crate) fn new(uuid: Uuid, now: SystemTime) -> Self {
         Self {
             uuid,
             compute: false,
@@ -97,6 +98,29 @@ impl Instance {
     /// True if it runs, is about to run, or is about to stop.
     pub fn is_alive(&self) -> bool {
         Phase::of(&self.state) != Phase::Ended
+    }
+
+    /// The end of its last run; `None` while it runs, and before its first run.
+    pub fn ending(&self) -> Option<Ending> {
+        let end = || InstanceEnd {
+            exit_code: self.stats.exit_code,
+            exit_signal: self.stats.exit_signal,
+            out_of_memory: self.stats.out_of_memory,
+            detail: self.stats.detail.clone(),
+        };
+        (self.state == InstanceState::Exited).then(|| end().into())
+    }
+
+    /// Records the end that an event reports.
+    pub(crate) fn ended(&mut self, end: &InstanceEnd, now: SystemTime) {
+        if self.state != InstanceState::Exited {
+            (self.state, self.since) = (InstanceState::Exited, now);
+        }
+        if *end != InstanceEnd::default() {
+            (self.stats.exit_code, self.stats.exit_signal) = (end.exit_code, end.exit_signal);
+            self.stats.out_of_memory = end.out_of_memory;
+            self.stats.detail = end.detail.clone();
+        }
     }
 }
 

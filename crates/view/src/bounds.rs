@@ -2,7 +2,7 @@
 //! thousands of frames. A text that is longer than any valid one of its kind (a UUID, an address, a
 //! word, a name) is replaced by an empty text.
 
-use crate::Failure;
+use crate::failure::Failure;
 use ssntp::payload::{
     ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceEnd, InstanceStats, MAX_LABELS, NodeType,
     PublicIpAssigned, PublicIpUnassigned, Stats, check_label, check_name, yaml,
@@ -26,7 +26,7 @@ const MAX_HOPS: usize = 16;
 const MAX_REPORT: usize = 64 << 10;
 
 /// Checks that an event is short enough to be decoded.
-pub(super) fn check(frame: &Frame) -> Result<(), Error> {
+pub(crate) fn check(frame: &Frame) -> Result<(), Error> {
     let (len, limit) = (frame.payload_bytes().len(), MAX_REPORT);
     if len > limit {
         return Err(yaml::Error::new(yaml::ErrorKind::TooLong { len, limit }).into());
@@ -46,13 +46,13 @@ fn id(id: &mut Id) {
     }
 }
 
-pub(super) fn node_type(node_type: &mut NodeType) {
+pub(crate) fn node_type(node_type: &mut NodeType) {
     if node_type.as_str().len() > MAX_WORD {
         *node_type = "".into();
     }
 }
 
-pub(super) fn stats(stats: &mut Stats) {
+pub(crate) fn stats(stats: &mut Stats) {
     id(&mut stats.node_uuid);
     text(&mut stats.hostname, MAX_NAME);
     if stats.status.as_str().len() > MAX_WORD {
@@ -89,7 +89,7 @@ fn instance(stats: &mut InstanceStats) {
     text(&mut stats.detail, MAX_DETAIL);
 }
 
-pub(super) fn failure(failure: &mut Failure) {
+pub(crate) fn failure(failure: &mut Failure) {
     for named in [
         &mut failure.node,
         &mut failure.instance,
@@ -103,11 +103,11 @@ pub(super) fn failure(failure: &mut Failure) {
     text(&mut failure.detail, MAX_DETAIL);
 }
 
-pub(super) fn end(end: &mut InstanceEnd) {
+pub(crate) fn end(end: &mut InstanceEnd) {
     text(&mut end.detail, MAX_DETAIL);
 }
 
-pub(super) fn trace(trace: &mut FrameTrace) {
+pub(crate) fn trace(trace: &mut FrameTrace) {
     text(&mut trace.label, MAX_NAME);
     for word in [
         &mut trace.frame_type,
@@ -130,19 +130,19 @@ pub(super) fn trace(trace: &mut FrameTrace) {
     }
 }
 
-pub(super) fn cnci_added(event: &mut ConcentratorInstanceAdded) {
+pub(crate) fn cnci_added(event: &mut ConcentratorInstanceAdded) {
     id(&mut event.tenant_uuid);
     text(&mut event.concentrator_ip, MAX_WORD);
     text(&mut event.concentrator_mac, MAX_WORD);
 }
 
-pub(super) fn assigned(event: &mut PublicIpAssigned) {
+pub(crate) fn assigned(event: &mut PublicIpAssigned) {
     id(&mut event.instance_uuid);
     text(&mut event.public_ip, MAX_WORD);
     text(&mut event.private_ip, MAX_WORD);
 }
 
-pub(super) fn unassigned(event: &mut PublicIpUnassigned) {
+pub(crate) fn unassigned(event: &mut PublicIpUnassigned) {
     id(&mut event.instance_uuid);
     text(&mut event.public_ip, MAX_WORD);
 }

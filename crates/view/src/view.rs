@@ -17,20 +17,9 @@
 //!
 //! A view is bounded: traces and disconnected nodes by the length of the history; nodes,
 //! instances, concentrators and their public addresses by a number; and all texts by a length.
-//!
-//! | file | holds |
-//! |---|---|
-//! | `bounds` | the bounds for the parts of a frame |
-//! | `ending` | [`Ending`]: the end of an instance's run |
-//! | `entities` | [`Node`], [`Instance`], [`Cnci`], [`PublicIp`] |
-//! | `find` | finds entities by name, or by the beginning of their UUID |
 
-mod bounds;
-mod ending;
-mod entities;
-mod find;
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -39,20 +28,18 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use uuid::Uuid;
 
-pub use self::ending::Ending;
-pub use self::entities::{Cnci, Instance, Node, PublicIp};
-pub use self::find::FindError;
-use super::{Change, Failure};
+use crate::bounds;
+use crate::change::Change;
+use crate::cncis::Cncis;
+use crate::entities::{Cnci, Instance, Node};
+use crate::failure::Failure;
+use crate::find::{FindError, find};
 use ssntp::payload::{
-    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceDeleted, InstanceStats, InstanceStopped,
-    NewLeader, NodeConnected, NodeDisconnected, NodeStatus, NodeType, PublicIpAssigned, PublicIpUnassigned,
-    SnapshotComplete, Stats, TraceReport,
+    Error, FrameTrace, Id, InstanceDeleted, InstanceStats, InstanceStopped, NewLeader, NodeConnected,
+    NodeDisconnected, NodeStatus, NodeType, SnapshotComplete, Stats, TraceReport,
 };
 use ssntp::proto::{Command, Event, Frame, FrameType, Status};
 
-/// The maximum number of concentrators, and the maximum number of public addresses of each.
-const MAX_CNCIS: usize = 65_536;
-const MAX_ADDRESSES: usize = 4096;
 /// The maximum number of nodes: more than a scheduler has sessions. STATS of further nodes are ignored.
 const MAX_NODES: usize = 65_536;
 /// The maximum number of instances: a hundred on each of ten thousand nodes. Each takes half a
@@ -99,7 +86,7 @@ pub struct View {
     /// session, the nodes that were connected then are added when the next snapshot is complete.
     disconnected: VecDeque<Uuid>,
     instances: BTreeMap<Uuid, Instance>,
-    cncis: BTreeMap<Uuid, Cnci>,
+    cncis: Cncis,
     traces: VecDeque<FrameTrace>,
 }
 
@@ -123,7 +110,7 @@ impl View {
             unreported: 0,
             disconnected: VecDeque::new(),
             instances: BTreeMap::new(),
-            cncis: BTreeMap::new(),
+            cncis: Cncis::default(),
             traces: VecDeque::new(),
         }
     }
@@ -157,7 +144,7 @@ impl View {
 
     /// True if a scheduler has led in this session. Then this view is outdated at the next NewLeader,
     /// also at one of the same leader, whose link to the session's server was cut.
-    pub(super) fn had_leader(&self) -> bool {
+    pub(crate) fn had_leader(&self) -> bool {
         let led = |leader: &NewLeader| !leader.server_uuid.is_empty();
         self.leader.as_ref().map_or(self.has_snapshot, led)
     }
@@ -191,17 +178,87 @@ impl View {
 
     /// Every concentrator in the order of the UUIDs.
     pub fn cncis(&self) -> impl Iterator<Item = &Cnci> {
-        self.cncis.values()
+        self.cncis.all()
     }
 
     /// The concentrator of this UUID.
     pub fn cnci(&self, uuid: Uuid) -> Option<&Cnci> {
-        self.cncis.get(&uuid)
+        self.cncis.get(uuid)
     }
 
     /// The latest traces, oldest first.
     pub fn traces(&self) -> impl DoubleEndedIterator<Item = &FrameTrace> {
         self.traces.iter()
+    }
+
+    /// The node whose UUID begins with `text`. A whole UUID is also accepted if it is unknown.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub fn find_node(&self, text: &str) -> Result<Uuid, FindError> {
+        let found = find("node", text, self.nodes.keys().copied())?;
+        self.of_kind("node", found, self.nodes.contains_key(&found))
+    }
+
+    /// The instance with the name `text`, or else the one whose UUID begins with it. A whole UUID
+    /// is also accepted if it is unknown.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub fn find_instance(&self, text: &str) -> Result<Uuid, FindError> {
+        // Names have priority, because a name may look like the beginning of a UUID.
+        let called = |instance: &&Instance| !text.is_empty() && instance.stats.name == text;
+        let matches: Vec<_> = self.instances.values().filter(called).map(|i| i.uuid).collect();
+        let text = text.to_owned();
+        match *matches.as_slice() {
+            [] => {}
+            [one] => return Ok(one),
+            _ => return Err(FindError::SameName { text, matches }),
+        }
+        let found = find("instance", &text, self.instances.keys().copied())?;
+        self.of_kind("instance", found, self.instances.contains_key(&found))
+    }
+
+    /// The concentrator whose UUID begins with `text`. A whole UUID is also accepted if it is
+    /// unknown.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub fn find_cnci(&self, text: &str) -> Result<Uuid, FindError> {
+        let found = find("CNCI", text, self.cncis.all().map(|cnci| cnci.uuid))?;
+        // A concentrator runs in an instance of the same UUID.
+        let known = self.cncis.get(found).is_some() || self.instances.contains_key(&found);
+        self.of_kind("CNCI", found, known)
+    }
+
+    /// The attached volume whose name begins with `text`. A whole UUID is also accepted if it is
+    /// unknown.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub fn find_volume(&self, text: &str) -> Result<Id, FindError> {
+        let attached = self.instances.values().flat_map(|i| &i.stats.volumes);
+        let attached: BTreeSet<&Id> = attached.collect();
+        // The name of a volume may be no UUID. Such a volume is found only by its whole name.
+        if let Some(whole) = attached.iter().find(|volume| **volume == text) {
+            return Ok((*whole).clone());
+        }
+        let found = find("volume", text, attached.iter().filter_map(|volume| volume.uuid()))?;
+        self.of_kind("volume", found, false).map(Id::from)
+    }
+
+    /// A whole UUID, unless it is known to belong to another kind of entity only.
+    fn of_kind(&self, what: &'static str, uuid: Uuid, known: bool) -> Result<Uuid, FindError> {
+        let is = if known {
+            return Ok(uuid);
+        } else if self.instances.contains_key(&uuid) {
+            "an instance"
+        } else if self.nodes.contains_key(&uuid) {
+            "a node"
+        } else {
+            return Ok(uuid);
+        };
+        Err(FindError::Other { what, uuid, is })
     }
 
     /// Handles the beginning of a session, with the configuration in CONNECTED. A new snapshot
@@ -291,7 +348,7 @@ impl View {
                         node,
                         ending: deleted.end.into(),
                     });
-                    self.forget_cnci(instance, changes);
+                    changes.extend(self.cncis.forget(instance));
                 }
             }
             Event::INSTANCE_STOPPED => {
@@ -311,9 +368,13 @@ impl View {
                     });
                 }
             }
-            Event::CONCENTRATOR_INSTANCE_ADDED => self.cnci_added(frame.payload()?, now, changes),
-            Event::PUBLIC_IP_ASSIGNED => self.public_ip_assigned(frame.payload()?, changes),
-            Event::PUBLIC_IP_UNASSIGNED => self.public_ip_unassigned(frame.payload()?, changes),
+            Event::CONCENTRATOR_INSTANCE_ADDED => {
+                changes.extend(self.cncis.handle_added(frame.payload()?, now));
+            }
+            Event::PUBLIC_IP_ASSIGNED => changes.extend(self.cncis.handle_assigned(frame.payload()?)),
+            Event::PUBLIC_IP_UNASSIGNED => {
+                changes.extend(self.cncis.handle_unassigned(frame.payload()?));
+            }
             Event::TRACE_REPORT => {
                 let report: TraceReport = frame.payload()?;
                 for mut trace in report.frames {
@@ -524,7 +585,7 @@ impl View {
     fn instance_gone(&mut self, instance: Uuid, node: Uuid, changes: &mut Vec<Change>) {
         self.instances.remove(&instance);
         changes.push(Change::InstanceGone { instance, node });
-        self.forget_cnci(instance, changes);
+        changes.extend(self.cncis.forget(instance));
     }
 
     /// Removes an instance, and returns the node that had it.
@@ -534,73 +595,5 @@ impl View {
             node.instances.remove(&instance);
         }
         Some(node)
-    }
-
-    fn cnci_added(
-        &mut self,
-        mut event: ConcentratorInstanceAdded,
-        now: SystemTime,
-        changes: &mut Vec<Change>,
-    ) {
-        bounds::cnci_added(&mut event);
-        if let Some(uuid) = event.instance_uuid.uuid()
-            && let Some(cnci) = self.cnci_mut(uuid)
-        {
-            cnci.tenant = event.tenant_uuid;
-            cnci.ip = event.concentrator_ip;
-            cnci.mac = event.concentrator_mac;
-            cnci.since = Some(now);
-            changes.push(Change::CnciAdded { cnci: uuid });
-        }
-    }
-
-    fn public_ip_assigned(&mut self, mut event: PublicIpAssigned, changes: &mut Vec<Change>) {
-        bounds::assigned(&mut event);
-        if let Some(uuid) = event.concentrator_uuid.uuid()
-            && let Some(cnci) = self.cnci_mut(uuid)
-            && (cnci.public_ips.len() < MAX_ADDRESSES || cnci.public_ips.contains_key(&event.public_ip))
-        {
-            let public_ip = PublicIp {
-                instance: event.instance_uuid.clone(),
-                private_ip: event.private_ip,
-            };
-            cnci.public_ips.insert(event.public_ip.clone(), public_ip);
-            changes.push(Change::PublicIpAssigned {
-                cnci: uuid,
-                instance: event.instance_uuid,
-                public_ip: event.public_ip,
-            });
-        }
-    }
-
-    fn public_ip_unassigned(&mut self, mut event: PublicIpUnassigned, changes: &mut Vec<Change>) {
-        bounds::unassigned(&mut event);
-        if let Some(uuid) = event.concentrator_uuid.uuid() {
-            // The change is reported even if the view has no room for the concentrator.
-            if let Some(cnci) = self.cncis.get_mut(&uuid) {
-                cnci.public_ips.remove(&event.public_ip);
-            }
-            changes.push(Change::PublicIpUnassigned {
-                cnci: uuid,
-                instance: event.instance_uuid,
-                public_ip: event.public_ip,
-            });
-        }
-    }
-
-    /// The concentrator, which is added if it is new; `None` if the view has no room for it.
-    fn cnci_mut(&mut self, uuid: Uuid) -> Option<&mut Cnci> {
-        let has_room = self.cncis.len() < MAX_CNCIS || self.cncis.contains_key(&uuid);
-        let new = || Cnci {
-            uuid,
-            ..Cnci::default()
-        };
-        has_room.then(|| self.cncis.entry(uuid).or_insert_with(new))
-    }
-
-    fn forget_cnci(&mut self, uuid: Uuid, changes: &mut Vec<Change>) {
-        if self.cncis.remove(&uuid).is_some() {
-            changes.push(Change::CnciGone { cnci: uuid });
-        }
     }
 }

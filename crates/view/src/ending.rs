@@ -1,12 +1,10 @@
 //! The end of an instance's run, in words that fit a column of a table.
 
 use std::fmt;
-use std::time::SystemTime;
 
 use signal_hook::low_level::signal_name;
 
-use super::Instance;
-use ssntp::payload::{InstanceEnd, InstanceState};
+use ssntp::payload::InstanceEnd;
 
 const SIGKILL: i64 = 9;
 
@@ -62,35 +60,8 @@ impl fmt::Display for Ending {
             (None, _, Some(code)) => write!(f, "exited {code}")?,
             (None, _, None) => f.write_str("unknown")?,
         }
-        match self.out_of_memory {
-            true => f.write_str(", out of memory"),
-            false => Ok(()),
-        }
-    }
-}
-
-impl Instance {
-    /// The end of its last run; `None` while it runs, and before its first run.
-    pub fn ending(&self) -> Option<Ending> {
-        let end = || InstanceEnd {
-            exit_code: self.stats.exit_code,
-            exit_signal: self.stats.exit_signal,
-            out_of_memory: self.stats.out_of_memory,
-            detail: self.stats.detail.clone(),
-        };
-        (self.state == InstanceState::Exited).then(|| end().into())
-    }
-
-    /// Records the end that an event reports.
-    pub(super) fn ended(&mut self, end: &InstanceEnd, now: SystemTime) {
-        if self.state != InstanceState::Exited {
-            (self.state, self.since) = (InstanceState::Exited, now);
-        }
-        if *end != InstanceEnd::default() {
-            (self.stats.exit_code, self.stats.exit_signal) = (end.exit_code, end.exit_signal);
-            self.stats.out_of_memory = end.out_of_memory;
-            self.stats.detail = end.detail.clone();
-        }
+        let more = if self.out_of_memory { ", out of memory" } else { "" };
+        f.write_str(more)
     }
 }
 
