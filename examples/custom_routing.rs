@@ -1,5 +1,5 @@
-//! Routing by the payload of a frame: STOP goes to the node in its payload, and is held at the server
-//! until that node connects.
+//! Routing by the payload of a frame: STOP goes to the node in its payload. The application keeps a STOP
+//! for a node that is not connected, and sends it when that node connects.
 //!
 //! Server and clients run in one process, over memory, with temporary certificates:
 //! `cargo run --example custom_routing`
@@ -17,20 +17,28 @@ fn target(frame: &Frame) -> Option<Uuid> {
     frame.payload::<Stop>().ok()?.workload_agent_uuid.uuid()
 }
 
-/// Releases the held frames of a node when it connects.
-struct ReleaseOnConnect;
+/// The maximum number of frames that are kept, so that no client can fill the memory.
+const MOST: usize = 1000;
 
-impl Handler for ReleaseOnConnect {
+/// Keeps the frames for nodes that are not connected.
+#[derive(Default)]
+struct Later(Vec<(Uuid, Frame)>);
+
+impl Handler for Later {
+    fn frame(&mut self, cx: &mut Context<'_>, _from: &SessionInfo, frame: Frame) {
+        if let Some(node) = target(&frame)
+            && cx.directory().session(node).is_none()
+            && self.0.len() < MOST
+        {
+            self.0.push((node, frame));
+        }
+    }
+
     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let node = session.uuid();
-        let waiting: Vec<_> = cx
-            .held()
-            .filter(|held| target(&held.frame) == Some(node))
-            .map(|held| held.id)
-            .collect();
-        for id in waiting {
-            println!("released for {node}: {id}");
-            cx.release(id, &[node]);
+        for (_, frame) in self.0.extract_if(.., |(to, _)| *to == node) {
+            println!("sent later to {node}");
+            let _ = cx.send(node, &frame);
         }
     }
 }
@@ -42,14 +50,13 @@ fn main() -> Result<(), ssntp::MainError> {
     };
     let rules = Rules::new().route(Command::STOP, |frame, _from, directory| match target(frame) {
         Some(node) if directory.session(node).is_some() => Decision::Forward(vec![node]),
-        Some(_) => Decision::Queue,
-        None => Decision::Discard,
+        _ => Decision::Discard,
     });
     let listener = MemoryListener::new();
     let config = ServerConfig::new(identity(Role::SERVER)?, authority.trust())
         .listen_in_memory(&listener)
         .rules(rules);
-    let server = Server::start(config, ReleaseOnConnect)?;
+    let server = Server::start(config, Later::default())?;
     let connect = |role, uuid: Uuid| -> Result<Client, Box<dyn std::error::Error>> {
         let config = ClientConfig::new(identity(role)?, authority.trust())
             .connect_in_memory(&listener)

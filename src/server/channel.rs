@@ -2,8 +2,11 @@
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::{Context, DisconnectReason, Handler, HeldFrame, Request, SessionInfo};
+use super::disconnect::DisconnectReason;
+use super::handler::{Context, Handler};
+use super::sessions::SessionInfo;
 use crate::proto::Frame;
+use crate::request::Request;
 
 /// An event of a server, corresponding to a method of [`Handler`].
 #[derive(Clone, Debug)]
@@ -18,8 +21,6 @@ pub enum ServerEvent {
     /// See [`Handler::request`]; answer with
     /// [`ServerHandle::reply`](super::ServerHandle::reply).
     Request(SessionInfo, Request),
-    /// See [`Handler::expired`].
-    Expired(HeldFrame),
     /// This number of events before this one found the channel full and are lost.
     Missed(u64),
 }
@@ -97,9 +98,5 @@ impl Handler for ChannelHandler {
             // A client that has gone meanwhile needs no answer.
             let _ = cx.refuse(&request, "queue_full");
         }
-    }
-
-    fn expired(&mut self, _: &mut Context<'_>, held: HeldFrame) {
-        self.send(ServerEvent::Expired(held));
     }
 }

@@ -13,7 +13,6 @@ use super::admission::AdmissionPolicy;
 use super::credentials::{ActiveCredentials, Credentials};
 use super::federation::{Federation, LINK_PROTOCOL, LinkRegistry, SESSION_PROTOCOL};
 use super::filter::Filter;
-use super::held::Held;
 use super::routing::{RuleError, Rules};
 use super::tally::HandshakeTally;
 use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
@@ -83,7 +82,6 @@ pub struct ServerConfig {
     pub(super) slow_consumer: SlowConsumer,
     pub(super) write_timeout: Duration,
     pub(super) tcp: TcpOptions,
-    pub(super) held: Held,
     pub(super) grace: Duration,
     pub(super) queue_budget: Option<u64>,
     pub(super) patience: Duration,
@@ -131,7 +129,6 @@ impl ServerConfig {
             slow_consumer: SlowConsumer::default(),
             write_timeout: Duration::from_secs(30),
             tcp: TcpOptions::default(),
-            held: Held::new(1024, 16 << 20, Duration::from_secs(60)),
             grace: Duration::from_secs(1),
             queue_budget: None,
             patience: PATIENCE,
@@ -170,16 +167,6 @@ impl ServerConfig {
     #[must_use]
     pub fn federate(mut self, federation: Federation) -> Self {
         self.federation = Some(federation);
-        self
-    }
-
-    /// Sets the most frames and bytes that routing functions may hold, and the longest time. A frame
-    /// that finds no room or is held for that time goes to
-    /// [`Handler::expired`](super::Handler::expired), also one whose sender holds more than is free.
-    /// Default: 1024 frames, 16 MiB, 60 s.
-    #[must_use]
-    pub fn held(mut self, frames: usize, bytes: usize, time: Duration) -> Self {
-        self.held = Held::new(frames, bytes, time);
         self
     }
 

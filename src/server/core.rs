@@ -47,8 +47,7 @@ pub use super::entry::{CLAIM, Entry, NoEntry, Step};
 pub use super::federation::{Attempt, LinkRequest, Redial};
 use super::federation::{Dialler, EndCode, Links, Remote, ServerLink};
 use super::filter::Filter;
-use super::handler::{Context, Handler, Newcomer};
-use super::held::{Held, HeldFrame};
+use super::handler::{ClusterHandler, Context, Handler, Newcomer};
 use super::operators::is_of_operators;
 use super::routing::RuleTable;
 use super::sessions::{Directory, SessionId, SessionInfo, Sessions};
@@ -115,8 +114,6 @@ pub struct Grant {
 pub(super) enum Notice {
     /// A session has ended.
     Disconnected(Arc<SessionInfo>, DisconnectReason),
-    /// A held frame has expired, or found no room.
-    Expired(HeldFrame),
     /// The server has begun to drain.
     Draining,
     /// A link is ready: the sessions of the other server are known.
@@ -151,7 +148,6 @@ pub(super) struct State {
     pub(super) rules: RuleTable,
     pub(super) filter: Filter,
     pub(super) configuration: Bytes,
-    pub(super) held: Held,
     /// The requests of the server itself that wait for answers.
     pub(super) asking: Outstanding,
     pub(super) check: Box<ConfigurationCheck>,
@@ -231,7 +227,6 @@ impl ServerCore {
             asking: Outstanding::new(MAX_ASKING),
             filter: config.filter,
             configuration: config.configuration,
-            held: config.held,
             check: config.configuration_check,
             takes_configure: config.takes_configure,
             slow_consumer: config.slow_consumer,
@@ -316,32 +311,43 @@ impl ServerCore {
         self.state.log_panic(what, panic);
     }
 
+    /// As [`guarded`](Self::guarded), for an application that has a [`ClusterHandler`].
+    pub(super) fn guarded_cluster(
+        &mut self,
+        what: &'static str,
+        call: impl FnOnce(&mut dyn ClusterHandler, &mut Context<'_>),
+    ) {
+        self.guarded(what, |handler, cx| {
+            if let Some(cluster) = handler.cluster() {
+                call(cluster, cx);
+            }
+        });
+    }
+
     /// Calls the handler for each notice, in order, including those that these calls cause.
     pub(super) fn deliver_notices(&mut self) {
         while !self.state.notices.is_empty() {
             for notice in std::mem::take(&mut self.state.notices) {
                 match notice {
                     Notice::Disconnected(info, reason) => self.deliver_end(&info, &reason),
-                    Notice::Expired(held) => {
-                        self.state.tally.expired += 1;
-                        self.guarded("expired", |handler, cx| handler.expired(cx, held));
-                    }
                     Notice::Draining => self.guarded("draining", |handler, cx| handler.draining(cx)),
                     Notice::Linked(server) => {
-                        self.guarded("server_linked", |handler, cx| handler.server_linked(cx, &server));
+                        self.guarded_cluster("server_linked", |handler, cx| {
+                            handler.server_linked(cx, &server);
+                        });
                     }
                     Notice::Unlinked(server) => {
-                        self.guarded("server_unlinked", |handler, cx| {
-                            handler.server_unlinked(cx, &server)
+                        self.guarded_cluster("server_unlinked", |handler, cx| {
+                            handler.server_unlinked(cx, &server);
                         });
                     }
                     Notice::RemoteConnected(row) => {
-                        self.guarded("remote_connected", |handler, cx| {
-                            handler.remote_connected(cx, &row.info)
+                        self.guarded_cluster("remote_connected", |handler, cx| {
+                            handler.remote_connected(cx, &row.info);
                         });
                     }
                     Notice::RemoteDisconnected(row) => {
-                        self.guarded("remote_disconnected", |handler, cx| {
+                        self.guarded_cluster("remote_disconnected", |handler, cx| {
                             handler.remote_disconnected(cx, &row.info);
                         });
                     }
@@ -557,7 +563,6 @@ impl Core for ServerCore {
         let panic = guard(|| self.timer = self.handler.next_timer());
         self.state.log_panic("next_timer", panic);
         [
-            self.state.held.next_expiry(),
             self.timer,
             self.state.next_expiry_check,
             self.state.draining,
@@ -572,9 +577,6 @@ impl Core for ServerCore {
         self.at(now, actions, |core| {
             if core.state.draining.take_if(|at| *at <= now).is_some() {
                 core.state.actions.push(Action::Stop);
-            }
-            while let Some(held) = core.state.held.expire(now) {
-                core.state.notices.push(Notice::Expired(held));
             }
             if core.state.next_expiry_check.is_some_and(|at| at <= now) {
                 core.state.end_expired();

@@ -8,7 +8,7 @@ use log::{debug, info, warn};
 use uuid::Uuid;
 
 use super::config::SlowConsumer;
-use super::core::{Notice, State, guard};
+use super::core::{State, guard};
 use super::disconnect::DisconnectReason;
 use super::handler::SendError;
 use super::routing::{Decision, Rule};
@@ -123,8 +123,8 @@ impl State {
         true
     }
 
-    /// Calls the routing function for the frame's kind and carries out its decision: discards the frame,
-    /// holds it, or forwards it. `memory` is the number of bytes that the frame's payload keeps alive.
+    /// Calls the routing function for the frame's kind and carries out its decision: discards or forwards
+    /// the frame. `memory` is the number of bytes that the frame's payload keeps alive.
     pub(super) fn route_by_function(&mut self, info: &Arc<SessionInfo>, frame: &Frame, memory: usize) {
         let Some(Rule::Function(route)) = self.rules.get_mut(frame.kind()) else {
             return;
@@ -140,17 +140,6 @@ impl State {
         self.log_panic("a routing function", panic);
         match decision {
             Decision::Discard => {}
-            Decision::Queue => {
-                if let Err(held) = self.held.keep(info.uuid, apart(frame, memory), self.now) {
-                    if let Some(more) = info.may_log(&mut self.log, "held frames", self.now) {
-                        warn!(target: "ssntp::server",
-                            "{info}: {} finds the queue of held frames full{more}",
-                            self.environment.operands.show(frame.kind())
-                        );
-                    }
-                    self.notices.push(Notice::Expired(held));
-                }
-            }
             Decision::Forward(targets) => {
                 let mut parcel = Parcel::frame(&apart(frame, memory), self);
                 let mut count = 0;

@@ -78,16 +78,11 @@ impl ServerCore {
 
     /// Forwards the request by the rule for its kind.
     fn ask_by_rule(&mut self, info: &Arc<SessionInfo>, request: &Request, asking: &Frame) {
-        // A rule does not report its receivers. If no action was added and no frame is held, the
-        // request has no receiver that could answer.
-        let before = (self.state.actions.len(), self.state.held.len());
-        let notices = self.state.notices.len();
+        // A rule does not report its receivers. If no action was added, the request has no receiver
+        // that could answer.
+        let before = self.state.actions.len();
         self.route(info, &Item::from(asking));
-        let after = (self.state.actions.len(), self.state.held.len());
-        if before == after {
-            // A request that found no room among the held frames is refused here, so the application
-            // must not answer it as an expired one.
-            self.state.notices.truncate(notices);
+        if before == self.state.actions.len() {
             self.state.refuse(request, Uuid::nil(), "not_connected");
         }
     }

@@ -96,10 +96,6 @@ pub struct Figures {
     /// Frames lost by sessions that are gone, see
     /// [`Context::frames_lost`](super::Context::frames_lost).
     pub lost: u64,
-    /// The number of frames that are held now.
-    pub held: usize,
-    /// Held frames that expired, or found no room.
-    pub expired: u64,
 
     /// The load of the dispatcher thread.
     pub dispatcher: DispatcherFigures,
@@ -263,8 +259,6 @@ impl State {
             answered: tally.answered,
             dropped: tally.dropped + sum(|counters| counters.frames_dropped),
             lost: self.frames_lost,
-            held: self.held.len(),
-            expired: tally.expired,
             dispatcher: view.dispatcher,
             queues: view.queues,
             received: view.received,

@@ -10,7 +10,6 @@ use super::core::State;
 use super::disconnect::DisconnectReason;
 use super::federation::ServerLink;
 use super::filter::Filter;
-use super::held::{HeldFrame, HeldId};
 use super::routing::{RuleError, RuleTable, Rules};
 use super::sessions::{Directory, Session, SessionCounters, SessionInfo};
 use crate::payload::{Content, Servers};
@@ -49,23 +48,6 @@ pub trait Handler: Any + Send {
     /// A session has ended. Frames can no longer be sent to it.
     fn disconnected(&mut self, _cx: &mut Context<'_>, _session: &SessionInfo, _reason: &DisconnectReason) {}
 
-    /// A link to another server has begun, and that server's sessions are known: see
-    /// [`Federation`](super::Federation).
-    fn server_linked(&mut self, _cx: &mut Context<'_>, _server: &ServerLink) {}
-
-    /// The link to another server has ended. Its sessions were reported by
-    /// [`remote_disconnected`](Self::remote_disconnected) before.
-    fn server_unlinked(&mut self, _cx: &mut Context<'_>, _server: &ServerLink) {}
-
-    /// A session of another server has begun. Frames can be sent to it.
-    fn remote_connected(&mut self, _cx: &mut Context<'_>, _session: &SessionInfo) {}
-
-    /// A session of another server has ended, or the link to that server has.
-    fn remote_disconnected(&mut self, _cx: &mut Context<'_>, _session: &SessionInfo) {}
-
-    /// The application of another server has sent a message by [`Context::send_to_server`].
-    fn server_message(&mut self, _cx: &mut Context<'_>, _server: Uuid, _message: Bytes) {}
-
     /// A frame has passed the role filter, and the forwarding rules have been applied to it.
     fn frame(&mut self, _cx: &mut Context<'_>, _from: &SessionInfo, _frame: Frame) {}
 
@@ -86,22 +68,9 @@ pub trait Handler: Any + Send {
         let _ = cx.refuse(&request, "not_answered");
     }
 
-    /// An operator lists the servers. The application can add entries and fields, such as the engine,
-    /// the leader and members without a link. The default adds none.
-    fn servers(&mut self, _cx: &mut Context<'_>, _servers: &mut Servers) {}
-
     /// The server has begun to drain: its clients were asked to leave, and it stops when they have. The
     /// default does nothing.
     fn draining(&mut self, _cx: &mut Context<'_>) {}
-
-    /// Decides whether an operator ([`ServerConfig::operators`](super::ServerConfig::operators)) may now
-    /// end sessions, lift bans and drain servers. The default returns true.
-    fn may_kick(&mut self, _cx: &mut Context<'_>, _from: &SessionInfo) -> bool {
-        true
-    }
-
-    /// A frame that a routing function wanted to hold was not released in time, or found no room.
-    fn expired(&mut self, _cx: &mut Context<'_>, _held: HeldFrame) {}
 
     /// The server is about to stop. Frames that are sent now are still delivered, within the grace
     /// period. All sessions end after this call.
@@ -115,6 +84,42 @@ pub trait Handler: Any + Send {
 
     /// The time that [`next_timer`](Self::next_timer) returned has come.
     fn timer(&mut self, _cx: &mut Context<'_>) {}
+
+    /// The part of the application for linked servers and for operators. The default has none.
+    fn cluster(&mut self) -> Option<&mut dyn ClusterHandler> {
+        None
+    }
+}
+
+/// The part of an application for servers that are linked ([`Federation`](super::Federation)), and for
+/// operators ([`ServerConfig::operators`](super::ServerConfig::operators)). [`Handler::cluster`] returns
+/// it. Every method has a default, and is called as those of [`Handler`] are.
+pub trait ClusterHandler {
+    /// A link to another server has begun, and that server's sessions are known.
+    fn server_linked(&mut self, _cx: &mut Context<'_>, _server: &ServerLink) {}
+
+    /// The link to another server has ended. Its sessions were reported by
+    /// [`remote_disconnected`](Self::remote_disconnected) before.
+    fn server_unlinked(&mut self, _cx: &mut Context<'_>, _server: &ServerLink) {}
+
+    /// A session of another server has begun. Frames can be sent to it.
+    fn remote_connected(&mut self, _cx: &mut Context<'_>, _session: &SessionInfo) {}
+
+    /// A session of another server has ended, or the link to that server has.
+    fn remote_disconnected(&mut self, _cx: &mut Context<'_>, _session: &SessionInfo) {}
+
+    /// The application of another server has sent a message by [`Context::send_to_server`].
+    fn server_message(&mut self, _cx: &mut Context<'_>, _server: Uuid, _message: Bytes) {}
+
+    /// An operator lists the servers. The application can add entries and fields, such as the engine,
+    /// the leader and members without a link. The default adds none.
+    fn servers(&mut self, _cx: &mut Context<'_>, _servers: &mut Servers) {}
+
+    /// Decides whether an operator may now end sessions, lift bans and drain servers. The default
+    /// returns true.
+    fn may_kick(&mut self, _cx: &mut Context<'_>, _from: &SessionInfo) -> bool {
+        true
+    }
 }
 
 /// An application that does nothing: the server only filters and routes.
@@ -298,7 +303,7 @@ impl Context<'_> {
         self.state.configuration = yaml.into();
     }
 
-    /// Replaces the forwarding rules. Frames that are held already stay held.
+    /// Replaces the forwarding rules.
     ///
     /// # Errors
     /// [`RuleError`]; the old rules stay.
@@ -310,26 +315,5 @@ impl Context<'_> {
     /// Replaces the role filter.
     pub fn set_filter(&mut self, filter: Filter) {
         self.state.filter = filter;
-    }
-
-    /// The held frames, oldest first.
-    pub fn held(&self) -> impl Iterator<Item = &HeldFrame> {
-        self.state.held.iter()
-    }
-
-    /// Sends a held frame to these clients, and holds it no longer. Returns the number of clients that it
-    /// was queued for, or `None` if no frame with this id is held.
-    pub fn release(&mut self, id: HeldId, to: &[Uuid]) -> Option<usize> {
-        let held = self.state.held.take(id)?;
-        Some(
-            to.iter()
-                .filter(|uuid| self.state.send(None, **uuid, &held.frame).is_ok())
-                .count(),
-        )
-    }
-
-    /// Removes a held frame and returns it, if it is still held.
-    pub fn discard(&mut self, id: HeldId) -> Option<HeldFrame> {
-        self.state.held.take(id)
     }
 }

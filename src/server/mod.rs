@@ -52,7 +52,6 @@
 //! | `credentials` | identity and trust, and their renewal: [`Credentials`] |
 //! | `operators`, `watching`, `bans`, `servers` | the commands of operators |
 //! | `sessions` | the connected sessions: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
-//! | `held` | frames that routing functions hold |
 //! | `accept`, `entry` | newcomers up to CONNECTED |
 //! | `core` | all state of a server, without threads, sockets or clock |
 //! | `life` | admission and end of a session in the core |
@@ -79,7 +78,6 @@ mod federation;
 mod figures;
 mod filter;
 mod handler;
-mod held;
 mod life;
 mod operators;
 mod received;
@@ -115,8 +113,7 @@ pub use self::figures::{
     ClosedSession, Figures, HandshakeFigures, HeldBack, KindFigures, Pace, SessionFigures,
 };
 pub use self::filter::{Filter, FilterAction};
-pub use self::handler::{Context, Handler, Newcomer, SendError};
-pub use self::held::{HeldFrame, HeldId};
+pub use self::handler::{ClusterHandler, Context, Handler, Newcomer, SendError};
 pub use self::routing::{Decision, ParseRuleError, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo, SessionKey};
 use crate::clock::{now, wall_clock};

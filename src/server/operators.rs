@@ -94,7 +94,9 @@ impl ServerCore {
 
     fn may_kick(&mut self, info: &SessionInfo) -> bool {
         let mut may = false;
-        self.guarded("may_kick", |handler, cx| may = handler.may_kick(cx, info));
+        self.guarded("may_kick", |handler, cx| {
+            may = handler.cluster().is_none_or(|cluster| cluster.may_kick(cx, info));
+        });
         may
     }
 }

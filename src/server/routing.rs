@@ -16,9 +16,6 @@ pub enum Decision {
     Forward(Vec<Uuid>),
     /// Drop the frame.
     Discard,
-    /// Hold the frame until the application releases it
-    /// ([`Context::release`](super::Context::release)) or it expires.
-    Queue,
 }
 
 /// A routing function. Its arguments are a frame, the UUID of its sender, and the connected sessions.
@@ -38,7 +35,7 @@ pub type RouteFn = dyn FnMut(&Frame, Uuid, &Directory<'_>) -> Decision + Send;
 ///     .route(Event::TENANT_ADDED, |_frame, _from, directory| {
 ///         match directory.with_role(Role::CNCIAGENT).next() {
 ///             Some(cnci) => Decision::Forward(vec![cnci.uuid()]),
-///             None => Decision::Queue,
+///             None => Decision::Discard,
 ///         }
 ///     });
 /// assert!(rules.check().is_ok());

@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(86_400);
 impl ServerCore {
     pub(super) fn list_servers(&mut self, info: &SessionInfo, asked: &ListServers) {
         let mut servers = self.state.servers();
-        self.guarded("servers", |handler, cx| handler.servers(cx, &mut servers));
+        self.guarded_cluster("servers", |handler, cx| handler.servers(cx, &mut servers));
         // A fixed order, because each page is made from a new list: first by UUID, then peers without a
         // known UUID by address.
         let order = |one: &ServerEntry| (one.uuid.is_empty(), one.uuid.clone(), one.address.clone());

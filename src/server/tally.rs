@@ -28,7 +28,6 @@ pub(super) struct Tally {
     pub(super) filtered: u64,
     pub(super) dropped: u64,
     pub(super) answered: u64,
-    pub(super) expired: u64,
     /// Frames for which a rule found no receiver.
     pub(super) unreceived: u64,
 }

@@ -42,7 +42,7 @@ pub(in crate::server) struct Member {
     outbox: Outbox,
 }
 
-const HELD: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_secs(60);
 
 impl Rig {
     pub(in crate::server) fn new(
@@ -52,7 +52,7 @@ impl Rig {
         let authority = Authority::new(&AuthorityRequest::default()).unwrap();
         let identity = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
         let config = ServerConfig::new(identity.identity().clone(), authority.trust().clone());
-        let config = configure(config.held(1, 1 << 20, HELD));
+        let config = configure(config);
         let environment = Environment::new(&config).unwrap();
         let (open, stopping) = bounded(0);
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
@@ -66,7 +66,7 @@ impl Rig {
             admitted: 0,
             stopping,
         };
-        rig.set_clock(UNIX_EPOCH + HELD * 1_000_000);
+        rig.set_clock(UNIX_EPOCH + MINUTE * 1_000_000);
         rig
     }
 
@@ -157,7 +157,6 @@ enum Note {
     Connected,
     Disconnected(DisconnectReason),
     Frame(FrameKind),
-    Expired(Bytes),
 }
 
 struct Notes(Sender<Note>);
@@ -171,10 +170,6 @@ impl Handler for Notes {
     }
     fn frame(&mut self, _: &mut Context<'_>, _: &SessionInfo, frame: Frame) {
         self.0.send(Note::Frame(frame.kind())).unwrap();
-    }
-    fn expired(&mut self, _: &mut Context<'_>, held: HeldFrame) {
-        let payload = held.frame.payload_bytes().clone();
-        self.0.send(Note::Expired(payload)).unwrap();
     }
 }
 
@@ -477,30 +472,6 @@ fn only_a_controllers_configure_replaces_the_configuration_if_the_server_takes_i
     }
 }
 
-#[test]
-fn a_held_frame_expires_after_its_time() {
-    let (handler, received_notes) = notes();
-    let mut rig = Rig::new(handler, |c| {
-        c.rules(Rules::new().route(Command::STOP, |_, _, _| Decision::Queue))
-    });
-    let agent = rig.connect(Role::AGENT);
-    rig.now += Duration::from_secs(5);
-    rig.receive(&agent, traced(Command::STOP));
-    // There is room for one frame.
-    rig.receive(&agent, run(Command::STOP, 1));
-    let expired = || Note::Expired(Bytes::from_static(b"x: y\n"));
-    assert!(received_notes.try_iter().any(|note| note == expired()));
-    assert_eq!(rig.core.next_deadline(), Some(rig.now + HELD));
-    let mut actions = Vec::new();
-    rig.core
-        .tick(rig.now + HELD - Duration::from_nanos(1), &mut actions);
-    assert!(received_notes.try_recv().is_err());
-    rig.core.tick(rig.now + HELD, &mut actions);
-    rig.core.settle(rig.now + HELD, &mut actions);
-    assert_eq!(received_notes.try_iter().collect::<Vec<_>>(), [expired()]);
-    assert_eq!(rig.core.next_deadline(), None);
-}
-
 /// Sets a timer for this time, or panics in `next_timer` once the flag is set.
 struct Timed(Instant, Arc<AtomicBool>, Sender<()>);
 
@@ -518,7 +489,7 @@ impl Handler for Timed {
 #[test]
 fn a_timer_is_called_once_when_due_and_never_if_next_timer_panics() {
     #[expect(clippy::disallowed_methods, reason = "any time will do")]
-    let due = Instant::now() + HELD;
+    let due = Instant::now() + MINUTE;
     let (panics, (sender, received_notes)) = (Arc::new(AtomicBool::new(false)), unbounded());
     let mut rig = Rig::new(Timed(due, Arc::clone(&panics), sender), |c| c);
     assert_eq!(rig.core.next_deadline(), Some(due));

@@ -209,8 +209,7 @@ impl HandlerTest {
         asked
     }
 
-    /// Advances the time. Timers of the handler and of held frames expire on the way, each at its own
-    /// time.
+    /// Advances the time. Timers of the handler expire on the way, each at its own time.
     pub fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         for _ in 0..MOST_TICKS {

@@ -1,7 +1,5 @@
 //! The parts for programs that embed this crate: frames of the application, requests, admission by the
 //! application, and the testkit.
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -10,8 +8,8 @@ use ssntp::crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::proto::{Exchange, FrameKind, FrameType, OperandError, Operands, Run, Step, Trace};
 use ssntp::server::{
-    Context, Decision, DisconnectReason, Filter, Handler, HeldFrame, Newcomer, Refusal, RuleError, Rules,
-    Server, ServerError, SessionInfo,
+    Context, DisconnectReason, Filter, Handler, Newcomer, Refusal, RuleError, Rules, Server, ServerError,
+    SessionInfo,
 };
 use ssntp::testkit::{HandlerTest, Testkit};
 use ssntp::{Command, Frame, Role, Status, Uuid};
@@ -267,30 +265,6 @@ fn answering(client: Client) -> JoinHandle<()> {
             }
         }
     })
-}
-
-/// Counts the frames that it gets as expired.
-struct Expired(Arc<AtomicUsize>);
-
-impl Handler for Expired {
-    fn expired(&mut self, _: &mut Context<'_>, _: HeldFrame) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-#[test]
-fn a_request_without_room_among_the_held_frames_is_refused_and_does_not_expire() {
-    let kit = Testkit::new().unwrap();
-    let rules = Rules::new().route(QUERY, |_, _, _| Decision::Queue);
-    let config = kit.server_config().unwrap().operands(operands()).rules(rules);
-    let expired = Arc::<AtomicUsize>::default();
-    let server = Server::start(config.held(0, 0, LIMIT), Expired(Arc::clone(&expired))).unwrap();
-    let asker = client(&kit, Role::CONTROLLER, operands());
-    let refused = asker.request(Frame::new(QUERY), LIMIT);
-    assert_eq!(refused, Err(RequestError::Refused("not_connected".into())));
-    // The application is called after the refusal, and before the stop.
-    server.stop();
-    assert_eq!(expired.load(Ordering::SeqCst), 0);
 }
 
 #[test]

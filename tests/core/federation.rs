@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::proto::{Command, Frame, FrameKind, FrameType, Operands, Refusal, Run, Status};
 use ssntp::server::{
-    Context, Decision, DisconnectReason, Federation, Handler, LinkFigures, Newcomer, PeerState, RequestError,
-    Rules, SendError, ServerConfig, ServerLink, SessionInfo,
+    ClusterHandler, Context, Decision, DisconnectReason, Federation, Handler, LinkFigures, Newcomer,
+    PeerState, RequestError, Rules, SendError, ServerConfig, ServerLink, SessionInfo,
 };
 use ssntp::transport::memory::MemoryListener;
 use ssntp::transport::{Limits, Target};
@@ -48,20 +48,6 @@ impl Handler for Watch {
             false => Ok(()),
         }
     }
-    fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
-        assert!(cx.servers().any(|link| link.uuid == server.uuid));
-        self.note(News::Linked(server.uuid));
-    }
-    fn server_unlinked(&mut self, _: &mut Context<'_>, server: &ServerLink) {
-        self.note(News::Unlinked(server.uuid));
-    }
-    fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        assert_ne!(session.server(), cx.uuid());
-        self.note(News::Remote(session.uuid()));
-    }
-    fn remote_disconnected(&mut self, _: &mut Context<'_>, session: &SessionInfo) {
-        self.note(News::RemoteGone(session.uuid()));
-    }
     fn disconnected(&mut self, _: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
         self.note(News::Ended(session.uuid(), reason.clone()));
     }
@@ -71,6 +57,31 @@ impl Handler for Watch {
             self.note(News::Frame(from.uuid(), from.server(), run.kind()));
         }
     }
+
+    fn cluster(&mut self) -> Option<&mut dyn ClusterHandler> {
+        Some(self)
+    }
+}
+
+impl ClusterHandler for Watch {
+    fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
+        assert!(cx.servers().any(|link| link.uuid == server.uuid));
+        self.note(News::Linked(server.uuid));
+    }
+
+    fn server_unlinked(&mut self, _: &mut Context<'_>, server: &ServerLink) {
+        self.note(News::Unlinked(server.uuid));
+    }
+
+    fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        assert_ne!(session.server(), cx.uuid());
+        self.note(News::Remote(session.uuid()));
+    }
+
+    fn remote_disconnected(&mut self, _: &mut Context<'_>, session: &SessionInfo) {
+        self.note(News::RemoteGone(session.uuid()));
+    }
+
     fn server_message(&mut self, _: &mut Context<'_>, server: Uuid, message: Bytes) {
         self.note(News::Told(server, message));
     }

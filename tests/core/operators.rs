@@ -8,7 +8,7 @@ use ssntp::payload::{
 };
 use ssntp::pki::Identity;
 use ssntp::proto::{Command, FrameKind, Refusal};
-use ssntp::server::{Context, DisconnectReason, Filter, Handler, ServerConfig, SessionInfo};
+use ssntp::server::{ClusterHandler, Context, DisconnectReason, Filter, Handler, ServerConfig, SessionInfo};
 use ssntp::testkit::{HandlerTest, Testkit};
 use ssntp::{ErrorCode, Frame, Role, Uuid};
 use ssntp_test_support::{Received, TestServer};
@@ -228,12 +228,18 @@ fn a_session_without_the_role_is_refused_even_if_the_filter_allows_it() {
 struct Strict(bool, std::sync::mpsc::Sender<DisconnectReason>);
 
 impl Handler for Strict {
-    fn may_kick(&mut self, _: &mut Context<'_>, _: &SessionInfo) -> bool {
-        self.0
-    }
-
     fn disconnected(&mut self, _: &mut Context<'_>, _: &SessionInfo, reason: &DisconnectReason) {
         self.1.send(reason.clone()).unwrap();
+    }
+
+    fn cluster(&mut self) -> Option<&mut dyn ClusterHandler> {
+        Some(self)
+    }
+}
+
+impl ClusterHandler for Strict {
+    fn may_kick(&mut self, _: &mut Context<'_>, _: &SessionInfo) -> bool {
+        self.0
     }
 }
 

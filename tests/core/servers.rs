@@ -9,7 +9,7 @@ use ssntp::payload::{
     Servers,
 };
 use ssntp::proto::{Event, Frame};
-use ssntp::server::{Context, Handler, ServerConfig};
+use ssntp::server::{ClusterHandler, Context, Handler, ServerConfig};
 use ssntp::testkit::{HandlerTest, Testkit};
 use ssntp::transport::Address;
 use ssntp::{Role, Uuid};
@@ -138,6 +138,12 @@ impl Handler for Told {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
+    fn cluster(&mut self) -> Option<&mut dyn ClusterHandler> {
+        Some(self)
+    }
+}
+
+impl ClusterHandler for Told {
     fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
         let more = (0..130).map(|_| ServerEntry {
             uuid: Uuid::new_v4().into(),

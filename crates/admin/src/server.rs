@@ -112,8 +112,6 @@ const SERVER: &[Metric<Figures>] = &[
         |f| one(f.answered)),
     counter("ssntp_frames_dropped_total", "Frames dropped because a queue was full.", |f| one(f.dropped)),
     counter("ssntp_frames_lost_total", "Frames that waited for a session when it ended.", |f| one(f.lost)),
-    counter("ssntp_frames_expired_total", "Held frames that expired, or found no room.", |f| one(f.expired)),
-    gauge("ssntp_frames_held", "Frames that routing functions have queued for later.", |f| one(f.held)),
     gauge("ssntp_slow_consumers", "Sessions that take frames more slowly than they arrive.", |f| one(slow(f).len())),
     gauge("ssntp_slow_consumer_queue_bytes", "Bytes that wait for a slow consumer, for the ten with most.", slowest),
 ];

@@ -144,8 +144,8 @@ use ssntp::payload::MAX_READ_LEN;
 use ssntp::payload::Servers;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType, Run, Status};
 use ssntp::server::{
-    Context, DisconnectReason, Filter, Handler, Rules, Server, ServerConfig, ServerError, ServerLink,
-    SessionInfo, SlowConsumer,
+    ClusterHandler, Context, DisconnectReason, Filter, Handler, Rules, Server, ServerConfig, ServerError,
+    ServerLink, SessionInfo, SlowConsumer,
 };
 use ssntp_cluster::clock::now;
 use ssntp_transport::LogLimit;
@@ -434,36 +434,6 @@ impl Handler for Scheduler {
         }
     }
 
-    fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
-        if self.leads(cx) {
-            self.announce_lead_to(cx, server.uuid);
-        }
-    }
-
-    fn server_unlinked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
-        match self.leads(cx) {
-            true => self.server_synced(cx, server.uuid),
-            false => self.forget_leader(server.uuid),
-        }
-    }
-
-    fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        if self.leads(cx) {
-            self.add_session(cx, session);
-        }
-    }
-
-    fn remote_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        if self.leads(cx) {
-            self.remove_distant_session(cx, session);
-            self.send_intents(cx);
-        }
-    }
-
-    fn server_message(&mut self, cx: &mut Context<'_>, server: Uuid, message: Bytes) {
-        self.receive_message(cx, server, &message);
-    }
-
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
         match self.leads(cx) {
             true => run.frames().for_each(|frame| self.frame(cx, from, frame)),
@@ -489,18 +459,6 @@ impl Handler for Scheduler {
         } else if self.is_current(from) {
             self.handle(cx, from, &frame);
         }
-    }
-
-    fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
-        // A follower does not know which controller is the master.
-        match self.leads(cx) {
-            true => self.may_command(from),
-            false => self.config.controllers == ControllerMode::Any,
-        }
-    }
-
-    fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
-        self.show_servers(servers);
     }
 
     fn draining(&mut self, _: &mut Context<'_>) {
@@ -553,6 +511,54 @@ impl Handler for Scheduler {
         self.controllers
             .continue_snapshots(cx, &self.nodes, self.is_syncing());
         self.send_intents(cx);
+    }
+
+    fn cluster(&mut self) -> Option<&mut dyn ClusterHandler> {
+        Some(self)
+    }
+}
+
+impl ClusterHandler for Scheduler {
+    fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
+        if self.leads(cx) {
+            self.announce_lead_to(cx, server.uuid);
+        }
+    }
+
+    fn server_unlinked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
+        match self.leads(cx) {
+            true => self.server_synced(cx, server.uuid),
+            false => self.forget_leader(server.uuid),
+        }
+    }
+
+    fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        if self.leads(cx) {
+            self.add_session(cx, session);
+        }
+    }
+
+    fn remote_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        if self.leads(cx) {
+            self.remove_distant_session(cx, session);
+            self.send_intents(cx);
+        }
+    }
+
+    fn server_message(&mut self, cx: &mut Context<'_>, server: Uuid, message: Bytes) {
+        self.receive_message(cx, server, &message);
+    }
+
+    fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
+        self.show_servers(servers);
+    }
+
+    fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
+        // A follower does not know which controller is the master.
+        match self.leads(cx) {
+            true => self.may_command(from),
+            false => self.config.controllers == ControllerMode::Any,
+        }
     }
 }
 

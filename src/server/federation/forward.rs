@@ -230,8 +230,8 @@ impl ServerCore {
             // The application may keep the message, which must not keep a whole read alive.
             let message = Bytes::copy_from_slice(&message);
             self.state.origin = Origin::Application;
-            self.guarded("server_message", |handler, cx| {
-                handler.server_message(cx, server, message)
+            self.guarded_cluster("server_message", |handler, cx| {
+                handler.server_message(cx, server, message);
             });
         }
     }
@@ -265,7 +265,7 @@ impl Context<'_> {
     }
 
     /// Sends a message to the application of another server
-    /// ([`Handler::server_message`](super::super::Handler::server_message)). It arrives in order with
+    /// ([`ClusterHandler::server_message`](super::super::ClusterHandler::server_message)). It arrives in order with
     /// all other frames that this server sends there. It is lost if the link ends.
     ///
     /// # Errors

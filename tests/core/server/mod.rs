@@ -15,8 +15,8 @@ use ssntp::payload::{Stop, StopFailure, StopFailureReason};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Header, Status, Trace};
 use ssntp::server::{
-    AdmissionPolicy, Context, Decision, DisconnectReason, Filter, FilterAction, Handler, HeldFrame,
-    RuleError, Rules, SendError, Server, ServerConfig, ServerError, SessionInfo, SlowConsumer,
+    AdmissionPolicy, Context, Decision, DisconnectReason, Filter, FilterAction, Handler, RuleError, Rules,
+    SendError, Server, ServerConfig, ServerError, SessionInfo, SlowConsumer,
 };
 use ssntp::transport::Limits;
 use ssntp::transport::memory::MemoryListener;
@@ -31,7 +31,6 @@ enum Note {
     Connected(SessionInfo),
     Disconnected(DisconnectReason),
     Frame(Uuid, Frame),
-    Expired(HeldFrame),
 }
 
 fn notes() -> (Notes, Receiver<Note>) {
@@ -48,9 +47,6 @@ impl Handler for Notes {
     }
     fn frame(&mut self, _: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
         let _ = self.0.send(Note::Frame(from.uuid(), frame));
-    }
-    fn expired(&mut self, _: &mut Context<'_>, held: HeldFrame) {
-        let _ = self.0.send(Note::Expired(held));
     }
 }
 

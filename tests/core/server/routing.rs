@@ -223,14 +223,13 @@ fn the_filter_rejects_or_drops_frames_that_a_role_may_not_send() {
 }
 
 #[test]
-fn a_routing_function_forwards_discards_and_queues() {
+fn a_routing_function_forwards_and_discards() {
     let (handler, received_notes) = notes();
     let server = TestServer::start(handler, |c| {
         c.rules(Rules::new().route(
             Command::STOP,
             |frame, _from, directory| match &frame.payload_bytes()[..] {
                 b"discard" => Decision::Discard,
-                b"queue" => Decision::Queue,
                 // Addressed to all sessions; the sender is left out.
                 _ => Decision::Forward(directory.sessions().map(SessionInfo::uuid).collect()),
             },
@@ -238,50 +237,13 @@ fn a_routing_function_forwards_discards_and_queues() {
     });
     let mut controller = server.connect(Role::CONTROLLER);
     let mut agent = server.connect(Role::AGENT);
-    for payload in ["discard", "queue", "forward"] {
+    for payload in ["discard", "forward"] {
         controller.send(&Frame::with_payload(Command::STOP, payload));
     }
     assert_eq!(agent.frame().payload_bytes()[..], *b"forward");
     while !matches!(note(&received_notes), Note::Frame(from, frame)
         if from == controller.uuid && frame.payload_bytes()[..] == *b"forward")
     {}
-    let to = agent.uuid;
-    let released = server.handle().with(move |cx| {
-        let held: Vec<_> = cx.held().cloned().collect();
-        assert_eq!(held.len(), 1);
-        (
-            held[0].from,
-            cx.release(held[0].id, &[to]),
-            cx.release(held[0].id, &[to]),
-        )
-    });
-    assert_eq!(released.unwrap(), (controller.uuid, Some(1), None));
-    assert_eq!(agent.frame().payload_bytes()[..], *b"queue");
-}
-
-#[test]
-fn queued_frames_are_bounded_and_expire() {
-    let (handler, received_notes) = notes();
-    let server = TestServer::start(handler, |c| {
-        c.held(1, 1 << 20, Duration::from_millis(50))
-            .rules(Rules::new().route(Command::STOP, |_, _, _| Decision::Queue))
-    });
-    let mut controller = server.connect(Role::CONTROLLER);
-    for payload in ["first", "second"] {
-        controller.send(&Frame::with_payload(Command::STOP, payload));
-    }
-    let mut expired = Vec::new();
-    while expired.len() < 2 {
-        if let Note::Expired(held) = note(&received_notes) {
-            assert_eq!(held.from, controller.uuid);
-            expired.push(held.frame.payload_bytes().to_vec());
-        }
-    }
-    assert_eq!(
-        expired,
-        [b"second".to_vec(), b"first".to_vec()],
-        "there was room for one"
-    );
 }
 
 #[test]

@@ -18,7 +18,7 @@ use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
 use ssntp::proto::{ClientHandshake, Command, Connect, Frame, FrameKind, FrameType, Header, Item};
 use ssntp::server::core::{Decoder, Entry, Environment, Grant, ServerCore, Step};
-use ssntp::server::{Context, Federation, Handler, Rules, ServerConfig, SessionInfo};
+use ssntp::server::{ClusterHandler, Context, Federation, Handler, Rules, ServerConfig, SessionInfo};
 use ssntp_transport::dispatch::{Admitted, DispatchEvent, Runner, Settings, Threads};
 use ssntp_transport::flow::Credit;
 use ssntp_transport::memory::pair;
@@ -74,6 +74,12 @@ impl Handler for Answers {
         let _ = cx.send(from.uuid(), &frame);
     }
 
+    fn cluster(&mut self) -> Option<&mut dyn ClusterHandler> {
+        Some(self)
+    }
+}
+
+impl ClusterHandler for Answers {
     fn server_message(&mut self, cx: &mut Context<'_>, server: Uuid, message: bytes::Bytes) {
         let _ = cx.send_to_server(server, message);
     }

@@ -9,9 +9,7 @@ use uuid::Uuid;
 
 use ssntp::Role;
 use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType, Operands, Run, Status};
-use ssntp::server::{
-    Context, Decision, DisconnectReason, Filter, Handler, HeldFrame, Rules, SessionId, SessionInfo,
-};
+use ssntp::server::{Context, Decision, DisconnectReason, Filter, Handler, Rules, SessionId, SessionInfo};
 use ssntp_scheduler::Scheduler;
 
 /// The origin of a frame: a peer's number, or the handler.
@@ -195,7 +193,7 @@ pub(super) fn rules(log: &SharedLog) -> Rules {
             }
             Decision::Forward(vec![target])
         })
-        .route(Event::TENANT_REMOVED, |_, _, _| Decision::Queue)
+        .route(Event::TENANT_REMOVED, |_, _, _| Decision::Discard)
 }
 
 /// The frames that the router's filter refuses from agents.
@@ -373,12 +371,6 @@ impl Handler for Application {
         }
         if let Some(panic) = panic {
             std::panic::resume_unwind(panic);
-        }
-    }
-
-    fn expired(&mut self, cx: &mut Context<'_>, held: HeldFrame) {
-        if let Inner::Scheduler(scheduler) = &mut self.inner {
-            scheduler.expired(cx, held);
         }
     }
 

@@ -156,8 +156,7 @@ impl World {
             .slow_consumer(policy)
             .operators(Role::CONTROLLER)
             // Some configurations do not fit into the narrow pipes, so CONNECTED waits to be read.
-            .configuration(vec![b'#'; random.pick(&[0, 0, 0, 400, 5000])])
-            .held(3, 10_000, millis(50));
+            .configuration(vec![b'#'; random.pick(&[0, 0, 0, 400, 5000])]);
         let ticks = random.pick(&[0, 0, 0, 0, 0, 0, 5, 5, 40]);
         let (config, application) = if scheduler {
             let scheduler = Scheduler::new(SchedulerConfig::new().held(5, 10_000, millis(100))).unwrap();

@@ -11,7 +11,7 @@ use super::*;
 use crate::Role;
 use crate::proto::Run;
 use crate::server::core::{Arrival, ArrivalKind};
-use crate::server::handler::{Context, Handler};
+use crate::server::handler::{ClusterHandler, Context, Handler};
 use crate::server::tests::Rig;
 
 /// Every other UUID is less than this.
@@ -22,6 +22,12 @@ const SECOND: Duration = Duration::from_secs(1);
 struct Unlinks(Arc<AtomicU64>);
 
 impl Handler for Unlinks {
+    fn cluster(&mut self) -> Option<&mut dyn ClusterHandler> {
+        Some(self)
+    }
+}
+
+impl ClusterHandler for Unlinks {
     fn server_unlinked(&mut self, _: &mut Context<'_>, _: &ServerLink) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }

@@ -12,7 +12,7 @@ use crossbeam_channel::Sender;
 use ssntp::Role;
 use ssntp::payload::Servers;
 use ssntp::proto::{Event, Frame, FrameKind, Operands, Run};
-use ssntp::server::{Context, Decision, Handler, Rules, SessionInfo};
+use ssntp::server::{ClusterHandler, Context, Decision, Handler, Rules, SessionInfo};
 use ssntp_engine::Membership;
 use ssntp_scheduler::add_members;
 
@@ -78,12 +78,6 @@ impl Application {
 }
 
 impl Handler for Application {
-    fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
-        if let Some(membership) = self.cluster.get().and_then(Weak::upgrade) {
-            add_members(servers, &membership.view());
-        }
-    }
-
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
         // A frame with a question has a trace, and frames with a trace come one by one, through
         // `frame`.
@@ -120,6 +114,18 @@ impl Handler for Application {
                 Ok(()) => 0,
                 Err(_) => self.missed + 1,
             };
+        }
+    }
+
+    fn cluster(&mut self) -> Option<&mut dyn ClusterHandler> {
+        Some(self)
+    }
+}
+
+impl ClusterHandler for Application {
+    fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
+        if let Some(membership) = self.cluster.get().and_then(Weak::upgrade) {
+            add_members(servers, &membership.view());
         }
     }
 }

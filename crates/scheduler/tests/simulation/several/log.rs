@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::super::application::Mark;
 use ssntp::Role;
 use ssntp::proto::{Command, Event, Frame, Status};
-use ssntp::server::{Context, Decision, DisconnectReason, Handler, Rules, SessionInfo};
+use ssntp::server::{ClusterHandler, Context, Decision, DisconnectReason, Handler, Rules, SessionInfo};
 
 /// The origins of the frames of applications. Each start of each server is one, and its frames with
 /// a token have another one.
@@ -201,20 +201,12 @@ impl Handler for Application {
         }
     }
 
-    fn server_message(&mut self, _: &mut Context<'_>, server: Uuid, message: Bytes) {
-        let text = String::from_utf8_lossy(&message).into_owned();
-        let token = text.lines().nth(1).and_then(|line| line.strip_prefix("token: "));
-        let token = token.and_then(|token| token.parse().ok());
-        let (name, mut log) = (self.name(), self.log());
-        match (Mark::of(&message), token) {
-            (Some(mark), Some(token)) => {
-                log.arrives(&name, mark);
-                log.takes(&name, token);
-            }
-            _ => log.faults.push(format!("{name} is told {text:?} by {server}")),
-        }
+    fn cluster(&mut self) -> Option<&mut dyn ClusterHandler> {
+        Some(self)
     }
+}
 
+impl ClusterHandler for Application {
     fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let (start, mut log) = (self.start, self.log());
         log.changed = Some(cx.now());
@@ -234,6 +226,20 @@ impl Handler for Application {
         if log.rows.entry(start).or_default().remove(&row) != Some(number) {
             let fault = format!("told once: {start:?} hears the end of {row:?} {number} out of turn");
             log.faults.push(fault);
+        }
+    }
+
+    fn server_message(&mut self, _: &mut Context<'_>, server: Uuid, message: Bytes) {
+        let text = String::from_utf8_lossy(&message).into_owned();
+        let token = text.lines().nth(1).and_then(|line| line.strip_prefix("token: "));
+        let token = token.and_then(|token| token.parse().ok());
+        let (name, mut log) = (self.name(), self.log());
+        match (Mark::of(&message), token) {
+            (Some(mark), Some(token)) => {
+                log.arrives(&name, mark);
+                log.takes(&name, token);
+            }
+            _ => log.faults.push(format!("{name} is told {text:?} by {server}")),
         }
     }
 }
