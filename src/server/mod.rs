@@ -50,15 +50,19 @@
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | the rules for newcomers: [`AdmissionPolicy`] |
 //! | `credentials` | identity and trust, and their renewal: [`Credentials`] |
+//! | `certificates` | the certificates of all connections, each kept once |
 //! | `operators`, `watching`, `bans`, `servers` | the commands of operators |
 //! | `sessions` | the connected sessions: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `accept`, `entry` | newcomers up to CONNECTED |
 //! | `core` | all state of a server, without threads, sockets or clock |
 //! | `life` | admission and end of a session in the core |
+//! | `received` | the path of a received frame: filter, rules, application |
 //! | `delivery` | sending frames to sessions, and the policy for slow consumers |
 //! | `federation` | links to other servers, and the sessions there: [`Federation`] |
 //! | `exchange` | requests and their answers |
 //! | `channel` | [`channel`]: a handler that sends events to a channel |
+//! | `disconnect` | the reasons for the end of a session |
+//! | `audit` | the audit log |
 //! | `figures`, `tally` | [`Figures`]: sessions and counters |
 
 mod accept;

@@ -17,7 +17,8 @@
 //! | `renewal` | clients and a server whose certificates are replaced under load |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
 //! | `operators` | operators that list and end sessions, ban and watch |
-//! | `pages` | the examples and tables of docs/, compared with the code |
+//! | `dependencies` | the crates that this crate depends on |
+//! | `pages` | the examples and tables of docs/, and the tables of files, compared with the code |
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The examples and tables of docs/protocol.md and docs/payloads.md, compared with the code.
+//! The examples and tables of the pages, and the tables of files of the modules, compared with the code.
 
 use ssntp::payload::Payload;
 use ssntp::proto::{Connect, Connected, Exchange, FrameKind, FrameType, Step, Trace, answer_to_unsupported};
@@ -261,4 +261,245 @@ fn every_cited_page_exists() {
             assert!(is_here, "{}: {page}", file.display());
         }
     }
+}
+
+/// The text of the documentation of a module: its lines that begin with `//!`, without that.
+fn module_documentation(source: &str) -> impl Iterator<Item = &str> {
+    let lines = source.lines().filter_map(|line| line.strip_prefix("//!"));
+    lines.map(|line| line.strip_prefix(' ').unwrap_or(line))
+}
+
+/// The names in the first column of the tables `| file | … |` of a module's documentation.
+fn names_in_the_tables_of_files(source: &str) -> Vec<&str> {
+    let mut in_table = false;
+    let rows = module_documentation(source).filter(move |line| {
+        in_table = line.starts_with("| file |") || (in_table && line.starts_with('|'));
+        in_table
+    });
+    let cells = rows.filter_map(|row| row.split('|').nth(1));
+    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    names
+        .map(|name| name.trim_end_matches('/').trim_end_matches(".rs"))
+        .collect()
+}
+
+/// The modules below a directory that its front page should name: files, and folders with files.
+fn modules_of(directory: &std::path::Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let is_source = |path: &std::path::Path| path.extension().is_some_and(|extension| extension == "rs");
+    let modules = entries.filter(|path| {
+        if path.is_dir() {
+            path.read_dir()
+                .unwrap()
+                .any(|entry| is_source(&entry.unwrap().path()))
+        } else {
+            is_source(path)
+        }
+    });
+    let names = modules.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned());
+    names
+        .filter(|name| !["mod", "lib", "main", "tests", "testing"].contains(&name.as_str()))
+        .collect()
+}
+
+#[test]
+fn each_table_of_files_names_the_files_of_its_directory() {
+    let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for directory in ["src", "crates", "tests", "tools"] {
+        sources(&package.join(directory), &mut files);
+    }
+    let mut tables = 0;
+    let mut wrong = Vec::new();
+    for file in files {
+        let is_front_page = ["mod.rs", "lib.rs", "main.rs"]
+            .iter()
+            .any(|name| file.ends_with(name));
+        let source = std::fs::read_to_string(&file).unwrap();
+        let names = names_in_the_tables_of_files(&source);
+        if names.is_empty() || !is_front_page {
+            continue;
+        }
+        tables += 1;
+        let modules = modules_of(file.parent().unwrap());
+        let place = file.strip_prefix(package).unwrap().display();
+        let missing = modules.iter().filter(|module| !names.contains(&module.as_str()));
+        wrong.extend(missing.map(|module| format!("{place} lacks {module}")));
+        let unknown = names
+            .iter()
+            .filter(|name| **name != "mod" && !modules.iter().any(|m| m == *name));
+        wrong.extend(unknown.map(|name| format!("{place} names {name}, which does not exist")));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(tables >= 60, "{tables}");
+}
+
+/// The anchors of a page: its headings as links name them.
+fn anchors(page: &str) -> Vec<String> {
+    let headings = without_code(page).filter(|line| line.starts_with('#'));
+    let texts = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());
+    let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+    texts
+        .map(|text| text.chars().filter(kept).collect::<String>().replace(' ', "-"))
+        .collect()
+}
+
+/// The lines of a page that are not in a block of code.
+fn without_code(page: &str) -> impl Iterator<Item = &str> {
+    let mut in_code = false;
+    page.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        !in_code && !is_fence
+    })
+}
+
+/// The targets of the links of a page: `](target)`, and the definitions `[label]: target`.
+fn links(page: &str) -> Vec<&str> {
+    let inline = without_code(page).flat_map(|line| {
+        let ends = line.split("](").skip(1);
+        ends.filter_map(|rest| rest.split(')').next())
+    });
+    let defined = without_code(page).filter_map(|line| {
+        let (_, target) = line.strip_prefix('[')?.split_once("]: ")?;
+        Some(target)
+    });
+    inline.chain(defined).collect()
+}
+
+/// Every page of the workspace.
+fn pages(package: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut files = Vec::new();
+    for directory in [
+        "docs",
+        "tests",
+        "examples",
+        "crates",
+        "tools",
+        "benches",
+        "certs",
+        "clients",
+        "packaging",
+    ] {
+        sources(&package.join(directory), &mut files);
+    }
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "md"));
+    let top = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
+    files.extend(top.map(|name| package.join(name)));
+    files
+}
+
+#[test]
+fn every_link_of_a_page_leads_somewhere() {
+    let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut wrong = Vec::new();
+    for file in pages(package) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for link in links(&text).into_iter().filter(|link| !link.contains("://")) {
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = match path {
+                "" => file.clone(),
+                path => file.parent().unwrap().join(path),
+            };
+            let found = target.exists()
+                && (anchor.is_empty()
+                    || anchors(&std::fs::read_to_string(&target).unwrap())
+                        .iter()
+                        .any(|known| known == anchor));
+            if !found {
+                wrong.push(format!(
+                    "{}: {link}",
+                    file.strip_prefix(package).unwrap().display()
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_page_is_in_the_list_of_pages() {
+    let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let list = std::fs::read_to_string(package.join("docs/README.md")).unwrap();
+    for entry in std::fs::read_dir(package.join("docs")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(
+            !name.ends_with(".md") || name == "README.md" || list.contains(&format!("]({name})")),
+            "{name}"
+        );
+    }
+}
+
+/// The names of tests that pages quote: words in backquotes with at least six underscores.
+#[test]
+fn every_test_that_a_page_names_exists() {
+    let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for directory in ["src", "tests", "crates", "tools"] {
+        sources(&package.join(directory), &mut files);
+    }
+    let code: Vec<String> = files
+        .iter()
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect();
+    for file in pages(package) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let is_of_a_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let words = without_code(&text).flat_map(|line| line.split('`').skip(1).step_by(2));
+        let names = words.filter(|word| word.chars().all(is_of_a_name) && word.matches('_').count() >= 6);
+        // Metrics have as long names.
+        for name in names.filter(|name| !name.starts_with("ssntp_") && !name.starts_with("process_")) {
+            let definition = format!("fn {name}(");
+            assert!(
+                code.iter().any(|source| source.contains(&definition)),
+                "{}: {name}",
+                file.display()
+            );
+        }
+    }
+}
+
+/// Whether the Debian package installs a file: an asset is a path with at most one `*`, in its last part.
+fn is_installed(assets: &[&str], file: &str) -> bool {
+    assets.iter().any(|asset| match asset.split_once('*') {
+        None => *asset == file,
+        Some((before, after)) => {
+            let rest = file.strip_prefix(before).unwrap_or("/");
+            // A link may also lead to the folder.
+            before.trim_end_matches('/') == file || (rest.ends_with(after) && !rest.contains('/'))
+        }
+    })
+}
+
+#[test]
+fn the_packages_hold_what_their_pages_link_to() {
+    let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = std::fs::read_to_string(package.join("crates/cli/Cargo.toml")).unwrap();
+    let rows = manifest.split("[\"../../").skip(1);
+    let assets: Vec<&str> = rows.filter_map(|row| row.split('"').next()).collect();
+    let mut installed = 0;
+    let mut wrong = Vec::new();
+    for file in pages(package) {
+        let place = file.strip_prefix(package).unwrap();
+        if !is_installed(&assets, &place.to_string_lossy()) {
+            continue;
+        }
+        installed += 1;
+        let text = std::fs::read_to_string(&file).unwrap();
+        for link in links(&text)
+            .into_iter()
+            .filter(|link| !link.contains("://") && !link.starts_with('#'))
+        {
+            let path = file.parent().unwrap().join(link.split('#').next().unwrap());
+            let target = path.canonicalize().unwrap();
+            let target = target.strip_prefix(package.canonicalize().unwrap()).unwrap();
+            if !is_installed(&assets, &target.to_string_lossy()) {
+                wrong.push(format!("{}: {link}", place.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(installed > 40, "{installed}");
 }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `allocator` | settings of the C library's allocator |
 //! | `admin` | pages about a daemon, over HTTP |
+//! | `agent` | `ssntp agent` and `ssntp netagent` |
 //! | `application` | the flag for frames of an application |
 //! | `args` | the command line, one variant a subcommand |
 //! | `choice` | flags with a value from a short list of words |
@@ -19,6 +20,7 @@
 //! | `join` | the flags of a daemon that joins others through an etcd |
 //! | `logging` | the log on the standard error, which never blocks a thread that logs |
 //! | `networks` | the flags of tenants' networks |
+//! | `no_admin` | takes the place of `admin` in a program without pages |
 //! | `output` | the standard output, which may be closed at any time |
 //! | `receipt` | the answer to a sender: how many sessions received a frame |
 //! | `seconds` | times on the command line |

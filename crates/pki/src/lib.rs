@@ -27,6 +27,7 @@
 //! | `host` | [`Host`]: a DNS name or an address |
 //! | `der` | reading DER, for the other files |
 //! | `store` | files of certificates and keys in PEM, [`load_certificates`] |
+//! | `pem` | PEM texts, cut into sections |
 //! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
 //! | `issue` | `Authority` and its certificates (feature `issue`) |
 //! | `renew`, `revoke` | renewing and revoking them: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |

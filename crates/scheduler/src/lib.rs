@@ -87,7 +87,7 @@
 //! | `term` | several schedulers: beginning to lead, and losing the lease |
 //! | `following` | several schedulers: one that does not lead passes frames on and holds commands |
 //! | `messages` | several schedulers: the messages between them |
-//! | [`Peers`] | links a server with the members of its cluster |
+//! | `peers` | [`Peers`] links a server with the members of its cluster |
 //! | `figures` | [`SchedulerFigures`]: the figures for metrics |
 
 mod answers;

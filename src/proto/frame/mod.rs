@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `header` | [`Header`], [`FrameType`], [`FrameKind`] |
 //! | `command`, `status`, `event`, `error` | the operands of each type |
+//! | `operand` | macros for numbers with names |
 //! | `connect` | [`Connect`], [`Connected`] |
 //! | `trace` | [`Trace`] and its hops |
 //! | `traceparent` | [`TraceParent`]: the W3C trace context in a label |

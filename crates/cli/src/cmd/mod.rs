@@ -4,6 +4,7 @@
 //! | file | subcommand |
 //! |---|---|
 //! | `cert` | make, show and check certificates |
+//! | `cnci` | the agent inside a concentrator instance, and its tables |
 //! | `completions` | for shells; `man`: manual pages |
 //! | `config` | check and show the settings of daemons |
 //! | `context` | name servers and how to reach them |
@@ -19,6 +20,7 @@
 //! | `send` | send frames |
 //! | `server/` | filter and route |
 //! | `session/` | a session for programs in any language |
+//! | `table` | no subcommand: lists as people read them |
 //! | `watch` | show who sends what |
 //!
 //! `table` prints the lists of all of them.

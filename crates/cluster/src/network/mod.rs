@@ -44,6 +44,7 @@
 //! | `node` | makes the links and filters that are needed, and repairs them |
 //! | `wire` | [`Wire`]: the network of an instance that is being launched |
 //! | `tools` | `ip` and `nft` as child processes |
+//! | `alone` | a network namespace for a test |
 
 #[cfg(test)]
 pub(crate) mod alone;

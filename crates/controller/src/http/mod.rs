@@ -26,6 +26,7 @@
 //! | `events` | the stream of rows |
 //! | `source` | the interface to the daemon |
 //! | `daemon` | the daemon behind that interface |
+//! | `made_up` | a cluster that is made up, for tests |
 
 mod access;
 mod daemon;

@@ -54,7 +54,7 @@
 //! | `application` | the server's application, and the log of its callbacks |
 //! | `checks` | the invariants |
 //! | `several` | several servers in one world, with invariants of its own |
-//! | `random` | random numbers |
+//! | `certificates` | the certificates of all worlds, issued once |
 
 #![allow(
     clippy::unwrap_used,

@@ -1,11 +1,17 @@
 //! `ssntp opflex`: the OpFlex control protocol.
 //!
-//! | file | subcommand |
+//! | file | subcommand, or what subcommands share |
 //! |---|---|
 //! | `serve` | policy repository, endpoint registry, observer |
 //! | `element` | a policy element |
 //! | `policy` | change the policy of a running server |
 //! | `show` | `endpoints`, `reports`, `sessions`, `agents`: what a running server has |
+//! | `control` | the flags of commands that ask a running server |
+//! | `identity` | the flags for what a server tells elements |
+//! | `tls` | the flags for TLS |
+//! | `local` | sockets for programs on the same host |
+//! | `source` | policy files |
+//! | `printing` | objects as people read them |
 //!
 //! `identity`, `local`, `tls` and `control` are flags of these, `source` reads the policy
 //! files, and `printing` prints objects.
