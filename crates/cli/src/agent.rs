@@ -13,8 +13,10 @@ use log::warn;
 use ssntp::Role;
 use ssntp::client::{ClientConfig, UuidSource};
 use ssntp::payload::NextState;
-use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver};
-use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
+use ssntp_agent::driver::{Confinement, ProcessDriver};
+use ssntp_agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
+use ssntp_network::Networks;
+use ssntp_qemu::QemuDriver;
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
@@ -254,6 +256,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .tracing(true)
         .given(kept.map(UuidSource::Persistent), ClientConfig::uuid);
     let network = args.network.config(&args.connection, daemon.stop())?;
+    let network = network.map(Networks::open).transpose().map_err(Failure::new)?;
     let policy = args.policy.policy()?;
     for (_, found) in args.look_up(&policy) {
         found?;

@@ -75,7 +75,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // This comes first: one supervisor runs for each instance, so it must stay small.
-    if let Some(code) = ssntp_cluster::agent::driver::supervise() {
+    if let Some(code) = ssntp_agent::driver::supervise() {
         return code;
     }
     let (args, settings) = args::Args::of_this_process();

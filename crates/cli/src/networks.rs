@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, value_parser};
-use ssntp_cluster::network::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
+use ssntp_network::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
 
 use crate::choice::{Choices, one_of};
 use crate::connection::{Connection, absolute};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ssntp::pki::{Identity, Trust};
 use ssntp::transport::Address;
-use ssntp_cluster::agent::Agent;
+use ssntp_agent::Agent;
 
 use crate::credentials::Lifetime;
 use crate::failure::Failure;

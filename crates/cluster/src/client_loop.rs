@@ -30,7 +30,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 const LAST_FRAMES: Duration = Duration::from_millis(300);
 
 /// A service that a loop feeds with one event at a time, on the loop's thread.
-pub(crate) trait Service {
+pub trait Service {
     /// A request of its owner.
     type Request: Send + 'static;
     /// An outcome of its workers.
@@ -45,7 +45,7 @@ pub(crate) trait Service {
 
 /// An event for a service.
 #[derive(Debug)]
-pub(crate) enum Event<R, O> {
+pub enum Event<R, O> {
     /// The loop has started.
     Begun,
     /// A session with the scheduler has begun.
@@ -64,15 +64,15 @@ pub(crate) enum Event<R, O> {
 
 /// The way to the scheduler.
 #[derive(Debug)]
-pub(crate) struct Uplink {
-    pub(crate) client: Client,
+pub struct Uplink {
+    pub client: Client,
     /// One key is enough, because all frames go to one scheduler.
     log: LogLimit<()>,
 }
 
 impl Uplink {
     /// Sends a frame without blocking; returns it if there is no session, or no room.
-    pub(crate) fn send(&mut self, frame: Frame) -> Result<(), Frame> {
+    pub fn send(&mut self, frame: Frame) -> Result<(), Frame> {
         self.client.try_send(frame).map_err(|e| {
             if let Some(more) = self.log.admit((), "unsent", now()) {
                 warn!("{}: {e}{more}", self.client.uuid());
@@ -84,18 +84,18 @@ impl Uplink {
 
 /// A running loop. Dropping it ends the thread and waits for it.
 #[derive(Debug)]
-pub(crate) struct ClientLoop<R> {
-    pub(crate) client: ClientHandle,
+pub struct ClientLoop<R> {
+    pub client: ClientHandle,
     /// The loop ends when this is dropped.
     requests: Sender<R>,
-    pub(crate) ended: Receiver<ClientError>,
+    pub ended: Receiver<ClientError>,
     _thread: Joined,
 }
 
 impl<R: Send + 'static> ClientLoop<R> {
     /// Starts the thread. Once it ends, the service is dropped after the receiver of
     /// `outcomes`, so that no worker waits for room while it is joined.
-    pub(crate) fn start<S>(
+    pub fn start<S>(
         name: &'static str,
         client: Client,
         mut service: S,
@@ -134,12 +134,12 @@ impl<R: Send + 'static> ClientLoop<R> {
     }
 
     /// Hands a request over without blocking; false if there is no room for it, or the loop has ended.
-    pub(crate) fn request(&self, request: R) -> bool {
+    pub fn request(&self, request: R) -> bool {
         self.requests.len() < REQUESTS && self.requests.send(request).is_ok()
     }
 
     /// Hands a request over, and waits for the answer for at most [`ANSWER`].
-    pub(crate) fn ask<T>(&self, request: impl FnOnce(Sender<T>) -> R) -> Option<T> {
+    pub fn ask<T>(&self, request: impl FnOnce(Sender<T>) -> R) -> Option<T> {
         let (reply, answer) = bounded(1);
         if !self.request(request(reply)) {
             return None;

@@ -20,25 +20,22 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`agent`] | the agent of a node: runs instances, reports on the node and on them |
-//! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
-//! | [`network`] | tenants' networks that carry packets: the node's side |
 //! | [`machine`] | the facts of this machine, as READY and STATS hold them |
 //! | [`Needs`] | the resources and the node that a START requires |
 //! | [`clock`] | the one clock of these crates |
 //! | [`phase`] | the phase of an instance: pending, running, ended |
 //! | [`refusal`] | the reason why a command is refused, and its failure |
-//! | `client_loop` | the thread between a client and an agent or a concentrator |
+//! | [`client_loop`] | the thread between a client and an agent or a concentrator |
 //! | [`summed`] | files with a checksum |
-//! | [`subnet`] | networks in CIDR form, tenants' subnets, MAC addresses |
+//! | [`subnet`] | networks in CIDR form, tenants' subnets, addresses |
+//!
+//! The agent is `ssntp-agent`, tenants' networks and the concentrator are `ssntp-network`, and virtual
+//! machines are `ssntp-qemu`.
 
-pub mod agent;
-mod client_loop;
+pub mod client_loop;
 pub mod clock;
-pub mod cnci;
 pub mod machine;
 mod needs;
-pub mod network;
 pub mod phase;
 pub mod refusal;
 pub mod subnet;

@@ -184,19 +184,6 @@ mod tests {
     }
 
     #[test]
-    fn an_address_with_a_label_has_the_mac_address_of_its_interface() {
-        crate::network::alone::alone(|| {
-            crate::network::tools::ip("addr add 10.0.0.9/24 dev u0 label u0:1\n").unwrap();
-            let networks = networks();
-            assert_eq!(networks.len(), 2, "{networks:?}");
-            assert!(
-                networks.iter().all(|network| !network.mac.is_empty()),
-                "{networks:?}"
-            );
-        });
-    }
-
-    #[test]
     fn ready_and_stats_say_the_same() {
         use ssntp::payload::Payload;
 

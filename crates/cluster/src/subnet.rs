@@ -1,6 +1,6 @@
 //! Networks in CIDR form, tenants' subnets and MAC addresses, as payloads write them.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{AddrParseError, IpNet, Ipv4Net};
 use ssntp::payload::{TenantAdded, TenantRemoved};
@@ -43,6 +43,25 @@ pub fn gateway(subnet: Ipv4Net) -> Ipv4Addr {
     Ipv4Addr::from_bits(subnet.network().to_bits() + 1)
 }
 
+/// The MAC address of an interface whose START names none. It is made of the IP address, so the
+/// concentrator can compute it.
+pub fn mac_of(ip: Ipv4Addr) -> String {
+    let [a, b, c, d] = ip.octets();
+    format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
+}
+
+/// Reads the IPv4 address in the field of this name.
+///
+/// # Errors
+/// A sentence that names the field.
+pub fn ipv4(field: &str, text: &str) -> Result<Ipv4Addr, String> {
+    match text.parse() {
+        Ok(IpAddr::V4(ip)) => Ok(ip),
+        Ok(IpAddr::V6(_)) => Err(format!("{field} {text}: tenants' networks have no IPv6 yet")),
+        Err(_) => Err(format!("{field} {text:?} is not an IPv4 address")),
+    }
+}
+
 /// Reads a tenant's subnet. The error is a sentence that names the text.
 pub fn subnet(text: &str) -> Result<Ipv4Net, String> {
     let net: Ipv4Net = match text.parse::<IpNet>() {
@@ -68,8 +87,6 @@ pub fn is_unicast(ip: Ipv4Addr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use super::*;
 
     #[test]

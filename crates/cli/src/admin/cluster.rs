@@ -8,9 +8,9 @@ use ssntp::client::{ClientFigures, ClientHandle};
 use ssntp::payload::StartFailureReason;
 use ssntp::server::ServerHandle;
 use ssntp_admin::{Metric, Samples, Snapshot, by, counter, gauge, histogram, one};
-use ssntp_cluster::agent::{Agent, AgentFigures, CrewFigures};
-use ssntp_cluster::cnci::{Cnci, CnciFigures};
+use ssntp_agent::{Agent, AgentFigures, CrewFigures};
 use ssntp_engine::Membership;
+use ssntp_network::cnci::{Cnci, CnciFigures};
 use ssntp_scheduler::{Scheduler, SchedulerFigures};
 
 use super::{Figures, members};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ssntp::Role;
 use ssntp::payload::CnciPeer;
-use ssntp_cluster::cnci::{Cnci, CnciConfig, PublicIp, Routing, Tables, Tunnel};
+use ssntp_network::cnci::{Cnci, CnciConfig, PublicIp, Routing, Tables, Tunnel};
 use uuid::Uuid;
 
 use super::table::{self, Columns};

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, Resource, Signal, getpgid, getrlimit, getsid, kill_process};
 use ssntp::payload::{Start, StartPayload, VmType};
-use ssntp_cluster::agent::Policy;
-use ssntp_cluster::agent::driver::{
+use ssntp_agent::Policy;
+use ssntp_agent::driver::{
     Cancel, Commit, Confinement, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError,
     LaunchFault, Measurable, ProcessDriver, RunId, Running, User,
 };

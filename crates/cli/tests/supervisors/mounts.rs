@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use rustix::process::geteuid;
-use ssntp_cluster::agent::driver::{Confinement, Driver, User};
+use ssntp_agent::driver::{Confinement, Driver, User};
 
 use super::Stage;
 

@@ -8,7 +8,7 @@ use ssntp::client::ClientConfig;
 use ssntp::payload::{InstanceState, StartFailure, StartFailureReason as Reason};
 use ssntp::proto::{Command, ErrorCode, Frame, Status};
 use ssntp::server::{SendError, Server};
-use ssntp_cluster::cnci::{Cnci, CnciConfig};
+use ssntp_network::cnci::{Cnci, CnciConfig};
 use ssntp_scheduler::placement::Policy;
 use ssntp_scheduler::{ControllerMode, Scheduler, SchedulerConfig, SchedulerFigures};
 use uuid::Uuid;

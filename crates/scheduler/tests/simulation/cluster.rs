@@ -15,11 +15,11 @@ use super::application::SharedLog;
 use ssntp::Role;
 use ssntp::payload::{InstanceDeleted, InstanceStopped, Start};
 use ssntp::proto::{Event, Frame};
-use ssntp_cluster::agent::driver::{
+use ssntp_agent::driver::{
     Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
     Running, Usage, Volume, VolumeError,
 };
-use ssntp_cluster::agent::{Step, SteppedAgent, SteppedConfig};
+use ssntp_agent::{Step, SteppedAgent, SteppedConfig};
 use ssntp_cluster::machine::Facts;
 use ssntp_test_support::random::Random;
 use ssntp_view::View;

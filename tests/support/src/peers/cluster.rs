@@ -12,11 +12,11 @@ use ssntp::payload::{Ready, Restore, Start};
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind, Operands, Status};
 use ssntp::server::ServerConfig;
 use ssntp::transport::memory::MemoryListener;
-use ssntp_cluster::agent::driver::{
+use ssntp_agent::driver::{
     Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
     Running, Usage, Volume, VolumeError,
 };
-use ssntp_cluster::agent::{Agent, AgentConfig, Policy, RunAs};
+use ssntp_agent::{Agent, AgentConfig, Policy, RunAs};
 use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use tempfile::TempDir;
 use uuid::Uuid;

@@ -14,7 +14,7 @@ use super::session::{Dialer, Session};
 use super::simulate::SimulateDriver;
 use super::{Counts, FleetConfig, Stop, now};
 use ssntp::Role;
-use ssntp_cluster::agent::{Step, SteppedAgent, SteppedConfig};
+use ssntp_agent::{Step, SteppedAgent, SteppedConfig};
 use ssntp_cluster::machine::Facts;
 
 /// The longest pause before an agent that has no session connects again.

@@ -42,7 +42,7 @@ pub(crate) use self::options::{Options, run};
 use self::session::Dialer;
 use ssntp::Role;
 use ssntp::pki::{Identity, Trust};
-use ssntp_cluster::agent::DEFAULT_MAX_INSTANCES;
+use ssntp_agent::DEFAULT_MAX_INSTANCES;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{Address, BufferPool, Cancel, descriptors, threads};
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::value_parser;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use ssntp::pki::{Identity, Trust};
-use ssntp_cluster::agent::DEFAULT_MAX_INSTANCES;
+use ssntp_agent::DEFAULT_MAX_INSTANCES;
 use ssntp_transport::Address;
 
 use super::{Fleet, FleetConfig};

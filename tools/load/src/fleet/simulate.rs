@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Counts;
 use ssntp::payload::Start;
-use ssntp_cluster::agent::driver::{
+use ssntp_agent::driver::{
     Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
     Running, Usage, Volume, VolumeError,
 };
@@ -143,8 +143,8 @@ mod tests {
 
     use super::*;
     use ssntp::payload::StartPayload;
-    use ssntp_cluster::agent::Policy;
-    use ssntp_cluster::agent::driver::Cancel;
+    use ssntp_agent::Policy;
+    use ssntp_agent::driver::Cancel;
 
     #[test]
     fn instances_use_a_part_of_their_promise_and_end_once() {

@@ -9,7 +9,7 @@ use ssntp::payload::{
     Id, Networking, Persistence, Requirements, RestartPolicy, Start, StartPayload, Tenant, TenantAction,
     TenantEntry, TenantRefusal, Tenants, TunnelStats, VmType,
 };
-use ssntp_cluster::network::MAX_KEY;
+use ssntp_cluster::subnet::MAX_KEY;
 use uuid::Uuid;
 
 use super::options::Options;

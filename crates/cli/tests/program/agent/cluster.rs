@@ -15,8 +15,8 @@ use ssntp::payload::{
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
-use ssntp_cluster::agent::driver::{Confinement, ProcessDriver};
-use ssntp_cluster::agent::{Agent, AgentConfig, AgentError};
+use ssntp_agent::driver::{Confinement, ProcessDriver};
+use ssntp_agent::{Agent, AgentConfig, AgentError};
 use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use tempfile::TempDir;
 use uuid::Uuid;

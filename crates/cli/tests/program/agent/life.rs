@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
 use ssntp::payload::*;
-use ssntp_cluster::agent::Policy;
-use ssntp_cluster::agent::driver::{
+use ssntp_agent::Policy;
+use ssntp_agent::driver::{
     Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
     Running, Usage, Volume, VolumeError,
 };
@@ -117,7 +117,7 @@ fn a_slow_disk_delays_only_its_own_instance() {
         gate: Arc::clone(&gate),
         sticky: Mutex::default(),
     };
-    let config = ssntp_cluster::agent::AgentConfig::new(cluster.client())
+    let config = ssntp_agent::AgentConfig::new(cluster.client())
         .state(cluster.path("state"))
         .driver(driver);
     cluster.agent(|_| config);

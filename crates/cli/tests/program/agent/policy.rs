@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
 use ssntp::payload::*;
-use ssntp_cluster::agent::{Policy, RunAs};
+use ssntp_agent::{Policy, RunAs};
 use uuid::Uuid;
 
 use crate::agent::cluster::*;

@@ -108,7 +108,7 @@ fn a_process_that_ignores_sigterm_is_killed() {
 
 #[test]
 fn the_logs_of_an_instance_are_bounded() {
-    use ssntp_cluster::agent::AgentConfig;
+    use ssntp_agent::AgentConfig;
 
     let mut cluster = Cluster::empty();
     let config = AgentConfig::new(cluster.client())
@@ -278,7 +278,7 @@ fn the_scheduler_sees_the_capacity_that_flags_give() {
 
 #[test]
 fn an_agent_without_state_reports_and_starts_nothing() {
-    use ssntp_cluster::agent::{Agent, AgentConfig};
+    use ssntp_agent::{Agent, AgentConfig};
 
     let mut cluster = Cluster::empty();
     let agent = Agent::start(AgentConfig::new(cluster.client())).unwrap();

@@ -154,7 +154,7 @@ fn an_unwritable_state_directory_fails_commands_and_nothing_else() {
 
 #[test]
 fn a_state_directory_in_use_or_of_another_kind_is_refused() {
-    use ssntp_cluster::agent::{Agent, AgentConfig};
+    use ssntp_agent::{Agent, AgentConfig};
 
     let cluster = Cluster::new();
     let other = AgentConfig::new(cluster.client().uuid(Uuid::new_v4())).state(cluster.path("state"));

@@ -1,0 +1,68 @@
+//! Checks of a START that do not depend on a driver.
+
+use std::net::IpAddr;
+
+use crate::driver::{LaunchError, LaunchFault};
+use crate::network::{Attachment, Network};
+use ssntp::payload::Start;
+use ssntp_cluster::refusal::Refused;
+use ssntp_cluster::subnet::{self, is_mac};
+
+impl From<LaunchError> for Refused {
+    fn from(error: LaunchError) -> Self {
+        let word = match error.fault {
+            LaunchFault::Data => "invalid_data",
+            LaunchFault::Image => "image_failure",
+            LaunchFault::Full => "full_cn",
+            LaunchFault::Network => "network_failure",
+            LaunchFault::Launch => "launch_failure",
+        };
+        Self::new(word, error.why)
+    }
+}
+
+/// The first setting of a START that this agent does not support. The START is refused, because
+/// its program may rely on the setting.
+pub(super) fn unsupported(start: &Start) -> Option<String> {
+    if start.requirements.privileged {
+        return Some("privileged: there are no containers here".into());
+    }
+    if start.storage.iter().any(|storage| storage.swap) {
+        return Some("storage.swap: there are no volumes for swapping".into());
+    }
+    let policy = &start.restart_policy;
+    (!policy.is_known()).then(|| format!("restart_policy: {policy} is not known"))
+}
+
+/// Checks that the network of a START can be set up. `network` is `None` if the node has no tenants'
+/// networks.
+pub(super) fn check_networking(start: &Start, network: Option<&dyn Network>) -> Result<(), String> {
+    match network {
+        Some(network) => {
+            if let Some(to) = Attachment::of(start)? {
+                network.check(&to)?;
+            }
+        }
+        // Without a network namespace of its own, a concentrator would change the host's network.
+        None if matches!(Attachment::of(start), Ok(Some(_))) => {
+            return Err(
+                "this node has no tenants' networks (its agent runs without --network tenants)".into(),
+            );
+        }
+        None => {}
+    }
+    let networking = &start.networking;
+    let (vnic_mac, subnet) = (&networking.vnic_mac, &networking.subnet);
+    if !vnic_mac.is_empty() && !is_mac(vnic_mac) {
+        return Err(format!("{vnic_mac:?} is not a MAC address"));
+    }
+    if !subnet.is_empty() && subnet::network(subnet).is_err() {
+        return Err(format!("{subnet:?} is not a subnet"));
+    }
+    for ip in [&networking.private_ip, &networking.concentrator_ip] {
+        if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
+            return Err(format!("{ip:?} is not an IP address"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! The memory, disk and CPU time that instances use.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::super::{Measurable, RunId, Usage};
+use super::procfs::{self, Stat};
+use super::{MB, Supervisors, is_of, lock};
+use crate::tree;
+use ssntp_cluster::clock::now;
+
+/// The maximum number of files in use by an instance that are counted, at some two microseconds each. An
+/// instance with more counts as too large, so that it cannot hide files behind others.
+const MAX_USED: usize = 1_000_000;
+
+/// The number of runs up to which the processes of each run are looked for by themselves, if the kernel
+/// lists the children of threads. That takes some calls of the system for each thread of a run. For more
+/// runs, reading each process of the system once is faster.
+const FEW: usize = 64;
+
+/// The CPU time of a run at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    handle: RunId,
+    at: Instant,
+    cpu: Duration,
+}
+
+impl Sample {
+    /// The sample of a run that has just begun.
+    pub(super) fn first(handle: &RunId) -> Self {
+        Self {
+            handle: handle.clone(),
+            at: now(),
+            cpu: Duration::ZERO,
+        }
+    }
+}
+
+impl Supervisors {
+    /// Measures the resources that each instance uses.
+    pub fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
+        let supervisor = |subject: &Measurable| {
+            let handle = subject.handle.as_ref()?;
+            procfs::stat(handle.pid).ok().filter(|stat| is_of(stat, handle))
+        };
+        // The supervisors are read first. Otherwise the time of a process that ends in between would
+        // count twice: as its own, and as that of its supervisor.
+        let supervisors: Vec<_> = subjects.iter().map(supervisor).collect();
+        let few = if procfs::lists_children() { FEW } else { 0 };
+        let all = (supervisors.iter().flatten().count() > few).then(procfs::by_parent);
+        let descendants = |supervisor| match &all {
+            Some(all) => procfs::descendants_in(supervisor, all),
+            None => procfs::descendants(supervisor),
+        };
+        let measure = |(subject, supervisor): (&Measurable, Option<Stat>)| {
+            let mut usage = Usage::default();
+            match &subject.handle {
+                Some(handle) => {
+                    let run = supervisor.map(|stat| (stat, descendants(handle.pid)));
+                    self.measure_running(subject, handle, run.as_ref(), &mut usage);
+                    if let Some((_, run)) = &run {
+                        usage.removed = removed(run, subject.place.dir());
+                    }
+                }
+                None => (usage.memory_mb, usage.cpu_percent) = (0, 0),
+            }
+            usage.disk_mb = disk_mb(subject, usage.removed);
+            usage
+        };
+        subjects.iter().zip(supervisors).map(measure).collect()
+    }
+
+    /// Measures memory and CPU time. `run` has the supervisor and all of its descendants; it is `None`
+    /// if the supervisor has ended.
+    fn measure_running(
+        &self,
+        subject: &Measurable,
+        handle: &RunId,
+        run: Option<&(Stat, Vec<Stat>)>,
+        usage: &mut Usage,
+    ) {
+        let at = now();
+        let (cgroups, instance) = (&self.inner.cgroups, subject.place.instance());
+        let page = rustix::param::page_size() as u64;
+        let of_run = run.map(|(_, run)| run.iter().map(|stat| stat.resident_pages * page).sum());
+        if let Some(bytes) = cgroups.memory(instance).or(of_run) {
+            usage.memory_mb = i64::try_from(bytes.div_ceil(MB)).unwrap_or(-1);
+        }
+        let second = rustix::param::clock_ticks_per_second().max(1);
+        let of_ticks = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000) / second);
+        // The CPU time of a process that has ended is added to that of its parent. The supervisor is
+        // the parent of orphans, so no time is lost.
+        let ticks = |(supervisor, run): &(Stat, Vec<Stat>)| {
+            supervisor.cpu_ticks + run.iter().map(|stat| stat.cpu_ticks).sum::<u64>()
+        };
+        let cpu = cgroups.cpu_usec(instance).map(Duration::from_micros);
+        let Some(cpu) = cpu.or(run.map(ticks).map(of_ticks)) else {
+            return;
+        };
+        let sample = Sample {
+            handle: handle.clone(),
+            at,
+            cpu,
+        };
+        // A sample of an earlier run is not comparable, so the IDs of the runs are compared.
+        let before = lock(&self.inner.samples).insert(instance, sample);
+        if let Some(before) = before.filter(|before| before.handle == *handle && before.at < at) {
+            usage.cpu_percent = percent(cpu.saturating_sub(before.cpu), at - before.at, subject.vcpus);
+        }
+    }
+}
+
+fn disk_mb(subject: &Measurable, removed: Option<u64>) -> i64 {
+    let named = tree::disk_usage(subject.place.dir()).ok().flatten();
+    named
+        .zip(removed)
+        .and_then(|(named, removed)| i64::try_from((named + removed).div_ceil(MB)).ok())
+        .unwrap_or(-1)
+}
+
+/// The bytes of files without a name that these processes use, on the disk of `place`; `None` if
+/// they use more than [`MAX_USED`] files. Files on other file systems do not count; those in memory
+/// are charged as memory. If `place` cannot be read, no file counts.
+fn removed(run: &[Stat], place: &Path) -> Option<u64> {
+    let Ok(disk) = fs::metadata(place).map(|place| place.dev()) else {
+        return Some(0);
+    };
+    let (mut looked_at, mut counted, mut blocks) = (0, HashSet::new(), 0);
+    for (stat, kind) in run.iter().flat_map(|stat| [(stat, "fd"), (stat, "map_files")]) {
+        let used = fs::read_dir(format!("/proc/{}/{kind}", stat.pid));
+        for used in used.into_iter().flatten().flatten() {
+            looked_at += 1;
+            if looked_at > MAX_USED {
+                return None;
+            }
+            // The file may be closed by now, or the agent may have no right to read its metadata.
+            let Ok(file) = fs::metadata(used.path()) else {
+                continue;
+            };
+            if file.nlink() == 0 && file.is_file() && file.dev() == disk && counted.insert(file.ino()) {
+                blocks += file.blocks();
+            }
+        }
+    }
+    Some(blocks * 512)
+}
+
+fn percent(cpu: Duration, over: Duration, vcpus: i64) -> i64 {
+    let cpus = match u64::try_from(vcpus) {
+        Ok(vcpus) if vcpus > 0 => vcpus,
+        _ => std::thread::available_parallelism().map_or(1, |n| n.get() as u64),
+    };
+    let available = over.as_micros().saturating_mul(u128::from(cpus)).max(1);
+    let percent = cpu.as_micros().saturating_mul(100) / available;
+    i64::try_from(percent.min(100)).unwrap_or(100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The files of such an instance are not too many, so it is not killed for them.
+    #[test]
+    fn no_removed_files_count_if_the_directory_cannot_be_read() {
+        assert_eq!(removed(&[], Path::new("/no/such/place")), Some(0));
+    }
+
+    #[test]
+    fn cpu_percent_counts_all_cpus_of_the_instance() {
+        let second = Duration::from_secs(1);
+        assert_eq!(percent(second, second, 1), 100);
+        assert_eq!(percent(second, second, 4), 25);
+        assert_eq!(percent(second * 3, second, 2), 100);
+        assert_eq!(percent(Duration::ZERO, Duration::ZERO, 2), 0);
+    }
+}

@@ -1,0 +1,122 @@
+//! The filters of a node, for its ports and its tunnels.
+
+use std::collections::BTreeMap;
+
+use super::links::{PORT, TUNNEL};
+use super::made::Made;
+use super::tools::{self, elements};
+use ssntp_agent::network::TenantNet;
+
+/// The filters as the kernel has them.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Filter {
+    pub(super) rules: usize,
+    /// The number of elements in all sets except `drops`.
+    pub(super) elements: usize,
+    /// The number of packets that were dropped, by port.
+    pub(super) drops: BTreeMap<String, u64>,
+}
+
+impl Filter {
+    /// # Errors
+    /// A table is missing, or `nft` fails.
+    pub(super) fn read() -> Result<Self, String> {
+        let mut filter = Self::default();
+        for family in ["bridge", "ip"] {
+            let listed: serde_json::Value = tools::json("nft", &["list", "table", family, "ssntp"])?;
+            for object in listed["nftables"].as_array().into_iter().flatten() {
+                filter.rules += usize::from(object["rule"].is_object());
+                let elements = object["set"]["elem"].as_array().into_iter().flatten();
+                if object["set"]["name"] != "drops" {
+                    filter.elements += elements.count();
+                    continue;
+                }
+                filter.drops.extend(elements.filter_map(|element| {
+                    let port = element["elem"]["val"].as_str()?.to_owned();
+                    Some((port, element["elem"]["counter"]["packets"].as_u64()?))
+                }));
+            }
+        }
+        Ok(filter)
+    }
+}
+
+/// The tunnel of a subnet, as an element of the filter's set of concentrators.
+pub(super) fn tunnel(net: &TenantNet) -> String {
+    format!("{} . {}", net.concentrator, net.key)
+}
+
+/// The whole filter. nft replaces the tables in one step, so no packet meets an incomplete filter.
+pub(super) fn table(made: &Made, udp: u16) -> String {
+    let own = elements(made.elements());
+    let machines = elements(made.machines());
+    let concentrators = elements(made.nets.values().map(|net| tunnel(&net.net)));
+    // The sender's addresses in ARP have to be its own as well, because receivers store them. Only
+    // the ports of machines may send with 0.0.0.0: to request an address, and to check that it is
+    // free. The MAC address in a request, at which the lease is looked up, has to be that of the
+    // machine as well. A request whose first fragment does not hold it is dropped. The kernel accepts
+    // packets for a tunnel at each address of this host, so the filter of tunnels applies to all
+    // addresses.
+    format!(
+        r#"
+add table ip ssntp
+delete table ip ssntp
+table ip ssntp {{
+  set concentrators {{
+    comment "the address of a concentrator, and the key of its tunnel"
+    typeof ip saddr . @th,96,24
+    {concentrators}
+  }}
+  chain tunnels {{
+    type filter hook input priority -10; policy accept;
+    udp dport {udp} ip saddr . @th,96,24 @concentrators accept
+    udp dport {udp} counter drop
+  }}
+}}
+add table bridge ssntp
+delete table bridge ssntp
+table bridge ssntp {{
+  set own {{
+    type ifname . ether_addr . ipv4_addr
+    counter
+    {own}
+  }}
+  set machines {{
+    comment "the port of a machine, and the MAC address in its requests for an address"
+    typeof iifname . @th,288,48
+    {machines}
+  }}
+  set drops {{
+    type ifname
+    size 65535
+    flags dynamic
+    counter
+  }}
+  chain dhcp {{
+    iifname . @th,288,48 @machines return
+    goto refused
+  }}
+  chain port {{
+    udp sport 68 udp dport 67 jump dhcp
+    ether type ip ip saddr != 0.0.0.0 iifname . ether saddr . ip saddr @own accept
+    ether type ip ip daddr 255.255.255.255 udp sport 68 udp dport 67 iifname . ether saddr . ip saddr @own accept
+    ether type arp iifname . ether saddr . arp saddr ip @own iifname . arp saddr ether . arp saddr ip @own accept
+    goto refused
+  }}
+  chain refused {{
+    add @drops {{ iifname }}
+    counter drop
+  }}
+  chain from_instances {{
+    type filter hook prerouting priority -300; policy accept;
+    iifname "{PORT}*" jump port
+  }}
+  chain to_this_host {{
+    type filter hook input priority 0; policy accept;
+    iifname "{PORT}*" counter drop
+    iifname "{TUNNEL}*" counter drop
+  }}
+}}
+"#
+    )
+}

@@ -1,0 +1,254 @@
+//! The bridges, tunnels and ports that the instances of a node need.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+
+use uuid::Uuid;
+
+use super::links::{Link, bridge_name, concentrator_name, port_name, tunnel_name};
+use ssntp_agent::network::{Interface, TenantNet, TenantPort};
+
+/// The subnets, ports and concentrators of the instances.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    /// The subnets with instances, by the key of their tunnel.
+    pub(super) nets: BTreeMap<u32, Net>,
+    /// The namespaces of concentrators. A macvlan interface would occupy its address for seconds
+    /// after the end of the last process, so the agent keeps the namespace open and deletes the
+    /// interface itself.
+    pub(super) concentrators: BTreeMap<Uuid, File>,
+    /// The number of rules of the filter; 0 before the filter exists.
+    pub(super) rules: usize,
+}
+
+/// A subnet, and the ports of its instances.
+#[derive(Debug)]
+pub(super) struct Net {
+    pub(super) net: TenantNet,
+    pub(super) ports: BTreeMap<Uuid, Port>,
+}
+
+/// The port of an instance on the bridge of its subnet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Port {
+    pub(super) interface: Interface,
+    pub(super) end: End,
+}
+
+/// The peer of a port, on the side of the instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// `eth0` in the network namespace of this process.
+    Process(Namespace),
+    /// A tap, which QEMU opens as the user with this UID.
+    Machine(u32),
+}
+
+/// A link that instances need.
+#[derive(Debug)]
+pub(super) enum Part<'a> {
+    Bridge,
+    Tunnel(&'a TenantNet),
+    Port(&'a TenantNet, &'a Port),
+    /// The port of a concentrator, on an underlay that is a bridge.
+    Concentrator,
+}
+
+/// The network namespace of a process. It is not kept open, because it has to end with its last
+/// process. The inode shows whether the process with this number still has the same namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Namespace {
+    pub(super) pid: i32,
+    inode: u64,
+}
+
+impl Namespace {
+    pub(crate) fn of(pid: i32) -> Result<Self, String> {
+        let path = path_of(pid);
+        let found = fs::metadata(&path).map_err(|e| format!("{path}: {e}"))?;
+        let inode = found.ino();
+        Ok(Self { pid, inode })
+    }
+
+    /// True if it is the namespace of this thread.
+    pub(crate) fn is_own(&self) -> bool {
+        fs::metadata("/proc/thread-self/ns/net").is_ok_and(|own| own.ino() == self.inode)
+    }
+
+    pub(super) fn open(&self) -> Result<File, String> {
+        let path = path_of(self.pid);
+        File::open(&path).map_err(|e| format!("{path}: {e}"))
+    }
+}
+
+fn path_of(pid: i32) -> String {
+    format!("/proc/{pid}/ns/net")
+}
+
+impl Port {
+    /// True if the process is gone. The kernel has removed the port with its namespace then.
+    fn has_ended(&self) -> bool {
+        match &self.end {
+            End::Process(namespace) => Namespace::of(namespace.pid).as_ref() != Ok(namespace),
+            End::Machine(_) => false,
+        }
+    }
+
+    /// The elements of this port in the filter's set: the port with each pair of addresses with
+    /// which it may send. A machine may also send with 0.0.0.0, to request its address.
+    pub(super) fn elements(&self, instance: Uuid) -> Vec<String> {
+        let Interface { mac, ip, .. } = &self.interface;
+        let element = |ip: String| format!("\"{}\" . {mac} . {ip}", port_name(instance));
+        match self.end {
+            End::Process(_) => vec![element(ip.to_string())],
+            End::Machine(_) => vec![element(ip.to_string()), element("0.0.0.0".into())],
+        }
+    }
+
+    /// The element of a machine's port in the filter's set for DHCP: the port and its MAC address.
+    pub(super) fn machine(&self, instance: Uuid) -> Option<String> {
+        let mac = self.interface.mac.replace(':', "");
+        matches!(self.end, End::Machine(_)).then(|| format!("\"{}\" . 0x{mac}", port_name(instance)))
+    }
+}
+
+impl Made {
+    /// Adds an instance. Returns true if it is the first instance of its subnet.
+    ///
+    /// # Errors
+    /// The key belongs to another subnet, or the address to another instance.
+    pub(super) fn add(&mut self, instance: Uuid, port: &TenantPort, end: End) -> Result<bool, String> {
+        let TenantPort { interface, net } = port;
+        let is_new = !self.nets.contains_key(&net.key);
+        let there = self.nets.entry(net.key).or_insert_with(|| Net {
+            net: net.clone(),
+            ports: BTreeMap::new(),
+        });
+        if there.net != *net {
+            return Err(format!(
+                "subnet_key {} is taken: tenant {} has it for {} at {}",
+                net.key, there.net.tenant, there.net.subnet, there.net.concentrator
+            ));
+        }
+        let same = |(other, Port { interface: at, .. }): &(&Uuid, &Port)| {
+            **other != instance && (at.ip == interface.ip || at.mac == interface.mac)
+        };
+        if let Some((other, Port { interface: at, .. })) = there.ports.iter().find(same) {
+            return Err(format!(
+                "instance {other} has the addresses {} and {}",
+                at.ip, at.mac
+            ));
+        }
+        let interface = interface.clone();
+        there.ports.insert(instance, Port { interface, end });
+        Ok(is_new)
+    }
+
+    /// Removes an instance. Returns its subnet and its port, and true if it was the last instance of
+    /// the subnet.
+    pub(super) fn take(&mut self, instance: Uuid) -> Option<(TenantNet, Port, bool)> {
+        let mut nets = self.nets.values_mut();
+        let (port, there) = nets.find_map(|net| Some((net.ports.remove(&instance)?, net)))?;
+        let (net, is_last) = (there.net.clone(), there.ports.is_empty());
+        if is_last {
+            self.nets.remove(&net.key);
+        }
+        Some((net, port, is_last))
+    }
+
+    /// The elements of the filter's set for all ports.
+    pub(super) fn elements(&self) -> impl Iterator<Item = String> {
+        let ports = self.nets.values().flat_map(|net| &net.ports);
+        ports.flat_map(|(instance, port)| port.elements(*instance))
+    }
+
+    /// The elements of the filter's set for DHCP.
+    pub(super) fn machines(&self) -> impl Iterator<Item = String> {
+        let ports = self.nets.values().flat_map(|net| &net.ports);
+        ports.filter_map(|(instance, port)| port.machine(*instance))
+    }
+
+    /// All links that are needed, by their names, without the ports of processes that have ended.
+    pub(super) fn parts(&self) -> BTreeMap<String, Part<'_>> {
+        let concentrators = self.concentrators.keys();
+        let concentrators = concentrators.map(|it| (concentrator_name(*it), Part::Concentrator));
+        let mut parts: BTreeMap<_, _> = concentrators.collect();
+        for Net { net, ports } in self.nets.values() {
+            parts.insert(bridge_name(net.key), Part::Bridge);
+            parts.insert(tunnel_name(net.key), Part::Tunnel(net));
+            let ports = ports.iter().filter(|(_, port)| !port.has_ended());
+            parts.extend(ports.map(|(instance, port)| (port_name(*instance), Part::Port(net, port))));
+        }
+        parts
+    }
+}
+
+impl Part<'_> {
+    /// True if the link can be made while its instance runs. A machine does not open a new tap in
+    /// place of a deleted one, and a concentrator gets its port only at its launch.
+    pub(super) fn can_be_made(&self) -> bool {
+        match self {
+            Part::Bridge | Part::Tunnel(_) => true,
+            Part::Port(_, port) => matches!(port.end, End::Process(_)),
+            Part::Concentrator => false,
+        }
+    }
+
+    /// True if the link can carry packets: it is up, and a port of the right bridge.
+    pub(super) fn is_sound(&self, link: &Link) -> bool {
+        let is_on = |net: &TenantNet| link.master == bridge_name(net.key);
+        link.is_up()
+            && match self {
+                Part::Bridge | Part::Concentrator => true,
+                Part::Tunnel(net) => is_on(net),
+                Part::Port(net, _) => is_on(net) && link.linkinfo["info_slave_data"]["isolated"] == true,
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ssntp::payload::{Networking, Start};
+
+    use super::*;
+    use ssntp_agent::network::Attachment;
+
+    fn port(key: u32, ip: &str) -> TenantPort {
+        let start = Start {
+            networking: Networking {
+                subnet: "172.16.0.0/24".into(),
+                subnet_key: key.to_string(),
+                private_ip: ip.into(),
+                concentrator_ip: "10.0.0.33".into(),
+                ..Networking::default()
+            },
+            ..Start::default()
+        };
+        match Attachment::of(&start) {
+            Ok(Some(Attachment::Tenant(port))) => port,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_key_belongs_to_one_tenant_and_an_address_to_one_instance() {
+        let mut made = Made::default();
+        let [one, two] = [1, 2].map(Uuid::from_u128);
+        let mut add = |instance, port: &TenantPort| made.add(instance, port, End::Machine(0));
+        assert_eq!(add(one, &port(1, "172.16.0.5")), Ok(true));
+        let mut same_mac = port(1, "172.16.0.6");
+        same_mac.interface.mac = port(1, "172.16.0.5").interface.mac;
+        for taken in [port(1, "172.16.0.5"), same_mac] {
+            let why = add(two, &taken).unwrap_err();
+            assert!(why.ends_with("172.16.0.5 and 02:00:ac:10:00:05"), "{why}");
+        }
+        let mut other = port(1, "172.16.0.6");
+        other.net.tenant = "another".into();
+        let error = add(two, &other).unwrap_err();
+        assert!(error.contains("subnet_key 1 is taken"), "{error}");
+        assert_eq!(add(two, &port(1, "172.16.0.6")), Ok(false));
+        assert!(!made.take(one).unwrap().2 && made.take(two).unwrap().2);
+        assert!(made.take(one).is_none() && made.nets.is_empty());
+    }
+}

@@ -1,0 +1,485 @@
+//! The networks of tenants on a node: bridges, tunnels, the ports of instances, filters.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs::{self, File};
+use std::iter;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ipnet::Ipv4Net;
+use log::{info, warn};
+use ssntp::payload::TunnelStats;
+use ssntp_agent::network::{Attachment, Interface, TenantNet, TenantPort};
+use ssntp_cluster::subnet::gateway;
+use uuid::Uuid;
+
+use super::config::{NetworkConfig, TunnelConfig};
+use super::files::renew;
+use super::filter::{Filter, table, tunnel};
+use super::links::{
+    GROUP, Link, Underlay, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
+};
+use super::made::{End, Made, Namespace, Net, Part, Port};
+use super::tools;
+
+/// The setting by which packets that cross a bridge pass the IP filters of this namespace as well.
+const BRIDGED: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+
+/// The maximum number of MAC addresses that the kernel knows in all namespaces together, by default 1024.
+const NEIGHBOURS: &str = "/proc/sys/net/ipv4/neigh/default/gc_thresh3";
+/// Room for sixteen subnets of the largest size.
+const MIN_NEIGHBOURS: u32 = 65_536;
+
+/// True if the kernel's limit exists and is too low.
+fn is_low(setting: std::io::Result<Vec<u8>>) -> bool {
+    let limit = setting
+        .ok()
+        .and_then(|value| String::from_utf8(value).ok()?.trim().parse().ok());
+    limit.is_some_and(|limit: u32| limit < MIN_NEIGHBOURS)
+}
+
+/// True if a setting of the kernel is on. A setting that does not exist is off.
+fn is_on(setting: std::io::Result<Vec<u8>>) -> bool {
+    setting.is_ok_and(|value| value.starts_with(b"1"))
+}
+
+/// The state of the kernel before a repair.
+#[derive(Default)]
+struct Inspection {
+    /// The number of dropped packets of each port.
+    drops: BTreeMap<String, u64>,
+    links: Vec<Link>,
+    /// The names of the links that were wrong or missing.
+    broken: BTreeSet<String>,
+}
+
+/// The networks of the tenants of a node.
+///
+/// # Threads
+/// `Send` and `Sync`. Each call runs `ip` and `nft` and waits for them; other calls wait meanwhile.
+#[derive(Debug)]
+pub struct Networks {
+    underlay: Underlay,
+    config: NetworkConfig,
+    made: Mutex<Made>,
+}
+
+impl Networks {
+    /// Finds the underlay, and checks that this process may change networks.
+    ///
+    /// # Errors
+    /// The interface, a program, or a right is missing.
+    pub fn open(config: NetworkConfig) -> Result<Self, String> {
+        let network = Self {
+            underlay: Underlay::find(&config.underlay)?,
+            config,
+            made: Mutex::default(),
+        };
+        let may = tools::nft_check(&network.table(&Made::default()));
+        may.map_err(|why| format!("tenants' networks need CAP_NET_ADMIN, ip and nft: {why}"))?;
+        // Each namespace has this setting, if the kernel has this filter.
+        if is_on(fs::read(BRIDGED)) {
+            warn!(
+                "tenants' networks: packets on the bridges also pass the IP filters of this host, \
+                 which is slow and may drop them: set {BRIDGED} to 0"
+            );
+        }
+        // Only the first namespace has this setting.
+        if network.config.concentrator_certs.is_some() && is_low(fs::read(NEIGHBOURS)) {
+            warn!(
+                "tenants' networks: one tenant may use up the MAC addresses that this host can know, and \
+                 stop all others: set {NEIGHBOURS} to {MIN_NEIGHBOURS} or more"
+            );
+        }
+        info!(
+            "tenants' networks: tunnels begin at {} ({})",
+            network.underlay.ip, network.underlay.device
+        );
+        Ok(network)
+    }
+
+    /// The address at which tunnels begin.
+    pub(crate) fn address(&self) -> Ipv4Addr {
+        self.underlay.ip
+    }
+
+    pub(super) fn config(&self) -> &NetworkConfig {
+        &self.config
+    }
+
+    /// Checks that this node can have an instance with this network. Does no I/O.
+    ///
+    /// # Errors
+    /// The reason of a `network_failure`.
+    pub(crate) fn check(&self, to: &Attachment) -> Result<(), String> {
+        let Underlay { net, ip, gateway, .. } = &self.underlay;
+        match to {
+            Attachment::Tenant(port) if overlaps(port.net.subnet, *net) => {
+                Err(format!("subnet {} overlaps the underlay {net}", port.net.subnet))
+            }
+            Attachment::Underlay(own) if !net.contains(&own.ip) => Err(format!(
+                "private_ip {} is not an address of the underlay {net}",
+                own.ip
+            )),
+            Attachment::Underlay(own) if own.ip == *ip || Some(own.ip) == *gateway => Err(format!(
+                "private_ip {} belongs to this node or to its gateway",
+                own.ip
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives an instance its port in the subnet of its tenant.
+    ///
+    /// # Errors
+    /// The reason of a `network_failure`; the instance has no network then.
+    pub(crate) fn attach(&self, instance: Uuid, to: &TenantPort, end: End) -> Result<(), String> {
+        self.check_underlay()?;
+        let mut made = self.made();
+        let port = Port {
+            interface: to.interface.clone(),
+            end: end.clone(),
+        };
+        let is_new = made.add(instance, to, end)?;
+        let wired = self.wire(instance, &port, &to.net, is_new);
+        if wired.is_err() {
+            self.remove(&mut made, instance);
+        }
+        wired
+    }
+
+    /// Makes the links of an instance. The filter is changed first, because it drops all packets of
+    /// an unknown port.
+    fn wire(&self, instance: Uuid, port: &Port, net: &TenantNet, is_new: bool) -> Result<(), String> {
+        tools::nft(&elements("add", instance, port, is_new.then_some(net)))?;
+        let mut batch = String::new();
+        if is_new {
+            self.write(&mut batch, &bridge_name(net.key), &Part::Bridge, false);
+            self.write(&mut batch, &tunnel_name(net.key), &Part::Tunnel(net), false);
+        }
+        self.write(&mut batch, &port_name(instance), &Part::Port(net, port), false);
+        tools::ip(&batch)?;
+        configure(port, net)
+    }
+
+    /// Gives a concentrator its interface on the underlay, beside that of the node.
+    ///
+    /// # Errors
+    /// The reason of a `network_failure`.
+    pub(crate) fn attach_underlay(
+        &self,
+        instance: Uuid,
+        interface: &Interface,
+        to: &Namespace,
+    ) -> Result<(), String> {
+        let Underlay { device, gateway, .. } = &self.underlay;
+        let (name, mac, pid) = (concentrator_name(instance), &interface.mac, to.pid);
+        let batch = match self.underlay.is_bridge {
+            true => format!(
+                "link add name {name} group {GROUP} type veth peer name eth0 netns {pid} address {mac}\n\
+                 link set {name} master {device} up\n"
+            ),
+            false => format!(
+                "link add link {device} name eth0 address {mac} netns {pid} type macvlan mode bridge\n"
+            ),
+        };
+        let namespace = to.open()?;
+        // The lock is held from here on, because a repair deletes links that it does not know.
+        let mut made = self.made();
+        tools::ip(&batch)?;
+        let configured = set_address(interface, interface.subnet.prefix_len(), *gateway, &namespace);
+        made.concentrators.insert(instance, namespace);
+        configured
+    }
+
+    /// Removes the interface of an instance, if it has one.
+    pub(crate) fn detach(&self, instance: Uuid) {
+        self.remove(&mut self.made(), instance);
+    }
+
+    /// Deletes the links that only this instance needs.
+    fn remove(&self, made: &mut Made, instance: Uuid) {
+        if let Some(namespace) = made.concentrators.remove(&instance)
+            && let Err(why) = tools::ip_within(&namespace, "link del eth0\n")
+        {
+            warn!("concentrator {instance}: its interface cannot be deleted: {why}");
+        }
+        let mut doomed = vec![port_name(instance)];
+        if let Some((net, port, is_last)) = made.take(instance) {
+            if is_last {
+                doomed.extend([tunnel_name(net.key), bridge_name(net.key)]);
+            }
+            let commands = elements("delete", instance, &port, is_last.then_some(&net));
+            if let Err(why) = tools::nft(&commands) {
+                warn!("instance {instance}: its port cannot be removed from the filter: {why}");
+            }
+        }
+        delete(&doomed);
+    }
+
+    /// Makes the links and filters that these instances need, and deletes all others. Links that are
+    /// right are not touched, so connections go on. Each instance comes with the number of its
+    /// process.
+    ///
+    /// # Errors
+    /// The links can't be read, or the filters can't be made.
+    pub(crate) fn restore(&self, instances: &[(Uuid, Attachment, i32)]) -> Result<(), String> {
+        let mut made = self.made();
+        *made = Made::default();
+        let links = links()?;
+        for (instance, attachment, pid) in instances {
+            if let Err(why) = adopt(&mut made, &links, *instance, attachment, *pid) {
+                warn!("instance {instance}: {why}");
+            }
+        }
+        // The filter is replaced even if it exists, because another version may have made it.
+        tools::nft(&self.table(&made))?;
+        made.rules = Filter::read()?.rules;
+        self.settle(&made, &links);
+        Ok(())
+    }
+
+    /// The state and the counters of each tunnel. Links and filters that were deleted or changed are
+    /// made again. The tunnel of such a link counts as down this time. All tunnels are down if the
+    /// kernel can't be read, or if the underlay is down or gone.
+    pub(crate) fn tunnels(&self) -> Vec<TunnelStats> {
+        let mut made = self.made();
+        let mut inspection = Inspection::default();
+        let inspected = self.inspect(&mut made, &mut inspection);
+        if let Err(why) = &inspected {
+            warn!("tenants' networks: {why}");
+        }
+        let Inspection { drops, links, broken } = inspection;
+        let of_net = |(key, net): (&u32, &Net)| {
+            let tunnel = tunnel_name(*key);
+            let stats = links.iter().find(|link| link.ifname == tunnel);
+            let bytes = |way| {
+                stats
+                    .and_then(|link| link.stats64[way]["bytes"].as_u64())
+                    .unwrap_or(0)
+            };
+            let ports: Vec<_> = net.ports.keys().map(|instance| port_name(*instance)).collect();
+            let mut parts = ports.iter().chain([&tunnel]);
+            TunnelStats {
+                key: *key,
+                drops: ports.iter().filter_map(|port| drops.get(port)).sum(),
+                up: inspected.is_ok()
+                    && !broken.contains(&bridge_name(*key))
+                    && !parts.any(|it| broken.contains(it)),
+                rx_bytes: bytes("rx"),
+                tx_bytes: bytes("tx"),
+            }
+        };
+        made.nets.iter().map(of_net).collect()
+    }
+
+    /// Reads the state of the kernel, and makes again the filters and links that are wrong or
+    /// missing. After an error, `found` has the part that was read.
+    fn inspect(&self, made: &mut Made, found: &mut Inspection) -> Result<(), String> {
+        found.drops = self.keep_filter(made)?;
+        found.links = links()?;
+        found.broken = self.settle(made, &found.links);
+        self.check_underlay()
+    }
+
+    /// Checks that the underlay exists and is up.
+    fn check_underlay(&self) -> Result<(), String> {
+        let device = &self.underlay.device;
+        let links: Vec<Link> = tools::json("ip", &["link", "show", "dev", device])
+            .map_err(|why| format!("the underlay {device}: {why}"))?;
+        let is_up = |link: &Link| link.is_up() && link.operstate != "DOWN";
+        match links.iter().all(is_up) {
+            true => Ok(()),
+            false => Err(format!("the underlay {device} is down")),
+        }
+    }
+
+    /// Replaces the copies of the files of concentrators on this node, if the files have changed.
+    pub(crate) fn renew_concentrators(&self, place: &dyn Fn(Uuid) -> PathBuf) {
+        for concentrator in self.made().concentrators.keys() {
+            renew(&self.config, *concentrator, &place(*concentrator));
+        }
+    }
+
+    /// Makes the filter again if it was changed, as by a reload of the host's own rules. Returns the
+    /// number of dropped packets of each port.
+    fn keep_filter(&self, made: &mut Made) -> Result<BTreeMap<String, u64>, String> {
+        let elements = made.elements().count() + made.machines().count() + made.nets.len();
+        match Filter::read() {
+            Ok(filter) if (filter.rules, filter.elements) == (made.rules, elements) => Ok(filter.drops),
+            read => {
+                let why = read.err().unwrap_or_else(|| "they were changed".into());
+                warn!("tenants' networks: the filters are made again: {why}");
+                tools::nft(&self.table(made))?;
+                made.rules = Filter::read()?.rules;
+                Ok(BTreeMap::new())
+            }
+        }
+    }
+
+    /// Deletes links that are not needed or that are wrong, and makes missing links. Returns the
+    /// names of the links that were missing or wrong.
+    fn settle(&self, made: &Made, links: &[Link]) -> BTreeSet<String> {
+        let mut parts = made.parts();
+        // Concentrators with a macvlan interface have no port on this host.
+        parts.retain(|_, part| self.underlay.is_bridge || !matches!(part, Part::Concentrator));
+        let (mut wrong, mut there) = (Vec::new(), BTreeSet::new());
+        for link in links {
+            match parts.get(&link.ifname) {
+                Some(Part::Tunnel(net)) if !self.leads_to(net, link) => wrong.push(link.ifname.clone()),
+                Some(part) if part.is_sound(link) => drop(parts.remove(&link.ifname)),
+                Some(_) => drop(there.insert(&link.ifname)),
+                None => wrong.push(link.ifname.clone()),
+            }
+        }
+        delete(&wrong);
+        let (mut batch, mut new) = (String::new(), Vec::new());
+        // Bridges come first in the order of names.
+        for (name, part) in &parts {
+            let is_there = there.contains(name);
+            if is_there || part.can_be_made() {
+                self.write(&mut batch, name, part, is_there);
+            }
+            match part {
+                Part::Port(net, port) if !is_there => new.push((*port, *net)),
+                _ => {}
+            }
+        }
+        let broken: BTreeSet<_> = parts.into_keys().collect();
+        // A link that cannot be made, as the tap of a running machine, stays missing at each repair.
+        if !batch.is_empty() {
+            info!("tenants' networks: these links are missing or wrong: {broken:?}");
+        }
+        // An error for one link, as that of a process that ends just now, does not affect the others.
+        let batched = tools::anyway("ip", &batch);
+        let configured = new.into_iter().map(|(port, net)| configure(port, net));
+        for why in iter::once(batched).chain(configured).filter_map(Result::err) {
+            warn!("tenants' networks: {why}");
+        }
+        broken
+    }
+
+    /// True if a tunnel leads to the concentrator of a subnet.
+    fn leads_to(&self, net: &TenantNet, link: &Link) -> bool {
+        link.is_tunnel(net.key, self.underlay.ip, self.config.tunnels.port)
+            && link.linkinfo["info_data"]["remote"] == net.concentrator.to_string()
+    }
+
+    fn made(&self) -> MutexGuard<'_, Made> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn table(&self, made: &Made) -> String {
+        table(made, self.config.tunnels.port)
+    }
+
+    /// Writes the commands of `ip` that make a link, unless it exists, and configure it.
+    fn write(&self, batch: &mut String, name: &str, part: &Part<'_>, is_there: bool) {
+        let (TunnelConfig { mtu, port: udp, .. }, local) = (&self.config.tunnels, self.underlay.ip);
+        let add = |kind: String| format!("link add name {name} mtu {mtu} group {GROUP} type {kind}");
+        let added = match part {
+            Part::Bridge | Part::Concentrator => add("bridge mcast_snooping 0".into()),
+            // The tunnel learns no addresses, because it has only one peer, the concentrator.
+            Part::Tunnel(net) => add(format!(
+                "vxlan id {} local {local} remote {} dstport {udp} nolearning",
+                net.key, net.concentrator
+            )),
+            Part::Port(_, port) => match &port.end {
+                End::Process(namespace) => add(format!(
+                    "veth peer name eth0 mtu {mtu} address {} netns {}",
+                    port.interface.mac, namespace.pid
+                )),
+                End::Machine(uid) => format!(
+                    "tuntap add name {name} mode tap user {uid}\nlink set {name} group {GROUP}\n\
+                     link set {name} mtu {mtu}"
+                ),
+            },
+        };
+        if !is_there {
+            let _ = writeln!(batch, "{added}\nlink set {name} addrgenmode none");
+        }
+        if let Part::Tunnel(net) | Part::Port(net, _) = part {
+            let _ = writeln!(batch, "link set {name} master {}", bridge_name(net.key));
+        }
+        // A port is isolated: it reaches the tunnel but no other port. So packets between instances
+        // of one node pass through the concentrator as well.
+        if let Part::Port(..) = part {
+            let _ = writeln!(batch, "link set {name} type bridge_slave isolated on");
+        }
+        let _ = writeln!(batch, "link set {name} up");
+    }
+}
+
+/// Adds an instance that a former agent has launched.
+fn adopt(made: &mut Made, links: &[Link], instance: Uuid, to: &Attachment, pid: i32) -> Result<(), String> {
+    let namespace = Namespace::of(pid)?;
+    let end = match namespace.is_own() {
+        false => End::Process(namespace),
+        // The process is in the host's namespace. A port shows that it is a machine. A process
+        // without a port was started before the node had networks, and gets no address.
+        true if links.iter().any(|link| link.ifname == port_name(instance)) => End::Machine(0),
+        true => return Err("it has no interface of its own until it is started again".into()),
+    };
+    match (to, end) {
+        (Attachment::Underlay(_), End::Process(namespace)) => {
+            made.concentrators.insert(instance, namespace.open()?);
+        }
+        (Attachment::Underlay(_), End::Machine(_)) => {}
+        (Attachment::Tenant(port), end) => drop(made.add(instance, port, end)?),
+    }
+    Ok(())
+}
+
+/// The commands of `nft` that add or delete the elements of an instance in the filter. `net` is
+/// given for the first and the last instance of a subnet, which changes the tunnel as well.
+fn elements(verb: &str, instance: Uuid, port: &Port, net: Option<&TenantNet>) -> String {
+    let own = port.elements(instance).join(", ");
+    let mut commands = format!("{verb} element bridge ssntp own {{ {own} }}\n");
+    if let Some(machine) = port.machine(instance) {
+        let _ = writeln!(commands, "{verb} element bridge ssntp machines {{ {machine} }}");
+    }
+    if let Some(net) = net {
+        let _ = writeln!(
+            commands,
+            "{verb} element ip ssntp concentrators {{ {} }}",
+            tunnel(net)
+        );
+    }
+    commands
+}
+
+/// Sets the address of a process. A machine gets its address by DHCP.
+fn configure(port: &Port, net: &TenantNet) -> Result<(), String> {
+    match &port.end {
+        // With a prefix of 32 bits the instance asks for the MAC address of the gateway only. The kernel
+        // limits the known MAC addresses of all namespaces together, and a process could use up that limit.
+        End::Process(namespace) => {
+            set_address(&port.interface, 32, Some(gateway(net.subnet)), &namespace.open()?)
+        }
+        End::Machine(_) => Ok(()),
+    }
+}
+
+/// Sets the address and the route of `eth0` in an instance's namespace.
+fn set_address(
+    interface: &Interface,
+    prefix: u8,
+    gateway: Option<Ipv4Addr>,
+    namespace: &File,
+) -> Result<(), String> {
+    let ip = interface.ip;
+    let mut batch = format!("link set lo up\naddr add {ip}/{prefix} dev eth0\nlink set eth0 up\n");
+    if let Some(gateway) = gateway {
+        let _ = writeln!(batch, "route add default via {gateway} dev eth0 onlink");
+    }
+    tools::ip_within(namespace, &batch)
+}
+
+fn overlaps(a: Ipv4Net, b: Ipv4Net) -> bool {
+    a.contains(&b) || b.contains(&a)
+}
+
+#[cfg(test)]
+mod tests;
