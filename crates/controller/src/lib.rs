@@ -12,14 +12,22 @@
 //! | [`model`] | workloads, instances, history: values without I/O |
 //! | [`reconcile`] | what follows for the cluster, as a pure core |
 //! | [`daemon`] | the thread between the two and the scheduler |
+//! | `source` | what the API and the pages ask the daemon |
 //! | [`http`] | the API, and pages for people |
 //! | [`store`] | the database: one thread writes, connections of their own read |
 
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod clock;
 pub mod daemon;
 pub mod http;
+#[cfg(test)]
+mod made_up;
 pub mod model;
 mod page;
 pub mod reconcile;
+mod source;
 pub mod store;
 
 pub use self::daemon::{Config, Daemon, Handle, Health, Snapshot, StartError};
@@ -27,12 +35,3 @@ pub use self::model::{Figures, Row, Spec, SpecError, StartKeys, State};
 pub use self::page::params::encode;
 pub use self::reconcile::{Applied, Changed, Difference, Refused, RolloutOrder, Status};
 pub use self::store::{History, Limits, Query};
-
-/// The clock of time limits. The reconciler itself reads none.
-#[expect(clippy::disallowed_methods, reason = "the one clock of a controller")]
-fn now() -> std::time::Instant {
-    std::time::Instant::now()
-}
-
-/// The log target of this crate.
-const LOG: &str = "ssntp::controller";

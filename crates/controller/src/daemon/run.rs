@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select};
@@ -10,18 +10,19 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::checks::Checks;
+use super::handle::{Call, Handle, Health, Order, Outcome, Snapshot};
 use super::seen::{Rows, connected, event, figures, moved, seen};
-use super::{Call, Handle, Health, Order, Outcome, Snapshot};
+use crate::clock::{now, unix_ms};
 use crate::model::{State, Write};
 use crate::reconcile::{Answer, Changed, Command, Core, Now, Seen};
-use crate::store::{Store, unix_ms};
-use crate::{LOG, now};
+use crate::store::Store;
 use ssntp::payload::{Delete, Requirements, Start, VmType};
 use ssntp::proto::ErrorCode;
 use ssntp_transport::excerpt;
 use ssntp_view as cluster;
 use ssntp_view::{Change, CommandError, Controller, Failure, OrderError, Shown};
 
+const LOG: &str = "ssntp::controller";
 /// The time between two steps while nothing changes. Steps end pauses and graces, and start checks.
 const TICK: Duration = Duration::from_millis(500);
 /// The least time between two steps, because the STATS of a thousand nodes arrive one by one.
@@ -38,8 +39,8 @@ const MINUTE_MS: i64 = 60_000;
 pub(super) struct Run {
     store: Store,
     core: Core,
+    handle: Handle,
     controller: Arc<Controller>,
-    snapshot: Arc<RwLock<Arc<Snapshot>>>,
     checks: Checks,
     changes: Receiver<Change>,
     /// The STARTs without an answer, by their instances.
@@ -67,15 +68,15 @@ impl Run {
     pub(super) fn new(
         store: Store,
         state: State,
-        handle: &Handle,
+        handle: Handle,
         changes: Receiver<Change>,
     ) -> io::Result<Self> {
         Ok(Self {
             store,
             core: Core::new(state),
             changes,
-            controller: Arc::clone(&handle.controller),
-            snapshot: Arc::clone(&handle.snapshot),
+            controller: Arc::clone(handle.controller()),
+            handle,
             checks: Checks::start()?,
             orders: Vec::new(),
             last_delete: None,
@@ -310,7 +311,7 @@ impl Run {
                 store: failing.map_or(Ok(()), |e| Err(e.to_string())),
             },
         };
-        *self.snapshot.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
+        self.handle.publish(snapshot);
     }
 
     fn now(&self) -> Now {
@@ -358,9 +359,10 @@ fn refused(failure: &Failure) -> Answer {
         "already_running" | "instance_exists" => Answer::There,
         "role_not_allowed" if failure.error == ErrorCode::INVALID_FRAME_TYPE => Answer::NotMaster,
         reason => Answer::NotStarted {
-            why: match failure.detail.is_empty() {
-                true => format!("{} ({reason})", failure.words()),
-                false => format!("{}: {} ({reason})", failure.words(), failure.detail),
+            why: if failure.detail.is_empty() {
+                format!("{} ({reason})", failure.words())
+            } else {
+                format!("{}: {} ({reason})", failure.words(), failure.detail)
             },
             is_its_fault: matches!(
                 reason,

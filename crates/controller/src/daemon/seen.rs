@@ -81,16 +81,14 @@ pub(super) fn event(change: &Change, is_complete: bool, is_known: impl Fn(&Uuid)
         Change::CnciAdded { cnci } | Change::CnciGone { cnci } => ("tenant", (Some(*cnci), None)),
         _ => return None,
     };
-    match instance.is_some_and(|instance| is_known(&instance)) {
-        true => None,
-        false => Some(Event {
-            kind,
-            workload: None,
-            instance,
-            node,
-            text: change.to_string(),
-        }),
-    }
+    let is_own = instance.is_some_and(|instance| is_known(&instance));
+    (!is_own).then(|| Event {
+        kind,
+        workload: None,
+        instance,
+        node,
+        text: change.to_string(),
+    })
 }
 
 /// The maximum number of rows of one kind about one node in a minute: more than an agent has instances.

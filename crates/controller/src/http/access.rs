@@ -8,28 +8,67 @@
 //! | over TLS, with a certificate of the cluster and the role Controller | read and write |
 //! | over TLS, with a certificate of the authority for readers | read |
 
-use ssntp_admin::http::{Refused, Request};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use super::Trusts;
+use ssntp_admin::http::{AdminError, Refused, Request};
+
 use super::tokens::{Right, TokenError, Tokens};
 use ssntp::Role;
-use ssntp::pki::Fault;
+use ssntp::pki::{Fault, Trust};
+use ssntp_transport::tls::TlsError;
 
 /// The name of the cookie. Because of `SameSite=Strict`, a browser sends the cookie only with
 /// requests that this site's own pages make.
 pub(super) const COOKIE: &str = "ssntp-look";
 
+/// The authorities of client certificates.
+#[derive(Clone, Debug)]
+pub(super) struct Trusts {
+    /// The cluster's own. Its certificates with the role Controller may write.
+    pub(super) cluster: Trust,
+    /// The authority for readers. Each of its certificates may read.
+    pub(super) look: Option<Trust>,
+}
+
+/// Decides what a client may do. Clones share the authorities, so a stream ends when its
+/// certificate is no longer trusted.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
-    pub(super) tokens: Tokens,
+    tokens: Tokens,
     /// True if a client without a certificate needs a token even to read.
-    pub(super) login: bool,
+    login: bool,
+    trusts: Arc<RwLock<Option<Trusts>>>,
 }
 
 impl Access {
+    pub(super) fn new(tokens: Tokens, login: bool, trusts: Option<Trusts>) -> Self {
+        let trusts = Arc::new(RwLock::new(trusts));
+        Self {
+            tokens,
+            login,
+            trusts,
+        }
+    }
+
+    /// The present authorities; `None` without TLS. The lock is not held while a certificate is
+    /// verified.
+    pub(super) fn trusts(&self) -> Option<Trusts> {
+        self.trusts.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the authorities.
+    pub(super) fn renew(&self, trusts: Trusts) {
+        *self.trusts.write().unwrap_or_else(PoisonError::into_inner) = Some(trusts);
+    }
+
+    /// The right of a token.
+    pub(super) fn right_of(&self, secret: &str) -> Result<Option<Right>, Refused> {
+        self.tokens.right(secret).map_err(refused)
+    }
+
     /// The right of the client that sent a request; `None` if the client has to log in first.
-    pub(super) fn right(&self, request: &Request, trusts: Option<&Trusts>) -> Result<Option<Right>, Refused> {
-        let by_certificate = match (&request.chain[..], trusts) {
+    pub(super) fn right(&self, request: &Request) -> Result<Option<Right>, Refused> {
+        let by_certificate = match (&request.chain[..], self.trusts()) {
             ([], _) | (_, None) => None,
             (chain, Some(trusts)) => Some(trusts.right(chain)?),
         };
@@ -40,7 +79,7 @@ impl Access {
             let secret = secret
                 .ok_or(Refused::new(401, "Authorization must be: Bearer TOKEN"))?
                 .1;
-            let right = self.tokens.right(secret.trim()).map_err(refused)?;
+            let right = self.right_of(secret.trim())?;
             // A client that sends a token relies on the right of the token. So an unknown token is an
             // error even if reading needs no token.
             let right = right.ok_or(Refused::new(401, "this token is not known"))?;
@@ -69,7 +108,7 @@ impl Access {
 }
 
 /// The answer to a client whose token cannot be checked or has expired.
-pub(super) fn refused(e: TokenError) -> Refused {
+fn refused(e: TokenError) -> Refused {
     match e {
         TokenError::Expired(..) => Refused::new(401, e.to_string()),
         e => Refused::new(503, format!("tokens cannot be read: {e}")),
@@ -85,13 +124,21 @@ pub(super) fn check_origin(request: &Request) -> Result<(), Refused> {
         (None, Some(origin)) => origin.is_some_and(|(_, host)| Some(host) == request.header("host")),
         (None, None) => true,
     };
-    match is_own {
-        true => Ok(()),
-        false => Err(Refused::new(403, "a page of another site may not write")),
+    if is_own {
+        Ok(())
+    } else {
+        Err(Refused::new(403, "a page of another site may not write"))
     }
 }
 
 impl Trusts {
+    /// All authorities together, for the handshake.
+    pub(super) fn all(&self) -> Result<Trust, AdminError> {
+        let look = self.look.as_ref();
+        let all = look.map_or_else(|| Ok(self.cluster.clone()), |look| self.cluster.and(look));
+        all.map_err(|e| AdminError::Tls(TlsError::Configuration(e.to_string())))
+    }
+
     /// The right of a client with this certificate chain, which TLS has verified.
     fn right(
         &self,

@@ -8,10 +8,12 @@ use std::time::Duration;
 use ssntp_admin::Sampler;
 use uuid::Uuid;
 
-use super::source::{Listed, Output, Picture, Rows, Source, Written};
-use crate::page::time;
-use crate::store::{StoreError, unix_ms};
-use crate::{Applied, Figures, Handle, Query, Refused, RolloutOrder, Row, Snapshot, Spec};
+use crate::clock::{time, unix_ms};
+use crate::daemon::{Handle, Snapshot};
+use crate::model::{Figures, Row, Spec};
+use crate::reconcile::{Applied, Refused, RolloutOrder};
+use crate::source::{Listed, Output, Picture, Rows, Source, Written};
+use crate::store::{Query, StoreError};
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions, Tenant, TenantAction, TenantEntry, Tenants};
 use ssntp::proto::Outputs;
 use ssntp_transport::{deadline, left};
@@ -167,9 +169,10 @@ fn tenants(controller: &Controller) -> Result<Vec<TenantEntry>, String> {
         };
         let page = controller.ask(&question, |page: &Tenants| page.id == question.id, ANSWER);
         let page = page.map_err(|e| e.to_string())?;
-        match page.reason.as_str().is_empty() {
-            true => Ok((page.entries, page.next)),
-            false => Err(page.detail),
+        if page.reason.as_str().is_empty() {
+            Ok((page.entries, page.next))
+        } else {
+            Err(page.detail)
         }
     })
 }
@@ -188,9 +191,10 @@ fn next(stream: &mut OutputStream, held: &mut [Vec<u8>; 2], limit: Duration) -> 
                 stream.return_credit(&bytes);
                 let gap = if missing { GAP } else { "" };
                 let [out, err] = held;
-                return Some(match output == Outputs::STDERR {
-                    true => Written::Err(gap.to_owned() + &text(err, &bytes)),
-                    false => Written::Out(gap.to_owned() + &text(out, &bytes)),
+                return Some(if output == Outputs::STDERR {
+                    Written::Err(gap.to_owned() + &text(err, &bytes))
+                } else {
+                    Written::Out(gap.to_owned() + &text(out, &bytes))
                 });
             }
             StreamEvent::Ended(how) => return Some(Written::End(how.err().map(|e| e.to_string()))),

@@ -22,9 +22,8 @@ use uuid::Uuid;
 use ssntp_admin::http::{Answer, Refused, Reply, Stream};
 use ssntp_transport::{deadline, left};
 
-use super::Source;
-use super::source::{Output, Rows, Written};
-use crate::Query;
+use crate::source::{Output, Rows, Source, Written};
+use crate::store::Query;
 
 /// The maximum number of clients that may follow at a time. Each has a thread, which is nearly always asleep.
 pub(super) const FOLLOWERS: usize = 64;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                     ┌─ access: the right of the client
-//!  ssntp_admin::http ─┼─ json: /api/v1/… ─────────┐
+//!  ssntp_admin::http ─┼─ api: /api/v1/… ──────────┐
 //!                     ├─ events: /api/v1/events ──┼─▶ Source: pictures, rows, orders
 //!                     └─ pages: everything else ──┘
 //! ```
@@ -22,35 +22,32 @@
 //! |---|---|
 //! | `access` | the rights of clients |
 //! | `tokens` | [`Tokens`] |
-//! | `json` | the routes for programs |
+//! | `api` | the routes for programs |
+//! | `problem` | the errors of the API |
 //! | `events` | the stream of rows |
-//! | `source` | the interface to the daemon |
-//! | `daemon` | the daemon behind that interface |
-//! | `made_up` | a cluster that is made up, for tests |
+//! | `daemon` | the daemon as the source of pages and API |
 
 mod access;
+mod api;
 mod daemon;
 mod events;
-mod json;
-#[cfg(test)]
-pub(crate) mod made_up;
-pub(crate) mod source;
+mod problem;
 mod tokens;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
 use ssntp_admin::http::{AdminConfig, AdminError, Answer, Http, Limits, Refused, Reply, Request, Service};
 use ssntp_admin::{Sampled, Sampler};
 
-use self::access::{Access, COOKIE};
-use self::source::{Picture, Source};
+use self::access::{Access, COOKIE, Trusts};
 pub use self::tokens::{Right, Token, TokenError, Tokens};
-use crate::Handle;
+use crate::daemon::Handle;
+use crate::page;
 use crate::page::params::Params;
-use crate::page::{self, Missing, Scene};
+use crate::page::scene::{Missing, Scene};
+use crate::source::{Picture, Source};
 use ssntp::pki::{Identity, Trust};
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{Address, setters};
@@ -80,15 +77,6 @@ pub struct ApiConfig {
     login: bool,
 }
 
-/// The authorities of client certificates.
-#[derive(Clone, Debug)]
-struct Trusts {
-    /// The cluster's own. Its certificates with the role Controller may write.
-    cluster: Trust,
-    /// The authority for readers. Each of its certificates may read.
-    look: Option<Trust>,
-}
-
 impl ApiConfig {
     /// An API at a loopback address or a Unix socket. Other addresses need [`tls`](Self::tls).
     /// `directory` is that of the database; the file with the tokens is there.
@@ -113,17 +101,6 @@ impl ApiConfig {
     setters! {
         /// True if a client without a certificate needs a token even to read. Default: false.
         login: bool;
-    }
-}
-
-impl Trusts {
-    /// All authorities together, for the handshake.
-    fn all(&self) -> Result<Trust, AdminError> {
-        let all = match &self.look {
-            Some(look) => self.cluster.and(look),
-            None => Ok(self.cluster.clone()),
-        };
-        all.map_err(|e| AdminError::Tls(TlsError::Configuration(e.to_string())))
     }
 }
 
@@ -163,18 +140,15 @@ impl Api {
         let pictured = Arc::clone(&source);
         let sampler = Sampler::start("http-picture", MAX_AGE, move || pictured.picture());
         let sampler = sampler.map_err(AdminError::Thread)?;
+        let access = Access::new(config.tokens, config.login, trusts);
+        let (of_api, pictures) = (Arc::clone(&source), sampler.sampled());
         let routes = Arc::new(Routes {
+            programs: api::Api::new(of_api, Arc::clone(&pictures), access.clone()),
             source,
-            pictures: sampler.sampled(),
-            access: Access {
-                tokens: config.tokens,
-                login: config.login,
-            },
-            trusts: Arc::new(RwLock::new(trusts)),
+            pictures,
+            access,
             large: Arc::default(),
             waiting: Arc::default(),
-            making: Mutex::default(),
-            writing: Mutex::default(),
         });
         let http = Http::start(&admin, "http", LOG, Arc::clone(&routes))?;
         if !may_serve && http.urls().iter().any(|url| url.starts_with("https:")) {
@@ -199,13 +173,12 @@ impl Api {
     /// # Errors
     /// [`AdminError::Tls`]; the present ones stay in use.
     pub fn renew(&self, identity: &Identity, cluster: Trust, look: Option<Trust>) -> Result<(), AdminError> {
-        let mut trusts = self.routes.trusts.write().unwrap_or_else(PoisonError::into_inner);
-        if trusts.is_none() {
+        if self.routes.access.trusts().is_none() {
             return Ok(());
         }
         let new = Trusts { cluster, look };
         self.http.renew(identity, &new.all()?)?;
-        *trusts = Some(new);
+        self.routes.access.renew(new);
         Ok(())
     }
 }
@@ -222,16 +195,11 @@ struct Routes {
     source: Arc<dyn Source>,
     pictures: Arc<Sampled<Picture>>,
     access: Access,
-    /// Shared with the streams, so that they end when their certificate is no longer trusted.
-    trusts: Arc<RwLock<Option<Trusts>>>,
+    programs: api::Api,
     /// Each large answer holds a clone, so the count of clones is the number of large answers.
     large: Arc<()>,
     /// Each page that waits for a node holds a clone.
     waiting: Arc<()>,
-    /// Held while an answer about the whole cluster is made.
-    making: Mutex<()>,
-    /// Held from the comparison of the revision until the workload is written.
-    writing: Mutex<()>,
 }
 
 impl Service for Routes {
@@ -258,8 +226,7 @@ impl Service for Routes {
             ("POST", "/login") => return self.log_in(request).unwrap_or_else(Answer::from).into(),
             _ => {}
         }
-        let trusts = present(&self.trusts);
-        let right = self.access.right(request, trusts.as_ref());
+        let right = self.access.right(request);
         match (right, is_api) {
             (Err(refused), true) => Answer::from(refused).into(),
             (Err(refused), false) => html(
@@ -273,7 +240,7 @@ impl Service for Routes {
             ))
             .into(),
             (Ok(None), false) => Answer::new(303, HTML, "").with("Location", "/login").into(),
-            (Ok(Some(right)), true) => match self.api(request, right) {
+            (Ok(Some(right)), true) => match self.programs.reply(request, right) {
                 Ok(Reply::Whole(answer)) => self.bounded(answer).into(),
                 Ok(reply) => reply,
                 Err(problem) => Answer::from(problem).into(),
@@ -311,20 +278,12 @@ impl Routes {
         }
     }
 
-    /// A check that the client of a stream still has the right to read. Its token may be removed or
-    /// expire while the stream is open, and its certificate may be revoked.
-    fn may_still_read(&self, request: &Request) -> impl Fn() -> bool + Send + use<> {
-        let trusts = Arc::clone(&self.trusts);
-        let (access, request) = (self.access.clone(), request.clone());
-        move || matches!(access.right(&request, present(&trusts).as_ref()), Ok(Some(_)))
-    }
-
     /// Checks the token of the login form, and sets a cookie with the digest of the token.
     fn log_in(&self, request: &Request) -> Result<Answer, Refused> {
         access::check_origin(request)?;
         let form = Params::of_form(&request.body);
         let secret = form.get("token").trim();
-        let known = match self.access.tokens.right(secret).map_err(access::refused) {
+        let known = match self.access.right_of(secret) {
             Err(expired) if expired.code == 401 => return Ok(html(401, page::login(&expired.why))),
             known => known?,
         };
@@ -351,38 +310,12 @@ impl Routes {
     }
 }
 
-/// The present authorities. The lock is not held while a certificate is verified.
-fn present(trusts: &RwLock<Option<Trusts>>) -> Option<Trusts> {
-    trusts.read().unwrap_or_else(PoisonError::into_inner).clone()
-}
-
 fn html(code: u16, page: String) -> Answer {
     Answer::new(code, HTML, page)
         .with("Content-Security-Policy", POLICY)
         .with("Referrer-Policy", "no-referrer")
         .with("Cross-Origin-Opener-Policy", "same-origin")
         .with("Cross-Origin-Resource-Policy", "same-origin")
-}
-
-/// An error for programs: the reason, and the field that causes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Problem {
-    code: u16,
-    why: String,
-    at: Option<String>,
-}
-
-impl From<Refused> for Problem {
-    fn from(refused: Refused) -> Self {
-        let Refused { code, why } = refused;
-        Self { code, why, at: None }
-    }
-}
-
-impl From<Problem> for Answer {
-    fn from(problem: Problem) -> Self {
-        Self::json(problem.code, &json!({ "error": problem.why, "at": problem.at }))
-    }
 }
 
 #[cfg(test)]

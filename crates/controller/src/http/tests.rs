@@ -1,6 +1,6 @@
 mod attacks;
 
-use super::source::Written;
+use crate::source::Written;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::made_up::{self, MadeUp};
 use super::*;
 use crate::Query;
+use crate::made_up::{self, MadeUp};
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest};
 use ssntp_test_support::{identity, trust};
@@ -455,11 +455,12 @@ fn a_stream_ends_when_its_certificate_is_no_longer_trusted() {
     let rig = Rig::start(false);
     let routes = &rig.api.routes;
     let (cluster, look) = (trust(), None);
-    *routes.trusts.write().unwrap() = Some(Trusts { cluster, look });
+    routes.access.renew(Trusts { cluster, look });
     let client = identity(Role::CONTROLLER);
     let mut request = Request::default();
     request.chain = client.chain().to_vec();
-    let may_read = routes.may_still_read(&request);
+    let access = routes.access.clone();
+    let may_read = || matches!(access.right(&request), Ok(Some(_)));
     assert!(may_read());
     let renewed = Authority::new(&AuthorityRequest::default()).unwrap();
     rig.api.renew(&client, renewed.trust(), None).unwrap();

@@ -23,8 +23,7 @@ use ssntp_transport::{replace, sha256};
 use thiserror::Error;
 use uuid::Uuid;
 
-use crate::page::time;
-use crate::store::unix_ms;
+use crate::clock::{time, unix_ms};
 
 /// The maximum number of tokens. Each request with a token compares it with all of them.
 const MOST: usize = 256;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::StartKeys;
+use super::start_keys::StartKeys;
 use ssntp::payload::{
     MAX_LABELS, Networking, RawDocument, Requirements, Start, StartPayload, check_label, check_name,
 };

@@ -1,10 +1,11 @@
 //! The history, page by page.
 
 use super::html::{Html, html};
+use super::scene::{Made, Missing, Scene};
 use super::table::{ROWS, choice, neighbour, search_form};
-use super::words::time;
-use super::{Made, Scene};
-use crate::{Query, Row};
+use crate::clock::time;
+use crate::model::Row;
+use crate::store::Query;
 
 const KINDS: [&str; 15] = [
     "applied", "deleted", "rollout", "starting", "running", "ended", "gone", "lost", "failed", "adopted",
@@ -71,7 +72,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
 
 /// The first rows that contain the words, and the number of the row after which the next page begins, if
 /// there are more rows to search.
-fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, Option<i64>), super::Missing> {
+fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, Option<i64>), Missing> {
     let words = scene.params.get("q").to_lowercase();
     let mut found = Vec::new();
     for _ in 0..MOST_SEARCHED / CHUNK {

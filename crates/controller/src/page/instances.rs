@@ -7,11 +7,12 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use super::html::{Html, html};
+use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, number};
-use super::words::{Age, Grade, Link, Span, State, WorkloadLink, known, labels, megabytes, time};
-use super::{Facts, Made, Missing, Scene};
-use crate::http::source::{Picture, Written};
+use super::words::{Age, Grade, Link, Span, State, WorkloadLink, known, labels, megabytes};
+use crate::clock::time;
 use crate::model::{self, InstanceState as Kept};
+use crate::source::{Picture, Written};
 use ssntp::payload::{InstanceState, timestamp};
 use ssntp_admin::http::Answer;
 use ssntp_transport::{deadline, left};

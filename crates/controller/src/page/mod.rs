@@ -12,6 +12,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `scene` | what each page is made from |
 //! | `html` | the type for HTML, which escapes text |
 //! | `params` | the query of an address |
 //! | `table` | tables that sort and filter |
@@ -30,6 +31,7 @@ mod instances;
 mod nodes;
 mod now;
 pub(crate) mod params;
+pub(crate) mod scene;
 mod sessions;
 mod table;
 mod tenants;
@@ -37,19 +39,14 @@ mod traces;
 mod words;
 mod workloads;
 
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use uuid::Uuid;
 
-use self::html::{Html, Show, html};
-use self::params::Params;
-#[cfg(test)]
-pub(crate) use self::words::ms;
-pub(crate) use self::words::time;
-use self::words::{Age, Link, State, WorkloadLink};
-use crate::http::source::{Picture, Source};
-use crate::{Query, Row};
+use self::html::{Html, html};
+use self::scene::{Missing, Scene};
+use self::words::{Grade, State};
+use crate::source::Picture;
 use ssntp::pki::rfc3339;
 
 pub(crate) const STYLE: &str = include_str!("../../assets/page.css");
@@ -67,34 +64,6 @@ const MENU: [(&str, &str); 8] = [
     ("/sessions", "Sessions"),
     ("/tenants", "Tenants"),
 ];
-
-pub(crate) struct Scene<'a> {
-    pub(crate) picture: &'a Picture,
-    pub(crate) source: &'a dyn Source,
-    pub(crate) params: &'a Params,
-    /// True if the script of the page reloads it. The script follows the output of an instance
-    /// itself, so the page leaves the output out.
-    pub(crate) is_followed: bool,
-    /// Each page that waits for a node holds a clone.
-    pub(crate) waiting: &'a Arc<()>,
-}
-
-/// The reason why a page cannot be made.
-pub(crate) enum Missing {
-    /// No page has this path, or its node, instance or workload does not exist.
-    Unknown,
-    /// The data of the page cannot be read now.
-    Unavailable(String),
-}
-
-impl From<String> for Missing {
-    fn from(why: String) -> Self {
-        Self::Unavailable(why)
-    }
-}
-
-/// The title of a view. The view adds its content to the main part of the page.
-type Made = Result<String, Missing>;
 
 pub(crate) fn page(scene: &Scene<'_>, path: &str) -> Result<String, Missing> {
     let parts: Vec<&str> = path.split('/').skip(1).collect();
@@ -132,7 +101,7 @@ pub(crate) fn login(why: &str) -> String {
         "<label>Token <input type='password' name='token' autocomplete='off' required autofocus></label>"
         "<button>Log in</button></form>");
     if !why.is_empty() {
-        html!(&mut main; "<p role='alert'>" {State(words::Grade::Bad, "refused")} ": " {why} "</p>");
+        html!(&mut main; "<p role='alert'>" {State(Grade::Bad, "refused")} ": " {why} "</p>");
     }
     html!(&mut main; "<p class='hint'><code>ssntp controller token add NAME</code> makes a token.</p>");
     frame(None, "/login", "Log in", &main)
@@ -168,102 +137,6 @@ fn frame(picture: Option<&Picture>, path: &str, title: &str, main: &Html) -> Str
 /// The time of the day: `hh:mm:ss`.
 fn clock(at: SystemTime) -> String {
     rfc3339(at).get(11..19).unwrap_or_default().to_owned()
-}
-
-impl Scene<'_> {
-    fn now(&self) -> SystemTime {
-        self.picture.taken
-    }
-
-    fn age(&self, at: SystemTime) -> Age {
-        let now = self.now();
-        Age { at, now }
-    }
-
-    fn node(&self, uuid: Uuid) -> Link<'_> {
-        let known = self.picture.view.node(uuid);
-        Link {
-            to: "nodes",
-            uuid,
-            name: known.map_or("", |node| &node.stats.hostname),
-        }
-    }
-
-    fn instance(&self, uuid: Uuid) -> Link<'_> {
-        let known = self.picture.view.instance(uuid);
-        Link {
-            to: "instances",
-            uuid,
-            name: known.map_or("", |instance| &instance.stats.name),
-        }
-    }
-
-    /// The newest rows of the history. `only` adds conditions to the query.
-    fn newest(&self, limit: usize, only: impl FnOnce(&mut Query)) -> Result<Vec<Row>, Missing> {
-        let mut query = Query {
-            limit,
-            newest_first: true,
-            ..Query::default()
-        };
-        only(&mut query);
-        Ok(self.source.rows(&query)?)
-    }
-
-    fn rows(&self, out: &mut Html, rows: &[Row]) {
-        if rows.is_empty() {
-            return html!(out; "<p class='empty'>The history has no rows about this.</p>");
-        }
-        html!(out; "<ol class='rows'>");
-        for row in rows {
-            html!(out; "<li id='e" {row.id} "'>" {self.age(time(row.at))} " <b class='kind'>" {row.kind} "</b> <span>");
-            self.text(out, row);
-            html!(out; "</span></li>");
-        }
-        html!(out; "</ol>");
-    }
-
-    /// The sentence of a row, with links to its workload, instance and node.
-    fn text(&self, out: &mut Html, row: &Row) {
-        if row.kind == "trace" {
-            html!(out; "<a href='/traces/" {row.id} "'>the hops of a frame</a>");
-        } else {
-            out.show(&row.text);
-        }
-        html!(out; "<span class='about'>");
-        if let Some(name) = &row.workload {
-            html!(out; {WorkloadLink(name)});
-        }
-        if let Some(instance) = row.instance {
-            html!(out; {self.instance(instance)});
-        }
-        if let Some(node) = row.node {
-            html!(out; {self.node(node)});
-        }
-        html!(out; "</span>");
-    }
-}
-
-/// Names and values below each other; empty values are left out.
-struct Facts<'a>(&'a mut Html);
-
-impl<'a> Facts<'a> {
-    fn of(out: &'a mut Html) -> Self {
-        html!(out; "<dl class='facts'>");
-        Self(out)
-    }
-
-    fn fact(self, name: &str, value: &(impl Show + ?Sized)) -> Self {
-        let mut shown = Html::default();
-        shown.show(value);
-        if !shown.is_empty() {
-            html!(&mut *self.0; "<div><dt>" {name} "</dt><dd>" {shown} "</dd></div>");
-        }
-        self
-    }
-
-    fn end(self) {
-        html!(self.0; "</dl>");
-    }
 }
 
 #[cfg(test)]

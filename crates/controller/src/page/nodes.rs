@@ -6,10 +6,12 @@ use uuid::Uuid;
 
 use super::chart;
 use super::html::{Html, html};
+use super::instances;
+use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, choice, number};
-use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes, ms, time};
-use super::{Facts, Made, Missing, Scene, instances};
-use crate::Figures;
+use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes};
+use crate::clock::{ms, time};
+use crate::model::Figures;
 use ssntp::payload::NodeStatus;
 use ssntp::pki::rfc3339;
 use ssntp_view::Node;

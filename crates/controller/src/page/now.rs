@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::html::{Html, Show, html};
 use super::params::encode;
+use super::scene::{Made, Scene};
 use super::words::{Bytes, Grade, Link, State};
-use super::{Made, Scene, instances, nodes, workloads};
+use super::{instances, nodes, workloads};
 
 /// The maximum number of nodes or instances that a problem names. The rest are counted.
 const NAMED: usize = 8;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::html::{Html, html};
+use super::scene::{Facts, Made, Scene};
 use super::table::{Column, Table, number};
 use super::words::{Bytes, Grade, Span, State};
-use super::{Facts, Made, Scene};
 use ssntp::payload::SessionEntry;
 
 /// The time in seconds after which a session counts as silent. Agents send STATS every 30 s.

@@ -1,9 +1,9 @@
 //! The tenants: their networks, and the traffic of their tunnels.
 
 use super::html::{Html, html};
+use super::scene::{Made, Scene};
 use super::table::{Column, Table, number};
 use super::words::{Bytes, Grade, Link, State};
-use super::{Made, Scene};
 use ssntp::payload::{TenantEntry, TunnelStats};
 
 /// A tenant with its tunnels, which the nodes report in their STATS.

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use super::chart::{Bar, waterfall};
 use super::html::{Html, html};
+use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, number};
-use super::words::{Age, Span, short, time};
-use super::{Facts, Made, Missing, Scene};
-use crate::{Query, Row};
+use super::words::{Age, Span, short};
+use crate::clock::time;
+use crate::model::Row;
+use crate::store::Query;
 use ssntp::payload::{FrameTrace, timestamp};
 
 /// The newest traces that are listed.

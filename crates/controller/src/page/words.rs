@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
@@ -41,17 +41,6 @@ impl Show for State {
         };
         html!(out; "<span class='state " {class} "'><i aria-hidden='true'>" {sign} "</i>" {self.1} "</span>");
     }
-}
-
-/// Milliseconds since 1970 as a time. Negative numbers count as 0.
-pub(crate) fn time(ms: i64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(u64::try_from(ms).unwrap_or(0))
-}
-
-/// A time since 1970 in milliseconds.
-pub(crate) fn ms(at: SystemTime) -> i64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// A time as its distance from now. The time itself is in the tooltip.
@@ -170,9 +159,10 @@ impl Show for Link<'_> {
     fn show_in(&self, out: &mut Html) {
         let Self { to, uuid, name } = self;
         html!(out; "<a href='/" {to} "/" {uuid} "' title='" {uuid} "'>");
-        match name.is_empty() {
-            true => html!(out; "<code>" {short(*uuid)} "</code>"),
-            false => out.show(name),
+        if name.is_empty() {
+            html!(out; "<code>" {short(*uuid)} "</code>");
+        } else {
+            out.show(name);
         }
         html!(out; "</a>");
     }

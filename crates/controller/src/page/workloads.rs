@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::html::{Html, html};
+use super::instances;
 use super::params::encode;
+use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, number};
 use super::words::{Grade, State, WorkloadLink, labels};
-use super::{Facts, Made, Missing, Scene, instances};
-use crate::Status;
 use crate::model::{RolloutState, Workload};
+use crate::reconcile::Status;
 
 pub(super) struct Listed {
     pub(super) workload: Arc<Workload>,

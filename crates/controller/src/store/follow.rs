@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::history::MAX_ROWS;
-use super::{History, Query, Reading, StoreError};
+use super::error::StoreError;
+use super::history::{History, MAX_ROWS, Query};
 use crate::model::Row;
 use ssntp_transport::deadline;
 
@@ -31,9 +31,12 @@ pub struct Follow {
 }
 
 impl Follow {
-    pub(super) fn new(reading: &Reading, after: Option<i64>) -> Result<Self, StoreError> {
-        let commits = reading.subscribe().ok_or(StoreError::Closed)?;
-        let history = reading.history()?;
+    /// `commits` has a message after each commit since before this call.
+    pub(super) fn new(
+        history: History,
+        commits: Receiver<()>,
+        after: Option<i64>,
+    ) -> Result<Self, StoreError> {
         let last = after.map_or_else(|| history.last_id(), Ok)?;
         let backlog = VecDeque::new();
         Ok(Self {

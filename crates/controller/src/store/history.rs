@@ -6,7 +6,9 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags, ToSql, params};
 use uuid::Uuid;
 
-use super::{StoreError, schema, unix_ms};
+use super::error::StoreError;
+use super::schema;
+use crate::clock::unix_ms;
 use crate::model::{Figures, Row};
 
 /// The maximum number of rows that one query returns.

@@ -22,6 +22,7 @@
 //! | `owner` | the thread |
 //! | `history` | [`History`]: reading |
 //! | `follow` | [`Follow`]: reading, and waiting for new rows |
+//! | `shared` | what the thread shares with handles and readers, and [`Limits`] |
 //! | `error` | [`StoreError`] |
 
 mod error;
@@ -29,15 +30,15 @@ mod follow;
 mod history;
 mod owner;
 mod schema;
+mod shared;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use rusqlite::Connection;
@@ -45,36 +46,16 @@ use rusqlite::Connection;
 pub use self::error::{Fault, StoreError};
 pub use self::follow::Follow;
 pub use self::history::{History, Query};
-pub(crate) use self::owner::unix_ms;
 pub(crate) use self::schema::MAX_TEXT;
+pub use self::shared::Limits;
+use self::shared::{Job, LOCK, Shared, identity, lock};
 use crate::model::{State, Write};
 use ssntp_transport::threads::{self, Joined};
 
 const FILE: &str = "controller.db";
-const LOCK: &str = "lock";
 /// The maximum number of jobs that wait for the thread. The reconciler has one job at a time, and each call
 /// of the API one; the rest are notes.
 const MOST_WAITING: usize = 4096;
-
-/// Bounds of a database.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// The time for which a row of the history is kept.
-    pub age: Duration,
-    /// The size of the file, in bytes, above which the oldest rows are deleted. At twice this size
-    /// every write fails.
-    pub bytes: u64,
-}
-
-impl Default for Limits {
-    /// 30 days, and 256 MiB.
-    fn default() -> Self {
-        Self {
-            age: Duration::from_secs(30 * 86_400),
-            bytes: 256 << 20,
-        }
-    }
-}
 
 /// The database of a controller. Dropping it waits until all queued changes are on the disk.
 #[derive(Debug)]
@@ -85,28 +66,6 @@ pub struct Store {
     _thread: Joined,
     /// Closing this file releases the lock. It is the last field, so the thread has ended by then.
     _lock: File,
-}
-
-/// Changes, and the channel to the caller if the caller waits.
-#[derive(Debug)]
-struct Job {
-    writes: Vec<Write>,
-    reply: Option<Sender<Result<i64, StoreError>>>,
-}
-
-/// The state that the thread shares with handles and readers.
-#[derive(Debug)]
-struct Shared {
-    file: PathBuf,
-    /// The identity of the files that were opened.
-    identity: Option<Identity>,
-    /// A channel to each follower. `None` once the thread has ended.
-    followers: Mutex<Option<Vec<Sender<()>>>>,
-    /// The error of the last commit, if it failed.
-    failing: Mutex<Option<StoreError>>,
-    /// The number of the last row of the history.
-    last: AtomicI64,
-    dropped: AtomicU64,
 }
 
 impl Store {
@@ -152,7 +111,7 @@ impl Store {
             followers: Mutex::new(Some(Vec::new())),
             failing: Mutex::new(None),
             last: last.into(),
-            dropped: AtomicU64::new(0),
+            dropped: 0.into(),
         });
         let (jobs, received) = bounded(MOST_WAITING);
         let thread = start(opened, received, Arc::clone(&shared), limits).map_err(failed)?;
@@ -242,7 +201,8 @@ impl Reading {
     /// # Errors
     /// [`StoreError`]; [`Closed`](StoreError::Closed) once the controller has ended.
     pub fn follow(&self, after: Option<i64>) -> Result<Follow, StoreError> {
-        Follow::new(self, after)
+        let commits = self.subscribe().ok_or(StoreError::Closed)?;
+        Follow::new(self.history()?, commits, after)
     }
 
     fn subscribe(&self) -> Option<Receiver<()>> {
@@ -253,37 +213,4 @@ impl Reading {
         lock(&self.0.followers).as_mut()?.push(follower);
         Some(commits)
     }
-}
-
-impl Shared {
-    /// Wakes the followers, which then read the new rows. Forgets those that are gone.
-    fn wake_followers(&self) {
-        if let Some(followers) = &mut *lock(&self.followers) {
-            followers
-                .retain(|follower| !matches!(follower.try_send(()), Err(TrySendError::Disconnected(()))));
-        }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The device and the number of each of the files that [`identity`] lists.
-type Identity = [(u64, u64); 3];
-
-/// The identity of a database, of its journal, which holds the last commits, and of the lock. `None` if
-/// one of the files is missing.
-fn identity(file: &Path) -> Option<Identity> {
-    let of = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
-    Some([
-        of(file)?,
-        of(&file.with_extension("db-wal"))?,
-        of(&file.with_file_name(LOCK))?,
-    ])
-}
-
-/// The size of a file; 0 if it cannot be read.
-fn size(path: &Path) -> u64 {
-    fs::metadata(path).map_or(0, |metadata| metadata.len())
 }

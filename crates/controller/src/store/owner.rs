@@ -1,14 +1,18 @@
 //! The thread that writes the database.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use log::{info, warn};
 use rusqlite::{Connection, params};
 
-use super::{Fault, Job, Limits, Shared, StoreError, identity, lock, schema};
-use crate::{LOG, now};
+use super::error::{Fault, StoreError};
+use super::schema;
+use super::shared::{Job, Limits, Shared, identity, lock};
+use crate::clock::{now, unix_ms};
+
+const LOG: &str = "ssntp::controller";
 
 /// The number of changes from which on a group takes no further job.
 const MOST_GROUPED: usize = 1_000;
@@ -190,14 +194,4 @@ impl<'a> Owner<'a> {
         let bytes = used.saturating_mul(pragma("page_size")?);
         Ok(u64::try_from(bytes).unwrap_or(0) > self.limits.bytes)
     }
-}
-
-/// The time of day: milliseconds since 1970, UTC.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "rows have the time at which they were written"
-)]
-pub(crate) fn unix_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }

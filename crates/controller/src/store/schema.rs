@@ -12,7 +12,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
-use super::{Fault, Limits, StoreError, size};
+use super::error::{Fault, StoreError};
+use super::shared::{Limits, size};
 use crate::model::{Event, Figures, Row, State, Write};
 
 /// The statements that bring the schema from each version to the next one.

@@ -1,6 +1,12 @@
 //! The database: committed changes survive a restart, faults are named, and all tables are bounded.
 
+use std::fs;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use super::shared::size;
 use super::*;
+use crate::clock::unix_ms;
 use crate::model::{Event, Figures, Instance, InstanceState, Spec};
 use rusqlite::params;
 use uuid::Uuid;

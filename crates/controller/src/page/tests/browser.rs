@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use super::chromium::Chromium;
 use super::views;
 use crate::Query;
-use crate::http::made_up::{self, MadeUp, instance_uuid, node_uuid};
-use crate::http::source::{Source, Written};
 use crate::http::{Api, ApiConfig};
+use crate::made_up::{self, MadeUp, instance_uuid, node_uuid};
+use crate::source::{Source, Written};
 use ssntp::payload::Stats;
 use ssntp::proto::Frame;
 

@@ -1,8 +1,11 @@
 mod browser;
 mod chromium;
 
+use super::params::Params;
 use super::*;
-use crate::http::made_up::{self, instance_uuid, node_uuid};
+use crate::made_up::{self, instance_uuid, node_uuid};
+use crate::source::Source;
+use crate::store::Query;
 
 fn try_page(source: &made_up::MadeUp, path: &str, query: &str) -> Result<String, Missing> {
     let picture = source.picture().unwrap();

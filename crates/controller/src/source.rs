@@ -8,7 +8,10 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::{Applied, Figures, Query, Refused, RolloutOrder, Row, Snapshot, Spec};
+use crate::daemon::Snapshot;
+use crate::model::{Figures, Row, Spec};
+use crate::reconcile::{Applied, Refused, RolloutOrder};
+use crate::store::Query;
 use ssntp::payload::{SessionEntry, TenantEntry};
 use ssntp_view::View;
 

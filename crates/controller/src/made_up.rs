@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crossbeam_channel::{Sender, unbounded};
 use uuid::Uuid;
 
-use super::source::{Listed, Output, Picture, Rows, Source, Written};
+use crate::clock::ms;
 use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload};
-use crate::page::ms;
+use crate::source::{Listed, Output, Picture, Rows, Source, Written};
 use crate::{
     Applied, Changed, Figures, Health, Query, Refused, RolloutOrder, Row, Snapshot, Spec, State, Status,
 };

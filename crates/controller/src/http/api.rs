@@ -1,14 +1,23 @@
 //! The routes for programs, below `/api/v1`. `docs/controller.md` lists them.
 
+use std::sync::{Arc, Mutex};
+
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
+use ssntp_admin::Sampled;
 use ssntp_admin::http::{Answer, JSON, Refused, Reply, Request};
 use uuid::Uuid;
 
+use super::access::{self, Access};
+use super::events;
+use super::problem::Problem;
 use super::tokens::Right;
-use super::{Problem, Routes, access, events};
+use crate::daemon::Snapshot;
+use crate::model::{self, Row, Spec};
 use crate::page::params::{Params, decode};
-use crate::{Query, RolloutOrder, Row, Snapshot, Spec, model};
+use crate::reconcile::{self, RolloutOrder};
+use crate::source::{Picture, Source};
+use crate::store::Query;
 use ssntp::payload::FrameTrace;
 use ssntp::pki::rfc3339;
 use ssntp_view::{Instance, Node, View};
@@ -19,36 +28,6 @@ const ROWS: usize = 100;
 const MOST_ROWS: usize = 1000;
 
 type Found = Result<Reply, Problem>;
-
-impl Problem {
-    fn at(code: u16, at: impl Into<String>, why: impl Into<String>) -> Self {
-        Self {
-            code,
-            why: why.into(),
-            at: Some(at.into()),
-        }
-    }
-
-    fn unknown(what: &str) -> Self {
-        Refused::new(404, format!("there is no such {what}")).into()
-    }
-
-    fn unavailable(why: String) -> Self {
-        Refused::new(503, why).into()
-    }
-}
-
-impl From<crate::Refused> for Problem {
-    fn from(refused: crate::Refused) -> Self {
-        let why = refused.to_string();
-        match refused {
-            crate::Refused::Invalid(mistake) => Self::at(400, mistake.at, mistake.why),
-            crate::Refused::NotFound(_) => Refused::new(404, why).into(),
-            crate::Refused::Conflict(_) => Refused::new(409, why).into(),
-            crate::Refused::Busy | crate::Refused::Store(_) => Self::unavailable(why),
-        }
-    }
-}
 
 fn found(value: &impl Serialize) -> Found {
     answer(serde_json::to_vec(value))
@@ -74,8 +53,30 @@ struct Ordered {
     order: RolloutOrder,
 }
 
-impl Routes {
-    pub(super) fn api(&self, request: &Request, right: Right) -> Found {
+/// The routes for programs.
+#[derive(Debug)]
+pub(super) struct Api {
+    source: Arc<dyn Source>,
+    pictures: Arc<Sampled<Picture>>,
+    access: Access,
+    /// Held while an answer about the whole cluster is made.
+    making: Mutex<()>,
+    /// Held from the comparison of the revision until the workload is written.
+    writing: Mutex<()>,
+}
+
+impl Api {
+    pub(super) fn new(source: Arc<dyn Source>, pictures: Arc<Sampled<Picture>>, access: Access) -> Self {
+        Self {
+            source,
+            pictures,
+            access,
+            making: Mutex::default(),
+            writing: Mutex::default(),
+        }
+    }
+
+    pub(super) fn reply(&self, request: &Request, right: Right) -> Found {
         let path = request.path.strip_prefix("/api/v1/").unwrap_or_default();
         let parts: Vec<&str> = path.split('/').collect();
         let params = Params::decode(&request.query);
@@ -93,7 +94,10 @@ impl Routes {
                     None => number(&params, "after")?,
                 };
                 let output = number(&params, "output")?;
-                let may_read = self.may_still_read(request);
+                // The client's token may be removed or expire while the stream is open, and its
+                // certificate may be revoked.
+                let (access, request) = (self.access.clone(), request.clone());
+                let may_read = move || matches!(access.right(&request), Ok(Some(_)));
                 Ok(events::reply(&*self.source, after, output, may_read)?)
             }
             ("GET" | "HEAD", ["history"]) => found(&self.rows(&params, None)?),
@@ -189,14 +193,11 @@ impl Routes {
         let kept = self.source.kept();
         let known = kept.state.workloads.get(name);
         let present = known.map_or(0, |workload| workload.revision);
-        match present == expected {
-            true => Ok(()),
-            false => Err(Problem::at(
-                409,
-                "revision",
-                format!("workload {name} has the revision {present} by now; read it again"),
-            )),
+        if present == expected {
+            return Ok(());
         }
+        let why = format!("workload {name} has the revision {present} by now; read it again");
+        Err(Problem::at(409, "revision", why))
     }
 
     fn rows(&self, params: &Params, kind: Option<String>) -> Result<Vec<Row>, Problem> {
@@ -295,7 +296,7 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params) -> Found 
         ["workloads", name] => {
             let name = decode(name);
             let workload = kept.state.workloads.get(&name);
-            let workload = workload.ok_or(crate::Refused::NotFound(name))?;
+            let workload = workload.ok_or(reconcile::Refused::NotFound(name))?;
             found(&of_workload(kept, workload))
         }
         ["instances"] => {
