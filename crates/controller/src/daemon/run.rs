@@ -115,7 +115,7 @@ impl Run {
                 },
                 recv(outcomes) -> outcome => {
                     if let Ok((instance, is_healthy)) = outcome {
-                        self.core.checked(instance, is_healthy);
+                        self.core.handle_check(instance, is_healthy);
                         has_news = true;
                     }
                 }
@@ -181,13 +181,13 @@ impl Run {
         self.take_answers(now);
         for _ in 0..MOST_PLANS {
             // Each plan is committed before the next one, which depends on the new state.
-            let plan = self.core.step(&self.seen, now, &mut Uuid::new_v4);
+            let plan = self.core.plan(now, &self.seen, &mut Uuid::new_v4);
             if plan.is_empty() {
                 break;
             }
             if !plan.writes.is_empty() {
                 match self.store.commit(plan.writes.clone()) {
-                    Ok(revision) => self.core.committed(plan.writes, revision),
+                    Ok(revision) => self.core.handle_commit(plan.writes, revision),
                     // The store has logged the reason. No command of the plan may be sent.
                     Err(_) => return,
                 }
@@ -224,7 +224,7 @@ impl Run {
             Err(e) => {
                 let reason: &CommandError = &e;
                 info!(target: LOG, "START of {instance}: {reason}");
-                self.core.answer(instance, Answer::Lost);
+                self.core.handle_answer(instance, Answer::Lost);
             }
         }
     }
@@ -233,12 +233,12 @@ impl Run {
         let core = &mut self.core;
         let deleted = self.last_delete.as_ref().and_then(cluster::Order::poll);
         if deleted.is_some_and(|settled| answer(settled) == Answer::NotMaster) {
-            core.follow_master(now);
+            core.handle_other_master(now);
         }
         self.orders.retain(|(instance, order)| match order.poll() {
             None => true,
             Some(settled) => {
-                core.answer(*instance, answer(settled));
+                core.handle_answer(*instance, answer(settled));
                 false
             }
         });
@@ -289,7 +289,7 @@ impl Run {
         }
         // The memory changes only after the commit, so that it never is ahead of the disk.
         let revision = self.store.commit(writes.clone())?;
-        self.core.committed(writes, revision);
+        self.core.handle_commit(writes, revision);
         for one in applied.iter_mut().filter(|one| one.change != Changed::Unchanged) {
             one.revision = revision;
         }

@@ -9,26 +9,16 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::observe::is_over;
-use super::soft::{Progress, Unanswered};
-use super::{Command, Pass, Status};
-use crate::model::{Instance, InstanceState, Rollout, RolloutState, Version, Workload, Write};
+use super::observe::{failed, is_over};
+use super::plan::{Command, Draft};
+use super::soft::{Soft, Status};
+use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload, Write};
 
 /// The maximum number of instances that are started at a time, because the scheduler holds a bounded number.
 const MOST_STARTING: usize = 256;
 /// The maximum number of instances of one workload that are started at a time, so that a workload with slow
 /// images does not block the others.
 const MOST_STARTING_OF_ONE: usize = 64;
-/// The time after which a query without an answer is repeated.
-const QUERY: Duration = Duration::from_secs(30);
-/// The time after which an instance is queried if its START has no answer and no node lists it. A
-/// scheduler holds a START for at most a minute, and the node has another minute to list it. An
-/// instance that its node lists as pending has no such limit.
-const START: Duration = Duration::from_secs(180);
-/// The pause after the first DELETE of an instance. Each further pause is twice as long.
-const DELETE_AGAIN: Duration = Duration::from_secs(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-
 type Slots<'a> = BTreeMap<u32, Vec<&'a Instance>>;
 
 /// The status of a slot, after this step.
@@ -42,68 +32,50 @@ enum SlotStatus<'a> {
     Empty,
 }
 
-impl Pass<'_> {
-    /// Adds the commands and changes that bring the cluster one step closer to the desired state.
-    pub(super) fn decide(&mut self, uuids: &mut dyn FnMut() -> Uuid) {
-        let (state, none) = (self.state, BTreeMap::new());
+/// Adds the commands and changes that bring the cluster one step closer to the desired state.
+pub(super) fn decide(draft: &mut Draft<'_>, soft: &mut Soft, uuids: &mut dyn FnMut() -> Uuid) {
+    Decider { draft, soft }.decide(uuids);
+}
+
+struct Decider<'d, 'a> {
+    draft: &'d mut Draft<'a>,
+    soft: &'d mut Soft,
+}
+
+impl Decider<'_, '_> {
+    fn decide(&mut self, uuids: &mut dyn FnMut() -> Uuid) {
+        let (state, none) = (self.draft.state(), BTreeMap::new());
         let mut of_workloads: BTreeMap<&str, Slots<'_>> = BTreeMap::new();
         let mut starting = 0;
         for instance in state.instances.values() {
             let slots = of_workloads.entry(&instance.workload).or_default();
             slots.entry(instance.slot).or_default().push(instance);
             starting += usize::from(instance.state == InstanceState::Starting);
-            self.settle(instance);
+            self.clear(instance);
         }
         let mut room = MOST_STARTING.saturating_sub(starting);
         for workload in state.workloads.values() {
             let slots = of_workloads.get(workload.name.as_str()).unwrap_or(&none);
-            match workload.deleting {
-                true => self.take_down(workload, slots),
-                false if self.goes_back(workload) => {}
-                false => self.keep_up(workload, slots, &mut room, uuids),
+            if workload.deleting {
+                self.take_down(workload, slots);
+            } else if !self.goes_back(workload) {
+                self.keep_up(workload, slots, &mut room, uuids);
             }
-        }
-    }
-
-    pub(super) fn query(&self) -> Unanswered {
-        Unanswered {
-            session: self.seen.session,
-            at: self.now.elapsed,
-            is_query: true,
         }
     }
 
     /// Deletes an instance that is not wanted, or queries a starting instance that no node lists.
-    fn settle(&mut self, instance: &Instance) {
-        let now = self.now.elapsed;
-        let uuid = instance.uuid;
-        if let Some(seen) = self.seen.instances.get(&uuid) {
-            let is_wanted = instance.wanted && self.state.workloads.contains_key(&instance.workload);
-            let (due, sent) = self.soft.deletes.get(&uuid).copied().unwrap_or_default();
-            if !is_wanted && self.is_current(seen.node) && due <= now {
-                let pause = DELETE_AGAIN.saturating_mul(1 << sent.min(6)).min(LONGEST_PAUSE);
-                self.soft
-                    .deletes
-                    .insert(uuid, (now + pause, sent.saturating_add(1)));
-                // If the DELETE overtakes the end of the START, the START may never be answered. So
-                // the instance is queried as soon as no node lists it.
-                self.soft.unanswered.remove(&uuid);
-                let node = seen.node;
-                self.plan.commands.push(Command::Delete { instance: uuid, node });
+    fn clear(&mut self, instance: &Instance) {
+        let (now, uuid) = (self.draft.now(), instance.uuid);
+        if let Some(seen) = self.draft.seen().instances.get(&uuid) {
+            let is_wanted = instance.wanted && self.draft.workload_of(instance).is_some();
+            let node = seen.node;
+            if !is_wanted && self.draft.is_current(node) && self.soft.delete(uuid, now) {
+                self.draft.send(Command::Delete { instance: uuid, node });
             }
-        } else if instance.state == InstanceState::Starting {
-            let is_waited_for = self.soft.unanswered.get(&uuid).is_some_and(|sent| {
-                // An instance that is no longer wanted only blocks its slot, so it is queried early.
-                let limit = match instance.wanted && !sent.is_query {
-                    true => START,
-                    false => QUERY,
-                };
-                sent.session == self.seen.session && now.saturating_sub(sent.at) < limit
-            });
-            if !is_waited_for {
-                self.soft.unanswered.insert(uuid, self.query());
-                self.plan.commands.push(Command::Ask(uuid));
-            }
+        } else if instance.state == InstanceState::Starting && !self.soft.is_awaited(instance, now) {
+            self.soft.sent(uuid, true, now);
+            self.draft.send(Command::Ask(uuid));
         }
     }
 
@@ -112,15 +84,16 @@ impl Pass<'_> {
         let mut is_over = true;
         for instance in slots.values().flatten() {
             if instance.wanted {
-                self.mark_unwanted(instance, "ended", "is deleted with its workload");
+                self.draft
+                    .mark_unwanted(instance, "ended", "is deleted with its workload");
             }
-            let is_away = instance.node.is_some_and(|node| !self.is_current(node));
+            let is_away = instance.node.is_some_and(|node| !self.draft.is_current(node));
             is_over &= (is_away || instance.state == InstanceState::Lost) && !instance.wanted;
         }
         if is_over {
             let text = format!("workload {} is gone", workload.name);
-            self.workload_event("deleted", &workload.name, text);
-            self.plan.writes.push(Write::WorkloadGone(workload.name.clone()));
+            self.draft.workload_event("deleted", &workload.name, text);
+            self.draft.write(Write::WorkloadGone(workload.name.clone()));
         }
     }
 
@@ -132,17 +105,17 @@ impl Pass<'_> {
         let Some(stable) = stable.filter(|stable| workload.version_of(*stable).is_some()) else {
             return false;
         };
-        let progress = self.soft.progress.get(&workload.name);
-        let late = progress.is_some_and(|progress| {
-            let limit = Duration::from_secs(update.deadline_s.into());
-            progress.version == workload.version && self.now.elapsed.saturating_sub(progress.since) >= limit
-        });
+        let limit = Duration::from_secs(update.deadline_s.into());
+        let stuck = self
+            .soft
+            .stuck_for(&workload.name, workload.version, self.draft.now());
+        let is_late = stuck.is_some_and(|stuck| stuck >= limit);
         let reason = match () {
             () if *state != RolloutState::Rolling => return false,
             () if *failures >= update.max_failures => {
                 format!("{failures} instances failed, the last one: {why}")
             }
-            () if late => format!(
+            () if is_late => format!(
                 "no further instance became healthy within {} s",
                 update.deadline_s
             ),
@@ -153,8 +126,8 @@ impl Pass<'_> {
             "version {from} of {} goes back to version {stable}: {reason}",
             workload.name
         );
-        self.workload_event("rollout", &workload.name, text);
-        let touched = self.touch(workload);
+        self.draft.workload_event("rollout", &workload.name, text);
+        let touched = self.draft.touch(workload);
         touched.version = stable;
         touched.rollout = Rollout {
             state: RolloutState::Back,
@@ -179,7 +152,8 @@ impl Pass<'_> {
             .flat_map(|(_, of_slot)| of_slot)
         {
             if instance.wanted {
-                self.mark_unwanted(instance, "ended", "is not needed any more");
+                self.draft
+                    .mark_unwanted(instance, "ended", "is not needed any more");
             }
         }
         let all = slots.values().flatten();
@@ -205,7 +179,7 @@ impl Pass<'_> {
         *room -= at_first - room_here;
         self.roll(workload, &statuses);
         let status = self.status(workload, &statuses, starting + empty);
-        self.soft.status.insert(workload.name.clone(), status);
+        self.soft.set_status(&workload.name, status);
     }
 
     /// The status of a slot. Marks an instance that has failed as no longer wanted.
@@ -219,7 +193,8 @@ impl Pass<'_> {
             InstanceState::Done if is_over(workload, instance) => return SlotStatus::Available(instance),
             // The instance has a former version, so it is not worth waiting for.
             InstanceState::Starting | InstanceState::Failed if is_outdated => {
-                self.mark_unwanted(instance, "ended", "has a former version");
+                self.draft
+                    .mark_unwanted(instance, "ended", "has a former version");
             }
             InstanceState::Starting => {}
             _ if is_over(workload, instance) => {}
@@ -229,12 +204,12 @@ impl Pass<'_> {
     }
 
     fn status_of_running<'b>(&mut self, workload: &Workload, instance: &'b Instance) -> SlotStatus<'b> {
-        let seen = self.seen.instances.get(&instance.uuid);
-        if !seen.is_some_and(|seen| seen.ended.is_none() && self.is_current(seen.node)) {
+        let seen = self.draft.seen().instances.get(&instance.uuid);
+        if !seen.is_some_and(|seen| seen.ended.is_none() && self.draft.is_current(seen.node)) {
             return SlotStatus::Empty;
         }
-        let alive = self.soft.alive_for(instance, self.now);
-        let health = self.soft.health.get(&instance.uuid).copied().unwrap_or_default();
+        let alive = self.soft.alive_for(instance, self.draft.now());
+        let health = self.soft.health(instance.uuid);
         if health.is_bad && workload.spec.health.is_some() {
             self.replace(instance, "its health check fails");
             return SlotStatus::Empty;
@@ -244,16 +219,18 @@ impl Pass<'_> {
             || instance.version != workload.version
             || alive >= Duration::from_secs(workload.spec.update.healthy_s.into())
                 && (workload.spec.health.is_none() || health.has_passed);
-        match is_available {
-            true => SlotStatus::Available(instance),
-            false => SlotStatus::Running(instance),
+        if is_available {
+            SlotStatus::Available(instance)
+        } else {
+            SlotStatus::Running(instance)
         }
     }
 
     fn replace(&mut self, instance: &Instance, why: &str) {
         let why = if why.is_empty() { "it has ended" } else { why };
-        self.failed(instance, why, true);
-        self.mark_unwanted(instance, "failed", &format!("is replaced: {why}"));
+        failed(self.draft, self.soft, instance, why, true);
+        self.draft
+            .mark_unwanted(instance, "failed", &format!("is replaced: {why}"));
     }
 
     /// True if an instance that is not wanted may still run.
@@ -263,23 +240,19 @@ impl Pass<'_> {
         }
         let Some(node) = instance.node else {
             // No node has listed the instance. Its query is under way.
-            return self.soft.age(instance, self.now) < START;
+            return self.soft.may_start(instance, self.draft.now());
         };
         let grace = Duration::from_secs(workload.spec.reschedule.grace_s.into());
-        let away = self.soft.away.get(&node);
-        away.is_none_or(|since| self.now.elapsed.saturating_sub(*since) < grace)
+        !self.soft.is_away(node, grace, self.draft.now())
     }
 
     /// Starts an instance in a free slot, unless the slot is in a pause. Returns true if it does.
     fn fill(&mut self, workload: &Workload, slot: u32, uuids: &mut dyn FnMut() -> Uuid) -> bool {
-        let key = (workload.name.clone(), slot);
-        let failed = self.soft.slots.get(&key).copied().unwrap_or_default();
-        let Some(version) = workload.version_of(workload.version) else {
+        let now = self.draft.now();
+        let attempt = self.soft.attempt(&workload.name, slot, now);
+        let (Some(attempt), Some(version)) = (attempt, workload.version_of(workload.version)) else {
             return false;
         };
-        if failed.not_before > self.now.elapsed {
-            return false;
-        }
         let instance = Instance {
             uuid: uuids(),
             workload: workload.name.clone(),
@@ -287,21 +260,15 @@ impl Pass<'_> {
             version: workload.version,
             state: InstanceState::Starting,
             wanted: true,
-            attempt: failed.attempt,
-            since: self.now.unix_ms,
+            attempt,
+            since: now.unix_ms,
             ..Instance::default()
         };
         let payload = version.template.payload(&workload.name, slot, instance.uuid);
-        self.soft.unanswered.insert(
-            instance.uuid,
-            Unanswered {
-                is_query: false,
-                ..self.query()
-            },
-        );
+        self.soft.sent(instance.uuid, false, now);
         let what = format!("is started with version {}", workload.version);
-        self.change(instance, "starting", &what);
-        self.plan.commands.push(Command::Start(Box::new(payload)));
+        self.draft.change(instance, "starting", &what);
+        self.draft.send(Command::Start(Box::new(payload)));
         true
     }
 
@@ -313,27 +280,18 @@ impl Pass<'_> {
             .filter(|status| matches!(status, SlotStatus::Available(i) if is_new(i)));
         let available = available.count();
         // The deadline of a step begins again with each further instance that is available.
-        let known = self.soft.progress.get(name).copied();
-        if known.is_none_or(|known| known.version != version || known.available < available)
-            || workload.rollout.state != RolloutState::Rolling
-        {
-            let since = self.now.elapsed;
-            let progress = Progress {
-                version,
-                available,
-                since,
-            };
-            self.soft.progress.insert(name.clone(), progress);
-        }
+        let is_under_way = workload.rollout.state == RolloutState::Rolling;
+        let now = self.draft.now();
+        self.soft.progress(name, version, available, !is_under_way, now);
         if available == statuses.len() {
-            self.soft.problems.remove(name);
+            self.soft.recovered(name);
             if workload.rollout.state != RolloutState::Steady {
-                self.workload_event(
+                self.draft.workload_event(
                     "rollout",
                     name,
                     format!("version {version} of {name} runs everywhere"),
                 );
-                let touched = self.touch(workload);
+                let touched = self.draft.touch(workload);
                 // A workload with a count of 0 shows nothing about its version.
                 if available > 0 {
                     touched.stable = Some(version);
@@ -357,7 +315,8 @@ impl Pass<'_> {
                 && missing < workload.spec.update.max_unavailable as usize
             {
                 missing += 1;
-                self.mark_unwanted(instance, "rollout", &format!("makes room for version {version}"));
+                self.draft
+                    .mark_unwanted(instance, "rollout", &format!("makes room for version {version}"));
             }
         }
     }
@@ -379,23 +338,9 @@ impl Pass<'_> {
                 SlotStatus::Empty => false,
             }),
             starting: u32::try_from(starting).unwrap_or(u32::MAX),
-            problem: match healthy < workload.spec.count {
-                true => self.soft.problems.get(&workload.name).cloned(),
-                false => None,
-            },
-        }
-    }
-}
-
-/// Removes the oldest versions until `most` are left, but none of those that a roll-out needs.
-pub(super) fn trim(versions: &mut Vec<Version>, needed: [Option<u64>; 2], most: usize) {
-    while versions.len() > most {
-        let oldest = versions
-            .iter()
-            .position(|version| !needed.contains(&Some(version.number)));
-        match oldest {
-            Some(oldest) => drop(versions.remove(oldest)),
-            None => break,
+            problem: (healthy < workload.spec.count)
+                .then(|| self.soft.problem(&workload.name))
+                .flatten(),
         }
     }
 }

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Answer, Pass, SeenInstance};
-use crate::model::{Instance, InstanceState, ReschedulePolicy, Workload};
+use super::input::{Answer, SeenInstance};
+use super::plan::Draft;
+use super::soft::Soft;
+use crate::model::{Instance, InstanceState, ReschedulePolicy, RolloutState, Workload};
 
 /// The retention of an instance that the scheduler does not have. A node that has it is expected to
 /// reconnect within this time.
@@ -16,12 +18,22 @@ const LOST: Duration = Duration::from_secs(3600);
 /// process has to pass as well.
 const REMEMBERED_MS: u64 = 7 * 86_400_000;
 
-impl Pass<'_> {
-    pub(super) fn observe(&mut self) {
+/// Adds the changes that the answers and the view cause.
+pub(super) fn observe(draft: &mut Draft<'_>, soft: &mut Soft) {
+    Observer { draft, soft }.observe();
+}
+
+struct Observer<'d, 'a> {
+    draft: &'d mut Draft<'a>,
+    soft: &'d mut Soft,
+}
+
+impl Observer<'_, '_> {
+    fn observe(&mut self) {
         let dropped = self.take_answers();
-        for instance in self.state.instances.values() {
+        for instance in self.draft.state().instances.values() {
             if !dropped.contains(&instance.uuid) {
-                match self.seen.instances.get(&instance.uuid) {
+                match self.draft.seen().instances.get(&instance.uuid) {
                     Some(seen) => self.update_listed(instance, seen),
                     None => self.update_unlisted(instance),
                 }
@@ -33,31 +45,32 @@ impl Pass<'_> {
     /// Handles the answers to STARTs. Returns the instances that have no further changes in this step.
     fn take_answers(&mut self) -> BTreeSet<Uuid> {
         let mut dropped = BTreeSet::new();
-        for (uuid, answer) in std::mem::take(&mut self.soft.answers) {
+        for (uuid, answer) in self.soft.take_answers() {
             if answer == Answer::NotMaster {
-                self.soft.follow_master(self.now);
+                self.soft.follow_master(self.draft.now());
             }
             // If a node has listed the instance since, the view is newer than the answer.
-            let starting = self.state.instances.get(&uuid).filter(|instance| {
+            let starting = self.draft.state().instances.get(&uuid).filter(|instance| {
                 instance.state == InstanceState::Starting
-                    && self.seen.instances.get(&uuid).is_none_or(|seen| seen.is_pending)
+                    && self
+                        .draft
+                        .seen()
+                        .instances
+                        .get(&uuid)
+                        .is_none_or(|seen| seen.is_pending)
                     && !dropped.contains(&uuid)
             });
             let Some(instance) = starting else { continue };
-            let was_query = self
-                .soft
-                .unanswered
-                .remove(&uuid)
-                .is_none_or(|sent| sent.is_query);
+            let was_query = self.soft.answered(uuid);
             match answer {
                 // If no node lists the instance in time, it is queried again.
                 Answer::There => {
-                    self.soft.unanswered.insert(uuid, self.query());
+                    self.soft.sent(uuid, true, self.draft.now());
                     continue;
                 }
                 Answer::Lost => continue,
                 Answer::NotMaster => {
-                    self.gone(
+                    self.draft.gone(
                         instance,
                         "failed",
                         "was not started: another controller is the master",
@@ -69,18 +82,26 @@ impl Pass<'_> {
                     let lost = Instance {
                         state: InstanceState::Lost,
                         wanted: false,
-                        since: self.now.unix_ms,
+                        since: self.draft.now().unix_ms,
                         ..(**instance).clone()
                     };
-                    self.change(lost, "lost", "was not started, as far as is known");
+                    self.draft
+                        .change(lost, "lost", "was not started, as far as is known");
                 }
                 Answer::NotStarted { why, is_its_fault } => {
-                    self.failed(instance, &why, is_its_fault);
-                    self.gone(instance, "failed", &format!("was not started: {why}"));
+                    failed(self.draft, self.soft, instance, &why, is_its_fault);
+                    self.draft
+                        .gone(instance, "failed", &format!("was not started: {why}"));
                 }
                 Answer::Gone => {
-                    self.failed(instance, "it ended at once and was deleted", true);
-                    self.gone(instance, "gone", "was started, and is gone");
+                    failed(
+                        self.draft,
+                        self.soft,
+                        instance,
+                        "it ended at once and was deleted",
+                        true,
+                    );
+                    self.draft.gone(instance, "gone", "was started, and is gone");
                 }
             }
             dropped.insert(uuid);
@@ -90,7 +111,7 @@ impl Pass<'_> {
 
     /// Updates an instance that a node lists.
     fn update_listed(&mut self, instance: &Instance, seen: &SeenInstance) {
-        let is_current = self.is_current(seen.node);
+        let is_current = self.draft.is_current(seen.node);
         // The start may still fail; the answer to the START decides. If the answer was lost and the
         // node is away, the instance is given up with its node.
         if seen.is_pending && instance.state == InstanceState::Starting {
@@ -100,7 +121,7 @@ impl Pass<'_> {
                     ..instance.clone()
                 };
                 let what = format!("waits for node {}, which starts it and is away", seen.node);
-                self.change(changed, "starting", &what);
+                self.draft.change(changed, "starting", &what);
             }
             return self.give_up(instance, seen.node);
         }
@@ -118,7 +139,7 @@ impl Pass<'_> {
         };
         let ending = ended.map_or_else(String::new, |end| end.how.clone());
         if !is_current {
-            self.away(seen.node);
+            self.soft.away_for(seen.node, self.draft.now());
         }
         if state != instance.state || is_new {
             let (kind, what) = match ended {
@@ -129,10 +150,10 @@ impl Pass<'_> {
                 node: Some(seen.node),
                 state,
                 ending,
-                since: self.now.unix_ms,
+                since: self.draft.now().unix_ms,
                 ..instance.clone()
             };
-            self.change(changed, kind, &what);
+            self.draft.change(changed, kind, &what);
         }
         self.give_up(instance, seen.node);
     }
@@ -140,52 +161,49 @@ impl Pass<'_> {
     /// Updates an instance that no node lists.
     fn update_unlisted(&mut self, instance: &Instance) {
         let Some(node) = instance.node else {
-            if instance.state == InstanceState::Lost && self.soft.age(instance, self.now) > LOST {
-                self.gone(instance, "gone", "is forgotten");
+            if instance.state == InstanceState::Lost && self.soft.age(instance, self.draft.now()) > LOST {
+                self.draft.gone(instance, "gone", "is forgotten");
             }
             return;
         };
-        if !self.is_current(node) {
-            self.away(node);
+        if !self.draft.is_current(node) {
+            self.soft.away_for(node, self.draft.now());
             return self.give_up(instance, node);
         }
-        let workload = self.state.workloads.get(&instance.workload);
+        let workload = self.draft.workload_of(instance);
         // An instance that is over stays stored when its node drops it, so that it is not replaced.
         if instance.wanted && workload.is_some_and(|workload| is_over(workload, instance)) {
             return;
         }
         // A user may have deleted the instance on its node, so the workload is not to blame.
         if instance.wanted && instance.state == InstanceState::Running {
-            self.failed(instance, "it is gone from its node", false);
+            failed(self.draft, self.soft, instance, "it is gone from its node", false);
         }
-        self.gone(instance, "gone", &format!("is gone from node {node}"));
-    }
-
-    /// The time for which a node has been away. The first call for a node begins it.
-    fn away(&mut self, node: Uuid) -> Duration {
-        let since = *self.soft.away.entry(node).or_insert(self.now.elapsed);
-        self.now.elapsed.saturating_sub(since)
+        self.draft
+            .gone(instance, "gone", &format!("is gone from node {node}"));
     }
 
     /// Gives an instance up if its node has been away for longer than the grace.
     fn give_up(&mut self, instance: &Instance, node: Uuid) {
-        if self.is_current(node) {
+        if self.draft.is_current(node) {
             return;
         }
-        let away = self.away(node);
-        let workload = self.state.workloads.get(&instance.workload);
+        let away = self.soft.away_for(node, self.draft.now());
+        let workload = self.draft.workload_of(instance);
         let is_lost = workload.is_none_or(|workload| {
             let reschedule = &workload.spec.reschedule;
             let grace = Duration::from_secs(reschedule.grace_s.into());
             away >= grace && reschedule.policy != ReschedulePolicy::Never
         });
         if instance.wanted && !workload.is_some_and(|workload| is_over(workload, instance)) && is_lost {
-            self.mark_unwanted(instance, "lost", &format!("is lost: node {node} is away"));
+            self.draft
+                .mark_unwanted(instance, "lost", &format!("is lost: node {node} is away"));
         } else if !instance.wanted
-            && self.soft.age(instance, self.now) > LOST
-            && self.now.unix_ms.abs_diff(instance.since) > REMEMBERED_MS
+            && self.soft.age(instance, self.draft.now()) > LOST
+            && self.draft.now().unix_ms.abs_diff(instance.since) > REMEMBERED_MS
         {
-            self.gone(instance, "gone", &format!("is forgotten with node {node}"));
+            self.draft
+                .gone(instance, "gone", &format!("is forgotten with node {node}"));
         }
     }
 
@@ -193,24 +211,30 @@ impl Pass<'_> {
     /// restored from a backup.
     fn adopt(&mut self) {
         let strangers: Vec<_> = self
-            .seen
+            .draft
+            .seen()
             .instances
             .iter()
             .filter(|(uuid, seen)| {
                 seen.mark.is_some()
                     && !seen.is_pending
-                    && self.is_current(seen.node)
-                    && !self.state.instances.contains_key(uuid)
+                    && self.draft.is_current(seen.node)
+                    && !self.draft.state().instances.contains_key(uuid)
             })
             .collect();
         if strangers.is_empty() {
             return;
         }
-        let wanted = self.state.instances.values().filter(|instance| instance.wanted);
+        let wanted = self
+            .draft
+            .state()
+            .instances
+            .values()
+            .filter(|instance| instance.wanted);
         let mut taken: BTreeSet<(String, u32)> = wanted.map(|i| (i.workload.clone(), i.slot)).collect();
         for (uuid, seen) in strangers {
             let Some(mark) = &seen.mark else { continue };
-            let Some(workload) = self.state.workloads.get(&mark.workload) else {
+            let Some(workload) = self.draft.state().workloads.get(&mark.workload) else {
                 continue;
             };
             // An instance whose slot is taken or does not exist is adopted as unwanted, so that it is
@@ -229,14 +253,15 @@ impl Pass<'_> {
                 node: Some(seen.node),
                 state: InstanceState::Running,
                 wanted,
-                since: self.now.unix_ms,
+                since: self.draft.now().unix_ms,
                 ..Instance::default()
             };
-            let what = match wanted {
-                true => "was found, and is taken over",
-                false => "was found, and is not needed",
+            let what = if wanted {
+                "was found, and is taken over"
+            } else {
+                "was found, and is not needed"
             };
-            self.change(instance, "adopted", what);
+            self.draft.change(instance, "adopted", what);
         }
     }
 }
@@ -247,5 +272,27 @@ pub(super) fn is_over(workload: &Workload, instance: &Instance) -> bool {
         InstanceState::Starting | InstanceState::Running | InstanceState::Lost => false,
         InstanceState::Failed => workload.spec.reschedule.policy == ReschedulePolicy::Never,
         InstanceState::Done => workload.spec.reschedule.policy != ReschedulePolicy::Always,
+    }
+}
+
+/// Counts the failure of an instance: its slot stays empty for a pause, and its roll-out may go
+/// back.
+pub(super) fn failed(
+    draft: &mut Draft<'_>,
+    soft: &mut Soft,
+    instance: &Instance,
+    why: &str,
+    is_its_fault: bool,
+) {
+    soft.failed(instance, why, draft.now());
+    if let Some(workload) = draft.workload_of(instance)
+        && is_its_fault
+        && workload.version == instance.version
+        // Only failures of the version that is rolled out can make the roll-out go back.
+        && workload.rollout.state == RolloutState::Rolling
+    {
+        let rollout = &mut draft.touch(workload).rollout;
+        rollout.failures = rollout.failures.saturating_add(1);
+        why.clone_into(&mut rollout.why);
     }
 }

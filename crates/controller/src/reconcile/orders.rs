@@ -7,9 +7,9 @@ use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::Core;
-use super::decide::trim;
-use crate::model::{Event, KEPT_VERSIONS, Rollout, RolloutState, Spec, SpecError, Version, Workload, Write};
+use crate::model::{
+    Event, KEPT_VERSIONS, Rollout, RolloutState, Spec, SpecError, State, Version, Workload, Write,
+};
 use crate::store::StoreError;
 
 /// The maximum number of instances of all workloads together.
@@ -20,7 +20,7 @@ const MOST_START: usize = 60 << 10;
 /// The maximum number of differences that are listed for a workload.
 const MOST_DIFFERENCES: usize = 256;
 
-/// The outcome of [`Core::apply`] for one workload.
+/// The outcome of [`Core::apply`](super::Core::apply) for one workload.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Applied {
     /// The name of the workload.
@@ -92,191 +92,176 @@ pub enum Refused {
     Store(#[from] StoreError),
 }
 
-impl Core {
-    /// Creates or changes workloads, all of them or none. Returns the outcomes, and the changes to
-    /// write.
-    ///
-    /// # Errors
-    /// [`Refused`]. If there are several specs, `at` begins with the workload's name.
-    pub fn apply(&self, specs: Vec<Spec>) -> Result<(Vec<Applied>, Vec<Write>), Refused> {
-        let many = specs.len() > 1;
-        let mut names = BTreeSet::new();
-        for spec in &specs {
-            let is_new = names.insert(spec.name.clone());
-            let twice = || Err(SpecError::at("name", "two of the workloads have it"));
-            let checked = if is_new { check(spec) } else { twice() };
-            checked.map_err(|mut wrong| {
-                if many {
-                    wrong.at = format!("{}.{}", spec.name, wrong.at);
-                }
-                Refused::Invalid(wrong)
-            })?;
-        }
-        let others = self.state.workloads.values().map(|workload| &workload.spec);
-        let others = others.filter(|spec| !names.contains(&spec.name));
-        let counts = others.chain(&specs).map(|spec| u64::from(spec.count));
-        if counts.sum::<u64>() > MOST_INSTANCES {
-            let why = format!("all workloads together would have more than {MOST_INSTANCES} instances");
-            return Err(Refused::Invalid(SpecError::at("count", why)));
-        }
-        let (mut applied, mut writes) = (Vec::new(), Vec::new());
-        for spec in specs {
-            let (one, more) = self.apply_one(spec)?;
-            applied.push(one);
-            writes.extend(more);
-        }
-        Ok((applied, writes))
+pub(super) fn apply(state: &State, specs: Vec<Spec>) -> Result<(Vec<Applied>, Vec<Write>), Refused> {
+    let many = specs.len() > 1;
+    let mut names = BTreeSet::new();
+    for spec in &specs {
+        let is_new = names.insert(spec.name.clone());
+        let twice = || Err(SpecError::at("name", "two of the workloads have it"));
+        let checked = if is_new { check(spec) } else { twice() };
+        checked.map_err(|mut wrong| {
+            if many {
+                wrong.at = format!("{}.{}", spec.name, wrong.at);
+            }
+            Refused::Invalid(wrong)
+        })?;
     }
+    let others = state.workloads.values().map(|workload| &workload.spec);
+    let others = others.filter(|spec| !names.contains(&spec.name));
+    let counts = others.chain(&specs).map(|spec| u64::from(spec.count));
+    if counts.sum::<u64>() > MOST_INSTANCES {
+        let why = format!("all workloads together would have more than {MOST_INSTANCES} instances");
+        return Err(Refused::Invalid(SpecError::at("count", why)));
+    }
+    let (mut applied, mut writes) = (Vec::new(), Vec::new());
+    for spec in specs {
+        let (one, more) = apply_one(state, spec)?;
+        applied.push(one);
+        writes.extend(more);
+    }
+    Ok((applied, writes))
+}
 
-    fn apply_one(&self, spec: Spec) -> Result<(Applied, Vec<Write>), Refused> {
-        let known = self.state.workloads.get(&spec.name);
-        if known.is_some_and(|known| known.deleting) {
-            return Err(being_deleted(&spec.name));
+fn apply_one(state: &State, spec: Spec) -> Result<(Applied, Vec<Write>), Refused> {
+    let known = state.workloads.get(&spec.name);
+    if known.is_some_and(|known| known.deleting) {
+        return Err(being_deleted(&spec.name));
+    }
+    let mut workload = match known {
+        Some(known) => (**known).clone(),
+        None => Workload {
+            name: spec.name.clone(),
+            spec: spec.clone(),
+            version: 0,
+            stable: None,
+            versions: Vec::new(),
+            rollout: Rollout::default(),
+            deleting: false,
+            revision: 0,
+        },
+    };
+    let differences = match known {
+        Some(known) => differences(&known.spec, &spec),
+        None => Vec::new(),
+    };
+    let template = spec.template();
+    let digest = template.digest();
+    let present = workload.version_of(workload.version);
+    let is_rolled = present.is_none_or(|present| present.digest != digest);
+    workload.spec = spec;
+    if is_rolled {
+        // A spec of an earlier version returns to that version, and is not stored twice.
+        let former = workload.versions.iter().find(|version| version.digest == digest);
+        workload.version = match former {
+            Some(former) => former.number,
+            None => {
+                let last = workload.versions.iter().map(|version| version.number).max();
+                let number = last.unwrap_or(0) + 1;
+                workload.versions.push(Version {
+                    number,
+                    digest,
+                    template,
+                });
+                number
+            }
+        };
+        workload.rollout = Rollout::default();
+        let needed = [workload.stable, Some(workload.version)];
+        trim(&mut workload.versions, needed, KEPT_VERSIONS);
+    }
+    let change = match known {
+        None => Changed::Created,
+        Some(_) if is_rolled => Changed::Rolled,
+        Some(_) if differences.is_empty() => Changed::Unchanged,
+        Some(_) => Changed::Changed,
+    };
+    let applied = Applied {
+        name: workload.name.clone(),
+        change,
+        version: workload.version,
+        revision: workload.revision,
+        differences,
+    };
+    let (name, version) = (workload.name.clone(), workload.version);
+    let text = match change {
+        Changed::Unchanged => return Ok((applied, Vec::new())),
+        Changed::Created => format!("workload {name} is new"),
+        Changed::Changed => format!("workload {name} is changed"),
+        Changed::Rolled => format!("workload {name} is changed to version {version}"),
+    };
+    Ok((
+        applied,
+        vec![
+            Event::of_workload("applied", &name, text),
+            Write::Workload(Box::new(workload)),
+        ],
+    ))
+}
+
+pub(super) fn delete(state: &State, name: &str) -> Result<Vec<Write>, Refused> {
+    let mut workload = find(state, name)?;
+    // A repeated order succeeds without a change.
+    if workload.deleting {
+        return Ok(Vec::new());
+    }
+    workload.deleting = true;
+    let text = format!("workload {name} is to be deleted");
+    Ok(vec![
+        Event::of_workload("deleted", name, text),
+        Write::Workload(Box::new(workload)),
+    ])
+}
+
+pub(super) fn rollout(state: &State, name: &str, order: RolloutOrder) -> Result<Vec<Write>, Refused> {
+    let mut workload = find(state, name)?;
+    if workload.deleting {
+        return Err(being_deleted(name));
+    }
+    let refused = |why: &str| Err(Refused::Conflict(format!("workload {name}: {why}")));
+    let present = workload.rollout.state;
+    let text = match order {
+        RolloutOrder::Pause if present == RolloutState::Rolling => {
+            workload.rollout.state = RolloutState::Paused;
+            format!("the roll-out of {name} is paused")
         }
-        let mut workload = match known {
-            Some(known) => (**known).clone(),
-            None => Workload {
-                name: spec.name.clone(),
-                spec: spec.clone(),
-                version: 0,
-                stable: None,
-                versions: Vec::new(),
-                rollout: Rollout::default(),
-                deleting: false,
-                revision: 0,
-            },
-        };
-        let differences = match known {
-            Some(known) => differences(&known.spec, &spec),
-            None => Vec::new(),
-        };
-        let template = spec.template();
-        let digest = template.digest();
-        let present = workload.version_of(workload.version);
-        let is_rolled = present.is_none_or(|present| present.digest != digest);
-        workload.spec = spec;
-        if is_rolled {
-            // A spec of an earlier version returns to that version, and is not stored twice.
-            let former = workload.versions.iter().find(|version| version.digest == digest);
-            workload.version = match former {
-                Some(former) => former.number,
-                None => {
-                    let last = workload.versions.iter().map(|version| version.number).max();
-                    let number = last.unwrap_or(0) + 1;
-                    workload.versions.push(Version {
-                        number,
-                        digest,
-                        template,
-                    });
-                    number
-                }
+        RolloutOrder::Resume if present == RolloutState::Paused => {
+            workload.rollout.state = RolloutState::Rolling;
+            format!("the roll-out of {name} goes on")
+        }
+        RolloutOrder::Pause => return refused("no roll-out is under way"),
+        RolloutOrder::Resume => return refused("its roll-out is not paused"),
+        // An order that is repeated, or comes after the roll-out went back by itself, must not go
+        // back another version.
+        RolloutOrder::Back if present == RolloutState::Back => {
+            return refused(&format!("it goes back to version {} already", workload.version));
+        }
+        RolloutOrder::Back => {
+            let present = workload.version;
+            let good = workload.stable.filter(|stable| *stable != present);
+            let earlier = workload.versions.iter().map(|version| version.number);
+            let Some(to) = good.or(earlier.filter(|number| *number < present).max()) else {
+                return refused("no other version of it is kept");
             };
-            workload.rollout = Rollout::default();
-            let needed = [workload.stable, Some(workload.version)];
-            trim(&mut workload.versions, needed, KEPT_VERSIONS);
+            workload.version = to;
+            workload.rollout = Rollout {
+                state: RolloutState::Back,
+                failures: 0,
+                why: format!("version {present}: a user asked for version {to}"),
+            };
+            format!("version {present} of {name} goes back to version {to}, as a user asked")
         }
-        let change = match known {
-            None => Changed::Created,
-            Some(_) if is_rolled => Changed::Rolled,
-            Some(_) if differences.is_empty() => Changed::Unchanged,
-            Some(_) => Changed::Changed,
-        };
-        let applied = Applied {
-            name: workload.name.clone(),
-            change,
-            version: workload.version,
-            revision: workload.revision,
-            differences,
-        };
-        let (name, version) = (workload.name.clone(), workload.version);
-        let text = match change {
-            Changed::Unchanged => return Ok((applied, Vec::new())),
-            Changed::Created => format!("workload {name} is new"),
-            Changed::Changed => format!("workload {name} is changed"),
-            Changed::Rolled => format!("workload {name} is changed to version {version}"),
-        };
-        Ok((
-            applied,
-            vec![
-                Event::of_workload("applied", &name, text),
-                Write::Workload(Box::new(workload)),
-            ],
-        ))
-    }
+    };
+    Ok(vec![
+        Event::of_workload("rollout", name, text),
+        Write::Workload(Box::new(workload)),
+    ])
+}
 
-    /// Deletes a workload and its instances.
-    ///
-    /// # Errors
-    /// [`Refused`].
-    pub fn delete(&self, name: &str) -> Result<Vec<Write>, Refused> {
-        let mut workload = self.workload(name)?;
-        // A repeated order succeeds without a change.
-        if workload.deleting {
-            return Ok(Vec::new());
-        }
-        workload.deleting = true;
-        let text = format!("workload {name} is to be deleted");
-        Ok(vec![
-            Event::of_workload("deleted", name, text),
-            Write::Workload(Box::new(workload)),
-        ])
-    }
-
-    /// Reverts, pauses or resumes a roll-out.
-    ///
-    /// # Errors
-    /// [`Refused`].
-    pub fn rollout(&self, name: &str, order: RolloutOrder) -> Result<Vec<Write>, Refused> {
-        let mut workload = self.workload(name)?;
-        if workload.deleting {
-            return Err(being_deleted(name));
-        }
-        let refused = |why: &str| Err(Refused::Conflict(format!("workload {name}: {why}")));
-        let state = workload.rollout.state;
-        let text = match order {
-            RolloutOrder::Pause if state == RolloutState::Rolling => {
-                workload.rollout.state = RolloutState::Paused;
-                format!("the roll-out of {name} is paused")
-            }
-            RolloutOrder::Resume if state == RolloutState::Paused => {
-                workload.rollout.state = RolloutState::Rolling;
-                format!("the roll-out of {name} goes on")
-            }
-            RolloutOrder::Pause => return refused("no roll-out is under way"),
-            RolloutOrder::Resume => return refused("its roll-out is not paused"),
-            // An order that is repeated, or comes after the roll-out went back by itself, must not go
-            // back another version.
-            RolloutOrder::Back if state == RolloutState::Back => {
-                return refused(&format!("it goes back to version {} already", workload.version));
-            }
-            RolloutOrder::Back => {
-                let present = workload.version;
-                let good = workload.stable.filter(|stable| *stable != present);
-                let earlier = workload.versions.iter().map(|version| version.number);
-                let Some(to) = good.or(earlier.filter(|number| *number < present).max()) else {
-                    return refused("no other version of it is kept");
-                };
-                workload.version = to;
-                workload.rollout = Rollout {
-                    state: RolloutState::Back,
-                    failures: 0,
-                    why: format!("version {present}: a user asked for version {to}"),
-                };
-                format!("version {present} of {name} goes back to version {to}, as a user asked")
-            }
-        };
-        Ok(vec![
-            Event::of_workload("rollout", name, text),
-            Write::Workload(Box::new(workload)),
-        ])
-    }
-
-    fn workload(&self, name: &str) -> Result<Workload, Refused> {
-        let known = self.state.workloads.get(name);
-        known
-            .map(|known| (**known).clone())
-            .ok_or_else(|| Refused::NotFound(name.to_owned()))
-    }
+fn find(state: &State, name: &str) -> Result<Workload, Refused> {
+    let known = state.workloads.get(name);
+    known
+        .map(|known| (**known).clone())
+        .ok_or_else(|| Refused::NotFound(name.to_owned()))
 }
 
 fn being_deleted(name: &str) -> Refused {
@@ -324,5 +309,18 @@ fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<Difference
             before: before.clone(),
             after: after.clone(),
         });
+    }
+}
+
+/// Removes the oldest versions until `most` are left, but none of those that a roll-out needs.
+fn trim(versions: &mut Vec<Version>, needed: [Option<u64>; 2], most: usize) {
+    while versions.len() > most {
+        let oldest = versions
+            .iter()
+            .position(|version| !needed.contains(&Some(version.number)));
+        match oldest {
+            Some(oldest) => drop(versions.remove(oldest)),
+            None => break,
+        }
     }
 }

@@ -4,49 +4,76 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::Serialize;
 use uuid::Uuid;
 
-use super::{Answer, Now, Seen, Status};
+use super::input::{Answer, Now, Seen};
 use crate::model::{Instance, InstanceState, State};
 
 /// The pause of a slot after its first failure. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// The pause after the first DELETE of an instance. Each further pause is twice as long.
+const DELETE_AGAIN: Duration = Duration::from_secs(10);
+/// The time after which a query without an answer is repeated.
+const QUERY: Duration = Duration::from_secs(30);
+/// The time after which an instance is queried if its START has no answer and no node lists it. A
+/// scheduler parks a START for at most a minute, and the node has another minute to list it. An
+/// instance that its node lists as pending has no such limit.
+const START: Duration = Duration::from_secs(180);
 /// The time after which the failure of an instance counts as the first one again.
 const LONG_ENOUGH: Duration = Duration::from_secs(60);
 
 /// The time for which another controller counts as the master before this one tries again.
 const BACKUP: Duration = Duration::from_secs(30);
 
+/// The status of a workload.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// The number of instances that the workload should have.
+    pub wanted: u32,
+    /// The number of slots whose instance runs or has succeeded.
+    pub running: u32,
+    /// The number of slots whose instance is healthy or has succeeded.
+    pub healthy: u32,
+    /// The number of instances of another version than the present one.
+    pub outdated: u32,
+    /// The number of instances that are being started.
+    pub starting: u32,
+    /// The last failure, while an instance is missing.
+    pub problem: Option<String>,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Soft {
     session: u64,
-    pub(super) answers: Vec<(Uuid, Answer)>,
+    answers: Vec<(Uuid, Answer)>,
     /// The STARTs and queries without an answer, by their instances.
-    pub(super) unanswered: BTreeMap<Uuid, Unanswered>,
+    unanswered: BTreeMap<Uuid, Unanswered>,
     /// The nodes of known instances that are away, and the times since which they are.
-    pub(super) away: BTreeMap<Uuid, Duration>,
+    away: BTreeMap<Uuid, Duration>,
     /// The times since which instances have been alive in the view.
-    pub(super) alive: BTreeMap<Uuid, Duration>,
+    alive: BTreeMap<Uuid, Duration>,
     /// The DELETEs that were sent: the time at which the next one is due, and their number.
-    pub(super) deletes: BTreeMap<Uuid, (Duration, u32)>,
-    pub(super) health: BTreeMap<Uuid, Health>,
+    deletes: BTreeMap<Uuid, (Duration, u32)>,
+    health: BTreeMap<Uuid, Health>,
     /// The `since` of each instance, and the time at which this process first met that value.
     known: BTreeMap<Uuid, (i64, Duration)>,
-    pub(super) slots: BTreeMap<(String, u32), Slot>,
-    pub(super) progress: BTreeMap<String, Progress>,
-    pub(super) problems: BTreeMap<String, String>,
-    pub(super) status: BTreeMap<String, Status>,
+    slots: BTreeMap<(String, u32), Slot>,
+    progress: BTreeMap<String, Progress>,
+    problems: BTreeMap<String, String>,
+    status: BTreeMap<String, Status>,
     /// The time until which another controller counts as the master.
-    pub(super) backup_until: Option<Duration>,
+    backup_until: Option<Duration>,
 }
 
+/// A START or a query that was sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Unanswered {
-    pub(super) session: u64,
-    pub(super) at: Duration,
+struct Unanswered {
+    session: u64,
+    at: Duration,
     /// True for a query: if the scheduler does not have the instance, no start has failed.
-    pub(super) is_query: bool,
+    is_query: bool,
 }
 
 /// The outcome of the health checks of an instance.
@@ -60,18 +87,18 @@ pub(super) struct Health {
 /// A slot whose instance has failed: the number of failures in a row, and the time at which the slot
 /// may be filled again.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slot {
-    pub(super) attempt: u32,
-    pub(super) not_before: Duration,
+struct Slot {
+    attempt: u32,
+    not_before: Duration,
 }
 
 /// The progress of the roll-out of a version: the number of available instances, and the time since
 /// which it has not grown.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Progress {
-    pub(super) version: u64,
-    pub(super) available: usize,
-    pub(super) since: Duration,
+struct Progress {
+    version: u64,
+    available: usize,
+    since: Duration,
 }
 
 impl Soft {
@@ -109,18 +136,151 @@ impl Soft {
         }
     }
 
+    /// The status of each workload, by its name.
+    pub(super) fn status(&self) -> &BTreeMap<String, Status> {
+        &self.status
+    }
+
+    pub(super) fn set_status(&mut self, workload: &str, status: Status) {
+        self.status.insert(workload.to_owned(), status);
+    }
+
+    /// The last failure of a workload.
+    pub(super) fn problem(&self, workload: &str) -> Option<String> {
+        self.problems.get(workload).cloned()
+    }
+
+    /// True if another controller was the master within the last 30 s.
+    pub(super) fn is_backup(&self, now: Now) -> bool {
+        self.backup_until.is_some_and(|until| now.elapsed < until)
+    }
+
+    /// Stores an answer for the next plan.
+    pub(super) fn answer(&mut self, instance: Uuid, answer: Answer) {
+        self.answers.push((instance, answer));
+    }
+
+    /// The answers since the last plan.
+    pub(super) fn take_answers(&mut self) -> Vec<(Uuid, Answer)> {
+        std::mem::take(&mut self.answers)
+    }
+
+    /// A START or a query of an instance is sent.
+    pub(super) fn sent(&mut self, instance: Uuid, is_query: bool, now: Now) {
+        let (session, at) = (self.session, now.elapsed);
+        let sent = Unanswered {
+            session,
+            at,
+            is_query,
+        };
+        self.unanswered.insert(instance, sent);
+    }
+
+    /// The START or query of an instance is answered. Returns true if it was a query, or is unknown.
+    pub(super) fn answered(&mut self, instance: Uuid) -> bool {
+        let sent = self.unanswered.remove(&instance);
+        sent.is_none_or(|sent| sent.is_query)
+    }
+
+    /// True if the answer to the START or query of an instance may still arrive.
+    pub(super) fn is_awaited(&self, instance: &Instance, now: Now) -> bool {
+        self.unanswered.get(&instance.uuid).is_some_and(|sent| {
+            // An instance that is no longer wanted only blocks its slot, so it is queried early.
+            let is_patient = instance.wanted && !sent.is_query;
+            let limit = if is_patient { START } else { QUERY };
+            sent.session == self.session && now.elapsed.saturating_sub(sent.at) < limit
+        })
+    }
+
+    /// True if an instance that no node has listed may still be starting.
+    pub(super) fn may_start(&mut self, instance: &Instance, now: Now) -> bool {
+        self.age(instance, now) < START
+    }
+
+    /// The time for which a node has been away. The first call for a node begins it.
+    pub(super) fn away_for(&mut self, node: Uuid, now: Now) -> Duration {
+        let since = *self.away.entry(node).or_insert(now.elapsed);
+        now.elapsed.saturating_sub(since)
+    }
+
+    /// True if a node is known to have been away for as long as a grace.
+    pub(super) fn is_away(&self, node: Uuid, grace: Duration, now: Now) -> bool {
+        let since = self.away.get(&node);
+        since.is_some_and(|since| now.elapsed.saturating_sub(*since) >= grace)
+    }
+
+    /// True if a DELETE of an instance is due; then it counts as sent.
+    pub(super) fn delete(&mut self, instance: Uuid, now: Now) -> bool {
+        let (due, sent) = self.deletes.get(&instance).copied().unwrap_or_default();
+        if due > now.elapsed {
+            return false;
+        }
+        let pause = DELETE_AGAIN.saturating_mul(1 << sent.min(6)).min(LONGEST_PAUSE);
+        let next = (now.elapsed + pause, sent.saturating_add(1));
+        self.deletes.insert(instance, next);
+        // If the DELETE overtakes the end of the START, the START may never be answered. So the
+        // instance is queried as soon as no node lists it.
+        self.unanswered.remove(&instance);
+        true
+    }
+
+    /// The outcome of the health checks of an instance.
+    pub(super) fn health(&self, instance: Uuid) -> Health {
+        self.health.get(&instance).copied().unwrap_or_default()
+    }
+
+    /// The number of failures in a row of a slot; `None` while the slot is in a pause.
+    pub(super) fn attempt(&self, workload: &str, slot: u32, now: Now) -> Option<u32> {
+        let failed = self.slots.get(&(workload.to_owned(), slot));
+        let failed = failed.copied().unwrap_or_default();
+        (failed.not_before <= now.elapsed).then_some(failed.attempt)
+    }
+
+    /// The time since which the roll-out of a version has made no progress.
+    pub(super) fn stuck_for(&self, workload: &str, version: u64, now: Now) -> Option<Duration> {
+        let progress = self.progress.get(workload)?;
+        (progress.version == version).then(|| now.elapsed.saturating_sub(progress.since))
+    }
+
+    /// The number of available instances of a version. Progress is a further one, and `is_new` begins
+    /// the time anew in any case.
+    pub(super) fn progress(
+        &mut self,
+        workload: &str,
+        version: u64,
+        available: usize,
+        is_new: bool,
+        now: Now,
+    ) {
+        let known = self.progress.get(workload);
+        let is_further = known.is_none_or(|known| known.version != version || known.available < available);
+        if is_new || is_further {
+            let since = now.elapsed;
+            let progress = Progress {
+                version,
+                available,
+                since,
+            };
+            self.progress.insert(workload.to_owned(), progress);
+        }
+    }
+
+    /// All instances of a workload are available, so its last failure is over.
+    pub(super) fn recovered(&mut self, workload: &str) {
+        self.problems.remove(workload);
+    }
+
     pub(super) fn follow_master(&mut self, now: Now) {
         self.backup_until = Some(now.elapsed + BACKUP);
     }
 
     pub(super) fn checked(&mut self, instance: Uuid, is_healthy: bool, limit: u32) {
         let health = self.health.entry(instance).or_default();
-        match is_healthy {
-            true => {
-                health.has_passed = true;
-                health.failures = 0;
-            }
-            false => health.failures = health.failures.saturating_add(1),
+        if is_healthy {
+            health.has_passed = true;
+            health.failures = 0;
+        } else {
+            health.failures = health.failures.saturating_add(1);
         }
         health.is_bad = health.failures >= limit;
     }

@@ -13,12 +13,12 @@ fn an_instance_whose_check_fails_is_replaced() {
     bench.wait(10);
     bench.settle();
     assert_eq!(bench.core.status()["web"].healthy, 0, "no check has passed yet");
-    bench.core.checked(one, true);
+    bench.core.handle_check(one, true);
     bench.settle();
     assert_eq!(bench.core.status()["web"].healthy, 1);
-    bench.core.checked(one, false);
+    bench.core.handle_check(one, false);
     assert!(bench.settle().is_empty());
-    bench.core.checked(one, false);
+    bench.core.handle_check(one, false);
     bench.settle();
     bench.wait(1);
     bench.settle();
@@ -45,24 +45,24 @@ fn an_instance_whose_node_returns_is_checked_anew() {
     bench.apply(spec);
     bench.settle();
     let one = bench.checked()[0];
-    bench.core.checked(one, true);
-    bench.core.checked(one, false);
+    bench.core.handle_check(one, true);
+    bench.core.handle_check(one, false);
     bench.seen.nodes.clear();
     bench.settle();
     assert!(bench.checked().is_empty());
     // The outcome of a check that was under way when the node left.
-    bench.core.checked(one, false);
+    bench.core.handle_check(one, false);
     bench.wait(30);
     assert!(bench.settle().is_empty());
     bench.seen.nodes.insert(NODE);
     assert!(bench.settle().is_empty());
     assert_eq!(bench.checked(), [one]);
-    bench.core.checked(one, false);
+    bench.core.handle_check(one, false);
     assert!(
         bench.settle().is_empty(),
         "the failures before the absence do not count"
     );
-    bench.core.checked(one, false);
+    bench.core.handle_check(one, false);
     assert!(matches!(bench.settle()[..], [Command::Delete { instance, .. }] if instance == one));
 }
 

@@ -48,12 +48,12 @@ impl Bench {
     fn apply(&mut self, json: serde_json::Value) {
         let spec: Spec = serde_json::from_value(json).unwrap();
         let (_, writes) = self.core.apply(vec![spec]).unwrap();
-        self.core.committed(writes, 1);
+        self.core.handle_commit(writes, 1);
     }
 
     fn plan(&mut self) -> Plan {
         let uuids = &mut self.uuids;
-        self.core.step(&self.seen, self.now, &mut || {
+        self.core.plan(self.now, &self.seen, &mut || {
             *uuids += 1;
             Uuid::from_u128(*uuids)
         })
@@ -67,7 +67,7 @@ impl Bench {
             if plan.is_empty() {
                 return all;
             }
-            self.core.committed(plan.writes, 1);
+            self.core.handle_commit(plan.writes, 1);
             for command in &plan.commands {
                 self.carry_out(command);
             }
@@ -195,18 +195,18 @@ fn a_roll_out_takes_one_step_after_the_other() {
         );
         if step == 2 {
             let writes = bench.core.rollout("web", RolloutOrder::Pause).unwrap();
-            bench.core.committed(writes, 1);
+            bench.core.handle_commit(writes, 1);
             bench.wait(100);
             assert!(bench.settle().is_empty());
             let writes = bench.core.rollout("web", RolloutOrder::Resume).unwrap();
-            bench.core.committed(writes, 1);
+            bench.core.handle_commit(writes, 1);
         }
         bench.wait(1);
     }
     assert!(bench.settle().is_empty());
     assert_eq!((bench.workload().stable, bench.workload().version), (Some(2), 2));
     let writes = bench.core.rollout("web", RolloutOrder::Back).unwrap();
-    bench.core.committed(writes, 1);
+    bench.core.handle_commit(writes, 1);
     assert_eq!(bench.workload().version, 1);
     assert_eq!(bench.settle().len(), 2, "the roll-back takes steps as well");
 }
@@ -268,7 +268,7 @@ fn the_time_without_a_session_or_as_a_backup_does_not_count_for_a_step() {
     bench.settle();
     assert_eq!(bench.workload().version, 2, "the session has begun just now");
     bench.wait(290);
-    bench.core.answer(second, Answer::NotMaster);
+    bench.core.handle_answer(second, Answer::NotMaster);
     bench.settle();
     bench.wait(30);
     let commands = bench.settle();
@@ -296,7 +296,7 @@ fn a_slot_that_fails_waits_longer_each_time() {
         };
         let reason = "image_failure".to_owned();
         let is_its_fault = true;
-        bench.core.answer(
+        bench.core.handle_answer(
             payload.start.instance_uuid,
             Answer::NotStarted {
                 why: reason,
@@ -312,7 +312,7 @@ fn a_slot_that_fails_waits_longer_each_time() {
         pauses.push(pause);
         // The START that ended the wait is answered in the next round.
         let last = bench.core.state().instances.keys().last().copied().unwrap();
-        bench.core.answer(last, Answer::NotMaster);
+        bench.core.handle_answer(last, Answer::NotMaster);
         bench.settle();
         bench.wait(30);
     }
@@ -330,7 +330,7 @@ fn a_backup_changes_nothing() {
     bench.apply(web(1, "a"));
     bench.settle();
     let first = *bench.core.state().instances.keys().next().unwrap();
-    bench.core.answer(first, Answer::NotMaster);
+    bench.core.handle_answer(first, Answer::NotMaster);
     assert!(bench.settle().is_empty());
     assert!(bench.core.is_backup(bench.now) && bench.core.state().instances.is_empty());
     bench.wait(29);
@@ -424,7 +424,7 @@ fn orders_that_do_not_fit_the_state_are_refused() {
     many.truncate(2);
     let (applied, writes) = bench.core.apply(many).unwrap();
     assert_eq!((applied.len(), writes.len()), (2, 4));
-    bench.core.committed(writes, 1);
+    bench.core.handle_commit(writes, 1);
     // A spec that is applied again is unchanged.
     let spec: Spec = serde_json::from_value(web(1, "a")).unwrap();
     let (applied, writes) = bench.core.apply(vec![spec]).unwrap();
@@ -439,7 +439,7 @@ fn orders_that_do_not_fit_the_state_are_refused() {
     assert_eq!(paths, ["count", "start.command"]);
     let writes = bench.core.delete("web").unwrap();
     assert!(matches!(writes[..], [Write::Event(_), Write::Workload(_)]));
-    bench.core.committed(writes, 1);
+    bench.core.handle_commit(writes, 1);
     let spec: Spec = serde_json::from_value(web(1, "a")).unwrap();
     assert!(
         bench
@@ -461,7 +461,7 @@ fn pending() -> (Bench, Uuid) {
     let mut bench = Bench::new();
     bench.apply(web(1, "a"));
     let plan = bench.plan();
-    bench.core.committed(plan.writes, 1);
+    bench.core.handle_commit(plan.writes, 1);
     plan.commands.iter().for_each(|command| bench.carry_out(command));
     let (uuid, seen) = bench.seen.instances.iter_mut().next().unwrap();
     seen.is_pending = true;
@@ -480,7 +480,7 @@ fn a_starting_instance_is_given_up_when_its_node_is_away_too_long() {
     assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
     // A deleted workload does not wait for the instance either.
     let writes = bench.core.delete("web").unwrap();
-    bench.core.committed(writes, 1);
+    bench.core.handle_commit(writes, 1);
     bench.settle();
     assert!(bench.core.state().workloads.is_empty());
     // The node reconnects with the instance.
@@ -504,7 +504,7 @@ fn an_instance_that_is_deleted_while_it_starts_is_queried() {
     };
     assert_eq!((*instance, *asked), (old, old));
     let why = "full_cloud".to_owned();
-    bench.core.answer(
+    bench.core.handle_answer(
         old,
         Answer::NotStarted {
             why,
@@ -538,7 +538,7 @@ fn an_unanswered_start_that_is_no_longer_wanted_is_queried_early() {
         why,
         is_its_fault: false,
     };
-    bench.core.answer(asked, answer);
+    bench.core.handle_answer(asked, answer);
     let commands = bench.settle();
     assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
 }
@@ -554,7 +554,7 @@ fn a_second_order_to_go_back_is_refused() {
     }
     assert_eq!((bench.workload().version, bench.workload().stable), (3, Some(3)));
     let writes = bench.core.rollout("web", RolloutOrder::Back).unwrap();
-    bench.core.committed(writes, 1);
+    bench.core.handle_commit(writes, 1);
     assert_eq!(bench.workload().version, 2);
     let again = bench.core.rollout("web", RolloutOrder::Back).unwrap_err();
     assert!(
@@ -597,7 +597,7 @@ fn a_jump_of_the_clock_changes_no_decision() {
             let why = "full_cloud".to_owned();
             let is_its_fault = false;
             let answer = Answer::NotStarted { why, is_its_fault };
-            bench.core.answer(start.start.instance_uuid, answer);
+            bench.core.handle_answer(start.start.instance_uuid, answer);
             bench.settle();
             bench.now.unix_ms += jump;
             assert!(bench.settle().is_empty());
@@ -616,7 +616,7 @@ fn a_jump_of_the_clock_does_not_make_an_instance_forgotten() {
         let old = *bench.seen.instances.keys().next().unwrap();
         bench.seen.nodes.clear();
         let writes = bench.core.delete("web").unwrap();
-        bench.core.committed(writes, 1);
+        bench.core.handle_commit(writes, 1);
         bench.settle();
         assert!(bench.core.state().workloads.is_empty());
         bench.now.unix_ms += jump;

@@ -204,7 +204,7 @@ impl World {
     fn write<E>(&mut self, order: impl FnOnce(&mut Core) -> Result<Vec<Write>, E>) {
         if let Ok(writes) = order(&mut self.core) {
             self.commit(&writes);
-            self.core.committed(writes, 1);
+            self.core.handle_commit(writes, 1);
         }
     }
 
@@ -360,7 +360,7 @@ impl World {
             && let Some((instance, answer)) = self.cluster.answers.pop_front()
         {
             self.tell(|| format!("answer for {instance}: {answer:?}"));
-            self.core.answer(instance, answer);
+            self.core.handle_answer(instance, answer);
         }
     }
 
@@ -372,7 +372,7 @@ impl World {
                 *uuids += 1;
                 Uuid::from_u128(*uuids)
             };
-            let plan = self.core.step(&self.seen, time, &mut next);
+            let plan = self.core.plan(time, &self.seen, &mut next);
             if plan.is_empty() {
                 return;
             }
@@ -386,7 +386,7 @@ impl World {
             if self.is_killed() {
                 return;
             }
-            self.core.committed(plan.writes, 1);
+            self.core.handle_commit(plan.writes, 1);
             assert_eq!(*self.core.state(), self.disk, "memory and disk differ");
             for command in plan.commands {
                 if self.is_killed() {
