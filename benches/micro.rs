@@ -161,10 +161,11 @@ mod routing {
 
 mod yaml {
     use super::*;
-    use ssntp::payload::{Payload, Start, Stats, StatsSummary};
+    use ssntp::payload::Payload;
+    use ssntp_payload::{Start, Stats, StatsSummary};
 
-    const START: &[u8] = include_bytes!("../tests/fixtures/payloads/START.yaml");
-    const STATS: &[u8] = include_bytes!("../tests/fixtures/payloads/STATS.yaml");
+    const START: &[u8] = include_bytes!("../crates/payload/tests/fixtures/payloads/START.yaml");
+    const STATS: &[u8] = include_bytes!("../crates/payload/tests/fixtures/payloads/STATS.yaml");
 
     #[divan::bench]
     fn read_start(bencher: Bencher<'_, '_>) {

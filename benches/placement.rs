@@ -14,8 +14,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
-use ssntp::payload::Ready;
 use ssntp_cluster::Needs;
+use ssntp_payload::Ready;
 use ssntp_scheduler::placement::{Placement, Policy, Verdict};
 use uuid::Uuid;
 

@@ -9,12 +9,11 @@
 use std::io::BufRead;
 use std::time::Duration;
 
-use ssntp::Frame;
 use ssntp::client::{Client, ClientConfig, ClientEvent};
 use ssntp::crossbeam_channel::{Receiver, bounded, select, tick};
-use ssntp::payload::Ready;
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{FrameKind, FrameType, Operands};
+use ssntp::{Frame, Status};
 
 const NOTED: FrameKind = FrameKind::new(FrameType::EVENT, 0x80);
 
@@ -51,11 +50,8 @@ fn main() -> Result<(), ssntp::MainError> {
 }
 
 fn send_ready(client: &Client) {
-    let ready = Ready {
-        node_uuid: client.uuid().into(),
-        ..Ready::default()
-    };
-    send(client, Frame::of(&ready));
+    let ready = format!("node_uuid: {}\n", client.uuid());
+    send(client, Frame::with_payload(Status::READY, ready));
 }
 
 /// Sends a frame without blocking. If the queue is full, the error is printed.

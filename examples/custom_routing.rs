@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
-use ssntp::payload::Stop;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
 use ssntp::server::{Context, Decision, Handler, Rules, SessionInfo};
 use ssntp::transport::memory::MemoryListener;
 use ssntp::{Client, ClientConfig, Command, Frame, Role, Server, ServerConfig, Uuid};
+use ssntp_payload::Stop;
 
 /// The node that a STOP is for.
 fn target(frame: &Frame) -> Option<Uuid> {

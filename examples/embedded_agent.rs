@@ -9,11 +9,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ssntp::client::{ClientEvent, Offline};
-use ssntp::payload::NodeStatus;
 use ssntp::pki::{Identity, Trust};
 use ssntp::transport::Limits;
 use ssntp::{Client, ClientConfig, Command};
 use ssntp_cluster::machine;
+use ssntp_payload::NodeStatus;
 
 /// The duration of the tool's work, and the interval of its reports.
 const WORK: Duration = Duration::from_secs(2);

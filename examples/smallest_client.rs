@@ -6,9 +6,8 @@
 
 use std::time::Duration;
 
-use ssntp::payload::Stats;
 use ssntp::pki::{Identity, Trust};
-use ssntp::{Client, ClientConfig};
+use ssntp::{Client, ClientConfig, Command, Frame};
 
 fn main() -> Result<(), ssntp::MainError> {
     let mut args = std::env::args().skip(1);
@@ -23,10 +22,7 @@ fn main() -> Result<(), ssntp::MainError> {
     if let Some(server) = client.server() {
         println!("connected to {} ({})", server.uuid, server.role);
     }
-    client.send_payload(&Stats {
-        node_uuid: client.uuid().into(),
-        ..Stats::default()
-    })?;
+    client.send(Frame::with_payload(Command::STATS, "load: 1\n"))?;
     while let Ok(frame) = client.recv_frame_timeout(Duration::from_secs(1)) {
         println!(
             "{}: {}",

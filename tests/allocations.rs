@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
+use ssntp::payload::Payload;
 use ssntp::payload::yaml::{self, MAX_DOCUMENT_LEN};
-use ssntp::payload::{Payload, Stats};
 use ssntp::pki::{
     Authority, AuthorityRequest, CertificateRequest, Identity, RevocationList, RevocationReason, Revoked,
     Serial,
@@ -27,6 +27,7 @@ use ssntp::pki::{
 use ssntp::proto::{ClientHandshake, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame};
 use ssntp::server::{Rules, Server, ServerConfig};
 use ssntp::transport::{Address, TcpOptions};
+use ssntp_payload::Stats;
 use ssntp_test_support::links::Directory;
 use ssntp_transport::{BufferPool, Halves, Outgoing, connect_tcp};
 use uuid::Uuid;

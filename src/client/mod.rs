@@ -30,19 +30,18 @@
 //!
 //! ```no_run
 //! use ssntp::client::{Client, ClientConfig, ClientEvent};
-//! use ssntp::payload::{Ready, Start};
 //! use ssntp::pki::{Identity, Trust};
-//! use ssntp::proto::Command;
+//! use ssntp::{Command, Frame, Status};
 //!
 //! let config = ClientConfig::new(Identity::load("agent.pem")?, Trust::load("ca.pem")?)
-//!     .address("scheduler.example".parse()?);
+//!     .address("scheduler.example:8888".parse()?);
 //! let client = Client::connect(config)?;
-//! client.send_payload(&Ready { node_uuid: client.uuid().into(), load: 1, ..Ready::default() })?;
+//! client.send(Frame::with_payload(Status::READY, "load: 1\n"))?;
 //! for event in &client {
 //!     match event {
 //!         ClientEvent::Connected(server) => println!("connected to {server}"),
 //!         ClientEvent::Frame(frame) if frame.kind() == Command::START => {
-//!             println!("START {}", frame.payload::<Start>()?.instance_uuid);
+//!             println!("START {:?}", frame.payload_bytes());
 //!         }
 //!         ClientEvent::Frame(frame) => println!("{}", frame.kind()),
 //!         ClientEvent::Disconnected { reason, .. } => println!("{reason}"),

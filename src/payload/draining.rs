@@ -1,6 +1,6 @@
 //! Draining (EVENT 0x48): a server is about to stop.
 
-use super::schema;
+use crate::schema;
 
 schema! {
     /// A server asks its clients to leave before it stops.

@@ -35,17 +35,17 @@ impl Id {
     /// The UUID, if the text has the usual form of 8-4-4-4-12 hexadecimal digits, in upper or lower
     /// case.
     pub fn uuid(&self) -> Option<Uuid> {
-        parse_uuid(&self.0)
+        Self::uuid_in(&self.0)
     }
-}
 
-/// Reads a UUID in its usual form only.
-pub(super) fn parse_uuid(text: &str) -> Option<Uuid> {
-    // The crate uuid also reads braces, `urn:uuid:` and digits without hyphens. Other readers of a
-    // payload do not, and ids are compared as text in many places.
-    match text.len() {
-        36 => Uuid::try_parse(text).ok(),
-        _ => None,
+    /// The UUID in a text of the usual form.
+    pub fn uuid_in(text: &str) -> Option<Uuid> {
+        // The crate uuid also reads braces, `urn:uuid:` and digits without hyphens. Other readers of a
+        // payload do not, and ids are compared as text in many places.
+        match text.len() {
+            36 => Uuid::try_parse(text).ok(),
+            _ => None,
+        }
     }
 }
 

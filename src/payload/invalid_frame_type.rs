@@ -1,8 +1,8 @@
 //! InvalidFrameType: a frame that the receiver refused (ERROR 0x0).
 
-use super::names::names;
-use super::schema;
+use crate::names;
 use crate::proto::{FrameKind, FrameType};
+use crate::schema;
 
 schema! {
     /// A frame was refused, with the reason.

@@ -1,8 +1,9 @@
 //! Kick, ListBans and Unban with their answers (COMMAND and EVENT 0x44 to 0x46): operators end
 //! sessions, and ban clients for some time.
 
-use super::names::names;
-use super::{Id, schema};
+use super::Id;
+use crate::names;
+use crate::schema;
 
 schema! {
     /// An operator ends the session of a client.
@@ -40,7 +41,7 @@ schema! {
     ///   uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
     ///   ban_s: 3600
     /// ```
-    Kicked = Event::KICKED, under "kicked", up to super::yaml::MAX_DOCUMENT_LEN {
+    Kicked = Event::KICKED, under "kicked", up to crate::payload::yaml::MAX_DOCUMENT_LEN {
         /// The `id` of the command.
         id: Id,
         /// The reason why the command was refused; empty after success.
@@ -89,7 +90,7 @@ schema! {
     ///     age_s: 600
     ///     left_s: 3000
     /// ```
-    Bans = Event::BANS, under "bans", up to super::yaml::MAX_DOCUMENT_LEN {
+    Bans = Event::BANS, under "bans", up to crate::payload::yaml::MAX_DOCUMENT_LEN {
         /// The `id` of the command.
         id: Id,
         /// The `after` of the next page; 0 on the last page.

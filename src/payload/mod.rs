@@ -1,53 +1,35 @@
-//! The payloads of the protocol's frames as types.
+//! The payloads of frames as types: those of a session, and those of an application.
 //!
-//! Each schema is a type that implements [`Payload`]: it has the kind of its frame, and reads and
-//! writes the frame's YAML. This module does no I/O.
+//! Each payload of the protocol is a type that implements [`Payload`]: it has the kind of its frame,
+//! and reads and writes the frame's YAML. A type of your own implements [`Content`]. The payloads of
+//! a cloud, such as START and STATS, are in the package `ssntp-payload`. This module does no I/O.
 //!
 //! ```
-//! use ssntp::payload::{InstanceState, Stats};
+//! use ssntp::payload::Kick;
 //! use ssntp::proto::{Command, Frame};
 //!
 //! let payload = "\
-//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//! status: READY
-//! mem_total_mb: 64000
-//! instances:
-//! - instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//!   state: active
+//! kick:
+//!   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b16
+//!   uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
 //! ";
-//! let frame = Frame::with_payload(Command::STATS, payload);
-//! let stats: Stats = frame.payload()?;
-//! assert_eq!(stats.mem_total_mb, 64000);
-//! assert_eq!(stats.mem_available_mb, -1, "unknown");
-//! assert_eq!(stats.instances[0].state, InstanceState::Active);
+//! let frame = Frame::with_payload(Command::KICK, payload);
+//! let kick: Kick = frame.payload()?;
+//! assert_eq!(kick.ban_s, 0, "the default");
 //!
-//! let again = Frame::of(&stats);
-//! assert_eq!(again.kind(), Command::STATS);
+//! let again = Frame::of(&kick);
+//! assert_eq!(again.kind(), Command::KICK);
 //! # Ok::<(), ssntp::payload::Error>(())
 //! ```
 //!
 //! | file | frames |
 //! |---|---|
-//! | `start` | START and its further documents |
-//! | `stop`, `restart` | STOP, DELETE; RESTART |
-//! | `evacuate`, `restore` | EVACUATE, Restore |
-//! | `public_ip` | AssignPublicIP, ReleasePublicIP, PublicIPAssigned, PublicIPUnassigned |
-//! | `volume` | AttachVolume, DetachVolume |
-//! | `refresh_cnci` | RefreshCNCI |
-//! | `configure` | CONFIGURE, the payload of CONNECTED, InvalidConfiguration |
-//! | `stats`, `ready` | STATS; READY, MAINTENANCE |
-//! | `stats_summary` | the part of STATS that a scheduler reads |
-//! | `tenant` | TenantAdded, TenantRemoved |
-//! | `instance` | InstanceDeleted, InstanceStopped, ConcentratorInstanceAdded |
-//! | `node` | NodeConnected, NodeDisconnected |
 //! | `trace_report` | TraceReport |
 //! | `servers` | ListServers, DrainServer, Servers |
 //! | `sessions` | ListSessions, Sessions |
 //! | `draining` | Draining |
 //! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
 //! | `watch` | Watch, Watched |
-//! | `tenants` | Tenant, Tenants |
-//! | `failure` | StartFailure and the other failures of commands |
 //! | `invalid_frame_type` | InvalidFrameType |
 //!
 //! The other files:
@@ -58,12 +40,9 @@
 //! | `json` | JSON for these types |
 //! | [`yaml`] | reading and writing, the limits, [`yaml::Error`] |
 //! | [`timestamp`] | points in time as TraceReport writes them |
-//! | `workload` | the keys that START and RESTART share |
 //! | `id` | [`Id`], the text that identifies an entity |
-//! | `label` | the rules for names and labels of instances |
 //! | `names` | texts with known values, which keep unknown values |
-//!
-//! FULL, OFFLINE, ConnectionFailure and ConnectionAborted have no payload.
+//! | `schema` | the macros that define a schema |
 //!
 //! # Rules that all schemas share
 //! A field may be missing unless its schema requires it, and then has its default. Unknown keys are
@@ -71,75 +50,33 @@
 //! (10^6 or 2^20 bytes, as the sender counts) unless the field says otherwise. [`yaml`] describes
 //! how YAML is read, written and limited; most payloads have the shorter limit [`MAX_READ_LEN`].
 
-mod configure;
 mod content;
 mod draining;
-mod evacuate;
-mod failure;
 mod id;
-mod instance;
 mod invalid_frame_type;
 pub mod json;
 mod kick;
-mod label;
 mod names;
-mod node;
-mod public_ip;
-mod ready;
-mod refresh_cnci;
-mod restart;
-mod restore;
+#[doc(hidden)]
+pub mod schema;
 mod servers;
 mod sessions;
-mod start;
-mod stats;
-mod stats_summary;
-mod stop;
-mod tenant;
-mod tenants;
 pub mod timestamp;
 mod trace_report;
-mod volume;
 mod watch;
-mod workload;
-pub mod yaml;
-
-use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+pub use ssntp_yaml as yaml;
 
-pub use self::configure::{
-    Configure, ControllerConfig, InvalidConfiguration, LauncherConfig, SchedulerConfig, StorageConfig,
-};
 pub use self::content::Content;
 pub use self::draining::Draining;
-pub use self::evacuate::{Evacuate, NextState};
-pub use self::failure::*;
 pub use self::id::Id;
-pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceEnd, InstanceStopped};
 pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
 pub use self::kick::{BanEntry, Bans, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
-pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_name};
-pub use self::node::{NewLeader, NodeConnected, NodeDisconnected, NodeType, SnapshotComplete};
-pub use self::public_ip::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
-pub use self::ready::{Maintenance, Ready};
-pub use self::refresh_cnci::{CnciPeer, RefreshCnci};
-pub use self::restart::Restart;
-pub use self::restore::Restore;
 pub use self::servers::{DrainServer, ListServers, ServerEntry, ServerState, Servers};
 pub use self::sessions::{ListSessions, SessionEntry, Sessions};
-pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
-pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats, TunnelStats};
-pub use self::stats_summary::StatsSummary;
-pub use self::stop::{Delete, Stop};
-pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
-pub use self::tenants::{Tenant, TenantAction, TenantAddress, TenantEntry, TenantRefusal, Tenants};
 pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
-pub use self::volume::{AttachVolume, DetachVolume};
 pub use self::watch::{Watch, Watched};
-pub use self::workload::{FwType, Networking, Persistence, Requirements};
 use crate::proto::FrameKind;
 
 /// The limit of most payloads of the protocol, in bytes (64 KiB). STATS, TraceReport and the
@@ -211,125 +148,3 @@ impl Error {
         matches!(self, Self::Document(error) if error.is_malformed())
     }
 }
-
-/// Reads the only document of a payload, of at most `limit` bytes, or the value of its key `root`.
-fn read<'a, T: DeserializeOwned>(
-    payload: &'a [u8],
-    root: Option<&str>,
-    limit: usize,
-) -> Result<(T, yaml::Node<'a>), Error> {
-    // The tree is returned as well: it has the position of a missing field, and can be read once
-    // more for an older form.
-    let tree = yaml::Node::parse(payload, 1, limit)?;
-    Ok((tree.decode(root)?, tree))
-}
-
-fn write<T: Serialize>(value: &T, root: Option<&'static str>) -> Bytes {
-    let written = match root {
-        Some(root) => yaml::encode(&BTreeMap::from([(root, value)])),
-        None => yaml::encode(value),
-    };
-    // Schemas only have texts, numbers, lists, and maps with texts as keys, which can always be
-    // written.
-    debug_assert!(written.is_ok(), "{written:?}");
-    written.unwrap_or_default()
-}
-
-/// The error for a value at `path` below `root` that breaks a rule of its schema.
-fn refusal(root: Option<&str>, path: &[&str], kind: yaml::ErrorKind) -> yaml::Error {
-    root.iter()
-        .chain(path)
-        .rev()
-        .fold(yaml::Error::new(kind), |error, key| {
-            error.under(yaml::Segment::key(key))
-        })
-}
-
-/// Implements [`Payload`] for a schema that serde reads and writes. The arguments: its frame, the key
-/// around the document, the limit if it is not [`MAX_READ_LEN`], the fields that must not be empty,
-/// and a function that completes it from an older form.
-macro_rules! payload {
-    ($name:ident = $operand:ident::$constant:ident $(, under $root:literal)? $(, up to $limit:path)? $(, requires $($field:ident),+)? $(; completed by $complete:expr)?) => {
-        impl $crate::payload::Payload for $name {
-            const KIND: $crate::proto::FrameKind = $crate::proto::$operand::$constant.kind();
-
-            fn decode(payload: &[u8]) -> Result<Self, $crate::payload::Error> {
-                let root = None$(.or(Some($root)))?;
-                let limit = None$(.or(Some($limit)))?.unwrap_or($crate::payload::MAX_READ_LEN);
-                #[allow(unused, reason = "used if a field is required, or an older form is read")]
-                let (mut value, tree): (Self, _) = $crate::payload::read(payload, root, limit)?;
-                $(($complete)(&mut value, tree.decode(root)?);)?
-                $($(
-                    // serde accepts an empty text, and a missing field has its default, which is
-                    // empty as well.
-                    if value.$field.is_empty() {
-                        let missing = $crate::payload::yaml::ErrorKind::Missing;
-                        let error = $crate::payload::refusal(root, &[stringify!($field)], missing);
-                        return Err(tree.locate(error).into());
-                    }
-                )+)?
-                Ok(value)
-            }
-
-            fn encode(&self) -> ::bytes::Bytes {
-                $crate::payload::write(self, None$(.or(Some($root)))?)
-            }
-        }
-    };
-}
-
-/// Defines schemas: types whose fields may be missing, and then have the default of their type, or
-/// another one: `field: Type = default`. A frame after the name, with the other arguments of `payload!`,
-/// makes the schema the payload of that frame.
-macro_rules! schema {
-    (@default) => {
-        Default::default()
-    };
-    (@default $default:expr) => {
-        $default
-    };
-    ($(
-        $(#[$doc:meta])*
-        $name:ident $(= $operand:ident::$constant:ident $(, under $root:literal)? $(, up to $limit:path)? $(, requires $($required:ident),+)?)? {
-            $( $(#[$attribute:meta])* $field:ident: $type:ty $(= $default:expr)?, )+
-        }
-    )+) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
-        #[serde(default)]
-        pub struct $name {
-            $( $(#[$attribute])* pub $field: $type, )+
-        }
-
-        impl Default for $name {
-            fn default() -> Self {
-                Self {
-                    $( $field: $crate::payload::schema!(@default $($default)?), )+
-                }
-            }
-        }
-
-        $(
-            $crate::payload::payload!($name = $operand::$constant $(, under $root)? $(, up to $limit)? $(, requires $($required),+)?);
-        )?
-    )+};
-}
-
-/// Defines schemas that have the same fields.
-macro_rules! alike {
-    (
-        $fields:tt
-        $(
-            $(#[$doc:meta])*
-            $name:ident = $operand:ident::$constant:ident,
-            under $root:literal $(, requires $($field:ident),+)?;
-        )+
-    ) => {
-        $crate::payload::schema! {$(
-            $(#[$doc])*
-            $name = $operand::$constant, under $root $(, requires $($field),+)? $fields
-        )+}
-    };
-}
-
-use {alike, payload, schema};

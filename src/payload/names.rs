@@ -3,6 +3,8 @@
 /// Defines an enum for a text of a schema: a variant for each known value, with older spellings that
 /// are read as well, and `Other`, which keeps every other text. Without a `default`, the default is
 /// the empty text.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! names {
     (@default) => {
         Self::Other(String::new())
@@ -49,17 +51,23 @@ macro_rules! names {
 
         impl Default for $name {
             fn default() -> Self {
-                $crate::payload::names::names!(@default $($default)?)
+                $crate::names!(@default $($default)?)
             }
         }
 
-        impl<T: AsRef<str>> From<T> for $name {
-            fn from(text: T) -> Self {
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self {
                 // Older spellings are read and never written: `as_str` has one form only.
-                match text.as_ref() {
+                match text {
                     $( $text $(| $older)* => Self::$variant, )*
                     other => Self::Other(other.to_owned()),
                 }
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(text: String) -> Self {
+                Self::from(&*text)
             }
         }
 
@@ -84,5 +92,3 @@ macro_rules! names {
         }
     };
 }
-
-pub(super) use names;

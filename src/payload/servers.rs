@@ -1,8 +1,9 @@
 //! ListServers, DrainServer and Servers (COMMAND 0x49, 0x4a and EVENT 0x4b): operators list the
 //! linked servers, and drain one of them.
 
-use super::names::names;
-use super::{Id, OperatorRefusal, schema};
+use super::{Id, OperatorRefusal};
+use crate::names;
+use crate::schema;
 
 schema! {
     /// An operator asks for a page of the servers.
@@ -67,7 +68,7 @@ schema! {
     ///     age_s: 86400
     ///     sessions: 300
     /// ```
-    Servers = Event::SERVERS, under "servers", up to super::yaml::MAX_DOCUMENT_LEN {
+    Servers = Event::SERVERS, under "servers", up to crate::payload::yaml::MAX_DOCUMENT_LEN {
         /// The `id` of the command.
         id: Id,
         /// The reason why the command was refused; empty after success.

@@ -1,6 +1,7 @@
 //! ListSessions and Sessions (COMMAND and EVENT 0x43): operators list the sessions of a server.
 
-use super::{Id, schema};
+use super::Id;
+use crate::schema;
 
 schema! {
     /// An operator asks for a page of the sessions.
@@ -52,7 +53,7 @@ schema! {
     ///     bytes_waiting: 0
     ///     frames_dropped: 0
     /// ```
-    Sessions = Event::SESSIONS, under "sessions", up to super::yaml::MAX_DOCUMENT_LEN {
+    Sessions = Event::SESSIONS, under "sessions", up to crate::payload::yaml::MAX_DOCUMENT_LEN {
         /// The `id` of the command.
         id: Id,
         /// The number of sessions that the server has, of any role.

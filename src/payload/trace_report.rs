@@ -2,8 +2,9 @@
 //!
 //! Timestamps have the form of [`timestamp`](super::timestamp), and are empty if unset.
 
-use super::{Id, schema, timestamp};
+use super::{Id, timestamp};
 use crate::proto::{Command, Frame, FrameKind, FrameType, Trace, TraceParent};
+use crate::schema;
 use ssntp_pki::Role;
 
 schema! {
@@ -24,7 +25,7 @@ schema! {
     ///     tx_timestamp: 2017-07-14T02:40:00.1Z
     ///     rx_timestamp: ""
     /// ```
-    TraceReport = Event::TRACE_REPORT, up to super::yaml::MAX_DOCUMENT_LEN {
+    TraceReport = Event::TRACE_REPORT, up to crate::payload::yaml::MAX_DOCUMENT_LEN {
         /// One entry for each frame; default: none.
         frames: Vec<FrameTrace>,
     }

@@ -1,6 +1,7 @@
 //! Watch and Watched (COMMAND 0x48 and EVENT 0x4a): operators watch the frames that clients send.
 
-use super::{Id, schema};
+use super::Id;
+use crate::schema;
 
 schema! {
     /// An operator asks for a report of each frame that a server receives.

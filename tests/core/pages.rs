@@ -124,6 +124,7 @@ fn read<T: Payload + PartialEq + std::fmt::Debug>(name: &str, yaml: &str) {
 #[test]
 fn each_payload_has_a_valid_example() {
     use ssntp::payload::*;
+    use ssntp_payload::*;
 
     let readers: &[fn(&str, &str)] = &[
         read::<StartPayload>,

@@ -28,7 +28,8 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
 use super::driver::{LaunchError, LaunchFault, User};
-use ssntp::payload::{Start, yaml};
+use ssntp::payload::yaml;
+use ssntp_payload::Start;
 
 /// The default UIDs of instances: 65,536 UIDs that neither systemd's list of assignments nor
 /// distributions use.
@@ -350,7 +351,7 @@ fn find_user(name: &str) -> Result<User, LaunchError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ssntp::payload::{Storage, VmType};
+    use ssntp_payload::{Storage, VmType};
 
     fn policy(text: &str) -> Policy {
         yaml::decode(text.as_bytes()).unwrap()

@@ -12,10 +12,10 @@ use clap::{ValueEnum, value_parser};
 use log::warn;
 use ssntp::Role;
 use ssntp::client::{ClientConfig, UuidSource};
-use ssntp::payload::NextState;
 use ssntp_agent::driver::{Confinement, ProcessDriver};
 use ssntp_agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp_network::Networks;
+use ssntp_payload::NextState;
 use ssntp_qemu::QemuDriver;
 
 use crate::admin::{self, AdminArgs};

@@ -11,7 +11,7 @@
 //!
 //! ```
 //! use ssntp_cluster::machine;
-//! use ssntp::payload::NodeStatus;
+//! use ssntp_payload::NodeStatus;
 //! use uuid::Uuid;
 //!
 //! let facts = machine::read("/".as_ref());
@@ -28,7 +28,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::LinkAddr;
 use uuid::Uuid;
 
-use ssntp::payload::{NodeNetwork, NodeStatus, Ready, Stats};
+use ssntp_payload::{NodeNetwork, NodeStatus, Ready, Stats};
 
 const MB: u64 = 1024 * 1024;
 

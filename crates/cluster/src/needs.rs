@@ -2,7 +2,8 @@
 //! check of a file that describes an instance.
 
 use ssntp::Role;
-use ssntp::payload::{Id, Start};
+use ssntp::payload::Id;
+use ssntp_payload::Start;
 
 /// The resources and the node that a START requires.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

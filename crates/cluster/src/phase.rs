@@ -1,7 +1,7 @@
 //! The phase of an instance: the interpretation of the protocol's states that the scheduler and
 //! a controller's view share.
 
-use ssntp::payload::InstanceState;
+use ssntp_payload::InstanceState;
 
 /// The phase of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

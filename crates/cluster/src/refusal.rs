@@ -3,12 +3,12 @@
 
 use std::fmt;
 
-use ssntp::payload::{
-    AssignPublicIpFailure, AttachVolumeFailure, CommandFailure, CommandSubject, DeleteFailure,
-    DetachVolumeFailure, Error, Id, InvalidFrameType, RestartFailure, StartFailure, StopFailure,
-    UnassignPublicIpFailure,
-};
+use ssntp::payload::{Error, Id, InvalidFrameType};
 use ssntp::proto::{Command, Frame, FrameKind, FrameType};
+use ssntp_payload::{
+    AssignPublicIpFailure, AttachVolumeFailure, CommandFailure, CommandSubject, DeleteFailure,
+    DetachVolumeFailure, RestartFailure, StartFailure, StopFailure, UnassignPublicIpFailure,
+};
 use ssntp_transport::excerpt;
 
 /// The length limit of a command's id in its failure, in bytes.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{AddrParseError, IpNet, Ipv4Net};
-use ssntp::payload::{TenantAdded, TenantRemoved};
+use ssntp_payload::{TenantAdded, TenantRemoved};
 
 /// The largest key: a VXLAN network identifier has 24 bits.
 pub const MAX_KEY: u32 = (1 << 24) - 1;

@@ -14,11 +14,12 @@ use crate::source::{Listed, Output, Picture, Rows, Source, Written};
 use crate::{
     Applied, Changed, Figures, Health, Query, Refused, RolloutOrder, Row, Snapshot, Spec, State, Status,
 };
-use ssntp::payload::{
-    FrameTrace, Id, InstanceStats, NodeConnected, NodeDisconnected, NodeNetwork, NodeStatus, NodeTrace,
-    NodeType, SessionEntry, Stats, TenantEntry, TunnelStats,
-};
+use ssntp::payload::{FrameTrace, Id, NodeTrace, SessionEntry};
 use ssntp::proto::Frame;
+use ssntp_payload::{
+    InstanceStats, NodeConnected, NodeDisconnected, NodeNetwork, NodeStatus, NodeType, Stats, TenantEntry,
+    TunnelStats,
+};
 use ssntp_view::View;
 
 /// The moment at which all of it happens.
@@ -202,7 +203,7 @@ fn add_node(view: &mut View, index: u32, each: u32, state: &mut State) {
             ..InstanceStats::default()
         };
         one.labels.insert("tier".into(), "front".into());
-        if one.state == ssntp::payload::InstanceState::Exited {
+        if one.state == ssntp_payload::InstanceState::Exited {
             one.exit_code = i64::from(slot % 2);
         }
         let kept = Instance {

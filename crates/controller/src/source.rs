@@ -12,7 +12,8 @@ use crate::daemon::Snapshot;
 use crate::model::{Figures, Row, Spec};
 use crate::reconcile::{Applied, Refused, RolloutOrder};
 use crate::store::Query;
-use ssntp::payload::{SessionEntry, TenantEntry};
+use ssntp::payload::SessionEntry;
+use ssntp_payload::TenantEntry;
 use ssntp_view::View;
 
 /// The cluster at one moment.

@@ -15,15 +15,16 @@ use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientEvent};
-use ssntp::payload::{
-    CommandSubject, Id, InstanceDeleted, InstanceState, InstanceStats, NodeStatus, Ready, StartPayload, Stats,
-};
+use ssntp::payload::Id;
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_controller::model::{InstanceState as Kept, RolloutState};
 use ssntp_controller::store::StoreError;
 use ssntp_controller::{Config, Daemon, Handle, Limits, Query, Refused, RolloutOrder, Snapshot, Spec};
+use ssntp_payload::{
+    CommandSubject, InstanceDeleted, InstanceState, InstanceStats, NodeStatus, Ready, StartPayload, Stats,
+};
 use ssntp_scheduler::placement::Policy;
 use ssntp_scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp_test_support::{bound_identity, identity, trust};

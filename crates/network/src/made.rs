@@ -209,7 +209,7 @@ impl Part<'_> {
 
 #[cfg(test)]
 mod tests {
-    use ssntp::payload::{Networking, Start};
+    use ssntp_payload::{Networking, Start};
 
     use super::*;
     use ssntp_agent::network::Attachment;

@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipnet::Ipv4Net;
 use log::{info, warn};
-use ssntp::payload::TunnelStats;
 use ssntp_agent::network::{Attachment, Interface, TenantNet, TenantPort};
 use ssntp_cluster::subnet::gateway;
+use ssntp_payload::TunnelStats;
 use uuid::Uuid;
 
 use super::config::{NetworkConfig, TunnelConfig};

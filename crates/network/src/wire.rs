@@ -7,10 +7,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use rustix::process::geteuid;
-use ssntp::payload::TunnelStats;
 use ssntp_agent::driver::{InstanceDir, LaunchError, LaunchFault, User, give};
 use ssntp_agent::network::{Attachment, Interface, Network, RESOLVER, Tap, Wire};
 use ssntp_cluster::subnet::mac_of;
+use ssntp_payload::TunnelStats;
 use uuid::Uuid;
 
 use super::files::copy;

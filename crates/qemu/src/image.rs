@@ -27,9 +27,9 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::{LOOK, disks_of};
-use ssntp::payload::Storage;
 use ssntp_agent::driver::supervisor::pause;
 use ssntp_agent::driver::{Cancel, InstanceDir, LaunchError, LaunchFault};
+use ssntp_payload::Storage;
 use ssntp_transport::{deadline, left};
 
 /// The extensions of an image's file, best first.

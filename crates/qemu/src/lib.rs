@@ -65,7 +65,6 @@ use uuid::Uuid;
 use self::image::Disk;
 use self::machine::{Emulator, Machine, device_of, node_of, serial_of};
 use self::qmp::Qmp;
-use ssntp::payload::{Start, VmType};
 use ssntp_agent::driver::supervisor::{
     DEFAULT_LOG_MB, Exec, Program, Supervisors, find_program, is_alive, pause,
 };
@@ -74,6 +73,7 @@ use ssntp_agent::driver::{
     LaunchFault, Measurable, RunId, Running, Usage, Volume, VolumeError, VolumeFault, give,
 };
 use ssntp_agent::tree;
+use ssntp_payload::{Start, VmType};
 use ssntp_transport::{deadline, left, replace, setters};
 
 /// The time limit for making a boot disk. It is long, because without qemu-img the whole image is
@@ -418,8 +418,7 @@ fn volumes_of(place: &InstanceDir, start: &Start) -> Result<Vec<(Uuid, Disk)>, L
         let disk = match image::volume_disk(&path) {
             Some(disk) => disk,
             None => {
-                let is_local =
-                    |entry: &&ssntp::payload::Storage| entry.id.uuid() == Some(uuid) && entry.local;
+                let is_local = |entry: &&ssntp_payload::Storage| entry.id.uuid() == Some(uuid) && entry.local;
                 let entry = start.storage.iter().find(is_local);
                 let missing = || LaunchError::new(LaunchFault::Image, no_disk_at(&path));
                 let entry = entry.ok_or_else(missing)?;

@@ -13,10 +13,10 @@ use uuid::Uuid;
 
 use super::image::{self, Bounds, Disk};
 use super::qmp;
-use ssntp::payload::FwType;
 use ssntp_agent::driver::supervisor::find_program;
 use ssntp_agent::driver::{LaunchError, User};
 use ssntp_agent::network::Tap;
+use ssntp_payload::FwType;
 
 const KVM: &str = "/dev/kvm";
 /// QEMU's sandbox, which denies obsolete system calls, new privileges, other programs, and a change

@@ -7,9 +7,10 @@ use crossbeam_channel::{Receiver, unbounded};
 use tempfile::TempDir;
 
 use super::*;
-use ssntp::payload::{Persistence, RawDocument, StartPayload, Storage, yaml};
+use ssntp::payload::yaml;
 use ssntp_agent::Policy;
 use ssntp_agent::driver::{Ended, User};
+use ssntp_payload::{Persistence, RawDocument, StartPayload, Storage};
 
 const SOON: Duration = Duration::from_secs(60);
 const GREETING: &[u8] = b"ssntp-boot\n";

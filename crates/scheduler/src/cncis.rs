@@ -13,10 +13,11 @@ use uuid::Uuid;
 use super::held::detached;
 use super::{Scheduler, answers, relay};
 use ssntp::Role;
-use ssntp::payload::{Error, Id, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, TenantRemoved};
+use ssntp::payload::{Error, Id};
 use ssntp::proto::{Event, Frame};
 use ssntp::server::{Context, SessionInfo};
 use ssntp_cluster::subnet;
+use ssntp_payload::{PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, TenantRemoved};
 
 /// The maximum number of public addresses that are kept of a concentrator.
 const MAX_ADDRESSES: usize = 4096;

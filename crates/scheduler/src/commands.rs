@@ -24,11 +24,12 @@ use uuid::Uuid;
 
 use super::instances::StartLimits;
 use super::{Scheduler, answers};
-use ssntp::payload::{CommandSubject, Id, InstanceState, StatsSummary};
+use ssntp::payload::Id;
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 use ssntp_cluster::phase::Phase;
 use ssntp_cluster::refusal::{self, Refused, same};
+use ssntp_payload::{CommandSubject, InstanceState, StatsSummary};
 use ssntp_transport::Deadlines;
 
 /// The maximum number of commands that are tracked, at some 500 bytes each. A command beyond that has no
@@ -279,9 +280,9 @@ mod tests {
     use super::*;
     use crate::SchedulerConfig;
     use ssntp::Role;
-    use ssntp::payload::{Stop, StopFailure};
     use ssntp::proto::ErrorCode;
     use ssntp::testkit::{HandlerTest, Testkit};
+    use ssntp_payload::{Stop, StopFailure};
 
     #[test]
     fn a_command_has_one_answer_also_when_no_more_commands_are_tracked() {

@@ -23,10 +23,10 @@ use uuid::Uuid;
 use super::keeper::Keeper;
 use super::{Scheduler, SchedulerError, answers, limited};
 use ssntp::Role;
-use ssntp::payload::Configure;
 use ssntp::payload::MAX_READ_LEN;
 use ssntp::proto::{Command, ErrorCode, Frame};
 use ssntp::server::{Context, SessionInfo};
+use ssntp_payload::Configure;
 use ssntp_transport::directory;
 use ssntp_transport::excerpt;
 

@@ -21,10 +21,11 @@ use super::held::{HeldQueue, detached, with_trace_of};
 use super::messages::Message;
 use super::{Scheduler, answers};
 use ssntp::Role;
-use ssntp::payload::{Id, MAX_READ_LEN, NewLeader};
+use ssntp::payload::{Id, MAX_READ_LEN};
 use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType};
 use ssntp::server::{Context, SendError, SessionInfo};
 use ssntp_cluster::refusal::{self, Refused};
+use ssntp_payload::NewLeader;
 
 /// The time for which a command waits for a leader. A leader that has died is replaced within six seconds.
 const HOLD_TIME: Duration = Duration::from_secs(10);
@@ -406,9 +407,10 @@ mod tests {
     use super::*;
     use crate::SchedulerConfig;
     use crate::term::Term;
-    use ssntp::payload::{InvalidFrameType, Restore, Start, StartFailure};
+    use ssntp::payload::InvalidFrameType;
     use ssntp::proto::{ErrorCode, Status};
     use ssntp::testkit::{HandlerTest, Testkit};
+    use ssntp_payload::{Restore, Start, StartFailure};
 
     /// A scheduler that follows while no scheduler leads, and a controller of it.
     fn without_leader() -> (HandlerTest, SessionInfo) {

@@ -565,7 +565,7 @@ impl ClusterHandler for Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ssntp::payload::Start;
+    use ssntp_payload::Start;
 
     #[test]
     fn after_a_pause_frames_are_handled_before_time_limits() {

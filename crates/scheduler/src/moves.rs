@@ -29,9 +29,9 @@ use super::instances::{Instances, PendingStart};
 use super::placement::Suspension;
 use super::unplaced::UnplacedStart;
 use super::{Scheduler, answers};
-use ssntp::payload::{CommandSubject, StartFailure};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
+use ssntp_payload::{CommandSubject, StartFailure};
 
 /// The memory for remembered STARTs, in bytes: 64 thousand STARTs of one kibibyte.
 const MAX_BYTES: usize = 64 << 20;

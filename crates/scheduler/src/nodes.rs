@@ -20,12 +20,13 @@ use super::held::detached;
 use super::placement::Suspension;
 use super::{Scheduler, limited};
 use ssntp::Role;
-use ssntp::payload::{
-    Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Payload, Ready, SnapshotComplete,
-    Stats, StatsSummary,
-};
+use ssntp::payload::Payload;
 use ssntp::proto::{Command, Frame, Status};
 use ssntp::server::{Context, DisconnectReason, SessionInfo};
+use ssntp_payload::{
+    Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, SnapshotComplete, Stats,
+    StatsSummary,
+};
 use ssntp_transport::{Deadlines, excerpt};
 
 /// The maximum number of events between two STATS of a node that are kept for new controllers. Further events

@@ -5,13 +5,14 @@ use uuid::Uuid;
 use super::placement::Suspension;
 use super::{Scheduler, answers, limited};
 use ssntp::Role;
-use ssntp::payload::{
-    AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, RefreshCnci, ReleasePublicIp, Restart,
-    Restore, Stop,
-};
+use ssntp::payload::Id;
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 use ssntp_cluster::refusal::Refused;
+use ssntp_payload::{
+    AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, RefreshCnci, ReleasePublicIp, Restart,
+    Restore, Stop,
+};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 

@@ -16,12 +16,12 @@ use super::instances::StartFailed;
 use super::placement::Suspension;
 use super::{Scheduler, limited};
 use ssntp::Role;
-use ssntp::payload::{
-    Delete, DeleteFailure, DeleteFailureReason, Id, MAX_READ_LEN, StartFailure, StartFailureReason, Stats,
-    StatsSummary, yaml,
-};
+use ssntp::payload::{Id, MAX_READ_LEN, yaml};
 use ssntp::proto::{ErrorCode, Event, Frame, FrameType};
 use ssntp::server::{Context, SessionInfo};
+use ssntp_payload::{
+    Delete, DeleteFailure, DeleteFailureReason, StartFailure, StartFailureReason, Stats, StatsSummary,
+};
 use ssntp_transport::excerpt;
 
 /// The length limit of an event or failure, in bytes. They hold a few UUIDs and addresses, and
@@ -346,9 +346,9 @@ mod tests {
 
     use super::*;
     use crate::SchedulerConfig;
-    use ssntp::payload::{InstanceState, InstanceStats, Ready, Start};
     use ssntp::proto::Command;
     use ssntp::testkit::{HandlerTest, Testkit};
+    use ssntp_payload::{InstanceState, InstanceStats, Ready, Start};
 
     fn stats(node: Uuid, state: &InstanceState, instances: &[Uuid]) -> Frame {
         let instance = |uuid: &Uuid| InstanceStats {

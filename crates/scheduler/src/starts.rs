@@ -24,9 +24,10 @@ use super::instances::PendingStart;
 use super::placement::{Allocation, Verdict};
 use super::unplaced::UnplacedStart;
 use super::{Scheduler, answers, limited};
-use ssntp::payload::{Id, StartFailure, StartFailureReason};
+use ssntp::payload::Id;
 use ssntp::proto::Frame;
 use ssntp::server::{Context, SessionInfo};
+use ssntp_payload::{StartFailure, StartFailureReason};
 use ssntp_transport::excerpt;
 
 impl Scheduler {

@@ -22,14 +22,15 @@ use super::keeper::Keeper;
 use super::term::TENANTS;
 use super::{Scheduler, SchedulerError, answers, limited};
 use ipnet::Ipv4Net;
-use ssntp::payload::{
-    Id, PublicIpAssigned, Tenant, TenantAction as Action, TenantAddress, TenantEntry,
-    TenantRefusal as Refusal, Tenants as Answer, check_name, yaml,
-};
+use ssntp::payload::{Id, yaml};
 use ssntp::proto::Frame;
 use ssntp::server::{Context, SessionInfo};
 use ssntp_cluster::subnet::{MAX_KEY, gateway, subnet};
 use ssntp_cluster::summed::{parse_summed, read_summed, summed};
+use ssntp_payload::{
+    PublicIpAssigned, Tenant, TenantAction as Action, TenantAddress, TenantEntry, TenantRefusal as Refusal,
+    Tenants as Answer, check_name,
+};
 
 /// The maximum number of tenants. Each is a subnet with a concentrator.
 const MAX_TENANTS: usize = 4096;

@@ -4,12 +4,13 @@ use std::time::Instant;
 
 use uuid::Uuid;
 
+use ssntp::payload;
 use ssntp::payload::yaml::{self, ErrorKind};
-use ssntp::payload::{
-    self, CommandSubject, Persistence, RestartPolicy, Start, StartFailure, StartFailureReason, Storage,
-};
 use ssntp::proto::Frame;
 use ssntp_cluster::Needs;
+use ssntp_payload::{
+    CommandSubject, Persistence, RestartPolicy, Start, StartFailure, StartFailureReason, Storage,
+};
 
 /// The reasons in StartFailure for an instance that cannot be moved.
 const PERSISTENT: &str = "not_moved_persistent";

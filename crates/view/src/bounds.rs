@@ -3,11 +3,12 @@
 //! word, a name) is replaced by an empty text.
 
 use crate::failure::Failure;
-use ssntp::payload::{
-    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceEnd, InstanceStats, MAX_LABELS, NodeType,
-    PublicIpAssigned, PublicIpUnassigned, Stats, check_label, check_name, yaml,
-};
+use ssntp::payload::{Error, FrameTrace, Id, yaml};
 use ssntp::proto::Frame;
+use ssntp_payload::{
+    ConcentratorInstanceAdded, InstanceEnd, InstanceStats, MAX_LABELS, NodeType, PublicIpAssigned,
+    PublicIpUnassigned, Stats, check_label, check_name,
+};
 
 /// The length limit of UUIDs, addresses, states and reasons, in bytes. Valid ones are shorter.
 const MAX_WORD: usize = 64;

@@ -8,8 +8,9 @@ use uuid::Uuid;
 
 use crate::ending::Ending;
 use crate::failure::Failure;
-use ssntp::payload::{self, FrameTrace, Id, InstanceState, NodeStatus, NodeType};
+use ssntp::payload::{self, FrameTrace, Id};
 use ssntp::proto::FrameKind;
+use ssntp_payload::{InstanceState, NodeStatus, NodeType};
 
 /// A change of a controller's view. Displayed as a sentence. Serialized for programs: the key
 /// `event` is the name of the variant in snake case, and the other keys are the UUIDs, states and

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::bounds;
 use crate::change::Change;
 use crate::entities::{Cnci, PublicIp};
-use ssntp::payload::{ConcentratorInstanceAdded, PublicIpAssigned, PublicIpUnassigned};
+use ssntp_payload::{ConcentratorInstanceAdded, PublicIpAssigned, PublicIpUnassigned};
 
 /// The maximum number of concentrators, and the maximum number of public addresses of each.
 const MAX_CNCIS: usize = 65_536;

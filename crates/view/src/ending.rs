@@ -4,7 +4,7 @@ use std::fmt;
 
 use signal_hook::low_level::signal_name;
 
-use ssntp::payload::InstanceEnd;
+use ssntp_payload::InstanceEnd;
 
 const SIGKILL: i64 = 9;
 

@@ -6,8 +6,9 @@ use std::time::SystemTime;
 use uuid::Uuid;
 
 use crate::ending::Ending;
-use ssntp::payload::{Id, InstanceEnd, InstanceState, InstanceStats, NodeStatus, Stats};
+use ssntp::payload::Id;
 use ssntp_cluster::phase::Phase;
+use ssntp_payload::{InstanceEnd, InstanceState, InstanceStats, NodeStatus, Stats};
 
 /// A node, as its last frames describe it.
 #[derive(Clone, Debug)]

@@ -5,9 +5,10 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 use std::time::SystemTime;
 
-use ssntp::payload::{CommandSubject, Error, Id, InvalidFrameType, Payload};
+use ssntp::payload::{Error, Id, InvalidFrameType, Payload};
 use ssntp::proto::{Command, ErrorCode, Frame, FrameKind};
 use ssntp_cluster::refusal;
+use ssntp_payload::CommandSubject;
 
 /// The failure of a command. Displayed as a sentence:
 /// `instance 0f7a… was not started: no node in service has enough room (full_cloud)`. The detail, if there

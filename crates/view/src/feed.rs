@@ -17,9 +17,9 @@ use crate::stream::{StreamError, Streams};
 use crate::subscribers::Subscribers;
 use crate::view::View;
 use ssntp::client::{ClientError, ClientEvent, ClientHandle, SendFault};
-use ssntp::payload::NewLeader;
 use ssntp::proto::{Event, Frame};
 use ssntp_cluster::clock::{now, wall_clock};
+use ssntp_payload::NewLeader;
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 

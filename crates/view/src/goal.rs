@@ -30,12 +30,13 @@ use crate::ending::Ending;
 use crate::entities::{Instance, Node};
 use crate::failure::{self, Failure};
 use crate::view::View;
-use ssntp::payload::{
-    AssignPublicIp, AttachVolume, CommandSubject, Delete, DetachVolume, Evacuate, InstanceState, NextState,
-    NodeStatus, Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
-};
+use ssntp::payload::Payload;
 use ssntp::proto::{Command, ErrorCode, Frame};
 use ssntp_cluster::refusal::same;
+use ssntp_payload::{
+    AssignPublicIp, AttachVolume, CommandSubject, Delete, DetachVolume, Evacuate, InstanceState, NextState,
+    NodeStatus, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
+};
 
 /// A command whose effect the view shows: the payloads that
 /// [`Controller::order`](crate::Controller::order) accepts.

@@ -18,7 +18,7 @@
 //! use std::time::Duration;
 //! use ssntp::client::ClientConfig;
 //! use ssntp_view::{Controller, ControllerConfig};
-//! use ssntp::payload::{Start, VmType};
+//! use ssntp_payload::{Start, VmType};
 //! use ssntp::pki::{Identity, Trust};
 //! use uuid::Uuid;
 //!
@@ -110,9 +110,10 @@ pub use self::question::AskError;
 pub use self::stream::{OutputStream, StreamError, StreamEvent, StreamRequest, incomplete};
 pub use self::view::View;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
-use ssntp::payload::{AttachVolume, Delete, DetachVolume, Id, Payload, Restart, Restore, StartPayload, Stop};
+use ssntp::payload::{Id, Payload};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{Command, Frame, Trace, TraceParent};
+use ssntp_payload::{AttachVolume, Delete, DetachVolume, Restart, Restore, StartPayload, Stop};
 use ssntp_transport::threads::{self, Joined};
 use ssntp_transport::{deadline, setters};
 

@@ -160,8 +160,8 @@ impl Drop for OpenQuestion {
 
 #[cfg(test)]
 mod tests {
-    use ssntp::payload::Tenants;
     use ssntp::proto::{Command, Event};
+    use ssntp_payload::Tenants;
 
     use super::*;
 

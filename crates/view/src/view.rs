@@ -34,11 +34,12 @@ use crate::cncis::Cncis;
 use crate::entities::{Cnci, Instance, Node};
 use crate::failure::Failure;
 use crate::find::{FindError, find};
-use ssntp::payload::{
-    Error, FrameTrace, Id, InstanceDeleted, InstanceStats, InstanceStopped, NewLeader, NodeConnected,
-    NodeDisconnected, NodeStatus, NodeType, SnapshotComplete, Stats, TraceReport,
-};
+use ssntp::payload::{Error, FrameTrace, Id, TraceReport};
 use ssntp::proto::{Command, Event, Frame, FrameType, Status};
+use ssntp_payload::{
+    InstanceDeleted, InstanceStats, InstanceStopped, NewLeader, NodeConnected, NodeDisconnected, NodeStatus,
+    NodeType, SnapshotComplete, Stats,
+};
 
 /// The maximum number of nodes: more than a scheduler has sessions. STATS of further nodes are ignored.
 const MAX_NODES: usize = 65_536;
@@ -51,7 +52,7 @@ const MAX_INSTANCES: usize = 1 << 20;
 /// ```
 /// use std::time::UNIX_EPOCH;
 /// use ssntp_view::{Change, View};
-/// use ssntp::payload::{InstanceState, NodeStatus};
+/// use ssntp_payload::{InstanceState, NodeStatus};
 /// use ssntp::proto::{Command, Frame};
 ///
 /// let mut view = View::default();

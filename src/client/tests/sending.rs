@@ -1,8 +1,8 @@
 //! The frames that a client sends, their order, and the frames that wait or are refused.
 
 use super::*;
-use crate::payload::{Maintenance, Ready, Stop};
-use crate::proto::{FrameKind, FrameType, Status, Trace};
+use crate::payload::{Draining, Kick};
+use crate::proto::{Event, FrameKind, FrameType, Status, Trace};
 use ssntp_transport::Limits;
 
 fn queue(frames: u64) -> Limits {
@@ -38,27 +38,27 @@ fn frames_of_many_threads_arrive_each_thread_in_order() {
 #[test]
 fn a_payload_is_sent_as_the_frame_it_belongs_to() {
     let (client, mut peer, _server) = pair(|config| config.max_payload(100));
-    let stop = Stop {
-        instance_uuid: "one".into(),
-        workload_agent_uuid: "node".into(),
-        stop: false,
+    let kick = Kick {
+        id: "one".into(),
+        uuid: "agent".into(),
+        ban_s: 0,
     };
-    client.send_payload(&stop).unwrap();
-    let ready = Ready::default();
-    let error = client.send_payload(&ready).unwrap_err();
+    client.send_payload(&kick).unwrap();
+    let long = Kick {
+        id: "x".repeat(100).into(),
+        ..kick.clone()
+    };
+    let error = client.send_payload(&long).unwrap_err();
     assert!(
         matches!(error.fault(), SendFault::TooLong { limit: 100, .. }),
         "{error}"
     );
-    assert_eq!(error.into_frame().kind(), Status::READY);
-    client
-        .handle()
-        .send_payload(&Maintenance { ready: None })
-        .unwrap();
+    assert_eq!(error.into_frame().kind(), Command::KICK);
+    client.handle().send_payload(&Draining { within_s: 1 }).unwrap();
     let frame = peer.recv();
-    assert_eq!(frame.kind(), Command::STOP);
-    assert_eq!(frame.payload::<Stop>().unwrap(), stop);
-    assert_eq!(peer.recv().kind(), Status::MAINTENANCE);
+    assert_eq!(frame.kind(), Command::KICK);
+    assert_eq!(frame.payload::<Kick>().unwrap(), kick);
+    assert_eq!(peer.recv().kind(), Event::DRAINING);
 }
 
 #[test]

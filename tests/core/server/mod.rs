@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig};
-use ssntp::payload::{Stop, StopFailure, StopFailureReason};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Header, Status, Trace};
 use ssntp::server::{
@@ -20,6 +19,7 @@ use ssntp::server::{
 };
 use ssntp::transport::Limits;
 use ssntp::transport::memory::MemoryListener;
+use ssntp_payload::{Stop, StopFailure, StopFailureReason};
 use ssntp_test_support::*;
 use uuid::Uuid;
 

@@ -20,6 +20,7 @@ use ssntp::proto::{
 use ssntp::transport::Address;
 use ssntp_opflex::message::{self, Incoming};
 use ssntp_opflex::rpc::{self, Limits};
+use ssntp_payload::*;
 use uuid::Uuid;
 
 /// The limit of payloads in these tests.

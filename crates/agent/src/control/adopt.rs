@@ -10,9 +10,9 @@ use super::{Control, Instance, Job, Life, Mode, Next};
 use crate::driver::{Driver, Ended, Exit, Found};
 use crate::network::Attachment;
 use crate::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
-use ssntp::payload::{CommandSubject, StartPayload};
 use ssntp::proto::Command;
 use ssntp_cluster::refusal::Refused;
+use ssntp_payload::{CommandSubject, StartPayload};
 
 impl Control {
     /// Takes over the instances of a former agent. The drivers look for their processes, which can

@@ -44,12 +44,13 @@ use super::refusals::{check_networking, unsupported};
 use super::{Cause, Control, Instance, Job, LaunchJob, Life, Mode, Origin};
 use crate::driver::{Cancel, Driver, LaunchError, LaunchFault};
 use crate::store::{self, NodeRecord, Record, RecordAfter};
-use ssntp::payload::{
-    CommandSubject, Delete, Evacuate, Id, NextState, Restart, Restore, Start, StartPayload, Stop, Storage,
-};
+use ssntp::payload::Id;
 use ssntp::proto::{Command, Frame};
 use ssntp_cluster::Needs;
 use ssntp_cluster::refusal::{self, Refused};
+use ssntp_payload::{
+    CommandSubject, Delete, Evacuate, NextState, Restart, Restore, Start, StartPayload, Stop, Storage,
+};
 use ssntp_transport::excerpt;
 
 impl Control {

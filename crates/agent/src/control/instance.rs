@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ssntp::payload::{Persistence, StartPayload};
+use ssntp_payload::{Persistence, StartPayload};
 use uuid::Uuid;
 
 use super::VolumeOp;

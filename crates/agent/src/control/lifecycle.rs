@@ -9,9 +9,10 @@ use uuid::Uuid;
 use super::{Action, Cause, Control, Ending, Failed, Job, Life, MAX_FAILED, Mode, Next, REPEATED, ephemeral};
 use crate::driver::{Ended, Exit, LaunchError, RunId, Usage};
 use crate::store::{Record, RecordAfter, RecordPhase};
-use ssntp::payload::{CommandSubject, Id, InstanceDeleted, InstanceEnd, InstanceStopped};
+use ssntp::payload::Id;
 use ssntp::proto::{Command, Frame};
 use ssntp_cluster::refusal::Refused;
+use ssntp_payload::{CommandSubject, InstanceDeleted, InstanceEnd, InstanceStopped};
 use ssntp_transport::excerpt;
 
 const SIGKILL: i32 = 9;

@@ -66,12 +66,13 @@ use super::store::{NodeRecord, Record};
 use crate::network::Network;
 use ssntp::Role;
 use ssntp::client::ClientFigures;
-use ssntp::payload::{
-    Configure, Id, InvalidConfiguration, LauncherConfig, NextState, Restart, StartPayload, TenantAdded,
-    TraceReport, TunnelStats,
-};
+use ssntp::payload::{Id, TraceReport};
 use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
 use ssntp_cluster::machine::Facts;
+use ssntp_payload::{
+    Configure, InvalidConfiguration, LauncherConfig, NextState, Restart, StartPayload, TenantAdded,
+    TunnelStats,
+};
 use ssntp_transport::{LogLimit, NEVER, excerpt};
 
 /// After a change of an instance, the agent waits for further changes before it sends STATS:

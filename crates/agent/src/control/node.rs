@@ -23,14 +23,14 @@ use super::{
 };
 use ssntp::Role;
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
-use ssntp::payload::{
-    Id, InstanceState, InstanceStats, Maintenance, NodeStatus, Ready, Stats, TenantAdded, subnet_key,
-    timestamp,
-};
+use ssntp::payload::{Id, timestamp};
 use ssntp::proto::{Frame, Status};
 use ssntp_cluster::Needs;
 use ssntp_cluster::machine::{self, Facts};
 use ssntp_cluster::subnet::{self, removed};
+use ssntp_payload::{
+    InstanceState, InstanceStats, Maintenance, NodeStatus, Ready, Stats, TenantAdded, subnet_key,
+};
 
 /// The number of instances being deleted after their retention that do not count for the limit of
 /// instances.

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use crate::driver::{LaunchError, LaunchFault};
 use crate::network::{Attachment, Network};
-use ssntp::payload::Start;
 use ssntp_cluster::refusal::Refused;
 use ssntp_cluster::subnet::{self, is_mac};
+use ssntp_payload::Start;
 
 impl From<LaunchError> for Refused {
     fn from(error: LaunchError) -> Self {

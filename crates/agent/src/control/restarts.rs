@@ -20,8 +20,8 @@ use uuid::Uuid;
 
 use super::{Cause, Control, Life, Mode, Next};
 use crate::driver::Exit;
-use ssntp::payload::RestartPolicy;
 use ssntp_cluster::Needs;
+use ssntp_payload::RestartPolicy;
 use ssntp_transport::excerpt;
 
 /// The wait before the first restart. Each further wait is twice as long, up to [`MOST`], so a

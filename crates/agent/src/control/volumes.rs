@@ -8,9 +8,10 @@ use uuid::Uuid;
 use super::lifecycle::subject;
 use super::{Control, Job, Life, MAX_VOLUME_OPS, VolumeOp};
 use crate::driver::{VolumeError, VolumeFault};
-use ssntp::payload::{AttachVolume, CommandSubject, DetachVolume, Id, Start};
+use ssntp::payload::Id;
 use ssntp::proto::{Command, Frame};
 use ssntp_cluster::refusal::Refused;
+use ssntp_payload::{AttachVolume, CommandSubject, DetachVolume, Start};
 
 impl Control {
     pub(super) fn attach(&mut self, frame: &Frame) -> Result<(), Refused> {

@@ -34,7 +34,7 @@ pub(crate) use self::supervisor::boot_id;
 pub use self::supervisor::{Confinement, supervise};
 use super::policy::Policy;
 use crate::network::Wire;
-use ssntp::payload::{Start, StartPayload};
+use ssntp_payload::{Start, StartPayload};
 pub use ssntp_transport::Cancel;
 
 /// Runs instances of one or several types.

@@ -53,7 +53,7 @@ use super::{
     Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
     Running, Usage, User, Volume, VolumeError,
 };
-use ssntp::payload::{Start, VmType};
+use ssntp_payload::{Start, VmType};
 use ssntp_transport::setters;
 
 /// The `PATH` of programs if the agent itself has none.

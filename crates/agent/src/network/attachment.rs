@@ -3,7 +3,8 @@
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
-use ssntp::payload::{Id, Networking, Start};
+use ssntp::payload::Id;
+use ssntp_payload::{Networking, Start};
 
 use ssntp_cluster::subnet::{MAX_KEY, gateway, ipv4, is_mac, is_unicast, mac_of, subnet};
 

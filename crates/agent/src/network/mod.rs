@@ -13,7 +13,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
-use ssntp::payload::TunnelStats;
+use ssntp_payload::TunnelStats;
 use uuid::Uuid;
 
 pub use self::attachment::{Attachment, Interface, TenantNet, TenantPort};

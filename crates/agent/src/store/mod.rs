@@ -49,8 +49,8 @@ use self::start::read_start;
 pub(crate) use self::start::{changes, name_own_volumes, own_volumes, restarted};
 use super::driver::{InstanceDir, User, Volume, boot_id};
 use super::tree;
-use ssntp::payload::Restart;
 use ssntp_cluster::summed::{read_summed, sum_line, write_summed};
+use ssntp_payload::Restart;
 
 const RECORD: &str = "instance.yaml";
 const START: &str = "start.yaml";

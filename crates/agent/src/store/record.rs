@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::driver::{Exit, RunId, boot_id};
-use ssntp::payload::{NextState, StartPayload};
+use ssntp_payload::{NextState, StartPayload};
 
 /// The record of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

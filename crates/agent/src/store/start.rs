@@ -5,8 +5,9 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use ssntp::payload::{Networking, Payload, Restart, Start, StartPayload};
+use ssntp::payload::Payload;
 use ssntp_cluster::summed::{fnv1a, sum_line};
+use ssntp_payload::{Networking, Restart, Start, StartPayload};
 
 /// The name of a volume that its START does not name. It depends only on the instance and the position
 /// of the volume.

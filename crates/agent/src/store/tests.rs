@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::driver::{Exit, RunId};
-use ssntp::payload::{NextState, Payload, RawDocument, Start, StartPayload, VmType};
+use ssntp::payload::Payload;
+use ssntp_payload::{NextState, RawDocument, Start, StartPayload, VmType};
 
 fn start(instance: Uuid) -> StartPayload {
     StartPayload {

@@ -9,7 +9,8 @@ use super::*;
 use crate::control::{Done, LaunchJob, Origin};
 use crate::driver::{Cancel, Confinement, Exit, InstanceDir, Measurable, ProcessDriver, RunId};
 use crate::store::{NodeRecord, Record, RecordPhase};
-use ssntp::payload::{NextState, Payload, Start, StartPayload};
+use ssntp::payload::Payload;
+use ssntp_payload::{NextState, Start, StartPayload};
 
 const PLACE: &str = "SSNTP_TEST_PLACE";
 

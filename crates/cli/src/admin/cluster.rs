@@ -5,12 +5,12 @@ use std::sync::{Arc, Weak};
 
 use serde_json::json;
 use ssntp::client::{ClientFigures, ClientHandle};
-use ssntp::payload::StartFailureReason;
 use ssntp::server::ServerHandle;
 use ssntp_admin::{Metric, Samples, Snapshot, by, counter, gauge, histogram, one};
 use ssntp_agent::{Agent, AgentFigures, CrewFigures};
 use ssntp_engine::Membership;
 use ssntp_network::cnci::{Cnci, CnciFigures};
+use ssntp_payload::StartFailureReason;
 use ssntp_scheduler::{Scheduler, SchedulerFigures};
 
 use super::{Figures, members};

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ssntp::Role;
-use ssntp::payload::CnciPeer;
 use ssntp_network::cnci::{Cnci, CnciConfig, PublicIp, Routing, Tables, Tunnel};
+use ssntp_payload::CnciPeer;
 use uuid::Uuid;
 
 use super::table::{self, Columns};

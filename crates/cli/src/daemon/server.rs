@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::value_parser;
 use serde_json::{Value, json};
-use ssntp::payload::Configure;
 use ssntp::server::{AdmissionPolicy, ServerConfig, ServerHandle};
 use ssntp::transport::Address;
+use ssntp_payload::Configure;
 use uuid::Uuid;
 
 use crate::choice::Given;

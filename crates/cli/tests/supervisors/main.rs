@@ -23,12 +23,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, Resource, Signal, getpgid, getrlimit, getsid, kill_process};
-use ssntp::payload::{Start, StartPayload, VmType};
 use ssntp_agent::Policy;
 use ssntp_agent::driver::{
     Cancel, Commit, Confinement, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError,
     LaunchFault, Measurable, ProcessDriver, RunId, Running, User,
 };
+use ssntp_payload::{Start, StartPayload, VmType};
 use tempfile::TempDir;
 use uuid::Uuid;
 

@@ -8,7 +8,8 @@ use uuid::Uuid;
 use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, Write};
 use crate::reconcile::{Mark, Seen, SeenEnd, SeenInstance};
 use crate::store::MAX_TEXT;
-use ssntp::payload::{FrameTrace, InstanceState};
+use ssntp::payload::FrameTrace;
+use ssntp_payload::InstanceState;
 use ssntp_view::{Change, Instance, Node, View};
 
 /// The present view. `is_complete` is true if the scheduler has reported all that it knew when the

@@ -14,8 +14,9 @@ use crate::model::{Figures, Row, Spec};
 use crate::reconcile::{Applied, Refused, RolloutOrder};
 use crate::source::{Listed, Output, Picture, Rows, Source, Written};
 use crate::store::{Query, StoreError};
-use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions, Tenant, TenantAction, TenantEntry, Tenants};
+use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions};
 use ssntp::proto::Outputs;
+use ssntp_payload::{Tenant, TenantAction, TenantEntry, Tenants};
 use ssntp_transport::{deadline, left};
 use ssntp_view::{Controller, OutputStream, StreamEvent, StreamRequest, incomplete};
 

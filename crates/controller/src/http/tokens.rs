@@ -17,8 +17,9 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use ssntp::payload::{check_name, timestamp};
+use ssntp::payload::timestamp;
 use ssntp::pki::rfc3339;
+use ssntp_payload::check_name;
 use ssntp_transport::{replace, sha256};
 use thiserror::Error;
 use uuid::Uuid;

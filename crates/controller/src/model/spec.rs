@@ -7,7 +7,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::start_keys::StartKeys;
-use ssntp::payload::{
+use ssntp_payload::{
     MAX_LABELS, Networking, RawDocument, Requirements, Start, StartPayload, check_label, check_name,
 };
 

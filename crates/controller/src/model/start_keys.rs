@@ -21,11 +21,12 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use ssntp::payload::{
-    FwType, Id, Networking, Persistence, Requirements, RestartPolicy, Start, Storage, VmType, check_label,
+use ssntp::payload::Id;
+use ssntp_cluster::Needs;
+use ssntp_payload::{
+    FwType, Networking, Persistence, Requirements, RestartPolicy, Start, Storage, VmType, check_label,
     check_name,
 };
-use ssntp_cluster::Needs;
 
 /// The keys of START, and the shorter ones.
 #[derive(Debug, Default, Deserialize)]

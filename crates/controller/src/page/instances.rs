@@ -13,8 +13,9 @@ use super::words::{Age, Grade, Link, Span, State, WorkloadLink, known, labels, m
 use crate::clock::time;
 use crate::model::{self, InstanceState as Kept};
 use crate::source::{Picture, Written};
-use ssntp::payload::{InstanceState, timestamp};
+use ssntp::payload::timestamp;
 use ssntp_admin::http::Answer;
+use ssntp_payload::InstanceState;
 use ssntp_transport::{deadline, left};
 use ssntp_view::Node;
 
@@ -255,7 +256,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         html!(&mut since; {scene.age(at)});
     }
     let stats = found.seen.map(|seen| &seen.stats);
-    let text = |text: fn(&ssntp::payload::InstanceStats) -> String| stats.map(text).unwrap_or_default();
+    let text = |text: fn(&ssntp_payload::InstanceStats) -> String| stats.map(text).unwrap_or_default();
     Facts::of(main)
         .fact("In this state since", &since)
         .fact("How it ended", &found.ending())
@@ -292,7 +293,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
 }
 
 /// The duration of the last run; `None` if it has not ended.
-fn ran(stats: &ssntp::payload::InstanceStats) -> Option<Span> {
+fn ran(stats: &ssntp_payload::InstanceStats) -> Option<Span> {
     let (from, to) = (timestamp::parse(&stats.started)?, timestamp::parse(&stats.ended)?);
     (from > 0 && to >= from).then(|| Span(std::time::Duration::from_nanos(to - from)))
 }

@@ -12,8 +12,8 @@ use super::table::{Column, Table, choice, number};
 use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes};
 use crate::clock::{ms, time};
 use crate::model::Figures;
-use ssntp::payload::NodeStatus;
 use ssntp::pki::rfc3339;
+use ssntp_payload::NodeStatus;
 use ssntp_view::Node;
 
 /// The spans of time of the charts: the value of the parameter `span`, and the seconds.

@@ -4,7 +4,7 @@ use super::html::{Html, html};
 use super::scene::{Made, Scene};
 use super::table::{Column, Table, number};
 use super::words::{Bytes, Grade, Link, State};
-use ssntp::payload::{TenantEntry, TunnelStats};
+use ssntp_payload::{TenantEntry, TunnelStats};
 
 /// A tenant with its tunnels, which the nodes report in their STATS.
 struct Listed<'a> {

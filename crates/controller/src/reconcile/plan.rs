@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ssntp::payload::StartPayload;
+use ssntp_payload::StartPayload;
 use uuid::Uuid;
 
 use super::input::{Now, Seen};

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ssntp::payload::StartPayload;
 use ssntp_controller::reconcile::{Answer, Command, Mark, SeenEnd, SeenInstance};
+use ssntp_payload::StartPayload;
 use uuid::Uuid;
 
 use super::random::Random;

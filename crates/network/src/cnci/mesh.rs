@@ -11,8 +11,8 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 
 use crate::links::{Route, tunnel_name};
-use ssntp::payload::CnciPeer;
 use ssntp_cluster::subnet::{MAX_KEY, ipv4, mac_of, subnet};
+use ssntp_payload::CnciPeer;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mesh {

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use ssntp::payload::{CnciPeer, Id};
+use ssntp::payload::Id;
 use ssntp_cluster::summed::{read_summed, write_summed};
+use ssntp_payload::CnciPeer;
 
 const FILE: &str = "cnci.yaml";
 

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use ssntp::payload::{Networking, Start};
+use ssntp_payload::{Networking, Start};
 
 use super::*;
 use crate::alone;

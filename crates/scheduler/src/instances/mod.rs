@@ -44,8 +44,8 @@ use super::ledger::Ledger;
 use super::messages::{Intent, StartState};
 use super::placement::Allocation;
 use super::unplaced::UnplacedStart;
-use ssntp::payload::{CommandSubject, InstanceState, StartFailureReason};
 use ssntp_cluster::phase::Phase;
+use ssntp_payload::{CommandSubject, InstanceState, StartFailureReason};
 use ssntp_transport::Deadlines;
 
 /// The time for which the instances of a node that is away still belong to it. A machine boots in that time.

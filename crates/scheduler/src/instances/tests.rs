@@ -4,9 +4,9 @@ use InstanceState::{Active, Exited, Pending, Stopping};
 
 use super::*;
 use crate::placement::{Placement, Policy, Verdict};
-use ssntp::payload::Ready;
 use ssntp::proto::{Command, Frame};
 use ssntp_cluster::Needs;
+use ssntp_payload::Ready;
 
 const NODE: Uuid = Uuid::from_u128(0xa);
 const OTHER: Uuid = Uuid::from_u128(0xb);

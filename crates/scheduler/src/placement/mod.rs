@@ -33,8 +33,8 @@ use uuid::Uuid;
 
 use self::ring::{Rings, Room, State};
 use ssntp::Role;
-use ssntp::payload::Ready;
 use ssntp_cluster::Needs;
+use ssntp_payload::Ready;
 
 /// The length limit of a host name on Linux, in bytes.
 const MAX_HOSTNAME: usize = 255;

@@ -1,8 +1,8 @@
 //! The data of a search: trees with the room of the nodes, and the node that was used last.
 
 use ssntp::Role;
-use ssntp::payload::Ready;
 use ssntp_cluster::Needs;
+use ssntp_payload::Ready;
 
 /// The state of a node for placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

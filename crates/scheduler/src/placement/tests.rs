@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use ssntp::payload::{Id, Start};
+use ssntp::payload::Id;
+use ssntp_payload::Start;
 
 const GB: i64 = 1024;
 
@@ -266,7 +267,7 @@ fn numbers_below_zero_are_refused() {
     start.requirements.vcpus = -1;
     assert_eq!(Needs::of(&start), Err("start.requirements.vcpus"));
     start.requirements.vcpus = 0;
-    let volume = |local, size| ssntp::payload::Storage {
+    let volume = |local, size| ssntp_payload::Storage {
         local,
         size,
         ..Default::default()

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::payload::{
+use ssntp::payload::InvalidFrameType;
+use ssntp::proto::{Command, ErrorCode, FrameKind};
+use ssntp_payload::{
     AssignPublicIpFailure, AttachVolumeFailure, AttachVolumeFailureReason, DeleteFailure,
-    DeleteFailureReason, DetachVolumeFailure, DetachVolumeFailureReason, InstanceState, InvalidFrameType,
+    DeleteFailureReason, DetachVolumeFailure, DetachVolumeFailureReason, InstanceState,
     PublicIpFailureReason, RestartFailure, RestartFailureReason, StopFailure, StopFailureReason,
     UnassignPublicIpFailure,
 };
-use ssntp::proto::{Command, ErrorCode, FrameKind};
 use ssntp_scheduler::SchedulerConfig;
 use uuid::Uuid;
 

@@ -1,8 +1,9 @@
 //! Unreadable payloads: each has its answer, and the scheduler continues.
 
 use ssntp::Role;
-use ssntp::payload::{InvalidFrameType, StartFailure, StartFailureReason};
+use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{Command, Event, Frame, FrameKind, Status};
+use ssntp_payload::{StartFailure, StartFailureReason};
 use uuid::Uuid;
 
 use super::{Cluster, refused, send_ready, start};

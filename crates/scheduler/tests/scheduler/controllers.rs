@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use ssntp::Role;
-use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason, StartFailureReason};
+use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::proto::{Command, Event, Frame, FrameKind};
+use ssntp_payload::StartFailureReason;
 use ssntp_scheduler::{ControllerMode, SchedulerConfig};
 use ssntp_test_support::LIMIT;
 use uuid::Uuid;

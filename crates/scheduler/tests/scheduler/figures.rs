@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::client::ClientConfig;
-use ssntp::payload::{InstanceState, StartFailure, StartFailureReason as Reason};
 use ssntp::proto::{Command, ErrorCode, Frame, Status};
 use ssntp::server::{SendError, Server};
 use ssntp_network::cnci::{Cnci, CnciConfig};
+use ssntp_payload::{InstanceState, StartFailure, StartFailureReason as Reason};
 use ssntp_scheduler::placement::Policy;
 use ssntp_scheduler::{ControllerMode, Scheduler, SchedulerConfig, SchedulerFigures};
 use uuid::Uuid;
@@ -82,7 +82,7 @@ fn each_start_is_counted_once_by_its_outcome() {
     assert!(starts.failure_time.sum() >= Duration::from_millis(10));
 }
 
-fn expect_failure_after_disconnect(controller: &mut super::client::Client, start: &ssntp::payload::Start) {
+fn expect_failure_after_disconnect(controller: &mut super::client::Client, start: &ssntp_payload::Start) {
     controller.expect(ssntp::proto::Event::NODE_DISCONNECTED);
     expect_failure(controller, start, Reason::LaunchFailure);
 }

@@ -53,12 +53,12 @@ mod truth;
 use std::time::Instant;
 
 use ssntp::Role;
-use ssntp::payload::{
-    InstanceState, InstanceStats, NodeConnected, Ready, Start, StartFailure, StartFailureReason, Stats,
-};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
+use ssntp_payload::{
+    InstanceState, InstanceStats, NodeConnected, Ready, Start, StartFailure, StartFailureReason, Stats,
+};
 use ssntp_scheduler::placement::Policy;
 use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;

@@ -1,7 +1,7 @@
 //! EVACUATE with `move`: a movable instance is started on another node once it has ended.
 
-use ssntp::payload::*;
 use ssntp::proto::{Command, Frame, Status};
+use ssntp_payload::*;
 use uuid::Uuid;
 
 use crate::client::Client;

@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 
 use ssntp::Role;
-use ssntp::payload::{
+use ssntp::proto::{Command, ErrorCode, Event, Frame};
+use ssntp_payload::{
     AssignPublicIp, AssignPublicIpFailure, ConcentratorInstanceAdded, InstanceDeleted, NodeConnected,
     NodeDisconnected, NodeType, PublicIpAssigned, PublicIpUnassigned, SnapshotComplete,
 };
-use ssntp::proto::{Command, ErrorCode, Event, Frame};
 use uuid::Uuid;
 
 use super::{Cluster, stats};

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use ssntp::Role;
 use ssntp::client::ClientConfig;
-use ssntp::payload::{ListSessions, Sessions, Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants};
+use ssntp::payload::{ListSessions, Sessions};
+use ssntp_payload::{Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants};
 use ssntp_test_support::LIMIT;
 use ssntp_view::{AskError, Controller, ControllerConfig};
 use uuid::Uuid;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::payload::{InstanceState, Start, StartFailure, StartFailureReason as Reason, Stats, Storage};
 use ssntp::proto::{Command, ErrorCode, Event, Frame, Status, Trace};
 use ssntp::transport::Limits;
+use ssntp_payload::{InstanceState, Start, StartFailure, StartFailureReason as Reason, Stats, Storage};
 use ssntp_scheduler::SchedulerConfig;
 use ssntp_scheduler::placement::Policy;
 use uuid::Uuid;

@@ -1,11 +1,12 @@
 //! Streams of the output of instances: their receivers, their senders, and their ends.
 
 use ssntp::Role;
-use ssntp::payload::{InstanceState, InvalidFrameType, InvalidFrameTypeReason};
+use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::proto::{
     Command, Event, Frame, MAX_STREAM_CHUNK, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit,
     StreamData, StreamEndReason as Reason, StreamEnded, close_stream, stream_opened,
 };
+use ssntp_payload::InstanceState;
 use ssntp_scheduler::{ControllerMode, SchedulerConfig};
 use uuid::Uuid;
 

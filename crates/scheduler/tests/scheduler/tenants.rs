@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::payload::{
+use ssntp::proto::Command;
+use ssntp_payload::{
     Delete, DeleteFailure, DeleteFailureReason, Evacuate, InstanceState, InstanceStopped, Maintenance,
     PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, Start, StartFailure, StartFailureReason as Reason,
     Tenant, TenantAction, TenantEntry, Tenants,
 };
-use ssntp::proto::Command;
 use ssntp_scheduler::SchedulerConfig;
 use uuid::Uuid;
 

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
-use ssntp::payload::{
-    InstanceState, InstanceStopped, NewLeader, NodeConnected, NodeDisconnected, StartFailure,
-    StartFailureReason, Stats, StopFailure, StopFailureReason, Tenant, TenantAction, TenantEntry, Tenants,
-};
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
 use ssntp::server::{Dialler, Federation, PeerState, Server, ServerConfig};
 use ssntp::transport::Target;
 use ssntp::transport::memory::MemoryListener;
 use ssntp_engine::{Answer, Engine, EngineError, MemoryEngine, Request};
+use ssntp_payload::{
+    InstanceState, InstanceStopped, NewLeader, NodeConnected, NodeDisconnected, StartFailure,
+    StartFailureReason, Stats, StopFailure, StopFailureReason, Tenant, TenantAction, TenantEntry, Tenants,
+};
 use ssntp_scheduler::{JoinError, JoinedScheduler, Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;
 use ssntp_transport::{BufferPool, Outgoing};
@@ -144,9 +144,8 @@ fn send_state(agent: &mut Client, controller: &mut Client, instance: Uuid, state
     agent.send_payload(&stats);
     loop {
         let report: Stats = until(controller, Command::STATS).payload().unwrap();
-        let is_it = |listed: &ssntp::payload::InstanceStats| {
-            listed.instance_uuid == instance && listed.state == state
-        };
+        let is_it =
+            |listed: &ssntp_payload::InstanceStats| listed.instance_uuid == instance && listed.state == state;
         if report.instances.iter().any(is_it) {
             return;
         }

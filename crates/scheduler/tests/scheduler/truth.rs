@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::payload::{
+use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
+use ssntp_payload::{
     Delete, DeleteFailure, InstanceDeleted, InstanceState, InstanceStats, InstanceStopped, NodeStatus,
     PublicIpAssigned, Start, StartFailure, StartFailureReason as Reason, Stats, Stop, StopFailure,
     TenantAdded,
 };
-use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
 use ssntp_scheduler::SchedulerConfig;
 use ssntp_scheduler::placement::Policy;
 use uuid::Uuid;
@@ -434,7 +434,7 @@ fn a_start_without_an_answer_fails_and_does_not_run_later() {
     controller.send_payload(&start);
     expect_failure(&mut controller, &start, Reason::AlreadyRunning);
     // An instance whose START was answered with a failure is deleted.
-    let delete: ssntp::payload::Delete = frozen.expect_payload();
+    let delete: ssntp_payload::Delete = frozen.expect_payload();
     assert_eq!(delete.instance_uuid, start.instance_uuid);
     frozen.send_payload(&failed(frozen.uuid, &start, Reason::LaunchFailure));
     frozen.send_payload(&InstanceDeleted {
@@ -447,11 +447,11 @@ fn a_start_without_an_answer_fails_and_does_not_run_later() {
     // The START never arrived, so the node has no instance to delete. No controller sent the DELETE.
     expect_failure(&mut controller, &start, Reason::LaunchFailure);
     frozen.expect(Command::DELETE);
-    frozen.send_payload(&ssntp::payload::DeleteFailure {
+    frozen.send_payload(&ssntp_payload::DeleteFailure {
         node_uuid: frozen.uuid.into(),
         instance_uuid: start.instance_uuid.into(),
-        reason: ssntp::payload::DeleteFailureReason::NoInstance,
-        ..ssntp::payload::DeleteFailure::default()
+        reason: ssntp_payload::DeleteFailureReason::NoInstance,
+        ..ssntp_payload::DeleteFailure::default()
     });
     expect_no_frames(&mut frozen, &mut [&mut controller]);
     start_on(&mut controller, &mut frozen, &start);

@@ -13,7 +13,6 @@ use uuid::Uuid;
 
 use super::application::SharedLog;
 use ssntp::Role;
-use ssntp::payload::{InstanceDeleted, InstanceStopped, Start};
 use ssntp::proto::{Event, Frame};
 use ssntp_agent::driver::{
     Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
@@ -21,6 +20,7 @@ use ssntp_agent::driver::{
 };
 use ssntp_agent::{Step, SteppedAgent, SteppedConfig};
 use ssntp_cluster::machine::Facts;
+use ssntp_payload::{InstanceDeleted, InstanceStopped, Start};
 use ssntp_test_support::random::Random;
 use ssntp_view::View;
 

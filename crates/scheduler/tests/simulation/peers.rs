@@ -11,12 +11,13 @@ use super::cluster::Program;
 use super::network::Stream;
 use super::threads::Step;
 use ssntp::Role;
-use ssntp::payload::{Delete, Kick, Stop};
+use ssntp::payload::Kick;
 use ssntp::proto::{
     ClientHandshake, Codec, Command, Connect, EXCHANGE_LEN, ErrorCode, Event, Exchange, Frame, FrameKind,
     FrameType, Header, Item, Refusal, Status, Step as ExchangeStep,
 };
 use ssntp::server::SessionId;
+use ssntp_payload::{Delete, Stop};
 use ssntp_test_support::random::Random;
 
 /// The reading speed of a peer.

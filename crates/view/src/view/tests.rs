@@ -1,8 +1,9 @@
 use std::time::UNIX_EPOCH;
 
 use super::*;
-use ssntp::payload::{
-    ConcentratorInstanceAdded, InstanceState, InstanceStats, NodeStatus, Payload, PublicIpAssigned,
+use ssntp::payload::Payload;
+use ssntp_payload::{
+    ConcentratorInstanceAdded, InstanceState, InstanceStats, NodeStatus, PublicIpAssigned,
     PublicIpUnassigned, Stats,
 };
 
@@ -457,7 +458,7 @@ fn the_texts_of_an_instance_are_bounded() {
         (kept.name.as_str(), kept.started.len(), kept.detail.len()),
         ("", 0, 0)
     );
-    assert_eq!(kept.labels.len(), ssntp::payload::MAX_LABELS);
+    assert_eq!(kept.labels.len(), ssntp_payload::MAX_LABELS);
     assert!(kept.labels.keys().all(|key| key.starts_with('k')));
 }
 
@@ -537,7 +538,7 @@ fn the_kept_parts_of_a_frame_are_bounded() {
         "{}",
         format!("{view:?}").len()
     );
-    huge.tunnels = vec![ssntp::payload::TunnelStats::default(); 5000];
+    huge.tunnels = vec![ssntp_payload::TunnelStats::default(); 5000];
     take(&mut view, &huge);
     assert_eq!(view.node(NODE).unwrap().stats.tunnels.len(), 4096);
 }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::client::{ClientConfig, UuidSource};
-use ssntp::payload::{Ready, Restore, Start};
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind, Operands, Status};
 use ssntp::server::ServerConfig;
 use ssntp::transport::memory::MemoryListener;
@@ -17,6 +16,7 @@ use ssntp_agent::driver::{
     Running, Usage, Volume, VolumeError,
 };
 use ssntp_agent::{Agent, AgentConfig, Policy, RunAs};
+use ssntp_payload::{Ready, Restore, Start};
 use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -49,7 +49,7 @@ const START: &str = "start:
 fn sample_of(kind: FrameKind) -> Option<&'static str> {
     macro_rules! samples {
         ($($kind:path => $name:literal)*) => {
-            [$((FrameKind::from($kind), include_str!(concat!("../../../fixtures/payloads/", $name, ".yaml")))),*]
+            [$((FrameKind::from($kind), include_str!(concat!("../../../../crates/payload/tests/fixtures/payloads/", $name, ".yaml")))),*]
         };
     }
     let samples = samples! {
@@ -208,7 +208,7 @@ impl Driver for Idle {
         "idle"
     }
 
-    fn check(&self, _: &ssntp::payload::Start) -> Result<(), LaunchError> {
+    fn check(&self, _: &ssntp_payload::Start) -> Result<(), LaunchError> {
         Ok(())
     }
 

@@ -5,11 +5,11 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Counts;
-use ssntp::payload::Start;
 use ssntp_agent::driver::{
     Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
     Running, Usage, Volume, VolumeError,
 };
+use ssntp_payload::Start;
 use uuid::Uuid;
 
 /// Simulates instances: each kind starts at once, uses a plausible part
@@ -142,9 +142,9 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use ssntp::payload::StartPayload;
     use ssntp_agent::Policy;
     use ssntp_agent::driver::Cancel;
+    use ssntp_payload::StartPayload;
 
     #[test]
     fn instances_use_a_part_of_their_promise_and_end_once() {

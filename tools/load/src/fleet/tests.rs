@@ -7,9 +7,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ssntp::Role;
 use ssntp::client::ClientConfig;
-use ssntp::payload::{Requirements, Start};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
+use ssntp_payload::{Requirements, Start};
 use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use ssntp_view::{Controller, ControllerConfig, Node, Shown, View};
 use uuid::Uuid;

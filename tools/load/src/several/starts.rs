@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use ssntp::payload::{Requirements, Start};
 use ssntp::proto::{Command, FrameKind};
+use ssntp_payload::{Requirements, Start};
 use ssntp_view::{Change, Order, OrderError, Shown};
 use uuid::Uuid;
 

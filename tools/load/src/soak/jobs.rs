@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ssntp::payload::{InstanceState, Requirements, Start, VmType};
+use ssntp_payload::{InstanceState, Requirements, Start, VmType};
 use ssntp_view::{Controller, Order, OrderError, Shown};
 use uuid::Uuid;
 

@@ -25,6 +25,7 @@ use super::*;
 use crate::driver::{Commit, EndSink, Exit, Found, InstanceDir, Launch, LaunchFault, Volume, VolumeFault};
 use crate::store::{RecordAfter, RecordPhase, Stored};
 use ssntp::payload::*;
+use ssntp_payload::*;
 
 const NODE: Uuid = Uuid::from_u128(0xa);
 const OTHER: Uuid = Uuid::from_u128(0xb);

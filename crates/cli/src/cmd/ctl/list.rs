@@ -3,7 +3,8 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use ssntp::payload::{Id, InstanceState, NodeStatus};
+use ssntp::payload::Id;
+use ssntp_payload::{InstanceState, NodeStatus};
 use ssntp_view::{Change, Instance, Node, View};
 use uuid::Uuid;
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use serde_json::json;
-use ssntp::payload::InstanceState;
 use ssntp::proto::Command;
+use ssntp_payload::InstanceState;
 use ssntp_view::Change;
 use uuid::Uuid;
 

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ssntp::payload::{InstanceState, timestamp};
+use ssntp::payload::timestamp;
+use ssntp_payload::InstanceState;
 use ssntp_view::{Instance, View};
 use uuid::Uuid;
 

@@ -1,9 +1,7 @@
 //! The columns of the tables that `ssntp ctl` prints for people.
 
-use ssntp::payload::{
-    BanEntry, Id, InstanceState, NodeStatus, ServerEntry, Servers, SessionEntry, TenantAddress, TenantEntry,
-    TunnelStats,
-};
+use ssntp::payload::{BanEntry, Id, ServerEntry, Servers, SessionEntry};
+use ssntp_payload::{InstanceState, NodeStatus, TenantAddress, TenantEntry, TunnelStats};
 use ssntp_view::{Cnci, Instance, Node, View};
 use uuid::Uuid;
 

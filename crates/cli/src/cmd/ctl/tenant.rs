@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use clap::value_parser;
 use serde_json::{Value, json};
-use ssntp::payload::{
-    Id, Networking, Persistence, Requirements, RestartPolicy, Start, StartPayload, Tenant, TenantAction,
+use ssntp::payload::Id;
+use ssntp_cluster::subnet::MAX_KEY;
+use ssntp_payload::{
+    Networking, Persistence, Requirements, RestartPolicy, Start, StartPayload, Tenant, TenantAction,
     TenantEntry, TenantRefusal, Tenants, TunnelStats, VmType,
 };
-use ssntp_cluster::subnet::MAX_KEY;
 use uuid::Uuid;
 
 use super::options::Options;

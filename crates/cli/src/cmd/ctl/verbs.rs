@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use clap::value_parser;
 use serde::de::IgnoredAny;
-use ssntp::payload::{
-    AssignPublicIp, Configure, Delete, Evacuate, Id, NextState, ReleasePublicIp, StartPayload, yaml,
-};
+use ssntp::payload::{Id, yaml};
+use ssntp_payload::{AssignPublicIp, Configure, Delete, Evacuate, NextState, ReleasePublicIp, StartPayload};
 use ssntp_view::{CommandError, Controller, FindError, Order, View};
 use uuid::Uuid;
 

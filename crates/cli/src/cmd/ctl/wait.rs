@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde_json::json;
-use ssntp::payload::InstanceState;
+use ssntp_payload::InstanceState;
 use ssntp_view::{Ending, View};
 use uuid::Uuid;
 

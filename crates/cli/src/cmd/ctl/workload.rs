@@ -20,11 +20,10 @@ use std::path::{Path, PathBuf};
 use clap::value_parser;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use ssntp::payload::{
-    Id, Payload, Persistence, RawDocument, Requirements, RestartPolicy, Start, StartPayload, VmType, yaml,
-};
-use ssntp::payload::{MAX_LABELS, check_label, check_name};
+use ssntp::payload::{Id, Payload, yaml};
 use ssntp_controller::StartKeys;
+use ssntp_payload::{MAX_LABELS, check_label, check_name};
+use ssntp_payload::{Persistence, RawDocument, Requirements, RestartPolicy, Start, StartPayload, VmType};
 use uuid::Uuid;
 
 use crate::choice::{Choices, one_of};

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use ssntp::Role;
-use ssntp::payload::NodeStatus;
 use ssntp::pki::Authority;
+use ssntp_payload::NodeStatus;
 use uuid::Uuid;
 
 use super::steps::{Demo, NODE, issue};

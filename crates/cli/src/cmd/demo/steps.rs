@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use ssntp::client::ClientConfig;
-use ssntp::payload::{FrameTrace, InstanceState, NodeStatus, NodeTrace, timestamp};
+use ssntp::payload::{FrameTrace, NodeTrace, timestamp};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 use ssntp::proto::TraceParent;
 use ssntp::{Role, transport::Address};
 use ssntp_controller::http::{Right, Tokens};
+use ssntp_payload::{InstanceState, NodeStatus};
 use ssntp_view::{Change, Controller, ControllerConfig, Instance, View};
 use uuid::Uuid;
 

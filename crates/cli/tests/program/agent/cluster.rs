@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig};
-use ssntp::payload::{
-    AttachVolume, Delete, DetachVolume, Evacuate, InstanceState, InstanceStats, NodeConnected,
-    NodeDisconnected, Payload, Persistence, Requirements, Restart, Restore, Start, Stats, Stop, VmType,
-};
+use ssntp::payload::Payload;
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_agent::driver::{Confinement, ProcessDriver};
 use ssntp_agent::{Agent, AgentConfig, AgentError};
+use ssntp_payload::{
+    AttachVolume, Delete, DetachVolume, Evacuate, InstanceState, InstanceStats, NodeConnected,
+    NodeDisconnected, Persistence, Requirements, Restart, Restore, Start, Stats, Stop, VmType,
+};
 use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use tempfile::TempDir;
 use uuid::Uuid;

@@ -12,6 +12,7 @@ use ssntp_agent::driver::{
     Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
     Running, Usage, Volume, VolumeError,
 };
+use ssntp_payload::*;
 use uuid::Uuid;
 
 use crate::agent::cluster::*;

@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
-use ssntp::payload::*;
 use ssntp_agent::{Policy, RunAs};
+use ssntp_payload::*;
 use uuid::Uuid;
 
 use crate::agent::cluster::*;

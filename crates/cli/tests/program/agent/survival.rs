@@ -3,7 +3,7 @@
 use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
-use ssntp::payload::*;
+use ssntp_payload::*;
 use uuid::Uuid;
 
 use crate::agent::cluster::*;

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
 use rustix::process::Signal;
-use ssntp::payload::{
+use ssntp_payload::{
     Delete, Evacuate, InstanceDeleted, InstanceState, NextState, NodeStatus, Persistence, Start,
     StartFailure, Stats, Stop, VmType,
 };

@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use ssntp::payload::{
+use ssntp_payload::{
     AssignPublicIp, AssignPublicIpFailure, CnciPeer, ConcentratorInstanceAdded, Delete, InstanceDeleted,
     PublicIpAssigned, PublicIpUnassigned, RefreshCnci, ReleasePublicIp, Start, StartFailure, Stats, VmType,
 };

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use ssntp::payload::{
+use ssntp_payload::{
     Delete, InstanceDeleted, InstanceState, Persistence, RawDocument, Start, StartPayload, Stats, Stop,
     Storage, VmType,
 };

@@ -376,7 +376,7 @@ fn settings_of_a_file_conflict_as_flags_do_and_errors_name_the_file() {
     let output = user.run(&["config", "check", "server", "server.yaml", "--", "--json", "--"]);
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "server.yaml: OK\n");
     // A configuration that is too long for a frame is refused at the start.
-    let fixture = "/tests/fixtures/payloads/CONFIGURE_and_CONNECTED.yaml";
+    let fixture = "/crates/payload/tests/fixtures/payloads/CONFIGURE_and_CONNECTED.yaml";
     let fixture =
         fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../").to_owned() + fixture).unwrap();
     write(

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ssntp::payload::InstanceState;
+use ssntp_payload::InstanceState;
 use ssntp_view::View;
 use uuid::Uuid;
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Instant;
 
 use serde_json::Value;
-use ssntp::payload::InstanceState;
+use ssntp_payload::InstanceState;
 use uuid::Uuid;
 
 use crate::cluster::processes::{Cluster, Done, LIMIT, Process, wait_for};

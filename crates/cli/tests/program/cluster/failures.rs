@@ -3,9 +3,10 @@
 use std::fs;
 
 use rustix::process::Signal;
-use ssntp::payload::{
-    AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, InstanceState, NodeStatus,
-    ReleasePublicIp, Restart, Restore, Start, Stop, VmType,
+use ssntp::payload::Id;
+use ssntp_payload::{
+    AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, InstanceState, NodeStatus, ReleasePublicIp,
+    Restart, Restore, Start, Stop, VmType,
 };
 use ssntp_view::{Controller, OrderError, Orderable, View};
 use uuid::Uuid;

@@ -4,7 +4,7 @@
 use std::fs;
 
 use rustix::process::Signal;
-use ssntp::payload::Start;
+use ssntp_payload::Start;
 use ssntp_test_support::etcd::EtcdProcess;
 use ssntp_view::OrderError;
 use uuid::Uuid;

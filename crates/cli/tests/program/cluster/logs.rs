@@ -10,15 +10,13 @@ use rustix::process::Signal;
 use serde_json::Value;
 use ssntp::ClientConfig;
 use ssntp::client::{Client, ClientEvent};
-use ssntp::payload::{
-    InstanceState, InstanceStats, InvalidFrameType, InvalidFrameTypeReason, NodeConnected, NodeStatus,
-    NodeType, Ready, Stats,
-};
+use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{
     Command as Kind, Frame, FrameKind, MAX_STREAM_CHUNK, Outputs, StreamData, stream_of, stream_opened,
 };
 use ssntp::server::{Context, Handler, Server, ServerConfig, SessionInfo};
+use ssntp_payload::{InstanceState, InstanceStats, NodeConnected, NodeStatus, NodeType, Ready, Stats};
 use ssntp_view::{Controller, ControllerConfig, StreamError, StreamEvent, StreamRequest};
 use uuid::Uuid;
 

@@ -10,9 +10,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use ssntp::payload::{InstanceState, NodeStatus};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::{ClientConfig, Role};
+use ssntp_payload::{InstanceState, NodeStatus};
 use ssntp_test_support::port::HeldPort;
 use ssntp_view::{Controller, ControllerConfig, View};
 use tempfile::TempDir;

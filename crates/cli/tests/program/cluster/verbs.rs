@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use serde_json::Value;
-use ssntp::payload::{InstanceState, NodeStatus, Tenant, TenantAction, TenantEntry, Tenants};
+use ssntp_payload::{InstanceState, NodeStatus, Tenant, TenantAction, TenantEntry, Tenants};
 use ssntp_view::View;
 use uuid::Uuid;
 

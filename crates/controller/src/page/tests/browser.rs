@@ -12,8 +12,8 @@ use crate::Query;
 use crate::http::{Api, ApiConfig};
 use crate::made_up::{self, MadeUp, instance_uuid, node_uuid};
 use crate::source::{Source, Written};
-use ssntp::payload::Stats;
 use ssntp::proto::Frame;
+use ssntp_payload::Stats;
 
 /// A browser, and pages about an invented cluster. `None` if no browser is installed.
 fn start(nodes: u32, each: u32) -> Option<(Chromium, Arc<MadeUp>, Api, tempfile::TempDir)> {
@@ -224,7 +224,7 @@ fn output_of_an_instance_is_followed_as_text_and_bounded() {
     let stats = Stats {
         node_uuid: node_uuid(0).into(),
         status: "READY".into(),
-        instances: vec![ssntp::payload::InstanceStats {
+        instances: vec![ssntp_payload::InstanceStats {
             instance_uuid: instance_uuid(0).into(),
             state: "exited".into(),
             ..Default::default()

@@ -159,10 +159,10 @@ fn states_of_gone_objects_are_shown_in_the_past_tense() {
 fn hostile_names_are_text_on_every_page() {
     let source = made_up::cluster(3, 2);
     let hostile = "<img src=x onerror=alert(1)>'\"&";
-    let stats = ssntp::payload::Stats {
+    let stats = ssntp_payload::Stats {
         node_uuid: node_uuid(0).into(),
         hostname: hostile.into(),
-        instances: vec![ssntp::payload::InstanceStats {
+        instances: vec![ssntp_payload::InstanceStats {
             instance_uuid: instance_uuid(0).into(),
             name: hostile.into(),
             detail: hostile.into(),

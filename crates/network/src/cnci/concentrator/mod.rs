@@ -19,14 +19,15 @@ use uuid::Uuid;
 
 use super::plane::DataPlane;
 use super::tables::{Tables, Tunnel};
-use ssntp::payload::{
-    ConcentratorInstanceAdded, Configure, Id, InvalidConfiguration, Payload, PublicIpAssigned, RefreshCnci,
-    TenantAdded, TenantRemoved,
-};
+use ssntp::payload::{Id, Payload};
 use ssntp::proto::{Command, Event, Frame};
 use ssntp_cluster::clock::now;
 use ssntp_cluster::refusal::{self, Refused};
 use ssntp_cluster::subnet::network;
+use ssntp_payload::{
+    ConcentratorInstanceAdded, Configure, InvalidConfiguration, PublicIpAssigned, RefreshCnci, TenantAdded,
+    TenantRemoved,
+};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 

@@ -5,10 +5,11 @@ use std::net::IpAddr;
 
 use super::super::tables::{PublicIp, Tables};
 use super::{Answer, Concentrator};
-use ssntp::payload::{AssignPublicIp, Id, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
+use ssntp::payload::Id;
 use ssntp::proto::Frame;
 use ssntp_cluster::refusal::Refused;
 use ssntp_cluster::subnet::is_mac;
+use ssntp_payload::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 
 impl Concentrator {
     pub(super) fn assign(&mut self, command: AssignPublicIp) -> Answer {

@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use ssntp::payload::{
-    AssignPublicIp, AssignPublicIpFailure, CnciPeer, CommandFailure, CommandSubject, InvalidFrameType,
-    PublicIpUnassigned, ReleasePublicIp, UnassignPublicIpFailure,
-};
+use ssntp::payload::InvalidFrameType;
 use ssntp::proto::FrameKind;
+use ssntp_payload::{
+    AssignPublicIp, AssignPublicIpFailure, CnciPeer, CommandFailure, CommandSubject, PublicIpUnassigned,
+    ReleasePublicIp, UnassignPublicIpFailure,
+};
 
 const CNCI: Uuid = Uuid::from_u128(0xc);
 const TENANT: Uuid = Uuid::from_u128(0x7);

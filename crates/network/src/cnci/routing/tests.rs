@@ -8,7 +8,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::*;
 use crate::alone::alone;
-use ssntp::payload::CnciPeer;
+use ssntp_payload::CnciPeer;
 
 fn routing() -> Routing {
     Routing::open("10.0.0.1".parse().unwrap(), TunnelConfig::default()).unwrap()

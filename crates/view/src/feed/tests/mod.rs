@@ -15,6 +15,7 @@ use crate::subscribers::MAX_CHANGES;
 use ssntp::payload::*;
 use ssntp::proto::Command;
 use ssntp::proto::ErrorCode;
+use ssntp_payload::*;
 
 const NODE: Uuid = Uuid::from_u128(0x5be1c0de_7d1a_4b52_8a55_90d2c3b4a501);
 const INSTANCE: Uuid = Uuid::from_u128(0x0f7a5a1e_3c55_4a0b_9d3c_6f1f2f9a1001);

@@ -1,0 +1,451 @@
+//! The failures of commands.
+//!
+//! All of them have the form of [`CommandFailure`]: a subject, a reason from a list, and for four of
+//! them a text. Every reason can be made `From` the error of a refused payload: `invalid_payload`
+//! if the payload is malformed, `invalid_data` if it does not match its schema.
+//!
+//! No field is required, so that a failure with missing keys can still be read.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+
+use ssntp::names;
+use ssntp::payload::yaml;
+use ssntp::payload::{Error, Id, MAX_READ_LEN, Payload};
+use ssntp::proto::{Command, Frame};
+use ssntp::schema;
+
+/// A failure of a command: a subject and a reason.
+pub trait CommandFailure: Payload {
+    /// The command that was not carried out.
+    const COMMAND: Command;
+    /// The type of the reason.
+    type Reason: fmt::Display + for<'a> From<&'a Error> + for<'a> From<&'a str>;
+
+    /// The failure of a command with this subject.
+    fn of(subject: CommandSubject, reason: Self::Reason) -> Self;
+
+    /// The command's subject and the reason.
+    fn into_parts(self) -> (CommandSubject, Self::Reason);
+}
+
+/// The subject of a command and of its failure: the keys that both have. A key that a kind of frame
+/// does not have is empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct CommandSubject {
+    /// The node.
+    #[serde(rename = "workload_agent_uuid")]
+    pub node_uuid: Id,
+    /// The instance.
+    pub instance_uuid: Id,
+    /// The volume.
+    pub volume_uuid: Id,
+    /// The concentrator.
+    pub concentrator_uuid: Id,
+    /// The tenant.
+    pub tenant_uuid: Id,
+    /// The public address.
+    pub public_ip: String,
+    /// The instance's address inside its subnet.
+    pub private_ip: String,
+    /// The MAC address of the instance's interface.
+    pub vnic_mac: String,
+    /// True if a START restarts an instance that existed before.
+    pub restart: bool,
+    /// The identifier that the sender gave the command, to match the failure with its command. A key
+    /// of this project.
+    pub command_id: String,
+    /// Details of the reason in a failure. No command has this key.
+    #[serde(skip_deserializing)]
+    pub detail: String,
+}
+
+impl CommandSubject {
+    /// The subject of a command that may be invalid, as far as it can be read.
+    pub fn of(command: &Frame) -> Self {
+        // Only START has more than one document.
+        let mut found: Vec<_> = yaml::documents(command.payload_bytes())
+            .take(3)
+            .filter_map(|document| {
+                yaml::decode_within::<BTreeMap<String, Self>>(document.bytes, MAX_READ_LEN).ok()
+            })
+            .flat_map(BTreeMap::into_values)
+            .filter(|subject| *subject != Self::default())
+            .collect();
+        // User data may have such keys as well. The command is the document with an instance.
+        let names_instance = |subject: &Self| !subject.instance_uuid.is_empty();
+        let best = found.iter().position(names_instance).unwrap_or(0);
+        match found.is_empty() {
+            true => Self::default(),
+            false => found.swap_remove(best),
+        }
+    }
+}
+
+/// Defines a failure: the type with its fields, a [`Payload`] and a [`CommandFailure`]. The
+/// fields before `because` are written before the reason, the others after it.
+macro_rules! failure {
+    (
+        $(#[$doc:meta])*
+        $failure:ident = $code:ident of $command:ident;
+        { $( $(#[$fdoc:meta])* $field:ident: $type:ty, )+ }
+        because $reason:ident
+        { $( $(#[$ldoc:meta])* $later:ident: $ltype:ty, )* }
+    ) => {
+        schema! {
+            $(#[$doc])*
+            $failure = ErrorCode::$code {
+                $( $(#[$fdoc])* $field: $type, )+
+                /// The reason; default: empty.
+                reason: $reason,
+                $( $(#[$ldoc])* $later: $ltype, )*
+                /// The `command_id` of the command, if it had one. A key of this project, which
+                /// others ignore; default: empty. Left out when empty.
+                #[serde(skip_serializing_if = "String::is_empty")]
+                command_id: String,
+            }
+        }
+
+        impl CommandFailure for $failure {
+            const COMMAND: Command = Command::$command;
+            type Reason = $reason;
+
+            fn of(subject: CommandSubject, reason: $reason) -> Self {
+                Self {
+                    $($field: subject.$field,)+
+                    reason,
+                    $($later: subject.$later,)*
+                    command_id: subject.command_id,
+                }
+            }
+
+            fn into_parts(self) -> (CommandSubject, $reason) {
+                let subject = CommandSubject {
+                    $($field: self.$field,)+
+                    $($later: self.$later,)*
+                    command_id: self.command_id,
+                    ..CommandSubject::default()
+                };
+                (subject, self.reason)
+            }
+        }
+    };
+}
+
+/// Defines failures that begin with the same fields.
+macro_rules! failures {
+    (
+        $fields:tt
+        $( $(#[$doc:meta])* $failure:ident = $code:ident of $command:ident because $reason:ident $later:tt )+
+    ) => {$(
+        failure! { $(#[$doc])* $failure = $code of $command; $fields because $reason $later }
+    )+};
+}
+
+failures! {
+    {
+        /// The node; empty if a scheduler found none. Default: empty.
+        node_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+    }
+
+    /// A workload did not start, or the node has it already.
+    ///
+    /// The payload of StartFailure (ERROR 0x1):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// reason: full_cn
+    /// restart: true
+    /// ```
+    StartFailure = START_FAILURE of START because StartFailureReason {
+        /// True if the START restarts an instance that existed before; default: false.
+        restart: bool,
+        /// Details of the reason for people, in one line of at most 200 characters. A key of this
+        /// project, which others ignore; default: empty. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        detail: String,
+    }
+
+    /// An instance was not stopped.
+    ///
+    /// The payload of StopFailure (ERROR 0x2):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// reason: already_stopped
+    /// ```
+    StopFailure = STOP_FAILURE of STOP because StopFailureReason {}
+
+    /// An instance was not restarted.
+    ///
+    /// The payload of RestartFailure (ERROR 0x5):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// reason: instance_corrupt
+    /// ```
+    RestartFailure = RESTART_FAILURE of RESTART because RestartFailureReason {
+        /// Details of the reason for people, in one line of at most 200 characters. A key of this
+        /// project, which others ignore; default: empty. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        detail: String,
+    }
+
+    /// An instance was not deleted.
+    ///
+    /// The payload of DeleteFailure (ERROR 0x4):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// reason: no_instance
+    /// ```
+    DeleteFailure = DELETE_FAILURE of DELETE because DeleteFailureReason {}
+}
+
+failures! {
+    {
+        /// The node; default: empty.
+        node_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+        /// The volume; default: empty.
+        volume_uuid: Id,
+    }
+
+    /// A volume was not attached.
+    ///
+    /// The payload of AttachVolumeFailure (ERROR 0x8):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+    /// reason: already_attached
+    /// ```
+    AttachVolumeFailure = ATTACH_VOLUME_FAILURE of ATTACH_VOLUME because AttachVolumeFailureReason {}
+
+    /// A volume was not detached.
+    ///
+    /// The payload of DetachVolumeFailure (ERROR 0x9):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+    /// reason: not_attached
+    /// ```
+    DetachVolumeFailure = DETACH_VOLUME_FAILURE of DETACH_VOLUME because DetachVolumeFailureReason {}
+}
+
+failures! {
+    {
+        /// The concentrator; default: empty.
+        concentrator_uuid: Id,
+        /// The tenant that the instance belongs to; default: empty.
+        tenant_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+        /// The public address; default: empty.
+        public_ip: String,
+        /// The instance's address inside its subnet; default: empty.
+        private_ip: String,
+        /// The MAC address of the instance's interface; default: empty.
+        vnic_mac: String,
+    }
+
+    /// A public IP address was not assigned.
+    ///
+    /// The payload of AssignPublicIPFailure (ERROR 0xa):
+    ///
+    /// ```yaml
+    /// concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+    /// tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// public_ip: 198.51.100.20
+    /// private_ip: 172.16.0.5
+    /// vnic_mac: 02:42:0a:00:00:21
+    /// reason: assign_failure
+    /// ```
+    AssignPublicIpFailure = ASSIGN_PUBLIC_IP_FAILURE of ASSIGN_PUBLIC_IP because PublicIpFailureReason {
+        /// Details of the reason for people, in one line of at most 200 characters. A key of this
+        /// project, which others ignore; default: empty. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        detail: String,
+    }
+
+    /// A public IP address was not released.
+    ///
+    /// The payload of UnassignPublicIPFailure (ERROR 0xb):
+    ///
+    /// ```yaml
+    /// concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+    /// tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// public_ip: 198.51.100.20
+    /// private_ip: 172.16.0.5
+    /// vnic_mac: 02:42:0a:00:00:21
+    /// reason: release_failure
+    /// ```
+    UnassignPublicIpFailure = UNASSIGN_PUBLIC_IP_FAILURE of RELEASE_PUBLIC_IP because PublicIpFailureReason {
+        /// Details of the reason for people, in one line of at most 200 characters. A key of this
+        /// project, which others ignore; default: empty. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        detail: String,
+    }
+}
+
+/// Defines the reasons of a failure. Every failure has the two reasons for a refused payload.
+macro_rules! reasons {
+    ($(#[$doc:meta])* $reason:ident { $($variants:tt)* }) => {
+        names! {
+            $(#[$doc])*
+            $reason {
+                $($variants)*
+                /// The payload is not a YAML document.
+                InvalidPayload = "invalid_payload";
+                /// The payload does not match its schema.
+                InvalidData = "invalid_data";
+            }
+        }
+
+        impl From<&Error> for $reason {
+            fn from(error: &Error) -> Self {
+                // The first means that the sender cannot write YAML, the second that a value is wrong.
+                match error.is_malformed() {
+                    true => Self::InvalidPayload,
+                    false => Self::InvalidData,
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The reason why a workload did not start.
+    StartFailureReason {
+        /// No node has enough free memory and disk.
+        FullCloud = "full_cloud";
+        /// The node no longer has enough free memory or disk.
+        FullCn = "full_cn";
+        /// The node is in maintenance.
+        NodeMaintenance = "node_maintenance";
+        /// No compute node is connected.
+        NoCn = "no_cn";
+        /// No network node is connected.
+        NoNetCn = "no_net_cn";
+        /// The instance is running.
+        AlreadyRunning = "already_running";
+        /// The node has the instance, which is stopped.
+        InstanceExists = "instance_exists";
+        /// The node has no image for the instance.
+        ImageFailure = "image_failure";
+        /// The instance could not be launched.
+        LaunchFailure = "launch_failure";
+        /// The network of the instance could not be set up.
+        NetworkFailure = "network_failure";
+    }
+}
+
+reasons! {
+    /// The reason why an instance was not stopped.
+    StopFailureReason {
+        /// The node has no such instance, or is not connected.
+        NoInstance = "no_instance";
+        /// The instance is stopped already.
+        AlreadyStopped = "already_stopped";
+    }
+}
+
+reasons! {
+    /// The reason why an instance was not restarted.
+    RestartFailureReason {
+        /// The node has no such instance, or is not connected.
+        NoInstance = "no_instance";
+        /// The instance is running.
+        AlreadyRunning = "already_running";
+        /// The files of the instance cannot be used.
+        InstanceCorrupt = "instance_corrupt";
+        /// The instance could not be launched.
+        LaunchFailure = "launch_failure";
+        /// The network of the instance could not be set up.
+        NetworkFailure = "network_failure";
+    }
+}
+
+reasons! {
+    /// The reason why an instance was not deleted.
+    DeleteFailureReason {
+        /// The node has no such instance, or is not connected.
+        NoInstance = "no_instance";
+    }
+}
+
+reasons! {
+    /// The reason why a volume was not attached.
+    AttachVolumeFailureReason {
+        /// The node has no such instance, or is not connected.
+        NoInstance = "no_instance";
+        /// Attaching failed.
+        AttachFailure = "attach_failure";
+        /// The volume is attached already.
+        AlreadyAttached = "already_attached";
+        /// The node could not save the new state of the instance.
+        StateFailure = "state_failure";
+        /// The instance failed.
+        InstanceFailure = "instance_failure";
+        /// Instances of this type do not support volumes.
+        NotSupported = "not_supported";
+    }
+}
+
+reasons! {
+    /// The reason why a volume was not detached.
+    DetachVolumeFailureReason {
+        /// The node has no such instance, or is not connected.
+        NoInstance = "no_instance";
+        /// Detaching failed.
+        DetachFailure = "detach_failure";
+        /// The volume is not attached.
+        NotAttached = "not_attached";
+        /// The node could not save the new state of the instance.
+        StateFailure = "state_failure";
+        /// The instance failed.
+        InstanceFailure = "instance_failure";
+        /// Instances of this type do not support volumes.
+        NotSupported = "not_supported";
+    }
+}
+
+reasons! {
+    /// The reason why a public IP address was not assigned or released.
+    PublicIpFailureReason {
+        /// There is no such instance, or its concentrator is not connected.
+        NoInstance = "no_instance";
+        /// Assigning failed.
+        AssignFailure = "assign_failure";
+        /// Releasing failed.
+        ReleaseFailure = "release_failure";
+    }
+}
+
+impl StartFailureReason {
+    /// True if the node has the instance. With every other reason it did not start.
+    pub fn node_has_instance(&self) -> bool {
+        matches!(self, Self::AlreadyRunning | Self::InstanceExists)
+    }
+
+    /// The text of a known reason, otherwise `other`: a peer may send any text.
+    pub fn word(&self) -> &'static str {
+        let known = Self::ALL.iter().find(|known| *known == self);
+        known.map_or("other", Self::as_str)
+    }
+}

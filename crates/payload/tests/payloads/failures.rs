@@ -1,0 +1,199 @@
+//! The failures of commands.
+
+use ssntp::payload::*;
+use ssntp::proto::{Command, Frame};
+use ssntp_payload::*;
+
+use super::*;
+
+#[test]
+fn start_failure_is_read_in_both_forms_and_written_back() {
+    let decoded: StartFailure = current(&fixture("StartFailure"));
+    let expected = StartFailure {
+        node_uuid: NODE.into(),
+        instance_uuid: INSTANCE.into(),
+        reason: StartFailureReason::FullCn,
+        restart: true,
+        ..StartFailure::default()
+    };
+    assert_eq!(decoded, expected);
+
+    let decoded: StartFailure = older(&fixture("old2017_StartFailure"));
+    assert!(decoded.node_uuid.is_empty(), "made by the scheduler");
+    assert_eq!(decoded.instance_uuid, INSTANCE);
+    assert_eq!(decoded.reason, StartFailureReason::FullCloud);
+    assert!(!decoded.restart);
+}
+
+/// A key of this project, which others ignore.
+#[test]
+fn a_start_failure_may_have_details() {
+    let failure = StartFailure {
+        detail: "sleep: not found".to_owned(),
+        ..StartFailure::default()
+    };
+    survives(&failure);
+    assert!(!text(&StartFailure::default().encode()).contains("detail"));
+    survives(&RestartFailure {
+        detail: failure.detail,
+        ..RestartFailure::default()
+    });
+}
+
+#[test]
+fn only_two_reasons_mean_that_the_node_has_the_instance() {
+    let reasons: Vec<_> = StartFailureReason::ALL
+        .iter()
+        .filter(|r| r.node_has_instance())
+        .collect();
+    assert_eq!(
+        reasons,
+        [
+            &StartFailureReason::AlreadyRunning,
+            &StartFailureReason::InstanceExists
+        ]
+    );
+    assert!(!StartFailureReason::Other("gone".to_owned()).node_has_instance());
+}
+
+#[test]
+fn stop_failure_is_read_in_both_forms_and_written_back() {
+    let decoded: StopFailure = older(&fixture("old2017_StopFailure"));
+    assert!(decoded.node_uuid.is_empty());
+    assert_eq!(decoded.instance_uuid, INSTANCE);
+    assert_eq!(decoded.reason, StopFailureReason::AlreadyStopped);
+    let document = format!("node_uuid: {NODE}\ninstance_uuid: {INSTANCE}\nreason: no_instance\n");
+    let decoded: StopFailure = current(document.as_bytes());
+    assert_eq!(
+        (decoded.node_uuid, decoded.reason),
+        (NODE.into(), StopFailureReason::NoInstance)
+    );
+}
+
+#[test]
+fn restart_failure_is_read_in_both_forms_and_written_back() {
+    let decoded: RestartFailure = older(&fixture("old2017_RestartFailure"));
+    assert!(decoded.node_uuid.is_empty());
+    assert_eq!(decoded.instance_uuid, INSTANCE);
+    assert_eq!(decoded.reason, RestartFailureReason::InstanceCorrupt);
+    let document = format!("node_uuid: {NODE}\ninstance_uuid: {INSTANCE}\nreason: launch_failure\n");
+    let decoded: RestartFailure = current(document.as_bytes());
+    assert_eq!(decoded.reason, RestartFailureReason::LaunchFailure);
+}
+
+#[test]
+fn delete_failure_is_read_and_written_back() {
+    let decoded: DeleteFailure = current(&fixture("DeleteFailure"));
+    let expected = DeleteFailure {
+        node_uuid: NODE.into(),
+        instance_uuid: INSTANCE.into(),
+        reason: DeleteFailureReason::NoInstance,
+        ..DeleteFailure::default()
+    };
+    assert_eq!(decoded, expected);
+}
+
+#[test]
+fn volume_failures_are_read_and_written_back() {
+    let attach: AttachVolumeFailure = current(&fixture("AttachVolumeFailure"));
+    let expected = AttachVolumeFailure {
+        node_uuid: NODE.into(),
+        instance_uuid: INSTANCE.into(),
+        volume_uuid: VOLUME.into(),
+        reason: AttachVolumeFailureReason::AlreadyAttached,
+        ..AttachVolumeFailure::default()
+    };
+    assert_eq!(attach, expected);
+    let detach: DetachVolumeFailure = older(&fixture("old2017_DetachVolumeFailure"));
+    let expected = DetachVolumeFailure {
+        node_uuid: Id::default(),
+        instance_uuid: INSTANCE.into(),
+        volume_uuid: VOLUME.into(),
+        reason: DetachVolumeFailureReason::NotAttached,
+        ..DetachVolumeFailure::default()
+    };
+    assert_eq!(detach, expected);
+}
+
+#[test]
+fn public_ip_failures_repeat_the_command() {
+    let failure: AssignPublicIpFailure = current(&fixture("AssignPublicIPFailure"));
+    let command = Frame::with_payload(Command::ASSIGN_PUBLIC_IP, fixture("AssignPublicIP"));
+    let subject = CommandSubject::of(&command);
+    let expected = AssignPublicIpFailure::of(subject, PublicIpFailureReason::AssignFailure);
+    assert_eq!(failure, expected);
+
+    let failure: UnassignPublicIpFailure = current(&fixture("UnassignPublicIPFailure"));
+    let command = Frame::with_payload(Command::RELEASE_PUBLIC_IP, fixture("ReleasePublicIP"));
+    let subject = CommandSubject::of(&command);
+    let expected = UnassignPublicIpFailure::of(subject, PublicIpFailureReason::ReleaseFailure);
+    assert_eq!(failure, expected);
+    assert_eq!(failure.concentrator_uuid, CNCI);
+}
+
+#[test]
+fn reasons_are_those_of_the_protocol() {
+    fn words<'a, T>(all: &'a [T], text: fn(&'a T) -> &'a str) -> String {
+        all.iter().map(text).collect::<Vec<_>>().join(" ")
+    }
+    assert_eq!(
+        words(StartFailureReason::ALL, |r| r.as_str()),
+        "full_cloud full_cn node_maintenance no_cn no_net_cn already_running instance_exists image_failure \
+         launch_failure network_failure invalid_payload invalid_data"
+    );
+    assert_eq!(
+        words(StopFailureReason::ALL, |r| r.as_str()),
+        "no_instance already_stopped invalid_payload invalid_data"
+    );
+    assert_eq!(
+        words(RestartFailureReason::ALL, |r| r.as_str()),
+        "no_instance already_running instance_corrupt launch_failure network_failure invalid_payload \
+         invalid_data"
+    );
+    assert_eq!(
+        words(DeleteFailureReason::ALL, |r| r.as_str()),
+        "no_instance invalid_payload invalid_data"
+    );
+    assert_eq!(
+        words(AttachVolumeFailureReason::ALL, |r| r.as_str()),
+        "no_instance attach_failure already_attached state_failure instance_failure not_supported \
+         invalid_payload invalid_data"
+    );
+    assert_eq!(
+        words(DetachVolumeFailureReason::ALL, |r| r.as_str()),
+        "no_instance detach_failure not_attached state_failure instance_failure not_supported \
+         invalid_payload invalid_data"
+    );
+    assert_eq!(
+        words(PublicIpFailureReason::ALL, |r| r.as_str()),
+        "no_instance assign_failure release_failure invalid_payload invalid_data"
+    );
+    assert_eq!(
+        words(InvalidFrameTypeReason::ALL, |r| r.as_str()),
+        "unsupported_type unsupported_operand role_not_allowed bad_exchange"
+    );
+    assert_eq!(
+        words(InstanceState::ALL, |s| s.as_str()),
+        "pending active exited stopping exit_failed exit_paused deleted hung missing"
+    );
+}
+
+#[test]
+fn a_refused_payload_is_invalid_payload_or_invalid_data() {
+    let cases = [
+        ("start: [", StartFailureReason::InvalidPayload),
+        ("start: a: b", StartFailureReason::InvalidPayload),
+        ("start:\n  a: 1\n  a: 2", StartFailureReason::InvalidPayload),
+        ("stop:\n  a: 1", StartFailureReason::InvalidData),
+        ("", StartFailureReason::InvalidData),
+        ("start:", StartFailureReason::InvalidData),
+        ("start:\n  restart: 5", StartFailureReason::InvalidData),
+        ("hello", StartFailureReason::InvalidData),
+    ];
+    for (payload, reason) in cases {
+        let error = Start::decode(payload.as_bytes()).unwrap_err();
+        assert_eq!(StartFailureReason::from(&error), reason, "{payload:?}: {error}");
+    }
+    let error = Stop::decode(b"stop:").unwrap_err();
+    assert_eq!(StopFailureReason::from(&error), StopFailureReason::InvalidData);
+}
