@@ -21,17 +21,20 @@ pub struct Watch<W> {
     pub expires: Option<Instant>,
 }
 
+/// The interests in one target, by watcher and class.
+type Interests<W> = BTreeMap<(W, Name), usize>;
+
 /// The interests of all watchers.
 ///
-/// A second interest of a watcher in the same target replaces the first. Finding the interests in
+/// A second interest of a watcher in the same target and class replaces the first. Finding the interests in
 /// an object costs a few hash look-ups for each segment of its URI, for any number of watchers.
 /// The caller passes the time.
 #[derive(Debug)]
 pub struct Watchers<W> {
     watches: HashMap<usize, Watch<W>>,
     next: usize,
-    by_uri: HashMap<Uri, BTreeMap<W, usize>>,
-    by_ident: HashMap<Ident, BTreeMap<W, usize>>,
+    by_uri: HashMap<Uri, Interests<W>>,
+    by_ident: HashMap<Ident, Interests<W>>,
     by_watcher: HashMap<W, BTreeSet<usize>>,
     by_expiry: BTreeSet<(Instant, usize)>,
     memory: Budget<W>,
@@ -59,17 +62,17 @@ impl<W> Default for Watchers<W> {
 }
 
 impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
-    /// Adds an interest. It replaces the interest of the watcher in the same target.
+    /// Adds an interest. It replaces the interest of the watcher in the same target and class.
     pub fn watch(&mut self, watch: Watch<W>) {
         // Otherwise the expiry of the former interest would end the new one.
-        self.unwatch(&watch.watcher, &watch.target);
+        self.unwatch(&watch.watcher, &watch.subject, &watch.target);
         let key = self.next;
         self.next += 1;
         let of_target = match &watch.target {
             Target::Uri(uri) => self.by_uri.entry(uri.clone()).or_default(),
             Target::Ident(ident) => self.by_ident.entry(ident.clone()).or_default(),
         };
-        of_target.insert(watch.watcher.clone(), key);
+        of_target.insert((watch.watcher.clone(), watch.subject.clone()), key);
         let interests = self.by_watcher.entry(watch.watcher.clone()).or_default();
         interests.insert(key);
         let memory = memory(&watch.subject, &watch.target);
@@ -79,9 +82,9 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
     }
 
     /// Ends an interest. Returns false if there was none.
-    pub fn unwatch(&mut self, watcher: &W, target: &Target) -> bool {
-        let key = self.of_target(target).and_then(|watches| watches.get(watcher));
-        key.copied().and_then(|key| self.remove(key)).is_some()
+    pub fn unwatch(&mut self, watcher: &W, subject: &Name, target: &Target) -> bool {
+        let key = self.key(watcher, subject, target);
+        key.and_then(|key| self.remove(key)).is_some()
     }
 
     /// Ends all interests of a watcher.
@@ -101,7 +104,7 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
     }
 
     /// The time at which the next interest ends.
-    pub fn next_expiry(&self) -> Option<Instant> {
+    pub fn next_deadline(&self) -> Option<Instant> {
         self.by_expiry.first().map(|(at, _)| *at)
     }
 
@@ -128,10 +131,9 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         !self.by_ident.is_empty()
     }
 
-    /// True if a watcher has an interest in this target.
-    pub fn watches(&self, watcher: &W, target: &Target) -> bool {
-        self.of_target(target)
-            .is_some_and(|watches| watches.contains_key(watcher))
+    /// True if a watcher has an interest in this target and class.
+    pub fn watches(&self, watcher: &W, subject: &Name, target: &Target) -> bool {
+        self.key(watcher, subject, target).is_some()
     }
 
     /// The number of interests of a watcher.
@@ -145,36 +147,34 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         &self.memory
     }
 
-    fn of_target(&self, target: &Target) -> Option<&BTreeMap<W, usize>> {
-        match target {
+    fn key(&self, watcher: &W, subject: &Name, target: &Target) -> Option<usize> {
+        let interests = match target {
             Target::Uri(uri) => self.by_uri.get(uri),
             Target::Ident(ident) => self.by_ident.get(ident),
-        }
+        };
+        interests?.get(&(watcher.clone(), subject.clone())).copied()
     }
 
-    fn live<'a>(
-        &'a self,
-        watches: &'a BTreeMap<W, usize>,
-        now: Instant,
-    ) -> impl Iterator<Item = &'a Watch<W>> {
+    fn live<'a>(&'a self, watches: &'a Interests<W>, now: Instant) -> impl Iterator<Item = &'a Watch<W>> {
         let all = watches.values().filter_map(|key| self.watches.get(key));
         // An interest may have ended before `expired` removes it.
         all.filter(move |watch| watch.expires.is_none_or(|at| at > now))
     }
 
     fn remove(&mut self, key: usize) -> Option<Watch<W>> {
-        fn take<K: Eq + Hash, W: Ord>(index: &mut HashMap<K, BTreeMap<W, usize>>, target: &K, watcher: &W) {
+        fn take<K: Eq + Hash, W: Ord>(index: &mut HashMap<K, Interests<W>>, target: &K, of: &(W, Name)) {
             if let Some(watches) = index.get_mut(target) {
-                watches.remove(watcher);
+                watches.remove(of);
                 if watches.is_empty() {
                     index.remove(target);
                 }
             }
         }
         let watch = self.watches.remove(&key)?;
+        let of = (watch.watcher.clone(), watch.subject.clone());
         match &watch.target {
-            Target::Uri(uri) => take(&mut self.by_uri, uri, &watch.watcher),
-            Target::Ident(ident) => take(&mut self.by_ident, ident, &watch.watcher),
+            Target::Uri(uri) => take(&mut self.by_uri, uri, &of),
+            Target::Ident(ident) => take(&mut self.by_ident, ident, &of),
         }
         if let Some(interests) = self.by_watcher.get_mut(&watch.watcher) {
             interests.remove(&key);
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(of(&watchers, "/a/", at(10)), [0; 0]);
         watchers.watch(watch(1, uri("/a/"), Some(at(20))));
         assert_eq!(
-            (watchers.watches.len(), watchers.next_expiry()),
+            (watchers.watches.len(), watchers.next_deadline()),
             (1, Some(at(20)))
         );
         assert_eq!(of(&watchers, "/a/", at(19)), [1]);
@@ -261,8 +261,8 @@ mod tests {
         watchers.watch(watch(1, uri("/a/"), None));
         watchers.watch(watch(1, ident.clone(), None));
         watchers.watch(watch(2, uri("/a/"), None));
-        assert!(watchers.unwatch(&1, &uri("/a/").into()));
-        assert!(!watchers.unwatch(&1, &uri("/a/").into()));
+        assert!(watchers.unwatch(&1, &"class".into(), &uri("/a/").into()));
+        assert!(!watchers.unwatch(&1, &"class".into(), &uri("/a/").into()));
         assert_eq!(watchers.of_ident(&ident, now).count(), 1);
         assert_eq!((watchers.count(&1), watchers.watches_idents()), (1, true));
         watchers.leave(&1);

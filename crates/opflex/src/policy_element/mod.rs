@@ -238,7 +238,7 @@ impl ElementCore {
         self.settle(now);
     }
 
-    /// The time at which [`tick`](Self::tick) has to be called.
+    /// The time at which [`handle_deadline`](Self::handle_deadline) has to be called.
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.pool.next_deadline(&self.settings),
@@ -250,7 +250,7 @@ impl ElementCore {
     }
 
     /// Does everything that is due at `now`.
-    pub fn tick(&mut self, now: Instant) {
+    pub fn handle_deadline(&mut self, now: Instant) {
         self.pool_due(now);
         while let Some(alarm) = self.held.retry(now, &mut self.actions) {
             if let Some((key, attempts)) = alarm {

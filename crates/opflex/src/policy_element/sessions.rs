@@ -17,7 +17,7 @@ const IDENTITY_XID: u64 = 1;
 
 impl ElementCore {
     /// Begins the session on a connection that was dialled and is open now.
-    pub fn connected(&mut self, connection: ConnectionId, now: Instant) {
+    pub fn handle_connected(&mut self, now: Instant, connection: ConnectionId) {
         if !self.pool.connected(connection, &self.settings, now) {
             return;
         }
@@ -35,24 +35,24 @@ impl ElementCore {
 
     /// A connection has ended, or could not be made. Has no effect if the connection is unknown or
     /// was closed by the element.
-    pub fn disconnected(&mut self, connection: ConnectionId, now: Instant) {
+    pub fn handle_disconnected(&mut self, now: Instant, connection: ConnectionId) {
         self.lost(connection, None, now);
         self.settle(now);
     }
 
     /// As [`disconnected`](Self::disconnected), with the reason for events and for the log.
-    pub fn failed(&mut self, connection: ConnectionId, why: String, now: Instant) {
+    pub fn handle_failed(&mut self, now: Instant, connection: ConnectionId, why: String) {
         self.lost(connection, Some(CloseReason::Failed(why)), now);
         self.settle(now);
     }
 
     /// Bytes of a server arrived, perhaps only a part of a message. They show that it is alive.
-    pub fn received(&mut self, connection: ConnectionId, now: Instant) {
+    pub fn handle_bytes(&mut self, now: Instant, connection: ConnectionId) {
         self.pool.received(connection, now);
     }
 
     /// Handles a received message.
-    pub fn message(&mut self, connection: ConnectionId, message: Incoming, now: Instant) {
+    pub fn handle_message(&mut self, now: Instant, connection: ConnectionId, message: Incoming) {
         // The connection was closed, and earlier messages of it are still in the queue.
         if self.pool.address(connection).is_none() {
             return;

@@ -24,9 +24,10 @@ use log::{error, info, warn};
 use ssntp_engine::{Documents, Engine, EngineError, Join, Member, Membership, View, When};
 use uuid::Uuid;
 
-use super::editing::{self, Edited};
-use super::server_side::{ServerEvents, call, copy_policy};
-use super::{CallError, SERVER_LOG as LOG, StartError, now};
+use super::config::{CallError, StartError};
+use super::own_copy::{self, Edited};
+use super::server_side::{ServerEvents, call};
+use super::{SERVER_LOG as LOG, now};
 use crate::message::{Peer, Role};
 use crate::model::{Edit, FileError, Format, ManagedObject, Schema, Tree};
 use ssntp_transport::threads::{self, Joined};
@@ -263,7 +264,7 @@ impl Shared {
         }
         let objects = read(&stored.text).map_err(CallError::Document);
         let applied = objects.and_then(|objects| {
-            let changed = editing::replace_copy(&self.events, objects, revision)?;
+            let changed = own_copy::replace(&self.events, objects, revision)?;
             info!(target: LOG, "revision {revision} of the cluster's policy: {changed} objects changed");
             Ok(())
         });
@@ -343,7 +344,7 @@ fn read(text: &[u8]) -> Result<Vec<ManagedObject>, FileError> {
 
 /// The document of the policy that this server has.
 fn own_document(events: &ServerEvents) -> Result<Vec<u8>, CallError> {
-    document(&copy_policy(events)?.1).map_err(CallError::Document)
+    document(&own_copy::copy(events)?.1).map_err(CallError::Document)
 }
 
 /// The document of a policy: without blanks, because its length is limited.

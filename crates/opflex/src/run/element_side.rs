@@ -146,7 +146,7 @@ impl ElementSide {
             Ok(dial) => drop(self.dials.insert(connection, dial)),
             Err(e) => {
                 warn!(target: LOG, "{connection}: cannot start a thread: {e}");
-                self.core.disconnected(connection, now);
+                self.core.handle_disconnected(now, connection);
             }
         }
     }
@@ -168,7 +168,8 @@ impl ElementSide {
             let _ = dial.thread.join();
         }
         if let Some(why) = failed {
-            self.core.failed(connection, format!("not connected: {why}"), now);
+            self.core
+                .handle_failed(now, connection, format!("not connected: {why}"));
         }
     }
 }
@@ -212,17 +213,17 @@ impl Side for ElementSide {
             return Err(format!("not trusted any more: {why}"));
         }
         peers.add(id, connection, address, shown, identified);
-        self.core.connected(connection, now);
+        self.core.handle_connected(now, connection);
         Ok(connection)
     }
 
     fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool> {
-        self.core.message(connection, messages.next()?, now);
+        self.core.handle_message(now, connection, messages.next()?);
         Some(false)
     }
 
     fn received(&mut self, connection: ConnectionId, _: u64, now: Instant) {
-        self.core.received(connection, now);
+        self.core.handle_bytes(now, connection);
     }
 
     fn ended(&mut self, connection: ConnectionId, address: &str, why: EndCause, now: Instant) {
@@ -233,14 +234,14 @@ impl Side for ElementSide {
             }
             EndCause::Full => {
                 warn!(target: LOG, "{connection} ({address}) is too slow: its queue is full, it is disconnected");
-                return self.core.disconnected(connection, now);
+                return self.core.handle_disconnected(now, connection);
             }
             EndCause::Untrusted(why) => {
                 warn!(target: LOG, "{connection} ({address}) is not trusted any more, it is disconnected: {why}");
                 format!("not trusted any more: {why}")
             }
         };
-        self.core.failed(connection, why, now);
+        self.core.handle_failed(now, connection, why);
     }
 
     fn hand_on(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>) {
@@ -284,7 +285,7 @@ impl Side for ElementSide {
     }
 
     fn tick(&mut self, now: Instant) {
-        self.core.tick(now);
+        self.core.handle_deadline(now);
     }
 
     // The core closes its connections itself, after their queues are sent.

@@ -49,9 +49,10 @@
 //! | `connection` | the codec, and the table of connections |
 //! | `machine` | the adapter between a core and the dispatcher |
 //! | `server_side` | the machine's part for a server |
-//! | `editing` | edits of policy |
-//! | `control` | [`Control`] and the control socket, for programs on the same host |
+//! | `own_copy` | this server's own copy of the policy: reading and editing it |
 //! | `cluster` | a policy that several servers share |
+//! | `editing` | edits of policy, by any thread |
+//! | `control` | [`Control`] and the control socket, for programs on the same host |
 //! | `inspector` | the socket for `gbp_inspect` of agent-ovs |
 //! | `server` | [`Server`], [`ServerHandle`], handshakes |
 //! | `dial` | an attempt to connect to a server |
@@ -80,6 +81,7 @@ mod journal;
 mod keeper;
 mod local;
 mod machine;
+mod own_copy;
 mod server;
 mod server_side;
 

@@ -15,6 +15,7 @@ use super::figures::ServerFigures;
 use super::inspector;
 use super::keeper::{self, Keeper};
 use super::machine::{self, Machine};
+use super::own_copy;
 use super::server_side::{self, ServerEvents, ServerSide};
 use super::{CallError, LocalSocket, SERVER_LOG as LOG, ServerConfig, ServerContext, StartError, now};
 use crate::message::Decoder;
@@ -109,7 +110,7 @@ impl Server {
         let keeper = match &config.keep {
             Some(path) => {
                 let source = events.clone();
-                let copy = Box::new(move || server_side::copy_policy(&source).map(|(_, objects)| objects));
+                let copy = Box::new(move || own_copy::copy(&source).map(|(_, objects)| objects));
                 Some(Keeper::start(path.clone(), copy).map_err(StartError::Thread)?)
             }
             None => None,
@@ -434,7 +435,7 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn policy(&self) -> Result<Vec<ManagedObject>, CallError> {
-        server_side::copy_policy(&self.editing.events).map(|(_, objects)| objects)
+        own_copy::copy(&self.editing.events).map(|(_, objects)| objects)
     }
 
     /// A snapshot of the server.

@@ -11,17 +11,15 @@ use super::machine::{self, Contents, EndCause, Machine, Side, SideEvents};
 use super::{CallError, SERVER_LOG as LOG, ServerContext, keeper};
 use crate::budget::Budget;
 use crate::message::Identified;
-use crate::model::{ManagedObject, ObjectRef, Piece, Tree, Uri};
+use crate::model::{ManagedObject, Tree};
 use crate::peer::{ConnectionId, host};
-use crate::server::{Action as CoreAction, ServerCore, Store};
+use crate::server::{Action as CoreAction, ServerCore};
 use ssntp_transport::dispatch::{Action, View};
 use ssntp_transport::{self, EndReason, LogLimit, excerpt};
 
 /// Sends events to a server's dispatcher.
 pub(super) type ServerEvents = SideEvents<ServerSide>;
 
-/// The number of attempts to copy in steps, after which the copy is made in one step.
-const ATTEMPTS: u32 = 3;
 /// The number of clients that every host may have up to the limit of all clients. It is high because
 /// many hosts behind an address translator share one address.
 const HOST: usize = 64;
@@ -35,40 +33,6 @@ pub(super) fn call<T: Send + 'static>(
     call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
 ) -> Result<T, CallError> {
     machine::call(events, |machine, now, _| machine.side.call(now, call))
-}
-
-/// The present revision of policy, and the policy. It is copied in steps, between which the
-/// dispatcher handles other events. If policy changes meanwhile, the copy begins again.
-pub(super) fn copy_policy(events: &ServerEvents) -> Result<(u64, Vec<ManagedObject>), CallError> {
-    for _ in 0..ATTEMPTS {
-        if let Some(copy) = copy_in_steps(events)? {
-            return Ok(copy);
-        }
-    }
-    call(events, |cx| {
-        (cx.core().policy_revision(), cx.core().policy().to_objects())
-    })
-}
-
-/// `None` if policy has changed between two steps.
-fn copy_in_steps(events: &ServerEvents) -> Result<Option<(u64, Vec<ManagedObject>)>, CallError> {
-    let (mut revision, mut objects) = (None, Vec::<ManagedObject>::new());
-    loop {
-        let after = objects.last().map(|object| object.uri.clone());
-        let (is, next, has_more) = call(events, move |cx| {
-            let mut piece = Piece::of_a_call();
-            let next = cx.core().page(Store::Policy, Uri::root(), after, &mut piece);
-            let next: Vec<_> = next.iter().map(ObjectRef::to_object).collect();
-            (cx.core().policy_revision(), next, piece.is_full())
-        })?;
-        if revision.replace(is).is_some_and(|before| before != is) {
-            return Ok(None);
-        }
-        objects.extend(next);
-        if !has_more {
-            return Ok(Some((is, objects)));
-        }
-    }
 }
 
 /// From now on, refuses newcomers whose TLS handshake was with an earlier acceptor. Returns the
@@ -229,24 +193,22 @@ impl Side for ServerSide {
         peers.add(id, connection, peer.clone(), shown, identified);
         self.host_of.insert(id, from.clone());
         self.hosts.charge(from, 1);
-        self.core.connected(connection, peer, dialled, now);
-        if let Some(name) = certified {
-            self.core.certify(connection, name);
-        }
+        self.core
+            .handle_connected(now, connection, peer, dialled, certified);
         Ok(connection)
     }
 
     fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool> {
         // An unfinished answer is continued before the next message is handled.
         if !self.core.continue_answer(connection) {
-            self.core.message(connection, messages.next()?, now);
+            self.core.handle_message(now, connection, messages.next()?);
         }
         Some(self.core.is_answering(connection))
     }
 
     fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
         // A large message may take longer than the time of silence.
-        self.core.received(connection, bytes, now);
+        self.core.handle_bytes(now, connection, bytes);
     }
 
     fn gone(&mut self, id: ssntp_transport::ConnectionId) {
@@ -276,7 +238,7 @@ impl Side for ServerSide {
         if let Some(more) = self.log.admit(host(peer).to_owned(), kind, now) {
             log!(target: LOG, level, "{peer} ({connection}) {what}{more}");
         }
-        self.core.disconnected(connection, now);
+        self.core.handle_disconnected(now, connection);
     }
 
     fn hand_on(&mut self, peers: &mut Peers, _: Instant, actions: &mut Vec<Action>) {
@@ -299,7 +261,7 @@ impl Side for ServerSide {
     }
 
     fn tick(&mut self, now: Instant) {
-        self.core.tick(now);
+        self.core.handle_deadline(now);
     }
 
     fn stop(&mut self, _: Instant) {

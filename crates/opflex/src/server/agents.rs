@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::RequestCounters;
+use super::counters::RequestCounters;
 use crate::model::Name;
 
 /// An agent, over all its sessions since the server started. Its counters never fall, because

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::Serialize;
 
 use super::roll_up::{Row, Series};
-use super::{RollUp, ServerLimits, Settings};
+use super::settings::{RollUp, ServerLimits, Settings};
 use crate::budget::Budget;
 use crate::json;
 use crate::message::{ErrorResponse, StateReport};
@@ -178,11 +178,11 @@ impl Observer {
     }
 
     /// Adds reports. If one object is malformed or does not fit the model file, none is added.
-    pub(super) fn report(
+    pub(super) fn handle_report(
         &mut self,
+        now: Instant,
         element: &Name,
         reports: Vec<StateReport>,
-        now: Instant,
     ) -> Result<(), Box<ErrorResponse>> {
         let objects = || reports.iter().flat_map(|report| &report.observable);
         for object in objects() {
@@ -203,13 +203,13 @@ impl Observer {
     }
 
     /// Drops the reports that were not repeated in time.
-    pub(super) fn expire(&mut self, now: Instant) {
-        while self.next_expiry().is_some_and(|at| at <= now) {
+    pub(super) fn handle_deadline(&mut self, now: Instant) {
+        while self.next_deadline().is_some_and(|at| at <= now) {
             self.drop_report(None);
         }
     }
 
-    pub(super) fn next_expiry(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         let (_, oldest) = self.by_arrival.first_key_value()?;
         Some(after(self.reports.get(oldest)?.arrived, self.life?))
     }

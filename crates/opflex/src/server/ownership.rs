@@ -12,15 +12,24 @@
 //! declare that has the topmost object of an endpoint takes over the whole endpoint.
 //! Elements are distinguished by their names.
 
+//! An element may have several connections to this server, such as one to each of its addresses,
+//! and declares the same endpoints on each. An endpoint stays as long as a connection on which its
+//! element has declared it.
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use super::resolves::seconds;
+use super::settings::{OnLeave, Settings};
 use crate::budget::Budget;
 use crate::json;
-use crate::message::ErrorResponse;
-use crate::model::{ManagedObject, Name, Uri};
+use crate::message::{EndpointDeclare, EndpointUndeclare, ErrorResponse};
+use crate::model::{ChangeKind, Changes, ManagedObject, Name, Tree, Uri};
 use crate::peer::ConnectionId;
 use ssntp_transport::Deadlines;
+
+/// The most connections that count for an endpoint: the latest ones on which it was declared.
+const MAX_CONNECTIONS: usize = 4;
 
 /// A declaration of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +37,7 @@ use ssntp_transport::Deadlines;
 pub struct Declared {
     /// The name of the element.
     pub element: Name,
-    /// The connection of the declaration, which may have ended.
+    /// The connection of the latest declaration, which may have ended.
     pub connection: ConnectionId,
     /// The time at which the endpoint is removed unless it is declared again.
     pub expires: Option<Instant>,
@@ -36,9 +45,9 @@ pub struct Declared {
 
 /// One endpoint of a request to declare.
 #[derive(Debug)]
-pub(super) struct Claim {
-    pub(super) root: Uri,
-    pub(super) expires: Option<Instant>,
+struct Claim {
+    root: Uri,
+    expires: Option<Instant>,
     /// The memory of its objects, and of the name of the element.
     bytes: usize,
 }
@@ -54,16 +63,19 @@ pub(super) struct Ownership {
 
 #[derive(Debug)]
 struct Owner {
-    /// The name of the element, which stays the owner after its connection has ended.
+    /// The name of the element, which stays the owner after its connections have ended.
     element: Name,
-    connection: ConnectionId,
+    /// The connections on which the element has declared the endpoint and that have not ended, the
+    /// latest last. At most [`MAX_CONNECTIONS`].
+    connections: Vec<ConnectionId>,
+    latest: ConnectionId,
     bytes: usize,
 }
 
 impl Claim {
     /// The endpoints of a list of objects: the objects that are not below another object of the
     /// list, each with everything below it.
-    pub(super) fn of(element: &Name, objects: &[ManagedObject], expires: Option<Instant>) -> Vec<Self> {
+    fn of(element: &Name, objects: &[ManagedObject], expires: Option<Instant>) -> Vec<Self> {
         // The name counts for each declaration, because an element may change its name before each.
         let name = json::allocated(16 + element.len());
         let mut sorted: Vec<&ManagedObject> = objects.iter().collect();
@@ -86,13 +98,137 @@ impl Claim {
 }
 
 impl Ownership {
+    /// Adds endpoints, or replaces those with the same URIs. An endpoint belongs to the element that
+    /// declared it last. If one object is refused, the whole request has no effect.
+    pub(super) fn handle_declare(
+        &mut self,
+        now: Instant,
+        tree: &mut Tree,
+        (element, connection): (&Name, ConnectionId),
+        declares: Vec<EndpointDeclare>,
+        settings: &Settings,
+    ) -> Result<Changes, Box<ErrorResponse>> {
+        let mut claims = Vec::new();
+        let mut objects = Vec::new();
+        for declare in declares {
+            // The refresh rate is optional here, as in a resolve of endpoints.
+            let life = declare.prr.map_or(settings.default_prr, seconds);
+            claims.extend(Claim::of(element, &declare.endpoint, end_of(life, now)));
+            objects.extend(declare.endpoint);
+        }
+        // All checks come before the first change, because a request counts as a whole.
+        let coming: HashSet<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
+        let mut added = 0;
+        for uri in &coming {
+            match tree.get(uri) {
+                Some(_) => self.check(element, uri, &coming)?,
+                None => added += 1,
+            }
+        }
+        let limits = &settings.limits;
+        if tree.len() + added > limits.endpoint_objects
+            || !self.has_room(element, &claims, limits.endpoint_bytes)
+        {
+            return Err(ErrorResponse::error(format_args!(
+                "the registry has no room for more of {:?}: it has {} objects",
+                &**element,
+                tree.len()
+            )));
+        }
+        tree.check_all(&objects).map_err(ErrorResponse::error)?;
+        // An endpoint that has become part of another one has no declaration of its own any more.
+        // And an object must not become the parent of an object of another element.
+        let mut connections_of: HashMap<Uri, Vec<ConnectionId>> = HashMap::new();
+        for uri in coming {
+            if let Some(owner) = self.take(&uri).filter(|owner| owner.element == *element) {
+                connections_of.insert(uri, owner.connections);
+            }
+        }
+        for object in &mut objects {
+            object
+                .children
+                .retain(|child| !self.is_of_another(element, child));
+        }
+        // Before the objects are added, because that depends on the new owners.
+        for claim in claims {
+            let before = connections_of.remove(&claim.root);
+            self.enter(claim, element, before.unwrap_or_default(), connection);
+        }
+        let changes = tree
+            .replace_sparing(objects, |uri| self.is_of_another(element, uri))
+            .map_err(ErrorResponse::error)?;
+        self.forget_deleted(&changes);
+        Ok(changes)
+    }
+
+    /// Removes endpoints, and parts of endpoints, of the element. Objects of other elements stay,
+    /// also below a removed endpoint.
+    pub(super) fn handle_undeclare(
+        &mut self,
+        tree: &mut Tree,
+        element: &Name,
+        undeclares: &[EndpointUndeclare],
+    ) -> Changes {
+        let uris = undeclares.iter().map(|undeclare| &undeclare.endpoint_uri);
+        let own = uris.filter(|uri| self.element(uri) == Some(element));
+        let own: Vec<Uri> = own.cloned().collect();
+        self.remove(tree, &own)
+    }
+
+    /// Removes the endpoints of a connection that has ended, or sets the time of their removal.
+    pub(super) fn handle_disconnected(
+        &mut self,
+        now: Instant,
+        tree: &mut Tree,
+        connection: ConnectionId,
+        on_leave: OnLeave,
+    ) -> Changes {
+        let mut uris = self.connection_ended(connection);
+        match on_leave {
+            // An endpoint without a time of expiry would stay for ever.
+            OnLeave::Keep => uris.retain(|uri| self.expiry.of(uri).is_none()),
+            OnLeave::Remove => {}
+            // A short loss of the connection must not cause updates for all clients.
+            OnLeave::Grace(grace) => {
+                if let Some(end) = now.checked_add(grace) {
+                    uris.into_iter().for_each(|uri| self.end_by(uri, end));
+                }
+                return Changes::default();
+            }
+        }
+        self.remove(tree, &uris)
+    }
+
+    /// Removes the endpoints whose time has ended.
+    pub(super) fn handle_deadline(&mut self, now: Instant, tree: &mut Tree) -> Changes {
+        let due: Vec<Uri> = std::iter::from_fn(|| self.expiry.pop(now)).collect();
+        self.remove(tree, &due)
+    }
+
+    /// Removes the objects at and below these URIs, as far as they belong to the same element as
+    /// the object at the URI.
+    fn remove(&mut self, tree: &mut Tree, uris: &[Uri]) -> Changes {
+        let is_of_another = |top: &Uri, uri: &Uri| self.element(uri) != self.element(top);
+        let changes = tree.delete_sparing(uris, is_of_another);
+        self.forget_deleted(&changes);
+        changes
+    }
+
+    /// Removes the declarations of deleted objects. There may be several, because an endpoint may
+    /// contain another endpoint of the same element.
+    fn forget_deleted(&mut self, changes: &Changes) {
+        for change in changes.iter().filter(|change| change.kind == ChangeKind::Deleted) {
+            self.take(&change.uri);
+        }
+    }
+
     /// The element that an object belongs to.
-    pub(super) fn element(&self, uri: &Uri) -> Option<&Name> {
+    fn element(&self, uri: &Uri) -> Option<&Name> {
         self.nearest(uri).map(|(_, owner)| &owner.element)
     }
 
     /// True if an object belongs to another element.
-    pub(super) fn is_of_another(&self, element: &Name, uri: &Uri) -> bool {
+    fn is_of_another(&self, element: &Name, uri: &Uri) -> bool {
         self.element(uri).is_some_and(|owner| owner != element)
     }
 
@@ -104,12 +240,7 @@ impl Ownership {
     }
 
     /// Checks that an element may replace an object with a request that has the objects `coming`.
-    pub(super) fn check(
-        &self,
-        element: &Name,
-        uri: &Uri,
-        coming: &HashSet<Uri>,
-    ) -> Result<(), Box<ErrorResponse>> {
+    fn check(&self, element: &Name, uri: &Uri, coming: &HashSet<Uri>) -> Result<(), Box<ErrorResponse>> {
         match self.nearest(uri) {
             // The topmost object moves the whole endpoint.
             Some((top, owner)) if owner.element != *element && !coming.contains(top) => Err(
@@ -120,7 +251,7 @@ impl Ownership {
     }
 
     /// True if the memory limit of all endpoints allows the element to declare these endpoints.
-    pub(super) fn has_room(&self, element: &Name, claims: &[Claim], limit: usize) -> bool {
+    fn has_room(&self, element: &Name, claims: &[Claim], limit: usize) -> bool {
         let before = claims.iter().filter_map(|claim| self.owners.get(&claim.root));
         let own = before.filter(|owner| owner.element == *element);
         let before: usize = own.map(|owner| owner.bytes).sum();
@@ -129,63 +260,71 @@ impl Ownership {
         after <= before || self.memory.fits(element, after - before, limit)
     }
 
-    /// Adds an endpoint. It belongs to this element from now on.
-    pub(super) fn enter(&mut self, claim: Claim, element: &Name, connection: ConnectionId) {
-        // The endpoint may be in the list of another connection.
-        self.release(&claim.root);
+    /// Adds an endpoint. It belongs to this element from now on. `before` has the connections on which
+    /// the element has declared it earlier.
+    fn enter(&mut self, claim: Claim, element: &Name, before: Vec<ConnectionId>, latest: ConnectionId) {
+        // A request may declare an endpoint twice.
+        let twice = self.take(&claim.root);
+        let mut connections = twice.map_or(before, |owner| owner.connections);
+        connections.retain(|other| *other != latest);
+        connections.push(latest);
+        if connections.len() > MAX_CONNECTIONS {
+            connections.remove(0);
+        }
+        for connection in &connections {
+            let uris = self.by_connection.entry(*connection).or_default();
+            uris.insert(claim.root.clone());
+        }
         if let Some(at) = claim.expires {
             self.expiry.set(claim.root.clone(), at);
         }
-        let uris = self.by_connection.entry(connection).or_default();
-        uris.insert(claim.root.clone());
         self.memory.charge(element.clone(), claim.bytes);
         let owner = Owner {
             element: element.clone(),
-            connection,
+            connections,
+            latest,
             bytes: claim.bytes,
         };
         self.owners.insert(claim.root, owner);
     }
 
     /// Removes a declaration: its endpoint was removed, or has become part of another endpoint.
-    pub(super) fn release(&mut self, uri: &Uri) {
-        let Some(owner) = self.owners.remove(uri) else {
-            return;
-        };
+    fn take(&mut self, uri: &Uri) -> Option<Owner> {
+        let owner = self.owners.remove(uri)?;
         self.memory.refund(&owner.element, owner.bytes);
         self.expiry.clear(uri);
-        if let Some(uris) = self.by_connection.get_mut(&owner.connection) {
-            uris.remove(uri);
-            if uris.is_empty() {
-                self.by_connection.remove(&owner.connection);
+        for connection in &owner.connections {
+            if let Some(uris) = self.by_connection.get_mut(connection) {
+                uris.remove(uri);
+                if uris.is_empty() {
+                    self.by_connection.remove(connection);
+                }
             }
         }
+        Some(owner)
     }
 
-    /// A connection has ended. Returns the endpoints whose latest declaration it sent.
-    pub(super) fn connection_ended(&mut self, connection: ConnectionId) -> BTreeSet<Uri> {
-        // The declarations stay. The caller removes them or sets their end, according to the settings.
-        self.by_connection.remove(&connection).unwrap_or_default()
+    /// A connection has ended. Returns the endpoints that no other connection has declared. Their
+    /// declarations stay: the caller removes them or sets their end, according to the settings.
+    fn connection_ended(&mut self, connection: ConnectionId) -> Vec<Uri> {
+        let mut uris = self.by_connection.remove(&connection).unwrap_or_default();
+        uris.retain(|uri| {
+            self.owners.get_mut(uri).is_some_and(|owner| {
+                owner.connections.retain(|other| *other != connection);
+                owner.connections.is_empty()
+            })
+        });
+        uris.into_iter().collect()
     }
 
     /// Ends an endpoint at this time, unless it ends earlier.
-    pub(super) fn end_by(&mut self, uri: Uri, at: Instant) {
+    fn end_by(&mut self, uri: Uri, at: Instant) {
         let at = self.expiry.of(&uri).map_or(at, |before| before.min(at));
         self.expiry.set(uri, at);
     }
 
-    /// True if an endpoint has no time of expiry.
-    pub(super) fn is_endless(&self, uri: &Uri) -> bool {
-        self.expiry.of(uri).is_none()
-    }
-
-    /// Returns an endpoint that expires at `now`, and removes its time of expiry. Call it until it
-    /// returns `None`.
-    pub(super) fn expired(&mut self, now: Instant) -> Option<Uri> {
-        self.expiry.pop(now)
-    }
-
-    pub(super) fn next_expiry(&self) -> Option<Instant> {
+    /// The time at which the next endpoint expires.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.expiry.next()
     }
 
@@ -194,7 +333,7 @@ impl Ownership {
         let owner = self.owners.get(uri)?;
         Some(Declared {
             element: owner.element.clone(),
-            connection: owner.connection,
+            connection: owner.latest,
             expires: self.expiry.of(uri),
         })
     }
@@ -207,6 +346,6 @@ impl Ownership {
 
 /// The time at which a declaration expires. `None` for zero, or for a time that the clock cannot
 /// represent: then it ends with its connection.
-pub(super) fn end_of(life: Duration, now: Instant) -> Option<Instant> {
+fn end_of(life: Duration, now: Instant) -> Option<Instant> {
     now.checked_add(life).filter(|_| !life.is_zero())
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
 use super::resolves::Resolvable;
-use super::{ServerLimits, Store};
-use crate::message::{self, Deletion};
+use super::settings::ServerLimits;
+use crate::message::{self, Deletion, Store};
 use crate::model::{
     Change, ChangeKind, Changes, Ident, ManagedObject, Name, ObjectRef, Piece, Target, Tree, Uri, Watchers,
 };
@@ -133,33 +133,48 @@ impl<'a> Update<'a> {
     }
 
     /// Splits the update so that the length of a message has a limit. Deletions are sent first,
-    /// because a created object may have the URI of a deleted one.
+    /// because a created object may have the URI of a deleted one, and each class in messages of its
+    /// own: libopflex refuses the rest of a message at the first class that it does not know.
     fn pieces(self, of: Store, limits: &ServerLimits) -> Vec<Self> {
         let merge = self.merge_children.unwrap_or_default();
+        let mut classes: Vec<Vec<Deletion>> = Vec::new();
+        let mut place_of: HashMap<Name, usize> = HashMap::new();
+        for deletion in self.delete {
+            let place = place_of.entry(deletion.subject.clone()).or_insert(classes.len());
+            if *place == classes.len() {
+                classes.push(Vec::new());
+            }
+            classes[*place].push(deletion);
+        }
+        let len = |deletion: &Deletion| deletion.uri.as_str().len() + deletion.subject.len();
+        let deletes = classes.into_iter().flat_map(|class| cut(class, limits, len));
+        let mut pieces: Vec<Self> = deletes
+            .map(|delete| Self {
+                delete,
+                ..Self::empty(of)
+            })
+            .collect();
         // Nearly every update is short, and is sent in one message as in libopflex.
-        let is_short = self.replace.len() + merge.len() + self.delete.len() <= limits.update_objects;
+        let is_short = self.replace.len() + merge.len() <= limits.update_objects;
         let objects = self.replace.iter().chain(&merge).map(ObjectRef::wire_len);
         if is_short && objects.sum::<usize>() <= limits.message_bytes {
-            let merge_children = (of == Store::Policy).then_some(merge);
-            return vec![Self {
-                merge_children,
-                ..self
-            }];
+            if !self.replace.is_empty() || !merge.is_empty() {
+                pieces.push(Self {
+                    replace: self.replace,
+                    merge_children: (of == Store::Policy).then_some(merge),
+                    delete: Vec::new(),
+                });
+            }
+            return pieces;
         }
         let long = |objects| cut(objects, limits, ObjectRef::wire_len);
-        let deletes = cut(self.delete, limits, |gone| {
-            gone.uri.as_str().len() + gone.subject.len()
-        });
-        let deletes = deletes.into_iter().map(|delete| Self {
-            delete,
-            ..Self::empty(of)
-        });
         let replaces = long(self.replace).into_iter().map(|part| Self::created(of, part));
         let merges = long(merge).into_iter().map(|part| Self {
             merge_children: Some(part),
             ..Self::empty(of)
         });
-        deletes.chain(replaces).chain(merges).collect()
+        pieces.extend(replaces.chain(merges));
+        pieces
     }
 }
 

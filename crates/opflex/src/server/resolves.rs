@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::Settings;
+use super::settings::Settings;
 use crate::message::{ErrorResponse, Resolve};
 use crate::model::{Cursor, ObjectRef, Piece, Tree, Uri, Watch, Watchers, watch_memory};
 use crate::peer::ConnectionId;
@@ -76,7 +76,10 @@ impl Resolvable {
         let there = self.watchers.count(&connection);
         // A repeated resolve takes no more memory.
         let adds = |resolve: &&Resolve| {
-            !refresh(resolve, settings).is_zero() && !self.watchers.watches(&connection, &resolve.target)
+            !refresh(resolve, settings).is_zero()
+                && !self
+                    .watchers
+                    .watches(&connection, &resolve.subject, &resolve.target)
         };
         let (mut added, mut bytes) = (0, 0);
         for resolve in resolves.iter().filter(adds) {
@@ -109,7 +112,8 @@ impl Resolvable {
             let refresh = refresh(&resolve, settings);
             // With a refresh rate of zero there are no updates, and an earlier interest ends.
             if refresh.is_zero() {
-                self.watchers.unwatch(&connection, &resolve.target);
+                self.watchers
+                    .unwatch(&connection, &resolve.subject, &resolve.target);
             } else {
                 self.watchers.watch(Watch {
                     watcher: connection,

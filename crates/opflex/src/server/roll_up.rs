@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::RollUp;
+use super::settings::RollUp;
 
 /// The values of a number during one interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

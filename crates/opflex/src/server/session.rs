@@ -5,9 +5,10 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::counters::RequestCounters;
 use super::resolves::Unsent;
-use super::{RequestCounters, Settings, Store};
-use crate::message::{ErrorCode, ErrorResponse, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
+use super::settings::Settings;
+use crate::message::{ErrorCode, ErrorResponse, Identity, IdentityResult, PROTO_VERSION, Peer, Role, Store};
 use crate::model::Name;
 use crate::peer::{ConnectionId, Keepalive, bare};
 use crate::rpc::Id;
@@ -52,11 +53,11 @@ pub(super) struct Session {
     /// The address of the client.
     pub(super) address: String,
     /// `host:port` as the client dialled it, if it is known.
-    pub(super) dialled: Option<String>,
+    dialled: Option<String>,
     pub(super) since: Instant,
     pub(super) keepalive: Keepalive,
     /// The common name of its certificate, if the settings use it.
-    pub(super) certified: Option<String>,
+    certified: Option<String>,
     /// The identity. `None` until the server has accepted it.
     pub(super) element: Option<Element>,
     pub(super) counters: RequestCounters,
@@ -84,13 +85,19 @@ pub(super) struct Element {
 }
 
 impl Session {
-    pub(super) fn new(address: String, dialled: Option<String>, settings: &Settings, now: Instant) -> Self {
+    pub(super) fn new(
+        address: String,
+        dialled: Option<String>,
+        certified: Option<String>,
+        settings: &Settings,
+        now: Instant,
+    ) -> Self {
         Self {
             address,
             dialled,
             since: now,
             keepalive: Keepalive::new(&settings.keepalive, now),
-            certified: None,
+            certified,
             element: None,
             counters: RequestCounters::default(),
             answer: None,

@@ -74,24 +74,24 @@ proptest! {
         let mut now = Instant::now();
         let mut server = ServerCore::new(server::Settings::default(), now);
         for connection in 0..3 {
-            server.connected(ConnectionId(connection), "peer".to_owned(), None, now);
+            server.handle_connected(now, ConnectionId(connection), "peer".to_owned(), None, None);
             if connection < 2 {
                 let identity = json!({"proto_version": "1.0", "name": "n", "domain": "default", "my_role": ["x"]});
                 let message = json!({"id": 1, "method": "send_identity", "params": [identity]});
-                server.message(ConnectionId(connection), incoming(&message), now);
+                server.handle_message(now, ConnectionId(connection), incoming(&message));
             }
         }
         let mut closed = std::collections::HashSet::new();
         for (connection, message, wait) in messages {
             now += Duration::from_millis(wait);
             server.take_actions();
-            server.tick(now);
+            server.handle_deadline(now);
             // A client whose identity is late is disconnected here without an answer.
             closed.extend(server.take_actions().into_iter().filter_map(|action| match action {
                 server::Action::Close { connection, .. } => Some(connection.0),
                 _ => None,
             }));
-            server.message(ConnectionId(connection), incoming(&message), now);
+            server.handle_message(now, ConnectionId(connection), incoming(&message));
             let mut answers = 0;
             for action in server.take_actions() {
                 match action {
@@ -119,7 +119,7 @@ proptest! {
         element.resolve_policy("class", target("/a/"), true, now);
         element.resolve_endpoint("class", target("/a/"), now);
         element.declare(vec![ManagedObject::new("class", "/ep/".parse().unwrap())], now).unwrap();
-        element.tick(now);
+        element.handle_deadline(now);
         let mut connections = Vec::new();
         let mut do_all = |element: &mut ElementCore, now: Instant| {
             loop {
@@ -131,7 +131,7 @@ proptest! {
                     match action {
                         element::Action::Dial { connection, .. } => {
                             connections.push(connection);
-                            element.connected(connection, now);
+                            element.handle_connected(now, connection);
                         }
                         element::Action::Send { frame, .. } => {
                             check(&frame);
@@ -147,14 +147,14 @@ proptest! {
         if !early {
             let identity = json!({"my_role": ["policy_repository", "endpoint_registry"], "peers": []});
             let message = json!({"id": ["send_identity", 1], "result": identity});
-            element.message(connected[0], incoming(&message), now);
+            element.handle_message(now, connected[0], incoming(&message));
         }
         for (message, wait) in messages {
             now += Duration::from_millis(wait);
-            element.tick(now);
+            element.handle_deadline(now);
             connected = do_all(&mut element, now);
             if let Some(connection) = connected.first() {
-                element.message(*connection, incoming(&message), now);
+                element.handle_message(now, *connection, incoming(&message));
             }
             do_all(&mut element, now);
         }

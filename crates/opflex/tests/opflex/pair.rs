@@ -142,7 +142,7 @@ impl Net {
                     let (address, connection) = (link.server.clone(), link.at_server);
                     for message in messages {
                         self.on_server(&address, |server, now| {
-                            server.message(connection, message, now);
+                            server.handle_message(now, connection, message);
                         });
                     }
                 }
@@ -158,7 +158,7 @@ impl Net {
                     let (element, connection) = (link.element, link.at_element);
                     for message in messages {
                         self.on_element(element, |element, now| {
-                            element.message(connection, message, now);
+                            element.handle_message(now, connection, message);
                         });
                     }
                 }
@@ -169,7 +169,9 @@ impl Net {
 
     fn dial(&mut self, element: usize, connection: ConnectionId, address: &str) {
         if !self.servers.contains_key(address) {
-            self.on_element(element, |element, now| element.disconnected(connection, now));
+            self.on_element(element, |element, now| {
+                element.handle_disconnected(now, connection)
+            });
             return;
         }
         let number = self.next;
@@ -189,9 +191,15 @@ impl Net {
         self.links.insert(number, link);
         let dialled = address.to_owned();
         self.on_server(address, |server, now| {
-            server.connected(ConnectionId(number), "element".to_owned(), Some(dialled), now);
+            server.handle_connected(
+                now,
+                ConnectionId(number),
+                "element".to_owned(),
+                Some(dialled),
+                None,
+            );
         });
-        self.on_element(element, |element, now| element.connected(connection, now));
+        self.on_element(element, |element, now| element.handle_connected(now, connection));
     }
 
     fn end(&mut self, number: u64) {
@@ -199,11 +207,11 @@ impl Net {
             return;
         };
         self.on_element(link.element, |element, now| {
-            element.disconnected(link.at_element, now);
+            element.handle_disconnected(now, link.at_element);
         });
         if self.servers.contains_key(&link.server) {
             self.on_server(&link.server, |server, now| {
-                server.disconnected(link.at_server, now);
+                server.handle_disconnected(now, link.at_server);
             });
         }
     }
@@ -240,7 +248,7 @@ impl Net {
                     .next_deadline()
                     .is_some_and(|at| at <= self.now)
                 {
-                    self.on_element(number, |element, now| element.tick(now));
+                    self.on_element(number, |element, now| element.handle_deadline(now));
                 }
             }
             for address in self.servers.keys().cloned().collect::<Vec<_>>() {
@@ -248,7 +256,7 @@ impl Net {
                     .next_deadline()
                     .is_some_and(|at| at <= self.now)
                 {
-                    self.on_server(&address, |server, now| server.tick(now));
+                    self.on_server(&address, |server, now| server.handle_deadline(now));
                 }
             }
             self.run();

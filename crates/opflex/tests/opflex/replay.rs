@@ -82,23 +82,23 @@ fn replay(capture: &str, domain: &str) {
         .unwrap();
     // Another element declares the endpoints that the element resolved.
     let other = ConnectionId(0);
-    server.connected(other, "other".to_owned(), None, start);
+    server.handle_connected(start, other, "other".to_owned(), None, None);
     let identity =
         json!({"proto_version": "1.0", "name": "other", "domain": domain, "my_role": ["policy_element"]});
     let declare = json!({"endpoint": objects(capture, "endpoint"), "prr": 7200});
     for (method, params) in [("send_identity", identity), ("endpoint_declare", declare)] {
         let message = incoming(&json!({"id": [method, 1], "method": method, "params": [params]}));
-        server.message(other, message, start);
+        server.handle_message(start, other, message);
     }
     server.take_actions();
 
     let element = ConnectionId(1);
     let dialled = Some("127.0.0.1:18009".to_owned());
-    server.connected(element, "element".to_owned(), dialled, start);
+    server.handle_connected(start, element, "element".to_owned(), dialled, None);
     for (t, message) in recorded_messages(capture, "pe>srv") {
         let now = start + Duration::from_secs_f64(t);
-        server.tick(now);
-        server.message(element, incoming(&message), now);
+        server.handle_deadline(now);
+        server.handle_message(now, element, incoming(&message));
     }
     let mut answers = HashMap::new();
     for action in server.take_actions() {
@@ -168,9 +168,9 @@ impl Recorded {
             connection: ConnectionId(0),
             sent: Vec::new(),
         };
-        recorded.act(|element, now| element.tick(now));
+        recorded.act(|element, now| element.handle_deadline(now));
         let connection = recorded.connection;
-        recorded.act(|element, now| element.connected(connection, now));
+        recorded.act(|element, now| element.handle_connected(now, connection));
         recorded
     }
 
@@ -193,7 +193,7 @@ impl Recorded {
     /// The server sends a message. Returns the messages of the element.
     fn send_text(&mut self, message: &Value) -> Vec<Value> {
         let connection = self.connection;
-        self.act(|element, now| element.message(connection, incoming(message), now));
+        self.act(|element, now| element.handle_message(now, connection, incoming(message)));
         std::mem::take(&mut self.sent)
     }
 

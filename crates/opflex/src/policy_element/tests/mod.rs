@@ -73,7 +73,7 @@ impl World {
     /// Makes a server accept the connection and send its identity.
     fn accept(&mut self, address: &str, roles: &[&str], peers: &[&str]) -> ConnectionId {
         let connection = self.dialling(address).unwrap();
-        self.act(|element, now| element.connected(connection, now));
+        self.act(|element, now| element.handle_connected(now, connection));
         self.identify(connection, roles, peers);
         connection
     }
@@ -90,7 +90,7 @@ impl World {
     /// Refuses the latest attempt to dial an address, or ends the connection.
     fn fail(&mut self, address: &str) {
         let connection = self.dialling(address).unwrap();
-        self.act(|element, now| element.disconnected(connection, now));
+        self.act(|element, now| element.handle_disconnected(now, connection));
     }
 
     /// A server sends a message.
@@ -100,7 +100,7 @@ impl World {
         let mut decoder = Decoder::without_identity(Default::default());
         decoder.decode(&mut buffer, &mut messages).unwrap();
         for message in messages {
-            self.act(|element, now| element.message(connection, message, now));
+            self.act(|element, now| element.handle_message(now, connection, message));
         }
     }
 
@@ -177,7 +177,7 @@ impl World {
         let end = self.now + Duration::from_secs_f64(seconds);
         while let Some(due) = self.element.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
-            self.act(|element, now| element.tick(now));
+            self.act(|element, now| element.handle_deadline(now));
         }
         self.now = end;
     }

@@ -15,7 +15,7 @@ fn states(world: &World) -> Vec<(&str, PeerState)> {
 fn an_element_sends_an_echo_and_its_identity_first() {
     let mut world = World::new(settings(&["a:1"]));
     let connection = world.dialling("a:1").unwrap();
-    world.act(|element, now| element.connected(connection, now));
+    world.act(|element, now| element.handle_connected(now, connection));
     let sent = world.sent.remove(&connection).unwrap();
     assert_eq!(
         sent[0],
@@ -128,7 +128,7 @@ fn servers_that_list_only_each_other_are_dialled_after_a_pause() {
 fn a_server_is_used_only_if_its_list_has_the_dialled_address() {
     let mut world = World::new(settings(&["127.0.0.1:1"]));
     let connection = world.dialling("127.0.0.1:1").unwrap();
-    world.act(|element, now| element.connected(connection, now));
+    world.act(|element, now| element.handle_connected(now, connection));
     // It is disconnected, although it has a role that the others lack.
     world.send_text(
         connection,
@@ -207,7 +207,7 @@ fn dialling_and_the_identity_have_time_limits() {
 
     world.pass(2.0);
     let connection = world.dialling("a:1").unwrap();
-    world.act(|element, now| element.connected(connection, now));
+    world.act(|element, now| element.handle_connected(now, connection));
     world.pass(44.9);
     assert!(!world.closed.contains_key(&connection));
     world.pass(0.2);
@@ -221,7 +221,7 @@ fn only_a_silent_server_is_disconnected_and_not_a_slow_one() {
     let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
     for _ in 0..14 {
         world.pass(10.0);
-        world.element.received(b, world.now);
+        world.element.handle_bytes(world.now, b);
     }
     assert_eq!(world.closed[&a], CloseReason::Silent);
     assert!(!world.closed.contains_key(&b));
@@ -252,7 +252,7 @@ fn a_server_with_an_unusable_identity_is_dialled_again_later() {
     ] {
         let mut world = World::new(settings(&["a:1"]));
         let connection = world.dialling("a:1").unwrap();
-        world.act(|element, now| element.connected(connection, now));
+        world.act(|element, now| element.handle_connected(now, connection));
         world.send_text(connection, &answer);
         assert!(world.closed.contains_key(&connection), "{answer}");
         assert_eq!(states(&world), [("a:1", PeerState::Waiting)]);
@@ -282,7 +282,7 @@ fn an_ipv6_server_is_found_in_its_list_with_and_without_brackets() {
 fn the_number_of_the_identity_does_not_matter_and_a_second_one_is_ignored() {
     let mut world = World::new(settings(&["a:1"]));
     let connection = world.dialling("a:1").unwrap();
-    world.act(|element, now| element.connected(connection, now));
+    world.act(|element, now| element.handle_connected(now, connection));
     let result = json!({"my_role": ALL, "domain": "other", "peers": [{"connectivity_info": "a:1"}]});
     world.send_text(
         connection,
@@ -306,7 +306,7 @@ fn requests_and_answers_before_the_identity_end_the_connection() {
     ] {
         let mut world = World::new(settings(&["a:1"]));
         let connection = world.dialling("a:1").unwrap();
-        world.act(|element, now| element.connected(connection, now));
+        world.act(|element, now| element.handle_connected(now, connection));
         world.take_sent(connection);
         world.send_text(connection, &text);
         let answers = world.take_sent(connection);
@@ -349,7 +349,7 @@ fn an_element_refuses_methods_of_a_server_and_the_session_goes_on() {
 fn a_learned_location_is_sent_in_later_identities() {
     let mut world = World::new(settings(&["a:1", "b:1"]));
     let connection = world.dialling("a:1").unwrap();
-    world.act(|element, now| element.connected(connection, now));
+    world.act(|element, now| element.handle_connected(now, connection));
     let result = json!({"my_role": ALL, "your_location": "rack 1", "peers": [{"connectivity_info": "a:1"}]});
     world.send_text(connection, &json!({"id": ["send_identity", 1], "result": result}));
     assert!(world.events.contains(&ElementEvent::Location {
@@ -383,7 +383,7 @@ fn in_transport_mode_a_server_without_proxies_is_refused() {
     assert!(matches!(world.closed[&connection], CloseReason::BadIdentity(_)));
     world.pass(1.4);
     let connection = world.dialling("a:1").unwrap();
-    world.act(|element, now| element.connected(connection, now));
+    world.act(|element, now| element.handle_connected(now, connection));
     let data = json!({"proxy_v4": "1.1.1.1", "proxy_v6": "2.2.2.2", "proxy_mac": "3.3.3.3"});
     let result = json!({"my_role": ALL, "data": data, "peers": [{"connectivity_info": "a:1"}]});
     world.send_text(connection, &json!({"id": ["send_identity", 1], "result": result}));

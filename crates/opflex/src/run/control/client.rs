@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::super::editing::Edited;
+use super::super::own_copy::Edited;
 use super::{
     AGENTS, DELETE, DUMP, ENDPOINTS, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
 };

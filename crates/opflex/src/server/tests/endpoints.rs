@@ -113,7 +113,34 @@ fn a_declaration_ends_with_its_refresh_time_unless_renewed() {
     assert_eq!(uris(&update(&mut world, asker)["delete"]), ["/ep/1/"]);
     world.pass(40.0);
     assert_eq!(known(&world), [""; 0]);
-    assert!(world.server.ownership.next_expiry().is_none());
+    assert_eq!(world.server.declaration(&uri("/ep/2/")), None);
+}
+
+/// An element dials each address of a server, such as its IPv4 and its IPv6 address.
+#[test]
+fn an_endpoint_stays_while_another_connection_of_its_element_has_declared_it() {
+    let mut world = world(OnLeave::Grace(Duration::from_secs(1)));
+    let (a, b) = (world.element("agent1"), world.element("agent1"));
+    for connection in [a, b] {
+        declare(&mut world, connection, &[ep("/ep/1/", 1)], 7200);
+    }
+    declare(&mut world, b, &[ep("/ep/2/", 1)], 7200);
+    world.leave(b);
+    world.pass(2.0);
+    assert_eq!(known(&world), ["/ep/1/"], "b alone has declared /ep/2/");
+    world.leave(a);
+    world.pass(2.0);
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn the_connections_of_a_former_owner_keep_no_endpoint() {
+    let mut world = world(OnLeave::Remove);
+    let (first, second) = (world.element("agent1"), world.element("agent2"));
+    declare(&mut world, first, &[ep("/ep/1/", 1)], 7200);
+    declare(&mut world, second, &[ep("/ep/1/", 2)], 7200);
+    world.leave(second);
+    assert_eq!(known(&world), [""; 0]);
 }
 
 #[test]

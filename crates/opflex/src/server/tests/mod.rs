@@ -43,11 +43,17 @@ impl World {
 
     /// A connection, without the server's first echo.
     pub(super) fn connect(&mut self) -> ConnectionId {
+        self.connect_certified(None)
+    }
+
+    /// A connection whose certificate has a common name.
+    pub(super) fn connect_certified(&mut self, name: Option<&str>) -> ConnectionId {
         self.clients += 1;
+        let certified = name.map(str::to_owned);
         let connection = ConnectionId(self.clients);
         self.act(|server, now| {
             let dialled = Some("10.0.0.9:8009".into());
-            server.connected(connection, "10.0.0.1:40000".into(), dialled, now)
+            server.handle_connected(now, connection, "10.0.0.1:40000".into(), dialled, certified)
         });
         self.take_sent(connection);
         connection
@@ -62,7 +68,7 @@ impl World {
     }
 
     pub(super) fn leave(&mut self, connection: ConnectionId) {
-        self.act(|server, now| server.disconnected(connection, now));
+        self.act(|server, now| server.handle_disconnected(now, connection));
     }
 
     /// Sends a text and returns all messages that the server sends on this connection.
@@ -72,7 +78,7 @@ impl World {
         let mut decoder = Decoder::without_identity(Default::default());
         decoder.decode(&mut buffer, &mut messages).unwrap();
         for message in messages {
-            self.act(|server, now| server.message(connection, message, now));
+            self.act(|server, now| server.handle_message(now, connection, message));
         }
         while self.server.is_answering(connection) {
             self.act(|server, _| assert!(server.continue_answer(connection)));
@@ -95,7 +101,7 @@ impl World {
         let end = self.now + Duration::from_secs_f64(seconds);
         while let Some(due) = self.server.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
-            self.act(|server, now| server.tick(now));
+            self.act(|server, now| server.handle_deadline(now));
         }
         self.now = end;
     }

@@ -246,14 +246,14 @@ fn an_observer_keeps_only_the_latest_reports() {
     let mut most = (0, 0);
     for round in (0..3 * 3600).step_by(5) {
         world.now = begin + Duration::from_secs(round);
-        observer.expire(world.now);
+        observer.handle_deadline(world.now);
         for agent in 0..20 {
             let agent = if agent == 0 { 100 + round / 60 } else { agent };
             let observable = (0..5)
                 .map(|classifier| generation(agent, classifier, 1_000_000 + round))
                 .collect();
             let reports = vec![StateReport { observable }];
-            observer.report(&"a".into(), reports, world.now).unwrap();
+            observer.handle_report(world.now, &"a".into(), reports).unwrap();
         }
         let (reports, series) = (observer.len(), observer.series());
         most = (most.0.max(reports), most.1.max(series));

@@ -12,7 +12,7 @@ fn world() -> World {
 fn the_server_sends_an_echo_at_once() {
     let mut world = world();
     let connection = ConnectionId(1);
-    world.act(|server, now| server.connected(connection, "a:1".into(), None, now));
+    world.act(|server, now| server.handle_connected(now, connection, "a:1".into(), None, None));
     assert_eq!(
         world.take_sent(connection),
         [json!({"id": ["echo", 0], "method": "echo", "params": [0]})]
@@ -84,7 +84,9 @@ fn ipv6_addresses_are_listed_as_libopflex_splits_them() {
     });
     let mut world = World::new(settings);
     let client = ConnectionId(77);
-    world.act(|server, now| server.connected(client, "[::1]:1".into(), Some("[::1]:18031".into()), now));
+    world.act(|server, now| {
+        server.handle_connected(now, client, "[::1]:1".into(), Some("[::1]:18031".into()), None)
+    });
     world.take_sent(client);
     let answer = world.ask(client, "send_identity", json!([identity("pe1")]));
     let peers = answer["result"]["peers"].as_array().unwrap();
@@ -126,7 +128,7 @@ fn a_name_in_invalid_utf_8_is_answered() {
     decoder
         .decode(&mut BytesMut::from(&bytes[..]), &mut messages)
         .unwrap();
-    world.act(|server, now| server.message(client, messages.remove(0), now));
+    world.act(|server, now| server.handle_message(now, client, messages.remove(0)));
     assert!(world.messages_to(client)[0].get("result").is_some());
     assert_eq!(
         &*world.server.sessions(world.now)[0].name.clone().unwrap(),
@@ -413,10 +415,7 @@ fn with_name_from_certificate_an_element_has_the_name_of_its_certificate() {
         ..Settings::default()
     });
     let come = |world: &mut World, certified: Option<&str>| {
-        let client = world.connect();
-        if let Some(name) = certified {
-            world.server.certify(client, name.to_owned());
-        }
+        let client = world.connect_certified(certified);
         let answer = world.ask(client, "send_identity", json!([identity("host-1")]));
         (client, answer)
     };

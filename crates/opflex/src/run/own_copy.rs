@@ -1,0 +1,305 @@
+//! This server's own copy of the policy, which the core has: reading it and editing it from other
+//! threads. A long read or edit is made in pieces, between which the dispatcher handles other events.
+//!
+//! An edit of up to [`PIECE`] objects is one call, so clients never get a part of it. A larger edit
+//! is checked as a whole and then made in pieces, parents first. A reload is compared with the policy
+//! piece by piece on the thread of the caller, so the dispatcher gets only the objects that differ, and
+//! no second copy of the policy is made. If another edit comes between, the reload is made in one call.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::config::CallError;
+use super::server_side::{ServerEvents, call};
+use crate::message::Store;
+use crate::model::{Edit, ManagedObject, ObjectRef, Piece, Tree, Uri};
+
+/// The maximum number of objects in one piece of an edit.
+const PIECE: usize = 1000;
+/// The number of attempts to copy in steps, after which the copy is made in one step.
+const ATTEMPTS: u32 = 3;
+
+/// The result of an edit.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Edited {
+    /// The number of objects that changed.
+    pub(super) changed: usize,
+    /// The revision of policy that the edit made.
+    pub(super) revision: u64,
+}
+
+/// The present revision of policy, and the policy. It is copied in steps. If policy changes meanwhile, the
+/// copy begins again.
+pub(super) fn copy(events: &ServerEvents) -> Result<(u64, Vec<ManagedObject>), CallError> {
+    for _ in 0..ATTEMPTS {
+        let mut objects = Vec::new();
+        if let Some(revision) = visit(events, |object| objects.push(object))? {
+            return Ok((revision, objects));
+        }
+    }
+    call(events, |cx| {
+        (cx.core().policy_revision(), cx.core().policy().to_objects())
+    })
+}
+
+/// Passes each object of the policy to `each`, in steps, and returns the revision. `None` if policy has
+/// changed between two steps.
+fn visit(events: &ServerEvents, mut each: impl FnMut(ManagedObject)) -> Result<Option<u64>, CallError> {
+    let (mut revision, mut last) = (None, None);
+    loop {
+        let after = last.clone();
+        let (is, objects, has_more) = call(events, move |cx| {
+            let mut piece = Piece::of_a_call();
+            let objects = cx.core().page(Store::Policy, Uri::root(), after, &mut piece);
+            let objects: Vec<_> = objects.iter().map(ObjectRef::to_object).collect();
+            (cx.core().policy_revision(), objects, piece.is_full())
+        })?;
+        if revision.replace(is).is_some_and(|before| before != is) {
+            return Ok(None);
+        }
+        last = objects.last().map(|object| object.uri.clone()).or(last);
+        objects.into_iter().for_each(&mut each);
+        if !has_more {
+            return Ok(Some(is));
+        }
+    }
+}
+
+/// Makes an edit. With `at`, it fails unless policy has this revision.
+pub(super) fn edit(events: &ServerEvents, edit: Edit, at: Option<u64>) -> Result<Edited, CallError> {
+    match edit {
+        Edit::Merge(objects) if objects.len() > PIECE => merge_in_pieces(events, objects, at),
+        Edit::Reload(objects) => reload(events, objects, at),
+        edit => change(events, at, edit),
+    }
+}
+
+/// Changes this server's copy of the policy to that of the cluster, which has this revision. Returns the
+/// number of changed objects. Only one thread may call it, and nothing else may edit the copy.
+pub(super) fn replace(
+    events: &ServerEvents,
+    objects: Vec<ManagedObject>,
+    revision: u64,
+) -> Result<usize, CallError> {
+    let wanted = checked(events, objects)?;
+    // No edit can come between two steps.
+    let (_, difference) = compare(events, &wanted)?.ok_or(CallError::Stopped)?;
+    let Difference { delete, merge } = difference;
+    // One call, because each piece would have a revision of its own, which a document may have, too. The
+    // length of a document has a limit, so the call is short.
+    call(events, move |cx| {
+        let changed = cx.edit(Edit::Update(delete, merge))?.len();
+        cx.core.begin_at_revision(revision);
+        Ok(changed)
+    })?
+}
+
+/// The policy of a reload. A policy that does not fit the model is refused before the first change.
+fn checked(events: &ServerEvents, objects: Vec<ManagedObject>) -> Result<Tree, CallError> {
+    let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
+    let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
+    wanted.merge(objects)?;
+    Ok(wanted)
+}
+
+/// Makes an edit in one call. With `at`, it fails unless policy has this revision.
+fn change(events: &ServerEvents, at: Option<u64>, edit: Edit) -> Result<Edited, CallError> {
+    call(events, move |cx| {
+        let is = cx.core().policy_revision();
+        if let Some(wanted) = at.filter(|wanted| *wanted != is) {
+            return Err(CallError::Revision { wanted, is });
+        }
+        let changed = cx.edit(edit)?.len();
+        let revision = cx.core().policy_revision();
+        Ok(Edited { changed, revision })
+    })?
+}
+
+fn merge_in_pieces(
+    events: &ServerEvents,
+    mut objects: Vec<ManagedObject>,
+    at: Option<u64>,
+) -> Result<Edited, CallError> {
+    objects.iter().try_for_each(ManagedObject::check)?;
+    if call(events, |cx| cx.core().policy().schema().is_some())? {
+        objects = call(events, move |cx| {
+            cx.core().policy().check_all(&objects).map(|()| objects)
+        })??;
+    }
+    // Parents first, so that the parent of each object is in the same or in an earlier piece.
+    objects.sort_by(|a, b| a.uri.cmp(&b.uri));
+    in_pieces(events, at, Vec::new(), objects)
+}
+
+/// Deletes objects, and then merges checked and sorted objects in pieces. With `at`, it fails unless
+/// policy has this revision.
+fn in_pieces(
+    events: &ServerEvents,
+    at: Option<u64>,
+    delete: Vec<Uri>,
+    objects: Vec<ManagedObject>,
+) -> Result<Edited, CallError> {
+    let mut objects = objects.into_iter();
+    let first = objects.by_ref().take(PIECE).collect();
+    // Only the first piece is bound to the revision, because each piece makes a new one.
+    let mut edited = change(events, at, Edit::Update(delete, first))?;
+    loop {
+        let piece: Vec<_> = objects.by_ref().take(PIECE).collect();
+        if piece.is_empty() {
+            return Ok(edited);
+        }
+        let next = change(events, None, Edit::Merge(piece))?;
+        edited.changed += next.changed;
+        edited.revision = next.revision;
+    }
+}
+
+fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
+    let wanted = checked(events, objects)?;
+    if let Some((revision, Difference { delete, merge })) = compare(events, &wanted)? {
+        // Only at the revision of the comparison, which is wrong for any other one.
+        match in_pieces(events, Some(at.unwrap_or(revision)), delete, merge) {
+            Err(CallError::Revision { .. }) if at.is_none() => {}
+            result => return result,
+        }
+    }
+    // Another edit came between. No edit can come between in one call.
+    change(events, at, Edit::Reload(wanted.to_objects()))
+}
+
+/// Compares the policy with another one in steps. `None` if policy has changed meanwhile.
+fn compare(events: &ServerEvents, wanted: &Tree) -> Result<Option<(u64, Difference)>, CallError> {
+    let mut comparison = Comparison::new(wanted);
+    let revision = visit(events, |object| comparison.add(&object))?;
+    Ok(revision.map(|revision| (revision, comparison.finish())))
+}
+
+/// What turns the present policy into another one: the objects to delete, and then the objects to merge,
+/// parents first.
+#[derive(Debug)]
+struct Difference {
+    delete: Vec<Uri>,
+    merge: Vec<ManagedObject>,
+}
+
+/// The comparison of the present policy, of which each object is added, with a wanted one.
+struct Comparison<'a> {
+    wanted: &'a Tree,
+    delete: Vec<Uri>,
+    /// The present objects, each with whether it is as wanted.
+    present: HashMap<Uri, bool>,
+    /// Children that their parents announce and are not wanted.
+    announced: Vec<Uri>,
+}
+
+impl<'a> Comparison<'a> {
+    fn new(wanted: &'a Tree) -> Self {
+        Self {
+            wanted,
+            delete: Vec::new(),
+            present: HashMap::new(),
+            announced: Vec::new(),
+        }
+    }
+
+    /// Adds an object of the present policy.
+    fn add(&mut self, object: &ManagedObject) {
+        let new = self.wanted.get(&object.uri);
+        let is_wanted = new.is_some_and(|new| new.to_object() == *object);
+        self.present.insert(object.uri.clone(), is_wanted);
+        let Some(new) = new else {
+            return self.delete.push(object.uri.clone());
+        };
+        // A merge without a parent keeps the former parent, so the object is deleted first.
+        if object.parent_uri.is_some() && new.parent_uri().is_none() {
+            self.delete.push(object.uri.clone());
+        }
+        if !is_wanted {
+            let stay: HashSet<&Uri> = new.children().collect();
+            let lost = object.children.iter().filter(|child| !stay.contains(child));
+            self.announced.extend(lost.cloned());
+        }
+    }
+
+    /// The difference, once every object of the present policy was added.
+    fn finish(self) -> Difference {
+        let Self {
+            present, mut delete, ..
+        } = self;
+        // Announced children have no object, so no object was compared with them.
+        let announced = self.announced.into_iter();
+        delete.extend(announced.filter(|child| !present.contains_key(child)));
+        let deleted: HashSet<&str> = delete.iter().map(Uri::as_str).collect();
+        // Deleting an object also deletes everything below it, which has to be merged again.
+        let is_deleted = |uri: &Uri| {
+            !deleted.is_empty()
+                && (deleted.contains(uri.as_str()) || uri.prefixes().any(|above| deleted.contains(above)))
+        };
+        let objects = self.wanted.iter();
+        let differing =
+            objects.filter(|object| is_deleted(object.uri()) || present.get(object.uri()) != Some(&true));
+        let merge = differing.map(|object| object.to_object()).collect();
+        Difference { delete, merge }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(uri: &str, value: u8) -> ManagedObject {
+        ManagedObject::new("a", uri.parse().unwrap()).with("value", value)
+    }
+
+    fn tree(objects: &[ManagedObject]) -> Tree {
+        let mut tree = Tree::new();
+        tree.merge(objects.to_vec()).unwrap();
+        tree
+    }
+
+    #[test]
+    fn the_difference_turns_one_policy_into_the_other() {
+        let uri = |text: &str| -> Uri { text.parse().unwrap() };
+        let mut announcing = object("/l/", 0);
+        announcing.children = vec![uri("/l/later/")];
+        let before = [
+            object("/a/", 0),
+            object("/a/b/", 1),
+            object("/c/", 2),
+            object("/c/d/", 3),
+            object("/e/", 4),
+            object("/p/", 0),
+            object("/p/q/", 0),
+            announcing,
+        ];
+        for after in [
+            before.to_vec(),
+            Vec::new(),
+            // Parents of objects that stay are removed, and an object is added below a parent
+            // that is removed.
+            vec![object("/a/b/", 1), object("/c/d/", 3), object("/e/f/", 5)],
+            vec![
+                object("/a/", 9),
+                object("/c/", 2),
+                object("/c/d/", 8),
+                object("/l/", 0),
+            ],
+            vec![object("/p/q/", 0).under("a", uri("/p/")), object("/z/", 1)],
+        ] {
+            let mut edited = tree(&before);
+            let wanted = tree(&after);
+            let mut comparison = Comparison::new(&wanted);
+            edited
+                .to_objects()
+                .iter()
+                .for_each(|object| comparison.add(object));
+            let Difference { delete, merge } = comparison.finish();
+            if after == before {
+                assert!(delete.is_empty() && merge.is_empty(), "{delete:?} {merge:?}");
+            }
+            edited.update(&delete, Vec::new(), merge).unwrap();
+            assert_eq!(edited.to_objects(), wanted.to_objects());
+        }
+    }
+}
