@@ -38,11 +38,12 @@
 //! |---|---|
 //! | `content` | [`Content`]: the types of an application |
 //! | `json` | JSON for these types |
-//! | [`yaml`] | reading and writing, the limits, [`yaml::Error`] |
 //! | [`timestamp`] | points in time as TraceReport writes them |
 //! | `id` | [`Id`], the text that identifies an entity |
 //! | `names` | texts with known values, which keep unknown values |
 //! | `schema` | the macros that define a schema |
+//!
+//! [`yaml`] is a package of its own: reading and writing, the limits, [`yaml::Error`].
 //!
 //! # Rules that all schemas share
 //! A field may be missing unless its schema requires it, and then has its default. Unknown keys are

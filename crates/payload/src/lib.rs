@@ -43,6 +43,7 @@
 //! | `node` | NodeConnected, NodeDisconnected |
 //! | `tenants` | Tenant, Tenants |
 //! | `failure` | StartFailure and the other failures of commands |
+//! | `workload`, `label` | what START and RESTART share; names and labels of instances |
 //!
 //! `workload` has the keys that START and RESTART share, `label` the rules for names and labels of
 //! instances. FULL, OFFLINE, ConnectionFailure and ConnectionAborted have no payload.
