@@ -352,6 +352,14 @@ reasons! {
         LaunchFailure = "launch_failure";
         /// The network of the instance could not be set up.
         NetworkFailure = "network_failure";
+        /// The instance is persistent, and keeps its disk on its node, which is being evacuated.
+        NotMovedPersistent = "not_moved_persistent";
+        /// The instance uses storage of its node, which is being evacuated.
+        NotMovedStorage = "not_moved_storage";
+        /// The START of the instance names its node, which is being evacuated.
+        NotMovedBound = "not_moved_bound";
+        /// The START of the instance is not known, so it is not placed on another node.
+        NotMovedUnknown = "not_moved_unknown";
     }
 }
 

@@ -10,12 +10,13 @@ use std::collections::{BTreeMap, HashMap};
 use ipnet::IpNet;
 use uuid::Uuid;
 
-use super::held::detached;
-use super::{Scheduler, answers, relay};
+use super::out::Out;
+use super::parking::detached;
+use super::relay;
 use ssntp::Role;
 use ssntp::payload::{Error, Id};
 use ssntp::proto::{Event, Frame};
-use ssntp::server::{Context, SessionInfo};
+use ssntp::server::SessionInfo;
 use ssntp_cluster::subnet;
 use ssntp_payload::{PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, TenantRemoved};
 
@@ -54,7 +55,7 @@ struct Cnci {
 
 impl Cncis {
     /// Keeps an event of a concentrator, which was forwarded before.
-    pub(super) fn event(&mut self, from: &SessionInfo, frame: &Frame) {
+    pub(super) fn handle_event(&mut self, from: &SessionInfo, frame: &Frame) {
         if !from.role().contains(Role::CNCIAGENT) || frame.payload_bytes().len() > MAX_EVENT {
             return;
         }
@@ -86,7 +87,7 @@ impl Cncis {
         cncis.filter(|cnci| cnci.announced.is_some()).count()
     }
 
-    pub(super) fn disconnected(&mut self, session: &SessionInfo) {
+    pub(super) fn handle_disconnected(&mut self, session: &SessionInfo) {
         self.by_uuid.remove(&session.uuid());
         // An agent reports its tenants again in each session.
         let tenants = self.tenants.remove(&session.uuid());
@@ -130,81 +131,86 @@ impl Cncis {
         holders.next().map(|(uuid, _)| *uuid)
     }
 
-    /// The public addresses of an instance.
-    fn of_instance(&self, instance: Uuid) -> impl Iterator<Item = PublicIpAssigned> {
-        let all = self.by_uuid.values().flat_map(|cnci| cnci.assigned.values());
-        all.filter(move |(of, _)| *of == Some(instance))
-            .filter_map(|(_, frame)| frame.payload().ok())
-    }
-}
-
-fn read(frame: &Frame) -> Result<TenantRemoved, Error> {
-    match frame.kind() == Event::TENANT_ADDED {
-        true => Ok(subnet::removed(&frame.payload()?)),
-        false => frame.payload(),
-    }
-}
-
-impl Scheduler {
-    /// Handles TenantAdded or TenantRemoved of an agent, for the concentrator that it names.
-    pub(super) fn tenant_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+    /// Handles TenantAdded or TenantRemoved of an agent, for the concentrator that it names. The
+    /// error is the other agent that it names.
+    pub(super) fn handle_tenant(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        frame: &Frame,
+    ) -> Result<(), Id> {
         let event = match read(frame) {
             Ok(event) => event,
-            Err(e) => return answers::refuse(cx, from, frame, &e.into()),
+            Err(e) => {
+                out.refuse(from, frame, &e.into());
+                return Ok(());
+            }
         };
         let (agent, cnci) = (event.agent_uuid, event.concentrator_uuid);
         if !agent.is_empty() && agent != from.uuid() {
-            return self.reject_report(cx, from, frame, &format_args!("of agent {agent}"));
+            return Err(agent);
         }
-        let served = cnci.uuid().zip(subnet::network(&event.tenant_subnet).ok());
         // If the concentrator is away, this fails, and the event is sent when it reconnects.
-        let to = (&cnci, Role::CNCIAGENT);
-        let is_forwarded = relay::forward(cx, &mut self.log, from, frame, to).is_ok();
-        let Some((cnci, subnet)) = served else { return };
-        let served = (cnci, event.tenant_uuid, subnet);
-        // A TenantRemoved that the concentrator has received is not needed any more.
-        match is_forwarded && frame.kind() == Event::TENANT_REMOVED {
-            true => self.cncis.forget(&served, from.uuid()),
-            false => self.cncis.remember(served, from.uuid(), frame),
+        let is_forwarded = relay::forward(out, from, frame, (&cnci, Role::CNCIAGENT)).is_ok();
+        if let Some((cnci, subnet)) = cnci.uuid().zip(subnet::network(&event.tenant_subnet).ok()) {
+            let served = (cnci, event.tenant_uuid, subnet);
+            // A TenantRemoved that the concentrator has received is not needed any more.
+            if is_forwarded && frame.kind() == Event::TENANT_REMOVED {
+                self.forget(&served, from.uuid());
+            } else {
+                self.remember(served, from.uuid(), frame);
+            }
         }
+        Ok(())
     }
 
-    /// Takes back the public addresses of instances that have no address of the tenant any more, as
-    /// another instance may get the same private address.
-    pub(super) fn release_public_ips(&mut self, cx: &mut Context<'_>) {
-        for instance in std::mem::take(&mut self.tenants.to_check) {
-            let assigned = self.cncis.of_instance(instance);
-            for ip in assigned.filter(|ip| self.tenants.is_outdated(ip)) {
-                let release = ReleasePublicIp {
-                    concentrator_uuid: ip.concentrator_uuid,
-                    instance_uuid: ip.instance_uuid,
-                    public_ip: ip.public_ip,
-                    private_ip: ip.private_ip,
-                    ..ReleasePublicIp::default()
-                };
-                if let Some(cnci) = release.concentrator_uuid.uuid() {
-                    answers::send(cx, cnci, &Frame::of(&release));
-                }
+    /// Takes back the public addresses of an instance that are outdated, as another instance may get
+    /// the same private address.
+    pub(super) fn release_public_ips(
+        &self,
+        out: &mut Out<'_, '_>,
+        instance: Uuid,
+        is_outdated: impl Fn(&PublicIpAssigned) -> bool,
+    ) {
+        let all = self.by_uuid.values().flat_map(|cnci| cnci.assigned.values());
+        let of_instance = all.filter(|(of, _)| *of == Some(instance));
+        let assigned = of_instance.filter_map(|(_, frame)| frame.payload().ok());
+        for ip in assigned.filter(is_outdated) {
+            let release = ReleasePublicIp {
+                concentrator_uuid: ip.concentrator_uuid,
+                instance_uuid: ip.instance_uuid,
+                public_ip: ip.public_ip,
+                private_ip: ip.private_ip,
+                ..ReleasePublicIp::default()
+            };
+            if let Some(cnci) = release.concentrator_uuid.uuid() {
+                out.send(cnci, &Frame::of(&release));
             }
         }
     }
 
     /// Sends a concentrator that has connected the reports about the tenants that it serves.
-    pub(super) fn send_tenants(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        let Cncis {
-            tenants,
-            tenant_count,
-            ..
-        } = &mut self.cncis;
-        for tenants in tenants.values_mut() {
+    pub(super) fn handle_connected(&mut self, out: &mut Out<'_, '_>, session: &SessionInfo) {
+        if !session.role().intersects(Role::CNCIAGENT) {
+            return;
+        }
+        for tenants in self.tenants.values_mut() {
             tenants.retain(|(cnci, ..), report| {
-                let is_sent = *cnci == session.uuid() && cx.send(session.uuid(), report).is_ok();
+                let is_sent = *cnci == session.uuid() && out.cx.send(session.uuid(), report).is_ok();
                 // A TenantRemoved is kept only until the concentrator has received it.
                 let is_done = is_sent && report.kind() == Event::TENANT_REMOVED;
-                *tenant_count -= usize::from(is_done);
+                self.tenant_count -= usize::from(is_done);
                 !is_done
             });
         }
+    }
+}
+
+fn read(frame: &Frame) -> Result<TenantRemoved, Error> {
+    if frame.kind() == Event::TENANT_ADDED {
+        Ok(subnet::removed(&frame.payload()?))
+    } else {
+        frame.payload()
     }
 }
 

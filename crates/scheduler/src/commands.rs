@@ -22,11 +22,11 @@ use std::time::Instant;
 use log::debug;
 use uuid::Uuid;
 
-use super::instances::StartLimits;
-use super::{Scheduler, answers};
+use super::out::Out;
+use super::starts::StartLimits;
 use ssntp::payload::Id;
 use ssntp::proto::{Command, Frame};
-use ssntp::server::{Context, SessionInfo};
+use ssntp::server::SessionInfo;
 use ssntp_cluster::phase::Phase;
 use ssntp_cluster::refusal::{self, Refused, same};
 use ssntp_payload::{CommandSubject, InstanceState, StatsSummary};
@@ -128,13 +128,14 @@ impl Commands {
     }
 
     /// Takes the oldest command of the node that a failure answers.
-    fn answered(&mut self, node: Uuid, command: Command, failed: &CommandSubject) -> Option<Sent> {
+    fn take_answered(&mut self, node: Uuid, command: Command, failed: &CommandSubject) -> Option<Sent> {
         let instance = failed.instance_uuid.uuid();
         let is_answered = |(_, sent): &(&Key, &Sent)| {
             // A failure may leave out its subject.
-            let is_its_id = match failed.command_id.is_empty() {
-                true => !sent.is_shown,
-                false => sent.subject.command_id == failed.command_id,
+            let is_its_id = if failed.command_id.is_empty() {
+                !sent.is_shown
+            } else {
+                sent.subject.command_id == failed.command_id
             };
             sent.command == command
                 && is_its_id
@@ -217,25 +218,10 @@ impl Commands {
         ended
     }
 
-    pub(super) fn next_due(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.due.next()
     }
 
-    fn expire(&mut self, now: Instant) -> Option<Sent> {
-        let key = self.due.pop(now)?;
-        self.remove(key)
-    }
-}
-
-/// True if a node answers the command, and STATS show its effect.
-fn is_tracked(command: Command) -> bool {
-    matches!(
-        command,
-        Command::STOP | Command::DELETE | Command::RESTART | Command::ATTACH_VOLUME | Command::DETACH_VOLUME
-    )
-}
-
-impl Scheduler {
     /// The failure of a node as it is forwarded; `None` if it answers no command.
     pub(super) fn answer_of(&mut self, from: &SessionInfo, frame: &Frame, now: Instant) -> Option<Frame> {
         let Some(Ok((command, failed, reason))) = refusal::read(frame) else {
@@ -244,8 +230,8 @@ impl Scheduler {
         if !is_tracked(command) {
             return Some(frame.clone());
         }
-        let Some(sent) = self.commands.answered(from.uuid(), command, &failed) else {
-            if self.commands.untracked_until.is_some_and(|until| now < until) {
+        let Some(sent) = self.take_answered(from.uuid(), command, &failed) else {
+            if self.untracked_until.is_some_and(|until| now < until) {
                 return Some(frame.clone());
             }
             debug!(target: "ssntp::scheduler", "{from}: {} answers no command", frame.kind());
@@ -260,17 +246,25 @@ impl Scheduler {
     }
 
     /// Answers commands whose node has not answered them in time.
-    pub(super) fn expire_commands(&mut self, cx: &mut Context<'_>, now: Instant) {
-        while let Some(sent) = self.commands.expire(now) {
-            if sent.is_shown {
+    pub(super) fn expire(&mut self, out: &mut Out<'_, '_>) {
+        while let Some(key) = self.due.pop(out.now()) {
+            let Some(sent) = self.remove(key).filter(|sent| !sent.is_shown) else {
                 continue;
-            }
+            };
             let refused = Refused::new(NO_ANSWER, "its node has not said what became of it");
             if let Some(failure) = refusal::failure(sent.command, sent.subject, &refused) {
-                answers::send_to_controllers(cx, &failure);
+                out.send_to_controllers(&failure);
             }
         }
     }
+}
+
+/// True if a node answers the command, and STATS show its effect.
+fn is_tracked(command: Command) -> bool {
+    matches!(
+        command,
+        Command::STOP | Command::DELETE | Command::RESTART | Command::ATTACH_VOLUME | Command::DETACH_VOLUME
+    )
 }
 
 #[cfg(test)]
@@ -278,59 +272,47 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::SchedulerConfig;
     use ssntp::Role;
-    use ssntp::proto::ErrorCode;
     use ssntp::testkit::{HandlerTest, Testkit};
     use ssntp_payload::{Stop, StopFailure};
 
     #[test]
     fn a_command_has_one_answer_also_when_no_more_commands_are_tracked() {
         let (kit, now) = (Testkit::new().unwrap(), ssntp_cluster::clock::now());
-        let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
-        for number in 1..MAX_COMMANDS as u64 {
-            let other = Sent {
-                command: Command::STOP,
-                subject: CommandSubject::default(),
-                instance: Uuid::nil(),
-                is_known: false,
-                had_ended: false,
-                is_shown: false,
-                sent: now,
-            };
-            scheduler.commands.by_node.insert((Uuid::nil(), number), other);
+        let limits = StartLimits {
+            quiet: Duration::from_secs(60),
+            most: Duration::from_secs(900),
+            ..StartLimits::default()
+        };
+        let mut commands = Commands::new(limits);
+        let other = Frame::of(&Stop::default());
+        for _ in 1..MAX_COMMANDS {
+            commands.add(Uuid::nil(), Uuid::nil(), None, &other, now);
         }
+        let scheduler = crate::Scheduler::new(crate::SchedulerConfig::new()).unwrap();
         let config = scheduler.serve_with(kit.server_config().unwrap());
         let mut test = HandlerTest::new(config, scheduler).unwrap();
-        let mut connect = |role| test.connect(&kit.identity(role).unwrap()).unwrap().uuid();
-        let (controller, node) = (connect(Role::CONTROLLER), connect(Role::AGENT));
+        let node = test.connect(&kit.identity(Role::AGENT).unwrap()).unwrap();
         let instances = [1, 2].map(Uuid::from_u128);
         for instance in instances {
             let command = Stop {
                 instance_uuid: instance.into(),
-                workload_agent_uuid: node.into(),
+                workload_agent_uuid: node.uuid().into(),
                 ..Stop::default()
             };
-            test.receive(controller, &Frame::of(&command));
+            commands.add(node.uuid(), instance, None, &Frame::of(&command), now);
         }
         for instance in instances {
-            let failure = StopFailure {
+            let failure = Frame::of(&StopFailure {
                 instance_uuid: instance.into(),
                 ..StopFailure::default()
-            };
-            test.receive(node, &Frame::of(&failure));
+            });
+            assert_eq!(commands.answer_of(&node, &failure, now), Some(failure));
         }
-        test.advance(Duration::from_secs(600));
-        let sent = test.sent_to(controller);
-        let failures = sent
-            .iter()
-            .filter(|frame| frame.kind() == ErrorCode::STOP_FAILURE);
-        let failures = failures.map(|frame| frame.payload::<StopFailure>().unwrap().instance_uuid);
-        assert_eq!(failures.collect::<Vec<_>>(), instances.map(Id::from));
+        assert_eq!(commands.of(node.uuid()).count(), 0);
 
         // No command without room is open any more, although the table has never been empty since.
-        test.advance(Duration::from_secs(300));
-        test.receive(node, &Frame::of(&StopFailure::default()));
-        assert!(test.sent_to(controller).is_empty());
+        let (failure, later) = (Frame::of(&StopFailure::default()), now + limits.most);
+        assert_eq!(commands.answer_of(&node, &failure, later), None);
     }
 }

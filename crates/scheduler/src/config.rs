@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use thiserror::Error;
 
-use super::instances::StartLimits;
 use super::placement::Policy;
+use super::starts::StartLimits;
 use ssntp::payload;
 use ssntp_transport::{NEVER, setters};
 
@@ -43,7 +43,6 @@ pub struct SchedulerConfig {
     pub(super) held_time: Duration,
     pub(super) in_flight: usize,
     pub(super) starts: StartLimits,
-    pub(super) stats_interval: Duration,
     pub(super) configuration: Bytes,
     pub(super) configuration_file: Option<PathBuf>,
     pub(super) state: Option<PathBuf>,
@@ -64,9 +63,9 @@ impl Default for SchedulerConfig {
                 // image.
                 most: Duration::from_secs(900),
                 absence: Duration::from_secs(15),
+                // The default interval of the agents.
+                interval: Duration::from_secs(30),
             },
-            // The default interval of the agents of this crate.
-            stats_interval: Duration::from_secs(30),
             configuration: Bytes::new(),
             configuration_file: None,
             state: None,
@@ -130,7 +129,7 @@ impl SchedulerConfig {
     /// STATS for three intervals is stale. Default: 30 s.
     #[must_use]
     pub fn stats_interval(mut self, interval: Duration) -> Self {
-        self.stats_interval = interval.min(NEVER);
+        self.starts.interval = interval.min(NEVER);
         self
     }
 

@@ -20,15 +20,16 @@ use bytes::Bytes;
 use log::warn;
 use uuid::Uuid;
 
+use super::config::SchedulerError;
 use super::keeper::Keeper;
-use super::{Scheduler, SchedulerError, answers, limited};
+use super::messages::Message;
+use super::out::{Out, limited};
 use ssntp::Role;
 use ssntp::payload::MAX_READ_LEN;
 use ssntp::proto::{Command, ErrorCode, Frame};
-use ssntp::server::{Context, SessionInfo};
+use ssntp::server::SessionInfo;
 use ssntp_payload::Configure;
-use ssntp_transport::directory;
-use ssntp_transport::excerpt;
+use ssntp_transport::{directory, excerpt};
 
 /// The roles whose clients receive the configuration.
 const CONFIGURED: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits() | Role::CNCIAGENT.bits());
@@ -41,7 +42,7 @@ pub(super) struct Configuration {
     sender: Option<Uuid>,
     /// The configuration before `current`, with its sender.
     previous: Option<(Bytes, Option<Uuid>)>,
-    pub(super) keeper: Keeper,
+    keeper: Keeper,
     being_written: Option<Content>,
     /// The newest CONFIGURE, while another one is being written.
     next: Option<Proposal>,
@@ -131,7 +132,7 @@ impl Configuration {
 
     /// Takes the result of the thread and hands over the next configuration. Returns an outcome
     /// to handle; `None` if nothing can be done until the thread has finished.
-    fn proceed(&mut self) -> Option<Outcome> {
+    fn next_outcome(&mut self) -> Option<Outcome> {
         loop {
             if self.being_written.is_some() {
                 let result = self.keeper.result()?;
@@ -192,6 +193,109 @@ impl Configuration {
         self.behind = true;
         Ok(std::mem::replace(&mut self.sender, sender))
     }
+    /// The thread that writes the configuration, to start it.
+    pub(super) fn keeper(&mut self) -> &mut Keeper {
+        &mut self.keeper
+    }
+
+    /// True if a write is done whose result has not been handled.
+    pub(super) fn is_done(&self) -> bool {
+        self.keeper.is_done()
+    }
+
+    /// Handles CONFIGURE of a controller. `lead` is the token of this scheduler, if it leads others.
+    pub(super) fn handle_configure(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        frame: &Frame,
+        lead: Option<u64>,
+    ) {
+        let proposal = Proposal {
+            from: from.clone(),
+            frame: frame.clone(),
+        };
+        if let Err(e) = check(proposal.yaml()) {
+            return refuse(out, &proposal, e.to_string());
+        }
+        // Only the newest waits, so a slow disk does not cause a queue.
+        if let Some(older) = self.next.replace(proposal) {
+            refuse(
+                out,
+                &older,
+                "a newer one arrived before it was written".to_owned(),
+            );
+        }
+        self.proceed(out, lead);
+    }
+
+    /// Distributes a configuration that has been written, and answers the others.
+    pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>, lead: Option<u64>) {
+        while let Some(outcome) = self.next_outcome() {
+            match outcome {
+                Outcome::Adopted(Proposal { from, frame }) => {
+                    limited!(info, out, from.uuid(), "CONFIGURE";
+                        "{from}: new cluster configuration of {} bytes", frame.payload_bytes().len());
+                    self.show(out, lead);
+                    // It fails only for kinds that cannot be sent, and CONFIGURE can.
+                    let _ = out.cx.forward_all(&from, CONFIGURED, &frame);
+                    // It returns to its sender as the confirmation.
+                    out.send(from.uuid(), &self.frame());
+                }
+                Outcome::Refused(proposal, e) => {
+                    refuse(out, &proposal, format!("it cannot be written: {e}"));
+                }
+                Outcome::Behind(e) => {
+                    limited!(warn, out, out.cx.uuid(), "not written";
+                        "the previous configuration cannot be written: {e}");
+                }
+            }
+        }
+    }
+
+    /// CONFIGURE with the current configuration.
+    pub(super) fn frame(&self) -> Frame {
+        Frame::with_payload(Command::CONFIGURE, self.current.clone())
+    }
+
+    /// Puts the current configuration into CONNECTED of this server, and of the others before any of
+    /// their clients gets it.
+    fn show(&self, out: &mut Out<'_, '_>, lead: Option<u64>) {
+        out.cx.set_configuration(self.current.clone());
+        if let Some(token) = lead {
+            let configuration = self.current.clone();
+            out.cx
+                .send_to_servers(&Message::Leads { token, configuration }.encode());
+        }
+    }
+
+    /// Handles InvalidConfiguration: a client cannot use a configuration.
+    pub(super) fn handle_refused(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        frame: &Frame,
+        lead: Option<u64>,
+    ) {
+        let refused = frame.payload_bytes();
+        match self.revert(refused) {
+            Ok(sender) => {
+                limited!(warn, out, from.uuid(), "back to the previous one";
+                    "{from}: cannot use the configuration: back to the previous one");
+                self.show(out, lead);
+                let _ = out.cx.multicast(CONFIGURED, &self.frame());
+                // A client that refuses a configuration that it has sent itself needs no answer.
+                if let Some(sender) = sender.filter(|sender| *sender != from.uuid()) {
+                    send_refusal(out, sender, refused);
+                }
+                self.proceed(out, lead);
+            }
+            Err(why) => {
+                limited!(warn, out, from.uuid(), "it stays";
+                    "{from}: cannot use a configuration; it stays, since {why}");
+            }
+        }
+    }
 }
 
 impl Drop for Configuration {
@@ -205,83 +309,16 @@ impl Drop for Configuration {
     }
 }
 
-impl Scheduler {
-    pub(super) fn configure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let proposal = Proposal {
-            from: from.clone(),
-            frame: frame.clone(),
-        };
-        if let Err(e) = check(proposal.yaml()) {
-            return self.refuse_proposal(cx, &proposal, e.to_string());
-        }
-        // Only the newest waits, so a slow disk does not cause a queue.
-        if let Some(older) = self.configuration.next.replace(proposal) {
-            self.refuse_proposal(cx, &older, "a newer one arrived before it was written".to_owned());
-        }
-        self.proceed_with_configuration(cx);
-    }
-
-    /// Distributes a configuration that has been written, and answers the others.
-    pub(super) fn proceed_with_configuration(&mut self, cx: &mut Context<'_>) {
-        while let Some(outcome) = self.configuration.proceed() {
-            match outcome {
-                Outcome::Adopted(Proposal { from, frame }) => {
-                    limited!(info, self.log, cx, from.uuid(), "CONFIGURE";
-                        "{from}: new cluster configuration of {} bytes", frame.payload_bytes().len());
-                    cx.set_configuration(self.configuration.current.clone());
-                    self.send_configuration(cx);
-                    // It fails only for kinds that cannot be sent, and CONFIGURE can.
-                    let _ = cx.forward_all(&from, CONFIGURED, &frame);
-                    // It returns to its sender as the confirmation.
-                    let adopted = Frame::with_payload(Command::CONFIGURE, self.configuration.current.clone());
-                    answers::send(cx, from.uuid(), &adopted);
-                }
-                Outcome::Refused(proposal, e) => {
-                    self.refuse_proposal(cx, &proposal, format!("it cannot be written: {e}"));
-                }
-                Outcome::Behind(e) => {
-                    limited!(warn, self.log, cx, cx.uuid(), "not written";
-                        "the previous configuration cannot be written: {e}");
-                }
-            }
-        }
-    }
-
-    fn refuse_proposal(&mut self, cx: &mut Context<'_>, proposal: &Proposal, why: String) {
-        let from = &proposal.from;
-        limited!(warn, self.log, cx, from.uuid(), "CONFIGURE refused";
-            "{from}: CONFIGURE refused: {}", excerpt(why));
-        send_refusal(cx, from.uuid(), proposal.yaml());
-    }
-
-    /// Handles InvalidConfiguration: a client cannot use a configuration.
-    pub(super) fn configuration_refused(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let refused = frame.payload_bytes();
-        match self.configuration.revert(refused) {
-            Ok(sender) => {
-                limited!(warn, self.log, cx, from.uuid(), "back to the previous one";
-                    "{from}: cannot use the configuration: back to the previous one");
-                let yaml = self.configuration.current.clone();
-                cx.set_configuration(yaml.clone());
-                self.send_configuration(cx);
-                let _ = cx.multicast(CONFIGURED, &Frame::with_payload(Command::CONFIGURE, yaml));
-                // A client that refuses a configuration that it has sent itself needs no answer.
-                if let Some(sender) = sender.filter(|sender| *sender != from.uuid()) {
-                    send_refusal(cx, sender, refused);
-                }
-                self.proceed_with_configuration(cx);
-            }
-            Err(why) => {
-                limited!(warn, self.log, cx, from.uuid(), "it stays";
-                    "{from}: cannot use a configuration; it stays, since {why}");
-            }
-        }
-    }
+fn refuse(out: &mut Out<'_, '_>, proposal: &Proposal, why: String) {
+    let from = &proposal.from;
+    limited!(warn, out, from.uuid(), "CONFIGURE refused";
+        "{from}: CONFIGURE refused: {}", excerpt(why));
+    send_refusal(out, from.uuid(), proposal.yaml());
 }
 
-fn send_refusal(cx: &mut Context<'_>, to: Uuid, refused: &Bytes) {
+fn send_refusal(out: &mut Out<'_, '_>, to: Uuid, refused: &Bytes) {
     let answer = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, refused.clone());
-    answers::send(cx, to, &answer);
+    out.send(to, &answer);
 }
 
 /// Checks a configuration. An empty one is valid: every option has its default.
@@ -296,9 +333,10 @@ fn check(yaml: &[u8]) -> Result<(), ssntp::payload::Error> {
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let metadata = match fs::metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return match fs::metadata(directory(path))?.is_dir() {
-                true => Ok(None),
-                false => Err(io::ErrorKind::NotADirectory.into()),
+            return if fs::metadata(directory(path))?.is_dir() {
+                Ok(None)
+            } else {
+                Err(io::ErrorKind::NotADirectory.into())
             };
         }
         metadata => metadata?,

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use super::config::ControllerMode;
 use super::nodes::Nodes;
-use super::{ControllerMode, Scheduler, answers, limited};
+use super::out::{Out, limited};
 use ssntp::proto::Frame;
-use ssntp::server::{Context, SessionInfo, SessionKey};
-use ssntp_transport::LogLimit;
+use ssntp::server::{SessionInfo, SessionKey};
 
 /// The maximum number of frames and bytes in the queue of a new controller while its snapshot is being
 /// sent. The STATS of all nodes together may be more than the queue can hold.
@@ -20,10 +20,11 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The controllers in the order in which they connected.
 #[derive(Debug, Default)]
 pub(super) struct Controllers {
+    mode: ControllerMode,
     line: Vec<SessionInfo>,
     snapshots: Vec<Snapshot>,
     /// The time of the next part of all snapshots.
-    pub(super) send_at: Option<Instant>,
+    send_at: Option<Instant>,
 }
 
 /// The part of a controller's snapshot that has not been sent yet.
@@ -35,50 +36,101 @@ struct Snapshot {
 }
 
 impl Controllers {
+    pub(super) fn new(mode: ControllerMode) -> Self {
+        Self {
+            mode,
+            ..Self::default()
+        }
+    }
+
+    /// True if this controller may send commands.
+    pub(super) fn may_command(&self, session: SessionKey) -> bool {
+        self.mode == ControllerMode::Any || self.is_master(session)
+    }
+
+    /// The time of the next part of all snapshots.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.send_at
+    }
+
     /// Puts a controller at the end of the line, also one that reconnects.
     pub(super) fn join(&mut self, session: &SessionInfo) {
         self.line.push(session.clone());
     }
 
-    pub(super) fn leave(&mut self, cx: &Context<'_>, session: &SessionInfo, log: &mut LogLimit<Uuid>) {
+    /// A session has ended, which may be a controller's.
+    pub(super) fn handle_disconnected(&mut self, out: &mut Out<'_, '_>, session: &SessionInfo) {
         let was_master = self.is_master(session.key());
         self.line.retain(|controller| controller.key() != session.key());
         self.snapshots
             .retain(|snapshot| snapshot.to.key() != session.key());
         if was_master && let Some(first) = self.line.first() {
             let uuid = first.uuid();
-            limited!(info, log, cx, uuid, "first in line"; "controller {uuid} is first in line now");
+            limited!(info, out, uuid, "first in line"; "controller {uuid} is first in line now");
         }
     }
 
     /// True if this is the controller that has been connected longest.
-    pub(super) fn is_master(&self, session: SessionKey) -> bool {
+    fn is_master(&self, session: SessionKey) -> bool {
         self.line.first().is_some_and(|first| first.key() == session)
     }
 
-    /// The number of controllers, and the one that has been connected longest.
+    /// The number of controllers, and in master mode the one that may command.
     pub(super) fn counted(&self) -> (usize, Option<Uuid>) {
-        (self.line.len(), self.line.first().map(SessionInfo::uuid))
+        let master = self.line.first().filter(|_| self.mode == ControllerMode::Master);
+        (self.line.len(), master.map(SessionInfo::uuid))
+    }
+
+    /// Begins the snapshot of a new controller: `announced` has NodeConnected of every node and the
+    /// reports of every concentrator. The last STATS of each node follow, with the events of its
+    /// instances since, and SnapshotComplete at the end.
+    pub(super) fn begin_snapshot<'a>(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        session: &SessionInfo,
+        announced: impl Iterator<Item = &'a Frame>,
+        nodes: &Nodes,
+        is_syncing: bool,
+    ) {
+        let to = session.uuid();
+        if self.mode == ControllerMode::Master {
+            let is_master = self.is_master(session.key());
+            let place = if is_master { "the master" } else { "a backup" };
+            limited!(info, out, to, "place in line"; "{session}: it is {place}");
+        }
+        for announced in announced {
+            if out.cx.send(to, announced).is_err() {
+                return;
+            }
+        }
+        let mut snapshot = Snapshot {
+            to: session.clone(),
+            nodes: nodes.with_stats().collect(),
+        };
+        if snapshot.send_part(out, nodes, is_syncing) {
+            self.snapshots.push(snapshot);
+            self.send_at.get_or_insert_with(|| out.now() + PAUSE);
+        }
     }
 
     /// Sends the next part of each snapshot if it is due.
-    pub(super) fn continue_snapshots(&mut self, cx: &mut Context<'_>, nodes: &Nodes, is_syncing: bool) {
-        let now = cx.now();
+    pub(super) fn continue_snapshots(&mut self, out: &mut Out<'_, '_>, nodes: &Nodes, is_syncing: bool) {
+        let now = out.now();
         if self.send_at.is_none_or(|at| at > now) {
             return;
         }
         self.snapshots
-            .retain_mut(|snapshot| snapshot.send_part(cx, nodes, is_syncing));
+            .retain_mut(|snapshot| snapshot.send_part(out, nodes, is_syncing));
         self.send_at = (!self.snapshots.is_empty()).then(|| now + PAUSE);
     }
 
     /// Sends SnapshotComplete to all controllers, except those whose snapshot is still being sent.
-    pub(super) fn complete_snapshots(&self, cx: &mut Context<'_>, nodes: &Nodes) {
+    pub(super) fn complete_snapshots(&self, out: &mut Out<'_, '_>, nodes: &Nodes) {
         let complete = Frame::of(&nodes.snapshot_complete());
         for controller in &self.line {
             let mut snapshots = self.snapshots.iter();
             if !snapshots.any(|snapshot| snapshot.to.key() == controller.key()) {
-                answers::send(cx, controller.uuid(), &complete);
+                out.send(controller.uuid(), &complete);
             }
         }
     }
@@ -87,10 +139,10 @@ impl Controllers {
 impl Snapshot {
     /// Sends until the controller's queue holds enough; true if there is more to send. SnapshotComplete
     /// is left out while the leader synchronizes, because it follows at the end of that.
-    fn send_part(&mut self, cx: &mut Context<'_>, nodes: &Nodes, is_syncing: bool) -> bool {
+    fn send_part(&mut self, out: &mut Out<'_, '_>, nodes: &Nodes, is_syncing: bool) -> bool {
         let to = self.to.uuid();
         // The controller may have disconnected meanwhile.
-        let Some(mut waiting) = cx.waiting(to) else {
+        let Some(mut waiting) = out.cx.waiting(to) else {
             return false;
         };
         loop {
@@ -99,7 +151,7 @@ impl Snapshot {
             }
             let Some(node) = self.nodes.pop() else {
                 if !is_syncing {
-                    answers::send(cx, to, &Frame::of(&nodes.snapshot_complete()));
+                    out.send(to, &Frame::of(&nodes.snapshot_complete()));
                 }
                 return false;
             };
@@ -108,39 +160,10 @@ impl Snapshot {
                 // A frame enters the queue only after this call, so it is counted here.
                 waiting.frames += 1;
                 waiting.bytes += frame.encoded_len() as u64;
-                if cx.send(to, frame).is_err() {
+                if out.cx.send(to, frame).is_err() {
                     return false;
                 }
             }
-        }
-    }
-}
-
-impl Scheduler {
-    /// Begins the snapshot of a new controller: announces every node and every concentrator, then
-    /// sends the last STATS of each node with the events of its instances since, and
-    /// SnapshotComplete at the end.
-    pub(super) fn begin_snapshot(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        let to = session.uuid();
-        if self.config.controllers == ControllerMode::Master {
-            let place = match self.controllers.is_master(session.key()) {
-                true => "the master",
-                false => "a backup",
-            };
-            limited!(info, self.log, cx, to, "place in line"; "{session}: it is {place}");
-        }
-        for announced in self.nodes.announced().chain(self.cncis.frames()) {
-            if cx.send(to, announced).is_err() {
-                return;
-            }
-        }
-        let mut snapshot = Snapshot {
-            to: session.clone(),
-            nodes: self.nodes.with_stats().collect(),
-        };
-        if snapshot.send_part(cx, &self.nodes, self.is_syncing()) {
-            self.controllers.snapshots.push(snapshot);
-            self.controllers.send_at.get_or_insert_with(|| cx.now() + PAUSE);
         }
     }
 }

@@ -6,8 +6,6 @@ use std::time::Instant;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::{ControllerMode, Scheduler};
-use ssntp::server::{SendError, ServerHandle};
 use ssntp_transport::Histogram;
 
 /// A snapshot of a scheduler, see [`Scheduler::figures`](super::Scheduler::figures).
@@ -88,50 +86,8 @@ pub struct StartFigures {
     pub in_flight: usize,
 }
 
-impl Scheduler {
-    /// A snapshot of the scheduler of a server. The dispatcher visits each instance for it,
-    /// which takes some nanoseconds each.
-    ///
-    /// # Errors
-    /// [`SendError::OtherHandler`] if the server's application is no scheduler;
-    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
-    pub fn figures(server: &ServerHandle) -> Result<SchedulerFigures, SendError> {
-        server.with_handler(|scheduler: &mut Self, _| scheduler.taken())
-    }
-
-    fn taken(&self) -> SchedulerFigures {
-        let (streams, streams_opened) = self.streams.counted();
-        let (moving, moved) = self.moves.counted();
-        let (controllers, first) = self.controllers.counted();
-        SchedulerFigures {
-            nodes: self.nodes.figures(),
-            instances: self.instances.figures(),
-            starts: StartFigures {
-                held: self.held.len(),
-                held_bytes: self.held.bytes(),
-                in_flight: self.instances.in_flight(),
-                ..self.starts.clone()
-            },
-            limits: SchedulerLimits {
-                held_starts: self.config.held_starts,
-                starts_in_flight: self.config.in_flight,
-            },
-            streams,
-            streams_opened,
-            moving,
-            moved,
-            controllers,
-            master: first.filter(|_| self.config.controllers == ControllerMode::Master),
-            concentrators: self.cncis.announced(),
-            kept_bytes: self.term.as_ref().map_or(0, |term| term.following.bytes()),
-            foreign_reports: self.foreign,
-            invalid_frames: self.invalid_frames,
-        }
-    }
-}
-
 /// Counts each of these words in `found`. The result has all words, also those with a count of 0.
-pub(super) fn tally<const N: usize>(
+pub(crate) fn tally<const N: usize>(
     words: [&'static str; N],
     found: impl Iterator<Item = &'static str>,
 ) -> BTreeMap<&'static str, usize> {
@@ -142,13 +98,13 @@ pub(super) fn tally<const N: usize>(
 
 impl StartFigures {
     /// Counts a START that arrived at `received` and is done.
-    pub(super) fn started(&mut self, received: Instant, now: Instant) {
+    pub(crate) fn started(&mut self, received: Instant, now: Instant) {
         self.started += 1;
         self.start_time.record(now.saturating_duration_since(received));
     }
 
     /// Counts a START that arrived at `received` and is answered with a failure.
-    pub(super) fn failed(&mut self, word: &'static str, received: Instant, now: Instant) {
+    pub(crate) fn failed(&mut self, word: &'static str, received: Instant, now: Instant) {
         *self.failed.entry(word).or_default() += 1;
         self.failure_time.record(now.saturating_duration_since(received));
     }

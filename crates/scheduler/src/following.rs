@@ -1,11 +1,11 @@
 //! A scheduler that does not lead. It keeps the last reports of its clients, passes their frames
-//! on to the leader, and holds their commands while no scheduler leads.
+//! on to the leader, and parks their commands while no scheduler leads.
 //!
 //! ```text
 //!  client ─▶ filter, rules ─▶ keep the last STATS, READY … ─┬─ another one leads: pass on
-//!                                                           └─ no leader: hold commands for
+//!                                                           └─ no leader: park commands for
 //!  a leader is known ─▶ transfer: the kept frames, in parts     10 s, then refuse them
-//!                        └─▶ Complete ─▶ the held commands
+//!                        └─▶ Complete ─▶ the parked commands
 //! ```
 //!
 //! A leader also keeps the last reports of its own clients, because it has to send them to the
@@ -17,30 +17,30 @@ use std::time::{Duration, Instant};
 use log::debug;
 use uuid::Uuid;
 
-use super::held::{HeldQueue, detached, with_trace_of};
 use super::messages::Message;
-use super::{Scheduler, answers};
-use ssntp::Role;
-use ssntp::payload::{Id, MAX_READ_LEN};
+use super::out::Out;
+use super::parking::{ParkingQueue, detached, with_trace_of};
+use ssntp::payload::MAX_READ_LEN;
 use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType};
 use ssntp::server::{Context, SendError, SessionInfo};
 use ssntp_cluster::refusal::{self, Refused};
-use ssntp_payload::NewLeader;
 
 /// The time for which a command waits for a leader. A leader that has died is replaced within six seconds.
-const HOLD_TIME: Duration = Duration::from_secs(10);
-/// The maximum number of commands that wait for a leader, and the maximum number of bytes of them.
-const MAX_HELD: usize = 1024;
-const MAX_HELD_BYTES: usize = 4 << 20;
-/// The bytes of one part of a transfer, the bytes that may still wait for a link before the next
-/// part, and the pause between two parts. These allow 50 MB a second, and a link's queue holds
-/// far more than [`MAX_QUEUED`].
+const PARK_TIME: Duration = Duration::from_secs(10);
+/// The maximum number of commands that wait for a leader.
+const MAX_PARKED: usize = 1024;
+/// The maximum number of bytes of these commands.
+const MAX_PARKED_BYTES: usize = 4 << 20;
+/// The bytes of one part of a transfer. With [`PAUSE`] this allows 50 MB a second.
 const PART: usize = 512 << 10;
+/// The bytes that may still wait for a link before the next part. A link's queue holds far more.
 const MAX_QUEUED: u64 = 2 << 20;
+/// The pause between two parts of a transfer.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The maximum number of events that are kept of a client, and the length limit of an event in bytes. There
-/// is one event for each tenant of a node, and one for each public address of a concentrator.
+/// The maximum number of events that are kept of a client: one for each tenant of a node, and one for
+/// each public address of a concentrator.
 const MAX_EVENTS: usize = 1024;
+/// The length limit of an event that is kept, in bytes.
 const MAX_EVENT: usize = 1024;
 /// The maximum number of bytes that are kept of all clients together. A frame beyond this is not kept: a new
 /// leader gets the client's next report instead.
@@ -105,12 +105,25 @@ struct Transfer {
     at: Instant,
 }
 
+/// The result of a part of a transfer.
+#[derive(Debug)]
+pub(super) enum Transferred {
+    /// There is nothing to do.
+    Nothing,
+    /// This scheduler is the leader, and handles these frames of its clients; true if they are the
+    /// last.
+    Own(Vec<(SessionInfo, Frame)>, bool),
+    /// This leader cannot be reached.
+    Failed(Uuid),
+}
+
+/// The last reports of the clients of this server, and the commands that wait for a leader.
 #[derive(Debug)]
 pub(super) struct Following {
     last_frames: HashMap<Uuid, LastFrames>,
     last_bytes: usize,
     /// Commands that wait for a leader, with their senders.
-    held: HeldQueue<(SessionInfo, Frame)>,
+    parked: ParkingQueue<(SessionInfo, Frame)>,
     transfer: Option<Transfer>,
 }
 
@@ -119,7 +132,7 @@ impl Default for Following {
         Self {
             last_frames: HashMap::new(),
             last_bytes: 0,
-            held: HeldQueue::new(MAX_HELD, MAX_HELD_BYTES, HOLD_TIME),
+            parked: ParkingQueue::new(MAX_PARKED, MAX_PARKED_BYTES, PARK_TIME),
             transfer: None,
         }
     }
@@ -160,7 +173,7 @@ impl Following {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.last_bytes + self.held.bytes()
+        self.last_bytes + self.parked.bytes()
     }
 
     /// Drops the kept frames of a client, whose session has ended.
@@ -178,30 +191,150 @@ impl Following {
         self.transfer = None;
     }
 
-    pub(super) fn take_held(&mut self) -> Vec<(SessionInfo, Frame)> {
-        std::iter::from_fn(|| self.held.take(0)).collect()
+    pub(super) fn take_parked(&mut self) -> Vec<(SessionInfo, Frame)> {
+        std::iter::from_fn(|| self.parked.take(0)).collect()
     }
 
-    /// The time of the next part of a transfer, or at which the first held command expires. The
-    /// commands that a leader holds do not expire: it handles them itself.
-    pub(super) fn next_due(&self, leads: bool) -> Option<Instant> {
+    /// The time of the next part of a transfer, or at which the first parked command expires. The
+    /// commands that a leader parks do not expire: it handles them itself.
+    pub(super) fn next_deadline(&self, leads: bool) -> Option<Instant> {
         let transfer = self.transfer.as_ref().map(|transfer| transfer.at);
-        let held = self.held.next_expiry().filter(|_| !leads);
-        [transfer, held].into_iter().flatten().min()
+        let parked = self.parked.next_deadline().filter(|_| !leads);
+        [transfer, parked].into_iter().flatten().min()
     }
 
-    /// Holds a command or a failure; false if there is no room for it. Failures take half of the room at
+    /// Parks a command or a failure; false if there is no room for it. Failures take half of the room at
     /// most, so that no agent keeps out the commands of controllers.
-    fn hold(&mut self, from: &SessionInfo, frame: &Frame, now: Instant) -> bool {
+    fn try_park(&mut self, from: &SessionInfo, frame: &Frame, now: Instant) -> bool {
         let bytes = frame.encoded_len();
         let is_command = frame.kind().frame_type == FrameType::COMMAND;
-        let reserved = if is_command { 0 } else { MAX_HELD_BYTES / 2 };
-        let has_room = self.held.has_room(bytes + reserved) && (is_command || self.held.len() < MAX_HELD / 2);
+        let reserved = if is_command { 0 } else { MAX_PARKED_BYTES / 2 };
+        let has_room =
+            self.parked.has_room(bytes + reserved) && (is_command || self.parked.len() < MAX_PARKED / 2);
         if has_room {
             let own = with_trace_of(frame, detached(frame));
-            self.held.push((from.clone(), own), bytes, now);
+            self.parked.push((from.clone(), own), bytes, now);
         }
         has_room
+    }
+
+    /// Handles frames of a client while this scheduler does not lead: `pass` sends all of them to
+    /// the `leader`; if that is not possible, those that must not be lost are parked.
+    pub(super) fn pass_or_park(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        leader: Option<Uuid>,
+        from: &SessionInfo,
+        frames: impl Iterator<Item = Frame>,
+        pass: impl FnOnce(&mut Context<'_>, Uuid) -> Result<(), SendError>,
+    ) {
+        if from.server() != out.cx.uuid() {
+            // Another server still believes that this one leads. It sends the reports of its
+            // clients to the next leader, but it does not send a command twice.
+            return frames
+                .filter(|frame| is_parked(frame.kind()))
+                .for_each(|frame| self.park_or_refuse(out, from, &frame));
+        }
+        let mut commands = Vec::new();
+        for frame in frames {
+            self.keep(from.uuid(), &frame);
+            if is_parked(frame.kind()) {
+                commands.push(frame);
+            }
+        }
+        // A new command must not overtake those that are parked.
+        let is_behind = !commands.is_empty() && (self.is_transferring() || !self.parked.is_empty());
+        let leader = leader.filter(|_| !is_behind);
+        if leader.is_some_and(|leader| pass(out.cx, leader).is_ok()) {
+            return;
+        }
+        commands.iter().for_each(|frame| self.park(out, from, frame));
+    }
+
+    /// Parks a command that this scheduler received while it led. The next leader accepts commands
+    /// only from the client's own server, so commands of other servers' clients are refused.
+    pub(super) fn park_or_refuse(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+        if from.server() == out.cx.uuid() {
+            self.park(out, from, frame);
+        } else {
+            refuse(out, from, frame, "this one has just ceased to lead");
+        }
+    }
+
+    /// Parks a command until a leader can accept it, or refuses it if too many are parked.
+    pub(super) fn park(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+        if !self.try_park(from, frame, out.now()) {
+            refuse(out, from, frame, "too many commands wait for one");
+        }
+    }
+
+    /// Refuses the commands that have waited too long.
+    pub(super) fn expire(&mut self, out: &mut Out<'_, '_>) {
+        while let Some((from, frame)) = self.parked.expire(out.now()) {
+            refuse(out, &from, &frame, "none has led for 10 s");
+        }
+    }
+
+    /// Begins to transfer the last reports of this server's clients to a leader, which may be this
+    /// scheduler itself.
+    pub(super) fn begin_transfer(&mut self, to: Uuid, now: Instant) {
+        let clients = self.last_frames.keys().copied().collect();
+        self.transfer = Some(Transfer { to, clients, at: now });
+    }
+
+    /// Sends the next part of the transfer if it is due.
+    pub(super) fn continue_transfer(&mut self, out: &mut Out<'_, '_>) -> Transferred {
+        let now = out.now();
+        let Some(transfer) = self.transfer.as_mut().filter(|transfer| transfer.at <= now) else {
+            return Transferred::Nothing;
+        };
+        let (to, own_uuid) = (transfer.to, out.cx.uuid());
+        let (mut remaining, mut own) = (PART, Vec::new());
+        let queued =
+            |out: &Out<'_, '_>, server: Uuid| out.cx.waiting(server).map_or(0, |waiting| waiting.bytes);
+        loop {
+            if remaining == 0
+                || out
+                    .cx
+                    .servers()
+                    .any(|server| queued(out, server.uuid) > MAX_QUEUED)
+            {
+                transfer.at = now + PAUSE;
+                return Transferred::Own(own, false);
+            }
+            let Some(client) = transfer.clients.pop() else {
+                break;
+            };
+            let session = out.cx.directory().session(client).cloned();
+            let Some(session) = session.filter(|session| session.server() == own_uuid) else {
+                continue;
+            };
+            let last = self.last_frames.get(&client).into_iter();
+            for frame in last.flat_map(LastFrames::frames) {
+                remaining = remaining.saturating_sub(frame.encoded_len());
+                if to == own_uuid {
+                    own.push((session.clone(), frame.clone()));
+                } else if out.cx.pass_frame_to_server(to, &session, frame).is_err() {
+                    return Transferred::Failed(to);
+                }
+            }
+        }
+        self.transfer = None;
+        if to == own_uuid {
+            return Transferred::Own(own, true);
+        }
+        let parked = self.take_parked();
+        let sent = out.cx.send_to_server(to, Message::Complete.encode());
+        for (from, frame) in parked {
+            if let Err(e) = out.cx.pass_frame_to_server(to, &from, &frame) {
+                debug!(target: "ssntp::scheduler", "{from}: {}: {e}", frame.kind());
+                self.park(out, &from, &frame);
+            }
+        }
+        match sent {
+            Ok(()) => Transferred::Nothing,
+            Err(_) => Transferred::Failed(to),
+        }
     }
 }
 
@@ -217,206 +350,41 @@ fn is_kept_event(kind: FrameKind) -> bool {
 }
 
 /// True if a frame must wait for a leader. Reports need not, because clients send them again.
-fn is_held(kind: FrameKind) -> bool {
+fn is_parked(kind: FrameKind) -> bool {
     match kind.frame_type {
         FrameType::COMMAND => kind != Command::STATS,
         frame_type => frame_type == FrameType::ERROR,
     }
 }
 
-impl Scheduler {
-    /// Handles frames of a client while this scheduler does not lead: `pass` sends all of them to
-    /// the leader; if that is not possible, those that must not be lost are held.
-    pub(super) fn pass_or_hold(
-        &mut self,
-        cx: &mut Context<'_>,
-        from: &SessionInfo,
-        frames: impl Iterator<Item = Frame>,
-        pass: impl FnOnce(&mut Context<'_>, Uuid) -> Result<(), SendError>,
-    ) {
-        if from.server() != cx.uuid() {
-            // Another server still believes that this one leads. It sends the reports of its
-            // clients to the next leader, but it does not send a command twice.
-            let lost = frames.filter(|frame| is_held(frame.kind()));
-            return lost.for_each(|frame| refuse(cx, from, &frame, "this one has just ceased to lead"));
-        }
-        let Some(term) = self.term.as_mut() else { return };
-        let mut commands = Vec::new();
-        for frame in frames {
-            term.following.keep(from.uuid(), &frame);
-            if is_held(frame.kind()) {
-                commands.push(frame);
-            }
-        }
-        // A new command must not overtake those that are held.
-        let is_behind =
-            !commands.is_empty() && (term.following.is_transferring() || !term.following.held.is_empty());
-        let leader = term.leader(cx).filter(|_| !is_behind);
-        if leader.is_some_and(|leader| pass(cx, leader).is_ok()) {
-            return;
-        }
-        commands.iter().for_each(|frame| self.hold(cx, from, frame));
-    }
-
-    /// Holds a command that this scheduler received while it led. The next leader accepts commands
-    /// only from the client's own server, so commands of other servers' clients are refused.
-    pub(super) fn hold_or_refuse(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        match from.server() == cx.uuid() {
-            true => self.hold(cx, from, frame),
-            false => refuse(cx, from, frame, "this one has just ceased to lead"),
-        }
-    }
-
-    /// Holds a command until a leader can accept it, or refuses it if too many are held.
-    pub(super) fn hold(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let now = cx.now();
-        let term = self.term.as_mut();
-        if term.is_some_and(|term| !term.following.hold(from, frame, now)) {
-            refuse(cx, from, frame, "too many commands wait for one");
-        }
-    }
-
-    pub(super) fn expire_held(&mut self, cx: &mut Context<'_>) {
-        let now = cx.now();
-        let expired = |term: &mut super::Term| term.following.held.expire(now);
-        while let Some((from, frame)) = self.term.as_mut().and_then(expired) {
-            refuse(cx, &from, &frame, "none has led for 10 s");
-        }
-    }
-
-    /// Sends NewLeader to the controllers of this server.
-    pub(super) fn announce_leader(&self, cx: &mut Context<'_>, leader: Uuid, token: u64) {
-        let directory = cx.directory();
-        let all = directory.with_role(Role::CONTROLLER);
-        let own = all.filter(|session| session.server() == cx.uuid());
-        let own: Vec<_> = own.map(SessionInfo::uuid).collect();
-        let event = Frame::of(&NewLeader {
-            server_uuid: leader.into(),
-            token,
-        });
-        own.into_iter()
-            .for_each(|controller| answers::send(cx, controller, &event));
-    }
-
-    /// Sends NewLeader to a controller whose session begins. So it waits for the snapshot of the leader
-    /// and does not take the silence until there is one for an empty cluster.
-    pub(super) fn introduce_leader(&self, cx: &mut Context<'_>, session: &SessionInfo) {
-        let is_controller = session.role().intersects(Role::CONTROLLER);
-        let Some(term) = self.term.as_ref().filter(|_| is_controller) else {
-            return;
-        };
-        let leader = match term.is_leading() {
-            true => Some(cx.uuid()),
-            false => term.leader(cx),
-        };
-        let event = Frame::of(&NewLeader {
-            server_uuid: leader.map_or_else(Id::default, Id::from),
-            token: leader.map_or(0, |_| cx.token()),
-        });
-        answers::send(cx, session.uuid(), &event);
-    }
-
-    /// Begins to transfer the last reports of this server's clients to a leader, which may be this
-    /// scheduler itself.
-    pub(super) fn begin_transfer(&mut self, cx: &mut Context<'_>, to: Uuid) {
-        if let Some(term) = &mut self.term {
-            let clients = term.following.last_frames.keys().copied().collect();
-            let at = cx.now();
-            term.following.transfer = Some(Transfer { to, clients, at });
-            self.continue_transfer(cx);
-        }
-    }
-
-    /// Sends the next part of the transfer if it is due.
-    pub(super) fn continue_transfer(&mut self, cx: &mut Context<'_>) {
-        let now = cx.now();
-        let mut left = PART;
-        loop {
-            let Some(term) = &mut self.term else { return };
-            let Following {
-                last_frames,
-                transfer,
-                ..
-            } = &mut term.following;
-            let Some(Transfer { to, clients, at }) = transfer.as_mut().filter(|transfer| transfer.at <= now)
-            else {
-                return;
-            };
-            let queued = |server: Uuid| cx.waiting(server).map_or(0, |waiting| waiting.bytes);
-            if left == 0 || cx.servers().any(|server| queued(server.uuid) > MAX_QUEUED) {
-                *at = now + PAUSE;
-                return;
-            }
-            let to = *to;
-            let Some(client) = clients.pop() else { break };
-            // Cloned, because handling a frame below needs the whole scheduler.
-            let last = last_frames.get(&client).into_iter();
-            let frames: Vec<_> = last.flat_map(LastFrames::frames).cloned().collect();
-            let own = cx.directory().session(client).cloned();
-            let Some(session) = own.filter(|session| session.server() == cx.uuid()) else {
-                continue;
-            };
-            for frame in frames {
-                left = left.saturating_sub(frame.encoded_len());
-                if to == cx.uuid() {
-                    self.handle(cx, &session, &frame);
-                } else if cx.pass_frame_to_server(to, &session, &frame).is_err() {
-                    return self.forget_leader(to);
-                }
-            }
-        }
-        self.finish_transfer(cx);
-    }
-
-    fn finish_transfer(&mut self, cx: &mut Context<'_>) {
-        let Some(term) = &mut self.term else { return };
-        let Some(Transfer { to, .. }) = term.following.transfer.take() else {
-            return;
-        };
-        if to == cx.uuid() {
-            return self.finish_sync(cx);
-        }
-        let held = term.following.take_held();
-        let sent = cx.send_to_server(to, Message::Complete.encode());
-        for (from, frame) in held {
-            if let Err(e) = cx.pass_frame_to_server(to, &from, &frame) {
-                debug!(target: "ssntp::scheduler", "{from}: {}: {e}", frame.kind());
-                self.hold(cx, &from, &frame);
-            }
-        }
-        if sent.is_err() {
-            self.forget_leader(to);
-        }
-    }
-}
-
 /// Answers a command that no leader has accepted. Only its sender gets the answer, because another
 /// command for the same instance may be in progress.
-fn refuse(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame, why: &str) {
+fn refuse(out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame, why: &str) {
     if frame.kind().frame_type != FrameType::COMMAND {
         return;
     }
     let refused = Refused::new(NO_LEADER, why);
     let answer = refusal::failure_of(frame, &refused)
         .unwrap_or_else(|| refusal::invalid_frame(frame.kind(), NO_LEADER));
-    answers::send(cx, from.uuid(), &answer);
+    out.send(from.uuid(), &answer);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SchedulerConfig;
-    use crate::term::Term;
+    use crate::{Scheduler, SchedulerConfig};
+    use ssntp::Role;
     use ssntp::payload::InvalidFrameType;
     use ssntp::proto::{ErrorCode, Status};
     use ssntp::testkit::{HandlerTest, Testkit};
-    use ssntp_payload::{Restore, Start, StartFailure};
+    use ssntp_payload::{NewLeader, Restore, Start, StartFailure};
+    use std::sync::Arc;
 
     /// A scheduler that follows while no scheduler leads, and a controller of it.
     fn without_leader() -> (HandlerTest, SessionInfo) {
         let kit = Testkit::new().unwrap();
         let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
-        scheduler.term = Some(Term::default());
+        scheduler.begin_following(&Arc::default());
         let config = scheduler.serve_with(kit.server_config().unwrap());
         let mut test = HandlerTest::new(config, scheduler).unwrap();
         let controller = test.connect(&kit.identity(Role::CONTROLLER).unwrap()).unwrap();
@@ -436,10 +404,10 @@ mod tests {
             ..Start::default()
         };
         test.receive(uuid, &Frame::of(&start));
-        test.advance(HOLD_TIME / 2);
+        test.advance(PARK_TIME / 2);
         test.receive(uuid, &Frame::of(&Restore::default()));
         assert!(test.sent_to(uuid).is_empty());
-        test.advance(HOLD_TIME / 2);
+        test.advance(PARK_TIME / 2);
         let [failure] = &test.sent_to(uuid)[..] else {
             panic!("one answer");
         };
@@ -449,7 +417,7 @@ mod tests {
             (failure.reason.word(), &failure.detail[..]),
             ("other", "none has led for 10 s")
         );
-        test.advance(HOLD_TIME / 2);
+        test.advance(PARK_TIME / 2);
         let [answer] = &test.sent_to(uuid)[..] else {
             panic!("one answer");
         };
@@ -458,21 +426,27 @@ mod tests {
     }
 
     #[test]
-    fn held_commands_are_bounded_in_number_and_bytes() {
+    fn parked_commands_are_bounded_in_number_and_bytes() {
         let (mut test, controller) = without_leader();
         let (mut following, now) = (Following::default(), test.now());
         let frame = |len| Frame::with_payload(Command::STOP, vec![b' '; len]);
-        assert!(following.hold(&controller, &frame(MAX_HELD_BYTES - 100), now));
-        assert!(!following.hold(&controller, &frame(100), now), "too many bytes");
-        assert!(following.held.expire(now + HOLD_TIME).is_some());
-        for _ in 0..MAX_HELD {
-            assert!(following.hold(&controller, &frame(10), now));
+        assert!(following.try_park(&controller, &frame(MAX_PARKED_BYTES - 100), now));
+        assert!(
+            !following.try_park(&controller, &frame(100), now),
+            "too many bytes"
+        );
+        assert!(following.parked.expire(now + PARK_TIME).is_some());
+        for _ in 0..MAX_PARKED {
+            assert!(following.try_park(&controller, &frame(10), now));
         }
-        assert!(!following.hold(&controller, &frame(10), now), "too many");
-        assert_eq!(following.take_held().len(), MAX_HELD);
-        assert_eq!((following.held.bytes(), following.next_due(false)), (0, None));
+        assert!(!following.try_park(&controller, &frame(10), now), "too many");
+        assert_eq!(following.take_parked().len(), MAX_PARKED);
+        assert_eq!(
+            (following.parked.bytes(), following.next_deadline(false)),
+            (0, None)
+        );
         // A command without room is refused at once.
-        for _ in 0..=MAX_HELD {
+        for _ in 0..=MAX_PARKED {
             test.receive(controller.uuid(), &Frame::of(&Restore::default()));
         }
         assert_eq!(test.sent_to(controller.uuid()).len(), 1);
@@ -483,11 +457,11 @@ mod tests {
         let ((_test, client), now) = (without_leader(), ssntp_cluster::clock::now());
         let failure = |len| Frame::with_payload(ErrorCode::START_FAILURE, vec![b' '; len]);
         let mut following = Following::default();
-        assert!(!following.hold(&client, &failure(MAX_HELD_BYTES / 2), now));
-        let held = (0..MAX_HELD).take_while(|_| following.hold(&client, &failure(0), now));
-        assert_eq!(held.count(), MAX_HELD / 2);
-        let command = Frame::with_payload(Command::STOP, vec![b' '; MAX_HELD_BYTES / 2]);
-        assert!(following.hold(&client, &command, now));
+        assert!(!following.try_park(&client, &failure(MAX_PARKED_BYTES / 2), now));
+        let held = (0..MAX_PARKED).take_while(|_| following.try_park(&client, &failure(0), now));
+        assert_eq!(held.count(), MAX_PARKED / 2);
+        let command = Frame::with_payload(Command::STOP, vec![b' '; MAX_PARKED_BYTES / 2]);
+        assert!(following.try_park(&client, &command, now));
     }
 
     #[test]

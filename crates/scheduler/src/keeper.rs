@@ -14,7 +14,7 @@ use std::{fs, io};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::term::Shared;
+use super::shared::Shared;
 use ssntp::server::ServerHandle;
 use ssntp_transport::replace;
 use ssntp_transport::threads::{self, Joined};

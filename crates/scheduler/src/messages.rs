@@ -17,21 +17,24 @@ use uuid::Uuid;
 
 /// The maximum number of intents in a message.
 const MAX_PER_MESSAGE: usize = 1000;
+/// The maximum number of intents that are sent to another scheduler: at some 35 bytes each they fit into the
+/// queue of a link. The instances of connected nodes are also in STATS.
+pub(crate) const MAX_INTENTS: usize = 1 << 17;
 /// The length limit of a `command_id`, in bytes. Failures do not repeat a longer one.
 const MAX_ID: usize = 64;
 
 /// The node of an instance, and the state of its START.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Intent {
-    pub(super) instance: Uuid,
+pub(crate) struct Intent {
+    pub(crate) instance: Uuid,
     /// `None` once the instance is gone.
-    pub(super) node: Option<Uuid>,
-    pub(super) state: StartState,
+    pub(crate) node: Option<Uuid>,
+    pub(crate) state: StartState,
 }
 
 /// The state of a START.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum StartState {
+pub(crate) enum StartState {
     Answered,
     /// It was sent to its node, and is not answered yet.
     InFlight {
@@ -43,7 +46,7 @@ pub(super) enum StartState {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Message {
+pub(crate) enum Message {
     Leads { token: u64, configuration: Bytes },
     LeadsNoMore,
     Complete,
@@ -51,7 +54,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    pub(super) fn encode(&self) -> Bytes {
+    pub(crate) fn encode(&self) -> Bytes {
         match self {
             Self::Leads { token, configuration } => [&[0], &token.to_be_bytes()[..], configuration].concat(),
             Self::LeadsNoMore => vec![1],
@@ -66,7 +69,7 @@ impl Message {
     }
 
     /// Reads a message; `None` if the bytes are not a message.
-    pub(super) fn decode(bytes: &Bytes) -> Option<Self> {
+    pub(crate) fn decode(bytes: &Bytes) -> Option<Self> {
         let mut rest = &bytes[..];
         Some(match take::<1>(&mut rest)? {
             [0] => Self::Leads {
@@ -87,13 +90,23 @@ impl Message {
     }
 
     /// Messages with these intents.
-    pub(super) fn of(intents: &[Intent]) -> impl Iterator<Item = Bytes> {
+    pub(crate) fn of(intents: &[Intent]) -> impl Iterator<Item = Bytes> {
         let parts = intents.chunks(MAX_PER_MESSAGE);
         parts.map(|part| Self::Intents(part.to_vec()).encode())
     }
 }
 
 impl Intent {
+    /// The intent for an instance that is gone.
+    pub(crate) fn gone(instance: Uuid) -> Self {
+        let (node, state) = (None, StartState::Answered);
+        Self {
+            instance,
+            node,
+            state,
+        }
+    }
+
     fn write(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(self.instance.as_bytes());
         bytes.extend_from_slice(self.node.unwrap_or_default().as_bytes());

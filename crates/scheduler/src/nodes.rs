@@ -14,20 +14,17 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::answers;
 use super::figures::tally;
-use super::held::detached;
-use super::placement::Suspension;
-use super::{Scheduler, limited};
+use super::out::{Out, limited};
+use super::parking::detached;
 use ssntp::Role;
 use ssntp::payload::Payload;
 use ssntp::proto::{Command, Frame, Status};
-use ssntp::server::{Context, DisconnectReason, SessionInfo};
+use ssntp::server::SessionInfo;
 use ssntp_payload::{
-    Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, SnapshotComplete, Stats,
-    StatsSummary,
+    NodeConnected, NodeDisconnected, NodeStatus, NodeType, SnapshotComplete, Stats, StatsSummary,
 };
-use ssntp_transport::{Deadlines, excerpt};
+use ssntp_transport::Deadlines;
 
 /// The maximum number of events between two STATS of a node that are kept for new controllers. Further events
 /// are not kept, because the next STATS show the same.
@@ -51,12 +48,12 @@ pub(super) struct Nodes {
     due: Deadlines<Uuid>,
     /// The nodes that ended their session in order, with the time until which STARTs wait for them.
     returning: VecDeque<(Instant, Uuid)>,
-    /// The interval of nodes that do not announce one.
+    /// The interval between STATS of a node that announces none.
     interval: Duration,
 }
 
 #[derive(Debug)]
-pub(super) struct Node {
+struct Node {
     /// NodeConnected for each type that the node has, ready to be sent to every new controller.
     announced: Vec<Frame>,
     last_stats: Option<Frame>,
@@ -65,7 +62,6 @@ pub(super) struct Node {
     /// InstanceDeleted and InstanceStopped since `last_stats`, at most [`MAX_EVENTS`].
     events: Vec<Frame>,
     status: Option<Status>,
-    interval: Duration,
 }
 
 impl Nodes {
@@ -127,7 +123,7 @@ impl Nodes {
     }
 
     /// Keeps an event of an instance for new controllers.
-    pub(super) fn instance_event(&mut self, uuid: Uuid, event: &Frame) {
+    pub(super) fn keep_event(&mut self, uuid: Uuid, event: &Frame) {
         if let Some(node) = self.by_uuid.get_mut(&uuid)
             && node.events.len() < MAX_EVENTS
             && event.payload_bytes().len() <= MAX_EVENT
@@ -136,26 +132,20 @@ impl Nodes {
         }
     }
 
-    /// The interval between STATS of a node.
-    pub(super) fn interval(&self, uuid: Uuid) -> Duration {
-        self.by_uuid
-            .get(&uuid)
-            .map_or(self.interval, |node| node.interval)
-    }
-
-    /// Handles STATS that announce this interval in seconds. Returns true if the node was stale.
-    pub(super) fn reported(&mut self, uuid: Uuid, interval: i64, now: Instant) -> bool {
-        let Some(node) = self.by_uuid.get_mut(&uuid) else {
-            return false;
-        };
-        node.interval = match u64::try_from(interval) {
+    /// Handles STATS that announce this interval in seconds. Returns the interval that counts, and
+    /// true if the node was stale.
+    pub(super) fn handle_stats(&mut self, uuid: Uuid, interval: i64, now: Instant) -> (Duration, bool) {
+        let interval = match u64::try_from(interval) {
             // Without this bound a node could avoid ever becoming stale.
             Ok(seconds @ 1..) => Duration::from_secs(seconds.min(MAX_INTERVAL)),
             _ => self.interval,
         };
+        if !self.is_connected(uuid) {
+            return (interval, false);
+        }
         let was_stale = self.due.of(&uuid).is_none();
-        self.due.set(uuid, now + node.interval * MISSED);
-        was_stale
+        self.due.set(uuid, now + interval * MISSED);
+        (interval, was_stale)
     }
 
     /// Keeps the last STATS of a node for new controllers.
@@ -168,20 +158,86 @@ impl Nodes {
         }
     }
 
-    pub(super) fn next_due(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         let expected = self.returning.front().map(|(until, _)| *until);
         [self.due.next(), expected].into_iter().flatten().min()
     }
 
-    fn take_departed(&mut self, now: Instant) -> Option<Uuid> {
+    /// Announces a node whose session has begun to all controllers; false if it is none.
+    pub(super) fn handle_connected(&mut self, out: &mut Out<'_, '_>, session: &SessionInfo) -> bool {
+        let types = node_types(session.role());
+        if types.is_empty() {
+            return false;
+        }
+        let uuid = session.uuid();
+        self.returning.retain(|(_, expected)| *expected != uuid);
+        let announce = |node_type| {
+            Frame::of(&NodeConnected {
+                node_uuid: uuid.into(),
+                node_type,
+            })
+        };
+        let node = Node {
+            announced: types.into_iter().map(announce).collect(),
+            last_stats: None,
+            instances: 0,
+            events: Vec::new(),
+            status: None,
+        };
+        for frame in &node.announced {
+            out.send_to_controllers(frame);
+        }
+        self.by_uuid.insert(uuid, node);
+        // A node that never sends STATS becomes stale, too.
+        self.due.set(uuid, out.now() + self.interval * MISSED);
+        true
+    }
+
+    /// Tells all controllers that the session of a node has ended; false if it is none. `returns` is
+    /// true if STARTs wait for the node.
+    pub(super) fn handle_disconnected(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        session: &SessionInfo,
+        returns: impl FnOnce() -> bool,
+    ) -> bool {
+        let uuid = session.uuid();
+        if self.by_uuid.remove(&uuid).is_none() {
+            return false;
+        }
+        self.due.clear(&uuid);
+        if returns() {
+            self.returning.push_back((out.now() + RETURN_TIME, uuid));
+        }
+        for node_type in node_types(session.role()) {
+            out.tell_controllers(&NodeDisconnected {
+                node_uuid: uuid.into(),
+                node_type,
+            });
+        }
+        true
+    }
+
+    /// Notes the status of a node.
+    pub(super) fn handle_status(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, status: Status) {
+        if let Some(node) = self.by_uuid.get_mut(&from.uuid())
+            && node.status.replace(status) != Some(status)
+        {
+            limited!(info, out, from.uuid(), "status"; "{from}: {status}");
+        }
+    }
+
+    /// Takes a node that has not reconnected in time.
+    pub(super) fn take_departed(&mut self, now: Instant) -> Option<Uuid> {
         let (_, node) = *self.returning.front().filter(|(until, _)| *until <= now)?;
         self.returning.pop_front();
         Some(node)
     }
 
-    /// Takes a node that has become stale, with its last STATS and the status STALE.
-    fn take_stale(&mut self, now: Instant) -> Option<(Uuid, Frame)> {
-        let uuid = self.due.pop(now)?;
+    /// Takes a node that has become stale, and sends all controllers its last STATS with the status
+    /// STALE.
+    pub(super) fn expire(&mut self, out: &mut Out<'_, '_>) -> Option<Uuid> {
+        let uuid = self.due.pop(out.now())?;
         let node = self.by_uuid.get_mut(&uuid)?;
         let last = node.last_stats.as_ref();
         let stale =
@@ -194,142 +250,14 @@ impl Nodes {
         };
         let payload = stale.unwrap_or_else(|| of_uuid().encode());
         let frame = Frame::with_payload(Command::STATS, payload);
+        out.send_to_controllers(&frame);
         // New controllers receive the same STATS.
-        node.last_stats = Some(frame.clone());
-        Some((uuid, frame))
-    }
-}
-
-impl Scheduler {
-    pub(super) fn node_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        let types = node_types(session.role());
-        if types.is_empty() {
-            return;
-        }
-        let node_uuid = session.uuid();
-        self.nodes
-            .returning
-            .retain(|(_, expected)| *expected != node_uuid);
-        self.placement.connect(node_uuid, session.role());
-        let announce = |node_type| {
-            Frame::of(&NodeConnected {
-                node_uuid: node_uuid.into(),
-                node_type,
-            })
-        };
-        let interval = self.nodes.interval;
-        let node = Node {
-            announced: types.into_iter().map(announce).collect(),
-            last_stats: None,
-            instances: 0,
-            events: Vec::new(),
-            status: None,
-            interval,
-        };
-        for frame in &node.announced {
-            answers::send_to_controllers(cx, frame);
-        }
-        self.nodes.by_uuid.insert(node_uuid, node);
-        // A node that never sends STATS becomes stale, too.
-        self.nodes.due.set(node_uuid, cx.now() + interval * MISSED);
-        self.instances
-            .node_returned(node_uuid, session.server() == cx.uuid());
-    }
-
-    pub(super) fn node_disconnected(
-        &mut self,
-        cx: &mut Context<'_>,
-        session: &SessionInfo,
-        reason: &DisconnectReason,
-    ) {
-        let node_uuid = session.uuid();
-        if self.nodes.by_uuid.remove(&node_uuid).is_none() {
-            return;
-        }
-        self.nodes.due.clear(&node_uuid);
-        // Only a node that ended its session in order is expected to return. If the connection was
-        // lost, the node may be dead.
-        if *reason == DisconnectReason::PeerClosed && self.placement.await_ready(node_uuid) {
-            self.nodes
-                .returning
-                .push_back((cx.now() + RETURN_TIME, node_uuid));
-        } else {
-            self.placement.disconnect(node_uuid);
-        }
-        for node_type in node_types(session.role()) {
-            let gone = NodeDisconnected {
-                node_uuid: node_uuid.into(),
-                node_type,
-            };
-            answers::to_controllers(cx, &gone);
-        }
-        if !self.is_behind_lost_link(cx, session) {
-            self.instances.node_left(node_uuid, cx.now());
-        }
-        self.node_changed(cx, node_uuid);
-    }
-
-    /// Handles READY, FULL, OFFLINE or MAINTENANCE; false if it cannot be read and is ignored.
-    pub(super) fn node_status(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) -> bool {
-        let uuid = from.uuid();
-        let status = Status(frame.kind().operand);
-        let read = match status {
-            Status::READY => frame
-                .payload()
-                .map(|ready: Ready| self.placement.ready(uuid, &ready)),
-            Status::MAINTENANCE => {
-                self.placement.close(uuid);
-                // Its evacuation is done, so that its next READY counts.
-                self.placement.resume(uuid, Suspension::Evacuating);
-                frame.payload().map(|maintenance: Maintenance| {
-                    if let Some(ready) = maintenance.ready {
-                        self.placement.hostname(uuid, &ready.hostname);
-                    }
-                })
-            }
-            _ => {
-                self.placement.close(uuid);
-                // A node that goes offline ends its evacuation.
-                if status == Status::OFFLINE {
-                    self.placement.resume(uuid, Suspension::Evacuating);
-                    self.moves.end(uuid);
-                }
-                Ok(())
-            }
-        };
-        if let Err(e) = read {
-            limited!(warn, self.log, cx, uuid, "status unreadable";
-                "{from}: {status} cannot be read: {}", excerpt(&e));
-            answers::refuse(cx, from, frame, &e.into());
-            // An unreadable READY has no information about the node's room, so the last status
-            // remains. The other statuses do not need their payload.
-            if status == Status::READY {
-                return false;
-            }
-        }
-        if let Some(node) = self.nodes.by_uuid.get_mut(&uuid)
-            && node.status.replace(status) != Some(status)
-        {
-            limited!(info, self.log, cx, uuid, "status"; "{from}: {status}");
-        }
-        true
-    }
-
-    /// Handles nodes that have not reconnected in time, and nodes that have become stale.
-    pub(super) fn expire_nodes(&mut self, cx: &mut Context<'_>, now: Instant) {
-        while let Some(node) = self.nodes.take_departed(now) {
-            self.placement.disconnect(node);
-            self.node_changed(cx, node);
-        }
-        while let Some((node, stats)) = self.nodes.take_stale(now) {
-            // Only stale nodes have no entry in `due`.
-            let count = self.nodes.count() - self.nodes.due.count();
-            limited!(warn, self.log, cx, node, "stale";
-                "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are");
-            self.placement.suspend(node, Suspension::Stale);
-            answers::send_to_controllers(cx, &stats);
-            self.node_changed(cx, node);
-        }
+        node.last_stats = Some(frame);
+        // Only stale nodes have no entry in `due`.
+        let count = self.count() - self.due.count();
+        limited!(warn, out, uuid, "stale";
+            "node {uuid} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are");
+        Some(uuid)
     }
 }
 
@@ -339,6 +267,6 @@ fn node_types(role: Role) -> Vec<NodeType> {
         (Role::AGENT, NodeType::ComputeNode),
         (Role::NETAGENT, NodeType::NetworkNode),
     ];
-    let held = kinds.into_iter().filter(|(kind, _)| role.contains(*kind));
-    held.map(|(_, node_type)| node_type).collect()
+    let own = kinds.into_iter().filter(|(kind, _)| role.contains(*kind));
+    own.map(|(_, node_type)| node_type).collect()
 }

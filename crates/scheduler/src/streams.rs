@@ -20,14 +20,13 @@ use std::collections::HashMap;
 use log::debug;
 use uuid::Uuid;
 
-use super::answers;
-use super::{Scheduler, limited};
+use super::out::{Out, limited};
 use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{
     Command, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason,
     StreamEnded, close_stream, stream_of,
 };
-use ssntp::server::{Context, SessionInfo, SessionKey};
+use ssntp::server::{SessionInfo, SessionKey};
 
 /// The maximum number of streams of one controller's session.
 const MAX_OF_SESSION: usize = 32;
@@ -78,57 +77,65 @@ impl Streams {
 /// Why a stream is not opened: the reason and the text.
 type Refusal = (StreamEndReason, String);
 
-impl Scheduler {
-    /// Handles a stream frame of a controller.
-    pub(super) fn stream_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+impl Streams {
+    /// Handles a stream frame of a controller. `find` returns the node of an instance, or a text why
+    /// there is none.
+    pub(super) fn handle_command(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        frame: &Frame,
+        find: impl FnOnce(Uuid) -> Result<Uuid, String>,
+    ) {
         let payload = frame.payload_bytes();
         match Command(frame.kind().operand) {
             Command::OPEN_STREAM => match OpenStream::decode(payload) {
                 // If the UUID is in use, StreamEnded cannot be the answer: it would end the other
                 // stream of that UUID.
-                Some(open) if !self.streams.by_id.contains_key(&open.stream) => {
-                    if let Err((reason, text)) = self.open_stream(cx, from, frame, &open) {
-                        send_ended(cx, from, open.stream, reason, text);
+                Some(open) if !self.by_id.contains_key(&open.stream) => {
+                    if let Err((reason, text)) = self.open(out, from, frame, &open, find) {
+                        send_ended(out, from, open.stream, reason, text);
                     }
                 }
-                _ => answers::invalid_frame(cx, from, frame.kind(), "invalid_data"),
+                _ => out.invalid_frame(from, frame.kind(), "invalid_data"),
             },
             Command::STREAM_CREDIT => {
                 let own = StreamCredit::decode(payload).and_then(|credit| {
-                    let stream = self.streams.by_id.get_mut(&credit.stream)?;
+                    let stream = self.by_id.get_mut(&credit.stream)?;
                     (stream.controller.key() == from.key()).then_some((credit, stream))
                 });
                 let Some((credit, stream)) = own else {
-                    return self.late(from, frame);
+                    return self.count_late(from, frame);
                 };
                 stream.credit = stream.credit.saturating_add(credit.bytes);
                 // The bound of a controller's queue relies on this limit.
                 if stream.credit > MAX_STREAM_CREDIT {
                     let text = format!("its credit would be more than {MAX_STREAM_CREDIT} bytes");
-                    return self.end_stream(cx, credit.stream, StreamEndReason::REFUSED, &text);
+                    return self.end(out, credit.stream, StreamEndReason::REFUSED, &text);
                 }
                 let node = stream.node.uuid();
-                pass_on(cx, from, node, frame);
+                pass_on(out, from, node, frame);
             }
             _ => {
                 let own = stream_of(payload).filter(|id| {
-                    let stream = self.streams.by_id.get(id);
+                    let stream = self.by_id.get(id);
                     stream.is_some_and(|stream| stream.controller.key() == from.key())
                 });
-                match own.and_then(|id| self.streams.by_id.remove(&id)) {
-                    Some(stream) => pass_on(cx, from, stream.node.uuid(), frame),
-                    None => self.late(from, frame),
+                match own.and_then(|id| self.by_id.remove(&id)) {
+                    Some(stream) => pass_on(out, from, stream.node.uuid(), frame),
+                    None => self.count_late(from, frame),
                 }
             }
         }
     }
 
-    fn open_stream(
+    fn open(
         &mut self,
-        cx: &mut Context<'_>,
+        out: &mut Out<'_, '_>,
         from: &SessionInfo,
         frame: &Frame,
         open: &OpenStream,
+        find: impl FnOnce(Uuid) -> Result<Uuid, String>,
     ) -> Result<(), Refusal> {
         if open.credit > MAX_STREAM_CREDIT {
             let text = format!("its credit is more than {MAX_STREAM_CREDIT} bytes");
@@ -137,14 +144,8 @@ impl Scheduler {
         if open.outputs.0 & Outputs::BOTH.0 == 0 {
             return Err((StreamEndReason::REFUSED, "it names no output".into()));
         }
-        let node = self.instances.node_of(open.instance).ok_or_else(|| {
-            let text = match self.instances.taken(open.instance) {
-                Some(_) => format!("instance {} waits for a node", open.instance),
-                None => format!("no node has instance {}", open.instance),
-            };
-            (StreamEndReason::NO_INSTANCE, text)
-        })?;
-        let session = cx.directory().session(node).cloned();
+        let node = find(open.instance).map_err(|text| (StreamEndReason::NO_INSTANCE, text))?;
+        let session = out.cx.directory().session(node).cloned();
         let node = session.ok_or_else(|| {
             let text = format!("its node {node} is not connected");
             (StreamEndReason::NOT_CONNECTED, text)
@@ -155,47 +156,53 @@ impl Scheduler {
             return Err((StreamEndReason::REFUSED, text.into()));
         }
         for (name, streams, limit) in [
-            ("the scheduler", self.streams.by_id.len(), MAX_STREAMS),
-            ("this session", self.streams.of(from.key()), MAX_OF_SESSION),
-            ("the instance's node", self.streams.of(node.key()), MAX_OF_NODE),
+            ("the scheduler", self.by_id.len(), MAX_STREAMS),
+            ("this session", self.of(from.key()), MAX_OF_SESSION),
+            ("the instance's node", self.of(node.key()), MAX_OF_NODE),
         ] {
             if streams >= limit {
                 let text = format!("{name} has {limit} streams already");
                 return Err((StreamEndReason::TOO_MANY, text));
             }
         }
-        self.streams.opened += 1;
-        pass_on(cx, from, node.uuid(), frame);
+        self.opened += 1;
+        pass_on(out, from, node.uuid(), frame);
         let (controller, credit) = (from.clone(), open.credit);
         let stream = Stream {
             controller,
             node,
             credit,
         };
-        self.streams.by_id.insert(open.stream, stream);
+        self.by_id.insert(open.stream, stream);
         Ok(())
     }
 
-    /// Handles a stream frame of a node.
-    pub(super) fn stream_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+    /// Handles a stream frame of a node. Returns the stream if it is of another node.
+    pub(super) fn handle_event(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        frame: &Frame,
+    ) -> Option<Uuid> {
         let id = stream_of(frame.payload_bytes());
-        let Some((id, stream)) = id.and_then(|id| Some((id, self.streams.by_id.get_mut(&id)?))) else {
+        let Some((id, stream)) = id.and_then(|id| Some((id, self.by_id.get_mut(&id)?))) else {
             // An earlier leader may have opened the stream, and the node would keep it.
             if let Some(id) = id.filter(|_| frame.kind() != Event::STREAM_ENDED) {
-                answers::send(cx, from.uuid(), &close_stream(id));
+                out.send(from.uuid(), &close_stream(id));
             }
-            return self.late(from, frame);
+            self.count_late(from, frame);
+            return None;
         };
         if stream.node.key() != from.key() {
-            return self.reject_report(cx, from, frame, &format_args!("of stream {id}"));
+            return Some(id);
         }
         let is_valid = match Event(frame.kind().operand) {
             Event::STREAM_DATA => {
                 let data = StreamData::decode(frame.payload_bytes());
-                let left = data.and_then(|data| stream.credit.checked_sub(data.cost()));
+                let remaining = data.and_then(|data| stream.credit.checked_sub(data.cost()));
                 // Data beyond the credit is not forwarded; the stream ends below.
-                stream.credit = left.unwrap_or(stream.credit);
-                left.is_some()
+                stream.credit = remaining.unwrap_or(stream.credit);
+                remaining.is_some()
             }
             Event::STREAM_ENDED => StreamEnded::decode(frame.payload_bytes()).is_some(),
             _ => true,
@@ -203,42 +210,44 @@ impl Scheduler {
         let controller = stream.controller.uuid();
         if !is_valid {
             let kind = frame.kind();
-            limited!(warn, self.log, cx, from.uuid(), "stream";
+            limited!(warn, out, from.uuid(), "stream";
                 "{from}: {kind} that is too long, or beyond its stream's credit");
             let text = "its node has sent an invalid frame, or more than the credit";
-            return self.end_stream(cx, id, StreamEndReason::BROKEN, text);
+            self.end(out, id, StreamEndReason::BROKEN, text);
+            return None;
         }
         if frame.kind() == Event::STREAM_ENDED {
-            self.streams.by_id.remove(&id);
+            self.by_id.remove(&id);
         }
-        pass_on(cx, from, controller, frame);
+        pass_on(out, from, controller, frame);
+        None
     }
 
     /// Ends a stream: sends CloseStream to its node and StreamEnded to its controller.
-    fn end_stream(&mut self, cx: &mut Context<'_>, id: Uuid, reason: StreamEndReason, text: &str) {
-        if let Some(stream) = self.streams.by_id.remove(&id) {
-            answers::send(cx, stream.node.uuid(), &close_stream(id));
-            send_ended(cx, &stream.controller, id, reason, text);
+    fn end(&mut self, out: &mut Out<'_, '_>, id: Uuid, reason: StreamEndReason, text: &str) {
+        if let Some(stream) = self.by_id.remove(&id) {
+            out.send(stream.node.uuid(), &close_stream(id));
+            send_ended(out, &stream.controller, id, reason, text);
         }
     }
 
     /// Ends the streams of a session that has ended.
-    pub(super) fn streams_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+    pub(super) fn handle_disconnected(&mut self, out: &mut Out<'_, '_>, session: &SessionInfo) {
         let of_session = |_: &Uuid, stream: &mut Stream| stream.is_of(session.key());
-        for (id, stream) in self.streams.by_id.extract_if(of_session) {
+        for (id, stream) in self.by_id.extract_if(of_session) {
             if stream.controller.key() == session.key() {
-                answers::send(cx, stream.node.uuid(), &close_stream(id));
+                out.send(stream.node.uuid(), &close_stream(id));
             } else {
                 let text = format!("its node {} has left", session.uuid());
-                send_ended(cx, &stream.controller, id, StreamEndReason::NOT_CONNECTED, text);
+                send_ended(out, &stream.controller, id, StreamEndReason::NOT_CONNECTED, text);
             }
         }
     }
 
     /// Handles InvalidFrameType of a node. If it refuses OpenStream, the node's version has no
     /// streams, and all streams of the node end.
-    pub(super) fn streams_not_supported(&mut self, cx: &mut Context<'_>, node: &SessionInfo, frame: &Frame) {
-        if self.streams.of(node.key()) == 0 || frame.payload_bytes().len() > MAX_REFUSAL {
+    pub(super) fn handle_invalid_frame(&mut self, out: &mut Out<'_, '_>, node: &SessionInfo, frame: &Frame) {
+        if self.of(node.key()) == 0 || frame.payload_bytes().len() > MAX_REFUSAL {
             return;
         }
         let refused = frame.payload().map(|answer: InvalidFrameType| answer.refused());
@@ -247,33 +256,33 @@ impl Scheduler {
         }
         // The refusal names no stream. A version without streams refuses all of them.
         let of_node = |_: &Uuid, stream: &mut Stream| stream.node.key() == node.key();
-        for (id, stream) in self.streams.by_id.extract_if(of_node) {
+        for (id, stream) in self.by_id.extract_if(of_node) {
             let text = format!("its node {} is of a version without streams", node.uuid());
-            send_ended(cx, &stream.controller, id, StreamEndReason::NOT_SUPPORTED, text);
+            send_ended(out, &stream.controller, id, StreamEndReason::NOT_SUPPORTED, text);
         }
     }
 
     /// Counts and drops a frame of a stream that has ended: the frame has crossed the end.
-    fn late(&mut self, from: &SessionInfo, frame: &Frame) {
-        self.streams.late += 1;
-        let (kind, late) = (frame.kind(), self.streams.late);
+    fn count_late(&mut self, from: &SessionInfo, frame: &Frame) {
+        self.late += 1;
+        let (kind, late) = (frame.kind(), self.late);
         debug!(target: "ssntp::scheduler", "{from}: {kind} for no stream of its own; {late} so far");
     }
 }
 
 fn send_ended(
-    cx: &mut Context<'_>,
+    out: &mut Out<'_, '_>,
     to: &SessionInfo,
     id: Uuid,
     reason: StreamEndReason,
     text: impl Into<String>,
 ) {
-    answers::send(cx, to.uuid(), &StreamEnded::new(id, reason, text).frame());
+    out.send(to.uuid(), &StreamEnded::new(id, reason, text).frame());
 }
 
 /// Forwards a frame. If the receiver's session has ended, so does the stream.
-fn pass_on(cx: &mut Context<'_>, from: &SessionInfo, to: Uuid, frame: &Frame) {
-    if let Err(e) = cx.forward(from, to, frame) {
+fn pass_on(out: &mut Out<'_, '_>, from: &SessionInfo, to: Uuid, frame: &Frame) {
+    if let Err(e) = out.cx.forward(from, to, frame) {
         debug!(target: "ssntp::scheduler", "{from}: {} for {to}: {e}", frame.kind());
     }
 }

@@ -18,13 +18,14 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::config::SchedulerError;
 use super::keeper::Keeper;
-use super::term::TENANTS;
-use super::{Scheduler, SchedulerError, answers, limited};
+use super::out::{Out, limited};
+use super::shared::TENANTS;
 use ipnet::Ipv4Net;
 use ssntp::payload::{Id, yaml};
 use ssntp::proto::Frame;
-use ssntp::server::{Context, SessionInfo};
+use ssntp::server::SessionInfo;
 use ssntp_cluster::subnet::{MAX_KEY, gateway, subnet};
 use ssntp_cluster::summed::{parse_summed, read_summed, summed};
 use ssntp_payload::{
@@ -56,7 +57,7 @@ pub(super) struct TenantTable {
     table: Table,
     /// The tenant and address of each instance that has one.
     instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
-    pub(super) keeper: Keeper,
+    keeper: Keeper,
     /// Answers to changes that wait for the next write, with their receivers.
     waiting: Vec<Pending>,
     /// Answers to changes that are being written; `None` if there is no write in progress.
@@ -69,7 +70,7 @@ pub(super) struct TenantTable {
     freed_in_write: BTreeSet<Uuid>,
     /// The instances whose public addresses may have to be taken back: they have lost their address,
     /// or a concentrator has reported one of theirs.
-    pub(super) to_check: Vec<Uuid>,
+    to_check: Vec<Uuid>,
 }
 
 /// The content of the file.
@@ -139,8 +140,18 @@ impl TenantTable {
         self.table = table;
     }
 
+    /// The thread that writes the table, to start it.
+    pub(super) fn keeper(&mut self) -> &mut Keeper {
+        &mut self.keeper
+    }
+
+    /// True if a write is done whose result has not been handled.
+    pub(super) fn is_done(&self) -> bool {
+        self.keeper.is_done()
+    }
+
     /// Carries out a Tenant. Returns the answer, and true if the table has changed.
-    fn handle(&mut self, asked: &Tenant) -> Result<(Answer, bool), Refused> {
+    fn change(&mut self, asked: &Tenant) -> Result<(Answer, bool), Refused> {
         let mut answer = Answer {
             id: asked.id.clone(),
             ..Answer::default()
@@ -366,6 +377,18 @@ impl TenantTable {
         true
     }
 
+    /// A concentrator has reported a public address of an instance, which may be outdated.
+    pub(super) fn handle_public_ip(&mut self, public: &PublicIpAssigned) {
+        if self.is_outdated(public) {
+            self.to_check.extend(public.instance_uuid.uuid());
+        }
+    }
+
+    /// Takes the instances whose public addresses may have to be taken back.
+    pub(super) fn take_to_check(&mut self) -> Vec<Uuid> {
+        std::mem::take(&mut self.to_check)
+    }
+
     /// True if a public address leads to an address of a tenant that its instance does not have.
     pub(super) fn is_outdated(&self, public: &PublicIpAssigned) -> bool {
         let mut tenants = self.table.tenants.iter();
@@ -405,7 +428,7 @@ impl TenantTable {
 
     /// The answers that are due after a write, and its result: the instances whose addresses are free
     /// in the file as well. `None` if no write has finished. Begins the next write.
-    fn proceed(&mut self) -> Option<(Vec<Pending>, io::Result<BTreeSet<Uuid>>)> {
+    fn take_written(&mut self) -> Option<(Vec<Pending>, io::Result<BTreeSet<Uuid>>)> {
         let result = self.keeper.result()?;
         let mut done = self.being_written.take().unwrap_or_default();
         let mut freed = std::mem::take(&mut self.freed_in_write);
@@ -425,6 +448,92 @@ impl TenantTable {
         }
         Some((done, Err(e)))
     }
+
+    /// Handles a Tenant of a controller, unless `in_use` says why the address of its instance is in
+    /// use. Returns an instance whose freed address it has again.
+    pub(super) fn handle_command(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        frame: &Frame,
+        in_use: impl FnOnce(Uuid) -> Option<String>,
+    ) -> Option<Uuid> {
+        let Ok(asked) = frame.payload::<Tenant>() else {
+            out.invalid_frame(from, frame.kind(), "invalid_data");
+            return None;
+        };
+        let instance = asked.instance_uuid.uuid();
+        let freeing = instance.filter(|instance| self.is_freeing(*instance));
+        let changes = !matches!(asked.action, Action::List | Action::Show);
+        let released = instance.filter(|_| asked.action == Action::Release);
+        let handled = if changes && self.waiting.len() >= MAX_WAITING {
+            // The disk may hang, and a controller may send any number of changes meanwhile.
+            Err((Refusal::Full, "too many changes wait for the disk".to_owned()))
+        } else if let Some(why) = released.and_then(in_use) {
+            // The instance would keep using the address, and another one could get it as well.
+            Err((Refusal::InUse, why))
+        } else {
+            self.change(&asked)
+        };
+        let (answer, has_changed) = match handled {
+            Ok(handled) => handled,
+            Err(why) => {
+                send(out, from, &refused(&asked, why));
+                return None;
+            }
+        };
+        if has_changed {
+            limited!(info, out, from.uuid(), "tenant";
+                "{from}: tenant {}: {}", ssntp_transport::excerpt(&asked.name), asked.action);
+        }
+        // A repeated request changes nothing, but its first change may not be on the disk yet.
+        let is_behind = self.is_changed || self.being_written.is_some();
+        if self.keeper.is_durable() && (has_changed || (changes && is_behind)) {
+            self.waiting.push((from.clone(), answer));
+            // For a repeated request this causes one more write, and the answer waits for it.
+            self.is_changed = true;
+            self.write();
+        } else {
+            send(out, from, &answer);
+        }
+        freeing.filter(|instance| !self.is_freeing(*instance))
+    }
+
+    /// Frees the address of an instance that no node has. `is_shared` is true if other schedulers may
+    /// free it, too.
+    pub(super) fn free(&mut self, instance: Uuid, is_shared: bool) {
+        if self.release(instance) {
+            if is_shared {
+                self.freed.insert(instance);
+            }
+            self.is_changed = true;
+            self.write();
+        }
+    }
+
+    /// Takes the instances whose addresses this scheduler freed when it led before, and could not
+    /// write, if no other one has led since. The table is the engine's.
+    pub(super) fn take_freed(&mut self) -> BTreeSet<Uuid> {
+        let mut freed = std::mem::take(&mut self.freed);
+        // The table may be older than the write in progress, which may still fail.
+        freed.extend(&self.freed_in_write);
+        freed
+    }
+
+    /// Answers the changes that have been written. Returns the instances whose addresses are free in
+    /// the file as well.
+    pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>) -> BTreeSet<Uuid> {
+        let Some((done, result)) = self.take_written() else {
+            return BTreeSet::new();
+        };
+        for (to, answer) in done {
+            send(out, &to, &answer);
+        }
+        result.unwrap_or_else(|e| {
+            limited!(warn, out, out.cx.uuid(), "tenants"; "the tenants cannot be written: {e}");
+            BTreeSet::new()
+        })
+    }
 }
 
 impl Drop for TenantTable {
@@ -433,99 +542,6 @@ impl Drop for TenantTable {
         // The thread accepts one more content while a write is in progress.
         self.being_written = None;
         self.write();
-    }
-}
-
-impl Scheduler {
-    /// Handles a Tenant of a controller.
-    pub(super) fn tenant_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let asked: Tenant = match frame.payload() {
-            Ok(asked) => asked,
-            Err(_) => return answers::invalid_frame(cx, from, frame.kind(), "invalid_data"),
-        };
-        let changes = !matches!(asked.action, Action::List | Action::Show);
-        // The disk may hang, and a controller may send any number of changes meanwhile.
-        if changes && self.tenants.waiting.len() >= MAX_WAITING {
-            let why = "too many changes wait for the disk".to_owned();
-            return send(cx, from, &refused(&asked, (Refusal::Full, why)));
-        }
-        // The instance would keep using the address, and another one could get it as well.
-        let instance = asked.instance_uuid.uuid();
-        let released = instance.filter(|_| asked.action == Action::Release);
-        let why = match released.and_then(|instance| self.instances.taken(instance)) {
-            Some((_, None)) => Some("the START of this instance waits for a node".to_owned()),
-            Some((_, Some(node))) if self.nodes.is_connected(node) => Some(format!(
-                "node {node} has this instance: delete it, which frees its address"
-            )),
-            _ => None,
-        };
-        if let Some(why) = why {
-            return send(cx, from, &refused(&asked, (Refusal::InUse, why)));
-        }
-        let freeing = instance.filter(|instance| self.tenants.is_freeing(*instance));
-        let (answer, has_changed) = match self.tenants.handle(&asked) {
-            Ok(handled) => handled,
-            Err(why) => return send(cx, from, &refused(&asked, why)),
-        };
-        // It has an address again, which the next leader would free if it found only then that the
-        // instance is gone.
-        if let Some(instance) = freeing.filter(|instance| !self.tenants.is_freeing(*instance)) {
-            self.instances.record_gone(instance);
-        }
-        if has_changed {
-            limited!(info, self.log, cx, from.uuid(), "tenant";
-                "{from}: tenant {}: {}", ssntp_transport::excerpt(&asked.name), asked.action);
-        }
-        // A repeated request changes nothing, but its first change may not be on the disk yet.
-        let is_behind = self.tenants.is_changed || self.tenants.being_written.is_some();
-        if !self.tenants.keeper.is_durable() || !(has_changed || (changes && is_behind)) {
-            return send(cx, from, &answer);
-        }
-        self.tenants.waiting.push((from.clone(), answer));
-        // For a repeated request this causes one more write, and the answer waits for it.
-        self.tenants.is_changed = true;
-        self.tenants.write();
-    }
-
-    /// Frees the address of an instance, unless a node has the instance or may still start it.
-    pub(super) fn free_address(&mut self, instance: Uuid) {
-        if self.instances.taken(instance).is_none() && self.tenants.release(instance) {
-            if self.term.is_some() {
-                self.tenants.freed.insert(instance);
-            }
-            self.tenants.is_changed = true;
-            self.tenants.write();
-        }
-    }
-
-    /// Frees again what this scheduler could not write when it led before, if no other one has led since. The
-    /// table is the engine's.
-    pub(super) fn free_addresses_again(&mut self) {
-        let mut freed = std::mem::take(&mut self.tenants.freed);
-        // The table may be older than the write in progress, which may still fail.
-        freed.extend(&self.tenants.freed_in_write);
-        freed.into_iter().for_each(|instance| self.free_address(instance));
-    }
-
-    /// Answers the changes that have been written.
-    pub(super) fn proceed_with_tenants(&mut self, cx: &mut Context<'_>) {
-        let Some((done, result)) = self.tenants.proceed() else {
-            return;
-        };
-        match result {
-            Ok(freed) => {
-                freed
-                    .into_iter()
-                    .for_each(|instance| self.instances.record_gone(instance));
-                self.send_intents(cx);
-            }
-            Err(e) => {
-                limited!(warn, self.log, cx, cx.uuid(), "tenants"; "the tenants cannot be written: {e}")
-            }
-        }
-        for (to, answer) in done {
-            send(cx, &to, &answer);
-        }
     }
 }
 
@@ -538,8 +554,8 @@ fn refused(asked: &Tenant, (reason, detail): Refused) -> Answer {
     }
 }
 
-fn send(cx: &mut Context<'_>, to: &SessionInfo, answer: &Answer) {
-    answers::send(cx, to.uuid(), &Frame::of(answer));
+fn send(out: &mut Out<'_, '_>, to: &SessionInfo, answer: &Answer) {
+    out.send(to.uuid(), &Frame::of(answer));
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! The table of tenants: assignment, leases, its file, and what is freed again.
 
-use super::super::{SchedulerConfig, term::Term};
 use super::*;
 
 fn asked(action: Action, name: &str) -> Tenant {
@@ -37,7 +36,7 @@ fn lease(name: &str, instance: u128, ip: &str) -> Tenant {
 #[test]
 fn keys_addresses_and_concentrators_are_unique() {
     let mut table = TenantTable::default();
-    let mut key = |asked: Tenant| table.handle(&asked).map(|(answer, _)| answer.entries[0].key);
+    let mut key = |asked: Tenant| table.change(&asked).map(|(answer, _)| answer.entries[0].key);
     assert_eq!(key(add("a", 1, 0)), Ok(1));
     assert_eq!(key(add("b", 2, 3)), Ok(3));
     assert_eq!(key(add("c", 3, 0)), Ok(2), "the first free key");
@@ -51,7 +50,7 @@ fn keys_addresses_and_concentrators_are_unique() {
     let mut refusal = |change: &dyn Fn(&mut Tenant)| {
         let mut asked = add("e", 9, 0);
         change(&mut asked);
-        table.handle(&asked).unwrap_err()
+        table.change(&asked).unwrap_err()
     };
     type Row<'a> = (&'a dyn Fn(&mut Tenant), Refusal, &'a str);
     let rows: [Row<'_>; 9] = [
@@ -95,10 +94,10 @@ fn keys_addresses_and_concentrators_are_unique() {
 #[test]
 fn an_instance_has_one_address_until_it_is_gone() {
     let mut table = TenantTable::default();
-    table.handle(&add("a", 1, 0)).unwrap();
-    table.handle(&add("b", 2, 0)).unwrap();
+    table.change(&add("a", 1, 0)).unwrap();
+    table.change(&add("b", 2, 0)).unwrap();
     let ip = |table: &mut TenantTable, asked: &Tenant| {
-        let (answer, _) = table.handle(asked).map_err(|(reason, _)| reason)?;
+        let (answer, _) = table.change(asked).map_err(|(reason, _)| reason)?;
         let mut addresses = answer.entries[0].addresses.iter();
         let own = addresses.find(|address| address.instance_uuid == asked.instance_uuid);
         Ok(own.unwrap().ip.clone())
@@ -125,18 +124,18 @@ fn an_instance_has_one_address_until_it_is_gone() {
     }
     assert_eq!(ip(&mut table, &lease("a", 6, "")), Err(Refusal::Full));
     assert_eq!(
-        table.handle(&asked(Action::Delete, "a")).unwrap_err().0,
+        table.change(&asked(Action::Delete, "a")).unwrap_err().0,
         Refusal::InUse
     );
     assert!(table.release(Uuid::from_u128(1)) && !table.release(Uuid::from_u128(1)));
     assert_eq!(ip(&mut table, &lease("a", 6, "")), Ok("172.16.0.2".into()));
     assert!(
         table
-            .handle(&asked(Action::Delete, "b"))
+            .change(&asked(Action::Delete, "b"))
             .is_ok_and(|(_, changed)| changed)
     );
     assert_eq!(
-        table.handle(&asked(Action::Delete, "b")).unwrap_err().0,
+        table.change(&asked(Action::Delete, "b")).unwrap_err().0,
         Refusal::NoTenant
     );
 }
@@ -146,8 +145,8 @@ fn the_table_is_read_as_it_was_written() {
     let dir = tempfile::tempdir().unwrap();
     let configuration = dir.path().join("cluster.yaml");
     let mut table = TenantTable::load(&configuration).unwrap();
-    table.handle(&add("a", 1, 0)).unwrap();
-    table.handle(&lease("a", 1, "")).unwrap();
+    table.change(&add("a", 1, 0)).unwrap();
+    table.change(&lease("a", 1, "")).unwrap();
     let path = dir.path().join("cluster.tenants.yaml");
     std::fs::write(&path, summed(&table.table).unwrap()).unwrap();
     let mut again = TenantTable::load(&configuration).unwrap();
@@ -170,8 +169,8 @@ fn a_table_that_is_full_can_be_read_again() {
         asked.entry.subnet = "172.126.240.0/20".into();
         asked.entry.tenant_uuid = Uuid::from_u128(u128::from(number)).into();
         asked.entry.concentrator_uuid = asked.entry.tenant_uuid.clone();
-        let added = table.handle(&asked);
-        let leased = (0..9).map(|_| table.handle(&lease(&asked.name, Uuid::new_v4().as_u128(), "")));
+        let added = table.change(&asked);
+        let leased = (0..9).map(|_| table.change(&lease(&asked.name, Uuid::new_v4().as_u128(), "")));
         if let Some(Err((reason, why))) = leased.chain([added]).find(Result::is_err) {
             assert_eq!((reason, why.contains("1 MiB")), (Refusal::Full, true), "{why}");
             break;
@@ -194,7 +193,7 @@ fn changes_that_wait_are_written_when_the_scheduler_ends() {
     // Without a server, no callback takes a result and begins the next write.
     drop(table.keeper.start().unwrap());
     for (name, number) in [("a", 1), ("b", 2)] {
-        table.handle(&add(name, number, 0)).unwrap();
+        table.change(&add(name, number, 0)).unwrap();
         table.is_changed = true;
         table.write();
     }
@@ -207,29 +206,27 @@ fn changes_that_wait_are_written_when_the_scheduler_ends() {
 
 #[test]
 fn addresses_whose_release_may_be_lost_are_freed_again_unless_they_were_leased_anew() {
-    let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
-    scheduler.term = Some(Term::default());
+    let mut table = TenantTable::default();
     let instances = [1, 2, 3].map(Uuid::from_u128);
-    scheduler.tenants.handle(&add("a", 1, 0)).unwrap();
+    table.change(&add("a", 1, 0)).unwrap();
     for instance in instances {
-        scheduler
-            .tenants
-            .handle(&lease("a", instance.as_u128(), ""))
-            .unwrap();
+        table.change(&lease("a", instance.as_u128(), "")).unwrap();
     }
-    let engines = summed(&scheduler.tenants.table).unwrap();
-    scheduler.free_address(instances[0]);
-    scheduler.free_address(instances[1]);
+    let engines = summed(&table.table).unwrap();
+    table.free(instances[0], true);
+    table.free(instances[1], true);
     // These two are being written when the third is freed.
-    scheduler.tenants.freed_in_write = std::mem::take(&mut scheduler.tenants.freed);
-    scheduler.free_address(instances[2]);
-    scheduler.tenants.handle(&lease("a", 2, "")).unwrap();
-    scheduler.tenants.replace(engines.as_ref()).unwrap();
-    scheduler.free_addresses_again();
-    let left: Vec<_> = scheduler.tenants.instances.keys().copied().collect();
-    assert_eq!(left, [instances[1]]);
+    table.freed_in_write = std::mem::take(&mut table.freed);
+    table.free(instances[2], true);
+    table.change(&lease("a", 2, "")).unwrap();
+    table.replace(engines.as_ref()).unwrap();
+    for instance in table.take_freed() {
+        table.free(instance, true);
+    }
+    let leased: Vec<_> = table.instances.keys().copied().collect();
+    assert_eq!(leased, [instances[1]]);
     assert_eq!(
-        instances.map(|instance| scheduler.tenants.is_freeing(instance)),
+        instances.map(|instance| table.is_freeing(instance)),
         [true, false, true]
     );
 }
@@ -241,5 +238,5 @@ fn write_without_a_thread_fails() {
     table.is_changed = true;
     table.write();
     assert!(table.keeper.is_done());
-    assert!(table.proceed().is_some_and(|(_, result)| result.is_err()));
+    assert!(table.take_written().is_some_and(|(_, result)| result.is_err()));
 }

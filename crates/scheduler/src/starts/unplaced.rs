@@ -12,11 +12,6 @@ use ssntp_payload::{
     CommandSubject, Persistence, RestartPolicy, Start, StartFailure, StartFailureReason, Storage,
 };
 
-/// The reasons in StartFailure for an instance that cannot be moved.
-const PERSISTENT: &str = "not_moved_persistent";
-const STORAGE: &str = "not_moved_storage";
-const BOUND: &str = "not_moved_bound";
-
 /// A START that has been read, and that has not been sent to a node yet.
 #[derive(Debug)]
 pub(super) struct UnplacedStart {
@@ -29,7 +24,7 @@ pub(super) struct UnplacedStart {
     /// The time of its arrival.
     pub(super) received: Instant,
     /// The reason why the instance cannot run on another node than its first one; `None` if it can.
-    pub(super) immovable: Option<&'static str>,
+    pub(super) immovable: Option<StartFailureReason>,
     /// The number of nodes to which it was sent.
     pub(super) nodes: u8,
     /// True if its node restarts the instance by itself.
@@ -67,18 +62,18 @@ impl UnplacedStart {
     }
 }
 
-fn immovable(start: &Start) -> Option<&'static str> {
+fn immovable(start: &Start) -> Option<StartFailureReason> {
     let wanted = &start.requirements;
     // A volume that is made on the node and deleted with the instance can be made elsewhere.
     let is_movable =
         |storage: &Storage| storage.boot || storage.id.is_empty() || (storage.local && storage.ephemeral);
     // A persistent instance keeps its disk, which is on that node.
     if start.persistence != Persistence::Unset {
-        Some(PERSISTENT)
+        Some(StartFailureReason::NotMovedPersistent)
     } else if !start.storage.iter().all(is_movable) {
-        Some(STORAGE)
+        Some(StartFailureReason::NotMovedStorage)
     } else if !wanted.node_id.is_empty() || !wanted.hostname.is_empty() {
-        Some(BOUND)
+        Some(StartFailureReason::NotMovedBound)
     } else {
         None
     }

@@ -27,6 +27,7 @@ impl Stage {
             quiet: SECOND * 60,
             most: SECOND * 900,
             absence: SECOND * 15,
+            interval: INTERVAL,
         };
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
@@ -52,7 +53,7 @@ impl Stage {
             nodes: 0,
             restarts: false,
         };
-        self.table.assign(&start, allocation, INTERVAL, self.now);
+        self.table.assign(&start, allocation, self.now);
     }
 
     fn report(&mut self, node: Uuid, listed: &[(Uuid, InstanceState)]) -> Report {
@@ -102,7 +103,7 @@ fn each_report_of_a_node_moves_the_deadline_of_a_start_up_to_a_limit() {
     }
     stage.report(NODE, &[(ONE, Pending)]);
     assert_eq!(stage.pass(SECOND * 10), [ONE], "fifteen minutes are over");
-    assert_eq!(stage.table.next_due(), None);
+    assert_eq!(stage.table.next_deadline(), None);
 }
 
 #[test]

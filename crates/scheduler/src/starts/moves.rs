@@ -22,29 +22,17 @@
 use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
-use log::{info, warn};
 use uuid::Uuid;
 
-use super::instances::{Instances, PendingStart};
-use super::placement::Suspension;
+use super::instances::Instances;
 use super::unplaced::UnplacedStart;
-use super::{Scheduler, answers};
 use ssntp::proto::{Command, Frame};
-use ssntp::server::{Context, SessionInfo};
-use ssntp_payload::{CommandSubject, StartFailure};
+use ssntp_payload::{CommandSubject, StartFailureReason};
 
 /// The memory for remembered STARTs, in bytes: 64 thousand STARTs of one kibibyte.
 const MAX_BYTES: usize = 64 << 20;
 /// The bytes that an entry takes in addition to its START.
 const ENTRY: usize = 128;
-
-/// The reason in StartFailure for an instance that is not moved because its START is not
-/// remembered.
-const UNKNOWN: &str = "not_moved_unknown";
-
-/// The maximum number of nodes to which a START is sent if each refuses it because it is full or in
-/// maintenance. The policy of a node may refuse a START although the node has room.
-const MAX_NODES: u8 = 4;
 
 /// A START that was sent to a node.
 #[derive(Debug)]
@@ -56,7 +44,7 @@ struct SentStart {
     /// again, so it is moved as well.
     restarts: bool,
     /// The reason in StartFailure why the instance cannot run on another node; `None` if it can.
-    immovable: Option<&'static str>,
+    immovable: Option<StartFailureReason>,
 }
 
 impl SentStart {
@@ -87,7 +75,7 @@ impl Moves {
             payload: Bytes::copy_from_slice(start.frame.payload_bytes()),
             from: start.from,
             restarts: start.restarts,
-            immovable: start.immovable,
+            immovable: start.immovable.clone(),
         };
         self.forget(start.instance);
         self.added += 1;
@@ -109,7 +97,7 @@ impl Moves {
             payload: format!("start:\n  command_id: {id}\n").into(),
             from: Uuid::nil(),
             restarts: false,
-            immovable: Some(UNKNOWN),
+            immovable: Some(StartFailureReason::NotMovedUnknown),
         };
         self.keep(instance, sent);
     }
@@ -176,98 +164,32 @@ impl Moves {
         moving.is_some_and(|moving| moving.remove(&instance))
     }
 
+    /// What a move of an instance depends on: the reason in StartFailure why it cannot be moved, and
+    /// true if its node restarts it by itself.
+    pub(super) fn of(&self, instance: Uuid) -> (Option<StartFailureReason>, bool) {
+        match self.starts.get(&instance) {
+            Some(sent) => (sent.immovable.clone(), sent.restarts),
+            None => (Some(StartFailureReason::NotMovedUnknown), false),
+        }
+    }
+
+    /// Begins the move of these instances away from a node.
+    pub(super) fn begin(&mut self, node: Uuid, moving: HashSet<Uuid>) {
+        self.moving.insert(node, moving);
+    }
+
+    /// An instance that was moved has ended. Takes its START.
+    pub(super) fn take_ended(&mut self, instance: Uuid, node: Uuid) -> Option<(Uuid, Frame)> {
+        let start = self.cancel(instance, Some(node)).then(|| self.take(instance))??;
+        self.moved += 1;
+        Some(start)
+    }
+
     /// Takes the START of an instance, with the controller that sent it.
-    fn take(&mut self, instance: Uuid) -> Option<(Uuid, Frame)> {
+    pub(super) fn take(&mut self, instance: Uuid) -> Option<(Uuid, Frame)> {
         let sent = self.starts.remove(&instance)?;
         self.bytes -= sent.bytes();
         Some((sent.from, Frame::with_payload(Command::START, sent.payload)))
-    }
-}
-
-impl Scheduler {
-    /// Begins to move the instances of a node that was sent EVACUATE with `move`. The controller
-    /// receives a StartFailure for each running instance that cannot be moved.
-    pub(super) fn begin_move(&mut self, cx: &mut Context<'_>, from: &SessionInfo, node: Uuid) {
-        let mut moving = HashSet::new();
-        let ending = self.commands.ending(node);
-        for (instance, has_ended) in self.instances.of(node) {
-            // The user ends it, so its end is not for a move.
-            if ending.contains(&instance) {
-                continue;
-            }
-            let sent = self.moves.starts.get(&instance);
-            let reason = match sent.map(|sent| (sent.immovable, sent.restarts)) {
-                Some((None, restarts)) if restarts || !has_ended => {
-                    moving.insert(instance);
-                    continue;
-                }
-                // An instance that has ended needs no failure, because it does not stop running.
-                // An instance that has not been started yet is placed again.
-                _ if has_ended || self.instances.is_starting(instance) => continue,
-                Some((Some(reason), _)) => reason,
-                _ => UNKNOWN,
-            };
-            let failure = StartFailure {
-                node_uuid: node.into(),
-                instance_uuid: instance.into(),
-                reason: reason.into(),
-                restart: true,
-                ..StartFailure::default()
-            };
-            answers::send(cx, from.uuid(), &Frame::of(&failure));
-        }
-        info!(target: "ssntp::scheduler", "{from}: {} instances of {node} are moved", moving.len());
-        self.moves.moving.insert(node, moving);
-    }
-
-    /// If an instance that has ended is being moved, starts it on another node.
-    pub(super) fn move_on(&mut self, cx: &mut Context<'_>, instance: Uuid, node: Uuid) {
-        if !self.moves.cancel(instance, Some(node)) {
-            return;
-        }
-        let Some((controller, frame)) = self.moves.take(instance) else {
-            return;
-        };
-        self.moves.moved += 1;
-        // After InstanceStopped the instance is still known as ended. It is forgotten, so that its
-        // UUID is free and the START can be placed again.
-        self.instances.ended(instance, false);
-        // The START counts as received once more.
-        self.starts.received += 1;
-        match UnplacedStart::read(controller, frame, cx.now()) {
-            Ok(start) => self.place(cx, None, start),
-            // This does not happen, because the START was read successfully when it arrived.
-            Err(e) => warn!(target: "ssntp::scheduler", "instance {instance} is not moved: {e}"),
-        }
-    }
-
-    /// Places a START again that its node has refused because it is full or in maintenance. False
-    /// if no other node can take it, if [`MAX_NODES`] have refused it, or if it is not remembered.
-    pub(super) fn place_again(
-        &mut self,
-        cx: &mut Context<'_>,
-        instance: Uuid,
-        refused: &PendingStart,
-    ) -> bool {
-        // The instance never ran there, so it needs no move.
-        self.moves.cancel(instance, Some(refused.allocation.node));
-        let Some((controller, frame)) = self.moves.take(instance).filter(|_| refused.nodes < MAX_NODES)
-        else {
-            return false;
-        };
-        // With the first time of arrival, so that the figures count the whole wait.
-        let Ok(start) = UnplacedStart::read(controller, frame, refused.received) else {
-            return false;
-        };
-        let (node, nodes) = (refused.allocation.node, refused.nodes);
-        // Suspended only during this search, because the node may accept other STARTs.
-        self.placement.suspend(node, Suspension::Refusing);
-        let back = self.try_place(cx, None, UnplacedStart { nodes, ..start });
-        self.placement.resume(node, Suspension::Refusing);
-        // The node has less room than in its last READY. A new READY follows every START, also a
-        // refused one.
-        self.placement.await_ready(node);
-        back.is_none()
     }
 }
 

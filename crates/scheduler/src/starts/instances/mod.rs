@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!            START                    STATS: it runs, or has ended
-//!  (free) ─────────▶ Held ─▶ Starting ─────────────────▶ Known(Running) ◀─▶ Known(Ended)
+//!  (free) ───────▶ Parked ─▶ Starting ─────────────────▶ Known(Running) ◀─▶ Known(Ended)
 //!      ▲               │       │   │ no sign in time                           │
 //!      │ full_cloud    │       │   └─────────▶ GivenUp ── DELETE ──┐           │
 //!      └───────────────┴───────┴─────────────────────┴─────────────┴───────────┘
@@ -30,6 +30,7 @@
 //! most [`MAX_AWAY`] instances together.
 
 mod handover;
+mod pending;
 #[cfg(test)]
 mod tests;
 
@@ -38,12 +39,13 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-pub(super) use self::handover::MAX_INTENTS;
-use super::figures::tally;
+use self::handover::Handover;
+pub(crate) use self::pending::{PendingStart, StartLimits};
 use super::ledger::Ledger;
-use super::messages::{Intent, StartState};
-use super::placement::Allocation;
 use super::unplaced::UnplacedStart;
+use crate::figures::tally;
+use crate::messages::{Intent, MAX_INTENTS, StartState};
+use crate::placement::Allocation;
 use ssntp_cluster::phase::Phase;
 use ssntp_payload::{CommandSubject, InstanceState, StartFailureReason};
 use ssntp_transport::Deadlines;
@@ -57,45 +59,10 @@ const MAX_AWAY: usize = 65_536;
 /// not forwarded twice. This covers the STARTs in flight of several agents that reconnect.
 const MAX_ANSWERED: usize = 4096;
 
-/// The time limits of a START.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct StartLimits {
-    /// The longest time without a sign of progress from its node.
-    pub(super) quiet: Duration,
-    /// The longest time in all.
-    pub(super) most: Duration,
-    /// The time from the disconnection of its node to the answer.
-    pub(super) absence: Duration,
-}
-
-impl StartLimits {
-    /// The deadline of a START that was sent to its node at `sent`, after a sign of progress at
-    /// `now`. The node sends STATS every `interval`; two of them may be missed.
-    fn deadline(&self, sent: Instant, interval: Duration, now: Instant) -> Instant {
-        (now + self.quiet.max(interval * 3)).min(sent + self.most)
-    }
-}
-
-/// A START in flight: it was sent to a node, and is not answered yet.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PendingStart {
-    pub(super) allocation: Allocation,
-    pub(super) restart: bool,
-    /// The time at which the START arrived from its controller.
-    pub(super) received: Instant,
-    /// The number of nodes to which it was sent, including this one.
-    pub(super) nodes: u8,
-    /// The time at which it was sent to this node.
-    sent: Instant,
-    /// True if the node has listed the instance before, or has been away since. Then STATS
-    /// without the instance mean that the START failed. Otherwise they may have crossed the START.
-    expected: bool,
-}
-
 #[derive(Clone, Copy, Debug)]
 enum State {
     /// Its START waits for a node.
-    Held,
+    Parked,
     /// Its START was sent to its node.
     Starting(PendingStart),
     /// The phase in which its node has last listed it. `Pending` follows a RESTART, or was listed
@@ -108,7 +75,7 @@ enum State {
 
 #[derive(Debug)]
 struct Entry {
-    /// `None` while the instance is held.
+    /// `None` while the instance is parked.
     node: Option<Uuid>,
     state: State,
 }
@@ -119,6 +86,8 @@ struct OfNode {
     instances: HashSet<Uuid>,
     /// The instances in its last STATS that belong to another node.
     foreign: HashSet<Uuid>,
+    /// The interval between its STATS, since its first STATS.
+    interval: Option<Duration>,
     is_away: bool,
 }
 
@@ -133,11 +102,11 @@ struct Answered {
 
 /// The news in STATS of a node.
 #[derive(Debug, Default)]
-pub(super) struct Report {
+pub(crate) struct Report {
     /// Instances that belong to other nodes.
-    pub(super) foreign: HashSet<Uuid>,
-    /// Instances that run although their START is held.
-    pub(super) held: Vec<Uuid>,
+    pub(crate) foreign: HashSet<Uuid>,
+    /// Instances that run although their START is parked.
+    pub(super) parked: Vec<Uuid>,
     /// The arrival time of each START that is done.
     pub(super) started: Vec<Instant>,
     /// STARTs that failed without a StartFailure.
@@ -178,12 +147,7 @@ pub(super) struct Instances {
     away_instances: usize,
     /// In the order of the answers, so that the oldest is forgotten first.
     answered: VecDeque<Answered>,
-    /// The file in which the next scheduler finds the node of each instance; `None` without a
-    /// state directory.
-    ledger: Option<Ledger>,
-    /// The intents that have not been sent to the other schedulers yet; `None` if this is the
-    /// only scheduler.
-    new_intents: Option<Vec<Intent>>,
+    handover: Handover,
 }
 
 impl Instances {
@@ -195,6 +159,91 @@ impl Instances {
         }
     }
 
+    /// Adopts the instances of a former scheduler. A node that is not connected counts as away
+    /// from now on. The first STATS of each node then show the outcome of its STARTs.
+    pub(super) fn adopt(
+        &mut self,
+        intents: impl IntoIterator<Item = Intent>,
+        is_connected: impl Fn(Uuid) -> bool,
+        now: Instant,
+    ) {
+        for intent in intents {
+            let (instance, Some(node)) = (intent.instance, intent.node) else {
+                continue;
+            };
+            let state = match intent.state {
+                // The START may be answered or not. With `Pending` a StartFailure is accepted.
+                StartState::Answered => State::Known(Phase::Pending),
+                StartState::GivenUp => State::GivenUp,
+                // The time of the last progress is unknown, so the deadline starts again.
+                StartState::InFlight { restart, .. } => {
+                    self.due.set(instance, now + self.limits.quiet);
+                    State::Starting(PendingStart {
+                        allocation: Allocation::earlier(node),
+                        restart,
+                        received: now,
+                        // The payload is unknown, so the START cannot be sent to another node.
+                        nodes: u8::MAX,
+                        sent: now,
+                        expected: false,
+                    })
+                }
+            };
+            self.own(instance, node, state);
+        }
+        let nodes = self.by_node.keys().copied();
+        let away: Vec<_> = nodes.filter(|node| !is_connected(*node)).collect();
+        away.into_iter().for_each(|node| self.node_left(node, now));
+    }
+
+    /// From now on, changes are written to the ledger's file.
+    pub(super) fn keep_in(&mut self, ledger: Ledger) {
+        self.handover.keep_in(ledger);
+    }
+
+    /// From now on, changes are recorded for the other schedulers.
+    pub(super) fn record_intents(&mut self) {
+        self.handover.record_intents();
+    }
+
+    /// The intents that have changed since the last call, without the instances that are gone.
+    pub(super) fn take_intents(&mut self) -> Vec<Intent> {
+        self.handover.take_intents()
+    }
+
+    /// The intents for the instances that are gone since the last call and have no node again.
+    pub(super) fn take_gone(&mut self) -> Vec<Intent> {
+        let gone = self.handover.take_gone().into_iter();
+        let gone = gone.filter(|instance| self.node_of(*instance).is_none());
+        gone.map(Intent::gone).collect()
+    }
+
+    /// All intents, at most [`MAX_INTENTS`]. `command_id` returns the id of an instance's START.
+    pub(super) fn intents(&self, command_id: impl Fn(Uuid) -> String) -> Vec<Intent> {
+        let known = self.by_uuid.iter().filter_map(|(instance, entry)| {
+            let (instance, node) = (*instance, Some(entry.node?));
+            let state = match entry.state {
+                State::Parked | State::Known(_) => StartState::Answered,
+                State::GivenUp => StartState::GivenUp,
+                State::Starting(pending) => StartState::InFlight {
+                    restart: pending.restart,
+                    command_id: command_id(instance),
+                },
+            };
+            Some(Intent {
+                instance,
+                node,
+                state,
+            })
+        });
+        known.take(MAX_INTENTS).collect()
+    }
+
+    /// Records once more that an instance is gone.
+    pub(super) fn record_gone(&mut self, instance: Uuid) {
+        self.handover.record(instance, None, StartState::Answered);
+    }
+
     fn state(&self, instance: Uuid) -> Option<State> {
         self.by_uuid.get(&instance).map(|entry| entry.state)
     }
@@ -204,23 +253,16 @@ impl Instances {
         let before = self.by_uuid.insert(instance, entry).and_then(|entry| entry.node);
         // The ledger is a file, so only a change of the node is written.
         if before != node {
-            self.keep(instance, node);
+            self.handover.keep(instance, node);
         }
     }
 
     fn remove(&mut self, instance: Uuid) -> Option<Entry> {
         let entry = self.by_uuid.remove(&instance)?;
         if entry.node.is_some() {
-            self.keep(instance, None);
+            self.handover.keep(instance, None);
         }
         Some(entry)
-    }
-
-    fn keep(&mut self, instance: Uuid, node: Option<Uuid>) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.keep(instance, node);
-        }
-        self.record(instance, node, StartState::Answered);
     }
 
     /// The reason why an instance cannot be started, and its node; `None` if its UUID is free.
@@ -228,7 +270,7 @@ impl Instances {
         let entry = self.by_uuid.get(&instance)?;
         let reason = match entry.state {
             State::Known(Phase::Ended) => StartFailureReason::InstanceExists,
-            // The UUID of a START that is held or given up is not free yet either.
+            // The UUID of a START that is parked or given up is not free yet either.
             _ => StartFailureReason::AlreadyRunning,
         };
         Some((reason, entry.node))
@@ -243,8 +285,8 @@ impl Instances {
         let own = self.by_node.get(&node).into_iter();
         let own = own.flat_map(|of_node| &of_node.instances);
         own.filter_map(|instance| match self.by_uuid.get(instance)?.state {
-            // A held instance has no node, and a given-up one was answered with a failure.
-            State::Held | State::GivenUp => None,
+            // A parked instance has no node, and a given-up one was answered with a failure.
+            State::Parked | State::GivenUp => None,
             State::Known(phase) => Some((*instance, phase == Phase::Ended)),
             State::Starting(_) => Some((*instance, false)),
         })
@@ -279,26 +321,26 @@ impl Instances {
         of_node.is_some_and(|of_node| of_node.foreign.contains(&instance))
     }
 
-    pub(super) fn hold(&mut self, instance: Uuid) {
-        let (node, state) = (None, State::Held);
+    pub(super) fn park(&mut self, instance: Uuid) {
+        let (node, state) = (None, State::Parked);
         self.by_uuid.entry(instance).or_insert(Entry { node, state });
     }
 
-    /// Removes an instance whose START is refused. A START that was not held has no entry.
+    /// Removes an instance whose START is refused. A START that was not parked has no entry.
     pub(super) fn refused(&mut self, instance: Uuid) {
-        if matches!(self.state(instance), Some(State::Held)) {
+        if matches!(self.state(instance), Some(State::Parked)) {
             self.remove(instance);
         }
     }
 
-    /// Enters a START that is sent to a node, which sends STATS every `interval`.
-    pub(super) fn assign(
-        &mut self,
-        start: &UnplacedStart,
-        allocation: Allocation,
-        interval: Duration,
-        now: Instant,
-    ) {
+    /// Enters a START that is sent to a node.
+    pub(super) fn assign(&mut self, start: &UnplacedStart, allocation: Allocation, now: Instant) {
+        // The deadline depends on how often this node reports.
+        let announced = self
+            .by_node
+            .get(&allocation.node)
+            .and_then(|of_node| of_node.interval);
+        let interval = announced.unwrap_or(self.limits.interval);
         let pending = PendingStart {
             allocation,
             restart: start.restart,
@@ -311,12 +353,13 @@ impl Instances {
         self.due
             .set(start.instance, self.limits.deadline(now, interval, now));
         self.own(start.instance, allocation.node, State::Starting(pending));
-        if self.new_intents.is_some() {
+        // Reading the id takes longer than all the rest.
+        if self.handover.records_intents() {
             let state = StartState::InFlight {
                 restart: start.restart,
                 command_id: CommandSubject::of(&start.frame).command_id,
             };
-            self.record(start.instance, Some(allocation.node), state);
+            self.handover.record(start.instance, Some(allocation.node), state);
         }
     }
 
@@ -335,7 +378,7 @@ impl Instances {
         self.insert(instance, Entry { node, state });
     }
 
-    /// Handles STATS of a node, which list these instances.
+    /// Handles STATS of a node, which list these instances and are sent every `interval`.
     pub(super) fn report(
         &mut self,
         node: Uuid,
@@ -349,12 +392,12 @@ impl Instances {
         for (instance, state) in listed {
             let phase = Phase::of(state);
             // The START of an instance that runs already must not be placed.
-            let is_held = matches!(self.state(*instance), Some(State::Held)) && phase != Phase::Ended;
-            if is_held || !self.by_uuid.contains_key(instance) {
+            let is_parked = matches!(self.state(*instance), Some(State::Parked)) && phase != Phase::Ended;
+            if is_parked || !self.by_uuid.contains_key(instance) {
                 let (node, state) = (Some(node), State::Known(phase));
                 self.insert(*instance, Entry { node, state });
             }
-            report.held.extend(is_held.then_some(*instance));
+            report.parked.extend(is_parked.then_some(*instance));
             let Some(entry) = self.by_uuid.get_mut(instance) else {
                 continue;
             };
@@ -384,11 +427,11 @@ impl Instances {
                 State::Known(known) => *known = phase,
                 // An instance that is stopping has been sent DELETE before.
                 State::GivenUp if *state != InstanceState::Stopping => report.unwanted.push(*instance),
-                State::GivenUp | State::Held => {}
+                State::GivenUp | State::Parked => {}
             }
         }
         for instance in settled {
-            self.record(instance, Some(node), StartState::Answered);
+            self.handover.record(instance, Some(node), StartState::Answered);
         }
         // Instances that the node had before and does not list any more are gone from it.
         let before = std::mem::take(&mut self.by_node.entry(node).or_default().instances);
@@ -408,6 +451,7 @@ impl Instances {
         }
         let of_node = self.by_node.entry(node).or_default();
         of_node.instances = own;
+        of_node.interval = Some(interval);
         of_node.foreign.clone_from(&report.foreign);
         // After the loop, which borrows the instances of the node.
         for (instance, pending) in &report.lost {
@@ -426,7 +470,7 @@ impl Instances {
             // If a run begins and ends between two STATS, this event is the first sign of it.
             started = Some(pending.received);
             let node = entry.node;
-            self.record(instance, node, StartState::Answered);
+            self.handover.record(instance, node, StartState::Answered);
         }
         if !is_kept {
             self.forget(instance);
@@ -443,7 +487,7 @@ impl Instances {
     pub(super) fn figures(&self) -> BTreeMap<&'static str, usize> {
         let words = ["held", "starting", "pending", "running", "ended", "given_up"];
         let word = |entry: &Entry| match entry.state {
-            State::Held => "held",
+            State::Parked => "held",
             State::Starting(_) => "starting",
             State::Known(Phase::Pending) => "pending",
             State::Known(Phase::Running) => "running",
@@ -552,7 +596,7 @@ impl Instances {
         }
     }
 
-    pub(super) fn next_due(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         let away = self.away.front().map(|(at, _)| *at);
         [self.due.next(), away].into_iter().flatten().min()
     }
@@ -573,7 +617,7 @@ impl Instances {
         for (instance, pending) in &given_up {
             let node = pending.allocation.node;
             self.remember(*instance, node, true);
-            self.record(*instance, Some(node), StartState::GivenUp);
+            self.handover.record(*instance, Some(node), StartState::GivenUp);
             // If the node was forgotten before, no STATS can free the UUID.
             if !self.by_node.contains_key(&node) {
                 self.remove(*instance);

@@ -1,0 +1,502 @@
+//! What one scheduler that leads knows of its cluster. It passes each frame and each session to the
+//! rooms that own the facts, in an order in which reports come before the failures that they cause.
+
+use std::time::Instant;
+
+use super::cncis::Cncis;
+use super::commands::Commands;
+use super::config::SchedulerConfig;
+use super::controllers::Controllers;
+use super::figures::{SchedulerFigures, SchedulerLimits};
+use super::nodes::Nodes;
+use super::out::{Out, limited};
+use super::relay::{self, Addressed, NOT_CONNECTED};
+use super::reports::{Reports, without};
+use super::starts::Starts;
+use super::streams::Streams;
+use super::tenants::TenantTable;
+use ssntp::Role;
+use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
+use ssntp::server::{DisconnectReason, SessionInfo};
+use ssntp_cluster::refusal::Refused;
+use ssntp_payload::{
+    AssignPublicIp, DeleteFailure, DeleteFailureReason, Evacuate, Maintenance, StartFailure, StatsSummary,
+};
+use ssntp_transport::excerpt;
+use uuid::Uuid;
+
+/// The rooms of a leader.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    nodes: Nodes,
+    starts: Starts,
+    commands: Commands,
+    reports: Reports,
+    streams: Streams,
+    cncis: Cncis,
+    controllers: Controllers,
+}
+
+impl Cluster {
+    pub(super) fn new(config: &SchedulerConfig) -> Self {
+        Self {
+            nodes: Nodes::new(config.starts.interval),
+            starts: Starts::new(config),
+            commands: Commands::new(config.starts),
+            reports: Reports::default(),
+            streams: Streams::default(),
+            cncis: Cncis::default(),
+            controllers: Controllers::new(config.controllers),
+        }
+    }
+
+    /// Drops all state of the cluster, but not the figures.
+    pub(super) fn forget(&mut self, config: &SchedulerConfig) {
+        self.starts.forget(config);
+        let empty = Self::new(config);
+        *self = Self {
+            starts: std::mem::replace(&mut self.starts, Starts::new(config)),
+            reports: std::mem::take(&mut self.reports),
+            ..empty
+        };
+    }
+
+    /// The STARTs and their instances.
+    pub(super) fn starts(&mut self) -> &mut Starts {
+        &mut self.starts
+    }
+
+    /// True if this controller may send commands.
+    pub(super) fn may_command(&self, from: &SessionInfo) -> bool {
+        self.controllers.may_command(from.key())
+    }
+
+    /// The intents for a scheduler that knows none.
+    pub(super) fn intents(&self) -> Vec<super::messages::Intent> {
+        self.starts.intents()
+    }
+
+    /// The time at which the first time limit of a node, a START or a command is over.
+    pub(super) fn first_limit(&self) -> Option<Instant> {
+        let all = [
+            self.starts.next_deadline(),
+            self.nodes.next_deadline(),
+            self.commands.next_deadline(),
+        ];
+        all.into_iter().flatten().min()
+    }
+
+    /// The time of the next part of the snapshots.
+    pub(super) fn next_part(&self) -> Option<Instant> {
+        self.controllers.next_deadline()
+    }
+
+    /// The figures. `parked_bytes` is what is kept for the next leader.
+    pub(super) fn figures(&self, config: &SchedulerConfig, kept_bytes: usize) -> SchedulerFigures {
+        let (streams, streams_opened) = self.streams.counted();
+        let (moving, moved) = self.starts.moves();
+        let (controllers, master) = self.controllers.counted();
+        let (foreign_reports, invalid_frames) = self.reports.counted();
+        SchedulerFigures {
+            nodes: self.nodes.figures(),
+            instances: self.starts.instances(),
+            starts: self.starts.figures(),
+            limits: SchedulerLimits {
+                held_starts: config.held_starts,
+                starts_in_flight: config.in_flight,
+            },
+            streams,
+            streams_opened,
+            moving,
+            moved,
+            controllers,
+            master,
+            concentrators: self.cncis.announced(),
+            kept_bytes,
+            foreign_reports,
+            invalid_frames,
+        }
+    }
+
+    /// A controller has connected, and gets a snapshot.
+    pub(super) fn handle_controller(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        session: &SessionInfo,
+        is_syncing: bool,
+    ) {
+        // It joins the line first, because the snapshot logs whether it is the master.
+        self.controllers.join(session);
+        let announced = self.nodes.announced().chain(self.cncis.frames());
+        self.controllers
+            .begin_snapshot(out, session, announced, &self.nodes, is_syncing);
+    }
+
+    /// A controller was connected when this scheduler began to lead. It gets no snapshot, because each
+    /// node is announced to all controllers then.
+    pub(super) fn handle_earlier_controller(&mut self, session: &SessionInfo) {
+        self.controllers.join(session);
+    }
+
+    /// A client has connected, which may be a node or a concentrator.
+    pub(super) fn handle_connected(&mut self, out: &mut Out<'_, '_>, session: &SessionInfo) {
+        if self.nodes.handle_connected(out, session) {
+            // The STATS that another server has kept may be older than the session.
+            let sends_new_stats = session.server() == out.cx.uuid();
+            self.starts
+                .handle_node_connected(session.uuid(), session.role(), sends_new_stats);
+        }
+        self.cncis.handle_connected(out, session);
+    }
+
+    /// The session of a client has ended. `is_unreachable` is true if only the link to its server has.
+    pub(super) fn handle_disconnected(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        session: &SessionInfo,
+        reason: &DisconnectReason,
+        is_unreachable: bool,
+    ) {
+        self.controllers.handle_disconnected(out, session);
+        self.cncis.handle_disconnected(session);
+        self.streams.handle_disconnected(out, session);
+        let node = session.uuid();
+        // Only a node that ended its session in order is expected to return. If the connection was
+        // lost, the node may be dead.
+        let may_return = *reason == DisconnectReason::PeerClosed;
+        let returns = || self.starts.handle_node_disconnected(node, may_return);
+        if self.nodes.handle_disconnected(out, session, returns) {
+            if !is_unreachable {
+                self.starts.handle_node_away(node, out.now());
+            }
+            self.starts.handle_node_changed(out, node);
+        }
+    }
+
+    /// Handles STATS of a node.
+    pub(super) fn handle_stats(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+        let (node, now) = (from.uuid(), out.now());
+        let stats = match StatsSummary::read(frame.payload_bytes()) {
+            Ok(stats) => stats,
+            Err(e) => return self.reports.reject(out, from, frame, &e),
+        };
+        if stats.node_uuid != node {
+            let about = format_args!("of node {}", stats.node_uuid);
+            return self.reports.reject(out, from, frame, &about);
+        }
+        // The node is not stale, even if some of the listed instances are not its own.
+        let (interval, was_stale) = self.nodes.handle_stats(node, stats.interval, now);
+        let report = self.starts.enter_listed(node, &stats.instances, interval, now);
+        for instance in self.commands.report(node, &stats, now) {
+            self.starts.handle_user_ended(instance);
+        }
+        let mut forwarded = Some(frame.clone());
+        if let Some(one) = report.foreign.iter().next() {
+            let why = format_args!("instance {one} and {} others in all", report.foreign.len() - 1);
+            self.reports.reject(out, from, frame, &why);
+            forwarded = without(frame, &report.foreign);
+        }
+        if let Some(forwarded) = forwarded {
+            out.forward_to_controllers(from, &forwarded);
+            let own = stats.instances.len() - report.foreign.len().min(stats.instances.len());
+            self.nodes.keep_stats(node, &forwarded, own);
+        }
+        // Failures follow the STATS that explain them.
+        self.starts.handle_report(out, node, report);
+        // Last, because parked STARTs may be sent to the node now.
+        if was_stale {
+            self.starts.handle_stale(out, node, false);
+        }
+    }
+
+    /// Handles READY, FULL, OFFLINE or MAINTENANCE of a node.
+    pub(super) fn handle_status(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+        let node = from.uuid();
+        let status = Status(frame.kind().operand);
+        let read = match status {
+            Status::READY => frame
+                .payload()
+                .map(|ready| self.starts.handle_ready(node, &ready)),
+            Status::MAINTENANCE => {
+                self.starts.handle_maintenance(node);
+                frame.payload().map(|maintenance: Maintenance| {
+                    if let Some(ready) = maintenance.ready {
+                        self.starts.handle_hostname(node, &ready.hostname);
+                    }
+                })
+            }
+            Status::OFFLINE => {
+                self.starts.handle_offline(node);
+                Ok(())
+            }
+            _ => {
+                self.starts.handle_full(node);
+                Ok(())
+            }
+        };
+        if let Err(e) = read {
+            limited!(warn, out, node, "status unreadable";
+                "{from}: {status} cannot be read: {}", excerpt(&e));
+            out.refuse(from, frame, &e.into());
+            // An unreadable READY has no information about the node's room, so the last status
+            // remains. The other statuses do not need their payload.
+            if status == Status::READY {
+                return;
+            }
+        }
+        self.nodes.handle_status(out, from, status);
+        self.starts.handle_node_changed(out, node);
+    }
+
+    /// Handles a command of a controller for itself or for a client that it names.
+    pub(super) fn handle_command(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+        if frame.kind() == Command::START {
+            self.starts.handle_start(out, from, frame);
+        } else if frame.kind().is_of_streams() {
+            let starts = &self.starts;
+            let find = |instance| {
+                starts
+                    .node_of(instance)
+                    .ok_or_else(|| match starts.taken(instance) {
+                        Some(_) => format!("instance {instance} waits for a node"),
+                        None => format!("no node has instance {instance}"),
+                    })
+            };
+            self.streams.handle_command(out, from, frame, find);
+        } else {
+            self.relay(out, from, frame);
+        }
+    }
+
+    /// Forwards a controller's command. Refuses it if its receiver is not connected, or if the
+    /// instance belongs to another node than the named one.
+    fn relay(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+        let command = Command(frame.kind().operand);
+        let Addressed { to, role, instance } = match Addressed::read(frame) {
+            Some(Ok(addressed)) => addressed,
+            Some(Err(e)) => {
+                limited!(info, out, from.uuid(), "refused"; "{from}: {command} refused: {}", excerpt(&e));
+                return out.refuse(from, frame, &e.into());
+            }
+            None => return,
+        };
+        if command == Command::ASSIGN_PUBLIC_IP
+            && let Ok(AssignPublicIp { public_ip, .. }) = frame.payload()
+            && let Some(holder) = self.cncis.other_holder(&to, &public_ip)
+        {
+            // Packets of the underlay would reach either of them.
+            let why = format!("{public_ip}: concentrator {holder} has it");
+            return out.refuse(from, frame, &Refused::new("assign_failure", why));
+        }
+        // If two nodes have an instance, it can be deleted on the node to which it does not belong.
+        let is_second = command == Command::DELETE
+            && instance
+                .zip(to.uuid())
+                .is_some_and(|(instance, node)| self.starts.lists_foreign(instance, node));
+        // The named node would answer that it has no such instance, although another node has it.
+        let owner = instance.and_then(|instance| self.starts.node_of(instance));
+        if !is_second && owner.is_some_and(|owner| to != owner) {
+            return out.refuse(from, frame, &NOT_CONNECTED.into());
+        }
+        if let Some(instance) = instance.filter(|_| !is_second) {
+            self.starts.handle_command(instance);
+        }
+        if let Err(refused) = relay::forward(out, from, frame, (&to, role)) {
+            return out.refuse(from, frame, &refused);
+        }
+        let Some(node) = to.uuid() else { return };
+        if let Some(instance) = instance {
+            let known = self.starts.has_ended(instance);
+            self.commands.add(node, instance, known, frame, out.now());
+        }
+        match command {
+            Command::EVACUATE => {
+                let moves = frame.payload().is_ok_and(|evacuate: Evacuate| evacuate.moves);
+                let ending = moves.then(|| self.commands.ending(node));
+                self.starts.handle_evacuate(out, from, node, ending.as_ref());
+            }
+            Command::RESTORE => self.starts.handle_restore(node),
+            _ => {}
+        }
+    }
+
+    /// Handles the event of an agent or a concentrator.
+    pub(super) fn handle_event(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        tenants: &mut TenantTable,
+        from: &SessionInfo,
+        frame: &Frame,
+    ) {
+        match Event(frame.kind().operand) {
+            Event::TENANT_ADDED | Event::TENANT_REMOVED => {
+                if let Err(agent) = self.cncis.handle_tenant(out, from, frame) {
+                    let about = format_args!("of agent {agent}");
+                    self.reports.reject(out, from, frame, &about);
+                }
+            }
+            Event::TRACE_REPORT => self.reports.handle_trace(out, from, frame),
+            _ if frame.kind().is_of_streams() => {
+                if let Some(id) = self.streams.handle_event(out, from, frame) {
+                    let about = format_args!("of stream {id}");
+                    self.reports.reject(out, from, frame, &about);
+                }
+            }
+            event => self.handle_report(out, tenants, from, frame, event),
+        }
+    }
+
+    /// Handles the report of an agent or a concentrator, which is for the controllers.
+    fn handle_report(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        tenants: &mut TenantTable,
+        from: &SessionInfo,
+        frame: &Frame,
+        event: Event,
+    ) {
+        // Checked first: a report on an instance of another node would free that UUID.
+        let is_foreign = |instance| self.starts.is_foreign(instance, from.uuid());
+        let Some(subject) = self.reports.own_subject(out, from, frame, is_foreign) else {
+            return;
+        };
+        // First, because the failures and STARTs that the event causes follow it.
+        out.forward_to_controllers(from, frame);
+        let is_kept = event == Event::INSTANCE_STOPPED;
+        if is_kept || event == Event::INSTANCE_DELETED {
+            if let Some(instance) = subject.instance_uuid.uuid() {
+                if self.commands.ended(from.uuid(), instance) {
+                    self.starts.handle_user_ended(instance);
+                }
+                self.starts.handle_ended(out, from.uuid(), instance, is_kept);
+            }
+            self.nodes.keep_event(from.uuid(), frame);
+            return;
+        }
+        self.cncis.handle_event(from, frame);
+        if event == Event::PUBLIC_IP_ASSIGNED
+            && let Ok(public) = frame.payload()
+        {
+            tenants.handle_public_ip(&public);
+        }
+    }
+
+    /// Handles the failure of an agent or a concentrator, which is for the controllers.
+    pub(super) fn handle_failure(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+        if frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
+            self.reports.handle_invalid_frame(out, from, frame);
+            // An agent of an old version answers OpenStream with it.
+            return self.streams.handle_invalid_frame(out, from, frame);
+        }
+        let is_foreign = |instance| self.starts.is_foreign(instance, from.uuid());
+        let Some(subject) = self.reports.own_subject(out, from, frame, is_foreign) else {
+            return;
+        };
+        if frame.kind() == ErrorCode::START_FAILURE {
+            match frame.payload::<StartFailure>() {
+                Err(_) => self.reports.reject(out, from, frame, &"it cannot be read"),
+                Ok(failure) if !self.starts.handle_failure(out, from, frame, &failure) => {
+                    self.reports.reject(out, from, frame, &failure.instance_uuid);
+                }
+                Ok(_) => {}
+            }
+            return;
+        }
+        // A failure of the scheduler's own DELETE is not forwarded: controllers did not send it.
+        let has_no_instance = |failure: DeleteFailure| failure.reason == DeleteFailureReason::NoInstance;
+        if frame.kind() == ErrorCode::DELETE_FAILURE
+            && frame.payload().is_ok_and(has_no_instance)
+            && let Some(instance) = subject.instance_uuid.uuid()
+            && self.starts.handle_no_instance(instance)
+        {
+            return;
+        }
+        if let Some(answer) = self.commands.answer_of(from, frame, out.now()) {
+            out.forward_to_controllers(from, &answer);
+        }
+    }
+
+    /// Handles a Tenant of a controller.
+    pub(super) fn handle_tenant(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        tenants: &mut TenantTable,
+        from: &SessionInfo,
+        frame: &Frame,
+    ) {
+        let in_use = |instance| match self.starts.taken(instance)? {
+            (_, None) => Some("the START of this instance waits for a node".to_owned()),
+            (_, Some(node)) => self
+                .nodes
+                .is_connected(node)
+                .then(|| format!("node {node} has this instance: delete it, which frees its address")),
+        };
+        // It has an address again, which the next leader would free if it found only then that the
+        // instance is gone.
+        if let Some(instance) = tenants.handle_command(out, from, frame, in_use) {
+            self.starts.record_gone(instance);
+        }
+    }
+
+    /// Handles the time limits that are over.
+    pub(super) fn expire(&mut self, out: &mut Out<'_, '_>) {
+        while let Some(node) = self.nodes.take_departed(out.now()) {
+            self.starts.handle_node_departed(out, node);
+        }
+        while let Some(node) = self.nodes.expire(out) {
+            self.starts.handle_stale(out, node, true);
+        }
+        self.starts.expire(out);
+        self.commands.expire(out);
+    }
+
+    /// Sends the next part of each snapshot if it is due.
+    pub(super) fn continue_snapshots(&mut self, out: &mut Out<'_, '_>, is_syncing: bool) {
+        self.controllers.continue_snapshots(out, &self.nodes, is_syncing);
+    }
+
+    /// All schedulers have sent the reports of their clients, so the snapshots are complete.
+    pub(super) fn complete_snapshots(&mut self, out: &mut Out<'_, '_>) {
+        self.controllers.complete_snapshots(out, &self.nodes);
+    }
+
+    /// Frees the addresses of instances that are gone, takes back their public addresses, and sends
+    /// the other schedulers what has changed. Called after each event.
+    pub(super) fn finish(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable, is_shared: bool) {
+        for instance in self.starts.take_unused() {
+            tenants.free(instance, is_shared);
+        }
+        for instance in tenants.take_to_check() {
+            self.cncis
+                .release_public_ips(out, instance, |ip| tenants.is_outdated(ip));
+        }
+        self.starts.send_intents(out);
+        // Until the engine has the table without its address, the others keep the intent of an instance
+        // that is gone. If this leader ends before that, the next one finds that the instance is gone, and
+        // frees the address.
+        let mut gone = self.starts.take_gone();
+        gone.retain(|intent| !tenants.is_freeing(intent.instance));
+        out.send_intents(&gone);
+    }
+
+    /// Takes back the addresses that were freed by this scheduler in an earlier term.
+    pub(super) fn free_again(&mut self, tenants: &mut TenantTable) {
+        for instance in tenants.take_freed() {
+            if self.starts.taken(instance).is_none() {
+                tenants.free(instance, true);
+            }
+        }
+    }
+
+    /// The role of clients that get a snapshot.
+    pub(super) fn is_controller(session: &SessionInfo) -> bool {
+        session.role().intersects(Role::CONTROLLER)
+    }
+
+    /// The instances whose addresses are free in the engine.
+    pub(super) fn record_gone(&mut self, instances: impl IntoIterator<Item = Uuid>) {
+        for instance in instances {
+            self.starts.record_gone(instance);
+        }
+    }
+}

@@ -1,0 +1,721 @@
+//! The scheduler as the application of a server. It alone dispatches: the match of
+//! [`handle`](Scheduler::handle) is the table of contents of the rooms.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use log::{error, warn};
+use uuid::Uuid;
+
+use super::cluster::Cluster;
+use super::config::{ControllerMode, SchedulerConfig, SchedulerError};
+use super::configuration::Configuration;
+use super::figures::SchedulerFigures;
+use super::following::{Following, Transferred};
+use super::joined::{JoinError, JoinedScheduler};
+use super::members::add_members;
+use super::messages::Message;
+use super::out::{Out, limited};
+use super::pause::Pause;
+use super::peers::Peers;
+use super::shared::{CONFIGURATION, Shared, TENANTS};
+use super::tenants::TenantTable;
+use super::term::{Term, Turn, is_linked, own_controllers};
+use ssntp::Role;
+use ssntp::payload::Servers;
+use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Run, Status};
+use ssntp::server::{
+    ClusterHandler, Context, DisconnectReason, Federation, Filter, Handler, Rules, SendError, Server,
+    ServerConfig, ServerError, ServerHandle, ServerLink, SessionInfo, SlowConsumer,
+};
+use ssntp_cluster::clock::now;
+use ssntp_engine::{Acting, Engine, Join, Member, Membership, View};
+use ssntp_payload::NewLeader;
+use ssntp_transport::LogLimit;
+
+/// The scheduler of a cluster, as the application of a [`Server`].
+///
+/// ```no_run
+/// use ssntp_scheduler::{Scheduler, SchedulerConfig};
+/// use ssntp::pki::{Identity, Trust};
+/// use ssntp::server::ServerConfig;
+///
+/// let server = ServerConfig::new(Identity::load("scheduler.pem")?, Trust::load("ca.pem")?)
+///     .listen("localhost:8888".parse()?);
+/// let config = SchedulerConfig::new().configuration_file("cluster.yaml");
+/// Scheduler::new(config)?.start(server)?.wait();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Threads
+/// Everything happens on the server's dispatcher thread, except writing the configuration
+/// file. A server that ends while the file is being written waits for the disk.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    cluster: Cluster,
+    configuration: Configuration,
+    tenants: TenantTable,
+    /// `Some` if this is one of several schedulers.
+    term: Option<Term>,
+    /// The last reports of the clients of this one of several schedulers.
+    following: Following,
+    pause: Pause,
+    /// By UUID, so that a peer that reconnects gets no new allowance.
+    log: LogLimit<Uuid>,
+}
+
+impl Scheduler {
+    /// A scheduler of an empty cluster. Blocks while it reads the configuration file.
+    ///
+    /// # Errors
+    /// [`SchedulerError`] if the configuration file cannot be used.
+    pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
+        let tenants = config.configuration_file.as_deref().map(TenantTable::load);
+        let tenants = tenants.transpose()?.unwrap_or_default();
+        let configuration = match &config.configuration_file {
+            Some(path) => Configuration::load(path.clone())?,
+            None => Configuration::in_memory(config.configuration.clone())?,
+        };
+        let mut cluster = Cluster::new(&config);
+        if let Some(state) = &config.state {
+            let kept = cluster.starts().keep_in(state, now());
+            kept.map_err(|e| SchedulerError::Read(state.clone(), e))?;
+        }
+        Ok(Self {
+            config,
+            cluster,
+            configuration,
+            tenants,
+            term: None,
+            following: Following::default(),
+            pause: Pause::default(),
+            log: LogLimit::default(),
+        })
+    }
+
+    /// Starts the server of the cluster. The scheduler replaces the filter, the rules and the
+    /// configuration of `server`. A slow consumer is disconnected, because a client that misses a
+    /// frame would have an incorrect view.
+    ///
+    /// # Errors
+    /// [`ServerError`]; all threads have ended then.
+    pub fn start(mut self, server: ServerConfig) -> Result<Server, ServerError> {
+        let mut handles = Vec::new();
+        for keeper in [self.configuration.keeper(), self.tenants.keeper()] {
+            handles.extend(keeper.start().map_err(ServerError::Thread)?);
+        }
+        let server = Server::start(self.serve_with(server), self)?;
+        for handle in handles {
+            // The channel has room for the one handle, so this does not block.
+            let _ = handle.send(server.handle());
+        }
+        Ok(server)
+    }
+
+    /// The configuration of a server whose application is this scheduler.
+    pub fn serve_with(&self, server: ServerConfig) -> ServerConfig {
+        server
+            .filter(Filter::spec())
+            .rules(Rules::new().multicast(Status::OFFLINE, Role::CONTROLLER))
+            // The scheduler checks and writes a CONFIGURE before it distributes it.
+            .takes_configure(false)
+            .operators(Role::CONTROLLER)
+            .configuration(self.configuration.current().clone())
+            .slow_consumer(SlowConsumer::Disconnect)
+    }
+
+    /// A snapshot of the scheduler of a server. The dispatcher visits each instance for it,
+    /// which takes some nanoseconds each.
+    ///
+    /// # Errors
+    /// [`SendError::OtherHandler`] if the server's application is no scheduler;
+    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
+    pub fn figures(server: &ServerHandle) -> Result<SchedulerFigures, SendError> {
+        let figures = |scheduler: &mut Self| {
+            scheduler
+                .cluster
+                .figures(&scheduler.config, scheduler.following.bytes())
+        };
+        server.with_handler(move |scheduler: &mut Self, _| figures(scheduler))
+    }
+
+    /// Starts the scheduler as one of several that share an engine; otherwise like
+    /// [`start`](Self::start). All schedulers accept clients and link with each other. One leads,
+    /// and the others pass the frames of their clients on to it. The engine keeps the
+    /// configuration and the tenants, and a new leader reads them there. Those of
+    /// [`SchedulerConfig`](crate::SchedulerConfig) are used if the engine has none. `links` may
+    /// name schedulers to link with besides the members of the cluster. `advertise` has the
+    /// addresses at which the other schedulers reach this one; if it is empty, they are the
+    /// addresses at which the server listens. Blocks until the engine has answered.
+    ///
+    /// # Errors
+    /// [`JoinError`]; the server and all threads have ended then.
+    pub fn start_joined(
+        mut self,
+        server: ServerConfig,
+        links: Federation,
+        engine: Box<dyn Engine>,
+        advertise: Vec<String>,
+    ) -> Result<JoinedScheduler, JoinError> {
+        let shared = Arc::new(Shared::default());
+        self.begin_following(&shared);
+        let server = self.start(server.federate(links))?;
+        let handle = server.handle();
+        let addresses = if advertise.is_empty() {
+            Peers::reachable(server.addresses())
+        } else {
+            advertise
+        };
+        let member = Member {
+            uuid: server.uuid(),
+            incarnation: handle.with(|cx| cx.incarnation())?,
+            addresses,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            token: 0,
+        };
+        let viewed = Arc::clone(&shared);
+        let join = Join { member, leads: true };
+        let mut peers = Peers::of(&server);
+        let membership = Membership::start(engine, join, move |view| {
+            if let Some(peers) = &mut peers {
+                peers.follow(view);
+            }
+            viewed.set_view(view);
+            // A busy dispatcher may refuse the call. It reads the view before it sleeps anyway.
+            let _ = handle.post(|_| ());
+        })?;
+        shared.set_documents(membership.documents());
+        let _ = server.handle().post(|_| ());
+        Ok(JoinedScheduler { server, membership })
+    }
+
+    /// Becomes one of several schedulers, which does not lead yet.
+    pub(super) fn begin_following(&mut self, shared: &Arc<Shared>) {
+        self.configuration.keeper().keep_in(shared, CONFIGURATION);
+        self.tenants.keeper().keep_in(shared, TENANTS);
+        self.term = Some(Term::new(shared));
+    }
+
+    /// True if this is the only scheduler, or leads.
+    fn leads(&self) -> bool {
+        self.term.as_ref().is_none_or(Term::is_leading)
+    }
+
+    /// True if this leader parks commands until the other schedulers have sent the last reports of
+    /// their clients.
+    fn is_syncing(&self) -> bool {
+        self.term.as_ref().is_some_and(Term::is_syncing)
+    }
+
+    /// The token of this scheduler, if it leads others.
+    fn token(&self) -> Option<u64> {
+        self.term.as_ref().and_then(Term::token)
+    }
+
+    /// Handles a frame of a client of this server or of another one.
+    fn handle(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let lead = self.token();
+        let out = &mut Out::new(cx, &mut self.log);
+        let kind = frame.kind();
+        match kind.frame_type {
+            FrameType::COMMAND => match Command(kind.operand) {
+                Command::STATS => self.cluster.handle_stats(out, from, frame),
+                // A backup may report and read.
+                command if !kind.is_of_streams() && !self.cluster.may_command(from) => {
+                    limited!(info, out, from.uuid(), "not the master";
+                        "{from}: {command} refused: it is not the master");
+                    out.invalid_frame(from, kind, "role_not_allowed");
+                }
+                Command::CONFIGURE => self.configuration.handle_configure(out, from, frame, lead),
+                Command::TENANT => self.cluster.handle_tenant(out, &mut self.tenants, from, frame),
+                _ => self.cluster.handle_command(out, from, frame),
+            },
+            FrameType::STATUS => self.cluster.handle_status(out, from, frame),
+            FrameType::EVENT => self.cluster.handle_event(out, &mut self.tenants, from, frame),
+            _ if kind == ErrorCode::INVALID_CONFIGURATION => {
+                self.configuration.handle_refused(out, from, frame, lead);
+            }
+            _ => self.cluster.handle_failure(out, from, frame),
+        }
+        self.finish(cx);
+    }
+
+    /// Does what follows each event.
+    fn finish(&mut self, cx: &mut Context<'_>) {
+        let out = &mut Out::new(cx, &mut self.log);
+        self.cluster.finish(out, &mut self.tenants, self.term.is_some());
+    }
+
+    /// A session has begun, of this server or of another one.
+    fn add_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        // A term that has just begun includes the session already.
+        if self.term.as_ref().is_some_and(|term| term.is_current(session)) {
+            return;
+        }
+        self.enter_session(cx, session);
+        let is_syncing = self.is_syncing();
+        let out = &mut Out::new(cx, &mut self.log);
+        // A controller that is also a node is announced to itself below, so its snapshot goes first.
+        if Cluster::is_controller(session) {
+            self.cluster.handle_controller(out, session, is_syncing);
+        }
+        self.cluster.handle_connected(out, session);
+    }
+
+    /// Enters a session into the table of sessions. If the client has another session there, that
+    /// one ends first.
+    fn enter_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        let before = self.term.as_mut().and_then(|term| term.enter_session(session));
+        if let Some(before) = before {
+            self.session_ended(cx, &before, &DisconnectReason::Replaced);
+        }
+    }
+
+    /// A session has ended, of this server or of another one.
+    fn remove_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
+        // If this is not its current session, the client has a newer one already.
+        if self.term.as_mut().is_none_or(|term| term.remove_session(session)) {
+            self.session_ended(cx, session, reason);
+            self.finish(cx);
+        }
+    }
+
+    fn session_ended(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
+        let is_node = session.role().intersects(Role::AGENT | Role::NETAGENT);
+        let is_unreachable = is_node && self.term.is_some() && !is_linked(cx, session.server());
+        if let Some(term) = self.term.as_mut().filter(|_| is_unreachable) {
+            term.note_unreachable(session);
+        }
+        let out = &mut Out::new(cx, &mut self.log);
+        self.cluster
+            .handle_disconnected(out, session, reason, is_unreachable);
+    }
+
+    /// The unreachable nodes of a server that have no session elsewhere count as away from now on.
+    fn release_unreachable(&mut self, cx: &Context<'_>, server: Uuid) {
+        let Some(term) = &mut self.term else { return };
+        for node in term.take_unreachable(server) {
+            self.cluster.starts().handle_node_away(node, cx.now());
+        }
+    }
+
+    /// Takes up a new view of the engine or the end of the lease: this scheduler may begin to lead,
+    /// or cease to. Every callback of the server begins with this call.
+    fn follow_engine(&mut self, cx: &mut Context<'_>) {
+        let Some(turn) = self.term.as_mut().and_then(|term| term.take_turn(cx)) else {
+            return;
+        };
+        let Turn { view, ends, begins } = turn;
+        if view.leader.is_some_and(|leader| leader.uuid != cx.uuid()) {
+            self.tenants.forget_freed();
+        }
+        if ends {
+            self.step_down(cx);
+        }
+        if let Some(acting) = begins {
+            self.begin(cx, acting, &view);
+        }
+        self.follow_view(cx, &view);
+    }
+
+    /// Begins to lead.
+    fn begin(&mut self, cx: &mut Context<'_>, acting: Acting, view: &View) {
+        let Some(term) = &mut self.term else { return };
+        let intents = term.begin(acting, cx.now());
+        cx.set_leader_token(Some(acting.token));
+        let is_there = |node| cx.directory().session(node).is_some();
+        self.cluster.starts().adopt(intents, is_there, cx.now());
+        if let Err(e) = self.take_documents(cx, view) {
+            error!(target: "ssntp::scheduler", "a document of the engine cannot be used: {e}");
+        }
+        self.cluster.free_again(&mut self.tenants);
+        let servers: Vec<_> = cx.servers().map(|server| server.uuid).collect();
+        for server in servers {
+            self.announce_lead_to(cx, server);
+        }
+        self.announce_leader(cx);
+        let mut sessions: Vec<_> = cx.directory().sessions().cloned().collect();
+        sessions.sort_unstable_by_key(SessionInfo::uuid);
+        for controller in sessions.iter().filter(|session| Cluster::is_controller(session)) {
+            self.cluster.handle_earlier_controller(controller);
+        }
+        for session in &sessions {
+            self.enter_session(cx, session);
+            let out = &mut Out::new(cx, &mut self.log);
+            self.cluster.handle_connected(out, session);
+        }
+        self.begin_transfer(cx, cx.uuid());
+    }
+
+    fn take_documents(&mut self, cx: &mut Context<'_>, view: &View) -> Result<(), SchedulerError> {
+        match view.documents.get(CONFIGURATION) {
+            Some(document) => {
+                self.configuration.replace(Bytes::from(document.text.clone()))?;
+                cx.set_configuration(self.configuration.current().clone());
+            }
+            None => self.configuration.write_current(),
+        }
+        match view.documents.get(TENANTS) {
+            Some(document) => self.tenants.replace(&document.text),
+            None => Ok(()),
+        }
+    }
+
+    /// Ceases to lead: drops the state of a leader, except for the intents and the commands that
+    /// the next leader needs.
+    fn step_down(&mut self, cx: &mut Context<'_>) {
+        warn!(target: "ssntp::scheduler", "this scheduler no longer leads");
+        cx.send_to_servers(&Message::LeadsNoMore.encode());
+        cx.set_leader_token(None);
+        let Some(term) = &mut self.term else { return };
+        term.end(self.cluster.intents());
+        self.following.end_transfer();
+        let parked = self.cluster.starts().take_parked();
+        self.cluster.forget(&self.config);
+        self.pause = Pause::default();
+        let mut commands = self.following.take_parked();
+        let session = |id| cx.directory().session(id).cloned();
+        commands.extend(
+            parked
+                .into_iter()
+                .filter_map(|(from, frame)| Some((session(from)?, frame))),
+        );
+        let out = &mut Out::new(cx, &mut self.log);
+        for (from, frame) in commands {
+            self.following.park_or_refuse(out, &from, &frame);
+        }
+    }
+
+    /// Takes up the members of the cluster, and the configuration while no scheduler leads.
+    fn follow_view(&mut self, cx: &mut Context<'_>, view: &View) {
+        let Some(term) = &mut self.term else { return };
+        if term.is_leading() {
+            let departed = if view.away.is_none() {
+                term.departed(view)
+            } else {
+                Vec::new()
+            };
+            for server in departed {
+                self.release_unreachable(cx, server);
+            }
+        } else if term.leader(cx).is_none()
+            && let Some(document) = view.documents.get(CONFIGURATION)
+        {
+            cx.set_configuration(document.text.clone());
+        }
+    }
+
+    /// Informs another scheduler that this one leads, and sends it all intents.
+    fn announce_lead_to(&mut self, cx: &mut Context<'_>, server: Uuid) {
+        let Some(term) = &mut self.term else { return };
+        let Some(token) = term.token() else { return };
+        term.await_reports(server);
+        let configuration = self.configuration.current().clone();
+        let leads = Message::Leads { token, configuration };
+        let intents = self.cluster.intents();
+        for message in std::iter::once(leads.encode()).chain(Message::of(&intents)) {
+            if let Err(e) = cx.send_to_server(server, message) {
+                // The link has just ended. The next link to this server begins with all messages.
+                warn!(target: "ssntp::scheduler", "{server} cannot be informed that this scheduler leads: {e}");
+            }
+        }
+    }
+
+    /// Sends NewLeader to the controllers of this server.
+    fn announce_leader(&mut self, cx: &mut Context<'_>) {
+        let Some(term) = &self.term else { return };
+        let event = Frame::of(&term.introduction(cx));
+        let own = own_controllers(cx);
+        let out = &mut Out::new(cx, &mut self.log);
+        for controller in own {
+            out.send(controller, &event);
+        }
+    }
+
+    /// Begins to transfer the last reports of this server's clients to a leader, which may be this
+    /// scheduler itself.
+    fn begin_transfer(&mut self, cx: &mut Context<'_>, to: Uuid) {
+        self.following.begin_transfer(to, cx.now());
+        self.continue_transfer(cx);
+    }
+
+    /// Sends the next part of the transfer if it is due.
+    fn continue_transfer(&mut self, cx: &mut Context<'_>) {
+        let out = &mut Out::new(cx, &mut self.log);
+        match self.following.continue_transfer(out) {
+            Transferred::Nothing => {}
+            Transferred::Own(frames, is_last) => {
+                for (session, frame) in frames {
+                    self.handle(cx, &session, &frame);
+                }
+                if is_last {
+                    self.finish_sync(cx);
+                }
+            }
+            Transferred::Failed(leader) => self.forget_leader(leader),
+        }
+    }
+
+    /// Another scheduler has sent the last reports of all its clients, or its link has ended.
+    fn server_synced(&mut self, cx: &mut Context<'_>, server: Uuid) {
+        if let Some(term) = &mut self.term {
+            term.handle_synced(server);
+        }
+        if is_linked(cx, server) {
+            self.release_unreachable(cx, server);
+        }
+        self.finish_sync(cx);
+    }
+
+    /// If all schedulers have sent their reports, or the time for that is over: sends
+    /// SnapshotComplete to all controllers and takes up the parked commands.
+    fn finish_sync(&mut self, cx: &mut Context<'_>) {
+        let following = &self.following;
+        let ends = |term: &mut Term| term.end_sync(following, cx.now());
+        if !self.term.as_mut().is_some_and(ends) {
+            return;
+        }
+        let out = &mut Out::new(cx, &mut self.log);
+        self.cluster.complete_snapshots(out);
+        // A controller that sent CONFIGURE to the previous leader learns from this whether the
+        // configuration was adopted.
+        if !self.configuration.current().is_empty() {
+            out.send_to_controllers(&self.configuration.frame());
+        }
+        for (from, frame) in self.following.take_parked() {
+            self.handle(cx, &from, &frame);
+        }
+    }
+
+    /// Handles a message of another scheduler.
+    fn handle_message(&mut self, cx: &mut Context<'_>, server: Uuid, message: &Bytes) {
+        let leads = self.leads();
+        let is_scheduler = cx
+            .servers()
+            .any(|link| link.uuid == server && link.role.contains(Role::SCHEDULER));
+        let Some(term) = self.term.as_mut().filter(|_| is_scheduler) else {
+            return;
+        };
+        match Message::decode(message) {
+            Some(Message::Leads { token, configuration }) if !leads && token == cx.token() => {
+                cx.set_configuration(configuration);
+                if term.follow(server, token) {
+                    // Also here, because the engine may be away for the whole term of that leader.
+                    self.tenants.forget_freed();
+                    self.announce_leader(cx);
+                    self.begin_transfer(cx, server);
+                }
+            }
+            Some(Message::LeadsNoMore) if !leads => self.forget_leader(server),
+            Some(Message::Complete) if leads => self.server_synced(cx, server),
+            Some(Message::Intents(intents)) if term.leader(cx) == Some(server) => term.store_intents(intents),
+            Some(_) => {}
+            None => warn!(target: "ssntp::scheduler", "{server}: a message that cannot be read"),
+        }
+    }
+
+    /// A scheduler has ceased to lead, or its link has ended: it is no longer this one's leader.
+    fn forget_leader(&mut self, server: Uuid) {
+        if self.term.as_mut().is_some_and(|term| term.unfollow(server)) {
+            self.following.end_transfer();
+        }
+    }
+
+    /// Handles frames of a client while this scheduler does not lead.
+    fn pass_or_park(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &SessionInfo,
+        frames: impl Iterator<Item = Frame>,
+        pass: impl FnOnce(&mut Context<'_>, Uuid) -> Result<(), SendError>,
+    ) {
+        let leader = self.term.as_ref().and_then(|term| term.leader(cx));
+        let out = &mut Out::new(cx, &mut self.log);
+        self.following.pass_or_park(out, leader, from, frames, pass);
+    }
+
+    /// Handles a frame of a client while this scheduler leads.
+    fn lead_frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        if self.term.is_some() && from.server() == cx.uuid() {
+            self.following.keep(from.uuid(), frame);
+        }
+        let is_command = frame.kind().frame_type == FrameType::COMMAND && frame.kind() != Command::STATS;
+        if is_command && self.is_syncing() {
+            let out = &mut Out::new(cx, &mut self.log);
+            self.following.park(out, from, frame);
+        } else if self.term.as_ref().is_none_or(|term| term.is_current(from)) {
+            self.handle(cx, from, frame);
+        }
+    }
+}
+
+impl Handler for Scheduler {
+    fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        // First, because a term that begins now is announced to this controller as well. So it waits
+        // for the snapshot of the leader, and does not take the silence until there is one for an empty
+        // cluster.
+        if let Some(term) = self.term.as_ref().filter(|_| Cluster::is_controller(session)) {
+            let event: NewLeader = term.introduction(cx);
+            Out::new(cx, &mut self.log).send(session.uuid(), &Frame::of(&event));
+        }
+        self.follow_engine(cx);
+        if self.leads() {
+            self.add_session(cx, session);
+        }
+    }
+
+    fn disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
+        // At a stop all sessions end at once, so no client can be informed.
+        if *reason == DisconnectReason::Stopped {
+            return;
+        }
+        self.following.forget(session.uuid());
+        self.follow_engine(cx);
+        if self.leads() {
+            self.remove_session(cx, session, reason);
+        }
+    }
+
+    fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
+        self.follow_engine(cx);
+        if self.leads() {
+            run.frames().for_each(|frame| self.frame(cx, from, frame));
+        } else {
+            self.pass_or_park(cx, from, run.frames(), |cx, leader| {
+                cx.pass_to_server(leader, from, run)
+            });
+        }
+    }
+
+    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        self.follow_engine(cx);
+        if self.leads() {
+            return self.lead_frame(cx, from, &frame);
+        }
+        let frames = std::iter::once(frame.clone());
+        self.pass_or_park(cx, from, frames, |cx, leader| {
+            cx.pass_frame_to_server(leader, from, &frame)
+        });
+    }
+
+    fn draining(&mut self, _: &mut Context<'_>) {
+        if let Some(term) = &self.term {
+            term.resign();
+        }
+    }
+
+    fn stopping(&mut self, cx: &mut Context<'_>) {
+        self.follow_engine(cx);
+        if self.leads() {
+            let out = &mut Out::new(cx, &mut self.log);
+            self.cluster.starts().refuse_parked(out);
+        }
+    }
+
+    fn next_timer(&self) -> Option<Instant> {
+        // A keeper has only woken the dispatcher; the timer takes its result.
+        let is_written = self.configuration.is_done() || self.tenants.is_done();
+        let of_all = [
+            is_written.then(now),
+            self.term.as_ref().and_then(Term::next_deadline),
+            self.following.next_deadline(self.leads()),
+        ];
+        let first = self.cluster.first_limit();
+        let of_leader = [
+            // After a pause, time limits apply later.
+            first.map(|first| self.pause.postponed(first)),
+            self.cluster.next_part(),
+        ];
+        let of_leader = of_leader.into_iter().filter(|_| self.leads());
+        of_all.into_iter().chain(of_leader).flatten().min()
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>) {
+        self.follow_engine(cx);
+        self.continue_transfer(cx);
+        let lead = self.token();
+        let out = &mut Out::new(cx, &mut self.log);
+        // Also done by a former leader, because its last write still needs an answer.
+        self.configuration.proceed(out, lead);
+        let freed = self.tenants.proceed(out);
+        self.cluster.record_gone(freed);
+        if !self.leads() {
+            return self.following.expire(&mut Out::new(cx, &mut self.log));
+        }
+        self.finish_sync(cx);
+        self.pause.handle_timer(cx.now(), self.cluster.first_limit());
+        let is_syncing = self.is_syncing();
+        let out = &mut Out::new(cx, &mut self.log);
+        if !self.pause.is_catching_up(out.now()) {
+            self.cluster.expire(out);
+        }
+        self.cluster.continue_snapshots(out, is_syncing);
+        self.finish(cx);
+    }
+
+    fn cluster(&mut self) -> Option<&mut dyn ClusterHandler> {
+        Some(self)
+    }
+}
+
+impl ClusterHandler for Scheduler {
+    fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
+        self.follow_engine(cx);
+        if self.leads() {
+            self.announce_lead_to(cx, server.uuid);
+        }
+    }
+
+    fn server_unlinked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
+        self.follow_engine(cx);
+        if self.leads() {
+            self.server_synced(cx, server.uuid);
+        } else {
+            self.forget_leader(server.uuid);
+        }
+    }
+
+    fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        self.follow_engine(cx);
+        if self.leads() {
+            self.add_session(cx, session);
+        }
+    }
+
+    fn remote_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        self.follow_engine(cx);
+        if self.leads() {
+            // Servers do not report the reason. A node that ended its session in order may be back
+            // soon, so every node of a linked server is treated like that.
+            let reason = if is_linked(cx, session.server()) {
+                DisconnectReason::PeerClosed
+            } else {
+                DisconnectReason::Lost("the link to its server has ended".to_owned())
+            };
+            self.remove_session(cx, session, &reason);
+        }
+    }
+
+    fn server_message(&mut self, cx: &mut Context<'_>, server: Uuid, message: Bytes) {
+        self.follow_engine(cx);
+        self.handle_message(cx, server, &message);
+    }
+
+    fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
+        self.follow_engine(cx);
+        // A follower does not know which controller is the master.
+        if self.leads() {
+            self.cluster.may_command(from)
+        } else {
+            self.config.controllers == ControllerMode::Any
+        }
+    }
+
+    fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
+        if let Some(term) = &self.term {
+            add_members(servers, &term.view());
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The changes that pass from one scheduler to the next: the node of each instance, and the STARTs
+//! that are not answered.
+//!
+//! ```text
+//!  Instances ─▶ keep, record ─┬─▶ file of the ledger, for the scheduler after a restart
+//!                             └─▶ intents, for all other schedulers
+//! ```
+
+use uuid::Uuid;
+
+use crate::messages::{Intent, StartState};
+use crate::starts::ledger::Ledger;
+
+/// The changes for the next scheduler.
+#[derive(Debug, Default)]
+pub(super) struct Handover {
+    /// The file in which the next scheduler finds the node of each instance; `None` without a
+    /// state directory.
+    ledger: Option<Ledger>,
+    /// The intents that have not been sent to the other schedulers yet; `None` if this is the
+    /// only scheduler.
+    intents: Option<Vec<Intent>>,
+    /// The instances that are gone, which the other schedulers have not been told yet.
+    gone: Vec<Uuid>,
+}
+
+impl Handover {
+    /// From now on, changes are written to the ledger's file.
+    pub(super) fn keep_in(&mut self, ledger: Ledger) {
+        self.ledger = Some(ledger);
+    }
+
+    /// From now on, changes are recorded for the other schedulers.
+    pub(super) fn record_intents(&mut self) {
+        self.intents = Some(Vec::new());
+    }
+
+    pub(super) fn records_intents(&self) -> bool {
+        self.intents.is_some()
+    }
+
+    /// Keeps the node of an instance; `None` once the instance is gone.
+    pub(super) fn keep(&mut self, instance: Uuid, node: Option<Uuid>) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.keep(instance, node);
+        }
+        self.record(instance, node, StartState::Answered);
+    }
+
+    pub(super) fn record(&mut self, instance: Uuid, node: Option<Uuid>, state: StartState) {
+        match &mut self.intents {
+            None => {}
+            Some(_) if node.is_none() => self.gone.push(instance),
+            Some(intents) => intents.push(Intent {
+                instance,
+                node,
+                state,
+            }),
+        }
+    }
+
+    /// The intents that have changed since the last call, without the instances that are gone.
+    pub(super) fn take_intents(&mut self) -> Vec<Intent> {
+        self.intents.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The instances that are gone since the last call.
+    pub(super) fn take_gone(&mut self) -> Vec<Uuid> {
+        std::mem::take(&mut self.gone)
+    }
+}

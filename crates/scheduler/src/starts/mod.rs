@@ -1,0 +1,748 @@
+//! A START from its arrival until it is confirmed or answered, and the instance that it makes.
+//! Each START has an answer.
+//!
+//! ```text
+//!            ┌── it exists, or is being started: already_running, instance_exists
+//!            │   to the controller that sent it
+//!  START ────┤
+//!            ├─ fits a ready node ──▶ sent ──┬─ STATS: it runs, or has ended
+//!            │                          ▲    ├─ StartFailure ────────────────────┐
+//!            │                        READY  └─ no sign in time: launch_failure ─┤
+//!            │                          │                                        ▼
+//!            ├─ fits a waiting node ──▶ parked ─ too many, too long, a stop: full_cloud
+//!            │                             ╲╲── no such node any more: full_cloud
+//!            │                              ╲── a node runs the instance: already_running
+//!            └─ no node, no room: full_cloud, no_cn, no_net_cn
+//! ```
+//!
+//! This room owns the nodes' room, the table of instances and the STARTs that are parked or
+//! remembered. It knows no sessions, no controllers and no tenants.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `unplaced` | a START that has been read and not been sent to a node yet |
+//! | `instances` | the node and state of each instance, and STARTs in flight |
+//! | `moves` | instances that are started elsewhere when their node is evacuated |
+//! | `ledger` | the file that keeps the node of each instance for the next scheduler |
+
+mod instances;
+mod ledger;
+mod moves;
+mod unplaced;
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use log::{debug, info, warn};
+use uuid::Uuid;
+
+pub(crate) use self::instances::StartLimits;
+use self::instances::{Instances, PendingStart, Report, StartFailed};
+use self::ledger::Ledger;
+use self::moves::Moves;
+use self::unplaced::UnplacedStart;
+use super::config::SchedulerConfig;
+use super::figures::StartFigures;
+use super::messages::{Intent, StartState};
+use super::out::{Out, limited};
+use super::parking::{ParkingQueue, detached, with_trace_of};
+use super::placement::{Allocation, Placement, Suspension, Verdict};
+use ssntp::Role;
+use ssntp::payload::Id;
+use ssntp::proto::Frame;
+use ssntp::server::SessionInfo;
+use ssntp_payload::{Delete, InstanceState, Ready, StartFailure, StartFailureReason};
+use ssntp_transport::excerpt;
+
+/// The maximum number of nodes to which a START is sent if each refuses it because it is full or in
+/// maintenance. The policy of a node may refuse a START although the node has room.
+const MAX_NODES: u8 = 4;
+
+/// A START that waits for the READY of a node.
+#[derive(Debug)]
+struct ParkedStart {
+    start: UnplacedStart,
+    node: Uuid,
+}
+
+/// The STARTs and their instances.
+#[derive(Debug)]
+pub(crate) struct Starts {
+    placement: Placement,
+    parked: ParkingQueue<ParkedStart>,
+    instances: Instances,
+    moves: Moves,
+    figures: StartFigures,
+    /// The instances that may no longer exist. Their addresses are free then.
+    maybe_gone: Vec<Uuid>,
+}
+
+impl Starts {
+    pub(crate) fn new(config: &SchedulerConfig) -> Self {
+        Self {
+            placement: Placement::new(config.policy),
+            parked: ParkingQueue::new(config.held_starts, config.held_bytes, config.held_time),
+            instances: Instances::new(config.in_flight, config.starts),
+            moves: Moves::default(),
+            figures: StartFigures::default(),
+            maybe_gone: Vec::new(),
+        }
+    }
+
+    /// Drops all state, but not the figures.
+    pub(crate) fn forget(&mut self, config: &SchedulerConfig) {
+        let figures = std::mem::take(&mut self.figures);
+        *self = Self {
+            figures,
+            ..Self::new(config)
+        };
+    }
+
+    /// Adopts the node of each instance that an earlier scheduler has kept in this directory, and keeps
+    /// further changes there.
+    pub(crate) fn keep_in(&mut self, directory: &Path, now: Instant) -> io::Result<()> {
+        let (ledger, owners) = Ledger::open(directory)?;
+        let owners = owners.into_iter().map(|(instance, node)| Intent {
+            instance,
+            node: Some(node),
+            state: StartState::Answered,
+        });
+        // No agent has connected yet.
+        self.instances.adopt(owners, |_| false, now);
+        self.instances.keep_in(ledger);
+        Ok(())
+    }
+
+    /// Adopts the intents of the previous leader, and records changes for the other schedulers from
+    /// now on.
+    pub(crate) fn adopt(&mut self, intents: Vec<Intent>, is_connected: impl Fn(Uuid) -> bool, now: Instant) {
+        for intent in &intents {
+            if let StartState::InFlight { command_id, .. } = &intent.state {
+                self.moves.adopt(intent.instance, command_id);
+            }
+        }
+        self.instances.adopt(intents, is_connected, now);
+        self.instances.record_intents();
+    }
+
+    /// The intents for a scheduler that knows none.
+    pub(crate) fn intents(&self) -> Vec<Intent> {
+        self.instances.intents(|instance| self.moves.command_id(instance))
+    }
+
+    /// Sends the intents that have changed since the last call, without the instances that are gone.
+    pub(crate) fn send_intents(&mut self, out: &mut Out<'_, '_>) {
+        out.send_intents(&self.instances.take_intents());
+    }
+
+    /// The intents for the instances that are gone since the last call.
+    pub(crate) fn take_gone(&mut self) -> Vec<Intent> {
+        self.instances.take_gone()
+    }
+
+    /// The instances that have gone since the last call, so that their addresses are free.
+    pub(crate) fn take_unused(&mut self) -> Vec<Uuid> {
+        let mut unused = std::mem::take(&mut self.maybe_gone);
+        // A node may have the instance or still start it.
+        unused.retain(|instance| self.instances.taken(*instance).is_none());
+        unused
+    }
+
+    /// Records once more that an instance is gone.
+    pub(crate) fn record_gone(&mut self, instance: Uuid) {
+        self.instances.record_gone(instance);
+    }
+
+    /// The reason why an instance cannot be started, and its node; `None` if its UUID is free.
+    pub(crate) fn taken(&self, instance: Uuid) -> Option<(StartFailureReason, Option<Uuid>)> {
+        self.instances.taken(instance)
+    }
+
+    /// The node to which an instance belongs.
+    pub(crate) fn node_of(&self, instance: Uuid) -> Option<Uuid> {
+        self.instances.node_of(instance)
+    }
+
+    /// True if an instance is known and does not belong to `node`.
+    pub(crate) fn is_foreign(&self, instance: Uuid, node: Uuid) -> bool {
+        self.instances.is_foreign(instance, node)
+    }
+
+    /// True if the last STATS of a node list an instance that belongs to another node.
+    pub(crate) fn lists_foreign(&self, instance: Uuid, node: Uuid) -> bool {
+        self.instances.lists_foreign(instance, node)
+    }
+
+    /// True if the node of an instance has reported that it has ended; `None` if no node has it.
+    pub(crate) fn has_ended(&self, instance: Uuid) -> Option<bool> {
+        self.instances.node_of(instance)?;
+        Some(self.instances.has_ended(instance))
+    }
+
+    /// The number of instances in each state.
+    pub(crate) fn instances(&self) -> BTreeMap<&'static str, usize> {
+        self.instances.figures()
+    }
+
+    /// The number of instances that are being moved, and of those that were moved before.
+    pub(crate) fn moves(&self) -> (usize, u64) {
+        self.moves.counted()
+    }
+
+    pub(crate) fn figures(&self) -> StartFigures {
+        StartFigures {
+            held: self.parked.len(),
+            held_bytes: self.parked.bytes(),
+            in_flight: self.instances.in_flight(),
+            ..self.figures.clone()
+        }
+    }
+
+    /// The time at which the first time limit of a START is over.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let all = [self.parked.next_deadline(), self.instances.next_deadline()];
+        all.into_iter().flatten().min()
+    }
+
+    /// Takes the parked STARTs, each with the controller that sent it.
+    pub(crate) fn take_parked(&mut self) -> Vec<(Uuid, Frame)> {
+        let parked = std::iter::from_fn(|| self.parked.take(0));
+        parked
+            .map(|parked| (parked.start.from, parked.start.frame))
+            .collect()
+    }
+
+    /// Handles a START of a controller.
+    pub(crate) fn handle_start(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+        self.figures.received += 1;
+        match UnplacedStart::read(from.uuid(), frame.clone(), out.now()) {
+            Ok(start) if self.instances.taken(start.instance).is_some() => self.refuse_taken(out, &start),
+            Ok(start) => self.place(out, Some(from), start),
+            Err(e) => {
+                limited!(info, out, from.uuid(), "START refused";
+                    "{from}: START refused: {}", excerpt(&e));
+                let reason = StartFailureReason::from(&e);
+                self.figures.failed(reason.word(), out.now(), out.now());
+                out.refuse(from, frame, &e.into());
+            }
+        }
+    }
+
+    /// Answers a START of an instance that exists. Only its sender gets this failure, which would also
+    /// settle the START of another controller for the same instance.
+    fn refuse_taken(&mut self, out: &mut Out<'_, '_>, start: &UnplacedStart) {
+        if let Some((reason, node)) = self.instances.taken(start.instance) {
+            self.figures.failed(reason.word(), start.received, out.now());
+            let mut failure = start.failure(reason);
+            failure.node_uuid = node.map(Id::from).unwrap_or_default();
+            out.send(start.from, &Frame::of(&failure));
+        }
+    }
+
+    /// Sends a START to a node, holds it, or answers it. `from` is its sender if the START has
+    /// just arrived, so that its trace can be forwarded.
+    fn place(&mut self, out: &mut Out<'_, '_>, from: Option<&SessionInfo>, start: UnplacedStart) {
+        if let Some((start, reason)) = self.try_place(out, from, start) {
+            self.refuse_start(out, &start, reason);
+        }
+    }
+
+    /// Like [`place`](Self::place), but returns a START that must be answered, with the reason.
+    fn try_place(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: Option<&SessionInfo>,
+        mut start: UnplacedStart,
+    ) -> Option<(UnplacedStart, StartFailureReason)> {
+        // Checked before a node makes an allocation.
+        if self.instances.is_full() {
+            limited!(warn, out, start.from, "too many in flight";
+                "START of {}: too many are in flight", start.instance);
+            return Some((start, StartFailureReason::FullCloud));
+        }
+        let instance = start.instance;
+        loop {
+            let reason = match self.placement.place(&start.needs, Some(start.from)) {
+                // If the START cannot be sent to a node, that node is closed, so this loop ends.
+                Verdict::Placed(allocation) => match self.deliver(out, from, start, allocation) {
+                    None => return None,
+                    Some(back) => {
+                        start = back;
+                        continue;
+                    }
+                },
+                Verdict::Wait(node) if self.parked.has_room(start.frame.encoded_len()) => {
+                    start.frame = with_trace_of(&start.frame, detached(&start.frame));
+                    let bytes = start.frame.encoded_len();
+                    self.parked.push(ParkedStart { start, node }, bytes, out.now());
+                    self.instances.park(instance);
+                    return None;
+                }
+                Verdict::Wait(_) => StartFailureReason::FullCloud,
+                Verdict::NoRoom => StartFailureReason::FullCloud,
+                Verdict::NoNode if start.needs.network_node => StartFailureReason::NoNetCn,
+                Verdict::NoNode => StartFailureReason::NoCn,
+            };
+            return Some((start, reason));
+        }
+    }
+
+    /// Answers a START that was not sent to a node.
+    fn refuse_start(&mut self, out: &mut Out<'_, '_>, start: &UnplacedStart, reason: StartFailureReason) {
+        debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
+        self.figures.failed(reason.word(), start.received, out.now());
+        self.instances.refused(start.instance);
+        self.maybe_gone.push(start.instance);
+        out.tell_controllers(&start.failure(reason));
+    }
+
+    /// Sends a START to the node that was found; returns the START if that fails.
+    fn deliver(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: Option<&SessionInfo>,
+        start: UnplacedStart,
+        allocation: Allocation,
+    ) -> Option<UnplacedStart> {
+        let (instance, node) = (start.instance, allocation.node);
+        self.instances.assign(&start, allocation, out.now());
+        // Sent before the START: if this scheduler ends now, the next one knows of the START.
+        self.send_intents(out);
+        match out.deliver(from, node, &start.frame) {
+            Ok(()) => {
+                debug!(target: "ssntp::scheduler", "START of {instance} goes to {node}");
+                self.figures.given += 1;
+                // After `assign`, because `remember` may drop the STARTs of unknown instances.
+                self.moves.remember(&start, &self.instances);
+                None
+            }
+            Err(e) => {
+                // The node's queue is full or closed, so its session is about to end.
+                limited!(warn, out, node, "START not sent"; "START of {instance} for {node}: {e}");
+                self.instances.unassign(instance);
+                self.placement.close(node);
+                Some(start)
+            }
+        }
+    }
+
+    /// Places parked STARTs after a change of a node: they may fit it now, or no longer fit it.
+    pub(crate) fn handle_node_changed(&mut self, out: &mut Out<'_, '_>, node: Uuid) {
+        let mut at = 0;
+        // By index, because delivering and placing a START changes the queue.
+        while self.placement.is_ready(node)
+            && let Some(parked) = self.parked.get_mut(at)
+        {
+            let start = &parked.start;
+            // A client that is both controller and agent does not receive its own STARTs.
+            let is_own = start.from == node;
+            let allocation = (!is_own).then(|| self.placement.place_on(node, &start.needs));
+            let Some(allocation) = allocation.flatten() else {
+                at += 1;
+                continue;
+            };
+            let Some(ParkedStart { start, .. }) = self.parked.take(at) else {
+                break;
+            };
+            if let Some(start) = self.deliver(out, None, start, allocation) {
+                self.place(out, None, start);
+            }
+        }
+        self.reconsider(out, node);
+    }
+
+    /// The STARTs that wait for a READY of `node` and no longer fit it wait for another node, are
+    /// sent to one, or are answered.
+    fn reconsider(&mut self, out: &mut Out<'_, '_>, node: Uuid) {
+        let mut at = 0;
+        while let Some(parked) = self.parked.get_mut(at) {
+            let needs = &parked.start.needs;
+            if parked.node != node || self.placement.would_fit(node, needs) {
+                at += 1;
+                continue;
+            }
+            // The sender is left out of the search, as in `try_place`.
+            let from = parked.start.from;
+            let verdict = self.placement.place(needs, Some(from));
+            if let Verdict::Wait(other) = verdict {
+                parked.node = other;
+                at += 1;
+                continue;
+            }
+            let Some(ParkedStart { start, .. }) = self.parked.take(at) else {
+                break;
+            };
+            let back = match verdict {
+                Verdict::Placed(allocation) => self.deliver(out, None, start, allocation),
+                _ => Some(start),
+            };
+            if let Some(start) = back {
+                self.place(out, None, start);
+            }
+        }
+    }
+
+    /// Answers STARTs that were parked too long, and those that no node has answered in time.
+    pub(crate) fn expire(&mut self, out: &mut Out<'_, '_>) {
+        let now = out.now();
+        while let Some(ParkedStart { start, .. }) = self.parked.expire(now) {
+            limited!(info, out, start.from, "no READY in time";
+                "START of {}: no node has sent READY in time", start.instance);
+            self.refuse_start(out, &start, StartFailureReason::FullCloud);
+        }
+        for (instance, pending) in self.instances.expire(now) {
+            self.handle_lost(out, instance, &pending);
+            // If the node starts the instance later, it must not run, because its START has failed.
+            delete_given_up(out, instance, pending.allocation.node);
+        }
+    }
+
+    /// Answers parked STARTs when the scheduler stops. STARTs that were sent to nodes are not
+    /// answered: the nodes report their outcome to the next scheduler.
+    pub(crate) fn refuse_parked(&mut self, out: &mut Out<'_, '_>) {
+        while let Some(ParkedStart { start, .. }) = self.parked.take(0) {
+            self.refuse_start(out, &start, StartFailureReason::FullCloud);
+        }
+    }
+
+    /// Answers a START with a failure, because its node has not answered it.
+    fn handle_lost(&mut self, out: &mut Out<'_, '_>, instance: Uuid, pending: &PendingStart) {
+        let node = pending.allocation.node;
+        self.figures.failed("no_answer", pending.received, out.now());
+        self.maybe_gone.push(instance);
+        limited!(warn, out, node, "STARTs lost";
+            "START of {instance}: node {node} has not reported its outcome");
+        let failure = StartFailure {
+            node_uuid: node.into(),
+            instance_uuid: instance.into(),
+            reason: StartFailureReason::LaunchFailure,
+            restart: pending.restart,
+            detail: "its node has not said what became of it".into(),
+            command_id: self.moves.command_id(instance),
+        };
+        out.tell_controllers(&failure);
+    }
+
+    /// Enters the instances that the STATS of a node list. The caller forwards the STATS and then
+    /// calls [`handle_report`](Self::handle_report), because failures follow the STATS that explain
+    /// them.
+    pub(crate) fn enter_listed(
+        &mut self,
+        node: Uuid,
+        listed: &[(Uuid, InstanceState)],
+        interval: Duration,
+        now: Instant,
+    ) -> Report {
+        self.instances.report(node, listed, interval, now)
+    }
+
+    /// Handles the news in STATS of a node.
+    pub(crate) fn handle_report(&mut self, out: &mut Out<'_, '_>, node: Uuid, report: Report) {
+        for instance in report.parked {
+            let at = self.parked.position(|parked| parked.start.instance == instance);
+            if let Some(parked) = at.and_then(|at| self.parked.take(at)) {
+                self.refuse_taken(out, &parked.start);
+            }
+        }
+        for received in report.started {
+            self.figures.started(received, out.now());
+        }
+        for (instance, pending) in report.lost {
+            self.handle_lost(out, instance, &pending);
+        }
+        for instance in report.unwanted {
+            delete_given_up(out, instance, node);
+        }
+        for instance in report.gone {
+            // Usually InstanceStopped has moved it before, but that event may be lost.
+            self.move_on(out, instance, node);
+            self.maybe_gone.push(instance);
+        }
+    }
+
+    /// Handles InstanceStopped (`is_kept`) or InstanceDeleted of the node to which an instance
+    /// belongs.
+    pub(crate) fn handle_ended(&mut self, out: &mut Out<'_, '_>, node: Uuid, instance: Uuid, is_kept: bool) {
+        if let Some(received) = self.instances.ended(instance, is_kept) {
+            self.figures.started(received, out.now());
+        }
+        if is_kept {
+            self.move_on(out, instance, node);
+        } else {
+            self.maybe_gone.push(instance);
+        }
+    }
+
+    /// A STOP or DELETE has ended an instance, so no later move starts it again.
+    pub(crate) fn handle_user_ended(&mut self, instance: Uuid) {
+        self.moves.user_ended(instance);
+    }
+
+    /// Handles `no_instance` of a node; true if it answers the DELETE of an instance whose START was
+    /// given up.
+    pub(crate) fn handle_no_instance(&mut self, instance: Uuid) -> bool {
+        let was_given_up = self.instances.free_given_up(instance);
+        if was_given_up {
+            self.maybe_gone.push(instance);
+        }
+        was_given_up
+    }
+
+    /// Handles an agent's StartFailure: the answer to its START, unless that was answered before.
+    /// False if the instance belongs to another node.
+    pub(crate) fn handle_failure(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        frame: &Frame,
+        failure: &StartFailure,
+    ) -> bool {
+        let (node, now) = (from.uuid(), out.now());
+        let Some(instance) = failure.instance_uuid.uuid() else {
+            // Its START is not known, so a controller may still wait for this answer.
+            out.forward_to_controllers(from, frame);
+            return true;
+        };
+        // The id is looked up before `place_again` takes the START. An agent that was restarted since it
+        // received the START does not repeat it.
+        let command_id = self.moves.command_id(instance);
+        let ids = [&command_id, &failure.command_id];
+        if ids[0] != ids[1] && ids.iter().all(|id| !id.is_empty()) {
+            // The agent repeats the failure of an earlier START of the instance.
+            debug!(target: "ssntp::scheduler", "{from}: StartFailure of an earlier START");
+            return true;
+        }
+        let is_refused = matches!(
+            failure.reason,
+            StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
+        );
+        match self.instances.failed(instance, node, &failure.reason) {
+            StartFailed::Answer(pending) => {
+                // If another node accepts the START, it is not answered yet.
+                if is_refused && self.place_again(out, instance, &pending) {
+                    return true;
+                }
+                self.figures.failed(failure.reason.word(), pending.received, now);
+                if command_id == failure.command_id {
+                    out.forward_to_controllers(from, frame);
+                } else {
+                    let named = StartFailure {
+                        command_id,
+                        ..failure.clone()
+                    };
+                    out.forward_to_controllers(from, &Frame::of(&named));
+                }
+                if !is_refused && self.placement.take_back(&pending.allocation) {
+                    self.handle_node_changed(out, node);
+                }
+            }
+            // The earlier scheduler may have placed the START on a node that has not connected yet.
+            StartFailed::Unknown if is_refused => {
+                debug!(target: "ssntp::scheduler", "{from}: StartFailure of a START that another node may have");
+                return true;
+            }
+            StartFailed::Unknown => out.forward_to_controllers(from, frame),
+            StartFailed::GivenUp => {
+                debug!(target: "ssntp::scheduler", "{from}: StartFailure after its deadline")
+            }
+            // The first failure freed the address. It may be leased again by now.
+            StartFailed::Repeated => {
+                debug!(target: "ssntp::scheduler", "{from}: StartFailure again");
+                return true;
+            }
+            StartFailed::Foreign => return false,
+        }
+        // The node may have an instance that its STATS have not listed yet.
+        if !failure.reason.node_has_instance() {
+            self.maybe_gone.push(instance);
+        }
+        true
+    }
+
+    /// Places a START again that its node has refused because it is full or in maintenance. False
+    /// if no other node can take it, if [`MAX_NODES`] have refused it, or if it is not remembered.
+    fn place_again(&mut self, out: &mut Out<'_, '_>, instance: Uuid, refused: &PendingStart) -> bool {
+        // The instance never ran there, so it needs no move.
+        self.moves.cancel(instance, Some(refused.allocation.node));
+        let Some((controller, frame)) = self.moves.take(instance).filter(|_| refused.nodes < MAX_NODES)
+        else {
+            return false;
+        };
+        // With the first time of arrival, so that the figures count the whole wait.
+        let Ok(start) = UnplacedStart::read(controller, frame, refused.received) else {
+            return false;
+        };
+        let (node, nodes) = (refused.allocation.node, refused.nodes);
+        // Suspended only during this search, because the node may accept other STARTs.
+        self.placement.suspend(node, Suspension::Refusing);
+        let back = self.try_place(out, None, UnplacedStart { nodes, ..start });
+        self.placement.resume(node, Suspension::Refusing);
+        // The node has less room than in its last READY. A new READY follows every START, also a
+        // refused one.
+        self.placement.await_ready(node);
+        back.is_none()
+    }
+
+    /// A controller's command for an instance is newer than the instance's move or START, so the START
+    /// must not be placed again.
+    pub(crate) fn handle_command(&mut self, instance: Uuid) {
+        self.moves.cancel(instance, self.instances.node_of(instance));
+        if self.instances.is_starting(instance) {
+            self.moves.forget(instance);
+        }
+    }
+
+    /// Handles EVACUATE, which was sent to a node. With `move`, `ending` has the instances that a STOP
+    /// or DELETE ends.
+    pub(crate) fn handle_evacuate(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        node: Uuid,
+        ending: Option<&HashSet<Uuid>>,
+    ) {
+        // A READY that the node sent before it received EVACUATE may still arrive.
+        self.placement.suspend(node, Suspension::Evacuating);
+        if let Some(ending) = ending {
+            self.begin_move(out, from, node, ending);
+        }
+        // Parked STARTs that waited for this node are placed on other nodes.
+        self.handle_node_changed(out, node);
+    }
+
+    /// Begins to move the instances of a node that was sent EVACUATE with `move`. The controller
+    /// receives a StartFailure for each running instance that cannot be moved.
+    fn begin_move(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, node: Uuid, ending: &HashSet<Uuid>) {
+        let mut moving = HashSet::new();
+        for (instance, has_ended) in self.instances.of(node) {
+            // The user ends it, so its end is not for a move.
+            if ending.contains(&instance) {
+                continue;
+            }
+            let (immovable, restarts) = self.moves.of(instance);
+            let Some(reason) = immovable else {
+                if restarts || !has_ended {
+                    moving.insert(instance);
+                }
+                continue;
+            };
+            // An instance that has ended needs no failure, because it does not stop running.
+            // An instance that has not been started yet is placed again.
+            if has_ended || self.instances.is_starting(instance) {
+                continue;
+            }
+            let failure = StartFailure {
+                node_uuid: node.into(),
+                instance_uuid: instance.into(),
+                reason,
+                restart: true,
+                ..StartFailure::default()
+            };
+            out.send(from.uuid(), &Frame::of(&failure));
+        }
+        info!(target: "ssntp::scheduler", "{from}: {} instances of {node} are moved", moving.len());
+        self.moves.begin(node, moving);
+    }
+
+    /// Handles RESTORE, or the end of an evacuation.
+    pub(crate) fn handle_restore(&mut self, node: Uuid) {
+        self.placement.resume(node, Suspension::Evacuating);
+        self.moves.end(node);
+    }
+
+    /// If an instance that has ended is being moved, starts it on another node.
+    fn move_on(&mut self, out: &mut Out<'_, '_>, instance: Uuid, node: Uuid) {
+        let Some((controller, frame)) = self.moves.take_ended(instance, node) else {
+            return;
+        };
+        // After InstanceStopped the instance is still known as ended. It is forgotten, so that its
+        // UUID is free and the START can be placed again.
+        self.instances.ended(instance, false);
+        // The START counts as received once more.
+        self.figures.received += 1;
+        match UnplacedStart::read(controller, frame, out.now()) {
+            Ok(start) => self.place(out, None, start),
+            // This does not happen, because the START was read successfully when it arrived.
+            Err(e) => warn!(target: "ssntp::scheduler", "instance {instance} is not moved: {e}"),
+        }
+    }
+
+    /// A node has connected, perhaps not for the first time. `sends_new_stats` is false if its next
+    /// STATS may be older than its session.
+    pub(crate) fn handle_node_connected(&mut self, node: Uuid, roles: Role, sends_new_stats: bool) {
+        self.placement.connect(node, roles);
+        self.instances.node_returned(node, sends_new_stats);
+    }
+
+    /// A node has disconnected. True if STARTs wait for it, because it `may_return` soon.
+    pub(crate) fn handle_node_disconnected(&mut self, node: Uuid, may_return: bool) -> bool {
+        let waits = may_return && self.placement.await_ready(node);
+        if !waits {
+            self.placement.disconnect(node);
+        }
+        waits
+    }
+
+    /// No STARTs wait any more for a node that has disconnected.
+    pub(crate) fn handle_node_departed(&mut self, out: &mut Out<'_, '_>, node: Uuid) {
+        self.placement.disconnect(node);
+        self.handle_node_changed(out, node);
+    }
+
+    /// The instances of a node that has disconnected count as away.
+    pub(crate) fn handle_node_away(&mut self, node: Uuid, now: Instant) {
+        self.instances.node_left(node, now);
+    }
+
+    /// A node has sent no STATS for too long, or sends them again.
+    pub(crate) fn handle_stale(&mut self, out: &mut Out<'_, '_>, node: Uuid, is_stale: bool) {
+        if is_stale {
+            self.placement.suspend(node, Suspension::Stale);
+        } else {
+            self.placement.resume(node, Suspension::Stale);
+        }
+        self.handle_node_changed(out, node);
+    }
+
+    /// Handles READY of a node. The caller then calls [`handle_node_changed`](Self::handle_node_changed).
+    pub(crate) fn handle_ready(&mut self, node: Uuid, ready: &Ready) {
+        self.placement.ready(node, ready);
+    }
+
+    /// Handles FULL of a node.
+    pub(crate) fn handle_full(&mut self, node: Uuid) {
+        self.placement.close(node);
+    }
+
+    /// Handles OFFLINE of a node, which ends its evacuation.
+    pub(crate) fn handle_offline(&mut self, node: Uuid) {
+        self.placement.close(node);
+        self.handle_restore(node);
+    }
+
+    /// Handles MAINTENANCE of a node: its evacuation is done, so that its next READY counts.
+    pub(crate) fn handle_maintenance(&mut self, node: Uuid) {
+        self.placement.close(node);
+        self.placement.resume(node, Suspension::Evacuating);
+    }
+
+    /// A node in maintenance names its host.
+    pub(crate) fn handle_hostname(&mut self, node: Uuid, hostname: &str) {
+        self.placement.hostname(node, hostname);
+    }
+}
+
+/// Sends DELETE for an instance whose START was answered with a failure, so that the answer stays
+/// true.
+fn delete_given_up(out: &mut Out<'_, '_>, instance: Uuid, node: Uuid) {
+    let delete = Delete {
+        instance_uuid: instance.into(),
+        workload_agent_uuid: node.into(),
+        stop: false,
+    };
+    if let Err(e) = out.cx.send_payload(node, &delete) {
+        debug!(target: "ssntp::scheduler", "DELETE of {instance} for {node}: {e}");
+    }
+}
