@@ -189,8 +189,16 @@ pub struct Codec {
     memory: usize,
 }
 
-/// An item that would keep a buffer of more than this many times its own length alive is copied.
-pub(crate) const MAX_WASTE: usize = 4;
+/// Returns bytes that keep little more memory alive than their own length, which is all that a queue
+/// counts. They share `memory` bytes of memory with others, which may be dropped earlier; if they are less
+/// than ten thirteenths of it, they are copied.
+pub(crate) fn apart(bytes: Bytes, memory: usize) -> Bytes {
+    if bytes.len() * 13 < memory * 10 {
+        Bytes::copy_from_slice(&bytes)
+    } else {
+        bytes
+    }
+}
 
 impl Codec {
     /// A codec that accepts payloads up to `max_payload` bytes, and trace blocks if `tracing` was
@@ -243,7 +251,7 @@ impl Codec {
 
     /// Removes every complete frame from the front of `input` and appends what it finds to `items`,
     /// in order. An incomplete frame stays. Items share the memory of `input`, unless they are a
-    /// small part of it: an item may wait in a queue, which counts only the item's own length.
+    /// smaller part of it: an item may wait in a queue, which counts only the item's own length.
     ///
     /// # Errors
     /// [`ProtocolError`] if the peer broke the protocol. The frames before the fault are in `items`,
@@ -290,21 +298,12 @@ impl Codec {
                 frames += 1;
             };
             if frames > 0 {
-                let bytes = self.keep(input.split_to(at).freeze());
+                let bytes = apart(input.split_to(at).freeze(), self.memory);
                 items.push(Item::Run(Run { kind, frames, bytes }));
             }
             if let Some(end) = end {
                 return end;
             }
-        }
-    }
-
-    /// Copies the bytes if they are a small part of the input's memory.
-    fn keep(&self, bytes: Bytes) -> Bytes {
-        if bytes.len() < self.memory / MAX_WASTE {
-            Bytes::copy_from_slice(&bytes)
-        } else {
-            bytes
         }
     }
 
@@ -385,7 +384,7 @@ impl Codec {
             return Ok(false);
         }
         let frame = input.split_to(whole).freeze();
-        let payload = self.keep(frame.slice(head + block..));
+        let payload = apart(frame.slice(head + block..), self.memory);
         let frame_without = Frame::with_payload(header.kind, payload);
         items.push(match Trace::decode(&frame[head..head + block]) {
             Ok(trace) => Item::Traced(frame_without.traced(trace)),

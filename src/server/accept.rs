@@ -176,7 +176,7 @@ impl EntryRunner<'_> {
             self.count(&why);
             return Err(why);
         }
-        let feed = Feed::new(&admitted, self.events.clone(), &entry.memory(&admitted));
+        let feed = Feed::new(&admitted, self.events.clone());
         let config = LinkConfig {
             name: entry.name(admitted.id),
             write_timeout: Some(self.environment.write_timeout),

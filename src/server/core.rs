@@ -58,8 +58,8 @@ use crate::request::Outstanding;
 pub use crate::wire::Decoder;
 use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate, Role};
 use ssntp_transport::LogLimit;
-use ssntp_transport::dispatch::{Action, Core, DistantChange, Drops, Origin};
-use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, PeerAddress, Table, excerpt};
+use ssntp_transport::dispatch::{Action, Core, Drops, Origin, RemotePause};
+use ssntp_transport::{ConnectionId, EndReason, Limits, Load, OutboxCounters, PeerAddress, Table, excerpt};
 
 /// A newcomer that asks to be admitted.
 #[derive(Debug)]
@@ -156,9 +156,9 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
-    /// For each connection, until its threads have ended: its certificate, its gauge and, if it is a link,
+    /// For each connection, until its threads have ended: its certificate, the counters of its outbox and, if it is a link,
     /// the other server.
-    pub(super) connections: Table<(KeptCertificate, Gauge, Option<Arc<ServerLink>>)>,
+    pub(super) connections: Table<(KeptCertificate, OutboxCounters, Option<Arc<ServerLink>>)>,
     pub(super) links: Links,
     /// Dials the other servers. `None` if the server has no links.
     pub(super) dialler: Option<Dialler>,
@@ -382,6 +382,13 @@ impl Core for ServerCore {
         }
     }
 
+    fn sender(request: &Arrival) -> Option<u128> {
+        match &request.kind {
+            ArrivalKind::Client { connect, .. } => Some(connect.source.as_u128()),
+            ArrivalKind::Server(_) => None,
+        }
+    }
+
     fn limits(request: &Arrival, default: Limits) -> Limits {
         match request.kind {
             ArrivalKind::Client { .. } => default,
@@ -397,7 +404,7 @@ impl Core for ServerCore {
         &mut self,
         id: ConnectionId,
         Arrival { peer, kind }: Arrival,
-        gauge: Gauge,
+        outbox: OutboxCounters,
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
@@ -410,7 +417,7 @@ impl Core for ServerCore {
             }
             let (connect, bad_traces) = match kind {
                 ArrivalKind::Client { connect, bad_traces } => (connect, bad_traces),
-                ArrivalKind::Server(request) => return core.state.admit_link(id, peer, request, gauge),
+                ArrivalKind::Server(request) => return core.state.admit_link(id, peer, request, outbox),
             };
             let replaced = core.state.judge(connect.source, &peer.certificate, standing)?;
             // The application decides last, so it never sees a newcomer that the server refuses. If the
@@ -426,7 +433,9 @@ impl Core for ServerCore {
                 // connection, and must not wait until sending fails.
                 core.state.end(old, DisconnectReason::Replaced, true);
             }
-            Ok(core.state.admit(SessionId(id), peer, &connect, bad_traces, gauge))
+            Ok(core
+                .state
+                .admit(SessionId(id), peer, &connect, bad_traces, outbox))
         })
     }
 
@@ -461,11 +470,11 @@ impl Core for ServerCore {
         self.state.wall = wall;
     }
 
-    fn gone(&mut self, id: ConnectionId) {
-        if let Some((certificate, gauge, server)) = self.state.connections.remove(id) {
+    fn on_removed(&mut self, id: ConnectionId) {
+        if let Some((certificate, outbox, server)) = self.state.connections.remove(id) {
             self.state.certificates.remove(&certificate);
             // The number is final, because the connection's threads have ended.
-            let lost = gauge.books().lost;
+            let lost = outbox.figures().lost;
             self.state.frames_lost += lost;
             if let Some(server) = server {
                 self.state.links.connections -= 1;
@@ -502,7 +511,7 @@ impl Core for ServerCore {
         };
         let frames = item.frames();
         self.at(now, actions, |core| {
-            // All frames that are sent until this call returns may hold this session, including those
+            // All frames that are sent until this call returns may pause this session, including those
             // that the handler sends.
             core.state.origin = Origin::Connection(id);
             core.handle_item(SessionId(id), item);
@@ -524,16 +533,22 @@ impl Core for ServerCore {
         });
     }
 
-    fn distant(&mut self, change: DistantChange, now: Instant, actions: &mut Vec<Action>) {
-        self.at(now, actions, |core| core.state.hold_remote(change));
+    fn on_remote_pause(&mut self, change: RemotePause, now: Instant, actions: &mut Vec<Action>) {
+        self.at(now, actions, |core| core.state.pause_remote(change));
     }
 
-    fn left(&mut self, id: ConnectionId, items: Vec<Item>) {
+    fn on_unhandled(&mut self, id: ConnectionId, items: Vec<Item>) {
         let frames: u64 = items.iter().map(|item| u64::from(item.frames())).sum();
         debug!(target: "ssntp::server", "{}: {frames} received frames were not handled", SessionId(id));
     }
 
-    fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
+    fn on_line_full(
+        &mut self,
+        to: ConnectionId,
+        newest: Load,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Drops {
         self.at(now, actions, |core| {
             // Frames of a link depend on each other, so the link ends and no single frame is dropped.
             let why = "slow consumer: it reads too little of its queue";

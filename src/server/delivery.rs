@@ -13,7 +13,7 @@ use super::disconnect::DisconnectReason;
 use super::handler::SendError;
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
-use crate::proto::{ErrorCode, Frame, FrameKind, Item, MAX_WASTE, Run, answer_to_filtered};
+use crate::proto::{self, ErrorCode, Frame, FrameKind, Item, Run, answer_to_filtered};
 use crate::wire::{outgoing, unix_nanos_at};
 use ssntp_pki::Role;
 use ssntp_transport::dispatch::{Action, Drops};
@@ -332,11 +332,7 @@ impl State {
 /// of the `memory` that it keeps alive, the payload is copied, so that a short frame in a queue does not
 /// keep much more memory than is counted.
 fn apart(frame: &Frame, memory: usize) -> Frame {
-    let payload = frame.payload_bytes();
-    if payload.len() >= memory / MAX_WASTE {
-        return frame.clone();
-    }
-    frame.carrying(Bytes::copy_from_slice(payload))
+    frame.carrying(proto::apart(frame.payload_bytes().clone(), memory))
 }
 
 #[cfg(test)]

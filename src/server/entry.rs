@@ -34,8 +34,8 @@ use super::sessions::SessionId;
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::{Decoder, outgoing};
 use ssntp_pki::{CertificateDer, CertificateInfo, Fault};
-use ssntp_transport::dispatch::{Admitted, Call};
-use ssntp_transport::{Budget, ConnectionId, Outgoing, PeerAddress};
+use ssntp_transport::dispatch::Call;
+use ssntp_transport::{ConnectionId, Outgoing, PeerAddress};
 
 /// The longest time for which a newcomer waits for the server that has a session of its UUID.
 pub const CLAIM: Duration = Duration::from_secs(2);
@@ -420,15 +420,6 @@ impl Entry {
         match &self.kind {
             Kind::Client { .. } => SessionId(id).to_string(),
             Kind::Server(_) => format!("l{id}"),
-        }
-    }
-
-    /// The memory budget for the connection's unfinished input.
-    pub fn memory(&self, admitted: &Admitted<Grant>) -> Budget {
-        let whole = admitted.credit.budget();
-        match &self.kind {
-            Kind::Client { .. } => whole.of(self.facts.certificate.fingerprint.as_bytes()),
-            Kind::Server(_) => whole.clone(),
         }
     }
 

@@ -272,7 +272,7 @@ impl Session {
         let flow = view.flow.state(self.info.id.0);
         let at = |moment: Instant| time_of_day(moment, view.now, wall);
         let passed = |since: Instant| view.now.saturating_duration_since(since);
-        let in_line = flow.held_since.map(|since| (HeldBack::Line, passed(since)));
+        let in_line = flow.paused_since.map(|since| (HeldBack::Line, passed(since)));
         let without_credit = flow.without_credit_since;
         SessionFigures {
             info: Arc::clone(&self.info),

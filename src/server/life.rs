@@ -32,7 +32,7 @@ use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::outgoing;
 use ssntp_pki::{CertificateInfo, Fault};
 use ssntp_transport::dispatch::Action;
-use ssntp_transport::{Gauge, after};
+use ssntp_transport::{OutboxCounters, after};
 
 /// The shortest time between two checks for expired certificates. The time of day may advance more
 /// slowly than the timer's clock, which must not cause busy waiting.
@@ -84,7 +84,7 @@ impl State {
         peer: Peer,
         connect: &Connect,
         bad_traces: Arc<AtomicU64>,
-        gauge: Gauge,
+        outbox: OutboxCounters,
     ) -> Grant {
         let environment = &self.environment;
         let connected = ServerHandshake::connected(
@@ -104,8 +104,8 @@ impl State {
             certificate: certificate.clone(),
             tracing: connected.trace,
         });
-        self.connections.insert(id.0, (certificate, gauge.clone(), None));
-        let mut session = Session::new(Arc::clone(&info), gauge, bad_traces, self.now);
+        self.connections.insert(id.0, (certificate, outbox.clone(), None));
+        let mut session = Session::new(Arc::clone(&info), outbox, bad_traces, self.now);
         session.ends = peer.ends;
         session.rank = self.links.next_rank();
         self.sessions.insert(session);

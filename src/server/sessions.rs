@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::federation::{Rank, Roster};
 use ssntp_pki::{CertificateInfo, KeptCertificate, Role};
-use ssntp_transport::{ConnectionId, Gauge, LogLimit, More, PeerAddress, Table};
+use ssntp_transport::{ConnectionId, LogLimit, More, OutboxCounters, PeerAddress, Table};
 
 /// Identifies one session of a server. An id is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -153,7 +153,7 @@ pub struct SessionCounters {
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
-    pub(super) gauge: Gauge,
+    pub(super) outbox: OutboxCounters,
     pub(super) counters: SessionCounters,
     pub(super) since: Instant,
     /// Decides which session stays if another server has one of the same UUID.
@@ -171,13 +171,13 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(
         info: Arc<SessionInfo>,
-        gauge: Gauge,
+        outbox: OutboxCounters,
         bad_traces: Arc<AtomicU64>,
         since: Instant,
     ) -> Self {
         Self {
             info,
-            gauge,
+            outbox,
             counters: SessionCounters::default(),
             since,
             rank: Rank::default(),
@@ -189,7 +189,7 @@ impl Session {
     }
 
     pub(super) fn counters(&self) -> SessionCounters {
-        let books = self.gauge.books();
+        let books = self.outbox.figures();
         SessionCounters {
             frames_sent: books.sent.frames,
             bytes_sent: books.sent.bytes,
@@ -363,10 +363,10 @@ mod tests {
             certificate: KeptCertificate::new(&nothing, None),
             tracing: false,
         };
-        let gauge = Outbox::new(Limits::default()).gauge();
+        let outbox = Outbox::new(Limits::default()).counters();
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
-        Session::new(Arc::new(info), gauge, Arc::default(), now)
+        Session::new(Arc::new(info), outbox, Arc::default(), now)
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Rig {
         };
         let standing = self.admitted;
         self.core
-            .admit(id, arrival, outbox.gauge(), standing, self.now, actions)?;
+            .admit(id, arrival, outbox.counters(), standing, self.now, actions)?;
         self.admitted += 1;
         Ok(Member { id, uuid, outbox })
     }
@@ -343,7 +343,7 @@ fn each_policy_for_slow_consumers_has_its_action() {
         let mut rig = Rig::new(handler, |c| c.slow_consumer(policy));
         let agent = rig.connect(Role::AGENT);
         let (load, mut actions) = (Outgoing::whole(Bytes::from_static(b"x"), 1).load(), Vec::new());
-        let drops = rig.core.full(agent.id, load, rig.now, &mut actions);
+        let drops = rig.core.on_line_full(agent.id, load, rig.now, &mut actions);
         rig.core.settle(rig.now, &mut actions);
         let ended = Note::Disconnected(DisconnectReason::SlowConsumer);
         assert_eq!(

@@ -86,7 +86,7 @@ impl State {
             if !is_selected {
                 return true;
             }
-            let waiting = operator.gauge.books().waiting;
+            let waiting = operator.outbox.figures().waiting;
             if waiting.frames >= MAX_WAITING.0 || waiting.bytes >= MAX_WAITING.1 {
                 watcher.missed += frames;
                 return true;

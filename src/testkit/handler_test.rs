@@ -130,8 +130,8 @@ impl HandlerTest {
         let (standing, now) = (self.clients.len(), self.now);
         let mut actions = Vec::new();
         // The test takes frames from the actions, so this queue stays empty.
-        let gauge = Outbox::new(Limits::default()).gauge();
-        let verdict = self.core.admit(id, arrival, gauge, standing, now, &mut actions);
+        let outbox = Outbox::new(Limits::default()).counters();
+        let verdict = self.core.admit(id, arrival, outbox, standing, now, &mut actions);
         self.perform(actions);
         let Grant { info, .. } = verdict?;
         self.clients.insert(id, uuid);
@@ -183,7 +183,7 @@ impl HandlerTest {
 
     fn remove(&mut self, id: ConnectionId) {
         if self.clients.remove(&id).is_some() {
-            self.core.gone(id);
+            self.core.on_removed(id);
         }
     }
 
@@ -272,7 +272,7 @@ impl HandlerTest {
                     Action::Send { to, item, .. } => self.deliver(to, &item),
                     Action::End { id, .. } => self.remove(id),
                     // Only links use this action.
-                    Action::Hold { .. } => {}
+                    Action::Pause { .. } => {}
                     Action::Stop => self.core.stop(self.now, &mut actions),
                 }
             }

@@ -575,3 +575,32 @@ fn servers_that_dial_each_other_and_themselves_keep_one_link() {
     one.await_link(&two, |link| link.server.dialled == dialled_by_smaller);
     two.await_link(&one, |link| link.server.dialled != dialled_by_smaller);
 }
+
+#[test]
+fn a_client_that_takes_its_own_session_over_again_and_again_ends_no_link_and_no_receiver_behind_it() {
+    const LONG_FRAME: usize = 4 << 20;
+    let small = |config| small_queue(config).patience(LONG);
+    let one = Node::start_with(&[], small);
+    let two = Node::start_with(&[&one], small);
+    let mut receiver = two.server.connect(Role::CONTROLLER);
+    let controller = receiver.uuid;
+    one.await_news(&News::Remote(controller));
+    let uuid = Uuid::new_v4();
+    let own = bound_identity(Role::AGENT, uuid);
+    let mut agent = one.server.connect_as(&own, Role::AGENT, uuid);
+    for _ in 0..20 {
+        agent.send(&Frame::with_payload(Command::STATS, vec![7; LONG_FRAME]));
+        while one.with(move |cx| cx.counters(uuid).unwrap().bytes_received) < LONG_FRAME as u64 {
+            std::thread::yield_now();
+        }
+        agent = one.server.connect_as(&own, Role::AGENT, uuid);
+    }
+    assert!(
+        one.with(move |cx| cx.directory().session(controller).is_some()),
+        "the link stands"
+    );
+    agent.send(&Frame::with_payload(Command::STATS, vec![1]));
+    while receiver.frame().payload_bytes().len() > 1 {}
+    let counters = two.with(move |cx| cx.counters(controller)).unwrap();
+    assert_eq!(counters.frames_dropped, 0);
+}

@@ -133,6 +133,77 @@ fn many_senders_end_no_receiver_that_reads() {
 }
 
 #[test]
+fn a_client_that_takes_its_own_session_over_again_and_again_ends_no_receiver() {
+    const LONG: usize = 4 << 20;
+    let server = TestServer::start(Forwards(|_, _, _| {}), |c| {
+        small_queue(c)
+            .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+            .patience(LIMIT)
+    });
+    let mut receiver = server.connect(Role::CONTROLLER);
+    let uuid = Uuid::new_v4();
+    let own = bound_identity(Role::AGENT, uuid);
+    let mut agent = server.connect_as(&own, Role::AGENT, uuid);
+    let frame = || Frame::with_payload(Command::STATS, vec![7; LONG]);
+    // The first frame is in the receiver's queue, and the second one in its line.
+    agent.send(&frame());
+    for _ in 0..12 {
+        agent.send(&frame());
+        let all_arrived =
+            move |cx: &mut Context<'_>| cx.counters(uuid).unwrap().bytes_received >= LONG as u64;
+        while !server.handle().with(all_arrived).unwrap() {
+            std::thread::yield_now();
+        }
+        agent = server.connect_as(&own, Role::AGENT, uuid);
+    }
+    agent.send(&numbered(Command::STATS, 1));
+    // Later sessions sent nothing, until the second frame had left.
+    let lengths = [(); 3].map(|()| receiver.frame().payload_bytes().len());
+    assert_eq!(lengths, [LONG, LONG, LEN]);
+    let uuid = receiver.uuid;
+    let counters = server.handle().with(move |cx| cx.counters(uuid)).unwrap();
+    assert_eq!(counters.map(|counters| counters.frames_dropped), Some(0));
+}
+
+#[test]
+fn a_client_that_is_paused_for_longer_than_its_system_waits_keeps_its_session() {
+    const UNACKNOWLEDGED: Duration = Duration::from_secs(8);
+    let server = TestServer::start(Forwards(|_, _, _| {}), |c| {
+        small_queue(c)
+            .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+            .patience(LIMIT)
+            .listen("127.0.0.1:0".parse().unwrap())
+    });
+    let mut receiver = server.connect(Role::CONTROLLER);
+    let address = server.server.as_ref().unwrap().addresses()[0].clone();
+    let config = ssntp::ClientConfig::new(identity(Role::AGENT), trust())
+        .address(address)
+        .tcp(ssntp::transport::TcpOptions {
+            unacknowledged: Some(UNACKNOWLEDGED),
+            ..Default::default()
+        });
+    let client = ssntp::Client::connect(config).unwrap();
+    assert!(matches!(
+        client.recv(),
+        Ok(ssntp::client::ClientEvent::Connected(_))
+    ));
+    let mut sent = 0;
+    while client.try_send(numbered(Command::STATS, sent)).is_ok() {
+        sent += 1;
+    }
+    // The end of the session would be an event.
+    let waited = client.recv_timeout(UNACKNOWLEDGED + UNACKNOWLEDGED / 2);
+    assert!(
+        matches!(waited, Err(ssntp::client::RecvError::Empty)),
+        "{waited:?}"
+    );
+    for number in 0..sent {
+        let frame = receiver.frame();
+        assert_eq!(frame.payload_bytes()[..4], number.to_be_bytes());
+    }
+}
+
+#[test]
 fn a_stuck_receiver_is_waited_for_once_and_meets_the_policy() {
     let (handler, events) = ssntp::server::channel(1 << 16);
     let server = TestServer::start(handler, |c| {

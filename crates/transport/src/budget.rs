@@ -40,6 +40,8 @@ struct Counted {
     used: AtomicU64,
     /// The bytes in `used`, of the whole, that reservations have.
     reserved: AtomicU64,
+    /// The bytes in `used`, of the whole, that are counted by [`Charge`]s.
+    charged: AtomicU64,
     /// The budget of which this is a part.
     whole: Option<Budget>,
     /// The number of waiting reservations.
@@ -93,6 +95,7 @@ impl Budget {
             longest,
             used: AtomicU64::new(0),
             reserved: AtomicU64::new(0),
+            charged: AtomicU64::new(0),
             whole,
             waiting: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
@@ -153,10 +156,21 @@ impl Budget {
         self.0.used.load(Ordering::SeqCst)
     }
 
-    /// The bytes in use without those of reservations.
+    /// The bytes in use of the whole, without those of reservations and charges.
     pub(crate) fn unreserved(&self) -> u64 {
-        let reserved = &self.whole().0.reserved;
-        self.used().saturating_sub(reserved.load(Ordering::Relaxed))
+        let whole = self.whole();
+        let others = [&whole.0.reserved, &whole.0.charged].map(|others| others.load(Ordering::Relaxed));
+        whole.used().saturating_sub(others.iter().sum())
+    }
+
+    /// Counts bytes as used until the charge is dropped.
+    pub(crate) fn charge(&self, bytes: u64) -> Charge {
+        self.take(bytes);
+        self.whole().0.charged.fetch_add(bytes, Ordering::Relaxed);
+        Charge {
+            budget: self.clone(),
+            bytes,
+        }
     }
 
     /// The bytes in use, and the bound.
@@ -236,8 +250,10 @@ impl Budget {
             }
         }
         // Otherwise owners that each hold a part of a frame could wait for each other forever. The first
-        // reservation gets all of its memory, beside the bound, and will end.
-        if state.ahead == 0 {
+        // reservation gets all of its memory, beside the bound, and will end. If charges take more than
+        // half of the bound, they will end as well. Otherwise one reservation after the other would go
+        // beside the bound and become a charge.
+        if state.ahead == 0 && self.0.charged.load(Ordering::SeqCst) <= self.0.limit / 2 {
             // An owner that has used up its part comes after those that have not.
             let modest = |waiter: &Waiter| waiter.part.has_room(waiter.asks());
             let next = state.line.iter().position(modest).unwrap_or(0);
@@ -269,6 +285,22 @@ impl Claim {
         part.take(more);
         part.whole().0.reserved.fetch_add(more, Ordering::Relaxed);
         self.counted.fetch_add(more, Ordering::Relaxed);
+    }
+}
+
+/// Bytes that are counted in a budget. Dropping it gives them back.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    budget: Budget,
+    bytes: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        // Before the bytes are given back, which lets reservations go ahead.
+        let charged = &self.budget.whole().0.charged;
+        charged.fetch_sub(self.bytes, Ordering::SeqCst);
+        self.budget.give(self.bytes);
     }
 }
 

@@ -82,7 +82,7 @@ pub use self::link::{
 pub use self::lock::{lock, lock_within};
 pub use self::log_limit::{LogLimit, More};
 pub use self::newcomers::{Acceptance, Newcomer, Occupancy, default_max_handshakes, slots};
-pub use self::outbox::{Gauge, Limits, Outbox, PushError};
+pub use self::outbox::{Limits, Outbox, OutboxCounters, PushError};
 pub use self::printable::{Excerpt, cut, excerpt, excerpt_bytes, printable, printable_json};
 pub use self::replace::{directory, replace, replace_with_mode};
 pub use self::socket::{

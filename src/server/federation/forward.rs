@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::facts::ServerLink;
 use super::frames::{Forward, LinkFault, LinkFrame, Receivers};
-use crate::proto::{Codec, Command, Frame, Item, MAX_WASTE, Run};
+use crate::proto::{Codec, Command, Frame, Item, Run, apart};
 use crate::server::core::{ServerCore, State};
 use crate::server::delivery::Parcel;
 use crate::server::handler::{Context, SendError};
@@ -138,11 +138,7 @@ impl State {
     fn decode_forwarded(&self, traced: bool, frames: Bytes, memory: usize) -> Option<Item> {
         let environment = &self.environment;
         if !traced {
-            let frames = match frames.len() < memory / MAX_WASTE {
-                true => Bytes::copy_from_slice(&frames),
-                false => frames,
-            };
-            return Run::read(frames, environment.max_payload).map(Item::Run);
+            return Run::read(apart(frames, memory), environment.max_payload).map(Item::Run);
         }
         let mut codec = Codec::new(environment.max_payload, true).operands(environment.operands.clone());
         let (mut bytes, mut items) = (BytesMut::from(frames), Vec::new());
@@ -192,10 +188,10 @@ impl ServerCore {
         let operands = &self.state.environment.operands;
         // The other server may have registered kinds that this one has not.
         let is_known = operands.may_be_sent(kind) || operands.is_request(kind);
-        // If a receiver has no room, the flow control holds this origin: HOLD goes to its server.
+        // If a receiver has no room, the flow control pauses this origin: HOLD goes to its server.
         self.state.origin = match forward.number {
             0 => Origin::Application,
-            number => Origin::Distant { link, number },
+            number => Origin::Remote { link, number },
         };
         let sent = match &forward.to {
             _ if !is_known => 0,
@@ -251,12 +247,12 @@ impl Context<'_> {
     /// that UUID; or for the link to the server that has a session of that UUID.
     pub fn waiting(&self, uuid: Uuid) -> Option<Load> {
         if let Some(session) = self.state.sessions.of(uuid) {
-            return Some(session.gauge.books().waiting);
+            return Some(session.outbox.figures().waiting);
         }
         let links = &self.state.links;
         let row = links.roster.get(uuid);
         let link = links.to(row.map_or(uuid, |row| row.info.server))?;
-        Some(links.table.get(link)?.gauge.books().waiting)
+        Some(links.table.get(link)?.outbox.figures().waiting)
     }
 
     /// The random number that this server chose when it started.

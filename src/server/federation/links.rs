@@ -30,8 +30,8 @@ use crate::server::config::Environment;
 use crate::server::core::{Grant, Notice, Peer, ServerCore, State};
 use crate::server::sessions::{Session, SessionId, SessionInfo};
 use ssntp_pki::KeptCertificate;
-use ssntp_transport::dispatch::{Action, DistantChange, Origin};
-use ssntp_transport::{ConnectionId, Gauge, Outgoing, Table, excerpt};
+use ssntp_transport::dispatch::{Action, Origin, RemotePause};
+use ssntp_transport::{ConnectionId, OutboxCounters, Outgoing, Table, excerpt};
 
 /// The interval of ALIVE frames on each link.
 const BEAT: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ pub(in crate::server) struct LinkState {
     pub(in crate::server) last_received: Instant,
     /// Sessions of this server that are not read because a receiver at the peer has no room.
     pub(in crate::server) held: HashSet<ConnectionId>,
-    pub(in crate::server) gauge: Gauge,
+    pub(in crate::server) outbox: OutboxCounters,
     /// Frames that arrived for sessions or for the application.
     pub(super) received: u64,
     /// Those of them without a receiver.
@@ -134,7 +134,7 @@ impl Links {
     /// The figures of all links, sorted by the servers' UUIDs.
     pub(in crate::server) fn figures(&self, now: Instant) -> Vec<LinkFigures> {
         let links = self.table.iter().map(|(_, link)| {
-            let books = link.gauge.books();
+            let books = link.outbox.figures();
             LinkFigures {
                 server: (*link.server).clone(),
                 age: now.saturating_duration_since(link.server.since),
@@ -239,7 +239,7 @@ impl State {
         id: ConnectionId,
         peer: Peer,
         request: LinkRequest,
-        gauge: Gauge,
+        outbox: OutboxCounters,
     ) -> Result<Grant, Refusal> {
         if self.open.is_none() {
             return Err(Refusal::Busy("the server is shutting down"));
@@ -283,7 +283,7 @@ impl State {
             dialled,
             since: self.now,
         });
-        let connection = (certificate.clone(), gauge.clone(), Some(Arc::clone(&server)));
+        let connection = (certificate.clone(), outbox.clone(), Some(Arc::clone(&server)));
         self.connections.insert(id, connection);
         self.links.connections += 1;
         let link = LinkState {
@@ -294,7 +294,7 @@ impl State {
             linked: false,
             last_received: self.now,
             held: HashSet::new(),
-            gauge,
+            outbox,
             received: 0,
             astray: 0,
             stale: 0,
@@ -371,9 +371,9 @@ impl State {
         self.actions.push(Action::End { id, abort });
         // The peer can send no GO any more.
         for held in link.held {
-            self.actions.push(Action::Hold {
+            self.actions.push(Action::Pause {
                 id: held,
-                held: false,
+                paused: false,
             });
         }
         self.links.claims.drop_link(id);
@@ -425,11 +425,11 @@ impl State {
         self.links.next_beat = (!self.links.is_empty()).then(|| self.now + BEAT);
     }
 
-    /// Asks another server to hold one of its sessions, or to read it again.
-    pub(in crate::server) fn hold_remote(&mut self, change: DistantChange) {
+    /// Asks another server to pause one of its sessions, or to read it again.
+    pub(in crate::server) fn pause_remote(&mut self, change: RemotePause) {
         let number = change.number;
         if self.links.table.contains(change.link) {
-            let frame = match change.waits {
+            let frame = match change.paused {
                 true => LinkFrame::Hold { number },
                 false => LinkFrame::Go { number },
             };
@@ -437,20 +437,20 @@ impl State {
         }
     }
 
-    /// Holds a session of this server for the peer of a link, or releases it.
-    fn hold(&mut self, link: ConnectionId, number: u64, held: bool) {
+    /// Pauses a session of this server for the peer of a link, or ends that pause.
+    fn pause(&mut self, link: ConnectionId, number: u64, paused: bool) {
         let id = ConnectionId(number);
         let is_connected = self.sessions.get(SessionId(id)).is_some();
         let Some(link) = self.links.table.get_mut(link) else {
             return;
         };
         // A session that has ended meanwhile would stay in the set until the link ends.
-        let changes = match held {
+        let changes = match paused {
             true => is_connected && link.held.insert(id),
             false => link.held.remove(&id),
         };
         if changes {
-            self.actions.push(Action::Hold { id, held });
+            self.actions.push(Action::Pause { id, paused });
         }
     }
 }
@@ -512,8 +512,8 @@ impl ServerCore {
                 self.state.apply_changes(changes);
             }
             LinkFrame::Forward { forward } => self.handle_forward(id, server, forward, memory)?,
-            LinkFrame::Hold { number } => self.state.hold(id, number, true),
-            LinkFrame::Go { number } => self.state.hold(id, number, false),
+            LinkFrame::Hold { number } => self.state.pause(id, number, true),
+            LinkFrame::Go { number } => self.state.pause(id, number, false),
             LinkFrame::Tell { token, message } => self.handle_tell(id, server, token, message),
             LinkFrame::Claim {
                 id: claim,

@@ -42,7 +42,6 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
 ) -> Result<(), Option<C::Refusal>> {
     // No thread is started before the dispatcher has answered, so a refusal starts none.
     let stream = Arc::clone(&halves.stream);
-    let owner = C::owner(&request).map(<[u8]>::to_vec);
     let admitted = events.admit(request, stream).ok_or(None)?.map_err(Some)?;
     let mut admission = Admission::new(admitted.id, events.clone());
     let codec = Codec { decoder, wanted: 0 };
@@ -51,9 +50,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
         write_timeout: Some(write_timeout),
         ..LinkConfig::default()
     };
-    let received = admitted.credit.budget();
-    let received = owner.map_or_else(|| received.clone(), |owner| received.of(&owner));
-    let feed = Feed::new(&admitted, events.clone(), &received);
+    let feed = Feed::new(&admitted, events.clone());
     admission.started(Link::start(halves, codec, admitted.outbox, feed, config));
     Ok(())
 }

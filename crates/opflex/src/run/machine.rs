@@ -24,7 +24,7 @@ use ssntp_transport::dispatch::{
     self, Action, Core, DispatchEvent, Drops, Events, Origin, Queue, Runner, Settings,
 };
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{EndReason, Gauge, Load};
+use ssntp_transport::{EndReason, Load, OutboxCounters};
 
 /// Sends events to the dispatcher of a [`Machine`].
 pub(super) type SideEvents<S> = Events<DispatchEvent<Machine<S>>>;
@@ -64,7 +64,7 @@ pub(super) trait Side: Send + Sized + 'static {
     fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant);
 
     /// Called when an admitted connection is out of the transport's table.
-    fn gone(&mut self, _: TransportId) {}
+    fn on_removed(&mut self, _: TransportId) {}
 
     /// Ends the session of a connection in the core: it has ended, or is about to be closed.
     fn ended(&mut self, connection: ConnectionId, peer: &str, why: EndCause, now: Instant);
@@ -207,7 +207,7 @@ impl<S: Side> Core for Machine<S> {
         &mut self,
         id: TransportId,
         newcomer: S::Newcomer,
-        _: Gauge,
+        _: OutboxCounters,
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
@@ -251,16 +251,16 @@ impl<S: Side> Core for Machine<S> {
         self.remove(id, EndCause::Ended(reason), now, actions);
     }
 
-    fn gone(&mut self, id: TransportId) {
-        self.side.gone(id);
+    fn on_removed(&mut self, id: TransportId) {
+        self.side.on_removed(id);
     }
 
-    fn left(&mut self, id: TransportId, items: Vec<Messages>) {
+    fn on_unhandled(&mut self, id: TransportId, items: Vec<Messages>) {
         let messages: usize = items.iter().map(Messages::len).sum();
         debug!(target: S::LOG, "transport connection {id:?} ended before {messages} of its messages were processed");
     }
 
-    fn full(&mut self, id: TransportId, _: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
+    fn on_line_full(&mut self, id: TransportId, _: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
         if self.remove(id, EndCause::Full, now, actions) {
             actions.push(Action::End { id, abort: true });
         }

@@ -211,7 +211,7 @@ impl Side for ServerSide {
         self.core.handle_bytes(now, connection, bytes);
     }
 
-    fn gone(&mut self, id: ssntp_transport::ConnectionId) {
+    fn on_removed(&mut self, id: ssntp_transport::ConnectionId) {
         if let Some(host) = self.host_of.remove(&id) {
             self.hosts.refund(&host, 1);
         }

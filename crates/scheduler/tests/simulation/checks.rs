@@ -107,7 +107,7 @@ impl World {
                     "standstill: {number} has input, waits for nobody, and gets no turn"
                 ));
             }
-            if reader.waits_for_credit() && !flow.has_input(id) && !flow.is_held(id) {
+            if reader.waits_for_credit() && !flow.has_input(id) && !flow.is_paused(id) {
                 return Err(format!(
                     "standstill: the reader of {number} waits for credit that is there"
                 ));
@@ -187,7 +187,7 @@ impl World {
             connection
                 .outbox
                 .as_ref()
-                .map_or(0, |o| o.gauge().books().dropped)
+                .map_or(0, |o| o.counters().figures().dropped)
         };
         let dropped: u64 = self.connections.iter().map(of_each).sum();
         // A newcomer that was cut before its callback has counts as well, which no other machine sees.
@@ -282,7 +282,7 @@ impl World {
         // Frames from the server to peers.
         let (sent, dropped, lost) = (
             outbox.sent().frames,
-            outbox.gauge().books().dropped,
+            outbox.counters().figures().dropped,
             outbox.lost(),
         );
         // A batch that was written in part counts as lost, although some of its frames may have arrived.

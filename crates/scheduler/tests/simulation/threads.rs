@@ -662,7 +662,7 @@ impl Newcomer {
             stream: self.stream.clone(),
             incoming: Incoming::new(self.entry.decoder(), halves.inbox, Some(view.write_timeout)),
             receive: halves.receive,
-            unfinished: Unfinished::new(&self.entry.memory(admitted)),
+            unfinished: Unfinished::new(admitted.credit.budget()),
             credit: Arc::clone(&admitted.credit),
             outbox: outbox.clone(),
             ended: Arc::clone(&ended),

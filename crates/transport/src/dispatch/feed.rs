@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Admitted, Core, DispatchEvent, Events};
-use crate::budget::Budget;
 use crate::end::EndReason;
-use crate::flow::{Credit, NextRead, Unfinished};
+use crate::flow::{Credit, NextRead, UNRESERVED, Unfinished};
 use crate::host::now;
 use crate::link::Sink;
 use crate::outbox::Outbox;
@@ -23,24 +22,36 @@ pub struct Feed<C: Core> {
     unfinished: Unfinished,
     /// The number of bytes of the present item at the last report of progress, and its time.
     reported: (usize, Instant),
+    /// True if the last read was one although the reader has to wait.
+    pub(super) has_pulsed: bool,
+    /// [`FIRST_PULSE`] and [`PULSE`].
+    pub(super) pulses: [Duration; 2],
 }
 
-/// Progress of a long item is reported after this number of bytes, and not more often than this. A wait for
-/// memory is reported as often.
+/// A reader that has to wait for this time nevertheless reads once, and once more after each further
+/// [`PULSE`]. The peer's system then sees its bytes taken. Otherwise a peer whose write or sent bytes wait
+/// for 30 s would take this server for dead, although a healthy receiver may need longer for what is before
+/// it. One read frees what a system needs to announce room again: more than a segment of loopback.
+const FIRST_PULSE: Duration = Duration::from_secs(5);
+const PULSE: Duration = Duration::from_secs(2);
+
+/// Progress of a long item is reported after this number of bytes, and not more often than this. Each read
+/// of a reader that has to wait is reported, too.
 const PROGRESS: usize = 16 * 1024;
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 impl<C: Core> Feed<C> {
-    /// For a connection that was just admitted. Its unfinished items count in `memory`: the budget
-    /// of its credit, or its certificate's part of that.
-    pub fn new(admitted: &Admitted<C::Grant>, events: Events<DispatchEvent<C>>, memory: &Budget) -> Self {
+    /// For a connection that was just admitted.
+    pub fn new(admitted: &Admitted<C::Grant>, events: Events<DispatchEvent<C>>) -> Self {
         Self {
             id: admitted.id,
             events,
             credit: Arc::clone(&admitted.credit),
             outbox: admitted.outbox.clone(),
-            unfinished: Unfinished::new(memory),
+            unfinished: Unfinished::new(admitted.credit.budget()),
             reported: (0, now()),
+            has_pulsed: false,
+            pulses: [FIRST_PULSE, PULSE],
         }
     }
 
@@ -63,32 +74,44 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
         self.credit
             .spend(Credit::memory_of::<C::Item>(items.len(), bytes));
         let event = DispatchEvent::Items(self.id, std::mem::take(items), bytes);
-        // Sent before the wait: one batch may always be under way.
-        self.events.send(event).is_ok() && self.credit.wait()
+        // Without a wait: one batch may always be under way. The next read waits for credit.
+        self.events.send(event).is_ok()
     }
 
     fn unfinished(&mut self, held: usize, wanted: usize) -> Result<usize, EndReason> {
         if held >= self.reported.0 + PROGRESS {
             self.report_progress(held);
         }
+        let limit = self.pulses[usize::from(self.has_pulsed)];
+        let may_read = self.credit.wait(limit);
+        if may_read == Some(false) {
+            return Err(EndReason::Local);
+        }
+        self.has_pulsed = may_read.is_none();
         loop {
             let credit = Arc::clone(&self.credit);
             let look = self
                 .unfinished
                 .next_read(held, wanted, now, move || credit.nudge());
             match look {
-                NextRead::Read(most) => return Ok(most),
+                NextRead::Read(most) => {
+                    if self.has_pulsed {
+                        self.report_progress(held);
+                    }
+                    return Ok(most);
+                }
                 NextRead::End(why) => return Err(EndReason::Memory(why)),
+                NextRead::Wait if self.has_pulsed => {
+                    // The peer waits for this server, so it must not count as silent.
+                    self.report_progress(held);
+                    return Ok(UNRESERVED);
+                }
                 NextRead::Wait => {}
             }
-            if !self
-                .credit
-                .wait_for(PROGRESS_INTERVAL, || self.unfinished.is_granted())
-            {
+            if !self.credit.wait_for(limit, || self.unfinished.is_granted()) {
                 return Err(EndReason::Local);
             }
-            // The peer waits for this server, so it must not count as silent.
-            self.report_progress(held);
+            self.has_pulsed = !self.unfinished.is_granted();
         }
     }
 

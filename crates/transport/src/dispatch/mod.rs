@@ -57,10 +57,10 @@ pub use self::runner::{Runner, Settings};
 use crate::budget::BudgetFigures;
 use crate::end::EndReason;
 use crate::flow::{Credit, Flow};
-pub use crate::flow::{DistantChange, Origin};
+pub use crate::flow::{Origin, RemotePause};
 use crate::host::{now, wall_clock};
 use crate::link::Link;
-use crate::outbox::{Gauge, Limits, Outbox};
+use crate::outbox::{Limits, Outbox, OutboxCounters};
 use crate::socket::Duplex;
 use crate::stream::{Load, Outgoing};
 use crate::table::ConnectionId;
@@ -89,6 +89,13 @@ pub trait Core: Send + Sized + 'static {
         None
     }
 
+    /// The number under which a newcomer is known each time that it connects, such as its UUID. While items
+    /// that its former connection has caused wait, the new one is paused. Default: none.
+    fn sender(request: &Self::Request) -> Option<u128> {
+        let _ = request;
+        None
+    }
+
     /// The limits of a newcomer's queue. Default: `default`.
     fn limits(request: &Self::Request, default: Limits) -> Limits {
         let _ = request;
@@ -96,12 +103,13 @@ pub trait Core: Send + Sized + 'static {
     }
 
     /// Decides whether to admit a newcomer, whose number is `id`. There are `standing`
-    /// connections already, including those that are ending.
+    /// connections already, including those that are ending, and those that have ended while items that they
+    /// have caused wait.
     fn admit(
         &mut self,
         id: ConnectionId,
         request: Self::Request,
-        gauge: Gauge,
+        counters: OutboxCounters,
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
@@ -134,7 +142,7 @@ pub trait Core: Send + Sized + 'static {
 
     /// Called when an admitted connection is out of the table: its threads are joined, or were
     /// never started.
-    fn gone(&mut self, id: ConnectionId) {
+    fn on_removed(&mut self, id: ConnectionId) {
         let _ = id;
     }
 
@@ -144,16 +152,22 @@ pub trait Core: Send + Sized + 'static {
     }
 
     /// Called with the items of a connection that ended before its turn.
-    fn left(&mut self, id: ConnectionId, items: Vec<Self::Item>);
+    fn on_unhandled(&mut self, id: ConnectionId, items: Vec<Self::Item>);
 
-    /// Called if the line of a connection exceeds its limit, with the `newest` item that holds no
-    /// origin. Returns which such item is dropped. Called again until the line fits, unless an
+    /// Called if the line of a connection exceeds its limit, with the `newest` loose item, which
+    /// pauses no origin. Returns which such item is dropped. Called again until the line fits, unless an
     /// action ends the connection.
-    fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops;
+    fn on_line_full(
+        &mut self,
+        to: ConnectionId,
+        newest: Load,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Drops;
 
-    /// Called when an origin at another dispatcher is to be held or released: see
-    /// [`Origin::Distant`].
-    fn distant(&mut self, change: DistantChange, now: Instant, actions: &mut Vec<Action>) {
+    /// Called when an origin at another dispatcher is to be paused, or is to go on: see
+    /// [`Origin::Remote`].
+    fn on_remote_pause(&mut self, change: RemotePause, now: Instant, actions: &mut Vec<Action>) {
         let _ = (change, now, actions);
     }
 
@@ -177,7 +191,7 @@ pub trait Core: Send + Sized + 'static {
 #[derive(Debug)]
 pub enum Action {
     /// Send an item. If the receiver's queue has no room, the item joins the receiver's line and
-    /// holds its origin.
+    /// is charged to its origin, which is paused.
     Send {
         /// The cause of the item.
         origin: Origin,
@@ -193,12 +207,12 @@ pub enum Action {
         /// True to end at once; false to send the connection's line and queue first.
         abort: bool,
     },
-    /// Hold or release a connection, as another dispatcher demands. Each hold has one release.
-    Hold {
+    /// Pause a connection, or end a pause, as another dispatcher demands. Each pause has one end.
+    Pause {
         /// The connection.
         id: ConnectionId,
-        /// True to hold it, false to release it.
-        held: bool,
+        /// True to pause it, false to end that pause.
+        paused: bool,
     },
     /// End all connections, as a stop by the owner does.
     Stop,
@@ -207,9 +221,9 @@ pub enum Action {
 /// The item that a receiver without room loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drops {
-    /// The newest item that holds no origin.
+    /// The newest loose item.
     Newest,
-    /// The oldest item that holds no origin.
+    /// The oldest loose item.
     Oldest,
 }
 

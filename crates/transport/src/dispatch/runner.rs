@@ -25,7 +25,7 @@ pub struct Settings {
     pub budget: Budget,
     /// The memory of received items that are not handled yet, of all connections together.
     pub received: Budget,
-    /// The time for which a receiver below the pace may hold others.
+    /// The time for which a receiver below the pace may pause others.
     pub patience: Duration,
     /// The time that an ending connection has to send its queue.
     pub parting: Duration,
@@ -139,7 +139,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.begin_step(self.flow.is_idle());
         match event {
             DispatchEvent::Items(id, items, bytes) => {
-                // Before its turn, because also a held connection counts as alive when it sends.
+                // Before its turn, because also a paused connection counts as alive when it sends.
                 self.core.received(id, bytes, now);
                 if items.is_empty() && bytes == 0 {
                     // A report that the peer is not silent. It has cost no credit.
@@ -148,7 +148,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 let credit = Credit::memory_of::<C::Item>(items.len(), bytes);
                 let late = self.flow.arrived(id, items, credit);
                 // Without a turn there is no action to carry out.
-                return self.left(id, late);
+                return self.unhandled(id, late);
             }
             DispatchEvent::Room(id) => self.flow.room(id, now),
             DispatchEvent::Admit(request, stream, reply) => {
@@ -169,7 +169,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             }
             DispatchEvent::Started(id, Ok(threads)) => {
                 if self.connections.started(id, threads) {
-                    self.gone(id);
+                    self.removed(id);
                 }
             }
             DispatchEvent::Started(id, Err(e)) => {
@@ -190,7 +190,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                     self.flow.remove(id);
                 }
                 if self.connections.finished(id) {
-                    self.gone(id);
+                    self.removed(id);
                 }
             }
             DispatchEvent::Call(call) => {
@@ -268,7 +268,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             self.connections.abort_all();
         }
         // Before the core's own timers, which may send more to slow receivers.
-        for slow in self.flow.tick(now) {
+        for slow in self.flow.handle_deadline(now) {
             self.overflow(slow, now);
         }
         self.core.tick(now, &mut self.actions);
@@ -282,16 +282,19 @@ impl<C: Core, T: Threads> Runner<C, T> {
 
     fn admit(&mut self, request: C::Request, stream: Arc<dyn Duplex>, now: Instant) -> Verdict<C> {
         let id = self.numbers.take();
-        let whole = &self.settings.budget;
-        let budget = C::owner(&request).map_or_else(|| whole.clone(), |owner| whole.of(owner));
+        // All memory of one owner is counted together.
+        let [budget, received] = [&self.settings.budget, &self.settings.received]
+            .map(|whole| C::owner(&request).map_or_else(|| whole.clone(), |owner| whole.of(owner)));
+        let sender = C::sender(&request);
         let limits = C::limits(&request, self.settings.queue);
-        // Made before the verdict, because the core keeps its gauge.
+        // Made before the verdict, because the core keeps its counters.
         let outbox = Outbox::within(limits, budget);
-        // Connections that still end count, because they have threads and descriptors.
-        let standing = self.connections.table.len();
+        // Connections that still end count, because they have threads and descriptors; and those that have
+        // ended while their items wait, because these take memory.
+        let standing = self.connections.table.len() + self.flow.ended_in_lines();
         let granted = self
             .core
-            .admit(id, request, outbox.gauge(), standing, now, &mut self.actions);
+            .admit(id, request, outbox.counters(), standing, now, &mut self.actions);
         let grant = match granted {
             Ok(granted) => granted,
             Err(refusal) => {
@@ -300,8 +303,9 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 return Err(refusal);
             }
         };
-        let credit = Arc::new(Credit::new(self.settings.received.clone()));
-        self.flow.insert(id, outbox.clone(), limits, Arc::clone(&credit));
+        let credit = Arc::new(Credit::new(received));
+        self.flow
+            .insert(id, sender, outbox.clone(), limits, Arc::clone(&credit), now);
         let admitted = Admitted {
             id,
             outbox,
@@ -316,13 +320,13 @@ impl<C: Core, T: Threads> Runner<C, T> {
         // Without a reader there is no input.
         self.flow.remove(id);
         if self.connections.never_started(id) {
-            self.gone(id);
+            self.removed(id);
         }
     }
 
-    fn gone(&mut self, id: ConnectionId) {
+    fn removed(&mut self, id: ConnectionId) {
         self.numbers.give(id);
-        self.core.gone(id);
+        self.core.on_removed(id);
     }
 
     /// Handles the end of a connection that has ended by itself.
@@ -340,15 +344,15 @@ impl<C: Core, T: Threads> Runner<C, T> {
             true => self.flow.remove(id),
             false => self.flow.end(id, now),
         };
-        self.left(id, items);
+        self.unhandled(id, items);
         if self.connections.reap(id) {
-            self.gone(id);
+            self.removed(id);
         }
     }
 
-    fn left(&mut self, id: ConnectionId, items: Vec<C::Item>) {
+    fn unhandled(&mut self, id: ConnectionId, items: Vec<C::Item>) {
         if !items.is_empty() {
-            self.core.left(id, items);
+            self.core.on_unhandled(id, items);
         }
     }
 
@@ -364,7 +368,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
     fn overflow(&mut self, to: ConnectionId, now: Instant) {
         while let Some(newest) = self.flow.overflow(to) {
             let before = self.actions.len();
-            let drops = self.core.full(to, newest, now, &mut self.actions);
+            let drops = self.core.on_line_full(to, newest, now, &mut self.actions);
             self.flow.drop_one(to, drops == Drops::Oldest);
             for action in self.actions.split_off(before) {
                 self.carry_out(action, now);
@@ -393,8 +397,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
 
     fn settle(&mut self, now: Instant) {
         self.core.settle(now, &mut self.actions);
-        for change in self.flow.take_distant() {
-            self.core.distant(change, now, &mut self.actions);
+        for change in self.flow.take_remote_pauses() {
+            self.core.on_remote_pause(change, now, &mut self.actions);
         }
     }
 
@@ -406,7 +410,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 match self.flow.deliver(origin, to, item, at_once, now) {
                     Delivery::Taken => {}
                     Delivery::Overflows => self.overflow(to, now),
-                    Delivery::Gone => {
+                    Delivery::Closed => {
                         if let Some(entry) = self.connections.table.get_mut(to) {
                             entry.outbox.count_late(load);
                         }
@@ -414,7 +418,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 }
             }
             Action::End { id, abort } => self.end(id, abort, now),
-            Action::Hold { id, held } => self.flow.hold_for_another(id, held, now),
+            Action::Pause { id, paused } => self.flow.pause(id, paused, now),
             Action::Stop => self.stop(now),
         }
     }

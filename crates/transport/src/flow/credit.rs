@@ -20,7 +20,7 @@ const MAX_ALL_AHEAD: u64 = 32 << 20;
 /// grants it again when the batch is handled. A reader without credit waits, so the peer's socket
 /// fills and the peer has to wait.
 ///
-/// One batch may always be under way, however long it is. While the connection is held, no more
+/// One batch may always be under way, however long it is. While the connection is paused, no more
 /// than that one batch is.
 #[derive(Debug)]
 pub struct Credit {
@@ -33,7 +33,7 @@ pub struct Credit {
 #[derive(Debug, Default)]
 struct State {
     in_flight: u64,
-    held: bool,
+    paused: bool,
     over: bool,
     /// The time since which the reader waits, if it waits.
     waits_since: Option<Instant>,
@@ -85,10 +85,10 @@ impl Credit {
     }
 
     /// Limits the reader to one batch, or ends that limit.
-    pub fn hold(&self, held: bool) {
+    pub fn pause(&self, paused: bool) {
         let mut state = self.state();
-        state.held = held;
-        if state.waits_since.is_some() && !held {
+        state.paused = paused;
+        if state.waits_since.is_some() && !paused {
             drop(state);
             self.wake();
         }
@@ -100,13 +100,9 @@ impl Credit {
         self.wake();
     }
 
-    /// As [`wait`](Self::wait), but does not block: true if the reader may read on, false if the
-    /// connection has ended, `None` if the reader has to wait. Also returns
-    /// [`woken`](Self::woken).
+    /// As [`wait`](Self::wait), but does not block. Also returns [`woken`](Self::woken).
     pub fn try_wait(&self) -> (Option<bool>, u64) {
-        let mut state = self.state();
-        let waits = self.has_to_wait(&mut state);
-        ((!waits).then_some(!state.over), self.woken())
+        (self.wait(Duration::ZERO), self.woken())
     }
 
     /// The number of times that the reader has been woken.
@@ -119,15 +115,13 @@ impl Credit {
         self.granted.notify_one();
     }
 
-    /// Blocks until the reader may read on. False if the connection has ended.
-    ///
-    /// This needs no time limit: the dispatcher never waits for a peer, the patience and
-    /// the write timeout limit the time that items spend in lines, and the end of the
-    /// connection ends this wait.
-    pub fn wait(&self) -> bool {
+    /// Blocks until the reader may read on, for at most `limit`. True if it may, false if the
+    /// connection has ended, `None` if it still has to wait.
+    pub fn wait(&self, limit: Duration) -> Option<bool> {
         let has_to_wait = |state: &mut State| self.has_to_wait(state);
-        let waited = self.granted.wait_while(self.state(), has_to_wait);
-        !waited.unwrap_or_else(PoisonError::into_inner).over
+        let waited = self.granted.wait_timeout_while(self.state(), limit, has_to_wait);
+        let (state, end) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!end.timed_out()).then_some(!state.over)
     }
 
     /// Decides whether the reader has to wait, and notes since when it does.
@@ -159,7 +153,7 @@ impl Credit {
 
     fn allowance(&self, state: &State) -> u64 {
         // 0 still allows one batch, because the reader sends it before it waits.
-        if state.held || self.budget.unreserved() > MAX_ALL_AHEAD {
+        if state.paused || self.budget.unreserved() > MAX_ALL_AHEAD {
             0
         } else {
             MAX_AHEAD.min(self.budget.share() / 4)
@@ -190,7 +184,7 @@ mod tests {
     /// A reader that waits in another thread.
     fn asleep(credit: &Arc<Credit>) -> std::thread::JoinHandle<bool> {
         let reader = Arc::clone(credit);
-        let thread = threads::spawn("reader", move || reader.wait()).unwrap();
+        let thread = threads::spawn("reader", move || reader.wait(Duration::MAX) == Some(true)).unwrap();
         while credit.waits_since().is_none() {
             std::thread::yield_now();
         }
@@ -201,7 +195,10 @@ mod tests {
     fn a_reader_waits_beyond_its_credit_and_until_half_of_it_is_back() {
         let credit = Arc::new(Credit::new(Budget::unlimited()));
         credit.spend(MAX_AHEAD);
-        assert!(credit.wait(), "the reader continues up to its credit");
+        assert!(
+            credit.wait(Duration::MAX).unwrap(),
+            "the reader continues up to its credit"
+        );
         credit.spend(10);
         let reader = asleep(&credit);
         credit.grant(10);
@@ -215,21 +212,21 @@ mod tests {
     }
 
     #[test]
-    fn a_held_reader_hands_over_one_batch() {
+    fn a_paused_reader_hands_over_one_batch() {
         let credit = Arc::new(Credit::new(Budget::unlimited()));
-        credit.hold(true);
-        assert!(credit.wait(), "no bytes are under way");
+        credit.pause(true);
+        assert!(credit.wait(Duration::MAX).unwrap(), "no bytes are under way");
         credit.spend(1);
         let reader = asleep(&credit);
         credit.grant(1);
         assert!(reader.join().unwrap());
         credit.spend(1);
         let reader = asleep(&credit);
-        credit.hold(true);
+        credit.pause(true);
         assert_eq!(credit.woken(), 1);
-        credit.hold(false);
+        credit.pause(false);
         assert!(reader.join().unwrap());
-        credit.hold(false);
+        credit.pause(false);
         assert_eq!(credit.woken(), 2, "the waiting reader is woken");
     }
 
@@ -237,11 +234,12 @@ mod tests {
     fn an_end_wakes_a_reader_and_returns_its_bytes() {
         let budget = Budget::new(1 << 40);
         let credit = Arc::new(Credit::new(budget.clone()));
-        credit.hold(true);
+        credit.pause(true);
         credit.spend(1);
         let reader = asleep(&credit);
         credit.end();
-        assert!(!reader.join().unwrap() && !credit.wait());
+        assert!(!reader.join().unwrap());
+        assert_eq!(credit.wait(Duration::MAX), Some(false));
         assert_eq!(budget.used(), 1);
         drop(credit);
         assert_eq!(budget.used(), 0);

@@ -19,8 +19,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::connection::FlowConnection;
-use crate::table::{ConnectionId, Table};
+use crate::table::ConnectionId;
 
 /// The length of a turn, in nanoseconds of the dispatcher. The use of busy connections differs by
 /// at most this and one run.
@@ -29,10 +28,11 @@ pub(super) const SHARE: u64 = 1_000_000;
 /// The turns of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// The connection's use in nanoseconds; raised after a quiet time to that of the others.
-    had: u64,
+    /// The nanoseconds that the connection has used. A connection that was idle starts at the level of
+    /// the busy ones.
+    used_ns: u64,
     /// The use at which its turn ends.
-    until: u64,
+    ends_at_ns: u64,
     /// True if it is in the list or has the turn.
     is_listed: bool,
 }
@@ -40,12 +40,12 @@ pub(super) struct Turn {
 impl Turn {
     /// True if the share of its turn is not used up.
     pub(super) fn has_share(&self) -> bool {
-        self.had < self.until
+        self.used_ns < self.ends_at_ns
     }
 
     /// Adds nanoseconds to its use.
     pub(super) fn charge(&mut self, used: u64) {
-        self.had = self.had.saturating_add(used);
+        self.used_ns = self.used_ns.saturating_add(used);
     }
 }
 
@@ -53,30 +53,34 @@ impl Turn {
 /// its turn would come.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    pub(super) list: BinaryHeap<Reverse<(u64, ConnectionId)>>,
+    list: BinaryHeap<Reverse<(u64, ConnectionId)>>,
     /// The highest use with which a connection began its turn.
     served: u64,
 }
 
 impl Turns {
+    /// The number of connections that wait for a turn.
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
     /// Puts a connection that has input into the list, unless it is there already.
     pub(super) fn list(&mut self, id: ConnectionId, turn: &mut Turn) {
         if !std::mem::replace(&mut turn.is_listed, true) {
-            turn.had = turn.had.max(self.served.saturating_sub(SHARE));
-            self.list.push(Reverse((turn.had, id)));
+            turn.used_ns = turn.used_ns.max(self.served.saturating_sub(SHARE));
+            self.list.push(Reverse((turn.used_ns, id)));
         }
     }
 
-    /// Removes the connection that has the next turn from the list.
-    pub(super) fn next<I>(&mut self, rows: &mut Table<FlowConnection<I>>) -> Option<ConnectionId> {
-        loop {
-            let Reverse((had, id)) = self.list.pop()?;
-            if let Some(row) = rows.get_mut(id) {
-                self.served = self.served.max(had);
-                row.turn.until = had.saturating_add(SHARE);
-                return Some(id);
-            }
-        }
+    /// Removes the first connection of the list. It has the next turn, unless it has ended.
+    pub(super) fn pop(&mut self) -> Option<(u64, ConnectionId)> {
+        self.list.pop().map(|Reverse(first)| first)
+    }
+
+    /// Begins the turn of a connection that was listed with this use.
+    pub(super) fn begin(&mut self, used_ns: u64, turn: &mut Turn) {
+        self.served = self.served.max(used_ns);
+        turn.ends_at_ns = used_ns.saturating_add(SHARE);
     }
 
     /// Ends the turn of a connection.

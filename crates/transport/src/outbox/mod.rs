@@ -39,7 +39,7 @@
 //! writer, and *written* once the system has all of it. It waits from the first of these
 //! until the last.
 
-mod gauge;
+mod counters;
 mod ledger;
 #[cfg(test)]
 pub(super) mod tests;
@@ -52,7 +52,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crossbeam_channel::{Receiver, Sender};
 
-pub use self::gauge::{Books, Gauge};
+pub use self::counters::{OutboxCounters, OutboxFigures};
 use self::ledger::{Ledger, Notify, Phase, Refused};
 use crate::budget::Budget;
 use crate::stream::{Load, Outgoing, Transmit, Tried};
@@ -289,19 +289,19 @@ impl Outbox {
         (ledger.left, ledger.waiting)
     }
 
-    /// Counts an item that was dropped for lack of room, see [`Books`].
+    /// Counts an item that was dropped for lack of room, see [`OutboxFigures`].
     pub fn count_refused(&self, item: Load) {
         self.ledger().count_refused(item);
     }
 
-    /// Counts an item that is lost because it came after the close, see [`Books`].
+    /// Counts an item that is lost because it came after the close, see [`OutboxFigures`].
     pub fn count_late(&self, item: Load) {
         self.ledger().count_late(item);
     }
 
-    /// A handle for a core that shows the figures of this outbox.
-    pub fn gauge(&self) -> Gauge {
-        Gauge(self.clone())
+    /// A handle for a core that shows the counters of this outbox.
+    pub fn counters(&self) -> OutboxCounters {
+        OutboxCounters(self.clone())
     }
 
     /// The items that were accepted and are not completely written yet.
@@ -324,7 +324,7 @@ impl Outbox {
     }
 
     /// The number of frames that will never be sent because the connection has ended, see
-    /// [`Books`]. Final once the connection has ended. Dropped frames are not included.
+    /// [`OutboxFigures`]. Final once the connection has ended. Dropped frames are not included.
     pub fn lost(&self) -> u64 {
         self.ledger().lost
     }

@@ -379,7 +379,7 @@ fn a_push_under_way_at_the_end_is_lost_once_and_gives_its_memory_back() {
     outbox.enqueue(item("a"));
     // The item is not counted a second time.
     outbox.discard();
-    assert_eq!((outbox.lost(), outbox.gauge().books().dropped), (1, 0));
+    assert_eq!((outbox.lost(), outbox.counters().figures().dropped), (1, 0));
     assert_eq!((outbox.waiting(), budget.used()), (Load::default(), 0));
     drop(outbox);
     assert_eq!(budget.used(), 0);

@@ -67,9 +67,9 @@ fn ask(
         dialled,
         standing: bounded(0).0,
     });
-    let gauge = Outbox::new(Limits::default()).gauge();
+    let outbox = Outbox::new(Limits::default()).counters();
     rig.core
-        .admit(id, Arrival { peer, kind }, gauge, 0, rig.now, actions)?;
+        .admit(id, Arrival { peer, kind }, outbox, 0, rig.now, actions)?;
     Ok(id)
 }
 
@@ -101,7 +101,7 @@ fn a_link_that_is_silent_for_ten_seconds_ends_with_its_holds() {
     let mut actions = Vec::new();
     rig.core
         .item(link, Item::Run(hold), u32::MAX, rig.now, &mut actions);
-    assert!(matches!(actions[..], [Action::Hold { id, held: true }] if id == session.id));
+    assert!(matches!(actions[..], [Action::Pause { id, paused: true }] if id == session.id));
     for second in 0..10 {
         rig.pass(SECOND);
         let actions = rig.tick();
@@ -113,7 +113,8 @@ fn a_link_that_is_silent_for_ten_seconds_ends_with_its_holds() {
     rig.pass(SECOND);
     let actions = rig.tick();
     assert_eq!(ends(&actions), [(link, true)]);
-    let release = |action: &Action| matches!(action, Action::Hold { id, held: false } if *id == session.id);
+    let release =
+        |action: &Action| matches!(action, Action::Pause { id, paused: false } if *id == session.id);
     assert!(actions.iter().any(release), "{actions:?}");
     assert_eq!(told.load(Ordering::Relaxed), 0, "the application knew of no link");
 }

@@ -13,7 +13,7 @@ fn feed(memory: &Budget) -> (Feed<Script>, Arc<Credit>, Queue<DispatchEvent<Scri
         credit: Arc::new(Credit::new(memory.clone())),
         grant: (),
     };
-    (Feed::new(&admitted, events, memory), admitted.credit, queue)
+    (Feed::new(&admitted, events), admitted.credit, queue)
 }
 
 #[test]
@@ -49,42 +49,62 @@ fn progress_of_a_long_item_is_reported_without_items() {
     }
 }
 
+/// True if the next event reports that the peer is not silent.
+fn is_report(queue: &Queue<DispatchEvent<Script>>) -> bool {
+    let event = queue.try_next().map(|(event, _)| event);
+    matches!(event, Some(DispatchEvent::Items(ConnectionId(7), items, 0)) if items.is_empty())
+}
+
 #[test]
-fn a_peer_is_not_silent_while_its_reader_waits_for_memory() {
+fn a_reader_that_waits_for_long_reads_once_now_and_then_and_reports_that_its_peer_is_not_silent() {
+    const BRIEF: Duration = Duration::from_millis(2);
     let memory = Budget::new(1 << 20);
     let (mut feed, credit, queue) = feed(&memory);
+    feed.pulses = [BRIEF; 2];
+    // It waits for memory.
     let mut others: Vec<_> = (0..3u8).map(|n| Unfinished::new(&memory.of(&[n]))).collect();
     for other in &mut others {
         other.next_read(UNRESERVED, 500_000, now, || ());
     }
-    let reader = crate::host::threads::spawn("reader", move || feed.unfinished(8, 400_000)).unwrap();
-    let limit = now() + Duration::from_secs(60);
-    for _ in 0..2 {
-        let event = queue.next(Some(limit)).unwrap().0;
-        assert!(matches!(event, DispatchEvent::Items(ConnectionId(7), items, 0) if items.is_empty()));
-    }
+    assert!(matches!(feed.unfinished(8, 400_000), Ok(UNRESERVED)));
+    assert!(matches!(feed.unfinished(UNRESERVED, 400_000), Ok(UNRESERVED)));
     drop(others);
-    assert!(matches!(reader.join().unwrap(), Ok(usize::MAX)));
-    drop(credit);
+    assert!(matches!(feed.unfinished(8, 400_000), Ok(usize::MAX)));
+    // It is paused, also in the middle of a long item.
+    credit.pause(true);
+    assert!(
+        matches!(feed.unfinished(8, 400_000), Ok(usize::MAX)),
+        "one batch may be under way"
+    );
+    assert!(feed.items(&mut vec![Step::Note("x")], 10));
+    for held in [0, 100_000] {
+        let before = now();
+        assert!(matches!(feed.unfinished(held, 400_000), Ok(usize::MAX)));
+        assert!(now() - before >= BRIEF && feed.has_pulsed);
+    }
+    credit.pause(false);
+    assert!(matches!(feed.unfinished(0, 0), Ok(usize::MAX)));
+    assert!(!feed.has_pulsed);
+    while !is_report(&queue) {
+        credit.pause(true);
+        assert!(feed.unfinished(0, 0).is_ok());
+    }
 }
 
 #[test]
 fn a_reader_waits_for_credit_and_for_memory_until_its_connection_ends() {
     let memory = Budget::new(1 << 20);
     let (mut feed, credit, queue) = feed(&memory.of(b"its certificate"));
-    credit.hold(true);
-    let reader = crate::host::threads::spawn("reader", move || {
-        let goes_on = feed.items(&mut vec![Step::Note("x")], 10);
-        (goes_on, feed)
-    })
-    .unwrap();
+    credit.pause(true);
+    assert!(feed.items(&mut vec![Step::Note("x")], 10) && queue.try_next().is_some());
+    let reader = crate::host::threads::spawn("reader", move || (feed.unfinished(0, 0), feed)).unwrap();
     while credit.waits_since().is_none() {
-        assert!(!reader.is_finished(), "the reader is held, and continues");
+        assert!(!reader.is_finished(), "the reader is paused, and continues");
         std::thread::yield_now();
     }
     credit.end();
-    let (goes_on, mut feed) = reader.join().unwrap();
-    assert!(!goes_on && queue.try_next().is_some());
+    let (waits, mut feed) = reader.join().unwrap();
+    assert!(matches!(waits, Err(EndReason::Local)), "{waits:?}");
     let mut others: Vec<_> = (0..3u8).map(|n| Unfinished::new(&memory.of(&[n]))).collect();
     for other in &mut others {
         other.next_read(UNRESERVED, 500_000, now, || ());

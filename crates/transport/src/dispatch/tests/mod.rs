@@ -70,7 +70,7 @@ impl Core for Script {
         &mut self,
         id: ConnectionId,
         request: String,
-        _: Gauge,
+        _: OutboxCounters,
         standing: usize,
         _: Instant,
         actions: &mut Vec<Action>,
@@ -114,15 +114,15 @@ impl Core for Script {
         self.note(id, &reason.to_string());
     }
 
-    fn gone(&mut self, id: ConnectionId) {
+    fn on_removed(&mut self, id: ConnectionId) {
         self.gone.push(id);
     }
 
-    fn left(&mut self, id: ConnectionId, items: Vec<Step>) {
+    fn on_unhandled(&mut self, id: ConnectionId, items: Vec<Step>) {
         self.note(id, &format!("{} left", items.len()));
     }
 
-    fn full(&mut self, to: ConnectionId, _: Load, _: Instant, actions: &mut Vec<Action>) -> Drops {
+    fn on_line_full(&mut self, to: ConnectionId, _: Load, _: Instant, actions: &mut Vec<Action>) -> Drops {
         self.note(to, "full");
         actions.append(&mut self.at_overflow);
         match self.drops_oldest {
@@ -135,9 +135,9 @@ impl Core for Script {
         self.log.push("time".into());
     }
 
-    fn distant(&mut self, change: DistantChange, _: Instant, _: &mut Vec<Action>) {
+    fn on_remote_pause(&mut self, change: RemotePause, _: Instant, _: &mut Vec<Action>) {
         let number = change.number;
-        self.note(change.link, &format!("{number} waits: {}", change.waits));
+        self.note(change.link, &format!("{number} waits: {}", change.paused));
     }
 
     fn settle(&mut self, _: Instant, actions: &mut Vec<Action>) {

@@ -71,11 +71,11 @@ fn a_call_and_a_timer_send_past_the_writer_if_there_is_no_input() {
 }
 
 #[test]
-fn the_core_gets_the_holds_and_releases_of_distant_origins() {
+fn the_core_is_told_of_the_pauses_of_remote_origins() {
     let mut world = World::new(Script::default());
     let [link, b] = [world.run("link"), world.run("b")];
     world.busy.store(true, Ordering::SeqCst);
-    let origin = Origin::Distant {
+    let origin = Origin::Remote {
         link: link.id,
         number: 7,
     };
@@ -113,7 +113,10 @@ fn items_of_a_turn_are_held_and_items_of_a_call_meet_the_policy() {
     }
     world.turn();
     assert_eq!(world.log(), ["a: next"]);
-    assert_eq!((b.outbox.sent().items, b.outbox.gauge().books().dropped), (4, 2));
+    assert_eq!(
+        (b.outbox.sent().items, b.outbox.counters().figures().dropped),
+        (4, 2)
+    );
 }
 
 #[test]
@@ -140,7 +143,7 @@ fn a_policy_that_ends_the_receiver_drops_one_item_and_loses_the_others() {
     world.busy.store(true, Ordering::SeqCst);
     world.call((0..9).map(|_| peer.send_item(long(300))).collect());
     assert!(peer.is_aborted());
-    let books = peer.outbox.gauge().books();
+    let books = peer.outbox.counters().figures();
     // Two items are in the queue, one waits, and one is beyond the limit. Later items are dropped.
     assert_eq!((books.waiting.items, books.dropped, books.lost), (2, 1, 6));
 }

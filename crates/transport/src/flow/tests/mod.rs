@@ -1,12 +1,15 @@
 //! Flow control without threads: the tests let a writer write.
 
-mod distant;
+mod accounts;
 mod lines;
+mod remote;
 mod slow;
 mod turns;
 
 use std::net::Shutdown;
 
+use super::receiver::MAX_ANSWERS;
+use super::sender::{FIRST_RUN, LONGEST_RUN, RUN_TARGET};
 use super::turns::SHARE;
 use super::*;
 use crate::budget::Budget;
@@ -65,12 +68,34 @@ impl Net {
     }
 
     fn peer_within(&mut self, limits: Limits, budget: Budget) -> Peer {
+        self.peer_of(None, limits, budget)
+    }
+
+    /// A new connection of a sender, with room for four units.
+    fn again(&mut self, sender: u128) -> Peer {
+        let limits = Limits {
+            bytes: 4 * MEMORY,
+            ..Limits::default()
+        };
+        self.peer_of(Some(sender), limits, self.budget.clone())
+    }
+
+    fn again_within(&mut self, sender: u128, received: &Budget) -> Peer {
+        let budget = std::mem::replace(&mut self.budget, received.clone());
+        let peer = self.again(sender);
+        self.budget = budget;
+        peer
+    }
+
+    fn peer_of(&mut self, sender: Option<u128>, limits: Limits, budget: Budget) -> Peer {
         let id = self.numbers.take();
         let outbox = Outbox::within(limits, budget);
         let wire = Wire::default();
         wire.open(&outbox);
         let credit = Arc::new(Credit::new(self.budget.clone()));
-        self.flow.insert(id, outbox.clone(), limits, Arc::clone(&credit));
+        let now = self.start;
+        self.flow
+            .insert(id, sender, outbox.clone(), limits, Arc::clone(&credit), now);
         Peer {
             id,
             outbox,
@@ -121,7 +146,7 @@ impl Net {
 
     fn waits(&self, sender: &Peer) -> bool {
         assert_eq!(self.flow.fault(), None);
-        self.flow.is_held(sender.id)
+        self.flow.is_paused(sender.id)
     }
 
     fn slow(&self, peer: &Peer) -> bool {

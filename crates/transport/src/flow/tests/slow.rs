@@ -9,8 +9,8 @@ fn a_receiver_without_pace_is_slow_after_the_patience_and_not_before() {
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     net.send(&sender, &receiver, 6);
     assert_eq!(net.flow.next_deadline(), Some(net.start + PATIENCE));
-    assert!(net.flow.tick(net.at(999)).is_empty());
-    assert_eq!(net.flow.tick(net.at(1000)), [receiver.id]);
+    assert!(net.flow.handle_deadline(net.at(999)).is_empty());
+    assert_eq!(net.flow.handle_deadline(net.at(1000)), [receiver.id]);
     assert!(!net.waits(&sender), "no sender waits for the receiver any more");
     assert_eq!(net.drop_overflow(&receiver, false), 2);
     assert_eq!(net.budget.used(), 4 * MEMORY, "the limit of the line");
@@ -29,7 +29,7 @@ fn a_receiver_that_took_everything_is_measured_again() {
         assert_eq!(net.flow.next_deadline(), None, "no sender waits");
     }
     net.send(&sender, &receiver, 6);
-    assert_eq!(net.flow.tick(net.at(1000)), [receiver.id]);
+    assert_eq!(net.flow.handle_deadline(net.at(1000)), [receiver.id]);
     assert!(!net.waits(&sender), "no sender waits for the receiver any more");
 }
 
@@ -39,7 +39,7 @@ fn a_slow_receiver_stays_slow_until_it_keeps_the_pace_or_takes_everything() {
         let mut net = Net::new(1 << 40);
         let [sender, receiver] = [net.peer(4), net.peer(64)];
         net.send(&sender, &receiver, 33);
-        net.flow.tick(net.at(1000));
+        net.flow.handle_deadline(net.at(1000));
         assert!(net.slow(&receiver));
         // The receiver takes some bytes, so that less than half of its mark waits.
         for second in 2..5 {
@@ -47,7 +47,7 @@ fn a_slow_receiver_stays_slow_until_it_keeps_the_pace_or_takes_everything() {
                 write_one(&receiver);
             }
             net.flow.room(receiver.id, net.at(second * 1000));
-            net.flow.tick(net.at(second * 1000));
+            net.flow.handle_deadline(net.at(second * 1000));
             assert!(net.slow(&receiver), "less than the pace, in second {second}");
         }
         if keeps_the_pace {
@@ -55,7 +55,7 @@ fn a_slow_receiver_stays_slow_until_it_keeps_the_pace_or_takes_everything() {
             for _ in 0..16 {
                 write_one(&receiver);
             }
-            net.flow.tick(net.at(5000));
+            net.flow.handle_deadline(net.at(5000));
         } else {
             net.drain(&receiver);
         }
@@ -73,7 +73,7 @@ fn a_slow_receiver_releases_others_and_its_own_answers_hold_only_itself() {
     net.send(&asker, &asker, 4);
     net.tell(&asker, item("a timer"));
     net.send(&other, &asker, 1);
-    net.flow.tick(net.at(1000));
+    net.flow.handle_deadline(net.at(1000));
     assert!(net.slow(&asker) && !net.waits(&other));
     assert_eq!(net.flow.overflow(asker.id), None, "a unit and some bytes");
     net.drain(&asker);
@@ -92,11 +92,11 @@ fn a_receiver_that_holds_nobody_is_not_slow() {
         assert_eq!(net.tell(&receiver, long(UNIT)), Delivery::Taken);
     }
     assert_eq!(net.flow.next_deadline(), None, "only the application waits");
-    assert!(net.flow.tick(net.at(5000)).is_empty());
+    assert!(net.flow.handle_deadline(net.at(5000)).is_empty());
     net.send(&sender, &receiver, 1);
     assert!(net.waits(&sender), "the sender has the whole patience");
     assert_eq!(net.flow.next_deadline(), Some(net.start + PATIENCE));
-    assert_eq!(net.flow.tick(net.at(1000)), [receiver.id]);
+    assert_eq!(net.flow.handle_deadline(net.at(1000)), [receiver.id]);
     assert!(net.slow(&receiver) && !net.waits(&sender));
 }
 
@@ -105,7 +105,7 @@ fn dropping_a_loose_item_releases_no_origin() {
     let mut net = Net::new(1 << 40);
     let [sender, slow, full] = [net.peer(4), net.peer(4), net.peer(4)];
     net.send(&sender, &slow, 4);
-    net.flow.tick(net.at(1000));
+    net.flow.handle_deadline(net.at(1000));
     net.send(&sender, &full, 3);
     assert!(net.slow(&slow) && net.waits(&sender));
     net.drain(&slow);
@@ -117,13 +117,13 @@ fn dropping_a_loose_item_releases_no_origin() {
 #[test]
 fn a_slow_receiver_is_checked_again_after_a_pause() {
     let mut net = Net::new(1 << 40);
-    net.flow.patience = Duration::ZERO;
+    net.flow.pace_checks.patience = Duration::ZERO;
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     net.send(&sender, &receiver, 3);
-    assert_eq!(net.flow.tick(net.at(1)), [receiver.id]);
+    assert_eq!(net.flow.handle_deadline(net.at(1)), [receiver.id]);
     assert_eq!(net.flow.next_deadline(), Some(net.at(1) + PACE_CHECK));
-    assert!(net.flow.tick(net.at(100)).is_empty());
-    assert_eq!(net.flow.tick(net.at(101)), [receiver.id]);
+    assert!(net.flow.handle_deadline(net.at(100)).is_empty());
+    assert_eq!(net.flow.handle_deadline(net.at(101)), [receiver.id]);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_slow_receiver_takes_no_more_than_its_share_of_the_budget() {
     let mut net = Net::new(9 * MEMORY);
     let [sender, receiver] = [net.peer(100), net.peer(100)];
     net.send(&sender, &receiver, 9);
-    net.flow.tick(net.at(1000));
+    net.flow.handle_deadline(net.at(1000));
     assert_eq!(receiver.outbox.waiting().items, 5);
     assert_eq!(net.drop_overflow(&receiver, false), 2);
     assert_eq!(
@@ -163,7 +163,7 @@ fn a_receiver_that_keeps_the_pace_may_hold_others() {
             }
         }
         assert_eq!(
-            net.flow.tick(net.at(1000)).is_empty(),
+            net.flow.handle_deadline(net.at(1000)).is_empty(),
             kept,
             "{sent} units of {frames} frames"
         );
@@ -171,8 +171,8 @@ fn a_receiver_that_keeps_the_pace_may_hold_others() {
         if kept {
             // In the next second the count begins again.
             assert_eq!(net.flow.next_deadline(), Some(net.at(2000)));
-            assert!(net.flow.tick(net.at(1999)).is_empty());
-            assert_eq!(net.flow.tick(net.at(2000)).len(), 1);
+            assert!(net.flow.handle_deadline(net.at(1999)).is_empty());
+            assert_eq!(net.flow.handle_deadline(net.at(2000)).len(), 1);
         }
     }
 }
@@ -185,7 +185,7 @@ fn a_check_that_comes_late_asks_for_no_more_than_one_in_time() {
     for _ in 0..16 {
         write_one(&receiver);
     }
-    assert!(net.flow.tick(net.at(5000)).is_empty());
+    assert!(net.flow.handle_deadline(net.at(5000)).is_empty());
     assert!(net.waits(&sender));
 }
 
@@ -214,7 +214,7 @@ fn receivers_that_are_measured_at_the_same_time_share_the_pace() {
         for _ in 0..sent {
             write_one(&receiver);
         }
-        let slow = net.flow.tick(net.at(1000));
+        let slow = net.flow.handle_deadline(net.at(1000));
         assert_eq!(
             !slow.contains(&receiver.id),
             kept,
@@ -251,7 +251,7 @@ fn receivers_share_the_pace_of_frames_as_well_and_64_of_them_at_most() {
         }
         hold_by_others(&mut net, &sender, others);
         write_one(&receiver);
-        let slow = net.flow.tick(net.at(1000));
+        let slow = net.flow.handle_deadline(net.at(1000));
         assert_eq!(
             !slow.contains(&receiver.id),
             kept,
@@ -268,7 +268,7 @@ fn slow_receivers_hold_nobody_and_share_nothing() {
         let stuck = net.peer(4);
         net.send(&sender, &stuck, 4);
     }
-    assert_eq!(net.flow.tick(net.at(1000)).len(), 7);
+    assert_eq!(net.flow.handle_deadline(net.at(1000)).len(), 7);
     for _ in 0..40 {
         let (origin, later) = (Origin::Connection(sender.id), net.at(1000));
         net.flow.deliver(origin, receiver.id, long(UNIT), false, later);
@@ -277,7 +277,7 @@ fn slow_receivers_hold_nobody_and_share_nothing() {
     for _ in 0..15 {
         write_one(&receiver);
     }
-    assert_eq!(net.flow.tick(net.at(2000)).len(), 8);
+    assert_eq!(net.flow.handle_deadline(net.at(2000)).len(), 8);
     assert!(net.slow(&receiver));
 }
 
@@ -310,7 +310,11 @@ fn a_frame_that_is_longer_than_a_seconds_worth_counts_as_it_leaves() {
             0,
             "the writer still sends the frame"
         );
-        assert_eq!(net.flow.tick(net.at(1000)).is_empty(), kept, "{taken} bytes");
+        assert_eq!(
+            net.flow.handle_deadline(net.at(1000)).is_empty(),
+            kept,
+            "{taken} bytes"
+        );
         remote.shutdown(Shutdown::Both).unwrap();
         writer.join().unwrap();
     }
@@ -321,7 +325,7 @@ fn a_slow_receiver_is_still_held_by_its_own_answers() {
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(4), net.peer(4)];
     net.send(&other, &asker, 4);
-    net.flow.tick(net.at(1000));
+    net.flow.handle_deadline(net.at(1000));
     assert!(net.slow(&asker));
     net.send(&asker, &asker, 1);
     assert!(net.waits(&asker));
@@ -337,7 +341,7 @@ fn a_slow_receiver_that_takes_everything_while_its_answers_are_counted_is_measur
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(64), net.peer(4)];
     net.send(&other, &asker, 33);
-    net.flow.tick(net.at(1000));
+    net.flow.handle_deadline(net.at(1000));
     for _ in 0..8 {
         write_one(&asker);
     }
@@ -372,8 +376,8 @@ fn each_receiver_has_its_own_deadline_and_they_come_in_order() {
     }
     net.flow.remove(leaves.id);
     net.drain(&drains);
-    assert_eq!(net.flow.pace_checks.receivers().len(), 2);
+    assert_eq!(net.flow.pace_checks.len(), 2);
     assert_eq!(net.flow.next_deadline(), Some(net.at(1000)));
-    assert_eq!(net.flow.tick(net.at(1000)), [first.id]);
+    assert_eq!(net.flow.handle_deadline(net.at(1000)), [first.id]);
     assert_eq!(net.flow.next_deadline(), Some(net.at(1300)));
 }

@@ -1,18 +1,18 @@
-//! The figures of an outbox, for code that does not send.
+//! The counters of an outbox, for code that does not send.
 
 use super::Outbox;
 use crate::stream::Load;
 
-/// A handle that shows the figures of an outbox. A core decides by these figures, but cannot send
-/// with this handle.
+/// A handle that shows the counters of an outbox. A core decides by them, but cannot send with this
+/// handle.
 #[derive(Clone, Debug)]
-pub struct Gauge(pub(super) Outbox);
+pub struct OutboxCounters(pub(super) Outbox);
 
-impl Gauge {
+impl OutboxCounters {
     /// All counters at one moment.
-    pub fn books(&self) -> Books {
+    pub fn figures(&self) -> OutboxFigures {
         let ledger = self.0.ledger();
-        Books {
+        OutboxFigures {
             sent: ledger.sent,
             waiting: ledger.waiting,
             dropped: ledger.dropped,
@@ -21,13 +21,13 @@ impl Gauge {
     }
 }
 
-/// The counters of a [`Gauge`]. Each item ends in one of three counts:
+/// The counters of an outbox at one moment. Each item ends in one of three counts:
 ///
 /// * `sent`: the system has taken all of it.
 /// * `dropped`: there was no room for it.
 /// * `lost`: it came after the close, or still waited when the connection ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Books {
+pub struct OutboxFigures {
     /// The items that were written to the system.
     pub sent: Load,
     /// The items that were accepted and are not completely written yet.
