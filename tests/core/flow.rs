@@ -167,7 +167,7 @@ fn a_client_that_takes_its_own_session_over_again_and_again_ends_no_receiver() {
 
 #[test]
 fn a_client_that_is_paused_for_longer_than_its_system_waits_keeps_its_session() {
-    const UNACKNOWLEDGED: Duration = Duration::from_secs(8);
+    const UNACKNOWLEDGED: Duration = Duration::from_secs(9);
     let server = TestServer::start(Forwards(|_, _, _| {}), |c| {
         small_queue(c)
             .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))

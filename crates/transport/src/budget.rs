@@ -18,7 +18,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use crate::host::locked;
 
 /// The share that every queue may take, however much the others have.
 const LEAST_SHARE: u64 = 64 * 1024;
@@ -226,7 +228,7 @@ impl Budget {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0.state)
     }
 
     fn has_room(&self, bytes: u64) -> bool {

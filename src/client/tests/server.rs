@@ -119,7 +119,7 @@ impl TestServer {
         for listener in &listeners {
             let (listener, sender) = (Arc::clone(listener), sender.clone());
             let accept = move || {
-                while let Ok(Some(stream)) = listener.accept() {
+                while let Ok(Some((stream, _))) = listener.accept() {
                     sender.send(stream).unwrap();
                 }
             };

@@ -56,9 +56,9 @@ impl Slot {
             next_look,
             cut,
         } = &mut *self.acceptance.borrow_mut();
-        self.number = slots.take(stream.clone());
+        self.number = slots.take(stream.clone(), now);
         if self.number.is_some() {
-            assert!(slots.running() <= slots.max, "more handshakes than slots");
+            assert!(slots.running() <= slots.limit, "more handshakes than slots");
             return Some(Step::Moved);
         }
         if slots.is_closed {
@@ -97,10 +97,10 @@ impl Slot {
         self.wait = wait;
     }
 
-    pub(super) fn give_back(&mut self) {
+    pub(super) fn give_back(&mut self, now: Instant) {
         self.was_cut |= self.state() == Some(HandshakeState::Cut);
         if let Some(number) = self.number {
-            self.acceptance.borrow_mut().slots.give_back(number);
+            self.acceptance.borrow_mut().slots.give_back(number, now);
         }
     }
 

@@ -465,7 +465,7 @@ impl Newcomer {
         if let Some(slot) = &mut self.slot {
             slot.waits(wait, view.now);
             if is_over {
-                slot.give_back();
+                slot.give_back(view.now);
             }
         }
         (step, threads)

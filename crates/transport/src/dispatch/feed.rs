@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{Admitted, Core, DispatchEvent, Events};
 use crate::end::EndReason;
-use crate::flow::{Credit, NextRead, UNRESERVED, Unfinished};
+use crate::flow::{Credit, NextRead, Unfinished};
 use crate::host::now;
 use crate::link::Sink;
 use crate::outbox::Outbox;
@@ -22,21 +22,21 @@ pub struct Feed<C: Core> {
     unfinished: Unfinished,
     /// The number of bytes of the present item at the last report of progress, and its time.
     reported: (usize, Instant),
-    /// True if the last read was one although the reader has to wait.
-    pub(super) has_pulsed: bool,
-    /// [`FIRST_PULSE`] and [`PULSE`].
-    pub(super) pulses: [Duration; 2],
+    /// The number of reads that are left of the present pulse.
+    reads_left: u32,
+    /// [`PULSE`]
+    pub(super) pulse: Duration,
 }
 
-/// A reader that has to wait for this time nevertheless reads once, and once more after each further
-/// [`PULSE`]. The peer's system then sees its bytes taken. Otherwise a peer whose write or sent bytes wait
-/// for 30 s would take this server for dead, although a healthy receiver may need longer for what is before
-/// it. One read frees what a system needs to announce room again: more than a segment of loopback.
-const FIRST_PULSE: Duration = Duration::from_secs(5);
-const PULSE: Duration = Duration::from_secs(2);
+/// A reader that has waited for credit for this time nevertheless reads so often, and again after each such
+/// time. The peer's system then sees its bytes taken. Otherwise a peer whose write or sent bytes wait for 30 s
+/// would take this server for dead, although a healthy receiver may need longer for what is before it. So many
+/// reads take all that the system has received for a connection, so it announces room again.
+const PULSE: Duration = Duration::from_secs(6);
+const READS: u32 = 4;
 
-/// Progress of a long item is reported after this number of bytes, and not more often than this. Each read
-/// of a reader that has to wait is reported, too.
+/// Progress of a long item is reported after this number of bytes, and not more often than this. A wait for
+/// memory is reported as often, and each pulse.
 const PROGRESS: usize = 16 * 1024;
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -50,8 +50,8 @@ impl<C: Core> Feed<C> {
             outbox: admitted.outbox.clone(),
             unfinished: Unfinished::new(admitted.credit.budget()),
             reported: (0, now()),
-            has_pulsed: false,
-            pulses: [FIRST_PULSE, PULSE],
+            reads_left: 0,
+            pulse: PULSE,
         }
     }
 
@@ -82,36 +82,40 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
         if held >= self.reported.0 + PROGRESS {
             self.report_progress(held);
         }
-        let limit = self.pulses[usize::from(self.has_pulsed)];
-        let may_read = self.credit.wait(limit);
-        if may_read == Some(false) {
-            return Err(EndReason::Local);
+        let limit = if self.reads_left > 0 {
+            Duration::ZERO
+        } else {
+            self.pulse
+        };
+        match self.credit.wait(limit) {
+            Some(true) => self.reads_left = 0,
+            Some(false) => return Err(EndReason::Local),
+            None => {
+                if self.reads_left == 0 {
+                    self.reads_left = READS;
+                    // The peer waits for this server, so it must not count as silent.
+                    self.report_progress(held);
+                }
+                self.reads_left -= 1;
+            }
         }
-        self.has_pulsed = may_read.is_none();
         loop {
             let credit = Arc::clone(&self.credit);
             let look = self
                 .unfinished
                 .next_read(held, wanted, now, move || credit.nudge());
             match look {
-                NextRead::Read(most) => {
-                    if self.has_pulsed {
-                        self.report_progress(held);
-                    }
-                    return Ok(most);
-                }
+                NextRead::Read(most) => return Ok(most),
                 NextRead::End(why) => return Err(EndReason::Memory(why)),
-                NextRead::Wait if self.has_pulsed => {
-                    // The peer waits for this server, so it must not count as silent.
-                    self.report_progress(held);
-                    return Ok(UNRESERVED);
-                }
                 NextRead::Wait => {}
             }
-            if !self.credit.wait_for(limit, || self.unfinished.is_granted()) {
+            if !self
+                .credit
+                .wait_for(PROGRESS_INTERVAL, || self.unfinished.is_granted())
+            {
                 return Err(EndReason::Local);
             }
-            self.has_pulsed = !self.unfinished.is_granted();
+            self.report_progress(held);
         }
     }
 

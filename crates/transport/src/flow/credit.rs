@@ -1,10 +1,10 @@
 //! Bounds how far a reader may be ahead of the dispatcher.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
-use crate::host::now;
+use crate::host::{locked, locked_again, now};
 
 /// The bytes that a reader may be ahead of the dispatcher. A mebibyte keeps both threads busy;
 /// with a quarter of it the measured throughput was 10 % lower.
@@ -51,7 +51,7 @@ impl Credit {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// The budget in which this credit counts.
@@ -120,7 +120,7 @@ impl Credit {
     pub fn wait(&self, limit: Duration) -> Option<bool> {
         let has_to_wait = |state: &mut State| self.has_to_wait(state);
         let waited = self.granted.wait_timeout_while(self.state(), limit, has_to_wait);
-        let (state, end) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (state, end) = locked_again(waited);
         (!end.timed_out()).then_some(!state.over)
     }
 
@@ -141,7 +141,7 @@ impl Credit {
     pub(crate) fn wait_for(&self, limit: Duration, mut is_there: impl FnMut() -> bool) -> bool {
         let waits = |state: &mut State| !state.over && !is_there();
         let waited = self.granted.wait_timeout_while(self.state(), limit, waits);
-        !waited.unwrap_or_else(PoisonError::into_inner).0.over
+        !locked_again(waited).0.over
     }
 
     /// Wakes the reader, which then evaluates its condition again.
@@ -164,12 +164,7 @@ impl Credit {
 impl Drop for Credit {
     /// Returns the bytes that a connection that has ended left unhandled.
     fn drop(&mut self) {
-        let left = self
-            .state
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .in_flight;
-        self.budget.give(left);
+        self.budget.give(locked_again(self.state.get_mut()).in_flight);
     }
 }
 

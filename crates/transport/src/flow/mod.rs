@@ -62,7 +62,7 @@
 //!
 //! | bound | limit | when full |
 //! |---|---|---|
-//! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch; while it is paused for long, a read every two seconds more | its reader waits, so its peer has to wait |
+//! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch; while it is paused for long, four reads every six seconds more | its reader waits, so its peer has to wait |
 //! | an unfinished item | 16 KiB of each connection's own; more is reserved in the budget of received bytes, half of it for each certificate | the connection is not read until the memory is granted, in order of arrival; the first in line gets it also beyond the bound. While others wait, a connection that holds a reservation and makes no progress is ended |
 //! | a receiver's queue | its mark: half of the receiver's limit, or its share of the budget, and one item | items join the line |
 //! | answers to itself in a receiver's queue | 1 MiB, or half of the mark | the connection is not read |

@@ -16,8 +16,20 @@ mod process;
 mod procfs;
 pub mod threads;
 
+use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
+
 pub use self::available_memory::memory_for_queues;
 pub use self::capacity::{Room, descriptors};
 pub(crate) use self::deadline::now;
 pub use self::deadline::{NEVER, after, deadline, left, wall_clock};
 pub use self::process::ProcessFigures;
+
+/// Locks a mutex, also after a panic, for state that is usable then.
+pub fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    locked_again(mutex.lock())
+}
+
+/// As [`locked`], for the result of a wait that locks again.
+pub fn locked_again<G>(result: LockResult<G>) -> G {
+    result.unwrap_or_else(PoisonError::into_inner)
+}

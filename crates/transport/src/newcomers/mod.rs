@@ -1,24 +1,21 @@
-//! Newcomers: each listener has a thread that accepts them, and each newcomer has a thread for its
-//! handshake, which may take a while.
+//! Newcomers: the threads that accept them, and make the handshake of one newcomer each.
 //!
 //! ```text
-//!  backlog ─▶ accept thread ─▶ takes a slot ─▶ handshake thread: serve(newcomer)
-//!  (kernel)        ▲           all in use: the handshake     │
-//!                  │           that waited longest for       ▼
-//!                  │           its peer is cut            a link, or an end
-//!                  └────────── the slot is given back ◀──────┘
+//!  backlog ─▶ accept ─▶ take a slot ─▶ have another thread accept ─▶ serve(newcomer) ─▶ a link, or an end
+//!  (kernel)     ▲       all in use: the handshake                          │
+//!               │       that waited longest for                            │
+//!               │       its peer is cut                                    │
+//!               └───────────────── the slot is given back ◀────────────────┘
 //! ```
 //!
 //! The used slots are the entries of one table. A [`Slot`] removes its entry when it is dropped,
-//! whether its thread served, panicked or was never started, so there is no separate count. If a
-//! thread cannot be started, only that newcomer loses its connection.
+//! whether its thread served or panicked, so there is no separate count. If no other thread can be
+//! started, only that newcomer loses its connection.
 //!
-//! A thread that has served waits a moment for another newcomer, because the first handshake of a
-//! thread costs half as much again: the cryptography library sets up state in each thread. A slot
-//! goes to such a thread through a channel without capacity, so only if a thread waits for it at
-//! that moment.
+//! A thread that has served accepts again if no more than one thread does so, because the first handshake of
+//! a thread costs half as much again: the cryptography library sets up state in each thread.
 //!
-//! While all slots are used, each listener has one accepted newcomer, and the others wait in the
+//! While all slots are used, each listener has one or two accepted newcomers, and the others wait in the
 //! kernel's backlog.
 
 pub mod slots;
@@ -30,21 +27,20 @@ use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{JoinHandle, available_parallelism};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, select};
 use log::{error, warn};
 
-use crate::host::{now, threads};
+use crate::host::{locked, locked_again, now, threads};
 use crate::log_limit::LogLimit;
 use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
 
 use self::slots::{HandshakeState, LOOK, Patience, Slots, Wait};
 
-/// The time that a thread that has served waits for another newcomer.
-const IDLE: Duration = Duration::from_secs(2);
+/// The number of threads of a listener that accept although one is enough: one that has served.
+const SPARE: usize = 1;
 /// The pause of an accept thread after an error, such as too few descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -67,18 +63,17 @@ type Body = Box<dyn FnOnce() + Send>;
 /// Starts a handshake thread; a test may make it fail.
 type Spawn = dyn Fn(String, Body) -> io::Result<JoinHandle<()>> + Send + Sync;
 
-/// Listeners, accept threads and handshakes of a server.
+/// Listeners and handshakes of a server.
 #[derive(Debug)]
 pub struct Acceptance {
     handshakes: Arc<Handshakes>,
-    threads: Vec<JoinHandle<()>>,
-    listeners: Vec<Arc<Listener>>,
+    listeners: Vec<Arc<Listening>>,
 }
 
 impl Acceptance {
     /// Starts to accept. `serve` makes the handshake of one newcomer on a thread of its own; at most
     /// `max` run at a time, and while so many run, `patience` decides which of them may be cut. Threads are
-    /// named `NAME-accept` and `NAME-shake`; `target` is the target of their log lines.
+    /// named `NAME-shake`; `target` is the target of their log lines.
     pub fn start(
         listeners: Vec<Listener>,
         name: &'static str,
@@ -91,22 +86,14 @@ impl Acceptance {
     }
 
     fn start_with(listeners: Vec<Listener>, handshakes: Handshakes) -> io::Result<Self> {
-        let mut acceptance = Self {
+        let acceptance = Self {
             handshakes: Arc::new(handshakes),
-            threads: Vec::new(),
-            listeners: Vec::new(),
+            listeners: (0..).zip(listeners).map(Listening::new).map(Arc::new).collect(),
         };
-        for (index, listener) in listeners.into_iter().enumerate() {
-            let handshakes = Arc::clone(&acceptance.handshakes);
-            let listener = Arc::new(listener);
-            acceptance.listeners.push(Arc::clone(&listener));
-            let name = format!("{}-accept", handshakes.name);
-            match threads::spawn(name, move || accept(index, &listener, &handshakes)) {
-                Ok(thread) => acceptance.threads.push(thread),
-                Err(e) => {
-                    acceptance.stop();
-                    return Err(e);
-                }
+        for listening in &acceptance.listeners {
+            if let Err(e) = acceptance.handshakes.start(listening, &threads::spawn) {
+                acceptance.stop();
+                return Err(e);
             }
         }
         Ok(acceptance)
@@ -118,35 +105,35 @@ impl Acceptance {
     }
 
     /// Stops accepting, ends the input of the present handshakes, and joins every thread. Blocks for
-    /// that. Each accept thread joins the handshake threads that it started.
+    /// that.
     pub fn stop(self) {
         self.handshakes.close();
-        for listener in &self.listeners {
-            listener.close();
+        for listening in &self.listeners {
+            listening.listener.close();
         }
-        for thread in self.threads {
+        // A thread that is being started is in the list before its starter ends.
+        while let Some(thread) = self.handshakes.next_thread() {
             let _ = thread.join();
         }
     }
 }
 
-/// Accepts at one listener, and joins the handshake threads of its newcomers.
-fn accept(index: usize, listener: &Listener, handshakes: &Arc<Handshakes>) {
-    let mut threads = Vec::new();
-    loop {
-        match listener.accept() {
-            Ok(Some(stream)) => threads.extend(handshakes.begin(index, stream)),
-            Ok(None) => break,
-            Err(e) if handshakes.cannot_accept(&e) => break,
-            Err(_) => {}
+/// A listener with the threads that accept at it.
+#[derive(Debug)]
+struct Listening {
+    index: usize,
+    listener: Listener,
+    /// The number of threads that accept.
+    accepting: AtomicUsize,
+}
+
+impl Listening {
+    fn new((index, listener): (usize, Listener)) -> Self {
+        Self {
+            index,
+            listener,
+            accepting: AtomicUsize::new(0),
         }
-        // Joined here, so that the handles of ended threads do not pile up until the stop.
-        for finished in threads.extract_if(.., |thread| thread.is_finished()) {
-            let _ = finished.join();
-        }
-    }
-    for thread in threads {
-        let _ = thread.join();
     }
 }
 
@@ -162,7 +149,7 @@ impl Occupancy {
 
     /// The maximum number of handshakes.
     pub fn max(&self) -> usize {
-        self.0.lock().slots.max
+        self.0.lock().slots.limit
     }
 
     /// The number of newcomers for which no thread could be started.
@@ -175,26 +162,19 @@ impl Occupancy {
 struct Handshakes {
     name: &'static str,
     target: &'static str,
-    max: usize,
     serve: Box<Serve>,
     spawn: Box<Spawn>,
-    /// The time that a thread that has served waits for another newcomer.
-    idle: Duration,
-    /// The number of handshake threads, at most the number of slots.
-    threads: AtomicUsize,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     state: Arc<Shared>,
     /// Notified when a slot is given back, and when this is closed.
     changed: Condvar,
     closed: Cancel,
-    /// From an accept thread to a handshake thread that has served.
-    hand_over: Sender<Slot>,
-    handed_over: Receiver<Slot>,
 }
 
 /// The state shared by accept threads, handshake threads and newcomers.
 #[derive(Debug)]
 struct State {
-    slots: Slots<Arc<dyn Duplex>>,
+    slots: Slots<(Arc<dyn Duplex>, PeerAddress)>,
     /// The log lines that newcomers may cause. They share one allowance, because they have not proved
     /// an identity yet.
     log: LogLimit<()>,
@@ -206,7 +186,7 @@ struct Shared(Mutex<State>);
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 
@@ -226,25 +206,19 @@ impl Handshakes {
         patience: Patience,
         serve: Box<Serve>,
     ) -> Self {
-        let (hand_over, handed_over) = crossbeam_channel::bounded(0);
-        let slots = Slots::new(max, patience);
         Self {
             name,
             target,
-            max: slots.max,
             serve,
             spawn: Box::new(threads::spawn),
-            idle: IDLE,
-            threads: AtomicUsize::new(0),
+            threads: Mutex::default(),
             state: Arc::new(Shared(Mutex::new(State {
-                slots,
+                slots: Slots::new(max, patience),
                 log: LogLimit::default(),
                 without_thread: 0,
             }))),
             changed: Condvar::new(),
             closed: Cancel::new(),
-            hand_over,
-            handed_over,
         }
     }
 
@@ -252,62 +226,77 @@ impl Handshakes {
         self.state.lock()
     }
 
-    /// Gives a newcomer to a thread once there is a slot for it. Returns the thread if it is new.
-    fn begin(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<JoinHandle<()>> {
-        let slot = self.take_slot(listener, stream)?;
-        let (slot, permit) = self.hand_over(slot)?;
-        let peer = slot.newcomer.peer();
-        // If the thread cannot be started, the slot is dropped with the closure, and the socket with
-        // the slot.
-        match (self.spawn)(
+    /// Starts a thread that accepts.
+    fn start(self: &Arc<Self>, listening: &Arc<Listening>, spawn: &Spawn) -> io::Result<()> {
+        let (handshakes, at) = (Arc::clone(self), Arc::clone(listening));
+        listening.accepting.fetch_add(1, Ordering::SeqCst);
+        let thread = spawn(
             format!("{}-shake", self.name),
-            Box::new(move || work(slot, &permit)),
-        ) {
-            Ok(thread) => Some(thread),
-            Err(e) => {
-                let mut state = self.lock();
-                state.without_thread += 1;
-                if let Some(more) = state.log.admit((), "refused", now()) {
-                    warn!(target: self.target, "{peer}: refused, cannot start a thread: {e}{more}");
-                }
-                None
+            Box::new(move || handshakes.work(&at)),
+        );
+        let mut threads = locked(&self.threads);
+        // So that the handles of ended threads do not pile up until the stop.
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread.inspect_err(|_| {
+            listening.accepting.fetch_sub(1, Ordering::SeqCst);
+        })?);
+        Ok(())
+    }
+
+    fn next_thread(&self) -> Option<JoinHandle<()>> {
+        locked(&self.threads).pop()
+    }
+
+    /// Accepts newcomers and makes their handshakes, until enough other threads do.
+    fn work(self: &Arc<Self>, at: &Arc<Listening>) {
+        loop {
+            let stream = match at.listener.accept() {
+                Ok(Some(accepted)) => accepted,
+                Ok(None) => return,
+                Err(e) if self.cannot_accept(&e) => return,
+                Err(_) => continue,
+            };
+            let Some(slot) = self.take_slot(at.index, stream) else {
+                return;
+            };
+            if at.accepting.fetch_sub(1, Ordering::SeqCst) == 1
+                && let Err(e) = self.start(at, &*self.spawn)
+            {
+                at.accepting.fetch_add(1, Ordering::SeqCst);
+                self.without_thread(slot.newcomer.peer, &e);
+                continue;
+            }
+            slot.serve();
+            // Before the slot is given back, so that few more threads exist than slots.
+            if at.accepting.fetch_add(1, Ordering::SeqCst) > SPARE {
+                at.accepting.fetch_sub(1, Ordering::SeqCst);
+                return;
             }
         }
     }
 
-    /// Gives a slot to a thread that has served. If none waits, returns the slot with the permit to
-    /// start another thread. If there are as many threads as slots, one of them is about to wait for
-    /// a slot or to end, so this does not block for long.
-    fn hand_over(self: &Arc<Self>, slot: Slot) -> Option<(Slot, Permit)> {
-        let mut slot = self.hand_over.try_send(slot).err()?.into_inner();
-        loop {
-            // Counted before the thread is started, so that two accept threads together do not exceed
-            // the maximum.
-            if self.threads.fetch_add(1, Ordering::Relaxed) < self.max {
-                return Some((slot, Permit(Arc::clone(self))));
-            }
-            self.threads.fetch_sub(1, Ordering::Relaxed);
-            slot = self.hand_over.send_timeout(slot, LOOK).err()?.into_inner();
-            if self.closed.is_cancelled() {
-                return None;
-            }
+    fn without_thread(&self, peer: PeerAddress, error: &io::Error) {
+        let mut state = self.lock();
+        state.without_thread += 1;
+        if let Some(more) = state.log.admit((), "refused", now()) {
+            warn!(target: self.target, "{peer}: refused, cannot start a thread: {error}{more}");
         }
     }
 
     /// Waits for a slot, and meanwhile cuts handshakes with slow peers. `None` once this is closed.
-    fn take_slot(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<Slot> {
+    fn take_slot(
+        self: &Arc<Self>,
+        listener: usize,
+        (stream, peer): (Arc<dyn Duplex>, PeerAddress),
+    ) -> Option<Slot> {
         let mut state = self.lock();
         while state.slots.is_full() && !state.slots.is_closed {
             self.cut_slowest(&mut state, now());
             // The thread of the handshake that was cut wakes, fails and gives its slot back, which
             // ends this wait.
-            state = self
-                .changed
-                .wait_timeout(state, LOOK)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = locked_again(self.changed.wait_timeout(state, LOOK)).0;
         }
-        let id = state.slots.take(Arc::clone(&stream))?;
+        let id = state.slots.take((Arc::clone(&stream), peer), now())?;
         let newcomer = Arc::new(Newcomer {
             listener,
             accepted: now(),
@@ -315,6 +304,7 @@ impl Handshakes {
             state: Arc::clone(&self.state),
             unwatched: AtomicBool::new(false),
             stream,
+            peer,
         });
         Some(Slot {
             handshakes: Arc::clone(self),
@@ -326,14 +316,14 @@ impl Handshakes {
     /// decided under the lock that [`Newcomer::admitted`] takes, so an admitted newcomer is never
     /// cut.
     fn cut_slowest(&self, state: &mut State, now: Instant) {
-        let Some(cut) = state.slots.cut(now, |stream| stream.is_readable()) else {
+        let running = state.slots.running();
+        let Some((stream, peer)) = state.slots.cut(now, |(stream, _)| stream.is_readable()) else {
             return;
         };
-        let _ = cut.shutdown(Shutdown::Both);
+        let _ = stream.shutdown(Shutdown::Both);
         if let Some(more) = state.log.admit((), "cut", now) {
             warn!(target: self.target,
-                "{}: cut: it is slow, and all {} handshake slots are in use{more}",
-                cut.peer(), self.max
+                "{peer}: cut: it is slow, and all {running} handshake slots are in use{more}"
             );
         }
     }
@@ -354,36 +344,11 @@ impl Handshakes {
 
     fn close(&self) {
         self.closed.cancel();
-        for stream in self.lock().slots.close() {
+        for (stream, _) in self.lock().slots.close() {
             // Only the input ends, so that the handshake can still send the reason.
             let _ = stream.shutdown(Shutdown::Read);
         }
         self.changed.notify_all();
-    }
-}
-
-/// A handshake thread.
-fn work(first: Slot, permit: &Permit) {
-    let handshakes = &permit.0;
-    first.serve();
-    loop {
-        select! {
-            recv(handshakes.handed_over) -> slot => match slot {
-                Ok(slot) => slot.serve(),
-                Err(_) => return,
-            },
-            recv(handshakes.closed.done()) -> _ => return,
-            default(handshakes.idle) => return,
-        }
-    }
-}
-
-/// The permit to run one handshake thread. Dropping it gives it back.
-struct Permit(Arc<Handshakes>);
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.0.threads.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -394,11 +359,11 @@ struct Slot {
 }
 
 impl Slot {
-    fn serve(self) {
+    fn serve(&self) {
         let Handshakes { serve, target, .. } = &*self.handshakes;
         // A panic in one handshake ends that newcomer's connection only.
         if catch_unwind(AssertUnwindSafe(|| serve(&self.newcomer))).is_err() {
-            error!(target: target, "{}: its handshake panicked", self.newcomer.peer());
+            error!(target: target, "{}: its handshake panicked", self.newcomer.peer);
             let _ = self.newcomer.stream.shutdown(Shutdown::Both);
         }
     }
@@ -406,7 +371,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.handshakes.lock().slots.give_back(self.newcomer.slot);
+        self.handshakes.lock().slots.give_back(self.newcomer.slot, now());
         self.handshakes.changed.notify_all();
     }
 }
@@ -423,6 +388,8 @@ pub struct Newcomer {
     /// without harm, because the fate decides.
     unwatched: AtomicBool,
     stream: Arc<dyn Duplex>,
+    /// As the system has told it when it accepted the peer. Later it may be unknown.
+    peer: PeerAddress,
 }
 
 impl Newcomer {
@@ -513,7 +480,7 @@ impl Duplex for Newcomer {
         self.stream.set_unsent(bytes)
     }
     fn peer(&self) -> PeerAddress {
-        self.stream.peer()
+        self.peer
     }
     fn local(&self) -> Option<SocketAddr> {
         self.stream.local()

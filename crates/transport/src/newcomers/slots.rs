@@ -43,6 +43,10 @@ pub const BRIEF: Patience = Patience {
     silent: Duration::from_millis(20),
     in_sum: Duration::from_millis(200),
 };
+/// A handshake that takes longer than this, without the time that it waits for its peer, halves the number of
+/// slots: this host computes too many at a time, and peers would give up before any is done. A handshake that
+/// takes less than half of it allows one slot more, up to the maximum.
+const TOO_LONG: Duration = Duration::from_secs(1);
 /// The interval at which an accept thread checks for a handshake to cut, while all slots are used.
 pub const LOOK: Duration = Duration::from_millis(5);
 
@@ -78,8 +82,9 @@ impl HandshakeState {
 }
 
 /// The progress of a handshake, and the time that it has waited for its peer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Progress {
+    began: Instant,
     state: HandshakeState,
     /// True if the peer has sent a byte.
     has_sent: bool,
@@ -98,9 +103,10 @@ impl Progress {
         let waits = self.since.iter().flatten();
         let silent = waits.map(|since| now.saturating_duration_since(*since)).max()?;
         let in_sum = self.waited + silent;
-        let limit = match self.has_sent {
-            true => patience.silent,
-            false => patience.first,
+        let limit = if self.has_sent {
+            patience.silent
+        } else {
+            patience.first
         };
         (silent >= limit || in_sum >= patience.in_sum).then_some(in_sum)
     }
@@ -109,8 +115,10 @@ impl Progress {
 /// The slots of a server. A used slot has the peer and the progress of its handshake.
 #[derive(Debug)]
 pub struct Slots<P> {
-    /// The number of slots; at least 1.
-    pub max: usize,
+    /// The maximum number of slots; at least 1.
+    max: usize,
+    /// The number of slots that this host has time for.
+    pub limit: usize,
     patience: Patience,
     last: u64,
     /// True after [`close`](Self::close): no more slots are given.
@@ -124,6 +132,7 @@ impl<P> Slots<P> {
     pub fn new(max: usize, patience: Patience) -> Self {
         Self {
             max: max.max(1),
+            limit: max.max(1),
             patience,
             last: 0,
             is_closed: false,
@@ -138,22 +147,37 @@ impl<P> Slots<P> {
 
     /// True if a newcomer has to wait for a slot.
     pub fn is_full(&self) -> bool {
-        self.taken.len() >= self.max
+        self.taken.len() >= self.limit
     }
 
     /// A slot for a peer. `None` if all are used or this is closed.
-    pub fn take(&mut self, peer: P) -> Option<u64> {
+    pub fn take(&mut self, peer: P, now: Instant) -> Option<u64> {
         if self.is_full() || self.is_closed {
             return None;
         }
         self.last += 1;
-        self.taken.insert(self.last, (peer, Progress::default()));
+        let progress = Progress {
+            began: now,
+            state: HandshakeState::default(),
+            has_sent: false,
+            since: [None; 2],
+            waited: Duration::ZERO,
+        };
+        self.taken.insert(self.last, (peer, progress));
         Some(self.last)
     }
 
-    /// Frees a slot.
-    pub fn give_back(&mut self, slot: u64) {
-        self.taken.remove(&slot);
+    /// Frees a slot, and decides how many there are from now on.
+    pub fn give_back(&mut self, slot: u64, now: Instant) {
+        let Some((_, progress)) = self.taken.remove(&slot) else {
+            return;
+        };
+        let computed = now.saturating_duration_since(progress.began + progress.waited);
+        if computed > TOO_LONG {
+            self.limit = (self.limit / 2).max(1);
+        } else if computed < TOO_LONG / 2 {
+            self.limit = (self.limit + 1).min(self.max);
+        }
     }
 
     /// Notes that the handshake waits for its peer. A slot that was given back is ignored, so that

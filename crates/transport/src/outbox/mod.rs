@@ -48,13 +48,14 @@ mod waits;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 
 use crossbeam_channel::{Receiver, Sender};
 
 pub use self::counters::{OutboxCounters, OutboxFigures};
 use self::ledger::{Ledger, Notify, Phase, Refused};
 use crate::budget::Budget;
+use crate::host::{locked, locked_again};
 use crate::stream::{Load, Outgoing, Transmit, Tried};
 
 /// The limits of one connection's queue.
@@ -508,11 +509,11 @@ impl Outbox {
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.shared.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.shared.ledger)
     }
 
     fn sending(&self) -> MutexGuard<'_, Option<Sending>> {
-        self.shared.sending.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.shared.sending)
     }
 }
 
@@ -520,8 +521,8 @@ impl Drop for OutboxState {
     /// Returns the memory of waiting items to the budget. If the threads of the connection never
     /// started, those items were not discarded.
     fn drop(&mut self) {
-        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.budget.give(ledger.waiting.memory());
+        let waiting = locked_again(self.ledger.get_mut()).waiting;
+        self.budget.give(waiting.memory());
     }
 }
 

@@ -1,11 +1,10 @@
 //! Waiting for an outbox: for room, for its end, or for everything to be sent.
 
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::Outbox;
 use super::ledger::{Ledger, Phase};
-use crate::host::now;
+use crate::host::{locked_again, now};
 use crate::stream::Load;
 
 impl Outbox {
@@ -54,7 +53,7 @@ impl Outbox {
         ledger.sleepers += 1;
         let changed = &self.shared.changed;
         let waited = changed.wait_timeout_while(ledger, limit, |ledger| !done(ledger));
-        let (mut ledger, end) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut ledger, end) = locked_again(waited);
         ledger.sleepers -= 1;
         !end.timed_out()
     }

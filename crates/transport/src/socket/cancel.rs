@@ -10,12 +10,13 @@
 use std::convert::Infallible;
 use std::io::{self, PipeReader, PipeWriter};
 use std::net::Shutdown;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::duplex::Duplex;
+use crate::host::locked;
 
 /// Ends the wait of one thread: for a connection attempt, a handshake or a pause. Cancelling is
 /// final.
@@ -111,7 +112,7 @@ impl Cancel {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

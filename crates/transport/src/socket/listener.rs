@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use socket2::Socket;
 
 use super::address::Address;
-use super::duplex::Duplex;
+use super::duplex::{Duplex, PeerAddress};
 use super::tcp::TcpOptions;
 use super::{tcp, unix};
 use crate::socket::memory::MemoryListener;
@@ -85,19 +85,24 @@ impl Listener {
         }
     }
 
-    /// Blocks until a peer connects. Returns `None` once the listener is closed.
+    /// Blocks until a peer connects, and returns its stream and its address. Returns `None` once the listener is closed.
     ///
     /// # Errors
     /// The system's error: no descriptors left, or a connection that ended before it was accepted.
     /// The listener can accept again.
-    pub fn accept(&self) -> io::Result<Option<Arc<dyn Duplex>>> {
-        let accepted: io::Result<Arc<dyn Duplex>> = match &self.bound {
-            Bound::Tcp(socket) => socket.accept().and_then(|(stream, _)| {
+    pub fn accept(&self) -> io::Result<Option<(Arc<dyn Duplex>, PeerAddress)>> {
+        let accepted: io::Result<(Arc<dyn Duplex>, PeerAddress)> = match &self.bound {
+            Bound::Tcp(socket) => socket.accept().and_then(|(stream, peer)| {
                 self.options.apply(&stream)?;
-                Ok(Arc::new(stream) as _)
+                let peer = peer.as_socket().map_or_else(|| stream.peer(), PeerAddress::Ip);
+                Ok((Arc::new(stream) as _, peer))
             }),
-            Bound::Unix(socket, _) => socket.accept().map(|(stream, _)| Arc::new(stream) as _),
-            Bound::Memory(listener) => listener.accept().map(|stream| Arc::new(stream) as _),
+            Bound::Unix(socket, _) => socket
+                .accept()
+                .map(|(stream, _)| (Arc::new(stream) as _, PeerAddress::Unix)),
+            Bound::Memory(listener) => listener
+                .accept()
+                .map(|stream| (Arc::new(stream) as _, PeerAddress::Memory)),
         };
         // After the accept, because `close` makes it return with an error or one last stream.
         if self.closed.load(Ordering::Acquire) {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use crossbeam_channel::{Receiver, Sender, select};
 
 use super::cancel::{Cancel, cancelled_error};
 use super::duplex::{Duplex, PeerAddress};
-use crate::host::{after, deadline, left, now};
+use crate::host::{after, deadline, left, locked, locked_again, now};
 
 /// The number of bytes that one direction holds before its writer blocks.
 pub const CAPACITY: usize = 64 * 1024;
@@ -96,7 +96,7 @@ impl Pipe {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn read(&self, buffer: &mut [u8], wait: Wait, take: bool) -> io::Result<usize> {
@@ -172,7 +172,7 @@ impl Pipe {
         let until = [limit, ready_at].into_iter().flatten().min();
         let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(now()));
         let waited = self.changed.wait_timeout(state, left);
-        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
+        Ok(locked_again(waited).0)
     }
 
     fn end(&self, change: impl FnOnce(&mut State)) {
@@ -183,7 +183,7 @@ impl Pipe {
 
 impl MemoryStream {
     fn limits(&self) -> MutexGuard<'_, (Option<Duration>, Option<Duration>)> {
-        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.limits)
     }
 
     fn read_limit(&self) -> Wait {
@@ -334,7 +334,7 @@ impl MemoryListener {
     }
 
     fn network(&self) -> MutexGuard<'_, Network> {
-        self.network.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.network)
     }
 
     /// Connects to the server that accepts here. `first` applies to the bytes that the client

@@ -1,9 +1,11 @@
 //! Buffers that links borrow while they are busy.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::BytesMut;
+
+use crate::host::locked;
 
 /// A full TLS record with its overhead.
 pub(crate) const RECORD_LEN: usize = 16 * 1024 + 256;
@@ -40,10 +42,6 @@ struct Pooled {
     cut: Mutex<Vec<(BytesMut, usize)>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl BufferPool {
     /// An empty pool.
     pub fn new() -> Self {
@@ -51,12 +49,12 @@ impl BufferPool {
     }
 
     pub(crate) fn take(&self) -> Box<[u8]> {
-        let pooled = lock(&self.shared.free).pop();
+        let pooled = locked(&self.shared.free).pop();
         pooled.unwrap_or_else(|| vec![0; BUFFER_LEN].into())
     }
 
     pub(crate) fn give(&self, buffer: Box<[u8]>) {
-        let mut free = lock(&self.shared.free);
+        let mut free = locked(&self.shared.free);
         if free.len() < KEEP {
             free.push(buffer);
         }
@@ -69,7 +67,7 @@ impl BufferPool {
             return BytesMut::with_capacity(len);
         }
         let whole = len.next_multiple_of(BUFFER_LEN);
-        let mut cut = lock(&self.shared.cut);
+        let mut cut = locked(&self.shared.cut);
         // From the end: the latest memory is likely to be in the processor's cache.
         for at in (0..cut.len()).rev() {
             if cut[at].1 == whole && cut[at].0.try_reclaim(whole) {
@@ -87,7 +85,7 @@ impl BufferPool {
             return;
         }
         memory.clear();
-        let mut cut = lock(&self.shared.cut);
+        let mut cut = locked(&self.shared.cut);
         // The oldest is dropped. Its items are in use for an unknown time, because otherwise it
         // would have been lent again.
         let oldest = (cut.len() == KEEP).then(|| cut.remove(0));
@@ -142,7 +140,7 @@ impl Drop for Borrowed {
 
 impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let idle = lock(&self.shared.free).len();
+        let idle = locked(&self.shared.free).len();
         f.debug_struct("BufferPool").field("idle", &idle).finish()
     }
 }
@@ -176,7 +174,7 @@ mod tests {
             assert_eq!(memory.capacity(), len);
             pool.recycle(memory, len);
         }
-        assert!(lock(&pool.shared.cut).is_empty());
+        assert!(locked(&pool.shared.cut).is_empty());
         assert_eq!(pool.memory(BUFFER_LEN + 1).capacity(), LENT);
     }
 
@@ -190,7 +188,7 @@ mod tests {
             items.push(memory.split_to(4).freeze());
             pool.recycle(memory, BUFFER_LEN);
         }
-        assert_eq!(lock(&pool.shared.cut).len(), KEEP);
+        assert_eq!(locked(&pool.shared.cut).len(), KEEP);
         assert!(items[0].is_unique(), "the pool has dropped the oldest memory");
     }
 }

@@ -132,7 +132,7 @@ impl Pki {
         std::thread::scope(|scope| {
             let client = scope.spawn(|| dialer.tls(&address));
             let accepted = listener.accept()?;
-            let Some(stream) = accepted else {
+            let Some((stream, _)) = accepted else {
                 return Err(Failure::new("the listener was closed"));
             };
             let server = acceptor.accept(stream, &self.pool, now() + LIMIT)?.halves;

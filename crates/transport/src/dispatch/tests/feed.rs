@@ -49,46 +49,52 @@ fn progress_of_a_long_item_is_reported_without_items() {
     }
 }
 
-/// True if the next event reports that the peer is not silent.
-fn is_report(queue: &Queue<DispatchEvent<Script>>) -> bool {
-    let event = queue.try_next().map(|(event, _)| event);
-    matches!(event, Some(DispatchEvent::Items(ConnectionId(7), items, 0)) if items.is_empty())
-}
-
 #[test]
-fn a_reader_that_waits_for_long_reads_once_now_and_then_and_reports_that_its_peer_is_not_silent() {
-    const BRIEF: Duration = Duration::from_millis(2);
+fn a_peer_is_not_silent_while_its_reader_waits_for_memory() {
     let memory = Budget::new(1 << 20);
     let (mut feed, credit, queue) = feed(&memory);
-    feed.pulses = [BRIEF; 2];
-    // It waits for memory.
     let mut others: Vec<_> = (0..3u8).map(|n| Unfinished::new(&memory.of(&[n]))).collect();
     for other in &mut others {
         other.next_read(UNRESERVED, 500_000, now, || ());
     }
-    assert!(matches!(feed.unfinished(8, 400_000), Ok(UNRESERVED)));
-    assert!(matches!(feed.unfinished(UNRESERVED, 400_000), Ok(UNRESERVED)));
+    let reader = crate::host::threads::spawn("reader", move || feed.unfinished(8, 400_000)).unwrap();
+    let limit = now() + Duration::from_secs(60);
+    for _ in 0..2 {
+        let event = queue.next(Some(limit)).unwrap().0;
+        assert!(matches!(event, DispatchEvent::Items(ConnectionId(7), items, 0) if items.is_empty()));
+    }
     drop(others);
-    assert!(matches!(feed.unfinished(8, 400_000), Ok(usize::MAX)));
-    // It is paused, also in the middle of a long item.
+    assert!(matches!(reader.join().unwrap(), Ok(usize::MAX)));
+    drop(credit);
+}
+
+#[test]
+fn a_reader_that_is_paused_for_long_reads_a_little_now_and_then() {
+    let memory = Budget::new(1 << 20);
+    let (mut feed, credit, queue) = feed(&memory);
+    feed.pulse = Duration::from_secs(1);
     credit.pause(true);
-    assert!(
-        matches!(feed.unfinished(8, 400_000), Ok(usize::MAX)),
-        "one batch may be under way"
-    );
-    assert!(feed.items(&mut vec![Step::Note("x")], 10));
-    for held in [0, 100_000] {
+    let mut read = |held| {
         let before = now();
         assert!(matches!(feed.unfinished(held, 400_000), Ok(usize::MAX)));
-        assert!(now() - before >= BRIEF && feed.has_pulsed);
-    }
+        now() - before >= feed.pulse
+    };
+    assert!(!read(8), "one batch may be under way");
+    assert!(feed.items(&mut vec![Step::Note("x")], 10) && queue.try_next().is_some());
+    let mut read = |held| {
+        let before = now();
+        assert!(matches!(feed.unfinished(held, 400_000), Ok(usize::MAX)));
+        now() - before >= feed.pulse
+    };
+    // Also in the middle of a long item.
+    let waits = [0, 80_000, 160_000, 240_000, 320_000].map(&mut read);
+    assert_eq!(waits, [true, false, false, false, true]);
+    let event = queue.try_next().map(|(event, _)| event);
+    assert!(matches!(event, Some(DispatchEvent::Items(ConnectionId(7), items, 0)) if items.is_empty()));
     credit.pause(false);
-    assert!(matches!(feed.unfinished(0, 0), Ok(usize::MAX)));
-    assert!(!feed.has_pulsed);
-    while !is_report(&queue) {
-        credit.pause(true);
-        assert!(feed.unfinished(0, 0).is_ok());
-    }
+    assert!(!read(0));
+    credit.pause(true);
+    assert!(read(0), "the rest of a pulse is of no use later");
 }
 
 #[test]

@@ -130,7 +130,7 @@ impl World {
 
     fn leave(&mut self, slot: u64) {
         self.threads.remove(&slot);
-        self.slots.give_back(slot);
+        self.slots.give_back(slot, self.now);
     }
 
     /// The next step of a thread whose time has come.
@@ -178,15 +178,15 @@ impl World {
         let pauses = if self.is_slow { 400 * MS } else { 3 * MS };
         let each = self.slots.patience.in_sum + self.slots.patience.silent + LOOK + 25 * pauses;
         let name = self.threads[&slot].peer.name;
-        let turns = u32::try_from(name / self.slots.max + 2).unwrap();
+        let turns = u32::try_from(name / self.slots.limit + 2).unwrap();
         assert!(waited <= turns * each, "peer {name} waited for {waited:?}");
     }
 
     /// The step of the accept thread: a slot for the next newcomer, or a check of the others.
     fn accept(&mut self) {
         while let Some(peer) = self.backlog.front() {
-            let free = self.slots.running() < self.slots.max;
-            if let Some(slot) = self.slots.take(Rc::clone(peer)) {
+            let free = self.slots.running() < self.slots.limit;
+            if let Some(slot) = self.slots.take(Rc::clone(peer), self.now) {
                 assert!(free, "more handshakes than slots");
                 let peer = self.backlog.pop_front().unwrap();
                 let doing = Doing::Computes(self.now);
@@ -332,13 +332,13 @@ fn stop(mut world: World) {
     }
     let running = world.slots.running();
     world.arrive(Kind::Honest);
-    assert_eq!(world.slots.take(Rc::clone(&world.backlog[0])), None);
+    assert_eq!(world.slots.take(Rc::clone(&world.backlog[0]), world.now), None);
     assert_eq!(world.slots.running(), running);
     while let Some((&slot, _)) = world.threads.first_key_value() {
         world.leave(slot);
     }
     assert_eq!(world.slots.running(), 0);
-    assert_eq!(world.slots.take(Rc::clone(&world.backlog[0])), None);
+    assert_eq!(world.slots.take(Rc::clone(&world.backlog[0]), world.now), None);
 }
 
 #[test]
@@ -356,7 +356,7 @@ fn only_time_spent_waiting_for_the_peer_counts() {
     let at = |millis| start + Duration::from_millis(millis);
     let too_long = |progress: &Progress, millis| progress.waited_too_long(at(millis), PATIENCE).is_some();
     let mut slots = Slots::new(4, PATIENCE);
-    let silent = slots.take(()).unwrap();
+    let silent = slots.take((), start).unwrap();
     let of = |slots: &Slots<()>, slot, millis| too_long(&slots.taken[&slot].1, millis);
     assert!(!of(&slots, silent, 3_600_000), "the host computes");
     slots.waits(silent, Wait::Read, at(0));
@@ -368,7 +368,7 @@ fn only_time_spent_waiting_for_the_peer_counts() {
     assert!(of(&slots, silent, 350));
 
     // A byte each 200 ms, and 800 ms of work of ours for it.
-    let drips = slots.take(()).unwrap();
+    let drips = slots.take((), start).unwrap();
     slots.sent_early(drips);
     for byte in 0..9 {
         slots.waits(drips, Wait::Read, at(byte * 1000));
@@ -383,7 +383,7 @@ fn only_time_spent_waiting_for_the_peer_counts() {
     assert!(!of(&slots, drips, 10_000), "the time limit is over");
 
     // Of a read and a write at the same time, the longer wait counts.
-    let both = slots.take(()).unwrap();
+    let both = slots.take((), start).unwrap();
     slots.sent_early(both);
     slots.waits(both, Wait::Read, at(0));
     slots.waits(both, Wait::Write, at(200));
@@ -391,7 +391,7 @@ fn only_time_spent_waiting_for_the_peer_counts() {
 
     // Half a request to the pages holds a slot for less than that.
     let mut brief = Slots::new(1, BRIEF);
-    let half = brief.take(()).unwrap();
+    let half = brief.take((), start).unwrap();
     brief.sent_early(half);
     brief.waits(half, Wait::Read, at(0));
     assert!(brief.cut(at(19), |()| false).is_none());
