@@ -234,9 +234,7 @@ impl Agent {
                 .load()
                 .map_err(|e| AgentError::State(store.root().to_owned(), e))?;
             // This precedes the first frame, so that a START of an instance of this node is refused.
-            control.adopt(node, stored);
-            control.sweep();
-            control.restore_networks();
+            control.adopt(now(), node, stored);
         }
         let runner = Runner {
             workers,

@@ -4,19 +4,17 @@
 //!  Launching(cause) ─▶ Active ─▶ Terminating(stage) ─▶ Stopped(next step) ─▶ Removing
 //! ```
 //!
-//! Only the state machine changes an instance. The next agent finds the instance's record on the
-//! disk.
+//! Only `instances` changes an instance. The next agent finds the instance's record on the disk.
 
-use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ssntp_cluster::Needs;
 use ssntp_payload::{Persistence, StartPayload};
-use uuid::Uuid;
 
-use super::VolumeOp;
+use super::volumes::Volumes;
 use crate::driver::{Cancel, Driver, InstanceDir, Running, Usage};
-use crate::store::Record;
+use crate::store::{Record, RecordAfter};
 
 /// An instance of this node, until it is removed.
 #[derive(Debug)]
@@ -31,10 +29,7 @@ pub(super) struct Instance {
     /// The record of the runs. [`Instance::record`] adds the field that follows from `life`.
     pub(super) record: Record,
     pub(super) life: Life,
-    /// The volumes that are attached.
-    pub(super) volumes: BTreeSet<Uuid>,
-    /// Volume commands in the order of their arrival. A worker does the first one.
-    pub(super) volume_ops: VecDeque<VolumeOp>,
+    pub(super) volumes: Volumes,
     pub(super) usage: Usage,
     /// True after a RESTART, as long as the last STATS report the instance as ended.
     pub(super) restart_unreported: bool,
@@ -104,8 +99,7 @@ impl Instance {
             command_id: String::new(),
             record,
             life,
-            volumes: BTreeSet::new(),
-            volume_ops: VecDeque::new(),
+            volumes: Volumes::default(),
             usage: Usage::default(),
             restart_unreported: false,
             since: now,
@@ -153,5 +147,74 @@ impl Instance {
         let handle = self.record.handle()?;
         let place = self.place.clone();
         Some((Arc::clone(self.driver.as_ref()?), Running { place, handle }))
+    }
+
+    /// What the START requires. It was checked when the START arrived, so the default never occurs.
+    pub(super) fn needs(&self) -> Needs {
+        let start = self.start.as_ref();
+        start
+            .and_then(|start| Needs::of(&start.start).ok())
+            .unwrap_or_default()
+    }
+
+    /// The time at which the retention of the instance is over. `None` if the instance has not
+    /// ended, or is not deleted by retention.
+    pub(super) fn kept_until(&self) -> Option<Instant> {
+        match self.life {
+            Life::Stopped(Next::Delete(at)) => Some(at),
+            _ => None,
+        }
+    }
+
+    /// True if the instance is being deleted because its retention is over.
+    pub(super) fn is_retiring(&self) -> bool {
+        matches!(self.life, Life::Removing(_)) && self.record.after == RecordAfter::Retire
+    }
+
+    /// True if the instance runs and has a network.
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.life, Life::Active | Life::Terminating(_))
+    }
+
+    /// True if an evacuation has to wait for the instance. Hung instances do not count, because they
+    /// may never end.
+    pub(super) fn is_busy(&self) -> bool {
+        match self.life {
+            Life::Terminating(ending) => ending != Ending::Hung,
+            _ => self.is_running() || matches!(self.life, Life::Removing(_)),
+        }
+    }
+
+    /// The time of the next step with the instance. While restarts are not allowed, an overdue restart
+    /// does not count: the agent would wake up again and again without doing anything.
+    pub(super) fn next_deadline(&self, may_restart: bool) -> Option<Instant> {
+        match self.life {
+            Life::Terminating(Ending::Asked(at) | Ending::Killed(at)) => Some(at),
+            Life::Stopped(Next::StartAgain(at)) => Some(at).filter(|_| may_restart),
+            Life::Stopped(Next::Delete(at)) => Some(at),
+            _ => None,
+        }
+    }
+
+    /// The state of the instance in the agent's figures.
+    pub(super) fn state(&self) -> &'static str {
+        match self.life {
+            Life::Launching(_) => "launching",
+            Life::Active => "active",
+            Life::Terminating(Ending::Hung) => "hung",
+            Life::Terminating(_) => "terminating",
+            Life::Stopped(_) => "exited",
+            Life::Removing(_) => "removing",
+        }
+    }
+
+    /// Begins the retention of an instance that ended `age` ago. A persistent instance is kept until its
+    /// owner deletes it.
+    pub(super) fn keep(&mut self, now: Instant, retention: Duration, age: Duration) {
+        self.life = Life::Stopped(if self.is_persistent() {
+            Next::Stay
+        } else {
+            Next::Delete(now + retention.saturating_sub(age))
+        });
     }
 }

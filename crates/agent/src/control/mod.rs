@@ -7,463 +7,246 @@
 //!  the clock ──────────┘
 //! ```
 //!
-//! ```text
-//!            START, RESTART      launched              STOP, DELETE, EVACUATE
-//!  (nothing) ─────────▶ Launching ─────▶ Active ──────────────▶ Terminating
-//!      ▲ ▲                  │ ▲            │ ended by itself         │ ended; killed when
-//!      │ └── launch failed ─┘ └ by policy ┐▼                         │ the grace is over
-//!      │                                Stopped ◀────────────────────┤ to be kept
-//!      │         DELETE, or retention over │                         │ to be removed
-//!      └── Removing ◀──────────────────────┴─────────────────────────┘
-//! ```
+//! [`Control`] decides from what several rooms know, and each room alone changes what it owns. Jobs for
+//! one instance are done in the order in which the state machine gives them. The outcome of a job comes
+//! back as an input.
 //!
-//! Jobs for one instance are done in the order in which the state machine gives them. The outcome
-//! of a job comes back as an input.
-//!
-//! | file | holds |
+//! | file | owns |
 //! |---|---|
+//! | `instances` | the instances, their records, and their way from launch to removal |
 //! | `instance` | an instance and its state |
-//! | `commands` | the effect of each command, and its failures |
-//! | `volumes` | AttachVolume and DetachVolume |
-//! | `lifecycle` | an instance from launch to removal, and the frames that report it |
-//! | `restarts` | restarts of instances by their restart policy |
-//! | `retention` | the deletion of ended instances |
-//! | `adopt` | instances that a former agent left |
-//! | `refusals` | reasons to refuse a START that do not depend on a driver |
-//! | `streams` | streams of the logs of instances |
-//! | `node` | status, capacity, STATS, tenants |
+//! | `volumes` | the volumes of an instance, and its volume commands |
+//! | `service` | whether the node is in service: OFFLINE, evacuation, maintenance |
+//! | `capacity` | the room of the node |
+//! | `reports` | the times of STATS and of measurements |
+//! | `tenants` | the tenants that concentrators know to be here |
+//! | `followed` | the instances that streams follow |
+//! | `outbox` | the outputs, and the frames that wait for a session |
+//! | `unsaved` | the instances whose records could not be saved |
+//! | `adopt` | nothing: finds the instances that a former agent left |
+//! | `admission`, `restarts`, `retention`, `stats` | nothing: rules |
+//! | `events` | nothing: the inputs and outputs |
+//!
+//! # Failures
+//!
+//! If several reasons apply, the answer names the first one of this list.
+//!
+//! | command | reason | when |
+//! |---|---|---|
+//! | START | `invalid_payload`, `invalid_data` | the payload is invalid, or no driver could run such an instance |
+//! | | `launch_failure` | the node is OFFLINE, or has no state directory, or no driver for the instance |
+//! | | `node_maintenance` | the node is evacuated: from EVACUATE to Restore |
+//! | | `already_running`, `instance_exists` | the node has an instance of this UUID, which runs or has ended |
+//! | | `launch_failure`, `image_failure`, `full_cn` | the node's policy does not allow the instance |
+//! | | `network_failure` | the networking is invalid |
+//! | | `full_cn` | memory, disk, the number of instances or the state directory has no room |
+//! | | `image_failure` | an image or a volume does not exist |
+//! | | `launch_failure` | the driver could not launch the instance |
+//! | STOP | `no_instance` | the node does not have the instance, or is OFFLINE |
+//! | | `already_stopped` | the instance has ended already |
+//! | RESTART | `no_instance` | the node does not have the instance |
+//! | | `launch_failure` | the node is OFFLINE, in maintenance or full, or the driver could not launch the instance |
+//! | | `already_running` | the instance has not ended |
+//! | | `instance_corrupt` | the START of the instance is lost |
+//! | | `network_failure` | the networking is invalid, or could not be set up |
+//! | DELETE | `no_instance` | the node does not have the instance, or is OFFLINE |
+//! | | `invalid_data` | the record can't be removed, or the instance may run and this agent lacks its driver: the instance is unchanged |
+//! | AttachVolume, DetachVolume | `no_instance` | the node does not have the instance |
+//! | | `attach_failure`, `detach_failure` | the node is OFFLINE, the volume does not exist, or too many volume commands wait |
+//! | | `not_supported` | the node has no volumes, or the driver supports none |
+//! | | `instance_failure` | the instance is ending, its START is lost, or the machine refuses the volume |
+//! | | `already_attached`, `not_attached` | the volume is attached already, or is not attached |
+//! | | `state_failure` | the change can't be written to disk |
+//!
+//! A command that names another node is answered with `no_instance`; START names no node.
+//! EVACUATE and Restore have no failure frame: an invalid one is answered with InvalidFrameType,
+//! as by the scheduler.
 
+mod admission;
 mod adopt;
-mod commands;
+mod capacity;
+mod events;
+mod followed;
 mod instance;
-mod lifecycle;
-mod node;
-mod refusals;
+mod instances;
+mod outbox;
+mod reports;
 mod restarts;
 mod retention;
-mod streams;
+mod service;
+mod stats;
+mod tenants;
 #[cfg(test)]
 mod tests;
+mod unsaved;
 mod volumes;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use log::{debug, info, warn};
-use uuid::Uuid;
-
-use self::instance::{Cause, Ending, Instance, Life, Next};
-use self::node::TenantKey;
-pub(crate) use self::streams::StreamOrder;
-pub(crate) use self::volumes::ephemeral;
-use super::driver::{Cancel, Driver, Ended, LaunchError, Measurable, RunId, Running, Usage, VolumeError};
-use super::figures::{AgentFigures, AgentLimits, CrewFigures};
-use super::policy::Policy;
-use super::store::{NodeRecord, Record};
-use crate::network::Network;
+use log::{debug, info};
 use ssntp::Role;
 use ssntp::client::ClientFigures;
 use ssntp::payload::{Id, TraceReport};
-use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
-use ssntp_cluster::machine::Facts;
+use ssntp::proto::{Command, Frame, FrameType, OpenStream, Status, StreamCredit, stream_of};
+use ssntp_cluster::Needs;
+use ssntp_cluster::machine::{self, Facts};
+use ssntp_cluster::refusal::Refused;
 use ssntp_payload::{
-    Configure, InvalidConfiguration, LauncherConfig, NextState, Restart, StartPayload, TenantAdded,
-    TunnelStats,
+    AttachVolume, CommandSubject, Configure, Delete, DetachVolume, Evacuate, InvalidConfiguration,
+    LauncherConfig, Maintenance, NodeStatus, Ready, Restart, Restore, StartPayload, Stats, Stop, TunnelStats,
 };
-use ssntp_transport::{LogLimit, NEVER, excerpt};
+use ssntp_transport::{NEVER, excerpt};
+use uuid::Uuid;
 
-/// After a change of an instance, the agent waits for further changes before it sends STATS:
-/// [`SETTLE_EACH`] for each instance in the STATS, but at most [`SETTLE`]. Encoding STATS takes
-/// about half of that time, so even a node that changes all the time spends at most half of its
-/// time on STATS.
-const SETTLE_EACH: Duration = Duration::from_micros(50);
-const SETTLE: Duration = Duration::from_millis(50);
-/// The longest time after which STATS are sent with the last figures, if a measurement takes longer.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The pause before frames are sent again for which the client had no room.
-const RETRY: Duration = Duration::from_millis(200);
-/// The maximum number of frames that wait for a session. Each reports a single event. If there are more, the
-/// oldest are dropped; STATS still report the present state.
-const MAX_HELD: usize = 1024;
-/// The maximum number of failed STARTs that are reported again in a new session.
-const MAX_FAILED: usize = 256;
-/// The age up to which a failed START is reported again. Within this time the loss of a session is
-/// noticed and a new session is established.
-const REPEATED: Duration = Duration::from_secs(60);
-/// The maximum number of volume commands of one instance that wait or are under way.
-const MAX_VOLUME_OPS: usize = 16;
+use self::admission::{check_networking, choose, unsupported};
+use self::capacity::Capacity;
+pub(crate) use self::events::{Action, Done, Input, Job, LaunchJob, Origin, Settings, StreamOrder, VolumeOp};
+use self::followed::Followed;
+use self::instance::{Cause, Instance, Life};
+use self::instances::Instances;
+use self::outbox::Outbox;
+use self::reports::Reports;
+use self::service::Service;
+use self::tenants::{Tenants, tenant_of, tunnel_ip};
+use self::volumes::Volumes;
+pub(crate) use self::volumes::ephemeral;
+use super::driver::{Ended, LaunchFault, Usage};
+use super::figures::{AgentFigures, AgentLimits, CrewFigures};
+use super::store::{self, NodeRecord, Record, RecordAfter, Stored};
 
-/// The settings of an agent.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Settings {
-    pub(crate) node: Uuid,
-    pub(crate) role: Role,
-    /// The first driver of this list that accepts a START runs it. Empty if the agent only
-    /// reports.
-    pub(crate) drivers: Vec<Arc<dyn Driver>>,
-    /// Shared with the workers. Only the workers look up users in the system, because that can
-    /// block.
-    pub(crate) policy: Arc<Policy>,
-    /// The state directory.
-    pub(crate) state: Option<std::path::PathBuf>,
-    pub(crate) has_volumes: bool,
-    pub(crate) mem_mb: Option<i64>,
-    pub(crate) disk_mb: Option<i64>,
-    pub(crate) max_instances: usize,
-    pub(crate) interval: Duration,
-    pub(crate) grace: Duration,
-    /// Tenants' networks; `None` if instances use the host's network.
-    pub(crate) network: Option<Arc<dyn Network>>,
-}
-
-/// An input of the state machine.
-#[derive(Debug)]
-pub(crate) enum Input {
-    /// A session was established.
-    Connected { configuration: Option<Bytes> },
-    /// The session has ended.
-    Disconnected,
-    /// A frame of the scheduler.
-    Frame(Frame),
-    /// A frame could not be sent: there is no session, or no room in the client's queue.
-    Unsent(Frame),
-    /// The outcome of a job.
-    Done(Done),
-    /// An instance ended.
-    Ended(Ended),
-    /// The agent's owner takes the node out of service, or back into service.
-    ToggleOffline,
-    /// Time has passed. It does no harm if the deadline has not been reached yet.
-    Tick,
-}
-
-/// The outcome of a job.
-#[derive(Debug)]
-pub(crate) enum Done {
-    /// The instance is about to be killed, because it breaks a rule of its node.
-    Condemned {
-        instance: Uuid,
-        handle: RunId,
-        why: String,
-    },
-    /// The launch is over. On success, the number is the time at which the run began, in
-    /// milliseconds since 1970.
-    Launched {
-        instance: Uuid,
-        result: Result<(RunId, u64), LaunchError>,
-    },
-    /// The instance was sent the signal to end, or was killed.
-    Signalled { instance: Uuid },
-    Removed {
-        instance: Uuid,
-        result: Result<(), String>,
-    },
-    Volume {
-        instance: Uuid,
-        op: VolumeOp,
-        result: Result<(), VolumeError>,
-    },
-    /// The record of the instance could not be saved.
-    Unsaved { instance: Uuid, why: String },
-    /// The node's record could not be saved.
-    NodeUnsaved { why: String },
-    /// The evacuation was recorded on disk.
-    Evacuated(NextState),
-    Measured {
-        facts: Facts,
-        usages: Vec<(Uuid, Usage)>,
-        /// The tunnels of tenants' networks.
-        tunnels: Vec<TunnelStats>,
-    },
-}
-
-/// An output of the state machine.
-#[derive(Debug)]
-pub(crate) enum Action {
-    Send(Frame),
-    Job(Job),
-    Stream(StreamOrder),
-    /// Report to the agent's owner that the node is evacuated, with the next state of the machine.
-    Evacuated(NextState),
-}
-
-/// Work that can block. A worker does it.
-#[derive(Debug)]
-pub(crate) enum Job {
-    Launch(Box<LaunchJob>),
-    /// Write an instance's record. The outcome is [`Done::Unsaved`] if that fails; otherwise there is
-    /// none.
-    Save {
-        instance: Uuid,
-        record: Record,
-    },
-    Terminate(Arc<dyn Driver>, Running),
-    Kill(Arc<dyn Driver>, Running),
-    /// Remove the network of an instance that has ended. This job has no outcome.
-    Detach(Arc<dyn Network>, Uuid),
-    Remove {
-        instance: Uuid,
-        driver: Option<Arc<dyn Driver>>,
-        /// The volumes that are deleted with the instance.
-        ephemeral: Vec<Uuid>,
-    },
-    Volume {
-        instance: Uuid,
-        driver: Arc<dyn Driver>,
-        handle: Option<RunId>,
-        op: VolumeOp,
-    },
-    /// Watch an instance of a former agent that was found running.
-    Watch(Arc<dyn Driver>, Running),
-    /// Measure the node, the tunnels of tenants' networks, and the instances of each driver.
-    Measure(Option<Arc<dyn Network>>, Vec<(Arc<dyn Driver>, Vec<Measurable>)>),
-    /// Write the node's record. With a next state of the machine, the outcome is
-    /// [`Done::Evacuated`]; without one, this job has no outcome. If it fails, the outcome is
-    /// [`Done::NodeUnsaved`].
-    SaveNode(NodeRecord, Option<NextState>),
-}
-
-impl Job {
-    /// The instance of the job. Jobs of one instance are done in their order.
-    pub(crate) fn instance(&self) -> Option<Uuid> {
-        match self {
-            Self::Launch(job) => Some(job.instance),
-            Self::Detach(_, instance) => Some(*instance),
-            Self::Save { instance, .. } | Self::Remove { instance, .. } | Self::Volume { instance, .. } => {
-                Some(*instance)
-            }
-            Self::Terminate(_, running) | Self::Kill(_, running) | Self::Watch(_, running) => {
-                Some(running.place.instance())
-            }
-            // These jobs concern no single instance. The workers have a queue for each of the two.
-            Self::Measure(..) | Self::SaveNode(..) => None,
-        }
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct LaunchJob {
-    pub(crate) instance: Uuid,
-    pub(crate) driver: Arc<dyn Driver>,
-    pub(crate) payload: Arc<StartPayload>,
-    pub(crate) record: Record,
-    pub(crate) origin: Origin,
-    pub(crate) user: String,
-    /// The volumes to attach before the instance starts. The flag is true if the volume is made
-    /// when it does not exist.
-    pub(crate) volumes: Vec<(Uuid, bool)>,
-    pub(crate) cancel: Cancel,
-    /// The networks of the node.
-    pub(crate) network: Option<Arc<dyn Network>>,
-}
-
-/// The command of a launch, as it is written to disk.
-#[derive(Clone, Debug)]
-pub(crate) enum Origin {
-    /// A START, as it was received. If the launch fails, the files of the instance are removed.
-    Start(Bytes),
-    /// A further run of an instance that is on the disk, with the changes of a RESTART if there are
-    /// any.
-    Again(Option<Box<Restart>>),
-}
-
-/// A volume to attach or detach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct VolumeOp {
-    pub(crate) volume: Uuid,
-    pub(crate) attach: bool,
-}
-
-/// The mode of the node. Only a node in [`Mode::Normal`] accepts STARTs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    Normal,
-    /// An EVACUATE stops the instances.
-    Evacuating,
-    /// The evacuation is complete.
-    Maintenance,
-}
+/// READY is sent again if the available memory or disk has changed by more than this part of
+/// the total.
+const NOTABLE: i64 = 20;
 
 /// The state machine.
 #[derive(Debug)]
 pub(crate) struct Control {
-    settings: Settings,
+    settings: Arc<Settings>,
+    /// The last configuration.
     launcher: LauncherConfig,
-    facts: Facts,
-    instances: BTreeMap<Uuid, Instance>,
-    mode: Mode,
-    /// The next state of the machine, from the last EVACUATE.
-    next_state: NextState,
-    /// The next state that is reported to the agent's owner once the node's record is saved. A further
-    /// EVACUATE or a Restore clears it.
-    reached: Option<NextState>,
-    offline: bool,
-    connected: bool,
-    /// Frames that wait for a session, or for room in the client's queue.
-    held: VecDeque<Frame>,
-    /// STARTs that failed during a session, the oldest first.
-    failed: VecDeque<Failed>,
-    /// The time at which held frames are sent again, after the client had no room.
-    retry_due: Instant,
-    /// The last status frame. `None` before the first one, and if the client had no room for it.
-    announced: Option<Frame>,
-    /// The tenants that concentrators know to have instances on this node.
-    tenants: BTreeMap<TenantKey, TenantAdded>,
-    /// Tenants whose removal was reported in the present session, and is reported again in the next one.
-    left_tenants: BTreeMap<TenantKey, TenantAdded>,
-    /// True if these tenants were not reported in the present session yet.
-    repeats_tenants: bool,
+    instances: Instances,
+    service: Service,
+    capacity: Capacity,
+    reports: Reports,
+    tenants: Tenants,
+    followed: Followed,
+    outbox: Outbox,
+    /// The tunnels at the last measurement.
     tunnels: Vec<TunnelStats>,
-    /// The instances whose records could not be saved.
-    unsaved: BTreeSet<Uuid>,
-    /// The last of them that was saved again. The next attempt continues after it.
-    saved_again: Uuid,
-    /// True if the node's record could not be saved.
-    unsaved_node: bool,
-    /// Running instances that a stream follows, or followed before it was closed.
-    followed: BTreeSet<Uuid>,
-    /// The time at which STATS with the last figures report a change.
-    report_due: Option<Instant>,
-    /// The time of the next measurement. STATS with the new figures follow it.
-    stats_due: Instant,
-    /// The time at which the measurement under way began.
-    measuring_since: Option<Instant>,
-    /// The outputs that [`take_actions`](Self::take_actions) has not returned yet.
-    actions: Vec<Action>,
-    /// The time of the present input.
-    now: Instant,
-    /// One key is enough, because all frames come from one scheduler.
-    log: LogLimit<()>,
-    tally: Tally,
-}
-
-/// A START that failed.
-#[derive(Debug)]
-struct Failed {
-    at: Instant,
-    instance: Id,
-    failure: Frame,
-}
-
-/// Counters for the agent's figures.
-#[derive(Debug, Default)]
-struct Tally {
-    /// STARTs whose instance was launched.
-    starts: u64,
-    /// STARTs that failed, by the reason.
-    failures: BTreeMap<&'static str, u64>,
-    /// Restarts by the restart policy of an instance.
-    restarts: u64,
 }
 
 impl Control {
     pub(crate) fn new(settings: Settings, facts: Facts, now: Instant) -> Self {
+        let settings = Arc::new(Settings {
+            interval: settings.interval.min(NEVER),
+            grace: settings.grace.min(NEVER),
+            ..settings
+        });
         Self {
-            settings: Settings {
-                interval: settings.interval.min(NEVER),
-                grace: settings.grace.min(NEVER),
-                ..settings
-            },
             launcher: LauncherConfig::default(),
-            facts,
-            instances: BTreeMap::new(),
-            mode: Mode::Normal,
-            next_state: NextState::Maintenance,
-            reached: None,
-            offline: false,
-            connected: false,
-            held: VecDeque::new(),
-            failed: VecDeque::new(),
-            retry_due: now,
-            announced: None,
-            tenants: BTreeMap::new(),
-            left_tenants: BTreeMap::new(),
-            repeats_tenants: false,
+            instances: Instances::new(Arc::clone(&settings)),
+            service: Service::new(),
+            capacity: Capacity::new(&settings, facts),
+            reports: Reports::new(settings.interval, now),
+            tenants: Tenants::default(),
+            followed: Followed::default(),
+            outbox: Outbox::new(settings.node, now),
             tunnels: Vec::new(),
-            unsaved: BTreeSet::new(),
-            saved_again: Uuid::nil(),
-            unsaved_node: false,
-            followed: BTreeSet::new(),
-            report_due: None,
-            stats_due: now,
-            measuring_since: None,
-            actions: Vec::new(),
-            now,
-            log: LogLimit::default(),
-            tally: Tally::default(),
+            settings,
+        }
+    }
+
+    /// Takes over the instances of a former agent, ends its runs whose records are gone, and makes the
+    /// networks that the instances need. This blocks, so it is called before the agent's thread starts.
+    pub(crate) fn adopt(&mut self, now: Instant, node: NodeRecord, stored: Vec<Stored>) {
+        for stored in stored {
+            self.adopt_instance(now, stored);
+        }
+        if self.service.handle_adopted(node) {
+            self.outbox.job(self.service.save());
+            self.instances
+                .handle_evacuate(now, self.settings.grace, &mut self.outbox);
+        }
+        adopt::sweep(&self.settings, &self.instances);
+        adopt::restore_networks(&self.settings, &self.instances);
+    }
+
+    fn adopt_instance(&mut self, now: Instant, stored: Stored) {
+        let (id, age) = (stored.instance, stored.age);
+        let settings = Arc::clone(&self.settings);
+        let Some(root) = &settings.state else { return };
+        let Some((instance, ended)) = adopt::examine(&settings, root, stored, now, &mut self.outbox) else {
+            return;
+        };
+        let after = instance.record.after;
+        let (is_running, is_out_of_reach) = (instance.is_running(), instance.is_out_of_reach());
+        self.instances.handle_adopted(id, instance);
+        if is_out_of_reach {
+            return;
+        }
+        if let Some(ended) = ended {
+            self.ended(now, ended);
+        } else if after != RecordAfter::Nothing {
+            self.instances.end(now, id, after, &mut self.outbox);
+        } else if !is_running {
+            self.instances.take_up(now, id, age);
         }
     }
 
     /// Handles an input. [`take_actions`](Self::take_actions) returns the outputs.
     pub(crate) fn handle(&mut self, now: Instant, input: Input) {
-        self.now = now;
+        let out = &mut self.outbox;
         match input {
-            Input::Connected { configuration } => self.connected(configuration),
+            Input::Connected { configuration } => self.connected(now, configuration),
             Input::Disconnected => {
-                self.connected = false;
-                self.actions.push(Action::Stream(StreamOrder::CloseAll));
+                out.handle_disconnected();
+                out.act(Action::Stream(StreamOrder::CloseAll));
             }
-            Input::Frame(frame) => self.frame(&frame),
-            Input::Unsent(frame) => self.unsent(frame),
-            Input::Done(done) => self.done(done),
+            Input::Frame(frame) => self.frame(now, &frame),
+            Input::Unsent(frame) => out.handle_unsent(now, frame),
+            Input::Done(done) => self.done(now, done),
             Input::Ended(ended) => {
-                self.ended(ended);
-                self.stats_soon();
+                self.ended(now, ended);
+                self.outbox.wish_stats();
             }
             Input::ToggleOffline => {
-                self.offline = !self.offline;
-                let status = if self.offline {
+                self.service.handle_toggle();
+                let status = if self.service.is_offline() {
                     "offline"
                 } else {
                     "back in service"
                 };
                 info!("{}: {status}", self.settings.node);
                 // Recorded, so that the next agent of this node is offline, too.
-                self.save_node();
-                self.announce(true);
-                self.stats_soon();
+                out.job(self.service.save());
+                out.wish_status(true);
+                out.wish_stats();
             }
             Input::Tick => {}
         }
+        self.carry_out_wishes(now);
         // These report changes of the state, and any input can change the state. They compare the
         // state with the last report, so no handler has to call them.
-        self.sync_tenants();
-        self.tick();
-        self.sync_streams();
+        self.sync_tenants(now);
+        self.tick(now);
+        let ended = self.followed.handle_ends(&self.instances);
+        ended.into_iter().for_each(|order| self.outbox.act(order));
     }
 
     /// The outputs since the last call, in order.
     pub(crate) fn take_actions(&mut self) -> Vec<Action> {
-        std::mem::take(&mut self.actions)
+        self.outbox.take_actions()
     }
 
     /// The time at which the next [`Input::Tick`] is due.
     pub(crate) fn next_deadline(&self) -> Instant {
-        let stats = match self.measuring_since {
-            // A new measurement begins only after the one under way. If that one takes longer than
-            // this, STATS are sent without it.
-            Some(since) => since + self.patience(),
-            None => self.stats_due,
-        };
-        // While restarts are not allowed, an overdue restart must not count. Its time has passed,
-        // so the agent would wake up again and again without doing anything.
-        let may_restart = self.may_restart();
-        let deadline = |instance: &Instance| match instance.life {
-            Life::Terminating(Ending::Asked(at) | Ending::Killed(at)) => Some(at),
-            Life::Stopped(Next::StartAgain(at)) => Some(at).filter(|_| may_restart),
-            Life::Stopped(Next::Delete(at)) => Some(at),
-            _ => None,
-        };
-        let ends = self.instances.values().filter_map(deadline);
-        // No frame can be sent without a session, so frames that wait must not wake the agent.
-        let retry = self.has_unsent().then_some(self.retry_due);
-        let report = self.report_due.filter(|_| self.connected);
-        let all = ends.chain(retry).chain(report).chain([stats]);
-        // The minimum always exists, because `stats` is a part of the iterator.
-        all.min().unwrap_or(stats)
+        let reports = self.reports.next_deadline(self.outbox.is_connected());
+        let ends = self.instances.next_deadline(self.service.is_open());
+        let retry = self.outbox.next_deadline(self.service.has_status());
+        ends.into_iter().chain(retry).fold(reports, Instant::min)
     }
 
     /// The agent's figures, together with those of its client and its workers.
@@ -474,31 +257,23 @@ impl Control {
         reports: u64,
     ) -> AgentFigures {
         let mut instances = BTreeMap::new();
-        for instance in self.instances.values() {
-            let state = match instance.life {
-                Life::Launching(_) => "launching",
-                Life::Active => "active",
-                Life::Terminating(Ending::Hung) => "hung",
-                Life::Terminating(_) => "terminating",
-                Life::Stopped(_) => "exited",
-                Life::Removing(_) => "removing",
-            };
-            *instances.entry(state).or_default() += 1;
+        for (_, instance) in self.instances.iter() {
+            *instances.entry(instance.state()).or_default() += 1;
         }
         AgentFigures {
             client,
-            status: self.announced.as_ref().and_then(|frame| frame.kind().name()),
+            status: self.outbox.announced().and_then(|frame| frame.kind().name()),
             instances,
             limits: AgentLimits {
                 instances: self.settings.max_instances,
             },
             crews,
             reports,
-            starts: self.tally.starts,
-            failures: self.tally.failures.clone(),
-            restarts: self.tally.restarts,
-            unsaved: self.unsaved.len() + usize::from(self.unsaved_node),
-            frames_held: self.held.len(),
+            starts: self.instances.starts(),
+            failures: self.outbox.failures().clone(),
+            restarts: self.instances.restarts(),
+            unsaved: self.instances.unsaved() + usize::from(self.service.is_unsaved()),
+            frames_held: self.outbox.parked(),
             tunnels: self.tunnels.len(),
             tunnels_down: self.tunnels.iter().filter(|t| !t.up).map(|t| t.key).collect(),
         }
@@ -507,139 +282,85 @@ impl Control {
     /// Logs that the agent ends, and the number of instances that outlive it. Launches do not: the
     /// workers cancel them, and the next agent answers their STARTs.
     pub(crate) fn log_end(&self) {
-        let count = |lives: fn(Life) -> bool| self.instances.values().filter(|i| lives(i.life)).count();
+        let count = |is: fn(&Instance) -> bool| self.instances.iter().filter(|(_, it)| is(it)).count();
         info!(
             "{}: the agent ends; instances that keep running: {}, launches that are cancelled: {}",
             self.settings.node,
-            count(|life| matches!(life, Life::Active | Life::Terminating(_))),
-            count(|life| matches!(life, Life::Launching(_)))
+            count(Instance::is_up),
+            count(|instance| matches!(instance.life, Life::Launching(_)))
         );
     }
 
-    /// The number of instances, in any state.
-    #[cfg(test)]
-    pub(crate) fn instances(&self) -> usize {
-        self.instances.len()
-    }
-
-    fn connected(&mut self, configuration: Option<Bytes>) {
-        self.connected = true;
+    fn connected(&mut self, now: Instant, configuration: Option<Bytes>) {
+        self.outbox.handle_connected();
         if let Some(configuration) = configuration {
             // The configuration comes before the status, because its limits decide between
             // READY and FULL.
-            self.configure(&configuration);
+            self.configure(now, &configuration);
         }
         // The status comes first, because a scheduler sends STARTs to a node only after READY.
         self.announce(true);
-        // These failures were sent in an earlier session, so they are older than the held frames.
-        self.repeat_failures();
-        self.send_held();
-        // A concentrator that was restarted without a state directory has lost its tables.
-        self.repeats_tenants = true;
-        // The scheduler needs STATS for the STARTs whose outcome fell between two sessions.
-        self.report_due = Some(self.now);
+        self.outbox.repeat(now);
+        self.tenants.handle_connected();
+        self.reports.handle_connected(now);
     }
 
-    fn unsent(&mut self, frame: Frame) {
-        self.retry_due = self.now + RETRY;
-        if frame.kind().frame_type == FrameType::STATUS {
-            // `tick` sends the present status at `retry_due`.
-            self.announced = None;
-            return;
-        }
-        // Unsent STATS are dropped, because the next STATS replace them.
-        if frame.kind() == Command::STATS {
-            return;
-        }
-        self.hold(frame);
-    }
-
-    fn frame(&mut self, frame: &Frame) {
+    fn frame(&mut self, now: Instant, frame: &Frame) {
         if frame.kind().frame_type == FrameType::COMMAND {
-            self.command(frame);
+            self.command(now, frame);
             // A command that was refused is traced as well, because the trace records the way of
             // the frame and not its effect.
             if frame.trace().is_some() {
-                self.report(Frame::of(&TraceReport::from_frames([frame])));
+                let report = Frame::of(&TraceReport::from_frames([frame]));
+                self.outbox.report(now, report);
             }
         } else if frame.kind() != Status::CONNECTED {
             debug!("{}: {} is not for agents", self.settings.node, frame.kind());
         }
     }
 
-    /// Applies a configuration. An invalid one is sent back with InvalidConfiguration.
-    fn configure(&mut self, payload: &Bytes) {
-        match Configure::decode_valid(payload) {
-            Ok(configure) => {
-                if configure.launcher != self.launcher
-                    && let Some(more) = self.log.admit((), "new configuration", self.now)
-                {
-                    let launcher = format!("{:?}", configure.launcher);
-                    info!(
-                        "{}: new configuration: {}{more}",
-                        self.settings.node,
-                        excerpt(launcher)
-                    );
-                }
-                self.launcher = configure.launcher;
-            }
-            Err(e) => {
-                self.complain("CONFIGURE", format_args!("the configuration is refused: {e}"));
-                let refused = payload.clone();
-                self.report(Frame::of(&InvalidConfiguration { refused }));
-            }
-        }
-    }
-
-    fn done(&mut self, done: Done) {
+    fn done(&mut self, now: Instant, done: Done) {
+        let (instances, out) = (&mut self.instances, &mut self.outbox);
         match done {
             Done::Condemned {
                 instance,
                 handle,
                 why,
-            } => {
-                let instance = self.instances.get_mut(&instance);
-                // The reason is not for a later run, which may have begun meanwhile.
-                if let Some(instance) = instance.filter(|it| it.record.handle().as_ref() == Some(&handle)) {
-                    // The end of the instance follows as `Input::Ended`, which keeps this reason.
-                    instance.record.detail = excerpt(why).to_string();
-                }
-            }
+            } => instances.handle_condemned(instance, &handle, &why),
             Done::Launched { instance, result } => {
                 match result {
-                    Ok((handle, began)) => self.launched(instance, &handle, began),
-                    Err(error) => self.not_launched(instance, error),
+                    Ok((handle, began)) => instances.handle_launched(now, instance, &handle, began, out),
+                    Err(error) => {
+                        let is_evacuated = self.service.is_evacuated();
+                        instances.handle_not_launched(now, instance, error, is_evacuated, out);
+                    }
                 }
-                self.stats_soon();
+                out.wish_stats();
             }
-            Done::Signalled { instance } => self.signalled(instance),
+            Done::Signalled { instance } => instances.handle_signalled(now, instance),
             Done::Removed { instance, result } => {
-                self.removed(instance, result);
-                self.stats_soon();
+                instances.handle_removed(now, instance, result, out);
+                out.wish_stats();
             }
             Done::Volume { instance, op, result } => {
-                self.volume_done(instance, op, result);
-                self.stats_soon();
+                instances.handle_volume_done(now, instance, op, result, out);
+                out.wish_stats();
             }
-            Done::Unsaved { instance, why } => {
-                self.unsaved.insert(instance);
-                let why = format_args!("instance {instance}: its record can't be saved: {why}");
-                self.complain("record not saved", why);
-            }
+            Done::Unsaved { instance, why } => instances.handle_unsaved(now, instance, &why, out),
             Done::NodeUnsaved { why } => {
-                self.unsaved_node = true;
-                let next = match &self.reached {
+                self.service.handle_unsaved();
+                let next = match self.service.reached() {
                     Some(next) => format!(", and the next state, {next}, is not reported before it is"),
                     None => String::new(),
                 };
                 let why = format_args!("the node's record can't be saved{next}: {why}");
-                self.complain("node not saved", why);
+                out.complain(now, "node not saved", why);
             }
-            // A state that a further EVACUATE or a Restore has replaced is not reported, and none is
-            // reported twice.
             Done::Evacuated(next) => {
-                let reached = self.reached.take_if(|reached| *reached == next);
-                self.actions.extend(reached.map(Action::Evacuated));
+                let reached = self.service.handle_saved(&next);
+                reached
+                    .into_iter()
+                    .for_each(|next| out.act(Action::Evacuated(next)));
             }
             Done::Measured {
                 facts,
@@ -652,50 +373,533 @@ impl Control {
         }
     }
 
-    /// True if a frame or the status of the node waits for room in the client's queue.
-    fn has_unsent(&self) -> bool {
-        let lacks_status = self.announced.is_none() && self.has_status();
-        self.connected && (lacks_status || !self.held.is_empty())
+    fn ended(&mut self, now: Instant, ended: Ended) {
+        let Some(instance) = self.instances.ends(&ended) else {
+            return;
+        };
+        let memory_mb = instance.usage.memory_mb;
+        // STATS report `exited` before the restart and after this end. Without STATS in between, a
+        // controller would not see that the instance ran again.
+        if instance.restart_unreported {
+            self.send_stats();
+        }
+        self.capacity.handle_freed(memory_mb);
+        self.instances.handle_ended(now, ended, &mut self.outbox);
     }
 
-    fn send_held(&mut self) {
-        self.actions.extend(self.held.drain(..).map(Action::Send));
+    fn measured(&mut self, facts: Facts, usages: Vec<(Uuid, Usage)>) {
+        self.reports.handle_measured();
+        self.capacity.handle_measured(facts);
+        self.instances.handle_measured(usages, &mut self.outbox);
+        let unsaved = self.service.save_again();
+        unsaved.into_iter().for_each(|job| self.outbox.job(job));
+        // The status comes before the STATS, as at the beginning of a session.
+        if self.has_status_changed() {
+            self.announce(true);
+        }
+        self.send_stats();
     }
 
-    /// Sends a frame that must not be lost: now if there is a session, otherwise in the next one.
-    fn report(&mut self, frame: Frame) {
-        if self.connected {
-            self.actions.push(Action::Send(frame));
-        } else {
-            self.hold(frame);
+    /// Carries out everything whose time has come.
+    fn tick(&mut self, now: Instant) {
+        self.instances.handle_tick(now, &mut self.outbox);
+        if self.service.is_open() {
+            for id in self.instances.due_restarts(now) {
+                self.start_again(now, id);
+                self.outbox.wish_stats();
+            }
+        }
+        // MAINTENANCE is sent once the last instance has stopped.
+        let is_empty = !self.instances.iter().any(|(_, instance)| instance.is_busy());
+        if is_empty && self.service.handle_empty() {
+            self.announce(true);
+            self.reach_next_state();
+            self.outbox.wish_stats();
+        }
+        self.carry_out_wishes(now);
+        let due = self.reports.handle_tick(now);
+        if due.stats {
+            self.send_stats();
+        }
+        if due.measurement {
+            let subjects = self.instances.begin_measurement();
+            let network = self.settings.network.clone();
+            self.outbox.job(Job::Measure(network, subjects));
+        }
+        let retry = self.outbox.next_deadline(self.service.has_status());
+        if retry.is_some_and(|due| now >= due) {
+            if self.outbox.announced().is_none() {
+                self.announce(true);
+            }
+            self.outbox.send_parked();
         }
     }
 
-    fn hold(&mut self, frame: Frame) {
-        // InvalidConfiguration answers a CONFIGURE of the session that ended; a new session begins
-        // with a configuration of its own.
-        if frame.kind() == ErrorCode::INVALID_CONFIGURATION {
+    /// Sends the status and schedules the STATS that the rooms have asked for.
+    fn carry_out_wishes(&mut self, now: Instant) {
+        let (status, stats) = self.outbox.take_wishes();
+        if let Some(in_any_case) = status {
+            self.announce(in_any_case);
+        }
+        if stats {
+            self.reports.handle_change(now, self.instances.len());
+        }
+    }
+
+    fn reach_next_state(&mut self) {
+        let saved = self.service.reach_next_state();
+        saved.into_iter().for_each(|job| self.outbox.job(job));
+    }
+
+    /// Applies a configuration. An invalid one is sent back with InvalidConfiguration.
+    fn configure(&mut self, now: Instant, payload: &Bytes) {
+        let out = &mut self.outbox;
+        match Configure::decode_valid(payload) {
+            Ok(configure) => {
+                if configure.launcher != self.launcher
+                    && let Some(more) = out.may_log(now, "new configuration")
+                {
+                    let launcher = format!("{:?}", configure.launcher);
+                    info!("{}: new configuration: {}{more}", out.node(), excerpt(launcher));
+                }
+                self.launcher = configure.launcher;
+            }
+            Err(e) => {
+                let why = format_args!("the configuration is refused: {e}");
+                out.complain(now, "CONFIGURE", why);
+                let refused = payload.clone();
+                out.report(now, Frame::of(&InvalidConfiguration { refused }));
+            }
+        }
+    }
+
+    fn command(&mut self, now: Instant, frame: &Frame) {
+        let command = Command(frame.kind().operand);
+        let result = match command {
+            Command::START => self.start(now, frame),
+            Command::STOP => self.stop(now, frame),
+            Command::RESTART => self.restart(frame),
+            Command::DELETE => self.delete(now, frame),
+            Command::EVACUATE => self.evacuate(now, frame),
+            Command::RESTORE => self.restore(now, frame),
+            Command::ATTACH_VOLUME => frame
+                .payload()
+                .map_err(Refused::from)
+                .and_then(|p: AttachVolume| {
+                    self.volume(
+                        now,
+                        &p.workload_agent_uuid,
+                        &p.instance_uuid,
+                        &p.volume_uuid,
+                        true,
+                    )
+                }),
+            Command::DETACH_VOLUME => frame
+                .payload()
+                .map_err(Refused::from)
+                .and_then(|p: DetachVolume| {
+                    self.volume(
+                        now,
+                        &p.workload_agent_uuid,
+                        &p.instance_uuid,
+                        &p.volume_uuid,
+                        false,
+                    )
+                }),
+            Command::CONFIGURE => {
+                self.configure(now, frame.payload_bytes());
+                self.outbox.wish_status(false);
+                Ok(())
+            }
+            _ if frame.kind().is_of_streams() => self.stream(frame),
+            _ => {
+                debug!("{}: {command} is not for agents", self.settings.node);
+                Ok(())
+            }
+        };
+        let out = &mut self.outbox;
+        if let Err(refused) = result {
+            let subject = CommandSubject::of(frame);
+            let kind = frame.kind().name().unwrap_or("refused");
+            let about = excerpt(&subject.instance_uuid);
+            out.complain(now, kind, format_args!("{command} {about} refused: {refused}"));
+            out.fail(now, command, subject, &refused);
+        }
+        if command == Command::START {
+            // A scheduler with the strict policy sends the next START only after this status.
+            out.wish_status(true);
+            out.wish_stats();
+        }
+    }
+
+    fn start(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+        let mut payload: StartPayload = frame.payload()?;
+        store::name_own_volumes(&mut payload.start);
+        let (id, start) = (payload.start.instance_uuid, &payload.start);
+        self.outbox.handle_start(id);
+        let needs = Needs::of(start).map_err(|path| Refused::invalid(format!("{path} is below zero")))?;
+        let volumes = volumes::asked_by(start)?;
+        // Faults of the START come before the state of the node, because the START would fail on
+        // any other node as well.
+        let driver = match choose(&self.settings.drivers, start) {
+            Err(e) if e.fault == LaunchFault::Data => return Err(e.into()),
+            driver => driver,
+        };
+        if self.service.is_offline() {
+            return Err(Refused::new("launch_failure", "the node is OFFLINE"));
+        }
+        if self.service.is_evacuated() {
+            return Err("node_maintenance".into());
+        }
+        match self.instances.get(id) {
+            Some(instance) if instance.is_running() => return Err("already_running".into()),
+            Some(_) => return Err("instance_exists".into()),
+            None => {}
+        }
+        // The error that no driver takes the START comes only now, because the reasons above come
+        // first in the list.
+        let driver = driver?;
+        self.settings.policy.check(driver.name(), start)?;
+        if let Some(what) = unsupported(start) {
+            return Err(Refused::new("launch_failure", what));
+        }
+        // An instance without a record would be lost when the agent ends.
+        let Some(root) = &self.settings.state else {
+            let why = "this agent has no state directory";
+            return Err(Refused::new("launch_failure", why));
+        };
+        let place = store::place(root, id);
+        check_networking(start, self.settings.network.as_deref())?;
+        if !self.has_room(&needs, false) {
+            return Err("full_cn".into());
+        }
+        if !volumes.is_empty() && !self.settings.has_volumes {
+            return Err(Refused::new("image_failure", "this node has no volumes"));
+        }
+        let record = Record {
+            driver: driver.name().to_owned(),
+            ..Record::default()
+        };
+        let instance = Instance {
+            driver: Some(driver),
+            start: Some(Arc::new(payload)),
+            command_id: CommandSubject::of(frame).command_id,
+            volumes: Volumes::new(volumes.iter().map(|(volume, _)| *volume).collect()),
+            ..Instance::new(place, record, Life::Launching(Cause::Start), now)
+        };
+        // A copy, so that the other frames in the same buffer are not kept in memory.
+        let received = Bytes::copy_from_slice(frame.payload_bytes());
+        let launch = (Origin::Start(received), volumes);
+        let user = &self.launcher.child_user;
+        self.instances
+            .handle_start(id, instance, launch, user, &mut self.outbox);
+        Ok(())
+    }
+
+    fn stop(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+        let stop: Stop = frame.payload()?;
+        let (id, instance) = self.target(&stop.workload_agent_uuid, &stop.instance_uuid)?;
+        if !instance.can_be_stopped() {
+            return Err("already_stopped".into());
+        }
+        let after = if instance.is_persistent() {
+            RecordAfter::Keep
+        } else {
+            RecordAfter::Delete
+        };
+        self.instances.end(now, id, after, &mut self.outbox);
+        Ok(())
+    }
+
+    fn delete(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+        let delete: Delete = frame.payload()?;
+        let (id, instance) = self.target(&delete.workload_agent_uuid, &delete.instance_uuid)?;
+        // The instance may run. If its files were deleted, no agent could find its processes.
+        if instance.is_out_of_reach() {
+            return Err(Refused::invalid(
+                "it may run, and this agent does not have its driver",
+            ));
+        }
+        let after = if delete.stop {
+            RecordAfter::Release
+        } else {
+            RecordAfter::Delete
+        };
+        self.instances.end(now, id, after, &mut self.outbox);
+        Ok(())
+    }
+
+    fn restart(&mut self, frame: &Frame) -> Result<(), Refused> {
+        let restart: Restart = frame.payload()?;
+        let (id, instance) = self.addressed(&restart.workload_agent_uuid, &restart.instance_uuid)?;
+        if !self.service.is_open() {
+            let why = "the node is OFFLINE or in maintenance";
+            return Err(Refused::new("launch_failure", why));
+        }
+        match instance.life {
+            Life::Stopped(_) => {}
+            Life::Removing(_) => return Err("no_instance".into()),
+            _ => return Err("already_running".into()),
+        }
+        let before = instance.start.as_ref().ok_or("instance_corrupt")?;
+        let payload = Arc::new(StartPayload {
+            start: store::restarted(&before.start, restart),
+            user_data: before.user_data.clone(),
+            meta_data: before.meta_data.clone(),
+        });
+        let Some(driver) = &instance.driver else {
+            let why = "this agent has no driver for it";
+            return Err(Refused::new("launch_failure", why));
+        };
+        self.settings.policy.check(driver.name(), &payload.start)?;
+        check_networking(&payload.start, self.settings.network.as_deref())?;
+        let needs = Needs::of(&payload.start).map_err(|_| "invalid_data")?;
+        if !self.has_room(&needs, true) {
+            return Err(Refused::new("launch_failure", "the node has no room for it"));
+        }
+        // Only the changes are written, because the START is kept as it was received.
+        let changes = store::changes(&before.start, &payload.start).map(Box::new);
+        let command_id = CommandSubject::of(frame).command_id;
+        let user = &self.launcher.child_user;
+        self.instances
+            .handle_restart(id, command_id, payload, changes, user, &mut self.outbox);
+        self.outbox.wish_stats();
+        Ok(())
+    }
+
+    /// Starts an instance whose restart is due, by its restart policy.
+    fn start_again(&mut self, now: Instant, id: Uuid) {
+        let found = self.instances.get(id);
+        let parts = found.and_then(|instance| Some((instance.start.clone()?, instance.driver.clone()?)));
+        let Some((start, driver)) = parts else {
+            return self.instances.handle_no_restart(id, &mut self.outbox);
+        };
+        // The policy may have changed since the START, because each agent reads it when it starts.
+        let allowed = self.settings.policy.check(driver.name(), &start.start);
+        let needs = Needs::of(&start.start).unwrap_or_default();
+        let refused = match allowed {
+            Err(e) => Some(e.why),
+            // Another instance may have been given the memory while this one was stopped.
+            Ok(()) if !self.has_room(&needs, true) => Some("the node has no room for it".into()),
+            Ok(()) => None,
+        };
+        let out = &mut self.outbox;
+        match refused {
+            Some(why) => self.instances.handle_restart_refused(now, id, &why, out),
+            None => {
+                let user = &self.launcher.child_user;
+                self.instances.handle_restart_due(id, start, user, out);
+            }
+        }
+    }
+
+    fn evacuate(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+        let evacuate: Evacuate = frame.payload()?;
+        self.check_node(&evacuate.workload_agent_uuid)?;
+        let out = &mut self.outbox;
+        if self.service.is_offline() {
+            out.wish_status(true);
+            out.wish_stats();
+            return Ok(());
+        }
+        if let Some(more) = out.may_log(now, "evacuated") {
+            let next = excerpt(&evacuate.next_state);
+            info!("{}: evacuated, next is {next}{more}", out.node());
+        }
+        let begins = self.service.handle_evacuate(evacuate.next_state);
+        out.job(self.service.save());
+        if begins {
+            let within = match evacuate.deadline {
+                // 0 means that EVACUATE sets no deadline.
+                0 => self.settings.grace,
+                seconds => Duration::from_secs(seconds.into()),
+            };
+            self.instances.handle_evacuate(now, within, out);
+        } else {
+            // This EVACUATE is a repetition. Its sender waits for the status, so it is sent again.
+            self.announce(true);
+            self.outbox.wish_stats();
+            self.reach_next_state();
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+        self.check_node(&frame.payload::<Restore>()?.workload_agent_uuid)?;
+        let out = &mut self.outbox;
+        if self.service.handle_restore() {
+            if let Some(more) = out.may_log(now, "restored") {
+                info!("{}: restored{more}", out.node());
+            }
+            out.job(self.service.save());
+        }
+        // The status answers Restore, so it is sent even if nothing has changed.
+        out.wish_status(true);
+        out.wish_stats();
+        Ok(())
+    }
+
+    fn volume(
+        &mut self,
+        now: Instant,
+        node: &Id,
+        instance: &Id,
+        volume: &Id,
+        attach: bool,
+    ) -> Result<(), Refused> {
+        let volume = volume.uuid().ok_or("invalid_data")?;
+        let (id, instance) = self.addressed(node, instance)?;
+        if self.service.is_offline() {
+            return Err("attach_failure".into());
+        }
+        if !self.settings.has_volumes {
+            return Err("not_supported".into());
+        }
+        let is_ending = matches!(instance.life, Life::Terminating(_) | Life::Removing(_));
+        if is_ending || instance.start.is_none() || instance.driver.is_none() {
+            return Err("instance_failure".into());
+        }
+        let op = VolumeOp { volume, attach };
+        self.instances.handle_volume(now, id, op, &mut self.outbox)
+    }
+
+    /// Handles a command for a stream. Commands for a stream that has ended have no effect.
+    fn stream(&mut self, frame: &Frame) -> Result<(), Refused> {
+        let (payload, node) = (frame.payload_bytes(), self.settings.node);
+        let action = match Command(frame.kind().operand) {
+            Command::OPEN_STREAM => {
+                OpenStream::decode(payload).map(|open| self.followed.handle_open(open, &self.instances, node))
+            }
+            Command::STREAM_CREDIT => {
+                StreamCredit::decode(payload).map(|credit| Action::Stream(StreamOrder::Credit(credit)))
+            }
+            _ => stream_of(payload).map(|stream| Action::Stream(StreamOrder::Close(stream))),
+        };
+        self.outbox.act(action.ok_or("invalid_data")?);
+        Ok(())
+    }
+
+    /// Checks that a command for a whole node is for this node.
+    fn check_node(&self, node: &Id) -> Result<(), Refused> {
+        if *node == self.settings.node {
+            Ok(())
+        } else {
+            Err("invalid_data".into())
+        }
+    }
+
+    /// The instance that a command names.
+    fn addressed(&self, node: &Id, instance: &Id) -> Result<(Uuid, &Instance), Refused> {
+        let (Some(node), Some(id)) = (node.uuid(), instance.uuid()) else {
+            return Err("invalid_data".into());
+        };
+        let found = self.instances.get(id).filter(|_| node == self.settings.node);
+        Ok((id, found.ok_or("no_instance")?))
+    }
+
+    /// The instance of this node that a STOP or DELETE names.
+    fn target(&self, node: &Id, instance: &Id) -> Result<(Uuid, &Instance), Refused> {
+        match self.addressed(node, instance)? {
+            // A node that is OFFLINE acts as if it had no instances.
+            _ if self.service.is_offline() => Err("no_instance".into()),
+            found => Ok(found),
+        }
+    }
+
+    fn has_room(&self, needs: &Needs, for_restart: bool) -> bool {
+        let promised = self.instances.promised();
+        self.capacity
+            .has_room(&self.launcher, promised, needs, for_restart)
+    }
+
+    fn ready(&self) -> Ready {
+        self.capacity.ready(self.instances.promised())
+    }
+
+    fn status(&self) -> NodeStatus {
+        if self.service.is_offline() {
+            NodeStatus::Offline
+        } else if self.service.is_evacuated() {
+            // A node that is being evacuated takes no START either.
+            NodeStatus::Maintenance
+        } else if self.capacity.is_full(&self.launcher, self.instances.promised()) {
+            NodeStatus::Full
+        } else {
+            NodeStatus::Ready
+        }
+    }
+
+    fn status_frame(&self) -> Frame {
+        match self.status() {
+            NodeStatus::Offline => Frame::new(Status::OFFLINE),
+            NodeStatus::Full => Frame::new(Status::FULL),
+            NodeStatus::Maintenance => Frame::of(&Maintenance {
+                ready: Some(self.ready()),
+            }),
+            _ => Frame::of(&self.ready()),
+        }
+    }
+
+    /// Sends the status of the node if it differs from the last status, or `in_any_case`.
+    fn announce(&mut self, in_any_case: bool) {
+        if self.outbox.is_connected() && self.service.has_status() {
+            let status = self.status_frame();
+            self.outbox.announce(status, in_any_case);
+        }
+    }
+
+    /// True if the status has changed, or a figure of it by more than [`NOTABLE`].
+    fn has_status_changed(&self) -> bool {
+        let Some(before) = self.outbox.announced() else {
+            return true;
+        };
+        if before.kind() != self.status_frame().kind() {
+            return true;
+        }
+        let (Ok(before), now) = (before.payload::<Ready>(), self.ready()) else {
+            // FULL and OFFLINE have no figures to compare.
+            return false;
+        };
+        let moved = |a: i64, b: i64, total: i64| (a - b).abs() > (total / NOTABLE).max(1);
+        moved(before.mem_available_mb, now.mem_available_mb, now.mem_total_mb)
+            || moved(before.disk_available_mb, now.disk_available_mb, now.disk_total_mb)
+    }
+
+    fn send_stats(&mut self) {
+        if self.outbox.is_connected() {
+            self.reports.handle_sent();
+            self.instances.handle_reported();
+            let frame = stats::readable(self.stats());
+            self.outbox.act(Action::Send(frame));
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        let instances = self.instances.iter();
+        Stats {
+            instances: instances.map(|(id, it)| stats::instance_stats(*id, it)).collect(),
+            interval: self.reports.interval(),
+            tunnels: self.tunnels.clone(),
+            ..machine::stats(&self.ready(), self.settings.node, self.status())
+        }
+    }
+
+    /// Reports tenants that were added or removed to their concentrators. Only compute nodes have
+    /// tunnels to concentrators.
+    fn sync_tenants(&mut self, now: Instant) {
+        if !self.outbox.is_connected() || !self.settings.role.contains(Role::AGENT) {
             return;
         }
-        if self.held.len() >= MAX_HELD {
-            let dropped = self.held.pop_front();
-            let kind = dropped.map(|frame| frame.kind().to_string()).unwrap_or_default();
-            let dropped =
-                format_args!("{MAX_HELD} frames wait for a session: the oldest, {kind}, is dropped");
-            self.complain("dropped", dropped);
+        let ip = match &self.settings.network {
+            Some(network) => network.address().to_string(),
+            None => tunnel_ip(self.capacity.facts(), &self.launcher.compute_net),
+        };
+        let tenants = |is_up: bool| {
+            let instances = self.instances.iter().filter(move |(_, it)| it.is_up() == is_up);
+            instances.filter_map(|(_, it)| tenant_of(&it.start.as_ref()?.start, self.settings.node, &ip))
+        };
+        for frame in self.tenants.handle_present(tenants(true), tenants(false)) {
+            self.outbox.report(now, frame);
         }
-        self.held.push_back(frame);
-    }
-
-    /// Logs a problem with a command. The number of lines of each kind is limited, because a
-    /// controller could otherwise fill the log.
-    fn complain(&mut self, kind: &'static str, what: impl fmt::Display) {
-        if let Some(more) = self.log.admit((), kind, self.now) {
-            warn!("{}: {}{more}", self.settings.node, excerpt(what));
-        }
-    }
-
-    fn job(&mut self, job: Job) {
-        self.actions.push(Action::Job(job));
     }
 }

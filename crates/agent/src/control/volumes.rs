@@ -1,133 +1,105 @@
-//! AttachVolume and DetachVolume. The volume commands of one instance are done one after the other,
-//! and wait while the instance is launched.
+//! The volumes of an instance, and its volume commands, which are done one after the other.
 
-use std::sync::Arc;
+use std::collections::{BTreeSet, VecDeque};
 
+use ssntp::payload::Id;
+use ssntp_cluster::refusal::Refused;
+use ssntp_payload::{Start, Storage};
 use uuid::Uuid;
 
-use super::lifecycle::subject;
-use super::{Control, Job, Life, MAX_VOLUME_OPS, VolumeOp};
-use crate::driver::{VolumeError, VolumeFault};
-use ssntp::payload::Id;
-use ssntp::proto::{Command, Frame};
-use ssntp_cluster::refusal::Refused;
-use ssntp_payload::{AttachVolume, CommandSubject, DetachVolume, Start};
+use super::events::VolumeOp;
 
-impl Control {
-    pub(super) fn attach(&mut self, frame: &Frame) -> Result<(), Refused> {
-        let p: AttachVolume = frame.payload()?;
-        self.volume_op(&p.workload_agent_uuid, &p.instance_uuid, &p.volume_uuid, true)
+/// The maximum number of volume commands of one instance that wait or are under way.
+pub(super) const MAX_VOLUME_OPS: usize = 16;
+
+/// The volumes of an instance.
+#[derive(Debug, Default)]
+pub(super) struct Volumes {
+    attached: BTreeSet<Uuid>,
+    /// Volume commands in the order of their arrival. A worker does the first one.
+    ops: VecDeque<VolumeOp>,
+}
+
+impl Volumes {
+    pub(super) fn new(attached: BTreeSet<Uuid>) -> Self {
+        let ops = VecDeque::new();
+        Self { attached, ops }
     }
 
-    pub(super) fn detach(&mut self, frame: &Frame) -> Result<(), Refused> {
-        let p: DetachVolume = frame.payload()?;
-        self.volume_op(&p.workload_agent_uuid, &p.instance_uuid, &p.volume_uuid, false)
+    /// The attached volumes, as STATS list them.
+    pub(super) fn ids(&self) -> Vec<Id> {
+        self.attached.iter().map(|volume| Id::from(*volume)).collect()
     }
 
-    fn volume_op(&mut self, node: &Id, instance: &Id, volume: &Id, attach: bool) -> Result<(), Refused> {
-        let volume = volume.uuid().ok_or("invalid_data")?;
-        let (id, instance) = self.addressed(node, instance)?;
-        if self.offline {
-            return Err("attach_failure".into());
-        }
-        if !self.settings.has_volumes {
-            return Err("not_supported".into());
-        }
-        let is_ending = matches!(instance.life, Life::Terminating(_) | Life::Removing(_));
-        if is_ending || instance.start.is_none() || instance.driver.is_none() {
-            return Err("instance_failure".into());
-        }
+    /// The command that is done first.
+    pub(super) fn next(&self) -> Option<VolumeOp> {
+        self.ops.front().copied()
+    }
+
+    /// Adds a command. True if it is the first one, and can begin.
+    ///
+    /// # Errors
+    /// The volume is attached already, or is not, or too many commands wait.
+    pub(super) fn handle_op(&mut self, op: VolumeOp) -> Result<bool, Refused> {
         // True if the volume will be attached once all waiting commands are done.
-        let last = instance.volume_ops.iter().rfind(|op| op.volume == volume);
-        let attached = last.map_or(instance.volumes.contains(&volume), |op| op.attach);
-        if attached == attach {
-            // For DetachVolume, `fail` turns this reason into `not_attached`.
+        let last = self.ops.iter().rfind(|other| other.volume == op.volume);
+        let attached = last.map_or(self.attached.contains(&op.volume), |other| other.attach);
+        if attached == op.attach {
+            // For DetachVolume, the failure turns this reason into `not_attached`.
             return Err("already_attached".into());
         }
         // A volume command waits for the system in a machine, so without a limit a controller could
         // queue any number of them.
-        if instance.volume_ops.len() >= MAX_VOLUME_OPS {
+        if self.ops.len() >= MAX_VOLUME_OPS {
             return Err("attach_failure".into());
         }
-        if let Some(instance) = self.instances.get_mut(&id) {
-            instance.volume_ops.push_back(VolumeOp { volume, attach });
-            // If others wait before it, `volume_done` begins it.
-            if instance.volume_ops.len() == 1 {
-                self.next_volume_op(id);
-            }
-        }
-        Ok(())
+        self.ops.push_back(op);
+        Ok(self.ops.len() == 1)
     }
 
-    /// Begins the first volume command of an instance, unless it has to wait for the launch.
-    pub(super) fn next_volume_op(&mut self, id: Uuid) {
-        let Some(instance) = self.instances.get(&id) else {
+    /// The first command is done. If the instance was deleted and started anew since, the command
+    /// belonged to the former one and changes nothing.
+    pub(super) fn handle_done(&mut self, op: VolumeOp, is_done: bool) {
+        if self.next() != Some(op) {
             return;
-        };
-        let Some(op) = instance.volume_ops.front().copied() else {
-            return;
-        };
-        match (instance.life, &instance.driver) {
-            (Life::Active | Life::Stopped(_), Some(driver)) => {
-                let (driver, handle) = (Arc::clone(driver), instance.record.handle());
-                self.job(Job::Volume {
-                    instance: id,
-                    driver,
-                    handle,
-                    op,
-                });
-            }
-            // `launched` and `not_launched` call this function again.
-            (Life::Launching(_), _) => {}
-            _ => self.volume_done(
-                id,
-                op,
-                Err(VolumeError::new(VolumeFault::Instance, "the instance is ending")),
-            ),
+        }
+        self.ops.pop_front();
+        if is_done && op.attach {
+            self.attached.insert(op.volume);
+        } else if is_done {
+            self.attached.remove(&op.volume);
         }
     }
+}
 
-    pub(super) fn volume_done(&mut self, id: Uuid, op: VolumeOp, result: Result<(), VolumeError>) {
-        if let Some(instance) = self.instances.get_mut(&id)
-            // If the instance was deleted and started anew since, the command belonged to the former
-            // one.
-            && instance.volume_ops.front() == Some(&op)
-        {
-            instance.volume_ops.pop_front();
-            match (&result, op.attach) {
-                (Ok(()), true) => drop(instance.volumes.insert(op.volume)),
-                (Ok(()), false) => drop(instance.volumes.remove(&op.volume)),
-                (Err(_), _) => {}
-            }
-        }
-        if let Err(e) = result {
-            let why = format_args!("volume {} of instance {id}: {e}", op.volume);
-            self.complain("volume", why);
-            let word = match e.fault {
-                VolumeFault::NotSupported => "not_supported",
-                VolumeFault::State => "state_failure",
-                VolumeFault::Instance => "instance_failure",
-                VolumeFault::Failed => "attach_failure",
-            };
-            let command = match op.attach {
-                true => Command::ATTACH_VOLUME,
-                false => Command::DETACH_VOLUME,
-            };
-            let subject = CommandSubject {
-                volume_uuid: op.volume.into(),
-                ..subject(id)
-            };
-            self.fail(command, subject, &word.into());
-        }
-        self.next_volume_op(id);
+/// The volumes that a START attaches; the flag is true if the volume may be made. The driver handles the
+/// volumes to boot from.
+///
+/// # Errors
+/// The name of a volume is invalid, or a volume is listed twice.
+pub(super) fn asked_by(start: &Start) -> Result<Vec<(Uuid, bool)>, Refused> {
+    // An empty name stands for a volume that is made and deleted with the instance.
+    let is_name = |storage: &Storage| storage.boot || storage.id.is_empty() || storage.id.uuid().is_some();
+    if !start.storage.iter().all(is_name) {
+        return Err(Refused::invalid("a volume's name is not a UUID"));
     }
+    let asked = start.storage.iter().filter(|storage| !storage.boot);
+    let volumes: Vec<_> = asked
+        .filter_map(|storage| Some((storage.id.uuid()?, storage.local)))
+        .collect();
+    // To attach the second one would fail, because the link of the volume exists already.
+    let ids: BTreeSet<_> = volumes.iter().map(|(id, _)| id).collect();
+    if ids.len() < volumes.len() {
+        return Err(Refused::invalid("a volume is listed twice"));
+    }
+    Ok(volumes)
 }
 
 /// The volumes that are deleted with an instance.
 pub(crate) fn ephemeral(start: &Start) -> Vec<Uuid> {
-    let go = start
+    let deleted = start
         .storage
         .iter()
         .filter(|storage| storage.ephemeral && !storage.boot);
-    go.filter_map(|storage| storage.id.uuid()).collect()
+    deleted.filter_map(|storage| storage.id.uuid()).collect()
 }

@@ -30,7 +30,7 @@ fn adopting(fake: Fake, maintenance: bool, stored: Vec<Stored>) -> Stage {
         maintenance,
         ..NodeRecord::default()
     };
-    stage.control.adopt(node, stored);
+    stage.control.adopt(stage.now, node, stored);
     stage.connect();
     stage
 }
@@ -307,7 +307,7 @@ fn a_lost_record_gets_the_driver_that_takes_the_start() {
         ..settings()
     });
     let lost = stored(ONE, None, Some(persistent(ONE)));
-    stage.control.adopt(NodeRecord::default(), vec![lost]);
+    stage.control.adopt(stage.now, NodeRecord::default(), vec![lost]);
     stage.connect();
     let name = stage.job(|job| match job {
         Job::Save { record, .. } => Some(record.driver.clone()),

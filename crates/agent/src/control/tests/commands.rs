@@ -40,17 +40,17 @@ fn every_start_failure_has_its_reason() {
             Reason::InvalidData,
         ),
         (
-            |t| t.control.settings.policy = policy("drivers: [other]"),
+            |t| Arc::make_mut(&mut t.control.settings).policy = policy("drivers: [other]"),
             |_| {},
             Reason::LaunchFailure,
         ),
         (
-            |t| t.control.settings.policy = policy("mem_mb: 9"),
+            |t| Arc::make_mut(&mut t.control.settings).policy = policy("mem_mb: 9"),
             |s| s.requirements.mem_mb = 10,
             Reason::FullCn,
         ),
         (
-            |t| t.control.settings.policy = policy("images: [a]"),
+            |t| Arc::make_mut(&mut t.control.settings).policy = policy("images: [a]"),
             |s| {
                 s.storage = vec![Storage {
                     id: "b".into(),
@@ -105,7 +105,7 @@ fn every_start_failure_has_its_reason() {
             Reason::FullCn,
         ),
         (
-            |t| t.control.settings.has_volumes = false,
+            |t| Arc::make_mut(&mut t.control.settings).has_volumes = false,
             |s| {
                 s.storage = vec![Storage {
                     id: VOLUME.into(),
@@ -114,9 +114,13 @@ fn every_start_failure_has_its_reason() {
             },
             Reason::ImageFailure,
         ),
-        (|t| t.control.settings.state = None, |_| {}, Reason::LaunchFailure),
         (
-            |t| t.control.settings.drivers.clear(),
+            |t| Arc::make_mut(&mut t.control.settings).state = None,
+            |_| {},
+            Reason::LaunchFailure,
+        ),
+        (
+            |t| Arc::make_mut(&mut t.control.settings).drivers.clear(),
             |_| {},
             Reason::LaunchFailure,
         ),
@@ -164,7 +168,7 @@ fn a_wrong_start_is_refused_in_the_words_of_the_driver_that_runs_its_kind() {
     ] {
         let mut stage = Stage::new();
         let drivers: [Arc<dyn Driver>; 3] = [Arc::new(other()), Arc::new(Fake::default()), Arc::new(other())];
-        stage.control.settings.drivers = drivers.into();
+        Arc::make_mut(&mut stage.control.settings).drivers = drivers.into();
         stage.sent.clear();
         stage.send(&Start {
             vm_type: kind,
@@ -265,7 +269,7 @@ fn every_command_has_its_answer_in_every_state() {
         ("corrupt", |t| {
             t.run(&persistent(ONE));
             t.end(ONE, 0);
-            t.control.instances.get_mut(&ONE).unwrap().start = None;
+            t.control.instances.all().get_mut(&ONE).unwrap().start = None;
         }),
         ("offline", |t| {
             t.run(&persistent(ONE));

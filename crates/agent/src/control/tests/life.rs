@@ -244,7 +244,7 @@ fn adopting(record: Record, start: Start, node: NodeRecord, rebooted: bool, exit
         rebooted,
         age: Duration::from_secs(10),
     };
-    stage.control.adopt(node, vec![stored]);
+    stage.control.adopt(stage.now, node, vec![stored]);
     stage.connect();
     stage
 }
@@ -380,7 +380,7 @@ fn the_oldest_of_too_many_ended_instances_is_deleted_and_none_counts_for_the_lim
             );
         }
     }
-    assert_eq!(stage.control.instances(), 2);
+    assert_eq!(stage.control.instances.len(), 2);
     // Persistent instances count towards the limit.
     for n in 11..=13 {
         let id = Uuid::from_u128(n);
@@ -401,7 +401,9 @@ fn retention_continues_while_no_agent_runs() {
         rebooted: false,
         age: Duration::from_secs(10),
     };
-    stage.control.adopt(NodeRecord::default(), vec![stored]);
+    stage
+        .control
+        .adopt(stage.now, NodeRecord::default(), vec![stored]);
     stage.connect();
     stage.pass(Duration::from_secs(1));
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));

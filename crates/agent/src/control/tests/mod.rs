@@ -18,12 +18,20 @@ mod node;
 mod streams;
 mod volumes;
 
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 
-use super::lifecycle::HUNG;
+use super::instances::HUNG;
+use super::outbox::{MAX_PARKED, REPEATED, RETRY};
+use super::reports::{PATIENCE, SETTLE, SETTLE_EACH};
+use super::volumes::MAX_VOLUME_OPS;
 use super::*;
-use crate::driver::{Commit, EndSink, Exit, Found, InstanceDir, Launch, LaunchFault, Volume, VolumeFault};
-use crate::store::{RecordAfter, RecordPhase, Stored};
+use crate::driver::{
+    Commit, Driver, EndSink, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId, Running,
+    Volume, VolumeError, VolumeFault,
+};
+use crate::policy::Policy;
+use crate::store::RecordPhase;
 use ssntp::payload::*;
 use ssntp_payload::*;
 
@@ -254,7 +262,7 @@ impl Stage {
     fn measure(&mut self) {
         self.pass(SETTLE);
         self.jobs.retain(|job| !matches!(job, Job::Measure(..)));
-        if self.control.measuring_since.is_some() {
+        if self.control.reports.is_measuring() {
             self.feed(Input::Done(Done::Measured {
                 facts: facts(),
                 usages: Vec::new(),

@@ -44,7 +44,10 @@ fn events_and_the_status_that_found_no_room_are_sent_again() {
     assert!(stage.control.next_deadline() <= stage.now + RETRY);
     stage.pass(RETRY);
     assert_eq!(stage.kinds(), ["READY", "InstanceDeleted"]);
-    assert_eq!(stage.control.next_deadline(), stage.control.stats_due);
+    assert_eq!(
+        stage.control.next_deadline(),
+        stage.control.reports.measurement_due()
+    );
     // No status is due during an evacuation, so nothing wakes the agent again and again.
     stage.run(&start(ONE));
     stage.send(&evacuate());
@@ -56,16 +59,19 @@ fn events_and_the_status_that_found_no_room_are_sent_again() {
     assert!(stage.control.next_deadline() > stage.now);
 
     stage.feed(Input::Disconnected);
-    for _ in 0..MAX_HELD + 10 {
+    for _ in 0..MAX_PARKED + 10 {
         stage.send(&stop(TWO));
     }
-    assert_eq!(stage.control.held.len(), MAX_HELD);
+    assert_eq!(stage.control.outbox.parked(), MAX_PARKED);
 }
 
 #[test]
 fn stats_come_every_interval_and_soon_after_a_change_without_measuring() {
     let mut stage = Stage::new();
-    assert_eq!(stage.control.next_deadline(), stage.control.stats_due);
+    assert_eq!(
+        stage.control.next_deadline(),
+        stage.control.reports.measurement_due()
+    );
     stage.pass(Duration::from_secs(29));
     assert!(stage.jobs.is_empty());
     stage.pass(Duration::from_secs(1));
@@ -242,7 +248,7 @@ fn the_next_state_after_an_evacuation_is_reported_once() {
         offline: false,
     };
     let mut stage = Stage::offline(settings());
-    stage.control.adopt(node, vec![]);
+    stage.control.adopt(stage.now, node, vec![]);
     stage.connect();
     stage.next::<Maintenance>();
     assert_eq!(saved(&mut stage).1, None);
@@ -409,7 +415,7 @@ fn tenants_are_reported_to_their_concentrators() {
     stage.connect();
     assert_eq!(stage.next::<TenantRemoved>().subnet_key, 4268);
     for instance in [ONE, TWO] {
-        stage.control.instances.remove(&instance);
+        stage.control.instances.all().remove(&instance);
     }
     stage.feed(Input::Disconnected);
     stage.connect();
@@ -418,7 +424,7 @@ fn tenants_are_reported_to_their_concentrators() {
     stage.run(&wired(ONE));
     stage.next::<TenantAdded>();
     stage.feed(Input::Disconnected);
-    stage.control.instances.remove(&ONE);
+    stage.control.instances.all().remove(&ONE);
     for _ in 0..2 {
         stage.connect();
         assert_eq!(stage.next::<TenantRemoved>().subnet_key, 4268);

@@ -67,7 +67,7 @@ fn volumes_are_attached_and_detached() {
         AttachVolumeFailureReason::InstanceFailure
     );
 
-    stage.control.settings.has_volumes = false;
+    Arc::make_mut(&mut stage.control.settings).has_volumes = false;
     stage.send(&detach(ONE, VOLUME));
     assert_eq!(
         stage.next::<DetachVolumeFailure>().reason,

@@ -1,8 +1,9 @@
-//! Checks of a START that do not depend on a driver.
+//! The checks of a START that depend neither on the instances of the node nor on its room.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use crate::driver::{LaunchError, LaunchFault};
+use crate::driver::{Driver, LaunchError, LaunchFault};
 use crate::network::{Attachment, Network};
 use ssntp_cluster::refusal::Refused;
 use ssntp_cluster::subnet::{self, is_mac};
@@ -21,6 +22,30 @@ impl From<LaunchError> for Refused {
     }
 }
 
+/// The first driver that accepts a START.
+///
+/// # Errors
+/// The reasons of all drivers.
+pub(super) fn choose(drivers: &[Arc<dyn Driver>], start: &Start) -> Result<Arc<dyn Driver>, LaunchError> {
+    let mut refused = LaunchError::launch("");
+    for driver in drivers {
+        match driver.check(start) {
+            Ok(()) => return Ok(Arc::clone(driver)),
+            // This driver would run it if it were right, so what the others run does not matter.
+            Err(e) if e.fault != LaunchFault::Launch => refused = e,
+            Err(e) if refused.fault == LaunchFault::Launch => {
+                let separator = if refused.why.is_empty() { "" } else { "; " };
+                refused.why = format!("{}{separator}{}", refused.why, e.why);
+            }
+            Err(_) => {}
+        }
+    }
+    if drivers.is_empty() {
+        refused.why = "this agent has no drivers".into();
+    }
+    Err(refused)
+}
+
 /// The first setting of a START that this agent does not support. The START is refused, because
 /// its program may rely on the setting.
 pub(super) fn unsupported(start: &Start) -> Option<String> {
@@ -36,7 +61,14 @@ pub(super) fn unsupported(start: &Start) -> Option<String> {
 
 /// Checks that the network of a START can be set up. `network` is `None` if the node has no tenants'
 /// networks.
-pub(super) fn check_networking(start: &Start, network: Option<&dyn Network>) -> Result<(), String> {
+///
+/// # Errors
+/// The reason of a `network_failure`.
+pub(super) fn check_networking(start: &Start, network: Option<&dyn Network>) -> Result<(), Refused> {
+    check_network(start, network).map_err(|why| Refused::new("network_failure", why))
+}
+
+fn check_network(start: &Start, network: Option<&dyn Network>) -> Result<(), String> {
     match network {
         Some(network) => {
             if let Some(to) = Attachment::of(start)? {

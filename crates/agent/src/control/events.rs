@@ -1,0 +1,217 @@
+//! The inputs and outputs of the state machine, and the settings that do not change.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ssntp::Role;
+use ssntp::proto::{Frame, OpenStream, StreamCredit};
+use ssntp_cluster::machine::Facts;
+use ssntp_payload::{NextState, Restart, StartPayload, TunnelStats};
+use uuid::Uuid;
+
+use crate::driver::{
+    Cancel, Driver, Ended, InstanceDir, LaunchError, Measurable, RunId, Running, Usage, VolumeError,
+};
+use crate::network::Network;
+use crate::policy::Policy;
+use crate::store::{NodeRecord, Record};
+
+/// The settings of an agent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) node: Uuid,
+    pub(crate) role: Role,
+    /// The first driver of this list that accepts a START runs it. Empty if the agent only
+    /// reports.
+    pub(crate) drivers: Vec<Arc<dyn Driver>>,
+    /// Shared with the workers. Only the workers look up users in the system, because that can
+    /// block.
+    pub(crate) policy: Arc<Policy>,
+    /// The state directory.
+    pub(crate) state: Option<PathBuf>,
+    pub(crate) has_volumes: bool,
+    pub(crate) mem_mb: Option<i64>,
+    pub(crate) disk_mb: Option<i64>,
+    pub(crate) max_instances: usize,
+    pub(crate) interval: Duration,
+    pub(crate) grace: Duration,
+    /// Tenants' networks; `None` if instances use the host's network.
+    pub(crate) network: Option<Arc<dyn Network>>,
+}
+
+/// An input of the state machine.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// A session was established.
+    Connected { configuration: Option<Bytes> },
+    /// The session has ended.
+    Disconnected,
+    /// A frame of the scheduler.
+    Frame(Frame),
+    /// A frame could not be sent: there is no session, or no room in the client's queue.
+    Unsent(Frame),
+    /// The outcome of a job.
+    Done(Done),
+    /// An instance ended.
+    Ended(Ended),
+    /// The agent's owner takes the node out of service, or back into service.
+    ToggleOffline,
+    /// Time has passed. It does no harm if the deadline has not been reached yet.
+    Tick,
+}
+
+/// The outcome of a job.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// The instance is about to be killed, because it breaks a rule of its node.
+    Condemned {
+        instance: Uuid,
+        handle: RunId,
+        why: String,
+    },
+    /// The launch is over. On success, the number is the time at which the run began, in
+    /// milliseconds since 1970.
+    Launched {
+        instance: Uuid,
+        result: Result<(RunId, u64), LaunchError>,
+    },
+    /// The instance was sent the signal to end, or was killed.
+    Signalled { instance: Uuid },
+    Removed {
+        instance: Uuid,
+        result: Result<(), String>,
+    },
+    Volume {
+        instance: Uuid,
+        op: VolumeOp,
+        result: Result<(), VolumeError>,
+    },
+    /// The record of the instance could not be saved.
+    Unsaved { instance: Uuid, why: String },
+    /// The node's record could not be saved.
+    NodeUnsaved { why: String },
+    /// The evacuation was recorded on disk.
+    Evacuated(NextState),
+    Measured {
+        facts: Facts,
+        usages: Vec<(Uuid, Usage)>,
+        /// The tunnels of tenants' networks.
+        tunnels: Vec<TunnelStats>,
+    },
+}
+
+/// An output of the state machine.
+#[derive(Debug)]
+pub(crate) enum Action {
+    Send(Frame),
+    Job(Job),
+    Stream(StreamOrder),
+    /// Report to the agent's owner that the node is evacuated, with the next state of the machine.
+    Evacuated(NextState),
+}
+
+/// Work that can block. A worker does it.
+#[derive(Debug)]
+pub(crate) enum Job {
+    Launch(Box<LaunchJob>),
+    /// Write an instance's record. The outcome is [`Done::Unsaved`] if that fails; otherwise there is
+    /// none.
+    Save {
+        instance: Uuid,
+        record: Record,
+    },
+    Terminate(Arc<dyn Driver>, Running),
+    Kill(Arc<dyn Driver>, Running),
+    /// Remove the network of an instance that has ended. This job has no outcome.
+    Detach(Arc<dyn Network>, Uuid),
+    Remove {
+        instance: Uuid,
+        driver: Option<Arc<dyn Driver>>,
+        /// The volumes that are deleted with the instance.
+        ephemeral: Vec<Uuid>,
+    },
+    Volume {
+        instance: Uuid,
+        driver: Arc<dyn Driver>,
+        handle: Option<RunId>,
+        op: VolumeOp,
+    },
+    /// Watch an instance of a former agent that was found running.
+    Watch(Arc<dyn Driver>, Running),
+    /// Measure the node, the tunnels of tenants' networks, and the instances of each driver.
+    Measure(Option<Arc<dyn Network>>, Vec<(Arc<dyn Driver>, Vec<Measurable>)>),
+    /// Write the node's record. With a next state of the machine, the outcome is
+    /// [`Done::Evacuated`]; without one, this job has no outcome. If it fails, the outcome is
+    /// [`Done::NodeUnsaved`].
+    SaveNode(NodeRecord, Option<NextState>),
+}
+
+impl Job {
+    /// The instance of the job. Jobs of one instance are done in their order.
+    pub(crate) fn instance(&self) -> Option<Uuid> {
+        match self {
+            Self::Launch(job) => Some(job.instance),
+            Self::Detach(_, instance) => Some(*instance),
+            Self::Save { instance, .. } | Self::Remove { instance, .. } | Self::Volume { instance, .. } => {
+                Some(*instance)
+            }
+            Self::Terminate(_, running) | Self::Kill(_, running) | Self::Watch(_, running) => {
+                Some(running.place.instance())
+            }
+            // These jobs concern no single instance. The workers have a queue for each of the two.
+            Self::Measure(..) | Self::SaveNode(..) => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct LaunchJob {
+    pub(crate) instance: Uuid,
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) payload: Arc<StartPayload>,
+    pub(crate) record: Record,
+    pub(crate) origin: Origin,
+    pub(crate) user: String,
+    /// The volumes to attach before the instance starts. The flag is true if the volume is made
+    /// when it does not exist.
+    pub(crate) volumes: Vec<(Uuid, bool)>,
+    pub(crate) cancel: Cancel,
+    /// The networks of the node.
+    pub(crate) network: Option<Arc<dyn Network>>,
+}
+
+/// The command of a launch, as it is written to disk.
+#[derive(Clone, Debug)]
+pub(crate) enum Origin {
+    /// A START, as it was received. If the launch fails, the files of the instance are removed.
+    Start(Bytes),
+    /// A further run of an instance that is on the disk, with the changes of a RESTART if there are
+    /// any.
+    Again(Option<Box<Restart>>),
+}
+
+/// A volume to attach or detach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VolumeOp {
+    pub(crate) volume: Uuid,
+    pub(crate) attach: bool,
+}
+
+/// An order to the thread that reads logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StreamOrder {
+    /// Begin a stream of the instance in the directory `place`.
+    Open {
+        open: OpenStream,
+        place: InstanceDir,
+        runs: bool,
+    },
+    Credit(StreamCredit),
+    Close(Uuid),
+    /// Close all streams, because the session has ended.
+    CloseAll,
+    /// An instance has ended, and all of its output is on disk.
+    Ended(Uuid),
+}

@@ -1,0 +1,832 @@
+//! The instances of this node: their life from the launch to the removal, and the frames that report it.
+//!
+//! ```text
+//!            START, RESTART      launched              STOP, DELETE, EVACUATE
+//!  (nothing) ─────────▶ Launching ─────▶ Active ──────────────▶ Terminating
+//!      ▲ ▲                  │ ▲            │ ended by itself         │ ended; killed when
+//!      │ └── launch failed ─┘ └ by policy ┐▼                         │ the grace is over
+//!      │                                Stopped ◀────────────────────┤ to be kept
+//!      │         DELETE, or retention over │                         │ to be removed
+//!      └── Removing ◀──────────────────────┴─────────────────────────┘
+//! ```
+//!
+//! It owns every instance and its record. It never knows whether the node is in service or has room: the
+//! state machine asks that before it starts an instance.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use log::{info, warn};
+use ssntp::proto::{Command, Frame};
+use ssntp_cluster::refusal::Refused;
+use ssntp_payload::{CommandSubject, InstanceDeleted, InstanceEnd, InstanceStopped, Restart, StartPayload};
+use ssntp_transport::excerpt;
+use uuid::Uuid;
+
+use super::capacity::Promised;
+use super::events::{Job, LaunchJob, Origin, Settings, VolumeOp};
+use super::instance::{Cause, Ending, Instance, Life, Next};
+use super::outbox::{Outbox, subject};
+use super::unsaved::Unsaved;
+use super::volumes::ephemeral;
+use super::{restarts, retention};
+use crate::driver::{
+    Cancel, Driver, Ended, Exit, LaunchError, Measurable, RunId, Usage, VolumeError, VolumeFault,
+};
+use crate::store::{Record, RecordAfter, RecordPhase};
+
+const SIGKILL: i32 = 9;
+/// The time after which a killed instance that has not ended counts as hung.
+pub(super) const HUNG: Duration = Duration::from_secs(5);
+/// The pause before the agent tries again to remove an instance whose retention is over, if its
+/// directory could not be removed.
+const REMOVED_AGAIN: Duration = Duration::from_secs(60);
+/// Up to this many instances whose retention is over are not counted in `max_instances` while they are
+/// being deleted.
+const RETIRING: usize = 256;
+
+/// The instances of a node.
+#[derive(Debug)]
+pub(super) struct Instances {
+    settings: Arc<Settings>,
+    all: BTreeMap<Uuid, Instance>,
+    unsaved: Unsaved,
+    /// The number of instances that were started by START.
+    starts: u64,
+    /// The number of restarts by the restart policy of an instance.
+    restarts: u64,
+}
+
+/// The subjects of a measurement, with their driver.
+type Subjects = (Arc<dyn Driver>, Vec<Measurable>);
+
+impl Instances {
+    pub(super) fn new(settings: Arc<Settings>) -> Self {
+        Self {
+            settings,
+            all: BTreeMap::new(),
+            unsaved: Unsaved::default(),
+            starts: 0,
+            restarts: 0,
+        }
+    }
+
+    pub(super) fn get(&self, id: Uuid) -> Option<&Instance> {
+        self.all.get(&id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Uuid, &Instance)> {
+        self.all.iter()
+    }
+
+    #[cfg(test)]
+    pub(super) fn all(&mut self) -> &mut BTreeMap<Uuid, Instance> {
+        &mut self.all
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn starts(&self) -> u64 {
+        self.starts
+    }
+
+    pub(super) fn restarts(&self) -> u64 {
+        self.restarts
+    }
+
+    pub(super) fn unsaved(&self) -> usize {
+        self.unsaved.len()
+    }
+
+    /// What the instances were promised. Retained instances do not count for the limit of instances,
+    /// because they have a limit of their own. Instances that are being deleted after their retention
+    /// count only beyond [`RETIRING`], which a slow disk can cause.
+    pub(super) fn promised(&self) -> Promised {
+        let mut promised = Promised::default();
+        let mut retiring = 0usize;
+        for instance in self.all.values() {
+            let needs = instance.needs();
+            if instance.is_running() {
+                promised.mem.add(needs.mem_mb, instance.usage.memory_mb);
+            }
+            // An ended instance keeps its disk until it is deleted.
+            promised.disk.add(needs.disk_mb, instance.usage.disk_mb);
+            if instance.is_retiring() {
+                retiring += 1;
+            } else if instance.kept_until().is_none() {
+                promised.places += 1;
+            }
+        }
+        promised.places += retiring.saturating_sub(RETIRING);
+        promised
+    }
+
+    /// The time of the next [`handle_tick`](Self::handle_tick).
+    pub(super) fn next_deadline(&self, may_restart: bool) -> Option<Instant> {
+        let deadlines = self.all.values();
+        deadlines
+            .filter_map(|instance| instance.next_deadline(may_restart))
+            .min()
+    }
+
+    /// The memory that an instance uses whose present run is `handle`; `None` for any other run, whose
+    /// end may be reported late.
+    pub(super) fn ends(&self, ended: &Ended) -> Option<&Instance> {
+        let instance = self.all.get(&ended.instance)?;
+        let is_present = instance.record.handle().as_ref() == Some(&ended.handle);
+        (is_present && instance.is_running()).then_some(instance)
+    }
+
+    /// The instances whose restart is due.
+    pub(super) fn due_restarts(&self, now: Instant) -> Vec<Uuid> {
+        let is_due =
+            |instance: &Instance| matches!(instance.life, Life::Stopped(Next::StartAgain(at)) if now >= at);
+        let due = self.all.iter().filter(|(_, instance)| is_due(instance));
+        due.map(|(id, _)| *id).collect()
+    }
+
+    /// Adds an instance of a START, and launches it.
+    pub(super) fn handle_start(
+        &mut self,
+        id: Uuid,
+        instance: Instance,
+        launch: (Origin, Vec<(Uuid, bool)>),
+        user: &str,
+        out: &mut Outbox,
+    ) {
+        self.all.insert(id, instance);
+        self.launch(id, launch, user, out);
+    }
+
+    /// Adds an instance of a former agent.
+    pub(super) fn handle_adopted(&mut self, id: Uuid, instance: Instance) {
+        self.all.insert(id, instance);
+    }
+
+    /// Launches an instance again by a RESTART. `changes` are those to its START.
+    pub(super) fn handle_restart(
+        &mut self,
+        id: Uuid,
+        command_id: String,
+        payload: Arc<StartPayload>,
+        changes: Option<Box<Restart>>,
+        user: &str,
+        out: &mut Outbox,
+    ) {
+        if let Some(instance) = self.all.get_mut(&id) {
+            // The last STATS said `exited`. If the instance ends before the next STATS, STATS are sent
+            // first.
+            instance.restart_unreported = true;
+            instance.command_id = command_id;
+            // This run was commanded, so its restarts are counted from the beginning.
+            instance.record.restarts_in_row = 0;
+        }
+        self.launch_again(id, Cause::Restart, payload, changes, user, out);
+    }
+
+    /// Launches an instance again by its restart policy.
+    pub(super) fn handle_restart_due(
+        &mut self,
+        id: Uuid,
+        payload: Arc<StartPayload>,
+        user: &str,
+        out: &mut Outbox,
+    ) {
+        if let Some(instance) = self.all.get_mut(&id) {
+            instance.record.restarts = instance.record.restarts.saturating_add(1);
+        }
+        // Counted before the launch, because a launch that fails costs the node as much.
+        self.restarts += 1;
+        self.launch_again(id, Cause::Policy, payload, None, user, out);
+    }
+
+    fn launch_again(
+        &mut self,
+        id: Uuid,
+        cause: Cause,
+        payload: Arc<StartPayload>,
+        changes: Option<Box<Restart>>,
+        user: &str,
+        out: &mut Outbox,
+    ) {
+        if let Some(instance) = self.all.get_mut(&id) {
+            instance.life = Life::Launching(cause);
+            instance.start = Some(payload);
+            // The flag of an earlier launch may be set, and must not cancel this one.
+            instance.cancel = Cancel::default();
+        }
+        self.launch(id, (Origin::Again(changes), Vec::new()), user, out);
+        // The launch reduces the free memory, and may change the status of the node.
+        out.wish_status(false);
+    }
+
+    /// Gives the workers the job that launches an instance. The state of the instance is
+    /// `Launching` already.
+    fn launch(&self, id: Uuid, (origin, volumes): (Origin, Vec<(Uuid, bool)>), user: &str, out: &mut Outbox) {
+        let Some(instance) = self.all.get(&id) else {
+            return;
+        };
+        let (Some(driver), Some(payload)) = (instance.driver.clone(), instance.start.clone()) else {
+            return;
+        };
+        out.job(Job::Launch(Box::new(LaunchJob {
+            instance: id,
+            driver,
+            payload,
+            record: instance.record(),
+            origin,
+            user: user.to_owned(),
+            volumes,
+            cancel: instance.cancel.clone(),
+            network: self.settings.network.clone(),
+        })));
+    }
+
+    /// The restart of an instance is due, and it lacks its START or its driver. It can't be started
+    /// again, so no restart is tried.
+    pub(super) fn handle_no_restart(&mut self, id: Uuid, out: &mut Outbox) {
+        if let Some(instance) = self.all.get_mut(&id) {
+            instance.life = Life::Stopped(Next::Stay);
+        }
+        self.save(id, out);
+    }
+
+    /// Schedules another try for an instance that could not be started again.
+    pub(super) fn handle_restart_refused(&mut self, now: Instant, id: Uuid, why: &str, out: &mut Outbox) {
+        if let Some(instance) = self.all.get_mut(&id) {
+            instance.record.detail = excerpt(format_args!("it was not started again: {why}")).to_string();
+            self.schedule_restart(now, id);
+            self.save(id, out);
+        }
+    }
+
+    fn schedule_restart(&mut self, now: Instant, id: Uuid) {
+        let (node, retention) = (self.settings.node, self.retention());
+        let Some(instance) = self.all.get_mut(&id) else {
+            return;
+        };
+        let start = instance.start.as_ref().map(|start| &start.start);
+        match restarts::next_wait(&mut instance.record, start) {
+            Some(wait) => {
+                instance.life = Life::Stopped(Next::StartAgain(now + wait));
+                info!("{node}: instance {id} is started again in {} s", wait.as_secs());
+            }
+            None => {
+                info!("{node}: instance {id}: {}", instance.record.detail);
+                instance.keep(now, retention, Duration::ZERO);
+            }
+        }
+    }
+
+    fn retention(&self) -> Duration {
+        Duration::from_secs(self.settings.policy.retention_s.into())
+    }
+
+    /// Continues the restart or the retention of an instance that ended `age` ago, under a former
+    /// agent.
+    pub(super) fn take_up(&mut self, now: Instant, id: Uuid, age: Duration) {
+        let retention = self.retention();
+        let Some(instance) = self.all.get_mut(&id) else {
+            return;
+        };
+        if instance.record.restart_due {
+            let wait = restarts::counted_wait(&instance.record);
+            instance.life = Life::Stopped(Next::StartAgain(now + wait));
+        } else {
+            instance.keep(now, retention, age);
+        }
+    }
+
+    /// The instance runs, since the time `began` in milliseconds since 1970.
+    pub(super) fn handle_launched(
+        &mut self,
+        now: Instant,
+        id: Uuid,
+        handle: &RunId,
+        began: u64,
+        out: &mut Outbox,
+    ) {
+        let Some(instance) = self.all.get_mut(&id) else {
+            return;
+        };
+        info!("{}: instance {id} runs (process {})", out.node(), handle.pid);
+        // A command to end the instance may have arrived during the launch. `running` clears it from
+        // the record, and `end` below restores it.
+        let after = instance.record.after;
+        instance.record = instance.record.running(handle, began);
+        self.starts += u64::from(instance.life == Life::Launching(Cause::Start));
+        instance.life = Life::Active;
+        instance.since = now;
+        if after != RecordAfter::Nothing {
+            self.end(now, id, after, out);
+        }
+        self.next_volume_op(now, id, out);
+    }
+
+    /// The launch of an instance has failed. `is_evacuated` is true if the node is.
+    pub(super) fn handle_not_launched(
+        &mut self,
+        now: Instant,
+        id: Uuid,
+        error: LaunchError,
+        is_evacuated: bool,
+        out: &mut Outbox,
+    ) {
+        let retention = self.retention();
+        let Some(instance) = self.all.get_mut(&id) else {
+            return;
+        };
+        let why = format_args!("instance {id} does not start: {error}");
+        out.complain(now, "not launched", why);
+        let after = std::mem::take(&mut instance.record.after);
+        let Life::Launching(cause) = instance.life else {
+            return;
+        };
+        let subject = CommandSubject {
+            command_id: std::mem::take(&mut instance.command_id),
+            ..subject(id)
+        };
+        match cause {
+            Cause::Policy => {
+                // `end` below expects a stopped instance; `handle_restart_refused` sets the time of the
+                // next try.
+                instance.life = Life::Stopped(Next::StartAgain(now));
+                if after == RecordAfter::Nothing {
+                    self.handle_restart_refused(now, id, &error.why, out);
+                } else {
+                    self.end(now, id, after, out);
+                }
+            }
+            Cause::Restart => {
+                // The record keeps the end of the last run.
+                instance.record.detail = format!("it was not started again: {}", excerpt(&error));
+                instance.keep(now, retention, Duration::ZERO);
+                self.save(id, out);
+                out.fail(now, Command::RESTART, subject, &error.into());
+                if removes(after) {
+                    self.end(now, id, after, out);
+                }
+            }
+            Cause::Start => {
+                // If an evacuation has cancelled the launch, the scheduler may start the instance on
+                // another node.
+                let is_moved = is_evacuated && matches!(after, RecordAfter::Evacuate | RecordAfter::Release);
+                let (after, refused) = if is_moved {
+                    (RecordAfter::Nothing, "node_maintenance".into())
+                } else {
+                    (after, error.into())
+                };
+                let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
+                let record = instance.record.clone();
+                self.all.remove(&id);
+                let subject = CommandSubject { restart, ..subject };
+                out.fail(now, Command::START, subject, &refused);
+                // The instance is gone, which also answers a command to end it that arrived during
+                // the launch.
+                report_after(now, id, after, record, out);
+            }
+        }
+        self.next_volume_op(now, id, out);
+        out.wish_status(true);
+    }
+
+    /// Handles the end of an instance, which its driver has reported. Call it only for the present run
+    /// ([`ends`](Self::ends)).
+    pub(super) fn handle_ended(&mut self, now: Instant, ended: Ended, out: &mut Outbox) {
+        let (id, retention) = (ended.instance, self.retention());
+        let Some(instance) = self.all.get_mut(&id) else {
+            return;
+        };
+        let exit = match instance.life {
+            // The supervisor was killed as well and wrote no exit code, but the signal is known.
+            Life::Terminating(Ending::Killing | Ending::Killed(_) | Ending::Hung)
+                if ended.exit.code.is_none() =>
+            {
+                Exit {
+                    signal: Some(SIGKILL),
+                    ..Exit::code(128 + SIGKILL)
+                }
+            }
+            _ => ended.exit,
+        };
+        info!("{}: instance {id} ended: {exit}", out.node());
+        let after = instance.record.after;
+        instance.record = instance.record.stopped(exit);
+        // The job is given before one that launches the instance again, which makes a new interface.
+        if let Some(network) = self.settings.network.clone() {
+            out.job(Job::Detach(network, id));
+        }
+        // Its files still use the disk, which is measured once more, because the instance may have
+        // written until its end.
+        instance.usage = Usage {
+            disk_mb: instance.usage.disk_mb,
+            ..Usage::default()
+        };
+        instance.is_measured = false;
+        if removes(after) {
+            self.remove(id, out);
+        } else {
+            instance.life = Life::Stopped(Next::Stay);
+            instance.record.after = RecordAfter::Nothing;
+            let record = instance.record.clone();
+            if after == RecordAfter::Nothing {
+                if now.saturating_duration_since(instance.since) >= restarts::HEALTHY {
+                    instance.record.restarts_in_row = 0;
+                }
+                let start = instance.start.as_ref().map(|start| &start.start);
+                if restarts::is_wanted(start, exit) {
+                    self.schedule_restart(now, id);
+                } else {
+                    instance.keep(now, retention, Duration::ZERO);
+                }
+            }
+            self.save(id, out);
+            report_after(now, id, after, record, out);
+            self.next_volume_op(now, id, out);
+        }
+        out.wish_status(false);
+    }
+
+    /// Ends an instance, if it runs, and then takes the step `after`.
+    pub(super) fn end(&mut self, now: Instant, id: Uuid, after: RecordAfter, out: &mut Outbox) {
+        self.end_within(now, id, after, self.settings.grace, out);
+    }
+
+    /// Like [`end`](Self::end), with its own grace period, after which the instance is killed.
+    fn end_within(&mut self, now: Instant, id: Uuid, after: RecordAfter, grace: Duration, out: &mut Outbox) {
+        let retention = self.retention();
+        let Some(instance) = self.all.get_mut(&id) else {
+            return;
+        };
+        out.wish_stats();
+        if let Life::Stopped(Next::StartAgain(_)) = instance.life {
+            instance.life = Life::Stopped(Next::Stay);
+            if !removes(after) {
+                // STATS report `exited` before and after, so only an event shows the change.
+                let record = instance.record.clone();
+                self.save(id, out);
+                if let Some(instance) = self.all.get_mut(&id) {
+                    instance.keep(now, retention, Duration::ZERO);
+                }
+                return report_after(now, id, RecordAfter::Evacuate, record, out);
+            }
+        }
+        let before = instance.record.after;
+        // A later STOP cancels neither a removal nor the InstanceStopped of an EVACUATE.
+        if removes(after) || (!removes(before) && before != RecordAfter::Evacuate) {
+            instance.record.after = after;
+        }
+        match &mut instance.life {
+            Life::Active => {
+                // The grace period begins when the worker has sent the signal: see `handle_signalled`.
+                instance.life = Life::Terminating(Ending::Asking(grace));
+                // The record is written before the instance is asked to end, so that the next agent
+                // continues the command if this agent ends in between.
+                let running = instance.running();
+                self.save(id, out);
+                if let Some((driver, running)) = running {
+                    out.job(Job::Terminate(driver, running));
+                }
+            }
+            Life::Terminating(ending) => {
+                match ending {
+                    // A later command may shorten the grace period, but not extend it.
+                    Ending::Asking(before) => *before = grace.min(*before),
+                    Ending::Asked(at) => *at = (now + grace).min(*at),
+                    Ending::Killing | Ending::Killed(_) | Ending::Hung => {}
+                }
+                self.save(id, out);
+            }
+            Life::Stopped(_) if removes(after) => self.remove(id, out),
+            // An evacuation does not wait until an image is copied.
+            Life::Launching(_) if removes(after) || after == RecordAfter::Evacuate => {
+                instance.cancel.cancel();
+            }
+            Life::Launching(_) | Life::Stopped(_) | Life::Removing(_) => {}
+        }
+    }
+
+    /// Asks all instances to end, and kills those that have not ended within this time.
+    pub(super) fn handle_evacuate(&mut self, now: Instant, within: Duration, out: &mut Outbox) {
+        let running = self.all.iter().filter(|(_, instance)| instance.can_be_stopped());
+        // Collected first, because `end_within` changes the instances.
+        let running: Vec<_> = running
+            .map(|(id, instance)| (*id, instance.is_persistent()))
+            .collect();
+        for (id, is_persistent) in running {
+            let after = if is_persistent {
+                RecordAfter::Evacuate
+            } else {
+                RecordAfter::Release
+            };
+            self.end_within(now, id, after, within, out);
+        }
+    }
+
+    /// Begins the time limit after a worker has sent the signal that asks or kills an instance.
+    pub(super) fn handle_signalled(&mut self, now: Instant, id: Uuid) {
+        if let Some(instance) = self.all.get_mut(&id)
+            && let Life::Terminating(ending) = &mut instance.life
+        {
+            *ending = match *ending {
+                Ending::Asking(grace) => Ending::Asked(now + grace),
+                Ending::Killing => Ending::Killed(now + HUNG),
+                ending => ending,
+            };
+        }
+    }
+
+    /// The instance is about to be killed, because it breaks a rule of its node. Its end follows, and
+    /// keeps this reason.
+    pub(super) fn handle_condemned(&mut self, id: Uuid, handle: &RunId, why: &str) {
+        let instance = self.all.get_mut(&id);
+        // The reason is not for a later run, which may have begun meanwhile.
+        if let Some(instance) = instance.filter(|it| it.record.handle().as_ref() == Some(handle)) {
+            instance.record.detail = excerpt(why).to_string();
+        }
+    }
+
+    fn save(&self, id: Uuid, out: &mut Outbox) {
+        if let Some(instance) = self.all.get(&id) {
+            let record = instance.record();
+            out.job(Job::Save { instance: id, record });
+        }
+    }
+
+    /// The record of an instance could not be saved.
+    pub(super) fn handle_unsaved(&mut self, now: Instant, id: Uuid, why: &str, out: &mut Outbox) {
+        self.unsaved.handle_unsaved(id);
+        let why = format_args!("instance {id}: its record can't be saved: {why}");
+        out.complain(now, "record not saved", why);
+    }
+
+    /// A measurement is done: keeps the usages, and saves the records again that could not be saved. A
+    /// launch and a removal under way write or remove the record themselves, and a record that is
+    /// saved after them would be an older one.
+    pub(super) fn handle_measured(&mut self, usages: Vec<(Uuid, Usage)>, out: &mut Outbox) {
+        for (id, usage) in usages {
+            if let Some(instance) = self.all.get_mut(&id) {
+                instance.usage = usage;
+            }
+        }
+        for id in self.unsaved.take() {
+            let life = self.all.get(&id).map(|instance| instance.life);
+            if !matches!(life, Some(Life::Launching(_) | Life::Removing(_))) {
+                self.save(id, out);
+            }
+        }
+    }
+
+    /// The subjects of a measurement, by driver. The figures of an instance that was measured after its
+    /// end do not change any more.
+    pub(super) fn begin_measurement(&mut self) -> Vec<Subjects> {
+        let mut by_driver = BTreeMap::new();
+        for instance in self.all.values_mut() {
+            let Some(driver) = &instance.driver else { continue };
+            let is_running = instance.is_running();
+            if std::mem::replace(&mut instance.is_measured, !is_running) && !is_running {
+                continue;
+            }
+            let needs = instance.needs();
+            let subject = Measurable {
+                place: instance.place.clone(),
+                handle: instance.record.handle(),
+                vcpus: needs.vcpus,
+                mem_mb: needs.mem_mb,
+            };
+            let of_driver = by_driver.entry(driver.name());
+            let (_, subjects) = of_driver.or_insert_with(|| (Arc::clone(driver), Vec::new()));
+            subjects.push(subject);
+        }
+        by_driver.into_values().collect()
+    }
+
+    /// STATS were sent with the present states.
+    pub(super) fn handle_reported(&mut self) {
+        for instance in self.all.values_mut() {
+            instance.restart_unreported = false;
+        }
+    }
+
+    fn remove(&mut self, id: Uuid, out: &mut Outbox) {
+        if let Some(instance) = self.all.get_mut(&id) {
+            instance.life = Life::Removing(match instance.life {
+                Life::Stopped(next) => next,
+                _ => Next::Stay,
+            });
+            let driver = instance.driver.clone();
+            let start = instance.start.as_ref();
+            let ephemeral = start.map(|start| ephemeral(&start.start)).unwrap_or_default();
+            out.job(Job::Remove {
+                instance: id,
+                driver,
+                ephemeral,
+            });
+        }
+    }
+
+    /// A worker has removed an instance, or could not.
+    pub(super) fn handle_removed(
+        &mut self,
+        now: Instant,
+        id: Uuid,
+        result: Result<(), String>,
+        out: &mut Outbox,
+    ) {
+        if let Err(why) = &result {
+            warn!("{}: instance {id} can't be removed: {why}", out.node());
+        }
+        // An instance of a former agent that never ran is removed without an entry, and a second START
+        // may have made an entry since.
+        let Some(instance) = self.all.get_mut(&id) else {
+            return;
+        };
+        let Life::Removing(next) = instance.life else {
+            return;
+        };
+        let record = instance.record.clone();
+        let after = record.after;
+        match result {
+            Ok(()) => {
+                self.all.remove(&id);
+                report_after(now, id, after, record, out);
+            }
+            Err(why) => {
+                instance.life = Life::Stopped(match after {
+                    // No command asked for this removal, so no command would try it again.
+                    RecordAfter::Retire => Next::Delete(now + REMOVED_AGAIN),
+                    _ => next,
+                });
+                instance.record.after = RecordAfter::Nothing;
+                if after == RecordAfter::Delete {
+                    // Of the protocol's three reasons, `invalid_data` is the only one that does not
+                    // claim that the instance is gone.
+                    out.fail(now, Command::DELETE, subject(id), &Refused::invalid(why));
+                } else if after != RecordAfter::Retire {
+                    // The instance was not removed, but it has stopped.
+                    report_after(now, id, after, record, out);
+                }
+            }
+        }
+        out.wish_status(false);
+    }
+
+    /// Adds a volume command. The caller has checked the state of the instance.
+    ///
+    /// # Errors
+    /// The volume is attached already, or is not, or too many commands wait.
+    pub(super) fn handle_volume(
+        &mut self,
+        now: Instant,
+        id: Uuid,
+        op: VolumeOp,
+        out: &mut Outbox,
+    ) -> Result<(), Refused> {
+        let instance = self.all.get_mut(&id).ok_or("no_instance")?;
+        // If others wait before it, `handle_volume_done` begins it.
+        if instance.volumes.handle_op(op)? {
+            self.next_volume_op(now, id, out);
+        }
+        Ok(())
+    }
+
+    /// Begins the first volume command of an instance, unless it has to wait for the launch.
+    fn next_volume_op(&mut self, now: Instant, id: Uuid, out: &mut Outbox) {
+        let Some(instance) = self.all.get(&id) else {
+            return;
+        };
+        let Some(op) = instance.volumes.next() else {
+            return;
+        };
+        match (instance.life, &instance.driver) {
+            (Life::Active | Life::Stopped(_), Some(driver)) => {
+                let (driver, handle) = (Arc::clone(driver), instance.record.handle());
+                out.job(Job::Volume {
+                    instance: id,
+                    driver,
+                    handle,
+                    op,
+                });
+            }
+            // `handle_launched` and `handle_not_launched` call this function again.
+            (Life::Launching(_), _) => {}
+            _ => {
+                let error = VolumeError::new(VolumeFault::Instance, "the instance is ending");
+                self.handle_volume_done(now, id, op, Err(error), out);
+            }
+        }
+    }
+
+    /// A worker has done a volume command, or could not.
+    pub(super) fn handle_volume_done(
+        &mut self,
+        now: Instant,
+        id: Uuid,
+        op: VolumeOp,
+        result: Result<(), VolumeError>,
+        out: &mut Outbox,
+    ) {
+        if let Some(instance) = self.all.get_mut(&id) {
+            instance.volumes.handle_done(op, result.is_ok());
+        }
+        if let Err(e) = result {
+            let why = format_args!("volume {} of instance {id}: {e}", op.volume);
+            out.complain(now, "volume", why);
+            let word = match e.fault {
+                VolumeFault::NotSupported => "not_supported",
+                VolumeFault::State => "state_failure",
+                VolumeFault::Instance => "instance_failure",
+                VolumeFault::Failed => "attach_failure",
+            };
+            let command = if op.attach {
+                Command::ATTACH_VOLUME
+            } else {
+                Command::DETACH_VOLUME
+            };
+            let subject = CommandSubject {
+                volume_uuid: op.volume.into(),
+                ..subject(id)
+            };
+            out.fail(now, command, subject, &word.into());
+        }
+        self.next_volume_op(now, id, out);
+    }
+
+    /// Kills instances whose grace period is over, and deletes those whose retention is.
+    pub(super) fn handle_tick(&mut self, now: Instant, out: &mut Outbox) {
+        for (id, instance) in &mut self.all {
+            let Life::Terminating(ending) = &mut instance.life else {
+                continue;
+            };
+            let event = match *ending {
+                Ending::Asked(at) if now >= at => {
+                    *ending = Ending::Killing;
+                    instance.record.detail = "it did not end when it was asked to, and was killed".into();
+                    "has not ended within the grace period, and is killed"
+                }
+                Ending::Killed(at) if now >= at => {
+                    *ending = Ending::Hung;
+                    "was killed and has not ended: it counts as hung"
+                }
+                _ => continue,
+            };
+            warn!("{}: instance {id} {event}", out.node());
+            if let Some((driver, running)) = instance.running() {
+                out.job(Job::Kill(driver, running));
+            }
+        }
+        let kept = |(id, instance): (&Uuid, &Instance)| Some((instance.kept_until()?, *id));
+        let kept = self.all.iter().filter_map(kept);
+        for id in retention::over(now, kept, self.settings.policy.retention_count) {
+            info!(
+                "{}: the retention of instance {id} is over, and it is deleted",
+                out.node()
+            );
+            if let Some(instance) = self.all.get_mut(&id) {
+                // `handle_removed` reads this field: it sends InstanceDeleted, or tries again after an
+                // error.
+                instance.record.after = RecordAfter::Retire;
+            }
+            self.remove(id, out);
+            out.wish_stats();
+        }
+    }
+}
+
+/// Sends the event that belongs to the step `after`. The event has the end of the last run,
+/// because the instance may be removed before STATS list it as ended.
+fn report_after(now: Instant, id: Uuid, after: RecordAfter, record: Record, out: &mut Outbox) {
+    let (instance_uuid, end) = (id.into(), end_of(record));
+    match after {
+        RecordAfter::Nothing | RecordAfter::Keep => {}
+        RecordAfter::Delete | RecordAfter::Retire => {
+            out.report(now, Frame::of(&InstanceDeleted { instance_uuid, end }));
+        }
+        RecordAfter::Evacuate | RecordAfter::Release => {
+            out.report(now, Frame::of(&InstanceStopped { instance_uuid, end }));
+        }
+    }
+}
+
+fn end_of(record: Record) -> InstanceEnd {
+    match record.phase {
+        RecordPhase::Stopped => InstanceEnd {
+            exit_code: record.exit_code.into(),
+            exit_signal: record.exit_signal.into(),
+            out_of_memory: record.out_of_memory,
+            detail: record.detail,
+        },
+        // The instance never ran, or its end is unknown.
+        RecordPhase::Starting | RecordPhase::Running => InstanceEnd::default(),
+    }
+}
+
+fn removes(after: RecordAfter) -> bool {
+    matches!(
+        after,
+        RecordAfter::Delete | RecordAfter::Release | RecordAfter::Retire
+    )
+}

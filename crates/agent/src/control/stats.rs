@@ -1,0 +1,70 @@
+//! STATS: the line of each instance, and the frame.
+
+use ssntp::payload::timestamp;
+use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
+use ssntp::proto::Frame;
+use ssntp_payload::{InstanceState, InstanceStats, Stats};
+use uuid::Uuid;
+
+use super::instance::{Ending, Instance, Life, Next};
+
+/// STATS in a frame that receivers can decode. If many instances make it too long, labels and
+/// details are left out first, and then names and times.
+pub(super) fn readable(mut stats: Stats) -> Frame {
+    let shortened: [fn(&mut InstanceStats); 2] = [
+        |instance| {
+            instance.labels.clear();
+            instance.detail.clear();
+        },
+        |instance| {
+            instance.name.clear();
+            instance.started.clear();
+            instance.ended.clear();
+        },
+    ];
+    for shorten in shortened {
+        let frame = Frame::of(&stats);
+        if frame.payload_bytes().len() <= MAX_DOCUMENT_LEN {
+            return frame;
+        }
+        stats.instances.iter_mut().for_each(shorten);
+    }
+    Frame::of(&stats)
+}
+
+/// The line of an instance in STATS.
+pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
+    let record = &instance.record;
+    let start = instance.start.as_ref().map(|start| &start.start);
+    // During a launch the record still describes the run before.
+    let run = !matches!(instance.life, Life::Launching(_));
+    let time = |millis: u64| timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 });
+    let is_over = !instance.is_running();
+    let state = match instance.life {
+        Life::Launching(_) => InstanceState::Pending,
+        Life::Active => InstanceState::Active,
+        Life::Terminating(Ending::Hung) => InstanceState::Hung,
+        Life::Terminating(_) | Life::Removing(_) => InstanceState::Stopping,
+        Life::Stopped(_) if instance.start.is_none() || instance.driver.is_none() => InstanceState::Missing,
+        Life::Stopped(_) => InstanceState::Exited,
+    };
+    InstanceStats {
+        instance_uuid: id.into(),
+        state,
+        restarts: instance.record.restarts.into(),
+        restart_due: matches!(instance.life, Life::Stopped(Next::StartAgain(_))),
+        memory_usage_mb: instance.usage.memory_mb,
+        disk_usage_mb: instance.usage.disk_mb,
+        cpu_usage: instance.usage.cpu_percent,
+        volumes: instance.volumes.ids(),
+        name: start.map(|start| start.name.clone()).unwrap_or_default(),
+        labels: start.map(|start| start.labels.clone()).unwrap_or_default(),
+        started: time(record.started),
+        ended: time(record.ended),
+        exit_code: if is_over { record.exit_code.into() } else { -1 },
+        exit_signal: if is_over { record.exit_signal.into() } else { 0 },
+        out_of_memory: is_over && record.out_of_memory,
+        detail: if run { record.detail.clone() } else { String::new() },
+        ..InstanceStats::default()
+    }
+}
