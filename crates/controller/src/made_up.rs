@@ -64,26 +64,29 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
     let mut view = View::default();
     view.connected(None);
     let mut state = State::default();
+    let mut slots = BTreeMap::new();
     for index in 0..nodes {
-        add_node(&mut view, index, each, &mut state);
+        add_node(&mut view, index, each, &mut state, &mut slots);
     }
     let mut status = BTreeMap::new();
-    for (name, (_, _, _, wanted)) in WORKLOADS.iter().map(|workload| (workload.0, *workload)) {
-        let running = state
+    for (name, _, version, wanted) in WORKLOADS {
+        let of_workload = state
             .instances
             .values()
-            .filter(|i| i.workload == name && i.state == InstanceState::Running);
-        let running = u32::try_from(running.count()).unwrap().min(wanted);
+            .filter(|i| i.workload == name && i.wanted);
+        let count = |fits: &dyn Fn(&Instance) -> bool| {
+            u32::try_from(of_workload.clone().filter(|i| fits(i)).count()).unwrap()
+        };
+        let running = count(&|i| i.state == InstanceState::Running);
         let problem = (running < wanted)
-            .then(|| "instance web-3 was not started: no node in service has enough room".to_owned());
-        let starting = u32::from(name == "api");
+            .then(|| format!("{name}-3 was not started: no node in service has enough room"));
         let standing = Status {
             wanted,
             running,
             healthy: running,
-            outdated: starting * 2,
-            starting,
+            outdated: count(&|i| i.version != version),
             problem,
+            ..Status::default()
         };
         status.insert(name.to_owned(), standing);
     }
@@ -137,7 +140,7 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
         writers: Mutex::default(),
         waiting: Arc::default(),
     });
-    made_up.fill();
+    made_up.fill(each);
     made_up
 }
 
@@ -148,7 +151,14 @@ const WORKLOADS: [(&str, RolloutState, u64, u32); 4] = [
     ("worker", RolloutState::Paused, 3, 2),
 ];
 
-fn add_node(view: &mut View, index: u32, each: u32, state: &mut State) {
+/// Adds a node. `slots` has the number of instances of each workload so far.
+fn add_node(
+    view: &mut View,
+    index: u32,
+    each: u32,
+    state: &mut State,
+    slots: &mut BTreeMap<&'static str, u32>,
+) {
     let uuid = node_uuid(index);
     let node_type = NodeType::ComputeNode;
     let connected = NodeConnected {
@@ -190,7 +200,10 @@ fn add_node(view: &mut View, index: u32, each: u32, state: &mut State) {
     }
     for slot in 0..each {
         let instance = instance_uuid(index * each + slot);
-        let workload = WORKLOADS[usize::try_from((index + slot) % 4).unwrap()].0;
+        let (workload, _, newest, count) = WORKLOADS[usize::try_from((index + slot) % 4).unwrap()];
+        let of_workload = slots.entry(workload).or_default();
+        *of_workload += 1;
+        let in_slot = *of_workload;
         let mut one = InstanceStats {
             instance_uuid: instance.into(),
             state: ["active", "active", "active", "active", "exited"]
@@ -198,7 +211,7 @@ fn add_node(view: &mut View, index: u32, each: u32, state: &mut State) {
             .into(),
             memory_usage_mb: 120 + i64::from(slot * 37),
             cpu_usage: i64::from((index + slot) * 13 % 100),
-            name: format!("{workload}-{}", index * each + slot),
+            name: format!("{workload}-{in_slot}"),
             restarts: i64::from(slot % 3),
             ..InstanceStats::default()
         };
@@ -209,22 +222,34 @@ fn add_node(view: &mut View, index: u32, each: u32, state: &mut State) {
         let kept = Instance {
             uuid: instance,
             workload: workload.to_owned(),
-            slot: slot + 1,
-            version: 1,
+            slot: in_slot,
+            // The roll-out of api has replaced its first instance.
+            version: if workload == "api" && in_slot > 1 {
+                newest - 1
+            } else {
+                newest
+            },
             node: Some(uuid),
-            state: InstanceState::Running,
-            wanted: true,
+            // The third node is gone for longer than the grace.
+            state: if index == 2 {
+                InstanceState::Lost
+            } else {
+                InstanceState::Running
+            },
+            wanted: index != 2,
             ending: String::new(),
             attempt: 0,
             since: ms(ago(3600)),
             revision: 1,
         };
-        if index < 4 {
+        if index < 4 && in_slot <= count {
             state.instances.insert(instance, Arc::new(kept));
         }
         stats.instances.push(one);
     }
-    view.apply(&Frame::of(&stats), ago(u64::from(index % 29)));
+    // The STATS of the node that is gone are from the time before.
+    let age = if index == 2 { 250 } else { u64::from(index % 29) };
+    view.apply(&Frame::of(&stats), ago(age));
     if index == 2 {
         view.apply(
             &Frame::of(&NodeDisconnected {
@@ -243,7 +268,7 @@ fn sessions(nodes: u32) -> Listed<SessionEntry> {
         roles: "agent".into(),
         address: format!("10.0.{}.{}:41{:03}", index / 200, index % 200 + 1, index % 1000),
         age_s: 90_000 + u64::from(index),
-        idle_s: u64::from(index % 31),
+        idle_s: u64::from(index % 29),
         serial: format!("4f:{:02x}", index % 256),
         subject: format!("CN=agent-{index}"),
         issuer: "CN=cluster".into(),
@@ -256,7 +281,10 @@ fn sessions(nodes: u32) -> Listed<SessionEntry> {
         bytes_waiting: if index == 7 { 3_100_000 } else { 0 },
         frames_dropped: if index == 9 { 4_321 } else { 0 },
     };
-    Ok(Arc::new((0..nodes).map(entry).collect()))
+    // A node that is gone has no session.
+    Ok(Arc::new(
+        (0..nodes).filter(|index| *index != 2).map(entry).collect(),
+    ))
 }
 
 fn tenants() -> Listed<TenantEntry> {
@@ -274,10 +302,13 @@ fn tenants() -> Listed<TenantEntry> {
 
 impl MadeUp {
     /// Some rows of each kind.
-    fn fill(&self) {
+    fn fill(&self, each: u32) {
         let node = Some(node_uuid(2));
-        let instance = Some(instance_uuid(3));
+        let instance = Some(instance_uuid(2 * each));
         let web = Some("web".to_owned());
+        let view = Arc::clone(&self.picture.lock().unwrap().view);
+        let name = view.instance(instance_uuid(2 * each));
+        let name = name.map_or("web-3", |instance| &instance.stats.name);
         self.row(
             7200,
             "session",
@@ -286,21 +317,14 @@ impl MadeUp {
             None,
             "a session with the scheduler began",
         );
-        self.row(
-            3700,
-            "applied",
-            web.clone(),
-            None,
-            None,
-            "workload web is applied: 5 instances",
-        );
+        self.row(3700, "applied", web.clone(), None, None, "workload web is new");
         self.row(
             3605,
             "starting",
             web.clone(),
             instance,
             None,
-            "instance web-3 is being started in slot 4",
+            &format!("{name} is started with version 2"),
         );
         self.row(
             3600,
@@ -308,7 +332,7 @@ impl MadeUp {
             web.clone(),
             instance,
             node,
-            "instance web-3 runs",
+            &format!("{name} runs on node rack1-n02"),
         );
         let hop = |role: &str, uuid, rx: u64, tx: u64| NodeTrace {
             ssntp_node_uuid: Id::from(uuid),
@@ -318,7 +342,7 @@ impl MadeUp {
         };
         let begin = 1_789_999_000_000_000_000;
         let trace = FrameTrace {
-            label: "START web-3".into(),
+            label: format!("START {name}"),
             frame_type: "COMMAND".into(),
             operand: "START".into(),
             start_timestamp: ssntp::payload::timestamp::format(begin),
@@ -345,12 +369,12 @@ impl MadeUp {
             "compute node rack1-n02 has disconnected",
         );
         self.row(
-            200,
-            "ended",
+            180,
+            "lost",
             web,
             instance,
             node,
-            "instance web-3 ended: killed SIGKILL, out of memory",
+            &format!("{name} is lost: node rack1-n02 is away"),
         );
         self.row(
             30,

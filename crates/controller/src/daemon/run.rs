@@ -11,13 +11,13 @@ use uuid::Uuid;
 
 use super::checks::Checks;
 use super::handle::{Call, Handle, Health, Order, Outcome, Snapshot};
-use super::seen::{Rows, connected, event, figures, moved, seen};
+use super::seen::{RowLimit, connected, event, figures, moved, seen};
 use crate::clock::{now, unix_ms};
 use crate::model::{State, Write};
 use crate::reconcile::{Answer, Changed, Command, Core, Now, Seen};
 use crate::store::Store;
 use ssntp::proto::ErrorCode;
-use ssntp_payload::{Delete, Requirements, Start, VmType};
+use ssntp_payload::{Delete, Requirements, Start, StartFailureReason, VmType};
 use ssntp_transport::excerpt;
 use ssntp_view as cluster;
 use ssntp_view::{Change, CommandError, Controller, Failure, OrderError, Shown};
@@ -57,7 +57,7 @@ pub(super) struct Run {
     /// complete.
     connected: Option<BTreeSet<Uuid>>,
     seen: Seen,
-    rows: Rows,
+    rows: RowLimit,
     /// The minute of the figures that were written last.
     minute: i64,
     is_ended: bool,
@@ -85,7 +85,7 @@ impl Run {
             is_complete: false,
             connected: None,
             seen: Seen::default(),
-            rows: Rows::default(),
+            rows: RowLimit::default(),
             minute: 0,
             is_ended: false,
         })
@@ -252,9 +252,10 @@ impl Run {
         self.controller.look(|view| {
             let instances = due.iter().filter_map(|(instance, workload)| {
                 let listed = view.instance(instance.uuid)?;
-                let host = match listed.stats.ssh_ip.is_empty() {
-                    false => listed.stats.ssh_ip.clone(),
-                    true => view.node(listed.node)?.stats.networks.first()?.ip.clone(),
+                let host = if listed.stats.ssh_ip.is_empty() {
+                    view.node(listed.node)?.stats.networks.first()?.ip.clone()
+                } else {
+                    listed.stats.ssh_ip.clone()
                 };
                 Some((instance.uuid, workload.spec.health.as_ref()?, host))
             });
@@ -355,19 +356,30 @@ fn answer(settled: Result<Shown, OrderError>) -> Answer {
 }
 
 fn refused(failure: &Failure) -> Answer {
-    match failure.reason.as_str() {
-        "already_running" | "instance_exists" => Answer::There,
-        "role_not_allowed" if failure.error == ErrorCode::INVALID_FRAME_TYPE => Answer::NotMaster,
-        reason => Answer::NotStarted {
-            why: if failure.detail.is_empty() {
-                format!("{} ({reason})", failure.words())
-            } else {
-                format!("{}: {} ({reason})", failure.words(), failure.detail)
-            },
-            is_its_fault: matches!(
-                reason,
-                "image_failure" | "launch_failure" | "network_failure" | "invalid_payload" | "invalid_data"
-            ),
-        },
+    use StartFailureReason as Reason;
+
+    let reason = failure.reason.as_str();
+    if reason == "role_not_allowed" && failure.error == ErrorCode::INVALID_FRAME_TYPE {
+        return Answer::NotMaster;
+    }
+    let of_start = Reason::from(reason);
+    if matches!(of_start, Reason::AlreadyRunning | Reason::InstanceExists) {
+        return Answer::There;
+    }
+    let detail = if failure.detail.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", failure.detail)
+    };
+    Answer::NotStarted {
+        why: format!("{}{detail} ({reason})", failure.words()),
+        is_its_fault: matches!(
+            of_start,
+            Reason::ImageFailure
+                | Reason::LaunchFailure
+                | Reason::NetworkFailure
+                | Reason::InvalidPayload
+                | Reason::InvalidData
+        ),
     }
 }

@@ -99,12 +99,12 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// The rows of the present minute, by kind and node.
 #[derive(Debug, Default)]
-pub(super) struct Rows {
+pub(super) struct RowLimit {
     since: Duration,
     counts: BTreeMap<(&'static str, Option<Uuid>), usize>,
 }
 
-impl Rows {
+impl RowLimit {
     /// Adds an event to `notes`, unless there were too many of its kind and node in this minute. The
     /// number of those that are left out is noted with the first event of a later minute.
     pub(super) fn add(&mut self, event: Event, elapsed: Duration, notes: &mut Vec<Write>) {
@@ -199,7 +199,7 @@ mod tests {
             node: Some(Uuid::from_u128(node)),
             ..Event::default()
         };
-        let (mut rows, mut notes) = (Rows::default(), Vec::new());
+        let (mut rows, mut notes) = (RowLimit::default(), Vec::new());
         for _ in 0..MOST_ROWS + 7 {
             rows.add(event(1), MINUTE / 2, &mut notes);
         }

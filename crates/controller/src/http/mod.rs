@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                     ┌─ access: the right of the client
-//!  ssntp_admin::http ─┼─ api: /api/v1/… ──────────┐
+//!  ssntp_admin::http ─┼─ programs: /api/v1/… ─────┐
 //!                     ├─ events: /api/v1/events ──┼─▶ Source: pictures, rows, orders
 //!                     └─ pages: everything else ──┘
 //! ```
@@ -22,16 +22,16 @@
 //! |---|---|
 //! | `access` | the rights of clients |
 //! | `tokens` | [`Tokens`] |
-//! | `api` | the routes for programs |
+//! | `programs` | the routes for programs |
 //! | `problem` | the errors of the API |
 //! | `events` | the stream of rows |
-//! | `daemon` | the daemon as the source of pages and API |
+//! | `live` | the daemon as the source of pages and API |
 
 mod access;
-mod api;
-mod daemon;
 mod events;
+mod live;
 mod problem;
+mod programs;
 mod tokens;
 
 use std::path::Path;
@@ -42,6 +42,8 @@ use ssntp_admin::http::{AdminConfig, AdminError, Answer, Http, Limits, Refused, 
 use ssntp_admin::{Sampled, Sampler};
 
 use self::access::{Access, COOKIE, Trusts};
+use self::live::Live;
+use self::programs::Programs;
 pub use self::tokens::{Right, Token, TokenError, Tokens};
 use crate::daemon::Handle;
 use crate::page;
@@ -125,8 +127,8 @@ impl Api {
     /// # Errors
     /// [`AdminError`]; then nothing runs.
     pub fn start(config: ApiConfig, handle: Handle) -> Result<Self, AdminError> {
-        let daemon = daemon::Daemon::new(handle).map_err(AdminError::Thread)?;
-        Self::serve(config, Arc::new(daemon))
+        let live = Live::new(handle).map_err(AdminError::Thread)?;
+        Self::serve(config, Arc::new(live))
     }
 
     pub(crate) fn serve(config: ApiConfig, source: Arc<dyn Source>) -> Result<Self, AdminError> {
@@ -141,9 +143,9 @@ impl Api {
         let sampler = Sampler::start("http-picture", MAX_AGE, move || pictured.picture());
         let sampler = sampler.map_err(AdminError::Thread)?;
         let access = Access::new(config.tokens, config.login, trusts);
-        let (of_api, pictures) = (Arc::clone(&source), sampler.sampled());
+        let (of_programs, pictures) = (Arc::clone(&source), sampler.sampled());
         let routes = Arc::new(Routes {
-            programs: api::Api::new(of_api, Arc::clone(&pictures), access.clone()),
+            programs: Programs::new(of_programs, Arc::clone(&pictures), access.clone()),
             source,
             pictures,
             access,
@@ -195,7 +197,7 @@ struct Routes {
     source: Arc<dyn Source>,
     pictures: Arc<Sampled<Picture>>,
     access: Access,
-    programs: api::Api,
+    programs: Programs,
     /// Each large answer holds a clone, so the count of clones is the number of large answers.
     large: Arc<()>,
     /// Each page that waits for a node holds a clone.

@@ -113,7 +113,7 @@ fn programs_read_every_resource() {
     let (_, rows) = rig.get("/api/v1/history?order=newest&limit=2&workload=web");
     assert_eq!(
         (rows[0]["kind"].as_str(), rows.as_array().unwrap().len()),
-        (Some("ended"), 2)
+        (Some("lost"), 2)
     );
     assert_eq!(rig.get("/api/v1/traces").1[0]["trace"]["operand"], "START");
 }

@@ -130,13 +130,14 @@ impl Tokens {
                 .map(rfc3339),
             hash: digest(&digest(&secret)),
         };
-        self.change(|tokens| match tokens.iter().any(|known| known.name == name) {
-            true => Err(TokenError::Known(name.to_owned())),
-            false if tokens.len() >= MOST => Err(TokenError::TooMany),
-            false => {
-                tokens.push(token);
-                Ok(())
+        self.change(|tokens| {
+            if tokens.iter().any(|known| known.name == name) {
+                return Err(TokenError::Known(name.to_owned()));
+            } else if tokens.len() >= MOST {
+                return Err(TokenError::TooMany);
             }
+            tokens.push(token);
+            Ok(())
         })?;
         Ok(secret)
     }
@@ -149,10 +150,10 @@ impl Tokens {
         self.change(|tokens| {
             let before = tokens.len();
             tokens.retain(|token| token.name != name);
-            match tokens.len() < before {
-                true => Ok(()),
-                false => Err(TokenError::Unknown(name.to_owned())),
+            if tokens.len() == before {
+                return Err(TokenError::Unknown(name.to_owned()));
             }
+            Ok(())
         })
     }
 

@@ -31,7 +31,7 @@ pub use self::spec::{
     HealthCheck, MAX_COUNT, Reschedule, ReschedulePolicy, Spec, SpecError, Template, Update,
 };
 pub(crate) use self::spec::{SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL};
-pub use self::start_keys::StartKeys;
+pub use self::start_keys::{StartKeys, check_isolation};
 
 /// The number of versions of a workload that are kept, so that a roll-out can go back.
 pub const KEPT_VERSIONS: usize = 10;
@@ -142,6 +142,29 @@ pub enum InstanceState {
     /// The scheduler does not have the instance. It stays stored for an hour, and is deleted if a node
     /// lists it in that time.
     Lost,
+}
+
+impl InstanceState {
+    /// The state of an instance that its node reports.
+    pub(crate) fn of(seen: &ssntp_view::Instance) -> Self {
+        match seen.state {
+            ssntp_payload::InstanceState::Pending => Self::Starting,
+            _ if seen.is_alive() => Self::Running,
+            _ if seen.ending().is_some_and(|ending| ending.is_success()) => Self::Done,
+            _ => Self::Failed,
+        }
+    }
+
+    /// The word for it, which pages and programs read.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Failed => "failed",
+            Self::Done => "done",
+            Self::Lost => "lost",
+        }
+    }
 }
 
 /// An event that is not in the history yet.

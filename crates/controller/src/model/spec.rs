@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::start_keys::StartKeys;
+use super::start_keys::{StartKeys, check_isolation};
 use ssntp_payload::{
     MAX_LABELS, Networking, RawDocument, Requirements, Start, StartPayload, check_label, check_name,
 };
@@ -187,6 +187,9 @@ impl Spec {
         }
         if self.name.len() > MAX_NAME {
             return wrong("name", format!("it has more than {MAX_NAME} bytes"));
+        }
+        if let Err(why) = check_isolation(&self.start) {
+            return wrong("start.tenant", why.into());
         }
         if self.count > MAX_COUNT {
             return wrong("count", format!("it is more than {MAX_COUNT}"));
@@ -431,6 +434,14 @@ mod tests {
             ("name: a\ncuont: 1\nstart: {command: [a]}", "cuont"),
             ("name: a\nstart: {comand: [a]}", "comand"),
             ("name: a\nstart: {mem_mb: 1}", "nothing to start"),
+            (
+                "name: a\nstart: {command: [a], tenant: blue}",
+                "start.tenant: no address in the tenant's network is leased",
+            ),
+            (
+                "name: a\nstart: {command: [a], tenant_uuid: blue, networking: {subnet: 10.0.0.0/24}}",
+                "start.tenant: no address",
+            ),
             (
                 "name: a\nstart: {command: [a], mem_mb: -1}",
                 "start.requirements.mem_mb is below zero",

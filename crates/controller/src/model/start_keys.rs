@@ -9,7 +9,7 @@
 //! hostname: rack1-n07         # for requirements.hostname
 //! network_node: false         # for requirements.network_node
 //! persistent: true            # for persistence: all
-//! tenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+//! tenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50    # for tenant_uuid; with networking.private_ip
 //! volumes: [7c9e6679-7425-40de-944b-e07fc1f90ae7]
 //! ```
 //!
@@ -32,8 +32,8 @@ use ssntp_payload::{
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StartKeys {
+    #[serde(alias = "tenant")]
     tenant_uuid: Id,
-    docker_image: String,
     fw_type: FwType,
     persistence: Persistence,
     vm_type: VmType,
@@ -55,7 +55,6 @@ pub struct StartKeys {
     hostname: Option<String>,
     network_node: Option<bool>,
     persistent: bool,
-    tenant: Option<Id>,
     volumes: Vec<Id>,
 }
 
@@ -82,9 +81,8 @@ impl StartKeys {
             ..Storage::default()
         }));
         let start = Start {
-            tenant_uuid: self.tenant.unwrap_or(self.tenant_uuid),
+            tenant_uuid: self.tenant_uuid,
             instance_uuid: self.instance_uuid.unwrap_or_default(),
-            docker_image: self.docker_image,
             fw_type: self.fw_type,
             persistence: match self.persistence {
                 Persistence::Unset if self.persistent => Persistence::All,
@@ -105,6 +103,7 @@ impl StartKeys {
             dir: self.dir,
             name: self.name,
             labels: self.labels,
+            ..Start::default()
         };
         check(&start)?;
         Ok(start)
@@ -130,8 +129,23 @@ fn check(start: &Start) -> Result<(), String> {
     }
     // The rule is the scheduler's own, so that both refuse the same values.
     Needs::of(start).map_err(|path| format!("{path} is below zero"))?;
-    match start.command.is_empty() && start.docker_image.is_empty() && start.storage.is_empty() {
-        true => Err("it names no command, no docker_image and no storage: nothing to start".into()),
-        false => Ok(()),
+    if start.command.is_empty() && start.storage.is_empty() {
+        return Err("it names no command and no storage: nothing to start".into());
     }
+    Ok(())
+}
+
+/// Checks that the instance of a tenant has an address in the tenant's network. Without one it would
+/// run in the network of its host, beside the instances of all others.
+///
+/// # Errors
+/// The reason.
+pub fn check_isolation(start: &Start) -> Result<(), &'static str> {
+    if start.tenant_uuid.is_empty() || !start.networking.private_ip.is_empty() {
+        return Ok(());
+    }
+    Err(
+        "no address in the tenant's network is leased for it, so it would run in the network of its host; \
+         `ssntp ctl start --tenant NAME` leases one, or name all of networking",
+    )
 }

@@ -98,9 +98,10 @@ fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, Option<i64>)
         if is_last {
             return Ok((found, None));
         }
-        match query.newest_first {
-            true => query.before = last,
-            false => query.after = last,
+        if query.newest_first {
+            query.before = last;
+        } else {
+            query.after = last;
         }
     }
     let searched = if query.newest_first {
@@ -112,9 +113,10 @@ fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, Option<i64>)
 }
 
 fn table(scene: &Scene<'_>, out: &mut Html, rows: &[Row], oldest_first: bool) {
-    let (sign, heard, next) = match oldest_first {
-        true => ("▲", "ascending", ""),
-        false => ("▼", "descending", "id"),
+    let (sign, heard, next) = if oldest_first {
+        ("▲", "ascending", "")
+    } else {
+        ("▼", "descending", "id")
     };
     let query = scene
         .params
@@ -134,20 +136,13 @@ fn table(scene: &Scene<'_>, out: &mut Html, rows: &[Row], oldest_first: bool) {
 
 fn pager(scene: &Scene<'_>, out: &mut Html, rows: &[Row], next: Option<i64>, query: &Query) {
     let ids = || rows.iter().map(|row| row.id);
-    // Without rows, the page before begins where this one was asked to begin.
-    let (older, newer) = match query.newest_first {
-        true => (
-            next,
-            query
-                .before
-                .map(|before| ids().max().unwrap_or(before.saturating_sub(1))),
-        ),
-        false => (
-            query
-                .after
-                .map(|after| ids().min().unwrap_or(after.saturating_add(1))),
-            next,
-        ),
+    // A page without rows links back to the row that it was asked for.
+    let (older, newer) = if query.newest_first {
+        let back = |before: i64| ids().max().unwrap_or(before.saturating_sub(1));
+        (next, query.before.map(back))
+    } else {
+        let back = |after: i64| ids().min().unwrap_or(after.saturating_add(1));
+        (query.after.map(back), next)
     };
     if rows.is_empty() && older.or(newer).is_none() {
         return;

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::html::{Html, html};
 use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, number};
-use super::words::{Age, Grade, Link, Span, State, WorkloadLink, known, labels, megabytes};
+use super::words::{Age, Badge, Grade, Link, Span, WorkloadLink, known, labels, megabytes, named};
 use crate::clock::time;
 use crate::model::{self, InstanceState as Kept};
 use crate::source::{Picture, Written};
@@ -28,7 +28,7 @@ const SENDING: Duration = Duration::from_secs(2);
 const MOST_WAITING: usize = 8;
 
 /// An instance: `seen` is its state on a node, `kept` the state that the reconciler has stored.
-pub(super) struct Instance<'a> {
+pub(super) struct InstanceRow<'a> {
     uuid: Uuid,
     /// The node of the instance, or the last one that it had.
     pub(super) node: Option<Uuid>,
@@ -38,7 +38,7 @@ pub(super) struct Instance<'a> {
     now: SystemTime,
 }
 
-impl<'a> Instance<'a> {
+impl<'a> InstanceRow<'a> {
     fn of(
         scene: &Scene<'a>,
         uuid: Uuid,
@@ -64,40 +64,41 @@ impl<'a> Instance<'a> {
         self.seen.map_or("", |seen| &seen.stats.name)
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> Badge {
         let is_wanted = self.kept.is_some_and(|kept| kept.wanted);
         let Some(seen) = self.seen else {
             return match self.kept.map(|kept| kept.state) {
-                Some(Kept::Starting) => State(Grade::Wait, "starting"),
-                Some(Kept::Failed) => State(Grade::Bad, "failed"),
-                Some(Kept::Running | Kept::Lost) => State(Grade::Past, "lost"),
-                Some(Kept::Done) => State(Grade::Past, "done"),
-                None => State(Grade::Past, "gone"),
+                Some(Kept::Starting) => Badge(Grade::Wait, Kept::Starting.word()),
+                Some(Kept::Failed) => Badge(Grade::Bad, Kept::Failed.word()),
+                Some(Kept::Running | Kept::Lost) => Badge(Grade::Past, Kept::Lost.word()),
+                Some(Kept::Done) => Badge(Grade::Past, Kept::Done.word()),
+                None => Badge(Grade::Past, "gone"),
             };
         };
+        let state = Kept::of(seen);
         // The state on a node that is gone or late is of the past.
         if !self.on.is_some_and(Node::is_current) {
-            return match seen.state {
-                InstanceState::Active => State(Grade::Past, "was active"),
-                InstanceState::Exited => State(Grade::Past, "had exited"),
-                _ => State(Grade::Past, "was there"),
-            };
+            return Badge(
+                Grade::Past,
+                match state {
+                    Kept::Running => "was running",
+                    Kept::Starting => "was starting",
+                    ended => ended.word(),
+                },
+            );
         }
-        match seen.state {
-            InstanceState::Active => State(Grade::Good, "active"),
-            InstanceState::Pending => State(Grade::Wait, "starting"),
-            InstanceState::Stopping => State(Grade::Wait, "stopping"),
-            InstanceState::ExitPaused => State(Grade::Wait, "paused"),
-            InstanceState::Exited if seen.ending().is_some_and(|ending| ending.is_success()) => {
-                State(Grade::Past, "done")
-            }
-            InstanceState::Exited if is_wanted => State(Grade::Bad, "failed"),
-            InstanceState::Exited => State(Grade::Past, "exited"),
-            InstanceState::Deleted => State(Grade::Past, "deleted"),
-            InstanceState::ExitFailed => State(Grade::Bad, "exit failed"),
-            InstanceState::Hung => State(Grade::Bad, "hung"),
-            InstanceState::Missing => State(Grade::Bad, "missing"),
-            _ => State(Grade::Warn, "unknown"),
+        match (&seen.state, state) {
+            (InstanceState::Stopping, _) => Badge(Grade::Wait, "stopping"),
+            (InstanceState::ExitPaused, _) => Badge(Grade::Wait, "paused"),
+            (InstanceState::Deleted, _) => Badge(Grade::Past, "deleted"),
+            (InstanceState::ExitFailed, _) => Badge(Grade::Bad, "exit failed"),
+            (InstanceState::Hung, _) => Badge(Grade::Bad, "hung"),
+            (InstanceState::Missing, _) => Badge(Grade::Bad, "missing"),
+            (InstanceState::Active, _) => Badge(Grade::Good, state.word()),
+            (InstanceState::Pending, _) => Badge(Grade::Wait, state.word()),
+            (_, Kept::Failed) if is_wanted => Badge(Grade::Bad, state.word()),
+            (_, Kept::Failed | Kept::Done) => Badge(Grade::Past, state.word()),
+            _ => Badge(Grade::Warn, "unknown"),
         }
     }
 
@@ -126,12 +127,12 @@ impl<'a> Instance<'a> {
 }
 
 /// All instances: first those that the scheduler reports, then those that only the reconciler knows.
-pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Instance<'a>> {
+pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<InstanceRow<'a>> {
     let picture: &'a Picture = scene.picture;
     let kept = &picture.kept.state.instances;
     let seen = picture.view.instances();
     let seen = seen.map(|seen| {
-        Instance::of(
+        InstanceRow::of(
             scene,
             seen.uuid,
             Some(seen),
@@ -141,7 +142,7 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Instance<'a>> {
     let unseen = kept
         .values()
         .filter(|kept| picture.view.instance(kept.uuid).is_none());
-    let unseen = unseen.map(|kept| Instance::of(scene, kept.uuid, None, Some(kept)));
+    let unseen = unseen.map(|kept| InstanceRow::of(scene, kept.uuid, None, Some(kept)));
     seen.chain(unseen).collect()
 }
 
@@ -151,10 +152,10 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
     Ok("Instances".to_owned())
 }
 
-pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&Instance<'_>) -> bool) {
+pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&InstanceRow<'_>) -> bool) {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("name", "Instance", "name", |row: &Instance<'_>| row.name().into(),
+        Column("name", "Instance", "name", |row: &InstanceRow<'_>| row.name().into(),
             |row, out| out.show(&row.link())),
         Column("state", "State", "", |row| number(row.state().0 as i64),
             |row, out| {
@@ -224,7 +225,7 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&Instance<'
 pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     let history = scene.newest(100, |query| query.instance = Some(uuid))?;
     let kept = scene.picture.kept.state.instances.get(&uuid);
-    let found = Instance::of(
+    let found = InstanceRow::of(
         scene,
         uuid,
         scene.picture.view.instance(uuid),
@@ -234,10 +235,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     if found.seen.is_none() && kept.is_none() && history.is_empty() {
         return Err(Missing::Unknown);
     }
-    let name = match found.name().is_empty() {
-        true => uuid.to_string(),
-        false => found.name().to_owned(),
-    };
+    let name = named(found.name(), uuid);
     html!(main; "<p class='way'><a href='/instances'>Instances</a></p><h1>" {name} " " {found.state()} "</h1>");
     if let (Some(on), Some(_)) = (found.on, found.seen)
         && !on.is_current()
@@ -276,9 +274,10 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         .fact("Disk", &text(|stats| megabytes(stats.disk_usage_mb)))
         .fact(
             "SSH",
-            &text(|stats| match stats.ssh_ip.is_empty() {
-                true => String::new(),
-                false => format!("{}:{}", stats.ssh_ip, stats.ssh_port),
+            &text(|stats| {
+                let has_ssh = !stats.ssh_ip.is_empty();
+                let address = has_ssh.then(|| format!("{}:{}", stats.ssh_ip, stats.ssh_port));
+                address.unwrap_or_default()
             }),
         )
         .fact("Labels", &text(|stats| labels(&stats.labels)))

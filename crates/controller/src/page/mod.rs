@@ -45,7 +45,7 @@ use uuid::Uuid;
 
 use self::html::{Html, html};
 use self::scene::{Missing, Scene};
-use self::words::{Grade, State};
+use self::words::{Badge, Grade};
 use crate::source::Picture;
 use ssntp::pki::rfc3339;
 
@@ -101,7 +101,7 @@ pub(crate) fn login(why: &str) -> String {
         "<label>Token <input type='password' name='token' autocomplete='off' required autofocus></label>"
         "<button>Log in</button></form>");
     if !why.is_empty() {
-        html!(&mut main; "<p role='alert'>" {State(Grade::Bad, "refused")} ": " {why} "</p>");
+        html!(&mut main; "<p role='alert'>" {Badge(Grade::Bad, "refused")} ": " {why} "</p>");
     }
     html!(&mut main; "<p class='hint'><code>ssntp controller token add NAME</code> makes a token.</p>");
     frame(None, "/login", "Log in", &main)

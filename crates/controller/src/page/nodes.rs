@@ -9,7 +9,7 @@ use super::html::{Html, html};
 use super::instances;
 use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, choice, number};
-use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes};
+use super::words::{Age, Badge, Bytes, Grade, Link, Span, Used, known, megabytes, named};
 use crate::clock::{ms, time};
 use crate::model::Figures;
 use ssntp::pki::rfc3339;
@@ -19,27 +19,27 @@ use ssntp_view::Node;
 /// The spans of time of the charts: the value of the parameter `span`, and the seconds.
 const SPANS: [(&str, i64); 3] = [("1h", 3600), ("24h", 86_400), ("7d", 7 * 86_400)];
 
-pub(super) fn state(node: &Node) -> State {
+pub(super) fn state(node: &Node) -> Badge {
     if !node.connected {
-        return State(Grade::Past, "gone");
+        return Badge(Grade::Past, "gone");
     }
     match &node.status {
-        NodeStatus::Ready => State(Grade::Good, "ready"),
-        NodeStatus::Full => State(Grade::Warn, "full"),
-        NodeStatus::Stale => State(Grade::Warn, "late"),
-        NodeStatus::Maintenance => State(Grade::Wait, "maintenance"),
-        NodeStatus::Offline => State(Grade::Bad, "offline"),
-        status if status.as_str().is_empty() => State(Grade::Wait, "silent"),
-        _ => State(Grade::Wait, "other"),
+        NodeStatus::Ready => Badge(Grade::Good, "ready"),
+        NodeStatus::Full => Badge(Grade::Warn, "full"),
+        NodeStatus::Stale => Badge(Grade::Warn, "late"),
+        NodeStatus::Maintenance => Badge(Grade::Wait, "maintenance"),
+        NodeStatus::Offline => Badge(Grade::Bad, "offline"),
+        status if status.as_str().is_empty() => Badge(Grade::Wait, "silent"),
+        _ => Badge(Grade::Wait, "other"),
     }
 }
 
-struct Listed<'a> {
+struct NodeRow<'a> {
     node: &'a Node,
     now: SystemTime,
 }
 
-impl Listed<'_> {
+impl NodeRow<'_> {
     fn memory(&self) -> Used {
         let (free, total) = (self.node.stats.mem_available_mb, self.node.stats.mem_total_mb);
         Used { free, total }
@@ -55,7 +55,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
     html!(main; "<h1>Nodes</h1>");
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("name", "Node", "name", |row: &Listed<'_>| row.node.stats.hostname.as_str().into(),
+        Column("name", "Node", "name", |row: &NodeRow<'_>| row.node.stats.hostname.as_str().into(),
             |row, out| out.show(&Link::node(row.node))),
         Column("state", "State", "", |row| number(state(row.node).0 as i64), |row, out| out.show(&state(row.node))),
         Column("kind", "Kind", "opt", |row| row.node.kind().into(), |row, out| out.show(row.node.kind())),
@@ -99,7 +99,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
         .picture
         .view
         .nodes()
-        .map(|node| Listed { node, now })
+        .map(|node| NodeRow { node, now })
         .collect();
     table.show(main, scene.params, rows);
     Ok("Nodes".to_owned())
@@ -113,17 +113,14 @@ fn since(at: Option<SystemTime>, now: SystemTime) -> u64 {
 pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     let node = scene.picture.view.node(uuid).ok_or(Missing::Unknown)?;
     let (stats, now) = (&node.stats, scene.now());
-    let name = match stats.hostname.is_empty() {
-        true => uuid.to_string(),
-        false => stats.hostname.clone(),
-    };
+    let name = named(&stats.hostname, uuid);
     html!(main; "<p class='way'><a href='/nodes'>Nodes</a></p><h1>" {name} " " {state(node)} "</h1>");
     if !node.is_current() {
         html!(main; "<p class='was'>The figures below are from " {scene.age(node.seen.unwrap_or(node.since))}
             ". The present state of the node is unknown.</p>");
     }
     let addresses: Vec<_> = stats.networks.iter().map(|n| n.ip.as_str()).collect();
-    let listed = Listed { node, now };
+    let listed = NodeRow { node, now };
     let mut heard = Html::default();
     if let Some(at) = node.seen {
         html!(&mut heard; {Age { at, now }});
@@ -158,9 +155,9 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         html!(main; "<h2>Tunnels of tenants</h2><ul class='rows'>");
         for tunnel in &stats.tunnels {
             let up = if tunnel.up {
-                State(Grade::Good, "up")
+                Badge(Grade::Good, "up")
             } else {
-                State(Grade::Bad, "down")
+                Badge(Grade::Bad, "down")
             };
             html!(main; "<li>key " {tunnel.key} " " {up} " " {Bytes(tunnel.rx_bytes)} " in, "
                 {Bytes(tunnel.tx_bytes)} " out, " {tunnel.drops} " packets dropped</li>");

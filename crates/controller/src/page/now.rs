@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::html::{Html, Show, html};
 use super::params::encode;
 use super::scene::{Made, Scene};
-use super::words::{Bytes, Grade, Link, State};
+use super::words::{Badge, Bytes, Grade, Link};
 use super::{instances, nodes, workloads};
 
 /// The maximum number of nodes or instances that a problem names. The rest are counted.
@@ -18,7 +18,7 @@ const VERY_SOON: Duration = Duration::from_secs(3 * 86_400);
 const BACKLOG: u64 = 1 << 20;
 
 /// A problem, which may be that of several nodes, instances or sessions.
-struct Problem {
+struct Trouble {
     grade: Grade,
     what: Html,
     /// The address of a page with more about it.
@@ -26,7 +26,7 @@ struct Problem {
     named: Vec<Html>,
 }
 
-impl Problem {
+impl Trouble {
     fn new(grade: Grade, to: &str, what: &(impl Show + ?Sized)) -> Self {
         Self {
             grade,
@@ -50,14 +50,14 @@ pub(super) fn view(scene: &Scene<'_>, main: &mut Html) -> Made {
     tiles(scene, main);
     html!(main; "<section aria-labelledby='wrong'><h2 id='wrong'>What is wrong now</h2>");
     if problems.is_empty() {
-        html!(main; "<p class='well'>" {State(Grade::Good, "Nothing is wrong.")} "</p>");
+        html!(main; "<p class='well'>" {Badge(Grade::Good, "Nothing is wrong.")} "</p>");
     } else {
         html!(main; "<ul class='problems'>");
         for problem in &problems {
             let state = match problem.grade {
-                Grade::Bad => State(Grade::Bad, "wrong"),
-                Grade::Warn => State(Grade::Warn, "warning"),
-                grade => State(grade, "under way"),
+                Grade::Bad => Badge(Grade::Bad, "wrong"),
+                Grade::Warn => Badge(Grade::Warn, "warning"),
+                grade => Badge(grade, "under way"),
             };
             html!(main; "<li>" {state} " <div><a href='" {problem.to} "'>" {problem.what} "</a>");
             if !problem.named.is_empty() {
@@ -89,7 +89,7 @@ fn tiles(scene: &Scene<'_>, out: &mut Html) {
     let (mut running, mut wanted) = (0, 0);
     for status in picture.kept.status.values() {
         running += status.running;
-        wanted += status.wanted;
+        wanted += status.wanted.saturating_sub(status.done);
     }
     let connected = picture.view.nodes().filter(|node| node.connected).count();
     let all = instances::all(scene);
@@ -101,7 +101,7 @@ fn tiles(scene: &Scene<'_>, out: &mut Html) {
     let tiles = [
         ("/workloads", "Wanted instances that run", u64::from(running), u64::from(wanted)),
         ("/nodes", "Nodes connected", connected as u64, picture.view.nodes().count() as u64),
-        ("/instances", "Instances active", active as u64, all.len() as u64),
+        ("/instances", "Instances that run", active as u64, all.len() as u64),
     ];
     html!(out; "<ul class='tiles'>");
     for (to, name, some, all) in tiles {
@@ -110,23 +110,23 @@ fn tiles(scene: &Scene<'_>, out: &mut Html) {
     html!(out; "<li><a href='/workloads'><b>" {picture.kept.state.workloads.len()} "</b><span>Workloads</span></a></li></ul>");
 }
 
-fn problems(scene: &Scene<'_>) -> Vec<Problem> {
+fn problems(scene: &Scene<'_>) -> Vec<Trouble> {
     let mut problems = Vec::new();
     let health = &scene.picture.kept.health;
     if !health.online {
         let what = "There is no session with the scheduler: these pages show the last known state";
-        problems.push(Problem::new(Grade::Bad, "/events?kind=session", what));
+        problems.push(Trouble::new(Grade::Bad, "/events?kind=session", what));
     } else if !health.told {
         let what = "The scheduler is still reporting its nodes";
-        problems.push(Problem::new(Grade::Wait, "/nodes", what));
+        problems.push(Trouble::new(Grade::Wait, "/nodes", what));
     }
     if let Err(why) = &health.store {
         let what = format!("The database cannot be written, so no instance is started: {why}");
-        problems.push(Problem::new(Grade::Bad, "/events", &what));
+        problems.push(Trouble::new(Grade::Bad, "/events", &what));
     }
     if health.online && !health.leads {
         let what = "Another controller is the master: this one starts and deletes no instance";
-        problems.push(Problem::new(Grade::Warn, "/events?kind=session", what));
+        problems.push(Trouble::new(Grade::Warn, "/events?kind=session", what));
     }
     of_workloads(scene, &mut problems);
     of_nodes(scene, &mut problems);
@@ -136,9 +136,9 @@ fn problems(scene: &Scene<'_>) -> Vec<Problem> {
     problems
 }
 
-fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
+fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     for listed in workloads::all(scene) {
-        let State(grade, word) = listed.state();
+        let Badge(grade, word) = listed.state();
         // A deletion is an order of a user, so it is not a problem.
         if grade == Grade::Good || word == "deleting" {
             continue;
@@ -151,13 +151,13 @@ fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
             html!(&mut what; "; " {why});
         }
         let to = format!("/workloads/{}", encode(name));
-        problems.push(Problem::new(grade, &to, &what));
+        problems.push(Trouble::new(grade, &to, &what));
     }
 }
 
 /// Adds one problem for all nodes, instances or sessions in the same state, if there are any.
 fn together(
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<Trouble>,
     grade: Grade,
     to: &str,
     (one, many): (&str, &str),
@@ -168,7 +168,7 @@ fn together(
         1 => format!("1 {one}"),
         count => format!("{count} {many}"),
     };
-    let mut problem = Problem::new(grade, to, &what);
+    let mut problem = Trouble::new(grade, to, &what);
     problem.named = named;
     problems.push(problem);
 }
@@ -189,7 +189,7 @@ const INSTANCES: [(&str, (&str, &str)); 4] = [
     ("exit failed", ("instance could not be stopped", "instances could not be stopped")),
 ];
 
-fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
+fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     for (word, grade, words) in NODES {
         let nodes = scene.picture.view.nodes();
         let nodes = nodes.filter(|node| nodes::state(node).1 == word);
@@ -198,7 +198,7 @@ fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
     }
 }
 
-fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
+fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     let all = instances::all(scene);
     for (word, words) in INSTANCES {
         let found = all.iter().filter(|instance| instance.state().1 == word);
@@ -208,7 +208,7 @@ fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
     }
 }
 
-fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
+fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     let Ok(sessions) = &scene.source.sessions() else {
         return;
     };
@@ -232,14 +232,14 @@ fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
     );
 }
 
-fn of_certificates(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
+fn of_certificates(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     for (whose, end) in &scene.picture.certificates {
         let left = end.duration_since(scene.now()).unwrap_or_default();
         if left < SOON {
             let grade = if left < VERY_SOON { Grade::Bad } else { Grade::Warn };
             let mut what = Html::default();
             html!(&mut what; "The certificate of " {*whose} " ends " {scene.age(*end)});
-            problems.push(Problem::new(grade, "/sessions", &what));
+            problems.push(Trouble::new(grade, "/sessions", &what));
         }
     }
 }

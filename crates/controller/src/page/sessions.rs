@@ -7,18 +7,18 @@ use uuid::Uuid;
 use super::html::{Html, html};
 use super::scene::{Facts, Made, Scene};
 use super::table::{Column, Table, number};
-use super::words::{Bytes, Grade, Span, State};
+use super::words::{Badge, Bytes, Grade, Span};
 use ssntp::payload::SessionEntry;
 
 /// The time in seconds after which a session counts as silent. Agents send STATS every 30 s.
 const SILENT: u64 = 120;
 
-fn state(session: &SessionEntry) -> State {
+fn state(session: &SessionEntry) -> Badge {
     match session {
-        one if one.frames_dropped > 0 => State(Grade::Warn, "dropped"),
-        one if one.bytes_waiting > 0 => State(Grade::Warn, "backlog"),
-        one if one.idle_s > SILENT => State(Grade::Wait, "silent"),
-        _ => State(Grade::Good, "flowing"),
+        one if one.frames_dropped > 0 => Badge(Grade::Warn, "dropped"),
+        one if one.bytes_waiting > 0 => Badge(Grade::Warn, "backlog"),
+        one if one.idle_s > SILENT => Badge(Grade::Wait, "silent"),
+        _ => Badge(Grade::Good, "flowing"),
     }
 }
 
@@ -39,14 +39,14 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
 }
 
 fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
-    struct Listed<'a> {
+    struct SessionRow<'a> {
         session: &'a SessionEntry,
         name: &'a str,
         node: Option<Uuid>,
     }
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("client", "Client", "name", |row: &Listed<'_>| row.name.into(),
+        Column("client", "Client", "name", |row: &SessionRow<'_>| row.name.into(),
             |row, out| match row.node {
                     Some(uuid) => html!(out; "<a href='/nodes/" {uuid} "'>" {row.name} "</a>"),
                     None => html!(out; {row.name}),
@@ -92,7 +92,7 @@ fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
         let name = known
             .map(|node| node.stats.hostname.as_str())
             .filter(|name| !name.is_empty());
-        Listed {
+        SessionRow {
             session,
             name: name.unwrap_or(session.uuid.as_str()),
             node: known.map(|node| node.uuid),

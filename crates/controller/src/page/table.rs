@@ -13,7 +13,7 @@ use std::fmt::Write;
 
 use super::html::{Html, Show, html};
 use super::params::Params;
-use super::words::{Grade, State};
+use super::words::{Badge, Grade};
 
 /// The maximum number of rows of a page: enough for an overview, and few enough for a phone.
 pub(crate) const ROWS: usize = 200;
@@ -76,7 +76,7 @@ pub(crate) struct Table<'a, T> {
     /// The text that the filter searches.
     pub(crate) find: fn(&T) -> String,
     /// The state of a row, if rows have one.
-    pub(crate) state: fn(&T) -> Option<State>,
+    pub(crate) state: fn(&T) -> Option<Badge>,
     /// The default of the parameter `sort`.
     pub(crate) sort: &'static str,
     /// The sentence that is shown if there are no rows at all.
@@ -101,7 +101,7 @@ impl<T> Table<'_, T> {
         self.tools(out, params, &rows, all);
         let state = params.get("state");
         if !state.is_empty() {
-            rows.retain(|row| (self.state)(row).is_some_and(|State(_, word)| word == state));
+            rows.retain(|row| (self.state)(row).is_some_and(|Badge(_, word)| word == state));
         }
         self.order(params, &mut rows);
         let found = rows.len();
@@ -121,9 +121,10 @@ impl<T> Table<'_, T> {
         };
         // The id decides between equal rows, so that the order is the same on each page.
         rows.sort_by_cached_key(|row| (self.id)(row));
-        match falls {
-            true => rows.sort_by_cached_key(|row| Reverse(sort(row))),
-            false => rows.sort_by_cached_key(sort),
+        if falls {
+            rows.sort_by_cached_key(|row| Reverse(sort(row)));
+        } else {
+            rows.sort_by_cached_key(sort);
         }
     }
 
@@ -145,7 +146,7 @@ impl<T> Table<'_, T> {
     fn tools(&self, out: &mut Html, params: &Params, rows: &[T], all: usize) {
         search_form(out, params);
         let mut states = BTreeMap::<&str, usize>::new();
-        for State(_, word) in rows.iter().filter_map(self.state) {
+        for Badge(_, word) in rows.iter().filter_map(self.state) {
             *states.entry(word).or_default() += 1;
         }
         if !states.is_empty() {
@@ -181,7 +182,7 @@ impl<T> Table<'_, T> {
         }
         html!(out; "</tr></thead><tbody>");
         for row in rows {
-            let is_past = (self.state)(&row).is_some_and(|State(grade, _)| grade == Grade::Past);
+            let is_past = (self.state)(&row).is_some_and(|Badge(grade, _)| grade == Grade::Past);
             let class = if is_past { "over" } else { "" };
             html!(out; "<tr id='" {(self.id)(&row)} "' class='" {class} "'>");
             for Column(_, _, class, _, cell) in self.columns {
@@ -256,7 +257,7 @@ mod tests {
             columns: &columns,
             id: |n| format!("r{n:05}"),
             find: |n| format!("number {n}"),
-            state: |n| Some(State(Grade::Good, if n % 2 == 0 { "even" } else { "odd" })),
+            state: |n| Some(Badge(Grade::Good, if n % 2 == 0 { "even" } else { "odd" })),
             sort: "n",
             empty: "There are no numbers.",
         };

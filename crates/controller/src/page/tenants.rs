@@ -3,26 +3,26 @@
 use super::html::{Html, html};
 use super::scene::{Made, Scene};
 use super::table::{Column, Table, number};
-use super::words::{Bytes, Grade, Link, State};
+use super::words::{Badge, Bytes, Grade, Link};
 use ssntp_payload::{TenantEntry, TunnelStats};
 
 /// A tenant with its tunnels, which the nodes report in their STATS.
-struct Listed<'a> {
+struct TenantRow<'a> {
     tenant: &'a TenantEntry,
     tunnels: Vec<&'a TunnelStats>,
     has_concentrator: bool,
 }
 
-impl Listed<'_> {
+impl TenantRow<'_> {
     fn down(&self) -> usize {
         self.tunnels.iter().filter(|tunnel| !tunnel.up).count()
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> Badge {
         match self.down() {
-            _ if !self.has_concentrator => State(Grade::Bad, "no concentrator"),
-            0 => State(Grade::Good, "up"),
-            _ => State(Grade::Warn, "tunnels down"),
+            _ if !self.has_concentrator => Badge(Grade::Bad, "no concentrator"),
+            0 => Badge(Grade::Good, "up"),
+            _ => Badge(Grade::Warn, "tunnels down"),
         }
     }
 
@@ -46,7 +46,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
 fn table(scene: &Scene<'_>, out: &mut Html, tenants: &[TenantEntry]) {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("name", "Tenant", "name", |row: &Listed<'_>| row.tenant.name.as_str().into(),
+        Column("name", "Tenant", "name", |row: &TenantRow<'_>| row.tenant.name.as_str().into(),
             |row, out| out.show(&row.tenant.name)),
         Column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
         Column("subnet", "Subnet", "", |row| row.tenant.subnet.clone().into(),
@@ -94,7 +94,7 @@ fn table(scene: &Scene<'_>, out: &mut Html, tenants: &[TenantEntry]) {
             .filter(|node| node.connected)
             .flat_map(|node| &node.stats.tunnels);
         let concentrator = tenant.concentrator_uuid.uuid();
-        Listed {
+        TenantRow {
             tenant,
             tunnels: tunnels.filter(|tunnel| tunnel.key == tenant.key).collect(),
             has_concentrator: concentrator

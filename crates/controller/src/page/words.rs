@@ -28,9 +28,9 @@ pub(crate) enum Grade {
 
 /// A state: the grade and a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct State(pub(crate) Grade, pub(crate) &'static str);
+pub(crate) struct Badge(pub(crate) Grade, pub(crate) &'static str);
 
-impl Show for State {
+impl Show for Badge {
     fn show_in(&self, out: &mut Html) {
         let (class, sign) = match self.0 {
             Grade::Bad => ("bad", "✕"),
@@ -81,25 +81,30 @@ impl fmt::Display for Span {
 pub(crate) struct Bytes(pub(crate) u64);
 
 impl fmt::Display for Bytes {
-    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut value = self.0 as f64;
-        for unit in ["B", "KB", "MB", "GB", "TB"] {
-            if value < 999.5 {
-                let digits = usize::from(unit != "B" && value < 9.95);
-                return write!(f, "{value:.digits$} {unit}");
-            }
-            value /= 1000.0;
-        }
-        write!(f, "{value:.0} PB")
+        f.write_str(&scaled(self.0, 1000, &["B", "KB", "MB", "GB", "TB", "PB"]))
     }
 }
 
-/// A size in megabytes, the unit of STATS. A number below 0 is unknown.
+/// A number with three digits in the largest unit of these that suits it. Each is `step` times the one
+/// before it.
+#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+fn scaled(number: u64, step: u32, units: &[&str]) -> String {
+    let mut value = number as f64;
+    let mut at = 0;
+    while value >= 999.5 && at + 1 < units.len() {
+        value /= f64::from(step);
+        at += 1;
+    }
+    let digits = usize::from(at > 0 && value < 9.95);
+    format!("{value:.digits$} {}", units.get(at).unwrap_or(&""))
+}
+
+/// A size in MiB, the unit of the sizes in STATS. A number below 0 is unknown.
 pub(crate) fn megabytes(mb: i64) -> String {
     u64::try_from(mb).map_or_else(
         |_| "–".to_owned(),
-        |mb| Bytes(mb.saturating_mul(1_000_000)).to_string(),
+        |mb| scaled(mb, 1024, &["MiB", "GiB", "TiB", "PiB"]),
     )
 }
 
@@ -186,6 +191,15 @@ pub(crate) fn labels(labels: &BTreeMap<String, String>) -> String {
     all.join(", ")
 }
 
+/// The name of an entity; its UUID if it has none.
+pub(crate) fn named(name: &str, uuid: Uuid) -> String {
+    if name.is_empty() {
+        uuid.to_string()
+    } else {
+        name.to_owned()
+    }
+}
+
 /// The beginning of a UUID, which commands accept as well.
 pub(crate) fn short(uuid: Uuid) -> String {
     let mut text = uuid.to_string();
@@ -219,6 +233,9 @@ mod tests {
             ["0 s", "1 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 d"]
         );
         assert_eq!((megabytes(-1), known(-1)), ("–".into(), "–".into()));
+        // The numbers of STATS are in units of 1024 * 1024 bytes.
+        let sizes = [64, 1536, 258_048].map(megabytes);
+        assert_eq!(sizes, ["64 MiB", "1.5 GiB", "252 GiB"]);
         for (free, total, percent) in [
             (25, 100, Some(75)),
             (-1, 100, None),

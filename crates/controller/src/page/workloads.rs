@@ -7,29 +7,36 @@ use super::instances;
 use super::params::encode;
 use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, number};
-use super::words::{Grade, State, WorkloadLink, labels};
+use super::words::{Badge, Grade, WorkloadLink, labels};
 use crate::model::{RolloutState, Workload};
 use crate::reconcile::Status;
 
-pub(super) struct Listed {
+pub(super) struct WorkloadRow {
     pub(super) workload: Arc<Workload>,
     pub(super) status: Status,
 }
 
-impl Listed {
-    pub(super) fn state(&self) -> State {
+impl WorkloadRow {
+    pub(super) fn state(&self) -> Badge {
         let Self { workload, status } = self;
-        let is_short = status.running < status.wanted;
+        let active = status.running + status.done;
+        let is_short = active < status.wanted;
         // The most urgent state first: a roll-out that went back, then missing instances.
         match workload.rollout.state {
-            _ if workload.deleting => State(Grade::Wait, "deleting"),
-            RolloutState::Back => State(Grade::Bad, "gone back"),
-            _ if is_short && status.starting == 0 => State(Grade::Bad, "short"),
-            RolloutState::Rolling => State(Grade::Wait, "rolling"),
-            _ if is_short => State(Grade::Warn, "starting"),
-            RolloutState::Paused => State(Grade::Warn, "paused"),
-            RolloutState::Steady if status.healthy < status.wanted => State(Grade::Warn, "unhealthy"),
-            RolloutState::Steady => State(Grade::Good, "steady"),
+            _ if workload.deleting => Badge(Grade::Wait, "deleting"),
+            RolloutState::Back => Badge(Grade::Bad, "gone back"),
+            _ if is_short && status.starting == 0 => Badge(Grade::Bad, "short"),
+            // No version has worked yet, and this one does not run either.
+            RolloutState::Rolling if active == 0 && workload.rollout.failures > 0 => {
+                Badge(Grade::Bad, "failing")
+            }
+            RolloutState::Rolling => Badge(Grade::Wait, "rolling"),
+            _ if is_short => Badge(Grade::Warn, "starting"),
+            RolloutState::Paused => Badge(Grade::Warn, "paused"),
+            RolloutState::Steady if status.healthy + status.done < status.wanted => {
+                Badge(Grade::Warn, "unhealthy")
+            }
+            RolloutState::Steady => Badge(Grade::Good, "steady"),
         }
     }
 
@@ -40,10 +47,10 @@ impl Listed {
     }
 }
 
-pub(super) fn all(scene: &Scene<'_>) -> Vec<Listed> {
+pub(super) fn all(scene: &Scene<'_>) -> Vec<WorkloadRow> {
     let kept = &scene.picture.kept;
     let workloads = kept.state.workloads.iter();
-    let listed = workloads.map(|(name, workload)| Listed {
+    let listed = workloads.map(|(name, workload)| WorkloadRow {
         workload: Arc::clone(workload),
         status: kept.status.get(name).cloned().unwrap_or_default(),
     });
@@ -54,11 +61,16 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
     html!(main; "<h1>Workloads</h1>");
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("name", "Workload", "name", |row: &Listed| row.workload.name.as_str().into(),
+        Column("name", "Workload", "name", |row: &WorkloadRow| row.workload.name.as_str().into(),
             |row, out| out.show(&WorkloadLink(&row.workload.name))),
         Column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
         Column("running", "Running", "n", |row| number(i64::from(row.status.running) - i64::from(row.status.wanted)),
-            |row, out| html!(out; {row.status.running} "<small> of " {row.status.wanted} "</small>")),
+            |row, out| {
+                html!(out; {row.status.running} "<small> of " {row.status.wanted} "</small>");
+                if row.status.done > 0 {
+                    html!(out; "<small>, " {row.status.done} " done</small>");
+                }
+            }),
         Column("healthy", "Healthy", "n opt", |row| number(row.status.healthy),
             |row, out| out.show(&row.status.healthy)),
         Column("version", "Version", "n opt", |row| number(i64::try_from(row.workload.version).unwrap_or(i64::MAX)),
@@ -100,11 +112,11 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, name: &str) -> Made {
         if history.is_empty() {
             return Err(Missing::Unknown);
         }
-        html!(main; {State(Grade::Past, "deleted")} "</h1><h2>What happened</h2>");
+        html!(main; {Badge(Grade::Past, "deleted")} "</h1><h2>What happened</h2>");
         scene.rows(main, &history);
         return Ok(name.to_owned());
     };
-    let Listed { workload, status } = &found;
+    let WorkloadRow { workload, status } = &found;
     html!(main; {found.state()} "</h1>");
     let rollout = match workload.rollout.state {
         RolloutState::Steady => "all instances have this version",
@@ -118,6 +130,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, name: &str) -> Made {
     Facts::of(main)
         .fact("Running", &format!("{} of {}", status.running, status.wanted))
         .fact("Healthy", &format!("{} of {}", status.healthy, status.wanted))
+        .fact("Done", &unless_zero(status.done))
         .fact("Why", &found.why())
         .fact(
             "Version",

@@ -24,12 +24,24 @@ type Slots<'a> = BTreeMap<u32, Vec<&'a Instance>>;
 /// The status of a slot, after this step.
 #[derive(Clone, Copy)]
 enum SlotStatus<'a> {
-    /// The instance is healthy, or has succeeded.
-    Available(&'a Instance),
+    /// The instance is healthy.
+    Healthy(&'a Instance),
+    /// The instance has succeeded, and is not replaced.
+    Done(&'a Instance),
     /// The instance runs, but has not been healthy for long enough.
     Running(&'a Instance),
     /// The slot has no running instance.
     Empty,
+}
+
+impl<'a> SlotStatus<'a> {
+    /// The instance, if the slot has all that its workload wants of it.
+    fn available(&self) -> Option<&'a Instance> {
+        match self {
+            Self::Healthy(instance) | Self::Done(instance) => Some(instance),
+            Self::Running(_) | Self::Empty => None,
+        }
+    }
 }
 
 /// Adds the commands and changes that bring the cluster one step closer to the desired state.
@@ -190,7 +202,7 @@ impl Decider<'_, '_> {
         let is_outdated = instance.version != workload.version;
         match instance.state {
             InstanceState::Running => return self.status_of_running(workload, instance),
-            InstanceState::Done if is_over(workload, instance) => return SlotStatus::Available(instance),
+            InstanceState::Done if is_over(workload, instance) => return SlotStatus::Done(instance),
             // The instance has a former version, so it is not worth waiting for.
             InstanceState::Starting | InstanceState::Failed if is_outdated => {
                 self.draft
@@ -220,7 +232,7 @@ impl Decider<'_, '_> {
             || alive >= Duration::from_secs(workload.spec.update.healthy_s.into())
                 && (workload.spec.health.is_none() || health.has_passed);
         if is_available {
-            SlotStatus::Available(instance)
+            SlotStatus::Healthy(instance)
         } else {
             SlotStatus::Running(instance)
         }
@@ -275,10 +287,8 @@ impl Decider<'_, '_> {
     fn roll(&mut self, workload: &Workload, statuses: &[SlotStatus<'_>]) {
         let (name, version) = (&workload.name, workload.version);
         let is_new = |instance: &Instance| instance.version == version;
-        let available = statuses
-            .iter()
-            .filter(|status| matches!(status, SlotStatus::Available(i) if is_new(i)));
-        let available = available.count();
+        let available = statuses.iter().filter_map(SlotStatus::available);
+        let available = available.filter(|instance| is_new(instance)).count();
         // The deadline of a step begins again with each further instance that is available.
         let is_under_way = workload.rollout.state == RolloutState::Rolling;
         let now = self.draft.now();
@@ -303,14 +313,14 @@ impl Decider<'_, '_> {
         if workload.rollout.state == RolloutState::Paused {
             return;
         }
-        let missing = statuses
+        let mut missing = statuses
             .iter()
-            .filter(|status| !matches!(status, SlotStatus::Available(_)));
-        let mut missing = missing.count();
+            .filter(|status| status.available().is_none())
+            .count();
         // An old instance is removed only while fewer than the allowed number are missing; the free
         // slot is filled in a later step.
         for status in statuses {
-            if let SlotStatus::Available(instance) = status
+            if let Some(instance) = status.available()
                 && !is_new(instance)
                 && missing < workload.spec.update.max_unavailable as usize
             {
@@ -325,20 +335,24 @@ impl Decider<'_, '_> {
         let counted = |which: &dyn Fn(&SlotStatus<'_>) -> bool| {
             u32::try_from(statuses.iter().filter(|status| which(status)).count()).unwrap_or(u32::MAX)
         };
-        let healthy = counted(&|status| matches!(status, SlotStatus::Available(_)));
-        let running = counted(&|status| !matches!(status, SlotStatus::Empty));
+        let [healthy, unproven, done] = [
+            counted(&|status| matches!(status, SlotStatus::Healthy(_))),
+            counted(&|status| matches!(status, SlotStatus::Running(_))),
+            counted(&|status| matches!(status, SlotStatus::Done(_))),
+        ];
         Status {
             wanted: workload.spec.count,
-            running,
+            running: healthy + unproven,
             healthy,
+            done,
             outdated: counted(&|status| match status {
-                SlotStatus::Available(instance) | SlotStatus::Running(instance) => {
-                    instance.version != workload.version
-                }
+                SlotStatus::Healthy(instance)
+                | SlotStatus::Done(instance)
+                | SlotStatus::Running(instance) => instance.version != workload.version,
                 SlotStatus::Empty => false,
             }),
             starting: u32::try_from(starting).unwrap_or(u32::MAX),
-            problem: (healthy < workload.spec.count)
+            problem: (healthy + done < workload.spec.count)
                 .then(|| self.soft.problem(&workload.name))
                 .flatten(),
         }

@@ -32,10 +32,12 @@ const BACKUP: Duration = Duration::from_secs(30);
 pub struct Status {
     /// The number of instances that the workload should have.
     pub wanted: u32,
-    /// The number of slots whose instance runs or has succeeded.
+    /// The number of slots whose instance runs.
     pub running: u32,
-    /// The number of slots whose instance is healthy or has succeeded.
+    /// The number of slots whose instance runs and is healthy.
     pub healthy: u32,
+    /// The number of slots whose instance has succeeded and is not replaced.
+    pub done: u32,
     /// The number of instances of another version than the present one.
     pub outdated: u32,
     /// The number of instances that are being started.
@@ -56,7 +58,7 @@ pub(super) struct Soft {
     alive: BTreeMap<Uuid, Duration>,
     /// The DELETEs that were sent: the time at which the next one is due, and their number.
     deletes: BTreeMap<Uuid, (Duration, u32)>,
-    health: BTreeMap<Uuid, Health>,
+    health: BTreeMap<Uuid, Checks>,
     /// The `since` of each instance, and the time at which this process first met that value.
     known: BTreeMap<Uuid, (i64, Duration)>,
     slots: BTreeMap<(String, u32), Slot>,
@@ -78,7 +80,7 @@ struct Unanswered {
 
 /// The outcome of the health checks of an instance.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Health {
+pub(super) struct Checks {
     pub(super) has_passed: bool,
     failures: u32,
     pub(super) is_bad: bool,
@@ -225,7 +227,7 @@ impl Soft {
     }
 
     /// The outcome of the health checks of an instance.
-    pub(super) fn health(&self, instance: Uuid) -> Health {
+    pub(super) fn health(&self, instance: Uuid) -> Checks {
         self.health.get(&instance).copied().unwrap_or_default()
     }
 

@@ -92,15 +92,14 @@ impl<'a> Owner<'a> {
         // SQLite goes on with files that have lost their names, and the next start would not find the
         // changes.
         let file = &self.shared.file;
-        let outcome = match identity(file).is_some_and(|is| Some(is) == self.shared.identity) {
-            true => self
-                .write(group)
-                .map_err(|e| StoreError::of(&self.shared.file, e)),
-            false => {
-                let why = "it, its -wal file or the lock was removed or replaced since the controller has \
-                           opened it; restart the controller";
-                Err(StoreError::failed(file, Fault::Other, why.into()))
-            }
+        let is_same = identity(file).is_some_and(|is| Some(is) == self.shared.identity);
+        let outcome = if is_same {
+            self.write(group)
+                .map_err(|e| StoreError::of(&self.shared.file, e))
+        } else {
+            let why = "it, its -wal file or the lock was removed or replaced since the controller has \
+                       opened it; restart the controller";
+            Err(StoreError::failed(file, Fault::Other, why.into()))
         };
         let mut failing = lock(&self.shared.failing);
         match (&outcome, &*failing) {

@@ -92,3 +92,23 @@ fn an_instance_that_has_ended_is_replaced_unless_its_node_restarts_it() {
     let commands = bench.settle();
     assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
 }
+
+#[test]
+fn an_instance_that_has_succeeded_counts_as_done_and_not_as_running() {
+    let mut bench = Bench::new();
+    let mut spec = web(2, "a");
+    spec["reschedule"] = serde_json::json!({"policy": "on-failure"});
+    bench.apply(spec);
+    bench.settle();
+    for seen in bench.seen.instances.values_mut() {
+        let (is_success, how) = (true, "exited 0".to_owned());
+        seen.ended = Some(SeenEnd { is_success, how });
+    }
+    bench.settle();
+    // A user prunes the nodes: no node has any of the instances.
+    bench.seen.instances.clear();
+    assert!(bench.settle().is_empty());
+    let status = &bench.core.status()["web"];
+    assert_eq!((status.running, status.healthy, status.done), (0, 0, 2));
+    assert_eq!(bench.workload().rollout.state, RolloutState::Steady);
+}

@@ -270,6 +270,7 @@ const WORKLOADS: Columns<(), Value> = &[
     ("WANTED", |(), one| text(&one["spec"]["count"])),
     ("RUNNING", |(), one| text(&one["status"]["running"])),
     ("HEALTHY", |(), one| text(&one["status"]["healthy"])),
+    ("DONE", |(), one| text(&one["status"]["done"])),
     ("OUTDATED", |(), one| text(&one["status"]["outdated"])),
     ("PROBLEM", |(), one| text(&one["status"]["problem"])),
 ];
@@ -284,6 +285,7 @@ const WORKLOAD: Columns<(), Value> = &[
     ("wanted", |(), one| text(&one["spec"]["count"])),
     ("running", |(), one| text(&one["status"]["running"])),
     ("healthy", |(), one| text(&one["status"]["healthy"])),
+    ("done", |(), one| text(&one["status"]["done"])),
     ("outdated", |(), one| text(&one["status"]["outdated"])),
     ("starting", |(), one| text(&one["status"]["starting"])),
     ("problem", |(), one| text(&one["status"]["problem"])),

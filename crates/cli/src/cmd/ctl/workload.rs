@@ -21,7 +21,7 @@ use clap::value_parser;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use ssntp::payload::{Id, Payload, yaml};
-use ssntp_controller::StartKeys;
+use ssntp_controller::{StartKeys, check_isolation};
 use ssntp_payload::{MAX_LABELS, check_label, check_name};
 use ssntp_payload::{Persistence, RawDocument, Requirements, RestartPolicy, Start, StartPayload, VmType};
 use uuid::Uuid;
@@ -312,6 +312,7 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     let keys = keys.map_err(|e| e.to_string())?;
     let named = keys.is_one_instance();
     let start = keys.start()?;
+    check_isolation(&start).map_err(|why| format!("tenant: {why}"))?;
     // As in START: of two further documents the first is user data; a single one is meta data.
     let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
     let mut raw = || {
@@ -361,7 +362,7 @@ mod tests {
     fn the_shorter_keys_set_the_keys_of_start() {
         let start = start(
             "command: [sleep, 1000]\nenv: {A: 1}\nmem_mb: 64\nvcpus: 2\nnode: 5be1\nhostname: h\n\
-             network_node: yes\npersistent: true\ntenant: t\nvolumes: [v]\n\
+             network_node: yes\npersistent: true\ntenant: t\nnetworking: {private_ip: 172.16.0.2}\nvolumes: [v]\n\
              restart_policy: on-failure\nrestart_limit: 3\n",
         );
         assert_eq!(start.vm_type, VmType::Process);
@@ -375,6 +376,12 @@ mod tests {
         assert_eq!(start.restart_limit, 3);
         assert_eq!(start.tenant_uuid, "t");
         assert_eq!(start.storage[0].id, "v");
+    }
+
+    #[test]
+    fn a_file_for_a_tenant_without_an_address_is_refused() {
+        let why = parse(b"command: [a]\ntenant: blue\n").err().unwrap();
+        assert!(why.starts_with("tenant: no address"), "{why}");
     }
 
     #[test]

@@ -28,9 +28,9 @@ fn shown(source: &made_up::MadeUp, path: &str, query: &str) -> String {
     }
 }
 
-/// The paths of all views.
-pub(crate) fn views() -> Vec<String> {
-    let (node, instance) = (node_uuid(2), instance_uuid(3));
+/// The paths of all views of a cluster with so many instances on each node.
+pub(crate) fn views(each: u32) -> Vec<String> {
+    let (node, instance) = (node_uuid(2), instance_uuid(2 * each));
     let mut views: Vec<_> = MENU.iter().map(|(path, _)| (*path).to_owned()).collect();
     views.extend([
         format!("/nodes/{node}"),
@@ -80,7 +80,7 @@ fn only_some_pages_wait_for_nodes() {
 #[test]
 fn each_view_is_well_formed_and_has_one_heading() {
     let source = made_up::cluster(30, 4);
-    for path in views() {
+    for path in views(4) {
         let page = shown(&source, &path, "");
         check_nesting(&page);
         assert_eq!(page.matches("<h1").count(), 1, "{path}");
@@ -105,7 +105,7 @@ fn the_first_page_lists_problems_and_the_last_changes() {
     let source = made_up::cluster(30, 4);
     let page = shown(&source, "/", "");
     for wrong in [
-        "Workload api is rolling: 3 of 3 run",
+        "Workload api is short: 2 of 3 run",
         "Workload worker is paused",
         "1 node is gone",
         "1 node is late with its STATS",
@@ -119,7 +119,7 @@ fn the_first_page_lists_problems_and_the_last_changes() {
     // Faults come before warnings, whichever part of the page found them.
     let at = |text| page.find(text).unwrap();
     assert!(at("1 node is gone") < at("1 node is late"));
-    assert!(at("1 of 3 instances have version 4") < at("killed SIGKILL, out of memory"));
+    assert!(at("1 of 3 instances have version 4") < at("web-3 is lost: node rack1-n02 is away"));
     source.change(|kept| {
         kept.health.online = false;
         kept.health.store = Err("disk <full>".into());
@@ -145,7 +145,16 @@ fn states_of_gone_objects_are_shown_in_the_past_tense() {
         "{gone_page}"
     );
     assert!(
-        gone_page.contains("<i aria-hidden='true'>○</i>was active"),
+        gone_page.contains("<i aria-hidden='true'>○</i>was running"),
+        "{gone_page}"
+    );
+    // It was heard before it left, and it has no session any more.
+    assert!(
+        gone_page.contains("Gone since") && gone_page.contains("4 min ago"),
+        "{gone_page}"
+    );
+    assert!(
+        !gone_page.contains("2 s ago") && !gone_page.contains("Silent for"),
         "{gone_page}"
     );
     let here = shown(&source, &format!("/nodes/{}", node_uuid(1)), "");
@@ -181,7 +190,7 @@ fn hostile_names_are_text_on_every_page() {
         Some(node_uuid(0)),
         hostile,
     );
-    let mut paths = views();
+    let mut paths = views(2);
     paths.extend([
         format!("/nodes/{}", node_uuid(0)),
         format!("/instances/{}", instance_uuid(0)),

@@ -55,7 +55,7 @@ struct Ordered {
 
 /// The routes for programs.
 #[derive(Debug)]
-pub(super) struct Api {
+pub(super) struct Programs {
     source: Arc<dyn Source>,
     pictures: Arc<Sampled<Picture>>,
     access: Access,
@@ -65,7 +65,7 @@ pub(super) struct Api {
     writing: Mutex<()>,
 }
 
-impl Api {
+impl Programs {
     pub(super) fn new(source: Arc<dyn Source>, pictures: Arc<Sampled<Picture>>, access: Access) -> Self {
         Self {
             source,

@@ -35,13 +35,13 @@ const LINES: u32 = 200;
 const GAP: &str = "\n\u{2026} some output is missing here \u{2026}\n";
 
 #[derive(Debug)]
-pub(super) struct Daemon {
+pub(super) struct Live {
     handle: Handle,
     sessions: Sampler<Vec<SessionEntry>>,
     tenants: Sampler<Vec<TenantEntry>>,
 }
 
-impl Daemon {
+impl Live {
     pub(super) fn new(handle: Handle) -> io::Result<Self> {
         let (of_sessions, of_tenants) = (Arc::clone(handle.controller()), Arc::clone(handle.controller()));
         Ok(Self {
@@ -52,7 +52,7 @@ impl Daemon {
     }
 }
 
-impl Source for Daemon {
+impl Source for Live {
     fn picture(&self) -> Result<Picture, String> {
         let controller = self.handle.controller();
         let client = controller.client();
