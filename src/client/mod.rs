@@ -91,7 +91,7 @@
 //! | `uuid_file` | UUIDs that are kept on disk, one for each running client |
 
 mod config;
-pub mod core;
+pub(crate) mod core;
 mod credentials;
 mod dial;
 mod error;

@@ -18,6 +18,9 @@ use super::{
     ProtocolError, TRACE_FLAG, Trace,
 };
 
+/// The type byte of the frames on a link between servers.
+pub(crate) const LINK: FrameType = FrameType(0x4c);
+
 /// The default limit of a payload: 16 MiB.
 pub const DEFAULT_MAX_PAYLOAD: u32 = 16 * 1024 * 1024;
 
@@ -228,7 +231,7 @@ impl Codec {
     /// The codec of a link between servers, which accepts only frames of the type of links.
     pub(crate) fn of_links(max_payload: u32) -> Self {
         Self {
-            only: Some(crate::server::LINK),
+            only: Some(LINK),
             ..Self::new(max_payload, false)
         }
     }

@@ -14,14 +14,15 @@ use std::time::{Duration, Instant};
 
 use log::{Level, info, log};
 
+use super::admission::Grant;
 use super::audit::AUDIT;
-use super::config::Environment;
-use super::core::{Grant, ServerCore};
-use super::entry::{CLAIM, Entry, EntryFault, NoEntry, Step};
-use super::federation::LINK_PROTOCOL;
+use super::core::{CoreEvents, ServerCore};
+use super::entry::{Entry, EntryFault, NoEntry, Step};
+use super::environment::Environment;
+use super::links::{CLAIM, LINK_PROTOCOL};
 use crate::clock::{now, wall_clock};
 use ssntp_pki::CertificateInfo;
-use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Feed};
+use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Feed};
 use ssntp_transport::excerpt;
 use ssntp_transport::slots::PATIENCE;
 use ssntp_transport::tls::TlsError;
@@ -32,8 +33,6 @@ use ssntp_transport::{
 
 /// The time for which the peer may read after a refusal, before the socket is closed.
 const LINGER: Duration = Duration::from_secs(1);
-
-pub(super) type CoreEvents = Events<DispatchEvent<ServerCore>>;
 
 /// Starts to accept clients at the listeners.
 pub(super) fn start(
@@ -87,9 +86,10 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         Ok(certificate) => certificate,
         Err(fault) => return runner.refuse(secured.halves, &NoEntry(EntryFault::Unreadable(fault)), ""),
     };
-    let entry = match secured.alpn.as_deref() == Some(LINK_PROTOCOL) {
-        true => Entry::server(environment, certificate, secured.peer, newcomer.peer(), None),
-        false => Entry::client(environment, certificate, secured.peer, newcomer.peer()),
+    let entry = if secured.alpn.as_deref() == Some(LINK_PROTOCOL) {
+        Entry::server(environment, certificate, secured.peer, newcomer.peer(), None)
+    } else {
+        Entry::client(environment, certificate, secured.peer, newcomer.peer())
     };
     let mut entry = entry.verified_by(&active);
     // A failure was counted and logged.
@@ -136,7 +136,7 @@ impl EntryRunner<'_> {
                     let sent = self.events.send(DispatchEvent::Call(call)).is_ok();
                     entry.claimed(sent.then(|| verdict.recv_timeout(CLAIM).ok()).flatten())
                 }
-                Step::Admit(arrival) => match self.events.admit(*arrival, Arc::clone(&self.stream)) {
+                Step::Admit(request) => match self.events.admit(*request, Arc::clone(&self.stream)) {
                     Some(Ok(granted)) => {
                         // If this thread panics or returns, dropping this reports to the dispatcher.
                         let admission = Admission::new(granted.id, self.events.clone());
@@ -210,10 +210,12 @@ impl Environment {
     /// Counts a newcomer that was not admitted. A handshake that was cut, or that ended because the
     /// server stops, may fail with any error, so these two are checked first.
     pub(super) fn refused(&self, newcomer: &Newcomer, word: &'static str) {
-        self.handshakes.refused(match () {
-            () if newcomer.was_cut() => "cut",
-            () if newcomer.is_stopping() => "stopping",
-            () => word,
+        self.handshakes.refused(if newcomer.was_cut() {
+            "cut"
+        } else if newcomer.is_stopping() {
+            "stopping"
+        } else {
+            word
         });
     }
 

@@ -1,12 +1,13 @@
-//! Admission: the policy, and its verdict on one newcomer.
+//! Admission: the request of a newcomer, the policy, and the verdict.
 //!
 //! ```text
-//!  UUID, certificate ────────────┐
+//!  UUID, certificate ─────────────┐
 //!  Situation: state of the server ┼─▶ AdmissionPolicy::judge ─▶ Ok(session to replace) or Refusal
-//!  AdmissionPolicy ──────────────┘
+//!  AdmissionPolicy ───────────────┘
 //! ```
 //!
-//! The verdict is a pure function. The first row that applies decides:
+//! [`Admission`] has the facts that decide: limits, bans, the generation of the credentials, and whether
+//! the server stops or drains. The verdict is a pure function. The first row that applies decides:
 //!
 //! | the newcomer | verdict |
 //! |---|---|
@@ -29,14 +30,84 @@
 //! newcomer that takes a session over is admitted at once, although the old session's threads end a
 //! moment later. So there is at most one session beyond each limit, and only while the old one ends.
 
-use std::time::Duration;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
+use crossbeam_channel::Sender;
 use uuid::Uuid;
 
-use super::sessions::SessionId;
-use crate::proto::Refusal;
-use ssntp_pki::{CertificateInfo, KeptCertificate};
-use ssntp_transport::setters;
+use super::bans::Bans;
+use super::links::LinkRequest;
+use super::sessions::{SessionId, SessionInfo};
+use crate::proto::{Connect, Refusal};
+use ssntp_pki::Role;
+use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate};
+use ssntp_transport::{PeerAddress, after, setters};
+
+/// A client that asks to be admitted, see [`Handler::admit`](super::Handler::admit).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Newcomer<'a> {
+    /// The UUID of the client. If its certificate is bound to a UUID, it is that one.
+    pub uuid: Uuid,
+    /// The roles that the client advertises. Its certificate holds all of them.
+    pub role: Role,
+    /// The address that the client connects from.
+    pub address: PeerAddress,
+    /// The content of the client's certificate.
+    pub certificate: &'a CertificateInfo,
+}
+
+/// The request of a newcomer to be admitted.
+#[derive(Debug)]
+pub struct AdmissionRequest {
+    /// The newcomer as TLS has verified it.
+    pub peer: Peer,
+    /// The request in its first frame.
+    pub kind: RequestKind,
+}
+
+/// A peer that TLS has verified.
+#[derive(Debug)]
+pub struct Peer {
+    /// The peer's own certificate.
+    pub certificate: CertificateInfo,
+    /// The certificates that the peer sent after its own.
+    pub intermediates: Vec<CertificateDer<'static>>,
+    /// The time at which the certificate expires and the connection must end. `None` if expiry is not
+    /// enforced.
+    pub expires: Option<SystemTime>,
+    /// The generation of the server's credentials that verified the peer.
+    pub generation: u64,
+    /// The address that the peer connects from.
+    pub address: PeerAddress,
+}
+
+/// The kind of newcomer.
+#[derive(Debug)]
+pub enum RequestKind {
+    /// A client that asks for a session.
+    Client {
+        /// The content of its CONNECT.
+        connect: Connect,
+        /// The counter of malformed traces, shared with the decoder.
+        bad_traces: Arc<AtomicU64>,
+    },
+    /// A server that asks for a link.
+    Server(LinkRequest),
+}
+
+/// The answer to an admitted newcomer.
+#[derive(Debug)]
+pub struct Grant {
+    /// The session. For a link: the other server, described as a session.
+    pub info: Arc<SessionInfo>,
+    /// The frame to send first: CONNECTED, or the HELLO of a link.
+    pub answer: Bytes,
+}
 
 /// The rules of a server for the admission of clients, in addition to those of the protocol.
 ///
@@ -135,6 +206,139 @@ impl AdmissionPolicy {
     }
 }
 
+/// The time that a draining server adds to the announced one. A client that leaves first awaits the
+/// answers to its requests, for at most 5 s, and then sends its queue.
+const LEAVING: Duration = Duration::from_secs(6);
+
+/// The facts about a server that decide about newcomers, apart from its sessions.
+#[derive(Debug)]
+pub(super) struct Admission {
+    server: Uuid,
+    policy: AdmissionPolicy,
+    max_sessions: usize,
+    /// The generation of the credentials. A newcomer that an earlier one has verified is refused.
+    generation: u64,
+    pub(super) bans: Bans,
+    /// Dropped when the server stops, which ends `Server::wait`.
+    open: Option<Sender<Infallible>>,
+    /// The time at which a draining server stops, if clients are still connected then.
+    drains_until: Option<Instant>,
+}
+
+impl Admission {
+    pub(super) fn new(
+        server: Uuid,
+        policy: AdmissionPolicy,
+        max_sessions: usize,
+        open: Sender<Infallible>,
+    ) -> Self {
+        Self {
+            server,
+            policy,
+            max_sessions,
+            generation: 0,
+            bans: Bans::default(),
+            open: Some(open),
+            drains_until: None,
+        }
+    }
+
+    /// Judges a newcomer. `holder` is the session that has its UUID, `sessions` the number of sessions, and
+    /// `of_certificate` the number of these with its certificate. Returns the session that it takes over.
+    pub(super) fn judge(
+        &self,
+        newcomer: &Newcomer<'_>,
+        holder: Option<&SessionInfo>,
+        (sessions, of_certificate): (usize, usize),
+        now: Instant,
+    ) -> Result<Option<SessionId>, Refusal> {
+        let certificate = newcomer.certificate;
+        let situation = Situation {
+            server: self.server,
+            stopping: !self.is_open() || self.is_draining(),
+            maximum: self.max_sessions,
+            sessions,
+            of_certificate,
+            banned: self.bans.remaining(newcomer.uuid, now),
+            holder: holder.map(|old| Holder::new(old.id, &old.certificate, certificate)),
+        };
+        self.policy.judge(newcomer.uuid, certificate.uuid, &situation)
+    }
+
+    /// Judges whether a newcomer of another server may take over the session `holder`. The other server
+    /// applies its own limits, so none applies here.
+    pub(super) fn judge_takeover(
+        &self,
+        certificate: &CertificateInfo,
+        holder: &SessionInfo,
+        now: Instant,
+    ) -> Result<Option<SessionId>, Refusal> {
+        let situation = Situation {
+            server: self.server,
+            stopping: false,
+            maximum: usize::MAX,
+            sessions: 0,
+            of_certificate: 0,
+            banned: self.bans.remaining(holder.uuid, now),
+            holder: Some(Holder::new(holder.id, &holder.certificate, certificate)),
+        };
+        self.policy.judge(holder.uuid, certificate.uuid, &situation)
+    }
+
+    /// Refuses newcomers that earlier credentials have verified. When the credentials were replaced, all
+    /// sessions were verified again. Such a newcomer had no session then, so it has to connect again.
+    pub(super) fn check_generation(&self, generation: u64) -> Result<(), Refusal> {
+        if generation < self.generation {
+            return Err(Refusal::Busy("the server's certificates were replaced meanwhile"));
+        }
+        Ok(())
+    }
+
+    /// Notes that credentials of this generation are in force.
+    pub(super) fn set_generation(&mut self, generation: u64) {
+        self.generation = self.generation.max(generation);
+    }
+
+    pub(super) fn max_sessions(&self) -> usize {
+        self.max_sessions
+    }
+
+    /// The maximum number of sessions of one certificate.
+    pub(super) fn share(&self) -> usize {
+        self.policy.share(self.max_sessions)
+    }
+
+    /// False once the server stops.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    pub(super) fn close(&mut self) {
+        self.open = None;
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.drains_until.is_some()
+    }
+
+    /// Begins to drain, or changes the time. The server stops when all have left, at the latest
+    /// [`LEAVING`] after the time `within`. True if it begins.
+    pub(super) fn drain(&mut self, within: Duration, now: Instant) -> bool {
+        let until = after(now, within.saturating_add(LEAVING));
+        self.drains_until.replace(until).is_none()
+    }
+
+    /// The time at which a draining server stops.
+    pub(super) fn drains_until(&self) -> Option<Instant> {
+        self.drains_until
+    }
+
+    /// Ends the drain, after which the server stops.
+    pub(super) fn end_drain(&mut self) {
+        self.drains_until = None;
+    }
+}
+
 /// The state of the server when a newcomer arrives.
 #[derive(Clone, Debug)]
 pub(super) struct Situation {
@@ -199,9 +403,8 @@ mod tests {
 
     use super::Relation::{Different, Same, SameAuthority};
     use super::*;
-    use crate::Role;
     use crate::server::certificates::Certificates;
-    use ssntp_pki::{Authority, AuthorityRequest, CertificateDer, CertificateRequest};
+    use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest};
     use ssntp_transport::ConnectionId;
 
     const SERVER: Uuid = Uuid::from_u128(1);

@@ -57,15 +57,15 @@ impl Bans {
         self.bans.iter().filter(move |ban| ban.until > now)
     }
 
-    /// The time that is left of the ban of a UUID, if it is banned.
-    pub(super) fn left(&self, uuid: Uuid, now: Instant) -> Option<Duration> {
+    /// The remaining time of the ban of a UUID, if it is banned.
+    pub(super) fn remaining(&self, uuid: Uuid, now: Instant) -> Option<Duration> {
         let ban = self.standing(now).find(|ban| ban.uuid == uuid)?;
         Some(ban.until.saturating_duration_since(now))
     }
 
     /// Ends a ban before its time. False if there is none.
     pub(super) fn lift(&mut self, uuid: Uuid, now: Instant) -> bool {
-        let is_banned = self.left(uuid, now).is_some();
+        let is_banned = self.remaining(uuid, now).is_some();
         self.bans.retain(|ban| ban.uuid != uuid);
         is_banned
     }

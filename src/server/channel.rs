@@ -2,8 +2,9 @@
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::context::Context;
 use super::disconnect::DisconnectReason;
-use super::handler::{Context, Handler};
+use super::handler::Handler;
 use super::sessions::SessionInfo;
 use crate::proto::Frame;
 use crate::request::Request;

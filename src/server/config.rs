@@ -2,26 +2,23 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
-use super::credentials::{ActiveCredentials, Credentials};
-use super::federation::{Federation, LINK_PROTOCOL, LinkRegistry, SESSION_PROTOCOL};
+use super::configuration::ConfigurationCheck;
 use super::filter::Filter;
+use super::links::Federation;
 use super::routing::{RuleError, Rules};
-use super::tally::HandshakeTally;
 use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
-use ssntp_pki::{Identity, Role, Trust};
-use ssntp_transport::LogLimit;
+use ssntp_pki::Role;
+use ssntp_pki::{Identity, Trust};
 use ssntp_transport::dispatch::Settings;
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::setters;
-use ssntp_transport::tls::{Acceptor, TlsError};
+use ssntp_transport::tls::TlsError;
 use ssntp_transport::{
     Address, Budget, Limits, PATIENCE, TcpOptions, default_max_handshakes, memory_for_queues,
 };
@@ -38,9 +35,6 @@ pub enum SlowConsumer {
     /// Waiting frames are dropped, oldest first, until it fits.
     DropOldest,
 }
-
-/// Checks the payload of a CONFIGURE. The error text names the problem.
-pub type ConfigurationCheck = dyn Fn(&[u8]) -> Result<(), String> + Send;
 
 /// The configuration of a [`Server`](super::Server).
 ///
@@ -330,14 +324,15 @@ impl ServerConfig {
 }
 
 fn role_fault(advertised: Role, certified: Role) -> String {
-    match advertised.intersects(Role::SERVER | Role::SCHEDULER) {
-        true => format!("the certificate holds the roles {certified}, not {advertised}"),
-        false => format!("a server's role is server or scheduler, this one's is {advertised}"),
+    if advertised.intersects(Role::SERVER | Role::SCHEDULER) {
+        format!("the certificate holds the roles {certified}, not {advertised}")
+    } else {
+        format!("a server's role is server or scheduler, this one's is {advertised}")
     }
 }
 
 /// Checks that the certificate allows these roles and this UUID.
-fn check_identity(identity: &Identity, role: Role, uuid: Uuid) -> Result<(), ServerError> {
+pub(super) fn check_identity(identity: &Identity, role: Role, uuid: Uuid) -> Result<(), ServerError> {
     let certified = identity.roles();
     let is_server = role.intersects(Role::SERVER | Role::SCHEDULER);
     if !is_server || !role.may_be_advertised_with(certified) {
@@ -358,103 +353,5 @@ fn is_text(payload: &[u8]) -> Result<(), String> {
         Ok("") => Err("it is empty".into()),
         Ok(_) => Ok(()),
         Err(e) => Err(format!("it is not UTF-8: {e}")),
-    }
-}
-
-/// The part of a server that all its threads share.
-#[derive(Debug)]
-pub struct Environment {
-    pub(super) uuid: Uuid,
-    pub(super) role: Role,
-    /// A random number of this start of the server.
-    pub(super) incarnation: u64,
-    /// True if the server takes links.
-    pub(super) takes_links: bool,
-    pub(super) link_registry: LinkRegistry,
-    pub(super) tracing: bool,
-    pub(super) max_payload: u32,
-    pub(crate) operands: Operands,
-    pub(super) handshake_timeout: Duration,
-    pub(super) write_timeout: Duration,
-    pub(super) pool: ssntp_transport::BufferPool,
-    /// The present credentials. A renewal replaces the pointer.
-    // Handshakes hold the lock only to clone the pointer, so that they do not wait for each other.
-    active: Mutex<Arc<ActiveCredentials>>,
-    resumption: bool,
-    /// Limits the log lines that newcomers can cause, by host.
-    pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
-    pub(super) handshakes: HandshakeTally,
-}
-
-/// The TLS acceptor for these credentials. A server without links uses no ALPN, so clients that offer
-/// any protocol can connect.
-fn acceptor(identity: &Identity, trust: &Trust, resumption: bool, links: bool) -> Result<Acceptor, TlsError> {
-    let acceptor = trust.acceptor(identity)?.resumption(resumption)?;
-    Ok(match links {
-        true => acceptor.protocols(&[LINK_PROTOCOL, SESSION_PROTOCOL]),
-        false => acceptor,
-    })
-}
-
-impl Environment {
-    /// The environment of a server with this configuration.
-    ///
-    /// # Errors
-    /// [`ServerError::Tls`] if the certificates cannot be used for TLS.
-    pub fn new(config: &ServerConfig) -> Result<Arc<Self>, ServerError> {
-        let federation = config.federation.as_ref();
-        let takes_links = federation.is_some();
-        let advertised = federation.map(|federation| federation.advertised.clone());
-        let (identity, trust) = (config.identity.clone(), config.trust.clone());
-        Ok(Arc::new(Self {
-            uuid: config.uuid,
-            role: config.role,
-            incarnation: Uuid::new_v4().as_u64_pair().1,
-            tracing: config.tracing,
-            max_payload: config.max_payload,
-            operands: config.operands.clone(),
-            handshake_timeout: config.handshake_timeout,
-            write_timeout: config.write_timeout,
-            pool: ssntp_transport::BufferPool::new(),
-            active: Mutex::new(Arc::new(ActiveCredentials {
-                acceptor: acceptor(&identity, &trust, config.resumption, takes_links)?,
-                credentials: Credentials {
-                    identity,
-                    trust,
-                    renewals: 0,
-                },
-                outlive: config.outlive_certificates,
-            })),
-            resumption: config.resumption,
-            newcomers: Mutex::default(),
-            handshakes: HandshakeTally::default(),
-            takes_links,
-            link_registry: LinkRegistry::new(advertised.unwrap_or_default()),
-        }))
-    }
-
-    /// The credentials for the next handshake.
-    pub(super) fn active(&self) -> Arc<ActiveCredentials> {
-        Arc::clone(&self.active.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Replaces the credentials for later handshakes.
-    pub(super) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
-        check_identity(identity, self.role, self.uuid)?;
-        // It makes tickets with a new key, so it accepts no ticket that was made before.
-        let acceptor = acceptor(identity, trust, self.resumption, self.takes_links)?;
-        let mut active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
-        // Compared under the lock, so that two renewals at the same time follow each other.
-        acceptor.check_follows(&active.acceptor)?;
-        *active = Arc::new(ActiveCredentials {
-            acceptor,
-            credentials: Credentials {
-                identity: identity.clone(),
-                trust: trust.clone(),
-                renewals: active.generation() + 1,
-            },
-            outlive: active.outlive,
-        });
-        Ok(())
     }
 }

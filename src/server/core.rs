@@ -1,137 +1,63 @@
-//! The state of a server: its sessions, its forwarding rules, and the routing of frames.
+//! The core of a server: every event comes in here, and is dispatched to the rooms and to the application.
 //!
 //! ```text
-//!  admit ─▶ Session ─ admitted ─▶ item ─ filter ─ rules ─ handler ─▶ Action::Send
-//!              │
-//!              └─ ended, replaced, dismissed, stop ─▶ Notice ─▶ Handler::disconnected
+//!  Core::admit ─ AdmissionRequest ─▶ admission ─▶ Handler::admit ─▶ a session, or a link
+//!  Core::item ─ a session's frames ─▶ watchers ─▶ filter ─▶ routing ─▶ sending ─▶ Handler::run
+//!            │                          ├─▶ requests: an addressee, routing, or Handler::request
+//!            │                          └─▶ operators
+//!            └ a link's frames ─▶ links ─▶ LinkEvent ─▶ sending, ClusterHandler
+//!  Core::ended, tick, stop ─▶ Notice ─▶ Handler::disconnected
 //! ```
-//!
-//! This module is public for two kinds of programs: simulations, which run the code
-//! of a server in virtual time, and programs that bring their own threads. Other programs
-//! use [`Server`](super::Server), which runs a core on a dispatcher thread.
 //!
 //! A [`ServerCore`] has no sockets, no threads and no clock. Its owner calls the methods of [`Core`]
 //! with the time: `admit`, `admitted`, `item`, `ended`, `gone`, `tick` and `stop`, and `settle` after
 //! each. It carries out the [`Action`]s that come back. `ssntp_transport::dispatch::Runner` does that
 //! for [`Server`](super::Server).
 //!
-//! | type | what it is |
-//! |---|---|
-//! | [`ServerCore`] | all state of a server, and its application |
-//! | [`Environment`] | the part that threads share: credentials, limits, counters of newcomers |
-//! | [`Entry`] | the admission of one newcomer, client or server, step by step |
-//! | [`Redial`] | the schedule by which another server is dialled |
-//! | [`Arrival`], [`Grant`] | a newcomer that asks to be admitted, and the answer |
-//!
 //! A session can be found from its admission until its end. After its end, its connection may stay open
 //! until its queue is sent.
+//!
+//! A [`Run`](crate::proto::Run) is one or more frames of one kind that arrived one after the other. They are
+//! forwarded as the bytes that were received. A traced frame is handled alone, because each receiver gets it
+//! with other timestamps.
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
-use crossbeam_channel::Sender;
-use log::{debug, error, info, warn};
+use crossbeam_channel::{Receiver, Sender};
+use log::{Level, debug, info};
 use uuid::Uuid;
 
-use super::admission::AdmissionPolicy;
+use super::admission::{AdmissionRequest, Grant, Newcomer, RequestKind};
 use super::audit::{AUDIT, Named};
-use super::bans::Bans;
-use super::certificates::Certificates;
-pub use super::config::Environment;
-use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
+use super::config::ServerConfig;
+use super::context::Context;
 use super::disconnect::DisconnectReason;
-pub use super::entry::{CLAIM, Entry, NoEntry, Step};
-pub use super::federation::{Attempt, LinkRequest, Redial};
-use super::federation::{Dialler, EndCode, Links, Remote, ServerLink};
-use super::filter::Filter;
-use super::handler::{ClusterHandler, Context, Handler, Newcomer};
-use super::operators::is_of_operators;
-use super::routing::RuleTable;
-use super::sessions::{Directory, SessionId, SessionInfo, Sessions};
-use super::tally::Tally;
-use super::watching::Watcher;
-use crate::proto::{Connect, Item, Refusal};
-use crate::request::Outstanding;
-pub use crate::wire::Decoder;
-use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate, Role};
-use ssntp_transport::LogLimit;
-use ssntp_transport::dispatch::{Action, Core, Drops, Origin, RemotePause};
-use ssntp_transport::{ConnectionId, EndReason, Limits, Load, OutboxCounters, PeerAddress, Table, excerpt};
-
-/// A newcomer that asks to be admitted.
-#[derive(Debug)]
-pub struct Arrival {
-    /// The newcomer as TLS has verified it.
-    pub peer: Peer,
-    /// The request in its first frame.
-    pub kind: ArrivalKind,
-}
-
-/// A peer that TLS has verified.
-#[derive(Debug)]
-pub struct Peer {
-    /// The peer's own certificate.
-    pub certificate: CertificateInfo,
-    /// The certificates that the peer sent after its own.
-    pub intermediates: Vec<CertificateDer<'static>>,
-    /// The time at which the certificate expires and the connection must end. `None` if expiry is not
-    /// enforced.
-    pub ends: Option<SystemTime>,
-    /// The generation of the server's credentials that verified the peer.
-    pub generation: u64,
-    /// The address that the peer connects from.
-    pub address: PeerAddress,
-}
-
-/// The kind of newcomer.
-#[derive(Debug)]
-pub enum ArrivalKind {
-    /// A client that asks for a session.
-    Client {
-        /// The content of its CONNECT.
-        connect: Connect,
-        /// The counter of malformed traces, shared with the decoder.
-        bad_traces: Arc<AtomicU64>,
-    },
-    /// A server that asks for a link.
-    Server(LinkRequest),
-}
-
-/// The answer to an admitted newcomer.
-#[derive(Debug)]
-pub struct Grant {
-    /// The session. For a link: the other server, described as a session.
-    pub info: Arc<SessionInfo>,
-    /// The frame to send first: CONNECTED, or the HELLO of a link.
-    pub answer: Bytes,
-}
-
-/// An event that has not been delivered to the application yet.
-#[derive(Debug)]
-pub(super) enum Notice {
-    /// A session has ended.
-    Disconnected(Arc<SessionInfo>, DisconnectReason),
-    /// The server has begun to drain.
-    Draining,
-    /// A link is ready: the sessions of the other server are known.
-    Linked(Arc<ServerLink>),
-    /// A link has ended.
-    Unlinked(Arc<ServerLink>),
-    /// A session of another server has begun.
-    RemoteConnected(Arc<Remote>),
-    /// A session of another server has ended.
-    RemoteDisconnected(Arc<Remote>),
-}
-
-/// The maximum number of requests of the server itself that wait for answers.
-const MAX_ASKING: usize = 1024;
+use super::environment::Environment;
+use super::guard::guard;
+use super::handler::{ClusterHandler, Handler};
+use super::links::{EndCode, Forwarded, LinkEvent, LinkFault, Receivers};
+use super::operators::{changes, is_of_operators, lists, read, unban};
+use super::routing::RuleError;
+use super::sessions::{SessionId, SessionInfo};
+use super::state::{Notice, State};
+use crate::payload::{DrainServer, Kick, ListBans, ListServers, ListSessions, Servers, Unban, Watch};
+use crate::proto::{
+    Command, ErrorCode, Exchange, Frame, Item, Refusal, Run, Step, answer_to_bad_exchange,
+    answer_to_filtered, answer_to_unsupported,
+};
+use crate::request::Request;
+use ssntp_transport::dispatch::{Action, Core, DispatchEvent, Drops, Events, Origin, RemotePause, View};
+use ssntp_transport::{ConnectionId, EndReason, Limits, Load, OutboxCounters, excerpt};
 
 /// The limit of the queue of a link, in bytes. Senders are held from half of it on. The other half has
 /// room for the snapshot of 80,000 sessions.
 const LINK_QUEUE: u64 = 16 << 20;
+
+/// The way to the dispatcher that runs a core.
+pub(super) type CoreEvents = Events<DispatchEvent<ServerCore>>;
 
 /// A server with its application.
 pub struct ServerCore {
@@ -141,69 +67,9 @@ pub struct ServerCore {
     timer: Option<Instant>,
 }
 
-/// All state of a server except for the application.
-pub(super) struct State {
-    pub(super) environment: Arc<Environment>,
-    pub(super) sessions: Sessions,
-    pub(super) rules: RuleTable,
-    pub(super) filter: Filter,
-    pub(super) configuration: Bytes,
-    /// The requests of the server itself that wait for answers.
-    pub(super) asking: Outstanding,
-    pub(super) check: Box<ConfigurationCheck>,
-    pub(super) takes_configure: bool,
-    pub(super) slow_consumer: SlowConsumer,
-    pub(super) max_sessions: usize,
-    pub(super) admission: AdmissionPolicy,
-    pub(super) certificates: Certificates,
-    /// For each connection, until its threads have ended: its certificate, the counters of its outbox and, if it is a link,
-    /// the other server.
-    pub(super) connections: Table<(KeptCertificate, OutboxCounters, Option<Arc<ServerLink>>)>,
-    pub(super) links: Links,
-    /// Dials the other servers. `None` if the server has no links.
-    pub(super) dialler: Option<Dialler>,
-    /// The roles that may send the commands of [`operators`](super::operators).
-    pub(super) operators: Role,
-    pub(super) bans: Bans,
-    /// Operators that receive a Watched for frames that this server receives.
-    pub(super) watchers: Vec<Watcher>,
-    pub(super) started: Instant,
-    pub(super) tally: Tally,
-    /// The number of frames that were lost with connections that have ended.
-    pub(super) frames_lost: u64,
-    /// The events to deliver to the application, oldest first.
-    pub(super) notices: Vec<Notice>,
-    /// Dropped when the server stops, which ends `Server::wait`.
-    pub(super) open: Option<Sender<Infallible>>,
-    /// The time at which a draining server stops, if clients are still connected then.
-    pub(super) draining: Option<Instant>,
-    pub(super) now: Instant,
-    /// The time of day, from the last call of [`Core::time_of_day`].
-    pub(super) wall: SystemTime,
-    /// The generation of the credentials. A newcomer that an earlier one has verified is refused.
-    pub(super) generation: u64,
-    /// The time of the next call of [`end_expired`](Self::end_expired).
-    pub(super) next_expiry_check: Option<Instant>,
-    /// Limits the log lines that each UUID can cause.
-    pub(super) log: LogLimit<Uuid>,
-    /// The actions for the owner of this core, in order.
-    pub(super) actions: Vec<Action>,
-    /// The connection whose frames are being handled, or the application. If a receiver of the frames that
-    /// are sent now has no room, this connection is not read until it has.
-    pub(super) origin: Origin,
-}
-
 impl std::fmt::Debug for ServerCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.state.fmt(f)
-    }
-}
-
-impl std::fmt::Debug for State {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State")
-            .field("sessions", &self.sessions.len())
-            .finish_non_exhaustive()
     }
 }
 
@@ -211,7 +77,7 @@ impl ServerCore {
     /// A server without sessions. `open` is dropped when it stops.
     ///
     /// # Errors
-    /// [`RuleError`](super::RuleError) if the forwarding rules cannot be used.
+    /// [`RuleError`] if the forwarding rules cannot be used.
     pub fn new(
         config: ServerConfig,
         environment: Arc<Environment>,
@@ -219,66 +85,32 @@ impl ServerCore {
         handler: Box<dyn Handler>,
         open: Sender<Infallible>,
         now: Instant,
-    ) -> Result<Self, super::RuleError> {
-        let state = State {
-            rules: RuleTable::of(config.rules, &environment.operands)?,
-            environment,
-            sessions: Sessions::default(),
-            asking: Outstanding::new(MAX_ASKING),
-            filter: config.filter,
-            configuration: config.configuration,
-            check: config.configuration_check,
-            takes_configure: config.takes_configure,
-            slow_consumer: config.slow_consumer,
-            max_sessions,
-            admission: config.admission,
-            certificates: Certificates::default(),
-            connections: Table::default(),
-            links: Links::default(),
-            dialler: None,
-            operators: config.operators,
-            bans: Bans::default(),
-            watchers: Vec::new(),
-            started: now,
-            tally: Tally::default(),
-            frames_lost: 0,
-            notices: Vec::new(),
-            open: Some(open),
-            draining: None,
-            now,
-            wall: SystemTime::UNIX_EPOCH,
-            generation: 0,
-            next_expiry_check: None,
-            log: LogLimit::default(),
-            actions: Vec::new(),
-            origin: Origin::Application,
-        };
+    ) -> Result<Self, RuleError> {
         Ok(Self {
-            state,
+            state: State::new(config, environment, max_sessions, open, now)?,
             handler,
             timer: None,
         })
     }
 
-    /// Sets the time to `now`, sends the heartbeats that are due, runs `act`, and appends the actions that
-    /// follow from both.
-    pub(super) fn at<T>(
-        &mut self,
-        now: Instant,
-        actions: &mut Vec<Action>,
-        act: impl FnOnce(&mut Self) -> T,
-    ) -> T {
-        self.state.now = now;
-        std::mem::swap(&mut self.state.actions, actions);
-        self.state.beat();
-        let result = act(self);
-        std::mem::swap(&mut self.state.actions, actions);
-        result
-    }
-
     /// The HELLO that this server sends first on a link that it has dialled.
     pub fn hello(&self) -> Bytes {
-        self.state.links.hello(&self.state.environment)
+        self.state.links.hello()
+    }
+
+    /// A channel that is disconnected when the link to a server ends; `None` if there is no link.
+    pub fn link_to(&self, server: Uuid) -> Option<Receiver<Infallible>> {
+        self.state.links.end_of(server)
+    }
+
+    /// The number of frames that sessions which are gone have dropped.
+    pub fn dropped_by_gone(&self) -> u64 {
+        self.state.counters.dropped_by_past()
+    }
+
+    /// The snapshot of the server, see [`Figures`](super::Figures).
+    pub(super) fn figures(&self, view: &View<'_, Item>) -> super::figures::Figures {
+        self.state.figures(view)
     }
 
     /// Runs a closure that another thread has sent, with a context.
@@ -296,12 +128,37 @@ impl ServerCore {
         self.at(now, actions, |core| core.guarded("a call", call));
     }
 
-    /// Runs code of the application. A panic in it is caught and logged.
-    pub(super) fn guarded(
+    /// Asks the server that has a session of the newcomer's UUID, if any, whether the newcomer may take it
+    /// over. `verdict` is dropped if no server is asked, or if no answer will come.
+    pub(super) fn claim(
         &mut self,
-        what: &'static str,
-        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>),
+        now: Instant,
+        actions: &mut Vec<Action>,
+        newcomer: &Newcomer<'_>,
+        verdict: Sender<u8>,
     ) {
+        self.at(now, actions, |core| {
+            // A session at another server must not end for a newcomer that is then refused here, by
+            // this server's rules or by the application.
+            if core.state.must_claim(newcomer) && core.consent(newcomer).is_ok() {
+                core.state.claim(newcomer, verdict);
+            }
+        });
+    }
+
+    /// Sets the time to `now`, sends the heartbeats that are due, runs `act`, and appends the actions that
+    /// follow from both.
+    fn at<T>(&mut self, now: Instant, actions: &mut Vec<Action>, act: impl FnOnce(&mut Self) -> T) -> T {
+        self.state.time.now = now;
+        self.state.sending.swap(actions);
+        self.state.beat();
+        let result = act(self);
+        self.state.sending.swap(actions);
+        result
+    }
+
+    /// Runs code of the application. A panic in it is caught and logged.
+    fn guarded(&mut self, what: &'static str, call: impl FnOnce(&mut dyn Handler, &mut Context<'_>)) {
         self.state.links.act(true);
         let mut cx = Context {
             state: &mut self.state,
@@ -312,7 +169,7 @@ impl ServerCore {
     }
 
     /// As [`guarded`](Self::guarded), for an application that has a [`ClusterHandler`].
-    pub(super) fn guarded_cluster(
+    fn guarded_cluster(
         &mut self,
         what: &'static str,
         call: impl FnOnce(&mut dyn ClusterHandler, &mut Context<'_>),
@@ -324,27 +181,31 @@ impl ServerCore {
         });
     }
 
+    /// Asks the application whether it admits a newcomer.
+    fn consent(&mut self, newcomer: &Newcomer<'_>) -> Result<(), Refusal> {
+        // If the application panics, the newcomer is refused, but may try again.
+        let mut verdict = Err(Refusal::postpone("it panicked"));
+        self.guarded("admit", |handler, cx| verdict = handler.admit(cx, newcomer));
+        verdict
+    }
+
     /// Calls the handler for each notice, in order, including those that these calls cause.
-    pub(super) fn deliver_notices(&mut self) {
-        while !self.state.notices.is_empty() {
-            for notice in std::mem::take(&mut self.state.notices) {
+    fn deliver_notices(&mut self) {
+        while self.state.has_notices() {
+            for notice in self.state.take_notices() {
                 match notice {
                     Notice::Disconnected(info, reason) => self.deliver_end(&info, &reason),
                     Notice::Draining => self.guarded("draining", |handler, cx| handler.draining(cx)),
-                    Notice::Linked(server) => {
-                        self.guarded_cluster("server_linked", |handler, cx| {
-                            handler.server_linked(cx, &server);
-                        });
-                    }
-                    Notice::Unlinked(server) => {
-                        self.guarded_cluster("server_unlinked", |handler, cx| {
-                            handler.server_unlinked(cx, &server);
-                        });
-                    }
+                    Notice::Linked(server) => self.guarded_cluster("server_linked", |handler, cx| {
+                        handler.server_linked(cx, &server);
+                    }),
+                    Notice::Unlinked(server) => self.guarded_cluster("server_unlinked", |handler, cx| {
+                        handler.server_unlinked(cx, &server);
+                    }),
                     Notice::RemoteConnected(row) => {
                         self.guarded_cluster("remote_connected", |handler, cx| {
                             handler.remote_connected(cx, &row.info);
-                        });
+                        })
                     }
                     Notice::RemoteDisconnected(row) => {
                         self.guarded_cluster("remote_disconnected", |handler, cx| {
@@ -357,43 +218,302 @@ impl ServerCore {
     }
 
     fn deliver_end(&mut self, info: &SessionInfo, reason: &DisconnectReason) {
-        if let Some(more) = info.may_log(&mut self.state.log, "disconnected", self.state.now) {
-            info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(reason));
-        }
-        let certificate = Named(info.certificate());
-        info!(target: AUDIT, "ended: {info}, {certificate}: {}", excerpt(reason));
+        let (now, why) = (self.state.time.now, excerpt(reason));
+        let line = format_args!("{info}: disconnected: {why}");
+        self.state
+            .log
+            .of_session(Level::Info, (info, "disconnected"), now, line);
+        info!(target: AUDIT, "ended: {info}, {}: {why}", Named(info.certificate()));
         self.guarded("disconnected", |handler, cx| {
             handler.disconnected(cx, info, reason)
         });
+    }
+
+    /// Gives frames to the application.
+    fn hand_over(&mut self, info: &SessionInfo, item: Item) {
+        self.guarded("frame", |handler, cx| match item {
+            Item::Run(run) => handler.run(cx, info, &run),
+            Item::Traced(frame) => handler.frame(cx, info, frame),
+            Item::Unsupported(_) => {}
+        });
+    }
+}
+
+/// The frames of sessions.
+impl ServerCore {
+    fn handle_item(&mut self, id: SessionId, item: Item) {
+        // If there is no such session, an earlier item of the same batch has ended it.
+        let Some(session) = self.state.sessions.get_mut(id) else {
+            return;
+        };
+        let info = Arc::clone(&session.info);
+        let (kind, frames) = (item.kind(), item.frames());
+        session.counters.frames_received += u64::from(frames);
+        let bytes = match &item {
+            Item::Run(run) => run.wire().len(),
+            Item::Traced(frame) => frame.encoded_len(),
+            Item::Unsupported(kind) => {
+                session.counters.frames_unsupported += 1;
+                debug!(target: "ssntp::server", "{info}: unsupported frame {kind}");
+                if let Some(answer) = answer_to_unsupported(*kind) {
+                    self.state.answer(id, &answer, 1);
+                }
+                return;
+            }
+        };
+        // Counted before the filter, so that the figures show attempts as well.
+        self.state.counters.received(kind, frames, bytes as u64);
+        self.state
+            .notify_watchers(&info, kind, (frames.into(), bytes as u64));
+        // Before the filter, because a client needs no permission to leave.
+        if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
+            let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
+            self.state.end(id, reason, false);
+        // Before the filter, because a request that is refused needs an answer that names it.
+        } else if self.state.environment.own.operands.is_request(kind) {
+            item.each().for_each(|frame| self.handle_exchange(&info, &frame));
+        } else if is_of_operators(kind) {
+            item.each().for_each(|frame| self.handle_command(&info, &frame));
+        } else if !self.state.routing.filter().allows(info.role, kind) {
+            self.state.filtered(id, kind, frames);
+        } else if self.state.configuration.is_replaced_by(kind, info.role) {
+            // Each CONFIGURE is checked by itself. They are rare, so the cost does not matter.
+            for frame in item.each() {
+                if self.state.configure(&info, &frame) {
+                    self.route(&info, Item::from(&frame));
+                }
+            }
+        } else {
+            self.route(&info, item);
+        }
+    }
+
+    /// Forwards frames by the rules, and gives them to the application.
+    fn route(&mut self, info: &SessionInfo, item: Item) {
+        self.state.route(info, &item);
+        // After the rules, so that frames that the handler sends arrive behind the frame that caused
+        // them.
+        self.hand_over(info, item);
+    }
+
+    /// Handles a frame of a kind that is registered as a request: a request, or an answer.
+    fn handle_exchange(&mut self, info: &SessionInfo, frame: &Frame) {
+        let state = &mut self.state;
+        let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
+            if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
+                state.answer(info.id, &answer, 1);
+            }
+            return;
+        };
+        // The server writes the sender's UUID, so no client can ask or answer in another one's name.
+        let of_sender = Exchange {
+            peer: info.uuid,
+            ..exchange
+        };
+        let peer = exchange.peer;
+        let to_server = peer.is_nil() || peer == state.environment.own.uuid;
+        match exchange.step {
+            Step::Request => self.handle_request(info, &of_sender, frame, (!to_server).then_some(peer)),
+            Step::Reply | Step::Refusal if to_server => {
+                state.settle_request(info.uuid, &exchange, frame);
+            }
+            Step::Reply | Step::Refusal => state.pass_back(info, peer, &of_sender.readdress(frame)),
+        }
+    }
+
+    /// Sends a request to its addressee, or by the rule for its kind, or gives it to the application.
+    fn handle_request(
+        &mut self,
+        info: &SessionInfo,
+        of_sender: &Exchange,
+        frame: &Frame,
+        addressee: Option<Uuid>,
+    ) {
+        let state = &mut self.state;
+        let (request, asking) = (Request::new(of_sender, frame), of_sender.readdress(frame));
+        if !state.routing.filter().allows(info.role, frame.kind()) {
+            state.filter_request(info, &request, addressee.unwrap_or_default());
+        } else if let Some(addressee) = addressee {
+            if state.send_unchecked(Some(info.uuid), addressee, &asking).is_err() {
+                state.refuse(&request, addressee, "not_connected");
+            }
+        } else if state.routing.rule(frame.kind()).is_some() {
+            state.request_by_rule(info, &request, &asking);
+        } else {
+            let mut panicked = true;
+            self.guarded("request", |handler, cx| {
+                handler.request(cx, info, request.clone());
+                panicked = false;
+            });
+            if panicked {
+                self.state.refuse(&request, Uuid::nil(), "not_answered");
+            }
+        }
+    }
+
+    /// Carries out a command of operators.
+    fn handle_command(&mut self, info: &SessionInfo, frame: &Frame) {
+        let (kind, state) = (frame.kind(), &mut self.state);
+        if !state.operators.include(info.role) || !state.routing.filter().allows(info.role, kind) {
+            return state.filtered(info.id, kind, 1);
+        }
+        let command = Command(kind.operand);
+        if changes(command) && !self.may_kick(info) {
+            let now = self.state.time.now;
+            let state = &mut self.state;
+            let line = format_args!("{info}: {kind} refused: the application does not allow it");
+            state
+                .log
+                .of_session(Level::Warn, (info, "may not kick"), now, line);
+            if let Some(answer) = answer_to_filtered(kind) {
+                state.answer(info.id, &answer, 1);
+            }
+            return;
+        }
+        let now = self.state.time.now;
+        let state = &mut self.state;
+        let answer = match command {
+            Command::LIST_SESSIONS => read(frame, |asked: &ListSessions| &asked.id)
+                .and_then(|asked| lists::sessions(&asked, &state.sessions, now))
+                .map(|page| Frame::of(&page)),
+            Command::LIST_BANS => read(frame, |asked: &ListBans| &asked.id)
+                .map(|asked| Frame::of(&lists::bans(&asked, &state.admission.bans, now))),
+            Command::LIST_SERVERS => read(frame, |asked: &ListServers| &asked.id)
+                .map(|asked| Frame::of(&self.list_servers(&asked))),
+            Command::KICK => {
+                read(frame, |asked: &Kick| &asked.id).map(|asked| Frame::of(&state.kick(info, &asked)))
+            }
+            Command::DRAIN_SERVER => match read(frame, |asked: &DrainServer| &asked.id) {
+                Ok(asked) => return state.drain_by(info, &asked, Some(frame)),
+                Err(why) => Err(why),
+            },
+            Command::WATCH => read(frame, |asked: &Watch| &asked.id)
+                .and_then(|asked| state.operators.watchers.add(info.id, asked, &state.sessions))
+                .map(|watched| Frame::of(&watched)),
+            _ => read(frame, |asked: &Unban| &asked.id).map(|asked| {
+                let owners = (&mut state.admission.bans, &mut state.log);
+                Frame::of(&unban(&asked, info, owners, now))
+            }),
+        };
+        self.state.answer_operator(info, kind, answer);
+    }
+
+    fn may_kick(&mut self, info: &SessionInfo) -> bool {
+        let mut may = false;
+        self.guarded("may_kick", |handler, cx| {
+            may = handler.cluster().is_none_or(|cluster| cluster.may_kick(cx, info));
+        });
+        may
+    }
+
+    fn list_servers(&mut self, asked: &ListServers) -> Servers {
+        let mut servers = self.state.servers();
+        self.guarded_cluster("servers", |handler, cx| handler.servers(cx, &mut servers));
+        lists::servers_page(asked, &mut servers);
+        servers
+    }
+}
+
+/// The frames of links.
+impl ServerCore {
+    /// Handles link frames. A fault in one of them ends the link.
+    fn handle_link_item(&mut self, id: ConnectionId, item: Item) {
+        let handled = match item {
+            Item::Run(run) => run
+                .frames()
+                .try_for_each(|frame| self.handle_link_frame(id, &run, &frame)),
+            other => Err(LinkFault::Kind(other.kind())),
+        };
+        if let Err(fault) = handled {
+            self.state.end_link(id, EndCode::Fault, &fault.to_string());
+        }
+    }
+
+    fn handle_link_frame(&mut self, id: ConnectionId, run: &Run, frame: &Frame) -> Result<(), LinkFault> {
+        let state = &mut self.state;
+        // What the application sends now must not pause the link, which carries the frames of all
+        // sessions. The session that has sent a FORWARD is paused instead.
+        state.sending.set_origin(Origin::Application);
+        let (time, out) = (state.time, &mut state.sending);
+        match state.links.handle(id, run, frame, &state.sessions, time, out)? {
+            LinkEvent::Done => {}
+            LinkEvent::Linked(server, changes) => {
+                state.linked(server);
+                state.apply(changes);
+            }
+            LinkEvent::Changed(changes) => state.apply(changes),
+            LinkEvent::Forwarded(forwarded) => self.deliver_forwarded(id, forwarded),
+            LinkEvent::Told { server, message } => self.guarded_cluster("server_message", |handler, cx| {
+                handler.server_message(cx, server, message);
+            }),
+            LinkEvent::Claim {
+                id: claim,
+                uuid,
+                certificate,
+            } => {
+                let verdict = state.judge_claim(uuid, &certificate);
+                state.links.answer_claim(id, claim, verdict, &mut state.sending);
+            }
+            LinkEvent::Ended(code, why) => {
+                state.end_link(id, code, &why);
+            }
+        }
+        // Before the next frame, which may come from a session that was just reported.
+        self.deliver_notices();
+        Ok(())
+    }
+
+    /// Delivers frames of another server's session to sessions of this server, or to the application.
+    fn deliver_forwarded(&mut self, link: ConnectionId, forwarded: Forwarded) {
+        let state = &mut self.state;
+        let (kind, frames) = (forwarded.item.kind(), forwarded.item.frames());
+        // If a receiver has no room, the flow control pauses this origin: HOLD goes to its server.
+        state.sending.set_origin(forwarded.origin);
+        let is_received = if !state.is_known(kind) {
+            false
+        } else if forwarded.to != Receivers::Application {
+            state.deliver(&forwarded) > 0
+        } else if let Some(row) = forwarded.sender {
+            match forwarded.item {
+                Item::Run(run) if kind == Command::DRAIN_SERVER => {
+                    state.handle_passed_command(&row.info, &run);
+                }
+                item => self.hand_over(&row.info, item),
+            }
+            true
+        } else {
+            false
+        };
+        self.state.links.count_forwarded(link, frames, is_received);
     }
 }
 
 impl Core for ServerCore {
     type Item = Item;
-    type Request = Arrival;
+    type Request = AdmissionRequest;
     type Grant = Grant;
     type Refusal = Refusal;
 
-    fn owner(request: &Arrival) -> Option<&[u8]> {
+    fn owner(request: &AdmissionRequest) -> Option<&[u8]> {
         // Clients with the same certificate share one part of the memory budget.
         match request.kind {
-            ArrivalKind::Client { .. } => Some(&request.peer.certificate.der),
-            ArrivalKind::Server(_) => None,
+            RequestKind::Client { .. } => Some(&request.peer.certificate.der),
+            RequestKind::Server(_) => None,
         }
     }
 
-    fn sender(request: &Arrival) -> Option<u128> {
+    fn sender(request: &AdmissionRequest) -> Option<u128> {
         match &request.kind {
-            ArrivalKind::Client { connect, .. } => Some(connect.source.as_u128()),
-            ArrivalKind::Server(_) => None,
+            RequestKind::Client { connect, .. } => Some(connect.source.as_u128()),
+            RequestKind::Server(_) => None,
         }
     }
 
-    fn limits(request: &Arrival, default: Limits) -> Limits {
+    fn limits(request: &AdmissionRequest, default: Limits) -> Limits {
         match request.kind {
-            ArrivalKind::Client { .. } => default,
+            RequestKind::Client { .. } => default,
             // HOLD waits behind the frames in this queue, so a long queue would delay back-pressure.
-            ArrivalKind::Server(_) => Limits {
+            RequestKind::Server(_) => Limits {
                 bytes: default.bytes.min(LINK_QUEUE),
                 ..default
             },
@@ -403,31 +523,28 @@ impl Core for ServerCore {
     fn admit(
         &mut self,
         id: ConnectionId,
-        Arrival { peer, kind }: Arrival,
+        AdmissionRequest { peer, kind }: AdmissionRequest,
         outbox: OutboxCounters,
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<Grant, Refusal> {
         self.at(now, actions, |core| {
-            // When the credentials were replaced, all sessions were verified again. This newcomer had no
-            // session then, so it has to connect again.
-            if peer.generation < core.state.generation {
-                return Err(Refusal::Busy("the server's certificates were replaced meanwhile"));
-            }
+            core.state.admission.check_generation(peer.generation)?;
             let (connect, bad_traces) = match kind {
-                ArrivalKind::Client { connect, bad_traces } => (connect, bad_traces),
-                ArrivalKind::Server(request) => return core.state.admit_link(id, peer, request, outbox),
+                RequestKind::Client { connect, bad_traces } => (connect, bad_traces),
+                RequestKind::Server(request) => return core.state.admit_link(id, peer, request, outbox),
             };
-            let replaced = core.state.judge(connect.source, &peer.certificate, standing)?;
-            // The application decides last, so it never sees a newcomer that the server refuses. If the
-            // application refuses it, the session that would be replaced stays.
-            core.consent(&Newcomer {
+            let newcomer = Newcomer {
                 uuid: connect.source,
                 role: connect.role,
                 address: peer.address,
                 certificate: &peer.certificate,
-            })?;
+            };
+            let replaced = core.state.judge(&newcomer, standing)?;
+            // The application decides last, so it never sees a newcomer that the server refuses. If the
+            // application refuses it, the session that would be replaced stays.
+            core.consent(&newcomer)?;
             if let Some(old) = replaced {
                 // Its queue is not sent: a client that connects again has most likely lost the old
                 // connection, and must not wait until sending fails.
@@ -441,56 +558,35 @@ impl Core for ServerCore {
 
     fn admitted(&mut self, id: ConnectionId, started: bool, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
-            if core.state.link_admitted(id, started) {
-                return;
-            }
             if !started {
-                // The application does not know the session, so it is not told of its end either.
-                if let Some(session) = core.state.sessions.remove(SessionId(id)) {
-                    core.state.tally.gone(&session.counters());
+                if !core
+                    .state
+                    .end_link(id, EndCode::Closing, "its handshake was given up")
+                {
+                    core.state.remove(SessionId(id));
                 }
-                return;
+            } else if !core.state.begin_link(id)
+                && let Some(info) = core.state.begin(SessionId(id))
+            {
+                core.guarded("connected", |handler, cx| handler.connected(cx, &info));
             }
-            let Some(session) = core.state.sessions.get_mut(SessionId(id)) else {
-                return;
-            };
-            session.announced = true;
-            core.state.tally.admitted += 1;
-            let info = Arc::clone(&session.info);
-            core.state.announce_session(SessionId(id));
-            if let Some(more) = info.may_log(&mut core.state.log, "connected", now) {
-                info!(target: "ssntp::server", "{info}: connected{more}");
-            }
-            info!(target: AUDIT, "connected: {info}, {}", Named(info.certificate()));
-            core.guarded("connected", |handler, cx| handler.connected(cx, &info));
         });
     }
 
     fn time_of_day(&mut self, wall: SystemTime) {
-        self.state.wall = wall;
+        self.state.time.wall = wall;
     }
 
     fn on_removed(&mut self, id: ConnectionId) {
-        if let Some((certificate, outbox, server)) = self.state.connections.remove(id) {
-            self.state.certificates.remove(&certificate);
-            // The number is final, because the connection's threads have ended.
-            let lost = outbox.figures().lost;
-            self.state.frames_lost += lost;
-            if let Some(server) = server {
-                self.state.links.connections -= 1;
-                if lost > 0 {
-                    warn!(target: "ssntp::server", "{server}: {lost} frames were lost with the link");
-                }
-            }
-        }
+        self.state.forget(id);
     }
 
     fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant) {
         if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
             session.counters.bytes_received += bytes;
-            session.received = Some(now);
-        } else if let Some(link) = self.state.links.table.get_mut(id) {
-            link.last_received = now;
+            session.last_received = Some(now);
+        } else {
+            self.state.links.received(id, now);
         }
     }
 
@@ -513,9 +609,13 @@ impl Core for ServerCore {
         self.at(now, actions, |core| {
             // All frames that are sent until this call returns may pause this session, including those
             // that the handler sends.
-            core.state.origin = Origin::Connection(id);
-            core.handle_item(SessionId(id), item);
-            core.state.origin = Origin::Application;
+            core.state.sending.set_origin(Origin::Connection(id));
+            if core.state.links.contains(id) {
+                core.handle_link_item(id, item);
+            } else {
+                core.handle_item(SessionId(id), item);
+            }
+            core.state.sending.set_origin(Origin::Application);
         });
         (frames, rest)
     }
@@ -534,7 +634,9 @@ impl Core for ServerCore {
     }
 
     fn on_remote_pause(&mut self, change: RemotePause, now: Instant, actions: &mut Vec<Action>) {
-        self.at(now, actions, |core| core.state.pause_remote(change));
+        self.at(now, actions, |core| {
+            core.state.links.pause_remote(change, &mut core.state.sending);
+        });
     }
 
     fn on_unhandled(&mut self, id: ConnectionId, items: Vec<Item>) {
@@ -552,9 +654,10 @@ impl Core for ServerCore {
         self.at(now, actions, |core| {
             // Frames of a link depend on each other, so the link ends and no single frame is dropped.
             let why = "slow consumer: it reads too little of its queue";
-            match core.state.end_link(to, EndCode::Closing, why) {
-                true => Drops::Newest,
-                false => core.state.overflow(SessionId(to), newest),
+            if core.state.end_link(to, EndCode::Closing, why) {
+                Drops::Newest
+            } else {
+                core.state.overflow(SessionId(to), newest)
             }
         })
     }
@@ -562,12 +665,12 @@ impl Core for ServerCore {
     /// Delivers the notices that the last call has caused. They have waited until now because that call
     /// may have come from the handler, which must not be called within its own call.
     fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if !self.state.notices.is_empty() {
+        if self.state.has_notices() {
             self.at(now, actions, Self::deliver_notices);
         }
         // Checked here, because this is called after each end of a session.
-        if self.state.draining.is_some() && self.state.sessions.len() == 0 {
-            self.state.draining = None;
+        if self.state.admission.is_draining() && self.state.sessions.len() == 0 {
+            self.state.admission.end_drain();
             actions.push(Action::Stop);
         }
     }
@@ -579,9 +682,9 @@ impl Core for ServerCore {
         self.state.log_panic("next_timer", panic);
         [
             self.timer,
-            self.state.next_expiry_check,
-            self.state.draining,
-            self.state.links.next_beat,
+            self.state.sessions.next_expiry_check(),
+            self.state.admission.drains_until(),
+            self.state.links.next_beat(),
         ]
         .into_iter()
         .flatten()
@@ -590,12 +693,11 @@ impl Core for ServerCore {
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
-            if core.state.draining.take_if(|at| *at <= now).is_some() {
-                core.state.actions.push(Action::Stop);
+            if core.state.admission.drains_until().is_some_and(|at| at <= now) {
+                core.state.admission.end_drain();
+                core.state.sending.stop();
             }
-            if core.state.next_expiry_check.is_some_and(|at| at <= now) {
-                core.state.end_expired();
-            }
+            core.state.end_expired();
             // Taken, so that the handler is called once for each time that `next_timer` has returned.
             if core.timer.take_if(|at| *at <= now).is_some() {
                 core.guarded("timer", |handler, cx| handler.timer(cx));
@@ -607,42 +709,7 @@ impl Core for ServerCore {
         self.at(now, actions, |core| {
             // First, while the sessions are connected, so that the application can still send to them.
             core.guarded("stopping", |handler, cx| handler.stopping(cx));
-            // This ends `Server::wait`, and newcomers are refused from now on.
-            core.state.open = None;
-            for id in core.state.links.table.ids() {
-                core.state.end_link(id, EndCode::Closing, "the server stops");
-            }
-            for id in core.state.sessions.ids() {
-                core.state.end(id, DisconnectReason::Stopped, false);
-            }
+            core.state.stop();
         });
     }
-}
-
-impl State {
-    pub(super) fn directory(&self) -> Directory<'_> {
-        Directory {
-            sessions: &self.sessions,
-            roster: &self.links.roster,
-        }
-    }
-
-    /// Logs a panic of the application, with a limit, because each frame may cause one.
-    pub(super) fn log_panic(&mut self, what: &'static str, panic: Option<String>) {
-        if let Some(why) = panic
-            && let Some(more) = self.log.admit(Uuid::nil(), what, self.now)
-        {
-            error!(target: "ssntp::server", "the application panicked in {what}: {why}{more}");
-        }
-    }
-}
-
-/// Runs code of the application. Returns the message of a panic.
-pub(super) fn guard(call: impl FnOnce()) -> Option<String> {
-    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).err()?;
-    let why = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Some(why.unwrap_or("no message").to_owned())
 }

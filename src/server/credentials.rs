@@ -1,22 +1,7 @@
-//! The credentials of a server, and the check of its sessions when they are replaced.
-//!
-//! ```text
-//!  renew ─▶ ActiveCredentials, a new generation ─▶ every handshake that begins from now on
-//!    │                                              │ at CONNECT: is it still the newest?
-//!    └─▶ verify_sessions                            └─ no: the chain is verified again
-//! ```
-//!
-//! No client slips through between the two, because the new generation is in force before the
-//! dispatcher lists the sessions. A client that was admitted before is in the list. A client that is
-//! admitted later was verified by the new generation, at TLS or again at CONNECT: the dispatcher refuses
-//! clients of an earlier generation.
+//! The credentials of a server, one generation after the other.
 
-use std::borrow::Borrow;
 use std::time::SystemTime;
 
-use log::warn;
-
-use super::{DisconnectReason, ServerHandle};
 use ssntp_pki::{CertificateDer, CertificateInfo, Identity, Trust};
 use ssntp_transport::tls::Acceptor;
 
@@ -30,16 +15,6 @@ pub struct Credentials {
     pub trust: Trust,
     /// The number of renewals since the server started.
     pub renewals: u64,
-}
-
-/// The result of [`Server::renew`](super::Server::renew).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Renewed {
-    /// The number of sessions and links that were checked.
-    pub sessions: usize,
-    /// The number of these that were ended, because their certificates are no longer valid.
-    pub ended: usize,
 }
 
 /// The credentials of one generation, ready for handshakes.
@@ -69,61 +44,4 @@ impl ActiveCredentials {
         let at = if self.outlive { at.min(leaf.not_after) } else { at };
         self.acceptor.objection(chain, at)
     }
-}
-
-/// The number of certificates that are verified before the sessions of the invalid ones are ended.
-const AT_A_TIME: usize = 64;
-
-/// Verifies the certificates of all sessions and links, and ends those whose certificate is no longer
-/// valid. Each certificate is verified once, on this thread; the dispatcher only lists and ends the
-/// sessions.
-pub(super) fn verify_sessions(handle: &ServerHandle, now: SystemTime) -> Renewed {
-    let generation = handle.environment.active().generation();
-    let sessions = handle.with(move |cx| {
-        cx.state.generation = cx.state.generation.max(generation);
-        let sessions = cx.state.sessions.iter();
-        let sessions = sessions.map(|session| (session.info.certificate.clone(), session.info.id));
-        let links = cx.state.links.table.iter();
-        let links = links.map(|(id, link)| (link.certificate.clone(), id.into()));
-        sessions.chain(links).collect::<Vec<_>>()
-    });
-    // A server that has stopped has no sessions.
-    let mut sessions = sessions.unwrap_or_default();
-    let mut renewed = Renewed {
-        sessions: sessions.len(),
-        ended: 0,
-    };
-    // Grouped by certificate, so that each one is verified once.
-    sessions.sort_by(|one, other| Borrow::<[u8]>::borrow(&one.0).cmp(other.0.borrow()));
-    let of_one: Vec<_> = sessions.chunk_by(|one, other| one.0 == other.0).collect();
-    // If another thread has renewed meanwhile, the latest credentials decide.
-    let active = handle.environment.active();
-    for some in of_one.chunks(AT_A_TIME) {
-        let mut invalid = Vec::new();
-        for sessions in some {
-            let chain = sessions.first().map(|(certificate, _)| certificate.chain());
-            let chain = chain.unwrap_or_default();
-            if let Some(Ok(leaf)) = chain.first().map(CertificateInfo::from_der)
-                && let Some(why) = active.objection(&chain, &leaf, now)
-            {
-                invalid.extend(sessions.iter().map(|(_, id)| (*id, why.clone())));
-            }
-        }
-        if invalid.is_empty() {
-            continue;
-        }
-        // In parts, so that the first sessions end before all certificates are verified.
-        let ended = handle.with(move |cx| {
-            let invalid = invalid.into_iter();
-            let ended = invalid.map(|(id, why)| cx.state.dismiss(id, DisconnectReason::Certificate(why)));
-            ended.filter(|ended| *ended).count()
-        });
-        renewed.ended += ended.unwrap_or_default();
-    }
-    if renewed.ended > 0 {
-        warn!(target: "ssntp::server",
-            "{} of {} sessions ended: their certificates are no longer valid", renewed.ended, renewed.sessions
-        );
-    }
-    renewed
 }

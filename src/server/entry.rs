@@ -24,21 +24,19 @@ use crossbeam_channel::Receiver;
 use log::Level;
 use uuid::Uuid;
 
+use super::admission::{AdmissionRequest, Grant, Newcomer, Peer, RequestKind};
 use super::audit::Named;
-use super::config::Environment;
-use super::core::{Arrival, ArrivalKind, Grant, Peer, ServerCore};
+use super::core::ServerCore;
 use super::credentials::ActiveCredentials;
-use super::federation::{LinkFailure, LinkHandshake, SLACK, refusal};
-use super::handler::Newcomer;
+use super::environment::Environment;
+pub use super::links::CLAIM;
+use super::links::{LinkFailure, LinkHandshake, SLACK, refusal};
 use super::sessions::SessionId;
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::{Decoder, outgoing};
 use ssntp_pki::{CertificateDer, CertificateInfo, Fault};
 use ssntp_transport::dispatch::Call;
 use ssntp_transport::{ConnectionId, Outgoing, PeerAddress};
-
-/// The longest time for which a newcomer waits for the server that has a session of its UUID.
-pub const CLAIM: Duration = Duration::from_secs(2);
 
 /// The next thing to do for a newcomer.
 pub enum Step {
@@ -48,7 +46,7 @@ pub enum Step {
     /// [`Entry::claimed`].
     Claim(Box<Call<ServerCore>>, Receiver<u8>),
     /// Ask the dispatcher to admit the newcomer, then call [`Entry::decided`].
-    Admit(Box<Arrival>),
+    Admit(Box<AdmissionRequest>),
     /// Send this, then call [`Entry::sent`] or [`Entry::lost`].
     Send(Outgoing),
     /// Start the threads of its connection.
@@ -104,7 +102,7 @@ impl NoEntry {
             EntryFault::Outdated(_) | EntryFault::Stopping => ErrorCode::CONNECTION_FAILURE,
             EntryFault::Unreadable(_) => ErrorCode::CONNECTION_ABORTED,
             EntryFault::Lost(_) => return None,
-            EntryFault::Link(why) => return why.answer(environment.uuid),
+            EntryFault::Link(why) => return why.answer(environment.own.uuid),
         };
         Some(outgoing(&Frame::new(code), false))
     }
@@ -144,24 +142,24 @@ pub struct Entry {
 
 /// The server that a newcomer comes to, and the newcomer's certificates.
 #[derive(Debug)]
-pub(super) struct Facts {
-    pub(super) environment: Arc<Environment>,
+struct Facts {
+    environment: Arc<Environment>,
     /// The credentials of the server that verified the newcomer.
-    pub(super) active: Arc<ActiveCredentials>,
-    pub(super) certificate: CertificateInfo,
+    active: Arc<ActiveCredentials>,
+    certificate: CertificateInfo,
     /// All certificates that the newcomer sent, its own one first.
-    pub(super) chain: Vec<CertificateDer<'static>>,
-    pub(super) address: PeerAddress,
+    chain: Vec<CertificateDer<'static>>,
+    address: PeerAddress,
 }
 
 impl Facts {
     fn peer(&self) -> Peer {
         // The certificate is still valid during the second that `not_after` names.
-        let ends = self.certificate.not_after + Duration::from_secs(1);
+        let expires = self.certificate.not_after + Duration::from_secs(1);
         Peer {
             certificate: self.certificate.clone(),
             intermediates: self.chain.iter().skip(1).cloned().collect(),
-            ends: (!self.active.outlive).then_some(ends),
+            expires: (!self.active.outlive).then_some(expires),
             generation: self.active.generation(),
             address: self.address,
         }
@@ -258,15 +256,18 @@ impl Entry {
                     Err(refusal) => return Step::End(NoEntry(EntryFault::Refused(String::new(), refusal))),
                 }
             }
-            Kind::Server(handshake) => match handshake.receive(&self.facts, input) {
-                Ok(Some(request)) => return self.request_admission(ArrivalKind::Server(request)),
-                Ok(None) => {}
-                Err(why) => return Step::End(NoEntry(EntryFault::Link(why))),
-            },
+            Kind::Server(handshake) => {
+                match handshake.receive(&self.facts.environment.own, &self.facts.certificate, input) {
+                    Ok(Some(request)) => return self.request_admission(RequestKind::Server(request)),
+                    Ok(None) => {}
+                    Err(why) => return Step::End(NoEntry(EntryFault::Link(why))),
+                }
+            }
         }
-        match end {
-            true => self.lost(io::ErrorKind::UnexpectedEof.into()),
-            false => Step::Receive,
+        if end {
+            self.lost(io::ErrorKind::UnexpectedEof.into())
+        } else {
+            Step::Receive
         }
     }
 
@@ -322,16 +323,16 @@ impl Entry {
         };
         match verdict.and_then(|verdict| refusal(verdict, connect.source)) {
             Some(refusal) => Step::End(NoEntry(EntryFault::Refused(String::new(), refusal))),
-            None => self.request_admission(ArrivalKind::Client {
+            None => self.request_admission(RequestKind::Client {
                 connect: *connect,
                 bad_traces: Arc::clone(bad_traces),
             }),
         }
     }
 
-    fn request_admission(&self, kind: ArrivalKind) -> Step {
+    fn request_admission(&self, kind: RequestKind) -> Step {
         let peer = self.facts.peer();
-        Step::Admit(Box::new(Arrival { peer, kind }))
+        Step::Admit(Box::new(AdmissionRequest { peer, kind }))
     }
 
     /// Handles the verdict of the dispatcher.
@@ -352,7 +353,6 @@ impl Entry {
         match &mut self.kind {
             Kind::Client { tracing, .. } => *tracing = grant.info.tracing(),
             Kind::Server(handshake) => {
-                handshake.admitted(&self.facts.environment);
                 // This server's HELLO was sent first.
                 if handshake.hello.is_some() {
                     return Step::Start;
@@ -364,9 +364,10 @@ impl Entry {
 
     /// Notes that the bytes of [`Step::Send`] were sent.
     pub fn sent(&mut self) -> Step {
-        match self.is_admitted {
-            true => Step::Start,
-            false => Step::Receive,
+        if self.is_admitted {
+            Step::Start
+        } else {
+            Step::Receive
         }
     }
 
@@ -399,19 +400,19 @@ impl Entry {
 
     /// The codec for the reader of the connection.
     pub fn decoder(&self) -> Decoder {
-        let environment = &self.facts.environment;
+        let own = &self.facts.environment.own;
         match &self.kind {
             Kind::Client {
                 tracing, bad_traces, ..
             } => Decoder::new(
-                environment.max_payload,
+                own.max_payload,
                 *tracing,
-                environment.operands.clone(),
+                own.operands.clone(),
                 Arc::clone(bad_traces),
-                (environment.uuid, environment.role),
+                (own.uuid, own.role),
             ),
             // A FORWARD is longer than the frames in it.
-            Kind::Server(_) => Decoder::of_links(environment.max_payload.saturating_add(SLACK)),
+            Kind::Server(_) => Decoder::of_links(own.max_payload.saturating_add(SLACK)),
         }
     }
 

@@ -1,9 +1,9 @@
 //! The figures of a server: one snapshot of its sessions and counters, for metrics and pages.
 //!
 //! ```text
-//!  handshake threads ── HandshakeTally ───────┐
+//!  handshake threads ── HandshakeCounters ───────┐
 //!                                             ▼
-//!  ServerHandle::figures ── Look ──▶ dispatcher: core, flow, Tally ──▶ Figures
+//!  ServerHandle::figures ── Look ──▶ dispatcher: core, flow, Counters──▶ Figures
 //!                                     (copies numbers, clones `Arc`s)
 //! ```
 //!
@@ -20,11 +20,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
-use super::core::{ServerCore, State};
 use super::disconnect::DisconnectReason;
-use super::federation::{LinkFigures, PeerState};
+use super::links::{LinkFigures, PeerState};
 use super::sessions::{Session, SessionCounters, SessionInfo};
-use super::tally::KindTally;
+use super::time::Moment;
 use crate::proto::{FrameKind, Item, Operands};
 use ssntp_pki::Role;
 use ssntp_transport::dispatch::View;
@@ -220,65 +219,18 @@ impl Figures {
     }
 }
 
-impl State {
-    /// The snapshot, without the parts that the dispatcher does not have: names, peers, handshakes.
-    pub(super) fn figures(&self, view: &View<'_, Item>) -> Figures {
-        let sessions: Vec<_> = self
-            .sessions
-            .iter()
-            .filter(|session| session.announced)
-            .map(|session| session.figures(view, self.wall))
-            .collect();
-        let sum = |count: fn(&SessionCounters) -> u64| -> u64 {
-            sessions.iter().map(|session| count(&session.counters)).sum()
-        };
-        let tally = &self.tally;
-        let (certificates, most_of_certificate) = self.certificates.counted();
-        Figures {
-            uuid: self.environment.uuid,
-            role: self.environment.role,
-            taken: self.wall,
-            started: time_of_day(self.started, view.now, self.wall),
-            stopping: self.open.is_none(),
-            closed: tally.closed.iter().cloned().collect(),
-            by_role: self.sessions.by_role(),
-            standing: view.connections.saturating_sub(self.links.connections),
-            max_sessions: self.max_sessions,
-            certificates,
-            most_of_certificate,
-            max_of_certificate: self.admission.share(self.max_sessions),
-            admitted: tally.admitted,
-            ended: tally.ended.clone(),
-            links: self.links.figures(view.now),
-            peers: Vec::new(),
-            handshakes: HandshakeFigures::default(),
-            frames: tally.kinds.iter().map(KindFigures::from).collect(),
-            unsupported: tally.unsupported + sum(|counters| counters.frames_unsupported),
-            filtered: tally.filtered + sum(|counters| counters.frames_filtered),
-            unreceived: tally.unreceived,
-            answered: tally.answered,
-            dropped: tally.dropped + sum(|counters| counters.frames_dropped),
-            lost: self.frames_lost,
-            dispatcher: view.dispatcher,
-            queues: view.queues,
-            received: view.received,
-            sessions,
-        }
-    }
-}
-
-impl Session {
-    fn figures(&self, view: &View<'_, Item>, wall: SystemTime) -> SessionFigures {
-        let flow = view.flow.state(self.info.id.0);
-        let at = |moment: Instant| time_of_day(moment, view.now, wall);
+impl SessionFigures {
+    pub(super) fn new(session: &Session, view: &View<'_, Item>, time: Moment) -> Self {
+        let flow = view.flow.state(session.info.id.0);
+        let at = |earlier: Instant| time.time_of_day(earlier);
         let passed = |since: Instant| view.now.saturating_duration_since(since);
         let in_line = flow.paused_since.map(|since| (HeldBack::Line, passed(since)));
         let without_credit = flow.without_credit_since;
-        SessionFigures {
-            info: Arc::clone(&self.info),
-            since: at(self.since),
-            counters: self.counters(),
-            last_received: self.received.map(at),
+        Self {
+            info: Arc::clone(&session.info),
+            since: at(session.since),
+            counters: session.counters(),
+            last_received: session.last_received.map(at),
             last_queued: flow.last_item_at.map(at),
             held_back: in_line.or(without_credit.map(|since| (HeldBack::Credit, passed(since)))),
             pace: match flow.awaited_since {
@@ -286,32 +238,6 @@ impl Session {
                 Some(since) => Pace::Awaited(passed(since)),
                 None => Pace::Keeps,
             },
-        }
-    }
-}
-
-/// The time of day of an earlier moment; `now` and `wall` are the present time by both clocks.
-pub(super) fn time_of_day(moment: Instant, now: Instant, wall: SystemTime) -> SystemTime {
-    let ago = now.saturating_duration_since(moment);
-    wall.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH)
-}
-
-impl ServerCore {
-    /// The number of frames that sessions which are gone have dropped.
-    pub fn dropped_by_gone(&self) -> u64 {
-        self.state.tally.dropped
-    }
-}
-
-impl From<(FrameKind, &KindTally)> for KindFigures {
-    fn from((kind, tally): (FrameKind, &KindTally)) -> Self {
-        Self {
-            kind,
-            name: String::new(),
-            frames_received: tally.received.frames,
-            bytes_received: tally.received.bytes,
-            frames_sent: tally.sent.frames,
-            bytes_sent: tally.sent.bytes,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The role filter: the kinds of frames that each role may send.
 
-use super::routing::KindTable;
+use super::kinds::KindTable;
 use crate::proto::FrameKind;
 use ssntp_pki::Role;
 

@@ -45,90 +45,104 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `config` | [`ServerConfig`], [`ServerError`] |
-//! | `handler` | [`Handler`], [`Context`] |
-//! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
-//! | `admission` | the rules for newcomers: [`AdmissionPolicy`] |
-//! | `credentials` | identity and trust, and their renewal: [`Credentials`] |
-//! | `certificates` | the certificates of all connections, each kept once |
-//! | `operators`, `watching`, `bans`, `servers` | the commands of operators |
-//! | `sessions` | the connected sessions: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
-//! | `accept`, `entry` | newcomers up to CONNECTED |
-//! | `core` | all state of a server, without threads, sockets or clock |
-//! | `life` | admission and end of a session in the core |
-//! | `received` | the path of a received frame: filter, rules, application |
-//! | `delivery` | sending frames to sessions, and the policy for slow consumers |
-//! | `federation` | links to other servers, and the sessions there: [`Federation`] |
-//! | `exchange` | requests and their answers |
-//! | `channel` | [`channel`]: a handler that sends events to a channel |
-//! | `disconnect` | the reasons for the end of a session |
-//! | `audit` | the audit log |
-//! | `figures`, `tally` | [`Figures`]: sessions and counters |
+//! | `config`, `credentials` | [`ServerConfig`], [`ServerError`]; [`Credentials`] |
+//! | `handle`, `channel` | [`ServerHandle`]; [`channel()`]: a handler that sends events to a channel |
+//! | `accept`, `dial` | threads of newcomers, and of servers that are dialled: [`Dialler`] |
+//! | `entry` | a newcomer between TLS and CONNECTED, step by step |
+//! | `renewal` | the check of all sessions when the credentials are replaced: [`Renewed`] |
+//! | `core` | where every event is dispatched: newcomers, frames, ends, timers |
+//! | `handler`, `context` | [`Handler`], [`ClusterHandler`], and what they may do: [`Context`] |
+//! | `state` | all rooms together: what concerns several of them |
+//! | `admission`, `bans` | the rules for newcomers: [`AdmissionPolicy`] |
+//! | `sessions`, `directory` | the connected sessions: [`SessionInfo`], [`SessionCounters`]; [`Directory`] |
+//! | `connections`, `certificates` | all connections until their threads are joined |
+//! | `routing`, `filter`, `kinds` | the tables by kind of frame: [`Rules`], [`Filter`] |
+//! | `configuration` | the cluster configuration and CONFIGURE |
+//! | `sending` | frames on their way to several receivers |
+//! | `operators` | the commands of operators |
+//! | `links` | links to other servers, and the sessions there: [`Federation`] |
+//! | `figures`, `counters` | [`Figures`]: sessions and counters |
+//! | `environment`, `own` | what all threads share; the server's own properties |
+//! | `error`, `disconnect` | [`SendError`], [`CallError`]; [`DisconnectReason`] |
+//! | `audit`, `log` | the audit log, and the lines that clients can cause |
+//! | `guard`, `time` | panics of the application; the time of a call |
 
 mod accept;
-mod admission;
+pub(crate) mod admission;
 mod audit;
 mod bans;
 mod certificates;
 mod channel;
 mod config;
-pub mod core;
+mod configuration;
+mod connections;
+mod context;
+pub(crate) mod core;
+mod counters;
 mod credentials;
-mod delivery;
+pub(crate) mod dial;
+mod directory;
 mod disconnect;
-mod entry;
-mod exchange;
-mod federation;
+pub(crate) mod entry;
+pub(crate) mod environment;
+mod error;
 mod figures;
 mod filter;
+mod guard;
+mod handle;
 mod handler;
-mod life;
+mod kinds;
+pub(crate) mod links;
+mod log;
 mod operators;
-mod received;
+mod own;
+mod renewal;
 mod routing;
-mod servers;
+mod sending;
 mod sessions;
-mod tally;
+mod state;
 #[cfg(test)]
 #[cfg(feature = "issue")]
 mod tests;
-mod watching;
+mod time;
 
-use std::any::Any;
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use crossbeam_channel::{Receiver, TrySendError};
-use log::{info, warn};
+use ::log::{info, warn};
+use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
-pub use self::admission::AdmissionPolicy;
+pub use self::admission::{AdmissionPolicy, Newcomer};
 pub use self::channel::{ChannelHandler, ServerEvent, channel};
-pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
+pub use self::config::{ServerConfig, ServerError, SlowConsumer};
+pub use self::configuration::ConfigurationCheck;
+pub use self::context::Context;
 use self::core::ServerCore;
-pub use self::credentials::{Credentials, Renewed};
+pub use self::credentials::Credentials;
+pub use self::dial::Dialler;
+pub use self::directory::Directory;
 pub use self::disconnect::DisconnectReason;
-pub(crate) use self::federation::LINK;
-pub use self::federation::{Dialler, Federation, LinkFigures, PeerState, ServerLink};
+use self::environment::Environment;
+pub use self::error::{CallError, SendError};
 pub use self::figures::{
     ClosedSession, Figures, HandshakeFigures, HeldBack, KindFigures, Pace, SessionFigures,
 };
 pub use self::filter::{Filter, FilterAction};
-pub use self::handler::{ClusterHandler, Context, Handler, Newcomer, SendError};
+pub use self::handle::ServerHandle;
+pub use self::handler::{ClusterHandler, Handler};
+pub use self::links::{Federation, LinkFigures, PeerState, ServerLink};
+pub use self::renewal::Renewed;
 pub use self::routing::{Decision, ParseRuleError, RouteFn, RuleError, Rules};
-pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo, SessionKey};
+pub use self::sessions::{SessionCounters, SessionId, SessionInfo, SessionKey};
 use crate::clock::{now, wall_clock};
-use crate::payload::Content;
-use crate::proto::Frame;
 pub use crate::proto::Refusal;
 pub use crate::request::{Request, RequestError};
-use ssntp_pki::{Identity, Role, Trust};
+use ssntp_pki::{Identity, Trust};
 pub use ssntp_transport::default_max_handshakes;
-use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Events, Runner};
-use ssntp_transport::{Acceptance, Address, Listener, Occupancy, Room, threads};
+use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Runner};
+use ssntp_transport::{Acceptance, Address, Listener, Room, threads};
 
 /// A running server.
 ///
@@ -138,6 +152,7 @@ use ssntp_transport::{Acceptance, Address, Listener, Occupancy, Room, threads};
 #[derive(Debug)]
 pub struct Server {
     handle: ServerHandle,
+    dialler: Option<Dialler>,
     addresses: Vec<Address>,
     max_sessions: usize,
     acceptance: Option<Acceptance>,
@@ -160,7 +175,7 @@ impl Server {
         let room = Room::claim(config.max_handshakes, config.max_sessions, "ssntp::server")
             .map_err(ServerError::TooManySessions)?;
         let max_sessions = room.sessions;
-        let environment = config::Environment::new(&config)?;
+        let environment = Environment::new(&config)?;
         let mut listeners = Vec::new();
         for address in std::mem::take(&mut config.listen) {
             let bound = Listener::bind(&address, config.tcp).map_err(|e| ServerError::Listen(address, e))?;
@@ -197,12 +212,8 @@ impl Server {
         let dispatcher = threads::spawn("ssntp-dispatch", move || dispatch::run(runner, &queue))
             .map_err(ServerError::Thread)?;
         let mut server = Self {
-            handle: ServerHandle {
-                events: events.clone(),
-                environment: Arc::clone(&environment),
-                occupancy: None,
-                dialler: None,
-            },
+            handle: ServerHandle::new(events.clone(), Arc::clone(&environment)),
+            dialler: None,
             addresses,
             max_sessions,
             acceptance: None,
@@ -217,15 +228,12 @@ impl Server {
             events.clone(),
         );
         let acceptance = acceptance.map_err(ServerError::Thread)?;
-        server.handle.occupancy = Some(acceptance.occupancy());
+        server.handle.set_occupancy(acceptance.occupancy());
         server.acceptance = Some(acceptance);
         if let Some(federation) = federation {
             let dialler = Dialler::new(environment, events, tcp);
-            server.handle.dialler = Some(dialler.clone());
-            // Set afterwards, because the dialler needs the channel to the core.
-            let shown = dialler.clone();
-            let _ = server.handle.post(move |cx| cx.state.dialler = Some(shown));
-            for peer in federation.peers {
+            server.dialler = Some(dialler.clone());
+            for peer in federation.into_peers() {
                 dialler.dial(peer).map_err(ServerError::Thread)?;
             }
         }
@@ -254,7 +262,7 @@ impl Server {
     /// The dialler of the servers that this one links with; `None` without
     /// [`ServerConfig::federate`].
     pub fn dialler(&self) -> Option<Dialler> {
-        self.handle.dialler.clone()
+        self.dialler.clone()
     }
 
     /// A handle for other threads.
@@ -278,8 +286,8 @@ impl Server {
         if dispatch::is_dispatcher() {
             return Err(ServerError::OnDispatcher);
         }
-        self.handle.environment.renew(identity, trust)?;
-        Ok(credentials::verify_sessions(&self.handle, wall_clock()))
+        self.handle.environment().renew(identity, trust)?;
+        Ok(renewal::verify_sessions(&self.handle, wall_clock()))
     }
 
     /// The present identity and trust of the server. Does not block.
@@ -309,7 +317,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let events = &self.handle.events;
+        let events = self.handle.events();
         // Blocks while the channel is full. The dispatcher empties it until it gets Exit.
         let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {
@@ -317,200 +325,12 @@ impl Drop for Server {
             // dispatcher. After this call there are no newcomers.
             acceptance.stop();
         }
-        if let Some(dialler) = &self.handle.dialler {
+        if let Some(dialler) = &self.dialler {
             dialler.close();
         }
         let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
         }
-    }
-}
-
-/// The event that runs a closure on the dispatcher.
-fn call(call: impl FnOnce(&mut dyn Handler, &mut Context<'_>) + Send + 'static) -> DispatchEvent<ServerCore> {
-    DispatchEvent::Call(Box::new(|core, now, actions| {
-        core.call_handler(now, actions, call)
-    }))
-}
-
-/// A handle to a server for other threads.
-///
-/// # Threads
-/// Cheap to clone, and `Send`. Every call except for [`post`](Self::post) and [`stop`](Self::stop) waits
-/// until the dispatcher has done it, usually for some microseconds. A [`Handler`] runs on a dispatcher
-/// and must use its [`Context`] or `post`: calls that wait return [`SendError::OnDispatcher`] there. The
-/// same holds on the dispatcher of another server, because two dispatchers could wait for each other.
-#[derive(Clone)]
-pub struct ServerHandle {
-    events: Events<DispatchEvent<ServerCore>>,
-    environment: Arc<config::Environment>,
-    /// The number of handshakes under way. `None` only while the server starts.
-    occupancy: Option<Arc<Occupancy>>,
-    /// `None` if the server takes no links.
-    dialler: Option<Dialler>,
-}
-
-impl fmt::Debug for ServerHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ServerHandle({} ({}))", self.uuid(), self.environment.role)
-    }
-}
-
-impl ServerHandle {
-    /// Runs `call` on the dispatcher and returns its result. The [`Context`] has all operations.
-    ///
-    /// # Errors
-    /// [`SendError::Stopped`] if the server has stopped or `call` panicked;
-    /// [`SendError::OnDispatcher`].
-    pub fn with<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut Context<'_>) -> T + Send + 'static,
-    ) -> Result<T, SendError> {
-        self.wait_for(|_, cx| call(cx))
-    }
-
-    fn wait_for<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>) -> T + Send + 'static,
-    ) -> Result<T, SendError> {
-        if dispatch::is_dispatcher() {
-            return Err(SendError::OnDispatcher);
-        }
-        let (reply, result) = crossbeam_channel::bounded(1);
-        let replying = self::call(move |handler, cx| {
-            let _ = reply.send(call(handler, cx));
-        });
-        self.events.send(replying).map_err(|_| SendError::Stopped)?;
-        self.events.answer(&result).ok_or(SendError::Stopped)
-    }
-
-    /// As [`with`](Self::with), with the application itself, which must be an `H`.
-    ///
-    /// # Errors
-    /// As of [`with`](Self::with), and [`SendError::OtherHandler`].
-    pub fn with_handler<H: Handler, T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut H, &mut Context<'_>) -> T + Send + 'static,
-    ) -> Result<T, SendError> {
-        let result = self.wait_for(|handler, cx| {
-            let handler: &mut dyn Any = handler;
-            handler.downcast_mut().map(|handler| call(handler, cx))
-        });
-        result?.ok_or(SendError::OtherHandler)
-    }
-
-    /// Sends `call` to the dispatcher, which runs it soon, and returns at once. May be called on any
-    /// thread, also in the handler of another server.
-    ///
-    /// # Errors
-    /// [`SendError::Busy`] if the channel to the dispatcher is full;
-    /// [`SendError::Stopped`].
-    pub fn post(&self, call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> Result<(), SendError> {
-        let event = self::call(|_, cx| call(cx));
-        self.events.try_send(event).map_err(|e| match e {
-            TrySendError::Full(_) => SendError::Busy,
-            TrySendError::Disconnected(_) => SendError::Stopped,
-        })
-    }
-
-    /// Begins to stop the server, as [`Server::stop`] does, and returns at once. [`Server::wait`] returns
-    /// when the server has stopped.
-    pub fn stop(&self) {
-        // If the channel is full, wait for room. A dispatcher must not wait: it may be this server's
-        // own, which alone makes room.
-        if self.post(|cx| cx.stop()) == Err(SendError::Busy) && !dispatch::is_dispatcher() {
-            let _ = self.events.send(DispatchEvent::Stop);
-        }
-    }
-
-    /// Asks every client to leave within this time, in whole seconds. The server stops when all have
-    /// left, at the latest 6 s after this time. Returns at once. Newcomers are refused meanwhile, so
-    /// that clients connect to another server, or come back after a restart.
-    ///
-    /// A client that knows the event Draining leaves at a random moment: it awaits the answers to its
-    /// requests, sends its queue, and ends its session in order, so that no frame is lost. Other
-    /// clients are served until the server stops.
-    ///
-    /// # Errors
-    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
-    pub fn drain(&self, within: Duration) -> Result<(), SendError> {
-        self.with(move |cx| cx.drain(within))
-    }
-
-    /// Queues a frame for one client.
-    ///
-    /// # Errors
-    /// [`SendError`]; the frame was not queued.
-    pub fn send(&self, to: Uuid, frame: Frame) -> Result<(), SendError> {
-        self.with(move |cx| cx.send(to, &frame))?
-    }
-
-    /// Queues the frame that carries `payload` for one client.
-    ///
-    /// # Errors
-    /// [`SendError`]; the frame was not queued.
-    pub fn send_payload<T: Content>(&self, to: Uuid, payload: &T) -> Result<(), SendError> {
-        let frame = Frame::try_of(payload).map_err(|_| SendError::Payload(T::FRAME))?;
-        self.send(to, frame)
-    }
-
-    /// Queues a frame for every session with at least one of the roles. Returns the number of sessions.
-    ///
-    /// # Errors
-    /// [`SendError`].
-    pub fn multicast(&self, to: Role, frame: Frame) -> Result<usize, SendError> {
-        self.with(move |cx| cx.multicast(to, &frame))?
-    }
-
-    /// Every session with its counters, in no order.
-    ///
-    /// # Errors
-    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
-    pub fn sessions(&self) -> Result<Vec<(SessionInfo, SessionCounters)>, SendError> {
-        self.with(|cx| {
-            cx.state
-                .sessions
-                .iter()
-                .map(|session| ((*session.info).clone(), session.counters()))
-                .collect()
-        })
-    }
-
-    /// A snapshot of the server, see [`Figures`]. The dispatcher takes less than a microsecond for each
-    /// session.
-    ///
-    /// # Errors
-    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
-    pub fn figures(&self) -> Result<Figures, SendError> {
-        if dispatch::is_dispatcher() {
-            return Err(SendError::OnDispatcher);
-        }
-        let taken = self.events.look(|core, view| core.state.figures(view));
-        let (mut figures, dispatcher) = taken.ok_or(SendError::Stopped)?;
-        figures.dispatcher = dispatcher;
-        figures.name_kinds(&self.environment.operands);
-        let occupancy = self.occupancy.as_deref();
-        figures.peers = self.dialler.as_ref().map(Dialler::peers).unwrap_or_default();
-        figures.handshakes = self.environment.handshakes.figures(occupancy);
-        Ok(figures)
-    }
-
-    /// Ends the session of `uuid`. False if there is none.
-    ///
-    /// # Errors
-    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
-    pub fn disconnect(&self, uuid: Uuid) -> Result<bool, SendError> {
-        self.with(move |cx| cx.disconnect(uuid))
-    }
-
-    /// The present identity and trust of the server, also after it has stopped. Does not block.
-    pub fn credentials(&self) -> Credentials {
-        self.environment.active().credentials.clone()
-    }
-
-    /// The server's UUID.
-    pub fn uuid(&self) -> Uuid {
-        self.environment.uuid
     }
 }

@@ -1,11 +1,15 @@
-//! The forwarding rules: for each kind of frame, the roles that get it or a routing function.
+//! Routing: which frames of a client pass the filter, and the rules by which they go to other sessions:
+//! for each kind of frame, the roles that get it or a routing function.
 
 use std::fmt;
 
 use uuid::Uuid;
 
-use super::sessions::Directory;
-use crate::proto::{Frame, FrameKind, FrameType, Operands, ParseKindError};
+use super::directory::Directory;
+use super::filter::Filter;
+use super::guard::guard;
+use super::kinds::KindTable;
+use crate::proto::{Frame, FrameKind, Operands, ParseKindError};
 use ssntp_pki::{ParseRoleError, Role};
 
 /// The decision of a routing function about one frame.
@@ -215,84 +219,67 @@ pub enum RuleError {
     Role(FrameKind, Role),
 }
 
-/// A value for each kind of the protocol's types. The kind is the index, because a look-up in a map for
-/// each run of frames would take half as long as all other work for a lone frame.
-#[derive(Debug)]
-pub(super) struct KindTable<T> {
-    cells: Vec<Option<T>>,
-}
-
-/// The number of types: the highest known one is ERROR, 4.
-const TYPES: usize = FrameType::ERROR.0 as usize + 1;
-/// All operands, because those of applications are in the upper half.
-const OPERANDS: usize = 256;
-
-impl<T> Default for KindTable<T> {
-    fn default() -> Self {
-        Self {
-            cells: std::iter::repeat_with(|| None).take(TYPES * OPERANDS).collect(),
-        }
-    }
-}
-
-impl<T> KindTable<T> {
-    fn cell(kind: FrameKind) -> Option<usize> {
-        let FrameType(t) = kind.frame_type;
-        (usize::from(t) < TYPES).then(|| usize::from(t) * OPERANDS + usize::from(kind.operand))
-    }
-
-    pub(super) fn get(&self, kind: FrameKind) -> Option<&T> {
-        self.cells.get(Self::cell(kind)?)?.as_ref()
-    }
-
-    pub(super) fn get_mut(&mut self, kind: FrameKind) -> Option<&mut T> {
-        self.cells.get_mut(Self::cell(kind)?)?.as_mut()
-    }
-
-    /// `None` if the kind has an unknown type.
-    pub(super) fn get_or_default(&mut self, kind: FrameKind) -> Option<&mut T>
-    where
-        T: Default,
-    {
-        Some(self.cells.get_mut(Self::cell(kind)?)?.get_or_insert_default())
-    }
-
-    /// The kinds with a value, in their order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (FrameKind, &T)> {
-        let types = (0..=u8::MAX).zip(self.cells.chunks(OPERANDS));
-        types.flat_map(|(frame_type, cells)| {
-            let cells = (0..=u8::MAX).zip(cells);
-            cells.filter_map(move |(operand, cell)| {
-                Some((FrameKind::new(FrameType(frame_type), operand), cell.as_ref()?))
-            })
-        })
-    }
-
-    pub(super) fn set(&mut self, kind: FrameKind, value: T) {
-        if let Some(cell) = Self::cell(kind).and_then(|cell| self.cells.get_mut(cell)) {
-            *cell = Some(value);
-        }
-    }
-}
-
 /// Rules that were checked, indexed by kind.
-pub(super) type RuleTable = KindTable<Rule>;
+fn table(rules: Rules, operands: &Operands) -> Result<KindTable<Rule>, RuleError> {
+    rules.check_for(operands)?;
+    let mut table = KindTable::default();
+    for (kind, rule) in rules.entries {
+        table.set(kind, rule);
+    }
+    Ok(table)
+}
 
-impl RuleTable {
-    pub(super) fn of(rules: Rules, operands: &Operands) -> Result<Self, RuleError> {
-        rules.check_for(operands)?;
-        let mut table = KindTable::default();
-        for (kind, rule) in rules.entries {
-            table.set(kind, rule);
-        }
-        Ok(table)
+/// What clients may send, and where it goes.
+pub(super) struct Routing {
+    filter: Filter,
+    rules: KindTable<Rule>,
+}
+
+impl Routing {
+    pub(super) fn new(filter: Filter, rules: Rules, operands: &Operands) -> Result<Self, RuleError> {
+        let rules = table(rules, operands)?;
+        Ok(Self { filter, rules })
+    }
+
+    pub(super) fn filter(&self) -> &Filter {
+        &self.filter
+    }
+
+    pub(super) fn set_filter(&mut self, filter: Filter) {
+        self.filter = filter;
+    }
+
+    pub(super) fn set_rules(&mut self, rules: Rules, operands: &Operands) -> Result<(), RuleError> {
+        self.rules = table(rules, operands)?;
+        Ok(())
+    }
+
+    /// The rule for a kind of frame.
+    pub(super) fn rule(&self, kind: FrameKind) -> Option<&Rule> {
+        self.rules.get(kind)
+    }
+
+    /// Calls the routing function for the frame's kind. Also returns the message of a panic, after which
+    /// the frame is discarded, because its receiver is unknown.
+    pub(super) fn decide(
+        &mut self,
+        frame: &Frame,
+        from: Uuid,
+        directory: &Directory<'_>,
+    ) -> (Decision, Option<String>) {
+        let mut decision = Decision::Discard;
+        let panic = match self.rules.get_mut(frame.kind()) {
+            Some(Rule::Function(route)) => guard(|| decision = route(frame, from, directory)),
+            _ => None,
+        };
+        (decision, panic)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{Command, ErrorCode, Event, Status};
+    use crate::proto::{Command, ErrorCode, Event, FrameType, Status};
     use crate::server::Filter;
 
     #[test]
@@ -380,7 +367,7 @@ mod tests {
             | RuleError::Handshake(kind)
             | RuleError::Role(kind, _)) = error;
             assert!(error.to_string().contains(&kind.to_string()));
-            assert_eq!(RuleTable::of(rules, &Operands::new()).err(), Some(error));
+            assert_eq!(table(rules, &Operands::new()).err(), Some(error));
         }
     }
 
@@ -394,29 +381,14 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_a_cell_of_its_own_for_each_kind_of_a_known_type() {
-        let mut table = KindTable::default();
-        let kinds = (0..=u8::MAX).flat_map(|t| (0..=u8::MAX).map(move |o| FrameKind::new(FrameType(t), o)));
-        for kind in kinds.clone().filter(|kind| kind.frame_type.is_known()) {
-            assert!(table.get(kind).is_none());
-            table.set(kind, kind);
-        }
-        for kind in kinds {
-            let mut expected = kind.frame_type.is_known().then_some(kind);
-            assert_eq!(table.get(kind).copied(), expected, "{kind}");
-            assert_eq!(table.get_mut(kind), expected.as_mut(), "{kind}");
-        }
-    }
-
-    #[test]
     fn a_rule_for_a_frame_of_the_application_needs_it_registered() {
         let own = FrameKind::new(FrameType::EVENT, 0x80);
         let rules = || Rules::new().multicast(own, Role::CONTROLLER);
         assert_eq!(rules().check(), Ok(()));
-        let unregistered = RuleTable::of(rules(), &Operands::new());
+        let unregistered = table(rules(), &Operands::new());
         assert_eq!(unregistered.err(), Some(RuleError::Unknown(own)));
         let operands = Operands::new().application(own, "Scaled").unwrap();
-        let table = RuleTable::of(rules(), &operands).unwrap();
+        let table = table(rules(), &operands).unwrap();
         assert!(matches!(table.get(own), Some(Rule::Multicast(Role::CONTROLLER))));
     }
 }

@@ -4,14 +4,15 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::federation::{Rank, Roster};
-use ssntp_pki::{CertificateInfo, KeptCertificate, Role};
-use ssntp_transport::{ConnectionId, LogLimit, More, OutboxCounters, PeerAddress, Table};
+use super::time::Moment;
+use ssntp_pki::Role;
+use ssntp_pki::{CertificateInfo, KeptCertificate};
+use ssntp_transport::{ConnectionId, OutboxCounters, PeerAddress, Table};
 
 /// Identifies one session of a server. An id is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,12 +62,6 @@ pub struct SessionInfo {
 }
 
 impl SessionInfo {
-    /// Returns the end of a log line of this kind, which counts the lines that were left out before, or
-    /// `None` if this line must be left out as well.
-    pub(super) fn may_log(&self, log: &mut LogLimit<Uuid>, kind: &'static str, now: Instant) -> Option<More> {
-        log.admit_of(self.uuid, &self.certificate, kind, now)
-    }
-
     /// The server that has the session: this one, or one that it is linked to
     /// ([`Federation`](super::Federation)).
     pub fn server(&self) -> Uuid {
@@ -149,6 +144,25 @@ pub struct SessionCounters {
     pub bad_traces: u64,
 }
 
+/// Decides which of two sessions of one UUID stays: the one with the higher rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    /// The highest token that the session's server knew when it admitted the session.
+    pub(super) token: u64,
+    /// A logical clock: a server counts its admissions, and continues from the highest stamp in the
+    /// rows of others. So a session that was admitted after its server knew of another one has a
+    /// greater stamp than that.
+    pub(super) stamp: u64,
+}
+
+/// The shortest time between two checks for expired certificates. The time of day may advance more
+/// slowly than the timer's clock, which must not cause busy waiting.
+const SHORTEST_CHECK: Duration = Duration::from_secs(1);
+/// The longest time between two checks, so that a clock that is set ahead is noticed within the hour.
+const LONGEST_CHECK: Duration = Duration::from_secs(3600);
+/// The maximum number of sessions that one check ends, so that frames of others are not delayed for long.
+const MOST_EXPIRED: usize = 256;
+
 /// A session as the core keeps it.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -159,12 +173,12 @@ pub(super) struct Session {
     /// Decides which session stays if another server has one of the same UUID.
     pub(super) rank: Rank,
     /// The time at which bytes were last received, or waited for memory.
-    pub(super) received: Option<Instant>,
+    pub(super) last_received: Option<Instant>,
     /// True once [`Handler::connected`](super::Handler::connected) was called for the session.
     pub(super) announced: bool,
     /// The time at which the certificate expires and the session must end. `None` if expiry is not
     /// enforced. It does not change while the session is in the index, which is ordered by it.
-    pub(super) ends: Option<SystemTime>,
+    pub(super) expires: Option<SystemTime>,
     bad_traces: Arc<AtomicU64>,
 }
 
@@ -181,9 +195,9 @@ impl Session {
             counters: SessionCounters::default(),
             since,
             rank: Rank::default(),
-            received: None,
+            last_received: None,
             announced: false,
-            ends: None,
+            expires: None,
             bad_traces,
         }
     }
@@ -208,8 +222,10 @@ impl Session {
 pub(super) struct Sessions {
     by_id: Table<Session>,
     by_uuid: HashMap<Uuid, SessionId>,
-    by_role: [Vec<SessionId>; ROLES],
+    ids_by_role: [Vec<SessionId>; ROLES],
     by_expiry: BTreeSet<(SystemTime, SessionId)>,
+    /// The time of the next check for expired certificates.
+    next_expiry_check: Option<Instant>,
 }
 
 pub(super) const ROLES: usize = Role::ALL.bits().count_ones() as usize;
@@ -219,14 +235,16 @@ impl Sessions {
         self.by_id.len()
     }
 
-    pub(super) fn insert(&mut self, session: Session) {
+    pub(super) fn insert(&mut self, session: Session, time: Moment) {
         let (id, uuid, role) = (session.info.id, session.info.uuid, session.info.role);
         self.by_uuid.insert(uuid, id);
         for bit in bits(role) {
-            self.by_role[bit].push(id);
+            self.ids_by_role[bit].push(id);
         }
-        self.by_expiry.extend(session.ends.map(|ends| (ends, id)));
+        self.by_expiry
+            .extend(session.expires.map(|expires| (expires, id)));
         self.by_id.insert(id.0, session);
+        self.schedule_expiry_check(0, SHORTEST_CHECK, time);
     }
 
     pub(super) fn remove(&mut self, id: SessionId) -> Option<Session> {
@@ -237,19 +255,47 @@ impl Sessions {
         }
         for bit in bits(session.info.role) {
             // The list is sorted: ids grow in the order of admission, and so are sessions inserted.
-            if let Ok(at) = self.by_role[bit].binary_search(&id) {
-                self.by_role[bit].remove(at);
+            if let Ok(at) = self.ids_by_role[bit].binary_search(&id) {
+                self.ids_by_role[bit].remove(at);
             }
         }
-        if let Some(ends) = session.ends {
-            self.by_expiry.remove(&(ends, id));
+        if let Some(expires) = session.expires {
+            self.by_expiry.remove(&(expires, id));
         }
         Some(session)
     }
 
-    /// The earliest expiry of a certificate, and its session.
-    pub(super) fn first_expiry(&self) -> Option<(SystemTime, SessionId)> {
-        self.by_expiry.first().copied()
+    /// The time of the next call of [`expired`](Self::expired).
+    pub(super) fn next_expiry_check(&self) -> Option<Instant> {
+        self.next_expiry_check
+    }
+
+    /// The sessions whose certificates have expired by the time of day, if a check is due. The caller ends
+    /// them. The clock may have been set back since the check was scheduled, so there may be none.
+    pub(super) fn expired(&mut self, time: Moment) -> Vec<SessionId> {
+        if self.next_expiry_check.take_if(|at| *at <= time.now).is_none() {
+            return Vec::new();
+        }
+        let due = self.by_expiry.iter().take(MOST_EXPIRED);
+        let due = due.take_while(|(expires, _)| *expires <= time.wall);
+        let due: Vec<_> = due.map(|(_, id)| *id).collect();
+        // The others follow after the events that have come meanwhile.
+        let shortest = if due.len() == MOST_EXPIRED {
+            Duration::ZERO
+        } else {
+            SHORTEST_CHECK
+        };
+        self.schedule_expiry_check(due.len(), shortest, time);
+        due
+    }
+
+    /// Moves the next check forward to the first expiry after the first `skipped` ones, if that is earlier.
+    fn schedule_expiry_check(&mut self, skipped: usize, shortest: Duration, time: Moment) {
+        if let Some((expires, _)) = self.by_expiry.iter().nth(skipped) {
+            let remaining = expires.duration_since(time.wall).unwrap_or_default();
+            let at = time.now + remaining.clamp(shortest, LONGEST_CHECK);
+            self.next_expiry_check = Some(self.next_expiry_check.map_or(at, |before| before.min(at)));
+        }
     }
 
     pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
@@ -274,8 +320,8 @@ impl Sessions {
     }
 
     /// The number of sessions with each role.
-    pub(super) fn by_role(&self) -> Vec<(Role, usize)> {
-        let each = self.by_role.iter().enumerate();
+    pub(super) fn count_by_role(&self) -> Vec<(Role, usize)> {
+        let each = self.ids_by_role.iter().enumerate();
         each.map(|(bit, sessions)| (Role::from_bits(1 << bit), sessions.len()))
             .collect()
     }
@@ -285,7 +331,7 @@ impl Sessions {
         bits(role).flat_map(move |bit| {
             // A session with several of the roles is listed only under the lowest one.
             let earlier = role.bits() & ((1 << bit) - 1);
-            self.by_role[bit]
+            self.ids_by_role[bit]
                 .iter()
                 .filter_map(|id| self.get(*id))
                 .filter(move |session| session.info.role.bits() & earlier == 0)
@@ -296,53 +342,6 @@ impl Sessions {
 /// The numbers of the bits of these roles.
 pub(super) fn bits(role: Role) -> impl Iterator<Item = usize> {
     (0..ROLES).filter(move |bit| role.bits() & (1 << bit) != 0)
-}
-
-/// The connected sessions: those of this server and those of the linked servers
-/// ([`SessionInfo::server`]).
-#[derive(Debug)]
-pub struct Directory<'a> {
-    pub(super) sessions: &'a Sessions,
-    pub(super) roster: &'a Roster,
-}
-
-impl Directory<'_> {
-    /// The session of `uuid`.
-    pub fn session(&self, uuid: Uuid) -> Option<&SessionInfo> {
-        match self.sessions.of(uuid) {
-            Some(session) => Some(&session.info),
-            None => self.roster.get(uuid).map(|remote| &remote.info),
-        }
-    }
-
-    /// True unless this server has a session of the same UUID, which then stands for both.
-    fn is_listed(&self, remote: &SessionInfo) -> bool {
-        self.sessions.of(remote.uuid).is_none()
-    }
-
-    /// Every session with at least one of the roles, each once.
-    pub fn with_role(&self, role: Role) -> impl Iterator<Item = &SessionInfo> {
-        let own = self.sessions.with_role(role).map(|session| &*session.info);
-        let remote = self.roster.with_role(role).map(|remote| &remote.info);
-        own.chain(remote.filter(|info| self.is_listed(info)))
-    }
-
-    /// Every session.
-    pub fn sessions(&self) -> impl Iterator<Item = &SessionInfo> {
-        let own = self.sessions.iter().map(|session| &*session.info);
-        let remote = self.roster.iter().map(|remote| &remote.info);
-        own.chain(remote.filter(|info| self.is_listed(info)))
-    }
-
-    /// The number of sessions. If two servers have a session of one UUID for a moment, both count.
-    pub fn len(&self) -> usize {
-        self.sessions.len() + self.roster.len()
-    }
-
-    /// True if there are no sessions.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 #[cfg(test)]
@@ -364,9 +363,15 @@ mod tests {
             tracing: false,
         };
         let outbox = Outbox::new(Limits::default()).counters();
-        #[expect(clippy::disallowed_methods, reason = "any time will do")]
-        let now = Instant::now();
-        Session::new(Arc::new(info), outbox, Arc::default(), now)
+        Session::new(Arc::new(info), outbox, Arc::default(), now().now)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "any time will do")]
+    fn now() -> Moment {
+        Moment {
+            now: Instant::now(),
+            wall: SystemTime::UNIX_EPOCH,
+        }
     }
 
     #[test]
@@ -374,15 +379,7 @@ mod tests {
         let mut sessions = Sessions::default();
         let mut listed: Vec<(u64, u32)> = Vec::new();
         let agree = |sessions: &Sessions, listed: &[(u64, u32)]| {
-            let roster = Roster::default();
-            let directory = Directory {
-                sessions,
-                roster: &roster,
-            };
-            assert_eq!(
-                (directory.len(), directory.is_empty()),
-                (listed.len(), listed.is_empty())
-            );
+            assert_eq!(sessions.len(), listed.len());
             let id = |info: &SessionInfo| info.id().0.0;
             assert_eq!(sessions.ids().len(), listed.len());
             assert!(
@@ -392,30 +389,37 @@ mod tests {
                     .map(|id| id.0.0)
                     .eq(listed.iter().map(|one| one.0))
             );
-            let mut all: Vec<_> = directory.sessions().map(id).collect();
+            let mut all: Vec<_> = sessions.iter().map(|session| id(&session.info)).collect();
             all.sort_unstable();
             assert!(all.iter().eq(listed.iter().map(|(id, _)| id)));
             for number in 1..=128 {
                 let uuid = Uuid::from_u128(number.into());
-                let found = directory.session(uuid);
+                let found = sessions.of(uuid).map(|session| &*session.info);
                 let is_there = listed.iter().any(|(id, _)| *id == number);
                 assert_eq!(found.map(id), is_there.then_some(number));
                 assert!(found.is_none_or(|info| info.uuid() == uuid));
             }
             for roles in 0..=Role::ALL.bits() {
                 let role = Role::from_bits(roles);
-                let mut found: Vec<_> = directory.with_role(role).map(id).collect();
+                let mut found: Vec<_> = sessions
+                    .with_role(role)
+                    .map(|session| id(&session.info))
+                    .collect();
                 found.sort_unstable();
                 let expected = listed.iter().filter(|(_, has)| has & roles != 0);
                 assert!(found.iter().eq(expected.map(|(id, _)| id)), "{role}: {found:?}");
-                assert!(directory.with_role(role).all(|info| info.role().intersects(role)));
+                assert!(
+                    sessions
+                        .with_role(role)
+                        .all(|session| session.info.role.intersects(role))
+                );
             }
         };
         agree(&sessions, &listed);
         // Each set of roles has two sessions.
         for id in 1..=2 * Role::ALL.bits() {
             let roles = (id - 1) % Role::ALL.bits() + 1;
-            sessions.insert(session(id.into(), id.into(), Role::from_bits(roles)));
+            sessions.insert(session(id.into(), id.into(), Role::from_bits(roles)), now());
             listed.push((id.into(), roles));
         }
         agree(&sessions, &listed);
@@ -431,7 +435,7 @@ mod tests {
             agree(&sessions, &listed);
         }
         // No index has any of them left.
-        assert!(sessions.by_uuid.is_empty() && sessions.by_role.iter().all(Vec::is_empty));
+        assert!(sessions.by_uuid.is_empty() && sessions.ids_by_role.iter().all(Vec::is_empty));
     }
 
     #[test]
@@ -439,8 +443,8 @@ mod tests {
         let mut sessions = Sessions::default();
         let (old, new) = (session(1, 7, Role::AGENT), session(2, 7, Role::AGENT));
         let [first, second] = [old.info.id, new.info.id];
-        sessions.insert(old);
-        sessions.insert(new);
+        sessions.insert(old, now());
+        sessions.insert(new, now());
         sessions.remove(first);
         let id = |sessions: &Sessions| sessions.of(Uuid::from_u128(7)).map(|session| session.info.id);
         assert_eq!(id(&sessions), Some(second));
@@ -449,22 +453,25 @@ mod tests {
     }
 
     #[test]
-    fn sessions_are_indexed_by_expiry_until_they_are_removed() {
+    fn sessions_expire_in_the_order_of_their_certificates_unless_they_are_removed() {
         let mut sessions = Sessions::default();
-        let at = [3, 1, 2].map(|seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds));
-        let mut ids = Vec::new();
-        for (ends, number) in at.into_iter().zip(1..) {
+        let mut time = now();
+        let begin = time.wall;
+        for (seconds, number) in [3, 1, 2].into_iter().zip(1..) {
             let mut session = session(number, number.into(), Role::AGENT);
-            session.ends = Some(ends);
-            ids.push(session.info.id);
-            sessions.insert(session);
+            session.expires = Some(begin + Duration::from_secs(seconds));
+            sessions.insert(session, time);
         }
-        sessions.insert(session(4, 4, Role::AGENT));
-        for next in [1, 2, 0] {
-            assert_eq!(sessions.first_expiry(), Some((at[next], ids[next])));
-            sessions.remove(ids[next]);
+        sessions.insert(session(4, 4, Role::AGENT), time);
+        for (seconds, number) in [(1, 2), (2, 3), (3, 1)] {
+            let due = sessions.next_expiry_check().expect("a session expires");
+            assert_eq!(sessions.expired(time), [], "before the check is due");
+            (time.now, time.wall) = (due, begin + Duration::from_secs(seconds));
+            let expired = sessions.expired(time);
+            assert_eq!(expired, [SessionId(ConnectionId(number))]);
+            sessions.remove(expired[0]);
         }
-        assert_eq!(sessions.first_expiry(), None);
+        assert_eq!(sessions.next_expiry_check(), None);
     }
 
     #[test]

@@ -12,9 +12,12 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
 
-use super::config::Environment;
-use super::core::{Arrival, ArrivalKind, Peer, ServerCore};
+use super::admission::{AdmissionRequest, Peer, RequestKind};
+use super::core::ServerCore;
+use super::environment::Environment;
 use super::*;
+use crate::Role;
+use crate::proto::Frame;
 use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
 use crate::wire::outgoing;
 use ssntp_pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
@@ -29,7 +32,7 @@ pub(in crate::server) struct Rig {
     pub(in crate::server) now: Instant,
     pub(in crate::server) wall: SystemTime,
     /// The expiry of the certificates of clients that connect.
-    pub(in crate::server) ends: Option<SystemTime>,
+    pub(in crate::server) expires: Option<SystemTime>,
     generation: u64,
     admitted: usize,
     stopping: Receiver<Infallible>,
@@ -61,7 +64,7 @@ impl Rig {
             core: ServerCore::new(config, environment, 8, Box::new(handler), open, now).unwrap(),
             now,
             wall: UNIX_EPOCH,
-            ends: None,
+            expires: None,
             generation: 0,
             admitted: 0,
             stopping,
@@ -84,22 +87,22 @@ impl Rig {
         let number = self.admitted as u64 + 1;
         let (id, uuid) = (ConnectionId(number), Uuid::from_u128(number.into()));
         let outbox = Outbox::new(limits);
-        let arrival = Arrival {
+        let request = AdmissionRequest {
             peer: Peer {
                 certificate: CertificateInfo::nothing(&CertificateDer::from(number.to_be_bytes().to_vec())),
                 intermediates: Vec::new(),
-                ends: self.ends,
+                expires: self.expires,
                 generation: self.generation,
                 address: PeerAddress::Memory,
             },
-            kind: ArrivalKind::Client {
+            kind: RequestKind::Client {
                 connect: Connect::new(role, uuid, true),
                 bad_traces: Arc::default(),
             },
         };
         let standing = self.admitted;
         self.core
-            .admit(id, arrival, outbox.counters(), standing, self.now, actions)?;
+            .admit(id, request, outbox.counters(), standing, self.now, actions)?;
         self.admitted += 1;
         Ok(Member { id, uuid, outbox })
     }

@@ -12,7 +12,9 @@ use uuid::Uuid;
 use crate::clock::{now, wall_clock};
 use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Step, content};
 use crate::request::Request;
-use crate::server::core::{Arrival, ArrivalKind, Environment, Grant, Peer, ServerCore};
+use crate::server::admission::{AdmissionRequest, Grant, Peer, RequestKind};
+use crate::server::core::ServerCore;
+use crate::server::environment::Environment;
 use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo};
 use ssntp_pki::Identity;
 use ssntp_transport::dispatch::{Action, Core};
@@ -114,15 +116,15 @@ impl HandlerTest {
     /// As [`connect`](Self::connect).
     pub fn connect_as(&mut self, identity: &Identity, uuid: Uuid) -> Result<SessionInfo, Refusal> {
         let id = self.connections.take();
-        let arrival = Arrival {
+        let request = AdmissionRequest {
             peer: Peer {
                 certificate: identity.info().clone(),
                 intermediates: Vec::new(),
-                ends: None,
+                expires: None,
                 generation: 0,
                 address: PeerAddress::Memory,
             },
-            kind: ArrivalKind::Client {
+            kind: RequestKind::Client {
                 connect: Connect::new(identity.roles(), uuid, true),
                 bad_traces: Arc::default(),
             },
@@ -131,7 +133,7 @@ impl HandlerTest {
         let mut actions = Vec::new();
         // The test takes frames from the actions, so this queue stays empty.
         let outbox = Outbox::new(Limits::default()).counters();
-        let verdict = self.core.admit(id, arrival, outbox, standing, now, &mut actions);
+        let verdict = self.core.admit(id, request, outbox, standing, now, &mut actions);
         self.perform(actions);
         let Grant { info, .. } = verdict?;
         self.clients.insert(id, uuid);
@@ -198,7 +200,7 @@ impl HandlerTest {
         let Some(sent) = self.sent.get_mut(&uuid) else {
             return Vec::new();
         };
-        let operands = &self.environment.operands;
+        let operands = self.environment.operands();
         let mut asked = Vec::new();
         sent.retain(|frame| {
             let exchange = Exchange::read(frame.payload_bytes());
@@ -284,7 +286,7 @@ impl HandlerTest {
             return;
         };
         let mut bytes: BytesMut = item.parts().flatten().copied().collect();
-        let mut codec = Codec::new(u32::MAX, true).operands(self.environment.operands.clone());
+        let mut codec = Codec::new(u32::MAX, true).operands(self.environment.operands().clone());
         let mut items = Vec::new();
         // The server sends whole, valid frames, so decoding does not fail.
         let _ = codec.decode(&mut bytes, &mut items);

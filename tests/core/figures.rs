@@ -6,8 +6,8 @@ use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Refusal};
 use ssntp::server::{
-    Context, DisconnectReason, Figures, Filter, FilterAction, Handler, HeldBack, Newcomer, Pace, Rules,
-    SendError, SessionInfo, SlowConsumer,
+    CallError, Context, DisconnectReason, Figures, Filter, FilterAction, Handler, HeldBack, Newcomer, Pace,
+    Rules, SessionInfo, SlowConsumer,
 };
 use ssntp::transport::Limits;
 use ssntp_test_support::*;
@@ -316,7 +316,7 @@ fn times_of_events_and_turns_are_recorded() {
 struct Counts {
     frames: u32,
     server: Option<ssntp::server::ServerHandle>,
-    refused: Option<SendError>,
+    refused: Option<CallError>,
 }
 
 impl Handler for Counts {
@@ -342,12 +342,12 @@ fn a_handler_is_reached_by_its_type_and_figures_are_refused_on_a_dispatcher() {
         }
         assert!(Instant::now() < deadline);
     };
-    assert_eq!(counted, Ok((1, Some(SendError::OnDispatcher))));
+    assert_eq!(counted, Ok((1, Some(CallError::OnDispatcher))));
     let other = handle.with_handler(|(): &mut (), _| ());
-    assert_eq!(other, Err(SendError::OtherHandler));
+    assert_eq!(other, Err(CallError::OtherHandler));
     // The handler must not keep a handle of its own server.
     let taken = handle.with_handler(|counts: &mut Counts, _| drop(counts.server.take()));
     assert_eq!(taken, Ok(()));
     drop(server);
-    assert_eq!(handle.figures().err(), Some(SendError::Stopped));
+    assert_eq!(handle.figures().err(), Some(CallError::Stopped));
 }

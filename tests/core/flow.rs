@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::Role;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
 use ssntp::server::{
-    Context, DisconnectReason, Handler, Rules, SendError, ServerConfig, ServerEvent, SessionInfo,
+    CallError, Context, DisconnectReason, Handler, Rules, ServerConfig, ServerEvent, SessionInfo,
     SlowConsumer,
 };
 use ssntp::transport::Limits;
@@ -453,7 +453,7 @@ fn a_lone_frame_passes_the_backlog_of_others() {
 /// Calls the handle of another server for each frame.
 struct Calls {
     other: Receiver<ssntp::server::ServerHandle>,
-    found: Sender<(Result<(), SendError>, Result<(), SendError>)>,
+    found: Sender<(Result<(), CallError>, Result<(), CallError>)>,
 }
 
 impl Handler for Calls {
@@ -486,7 +486,7 @@ fn handlers_of_two_servers_that_call_each_other_do_not_wait_for_ever() {
     to_second.send(a.handle()).unwrap();
     for _ in 0..2 {
         let found = finds.recv_timeout(LIMIT).unwrap();
-        assert_eq!(found, (Err(SendError::OnDispatcher), Ok(())));
+        assert_eq!(found, (Err(CallError::OnDispatcher), Ok(())));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Joining a cluster of several schedulers that share an engine.
 
-use ssntp::server::{SendError, Server};
+use ssntp::server::{CallError, Server};
 use ssntp_engine::{EngineError, Membership};
 
 /// A scheduler that has joined a cluster, and its server.
@@ -24,5 +24,5 @@ pub enum JoinError {
     Engine(#[from] EngineError),
     /// The server ended before the scheduler had joined.
     #[error(transparent)]
-    Ended(#[from] SendError),
+    Ended(#[from] CallError),
 }

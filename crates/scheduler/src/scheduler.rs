@@ -26,8 +26,8 @@ use ssntp::Role;
 use ssntp::payload::Servers;
 use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Run, Status};
 use ssntp::server::{
-    ClusterHandler, Context, DisconnectReason, Federation, Filter, Handler, Rules, SendError, Server,
-    ServerConfig, ServerError, ServerHandle, ServerLink, SessionInfo, SlowConsumer,
+    CallError, ClusterHandler, Context, DisconnectReason, Federation, Filter, Handler, Rules, SendError,
+    Server, ServerConfig, ServerError, ServerHandle, ServerLink, SessionInfo, SlowConsumer,
 };
 use ssntp_cluster::clock::now;
 use ssntp_engine::{Acting, Engine, Join, Member, Membership, View};
@@ -130,9 +130,9 @@ impl Scheduler {
     /// which takes some nanoseconds each.
     ///
     /// # Errors
-    /// [`SendError::OtherHandler`] if the server's application is no scheduler;
-    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
-    pub fn figures(server: &ServerHandle) -> Result<SchedulerFigures, SendError> {
+    /// [`CallError::OtherHandler`] if the server's application is no scheduler;
+    /// [`CallError::Stopped`], [`CallError::OnDispatcher`].
+    pub fn figures(server: &ServerHandle) -> Result<SchedulerFigures, CallError> {
         let figures = |scheduler: &mut Self| {
             scheduler
                 .cluster

@@ -7,7 +7,7 @@ fn a_session_ends_when_its_certificate_expires() {
     let (handler, received_notes) = notes();
     let mut rig = Rig::new(handler, |c| c);
     let before = rig.connect(Role::AGENT);
-    rig.ends = Some(rig.wall + Duration::from_secs(10));
+    rig.expires = Some(rig.wall + Duration::from_secs(10));
     let agent = rig.connect(Role::AGENT);
     assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(10)));
     rig.pass(Duration::from_secs(9));
@@ -28,7 +28,7 @@ fn a_clock_set_back_ends_no_session_and_one_set_ahead_is_noticed_within_the_hour
     let (handler, _told) = notes();
     let mut rig = Rig::new(handler, |c| c);
     let start = rig.wall;
-    rig.ends = Some(start + hour / 2);
+    rig.expires = Some(start + hour / 2);
     let agent = rig.connect(Role::AGENT);
     rig.pass(hour / 2);
     // A host without a battery-backed clock boots with such a time.
@@ -44,7 +44,7 @@ fn a_clock_set_back_ends_no_session_and_one_set_ahead_is_noticed_within_the_hour
 fn the_next_check_is_at_most_an_hour_and_at_least_a_second_away() {
     let (handler, _told) = notes();
     let mut rig = Rig::new(handler, |c| c);
-    rig.ends = Some(UNIX_EPOCH + Duration::from_secs(253_402_300_799));
+    rig.expires = Some(UNIX_EPOCH + Duration::from_secs(253_402_300_799));
     rig.connect(Role::AGENT);
     for _ in 0..3 {
         assert_eq!(
@@ -55,7 +55,7 @@ fn the_next_check_is_at_most_an_hour_and_at_least_a_second_away() {
         assert!(rig.tick().is_empty());
     }
     // A certificate that expires during the handshake.
-    rig.ends = Some(UNIX_EPOCH);
+    rig.expires = Some(UNIX_EPOCH);
     rig.connect(Role::AGENT);
     assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(1)));
 }
@@ -65,7 +65,7 @@ fn a_newcomer_verified_by_earlier_credentials_is_refused() {
     let (handler, _told) = notes();
     let mut rig = Rig::new(handler, |c| c);
     rig.connect(Role::AGENT);
-    rig.core.state.generation = 1;
+    rig.core.state.admission.set_generation(1);
     let mut actions = Vec::new();
     let refused = rig.admit(Role::AGENT, Limits::default(), &mut actions);
     assert!(matches!(refused, Err(Refusal::Busy(_))));

@@ -44,7 +44,7 @@ fn the_application_gets_events_and_sends_to_uuid_role_and_all() {
     drop(server);
     assert_eq!(
         handle.multicast(Role::ALL, Frame::new(Status::FULL)),
-        Err(SendError::Stopped)
+        Err(SendError::Call(CallError::Stopped))
     );
 }
 
@@ -108,7 +108,7 @@ fn a_panic_in_a_handler_ends_no_other_session() {
     let panicked = server
         .handle()
         .with(|_| -> () { panic!("on purpose: the test wants it") });
-    assert_eq!(panicked, Err(SendError::Stopped));
+    assert_eq!(panicked, Err(CallError::Stopped));
     drop(server);
     assert_eq!(count.lock().map(|n| *n).unwrap_or(3), 3);
 }

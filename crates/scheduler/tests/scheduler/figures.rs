@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::proto::{Command, ErrorCode, Frame, Status};
-use ssntp::server::{SendError, Server};
+use ssntp::server::{CallError, Server};
 use ssntp_network::cnci::{Cnci, CnciConfig};
 use ssntp_payload::{InstanceState, StartFailure, StartFailureReason as Reason};
 use ssntp_scheduler::placement::Policy;
@@ -174,5 +174,5 @@ fn a_server_without_a_scheduler_has_no_scheduler_figures() {
     );
     let server = Server::start(config.listen_in_memory(&listener), ()).unwrap();
     let figures = Scheduler::figures(&server.handle());
-    assert_eq!(figures.err(), Some(SendError::OtherHandler));
+    assert_eq!(figures.err(), Some(CallError::OtherHandler));
 }

@@ -6,7 +6,7 @@ use super::application::{operands, uuid};
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
 use ssntp::server::ServerConfig;
-use ssntp::server::core::Environment;
+use ssntp::simulation::Environment;
 use uuid::Uuid;
 
 /// The parts that all worlds share, because they take time to make.

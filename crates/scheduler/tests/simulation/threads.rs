@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::network::{SimTransmit, Stream, bytes_of};
 use super::slots::{Acceptance, Slot};
 use ssntp::proto::Item;
-use ssntp::server::core::{CLAIM, Decoder, Entry, Environment, Grant, NoEntry, ServerCore, Step as Taking};
+use ssntp::simulation::{CLAIM, Decoder, Entry, Environment, Grant, NoEntry, ServerCore, Step as Taking};
 use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::{Credit, NextRead, Unfinished};

@@ -15,8 +15,8 @@ use super::threads::{
     Core, Fails, Newcomer, PIECES, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer,
 };
 use ssntp::Role;
-use ssntp::server::core::{ArrivalKind, Entry};
 use ssntp::server::{ServerConfig, SessionId, SlowConsumer};
+use ssntp::simulation::{Entry, RequestKind};
 use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::events::{self, Watch};
@@ -448,8 +448,8 @@ impl World {
     fn handle(&mut self, event: SimEvent) {
         self.trace_step(|| match &event {
             DispatchEvent::Admit(arrival, ..) => match &arrival.kind {
-                ArrivalKind::Client { connect, .. } => format!("admit {}", connect.source),
-                ArrivalKind::Server(_) => "admit a link".into(),
+                RequestKind::Client { connect, .. } => format!("admit {}", connect.source),
+                RequestKind::Server(_) => "admit a link".into(),
             },
             DispatchEvent::Started(id, threads) => format!("s{id} started: {}", threads.is_ok()),
             DispatchEvent::Items(id, items, bytes) => format!("s{id} {} items in {bytes} bytes", items.len()),

@@ -15,13 +15,13 @@ use super::log::{SharedLog, client_uuid};
 use super::session::Session;
 use super::world::made;
 use ssntp::Role;
-use ssntp::client::core::{At, ClientCore, Next, Standing, Trial};
 use ssntp::client::{
     Backoff, ClientConfig, ClientEvent, ClientHandle, DialFault, DisconnectReason, RequestError, SendFault,
     ServerInfo,
 };
 use ssntp::pki::CertificateInfo;
 use ssntp::proto::{ClientHandshake, Command, Connect, Event, Frame, FrameKind, Refusal, Status};
+use ssntp::simulation::{At, ClientCore, Next, Standing, Trial};
 use ssntp::transport::{Limits, PeerAddress};
 use ssntp_test_support::random::Random;
 

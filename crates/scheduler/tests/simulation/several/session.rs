@@ -10,9 +10,9 @@ use bytes::BytesMut;
 use super::super::network::{SimTransmit, Stream};
 use super::super::threads::{Step, Writer};
 use super::world::PIECES;
-use ssntp::client::core::SessionSink;
 use ssntp::proto::Item;
-use ssntp::server::core::Decoder;
+use ssntp::simulation::Decoder;
+use ssntp::simulation::SessionSink;
 use ssntp_test_support::random::Random;
 use ssntp_transport::outbox::Outbox;
 use ssntp_transport::{

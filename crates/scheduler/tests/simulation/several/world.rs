@@ -13,10 +13,10 @@ use super::faults::Event;
 use super::log::{SharedLog, Start, client_uuid, server_uuid};
 use super::server::{Dialling, Server};
 use ssntp::Role;
-use ssntp::client::core::Trial;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
-use ssntp::server::core::{Attempt, Entry, Environment};
 use ssntp::server::{Federation, ServerConfig};
+use ssntp::simulation::Trial;
+use ssntp::simulation::{Attempt, Entry, Environment};
 use ssntp_engine::{EngineError, MemoryEngine, Next};
 use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::Settings;
@@ -473,8 +473,8 @@ impl World {
                     }
                 }
                 Dialling::Idle => {
-                    let environment = Arc::clone(&server.environment);
-                    match redial.next(clock, share, |uuid| environment.is_linked(uuid)) {
+                    let core = server.runner.core();
+                    match redial.next(clock, share, |uuid| core.link_to(uuid).is_some()) {
                         Attempt::Now => {
                             self.reach(at, target);
                             return Step::Moved;

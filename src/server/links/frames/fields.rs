@@ -4,7 +4,8 @@ use bytes::{Buf, Bytes};
 use uuid::Uuid;
 
 use super::{EndCode, Forward, Hello, MAX_TARGETS, Receivers};
-use crate::server::federation::roster::{Rank, Row};
+use crate::server::links::roster::Row;
+use crate::server::sessions::Rank;
 use ssntp_pki::Role;
 use ssntp_transport::{PeerAddress, cut};
 

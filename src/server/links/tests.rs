@@ -2,16 +2,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_channel::bounded;
 use ssntp_pki::{CertificateDer, CertificateInfo};
-use ssntp_transport::dispatch::Core;
+use ssntp_transport::dispatch::{Action, Core};
 use ssntp_transport::{Limits, Outbox, PeerAddress};
 
 use super::*;
 use crate::Role;
-use crate::proto::Run;
-use crate::server::core::{Arrival, ArrivalKind};
-use crate::server::handler::{ClusterHandler, Context, Handler};
+use crate::proto::{Item, Run};
+use crate::server::admission::{AdmissionRequest, Peer, RequestKind};
+use crate::server::context::Context;
+use crate::server::handler::{ClusterHandler, Handler};
 use crate::server::tests::Rig;
 
 /// Every other UUID is less than this.
@@ -58,18 +58,14 @@ fn ask(
     let peer = Peer {
         certificate: CertificateInfo::nothing(&CertificateDer::from(vec![7])),
         intermediates: Vec::new(),
-        ends: rig.ends,
+        expires: rig.expires,
         generation: 0,
         address: PeerAddress::Memory,
     };
-    let kind = ArrivalKind::Server(LinkRequest {
-        hello,
-        dialled,
-        standing: bounded(0).0,
-    });
+    let kind = RequestKind::Server(LinkRequest { hello, dialled });
     let outbox = Outbox::new(Limits::default()).counters();
     rig.core
-        .admit(id, Arrival { peer, kind }, outbox, 0, rig.now, actions)?;
+        .admit(id, AdmissionRequest { peer, kind }, outbox, 0, rig.now, actions)?;
     Ok(id)
 }
 
@@ -95,7 +91,7 @@ fn a_link_that_is_silent_for_ten_seconds_ends_with_its_holds() {
     let mut rig = Rig::new(Unlinks(Arc::clone(&told)), |config| config);
     let session = rig.connect(Role::AGENT);
     let link = begin(&mut rig);
-    assert_eq!(rig.core.state.links.token, 5, "the token of its HELLO");
+    assert_eq!(rig.core.state.links.token(), 5, "the token of its HELLO");
     let number = session.id.0;
     let hold = Run::read(LinkFrame::Hold { number }.encode(), 1000).unwrap();
     let mut actions = Vec::new();
@@ -133,7 +129,7 @@ fn a_server_that_did_not_run_ends_its_links() {
 #[test]
 fn a_link_ends_in_order_when_the_certificate_of_its_peer_expires() {
     let mut rig = rig();
-    rig.ends = Some(rig.wall + SECOND * 2);
+    rig.expires = Some(rig.wall + SECOND * 2);
     let link = begin(&mut rig);
     rig.pass(SECOND);
     assert!(ends(&rig.tick()).is_empty());

@@ -15,23 +15,13 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::frames::LinkFault;
-use crate::server::sessions::{ROLES, SessionId, SessionInfo, bits};
-use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate, Role};
+use crate::server::sessions::{ROLES, Rank, SessionId, SessionInfo, bits};
+use ssntp_pki::Role;
+use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate};
 use ssntp_transport::{ConnectionId, PeerAddress};
 
 /// The maximum number of sessions of one server: more than the threads of a Linux system allow.
 const MOST: usize = 1 << 21;
-
-/// Decides which of two sessions of one UUID stays: the one with the higher rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Rank {
-    /// The highest token that the session's server knew when it admitted the session.
-    pub(crate) token: u64,
-    /// A logical clock: a server counts its admissions, and continues from the highest stamp in the
-    /// rows of others. So a session that was admitted after its server knew of another one has a
-    /// greater stamp than that.
-    pub(crate) stamp: u64,
-}
 
 /// One session, as it goes over a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,9 +37,9 @@ pub(super) struct Row {
 
 /// A session of another server.
 #[derive(Debug)]
-pub(crate) struct Remote {
-    pub(crate) info: SessionInfo,
-    pub(crate) rank: Rank,
+pub(in crate::server) struct Remote {
+    pub(in crate::server) info: SessionInfo,
+    pub(in crate::server) rank: Rank,
 }
 
 impl Remote {
@@ -60,9 +50,9 @@ impl Remote {
 
 /// The rows that a link frame has added and removed.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
-    pub(super) connected: Vec<Arc<Remote>>,
-    pub(super) gone: Vec<Arc<Remote>>,
+pub(in crate::server) struct RosterChanges {
+    pub(in crate::server) connected: Vec<Arc<Remote>>,
+    pub(in crate::server) removed: Vec<Arc<Remote>>,
 }
 
 /// The rows of one server.
@@ -79,7 +69,7 @@ struct Rows {
 
 /// The sessions of all other servers.
 #[derive(Debug)]
-pub(crate) struct Roster {
+pub(in crate::server) struct Roster {
     servers: HashMap<Uuid, Rows>,
     /// The row that counts for each UUID.
     by_uuid: HashMap<Uuid, Arc<Remote>>,
@@ -101,12 +91,13 @@ impl Default for Roster {
 }
 
 impl Roster {
-    pub(crate) fn len(&self) -> usize {
+    #[cfg(test)]
+    fn len(&self) -> usize {
         self.by_uuid.len()
     }
 
     /// The session that counts for a UUID.
-    pub(crate) fn get(&self, uuid: Uuid) -> Option<&Arc<Remote>> {
+    pub(in crate::server) fn get(&self, uuid: Uuid) -> Option<&Arc<Remote>> {
         self.by_uuid.get(&uuid)
     }
 
@@ -116,12 +107,12 @@ impl Roster {
     }
 
     /// Every session.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Remote>> {
+    pub(in crate::server) fn iter(&self) -> impl Iterator<Item = &Arc<Remote>> {
         self.by_uuid.values()
     }
 
     /// Every session with at least one of the roles, each once.
-    pub(crate) fn with_role(&self, role: Role) -> impl Iterator<Item = &Arc<Remote>> {
+    pub(in crate::server) fn with_role(&self, role: Role) -> impl Iterator<Item = &Arc<Remote>> {
         bits(role).flat_map(move |bit| {
             // A session with several of the roles is listed only under the lowest one.
             let earlier = role.bits() & ((1 << bit) - 1);
@@ -167,7 +158,7 @@ impl Roster {
         sequence: u64,
         rows: Vec<Row>,
         is_last: bool,
-    ) -> Result<Option<Changes>, LinkFault> {
+    ) -> Result<Option<RosterChanges>, LinkFault> {
         let of = self.servers.entry(server).or_default();
         if of.sequence.is_some() {
             return Err(LinkFault::Turn("SNAPSHOT"));
@@ -182,12 +173,12 @@ impl Roster {
         }
         // The server has no other rows, because those of an earlier link were removed at its end.
         of.sequence = Some(sequence);
-        let mut changes = Changes::default();
+        let mut changes = RosterChanges::default();
         for row in std::mem::take(&mut of.parts) {
             self.insert(server, row, &mut changes);
         }
         // A UUID that is listed twice. The notices of the first row would be in the wrong order.
-        if !changes.gone.is_empty() {
+        if !changes.removed.is_empty() {
             return Err(LinkFault::Value("SNAPSHOT", "its rows"));
         }
         Ok(Some(changes))
@@ -197,12 +188,17 @@ impl Roster {
     ///
     /// # Errors
     /// [`LinkFault`] if a change is missing, or there are too many rows.
-    pub(super) fn connected(&mut self, server: Uuid, sequence: u64, row: Row) -> Result<Changes, LinkFault> {
+    pub(super) fn connected(
+        &mut self,
+        server: Uuid,
+        sequence: u64,
+        row: Row,
+    ) -> Result<RosterChanges, LinkFault> {
         let rows = self.next(server, sequence, "CONNECTED")?;
         if rows.by_uuid.len() >= MOST {
             return Err(LinkFault::Sessions(MOST));
         }
-        let mut changes = Changes::default();
+        let mut changes = RosterChanges::default();
         self.insert(server, row, &mut changes);
         Ok(changes)
     }
@@ -217,16 +213,16 @@ impl Roster {
         sequence: u64,
         number: u64,
         uuid: Uuid,
-    ) -> Result<Changes, LinkFault> {
+    ) -> Result<RosterChanges, LinkFault> {
         let rows = self.next(server, sequence, "GONE")?;
         // The number tells the ended session from a newer one of the same UUID.
         let is_it = rows
             .by_uuid
             .get(&uuid)
             .is_some_and(|row| row.info.id.0.0 == number);
-        let mut changes = Changes::default();
+        let mut changes = RosterChanges::default();
         if is_it {
-            changes.gone.extend(self.remove(server, uuid));
+            changes.removed.extend(self.remove(server, uuid));
         }
         Ok(changes)
     }
@@ -234,11 +230,11 @@ impl Roster {
     /// Removes all sessions of a server, because the link to it has ended. Returns them.
     pub(super) fn end(&mut self, server: Uuid) -> Vec<Arc<Remote>> {
         let rows = self.servers.remove(&server).unwrap_or_default();
-        let gone: Vec<_> = rows.by_uuid.into_values().collect();
-        for row in &gone {
+        let removed: Vec<_> = rows.by_uuid.into_values().collect();
+        for row in &removed {
             self.forget(row);
         }
-        gone
+        removed
     }
 
     /// Checks that this is the next change of a server's sessions.
@@ -252,9 +248,9 @@ impl Roster {
         Ok(rows)
     }
 
-    fn insert(&mut self, server: Uuid, row: Row, changes: &mut Changes) {
+    fn insert(&mut self, server: Uuid, row: Row, changes: &mut RosterChanges) {
         // A correct peer sends GONE first. Without this, the first row would stay in the indexes.
-        changes.gone.extend(self.remove(server, row.uuid));
+        changes.removed.extend(self.remove(server, row.uuid));
         let remote = Arc::new(Remote {
             info: SessionInfo {
                 id: SessionId(ConnectionId(row.number)),
@@ -354,7 +350,7 @@ mod tests {
         assert_eq!(roster.len(), 0, "the snapshot is not complete");
         let changes = roster.snapshot(A, 7, vec![agent(2)], true).unwrap().unwrap();
         assert_eq!(
-            (changes.connected.len(), changes.gone.len(), roster.len()),
+            (changes.connected.len(), changes.removed.len(), roster.len()),
             (2, 0, 2)
         );
         assert_eq!(roster.get(Uuid::from_u128(1)).unwrap().info.server(), A);
@@ -380,7 +376,7 @@ mod tests {
             gap.to_string(),
             "change 10 of the peer's sessions came after change 8"
         );
-        assert_eq!(roster.gone(A, 9, 1, Uuid::from_u128(1)).unwrap().gone.len(), 1);
+        assert_eq!(roster.gone(A, 9, 1, Uuid::from_u128(1)).unwrap().removed.len(), 1);
     }
 
     #[test]
@@ -389,7 +385,7 @@ mod tests {
         let uuid = Uuid::from_u128(1);
         let newer = row(1, 2, 0, Role::AGENT);
         roster.snapshot(A, 7, vec![newer], true).unwrap();
-        assert!(roster.gone(A, 8, 1, uuid).unwrap().gone.is_empty());
+        assert!(roster.gone(A, 8, 1, uuid).unwrap().removed.is_empty());
         assert!(roster.get(uuid).is_some());
     }
 

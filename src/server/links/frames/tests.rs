@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::proto::{Codec, Item};
-use crate::server::federation::roster::Rank;
+use crate::server::sessions::Rank;
 use ssntp_transport::PeerAddress;
 
 fn uuid() -> impl Strategy<Value = Uuid> {

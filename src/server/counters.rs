@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::figures::{ClosedSession, HandshakeFigures};
-use super::routing::KindTable;
+use super::figures::{ClosedSession, Figures, HandshakeFigures, KindFigures};
+use super::kinds::KindTable;
 use super::sessions::SessionCounters;
 use crate::proto::FrameKind;
 use ssntp_transport::{Load, Occupancy};
@@ -15,50 +15,74 @@ const MOST_CLOSED: usize = 256;
 
 /// The counters of a server's core.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
-    pub(super) kinds: KindTable<KindTally>,
-    pub(super) admitted: u64,
+pub(super) struct Counters {
+    kinds: KindTable<KindCounters>,
+    admitted: u64,
     /// The number of ended sessions by the word for the reason. The words are a fixed list, so no peer
     /// can make the map grow.
-    pub(super) ended: BTreeMap<&'static str, u64>,
+    ended: BTreeMap<&'static str, u64>,
     /// The last sessions that ended, the latest last.
-    pub(super) closed: VecDeque<ClosedSession>,
-    /// This and the next two: counts of sessions that are no longer in the index.
-    pub(super) unsupported: u64,
-    pub(super) filtered: u64,
-    pub(super) dropped: u64,
-    pub(super) answered: u64,
+    closed: VecDeque<ClosedSession>,
+    /// The sums of the counters of sessions that are no longer in the index.
+    past: SessionCounters,
+    /// InvalidFrameType frames that the server has answered with.
+    answered: u64,
     /// Frames for which a rule found no receiver.
-    pub(super) unreceived: u64,
+    unreceived: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct KindTally {
+pub(super) struct KindCounters {
     pub(super) received: Load,
     pub(super) sent: Load,
 }
 
-impl Tally {
+impl Counters {
     /// Counts received frames of a supported kind, and their bytes.
     pub(super) fn received(&mut self, kind: FrameKind, frames: u32, bytes: u64) {
-        if let Some(tally) = self.kinds.get_or_default(kind) {
+        if let Some(counters) = self.kinds.get_or_default(kind) {
             let (items, frames) = (1, frames.into());
-            tally.received += Load { items, frames, bytes };
+            counters.received += Load { items, frames, bytes };
         }
     }
 
     /// Counts frames that are sent, once for each receiver.
     pub(super) fn sent(&mut self, kind: FrameKind, load: Load) {
-        if let Some(tally) = self.kinds.get_or_default(kind) {
-            tally.sent += load;
+        if let Some(counters) = self.kinds.get_or_default(kind) {
+            counters.sent += load;
         }
     }
 
+    /// Counts InvalidFrameType frames that answer unsupported and filtered frames.
+    pub(super) fn answered(&mut self, frames: u32) {
+        self.answered += u64::from(frames);
+    }
+
+    /// Counts frames for which a rule found no receiver.
+    pub(super) fn unreceived(&mut self, frames: u32) {
+        self.unreceived += u64::from(frames);
+    }
+
+    /// Counts a session that began.
+    pub(super) fn admitted(&mut self) {
+        self.admitted += 1;
+    }
+
+    /// Counts frames that were dropped for a session that is no longer in the index.
+    pub(super) fn dropped(&mut self, frames: u64) {
+        self.past.frames_dropped += frames;
+    }
+
+    /// Frames that were dropped for sessions that are no longer in the index.
+    pub(super) fn dropped_by_past(&self) -> u64 {
+        self.past.frames_dropped
+    }
+
     /// Adds the counters of a session that leaves the index.
-    pub(super) fn gone(&mut self, counters: &SessionCounters) {
-        self.unsupported += counters.frames_unsupported;
-        self.filtered += counters.frames_filtered;
-        self.dropped += counters.frames_dropped;
+    pub(super) fn removed(&mut self, counters: &SessionCounters) {
+        self.past.frames_unsupported += counters.frames_unsupported;
+        self.past.frames_filtered += counters.frames_filtered;
+        self.past.frames_dropped += counters.frames_dropped;
     }
 
     /// Counts and keeps an ended session that the application was told of.
@@ -69,20 +93,52 @@ impl Tally {
         }
         self.closed.push_back(session);
     }
+
+    /// Sets the figures that are counted here. Those of the sessions in the index are in `figures`
+    /// already.
+    pub(super) fn show(&self, figures: &mut Figures) {
+        let sum = |count: fn(&SessionCounters) -> u64| -> u64 {
+            let sessions = figures.sessions.iter().map(|session| count(&session.counters));
+            sessions.sum::<u64>() + count(&self.past)
+        };
+        figures.unsupported = sum(|counters| counters.frames_unsupported);
+        figures.filtered = sum(|counters| counters.frames_filtered);
+        figures.dropped = sum(|counters| counters.frames_dropped);
+        figures.closed = self.closed.iter().cloned().collect();
+        figures.admitted = self.admitted;
+        figures.ended = self.ended.clone();
+        figures.frames = self.kinds.iter().map(KindFigures::from).collect();
+        figures.unreceived = self.unreceived;
+        figures.answered = self.answered;
+    }
 }
 
 /// The counters of handshakes, which the threads of newcomers change. A lock takes little time compared
 /// with a handshake.
 #[derive(Debug, Default)]
-pub(super) struct HandshakeTally(Mutex<HandshakeFigures>);
+pub(super) struct HandshakeCounters(Mutex<HandshakeFigures>);
 
-impl HandshakeTally {
+impl From<(FrameKind, &KindCounters)> for KindFigures {
+    fn from((kind, counters): (FrameKind, &KindCounters)) -> Self {
+        Self {
+            kind,
+            name: String::new(),
+            frames_received: counters.received.frames,
+            bytes_received: counters.received.bytes,
+            frames_sent: counters.sent.frames,
+            bytes_sent: counters.sent.bytes,
+        }
+    }
+}
+
+impl HandshakeCounters {
     /// Counts a handshake that led to a session or a link.
     pub(super) fn finished(&self, resumed: bool) {
         let mut figures = self.lock();
-        match resumed {
-            true => figures.resumed += 1,
-            false => figures.full += 1,
+        if resumed {
+            figures.resumed += 1;
+        } else {
+            figures.full += 1;
         }
     }
 
@@ -120,12 +176,13 @@ mod tests {
     use super::*;
     use crate::proto::FrameType;
     use crate::server::{DisconnectReason, SessionId, SessionInfo};
-    use ssntp_pki::{CertificateInfo, KeptCertificate, Role};
+    use ssntp_pki::Role;
+    use ssntp_pki::{CertificateInfo, KeptCertificate};
     use ssntp_transport::{ConnectionId, PeerAddress};
 
     #[test]
     fn the_last_ended_sessions_are_kept_and_all_are_counted() {
-        let mut tally = Tally::default();
+        let mut counted = Counters::default();
         let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1]));
         let most = MOST_CLOSED as u64;
         for number in 0..most + 5 {
@@ -142,8 +199,8 @@ mod tests {
                 frames_filtered: 1,
                 ..SessionCounters::default()
             };
-            tally.gone(&counters);
-            tally.closed(ClosedSession {
+            counted.removed(&counters);
+            counted.closed(ClosedSession {
                 info: Arc::new(info),
                 reason: DisconnectReason::PeerClosed,
                 since: SystemTime::UNIX_EPOCH,
@@ -151,30 +208,33 @@ mod tests {
                 counters,
             });
         }
-        let kept: Vec<_> = tally
+        let kept: Vec<_> = counted
             .closed
             .iter()
             .map(|closed| closed.info.uuid().as_u128())
             .collect();
         assert!(kept.into_iter().eq(5..u128::from(most) + 5));
-        assert_eq!((tally.ended["closed"], tally.filtered), (most + 5, most + 5));
+        assert_eq!(
+            (counted.ended["closed"], counted.past.frames_filtered),
+            (most + 5, most + 5)
+        );
     }
 
     #[test]
     fn frames_of_every_known_type_are_counted_by_kind() {
-        let mut tally = Tally::default();
+        let mut counted = Counters::default();
         for frame_type in 0..=u8::MAX {
             for operand in 0..=u8::MAX {
-                tally.received(FrameKind::new(FrameType(frame_type), operand), 2, 20);
+                counted.received(FrameKind::new(FrameType(frame_type), operand), 2, 20);
             }
         }
-        let kinds: Vec<_> = tally.kinds.iter().collect();
+        let kinds: Vec<_> = counted.kinds.iter().collect();
         let known = (0..=u8::MAX).filter(|byte| FrameType(*byte).is_known()).count();
         assert!(kinds.len() >= known * 256);
         assert!(
             kinds
                 .iter()
-                .all(|(_, tally)| (tally.received.frames, tally.received.bytes) == (2, 20))
+                .all(|(_, counters)| (counters.received.frames, counters.received.bytes) == (2, 20))
         );
         assert!(kinds.is_sorted_by_key(|(kind, _)| *kind));
     }

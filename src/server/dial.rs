@@ -9,23 +9,24 @@
 //! [`Redial`] decides when to dial, without a thread or a clock. [`Dialler`] has a thread for each peer.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::select;
+use crossbeam_channel::{Receiver, select};
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::LINK_PROTOCOL;
-use super::join::LinkFailure;
+use super::accept::EntryRunner;
+use super::core::CoreEvents;
+use super::entry::{Entry, EntryFault, NoEntry};
+use super::environment::Environment;
+use super::links::{LINK_PROTOCOL, LinkFailure, Peer, PeerState};
 use crate::client::random_share;
 use crate::clock::now;
-use crate::server::accept::{CoreEvents, EntryRunner};
-use crate::server::config::Environment;
-use crate::server::entry::{Entry, EntryFault, NoEntry};
 use ssntp_pki::CertificateInfo;
 use ssntp_transport::{Cancel, LogLimit, Target, TcpOptions, deadline, excerpt, threads};
 
@@ -114,31 +115,7 @@ impl Redial {
     }
 }
 
-/// The state of a peer that is dialled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PeerState {
-    /// There is no link. The text is the reason: the last attempt failed, or the link has ended. It is
-    /// empty before the first attempt.
-    Trying(String),
-    /// There is a link to the server with this UUID, whichever side has dialled.
-    Linked(Uuid),
-    /// The address is that of this server itself. It is dialled again once a minute.
-    Own,
-}
-
-impl fmt::Display for PeerState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Trying(why) if why.is_empty() => f.write_str("not linked"),
-            Self::Trying(why) => write!(f, "not linked: {why}"),
-            Self::Linked(uuid) => write!(f, "linked to {uuid}"),
-            Self::Own => f.write_str("this server"),
-        }
-    }
-}
-
-/// Dials the peers of a server, see [`Server::dialler`](super::super::Server::dialler).
+/// Dials the peers of a server, see [`Server::dialler`](super::Server::dialler).
 ///
 /// # Threads
 /// Cheap to clone, and `Send`. Each peer has a thread `ssntp-peer-N`, which the server joins when it
@@ -167,7 +144,6 @@ struct Peers {
 
 struct Dialled {
     cancel: Cancel,
-    state: Arc<Mutex<PeerState>>,
     thread: JoinHandle<()>,
 }
 
@@ -177,12 +153,8 @@ impl fmt::Debug for Dialler {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Dialler {
-    pub(in crate::server) fn new(environment: Arc<Environment>, events: CoreEvents, tcp: TcpOptions) -> Self {
+    pub(super) fn new(environment: Arc<Environment>, events: CoreEvents, tcp: TcpOptions) -> Self {
         Self {
             shared: Arc::new(Shared {
                 environment,
@@ -201,36 +173,32 @@ impl Dialler {
     pub fn dial(&self, target: impl Into<Target>) -> io::Result<bool> {
         let target = target.into();
         let name = target.to_string();
-        let mut peers = lock(&self.shared.peers);
+        let mut peers = self.lock();
         if peers.closed || peers.dialled.contains_key(&name) {
             return Ok(false);
         }
         peers.number += 1;
-        let cancel = Cancel::new();
-        let state = Arc::new(Mutex::new(PeerState::Trying(String::new())));
+        let (cancel, states) = (Cancel::new(), &self.shared.environment.peers);
         let mut peer = PeerThread {
             target,
             shared: Arc::clone(&self.shared),
             cancel: cancel.clone(),
-            state: Arc::clone(&state),
+            state: states.add(name.clone()),
             log: LogLimit::default(),
         };
-        let thread = threads::spawn(format!("ssntp-peer-{}", peers.number), move || peer.run())?;
-        let dialled = Dialled {
-            cancel,
-            state,
-            thread,
-        };
-        peers.dialled.insert(name, dialled);
+        let thread = threads::spawn(format!("ssntp-peer-{}", peers.number), move || peer.run());
+        let thread = thread.inspect_err(|_| states.remove(&name))?;
+        peers.dialled.insert(name, Dialled { cancel, thread });
         Ok(true)
     }
 
     /// Stops dialling a server. An existing link stays until it ends. False if the server was not
     /// dialled.
     pub fn undial(&self, target: &Target) -> bool {
-        let mut peers = lock(&self.shared.peers);
-        let dialled = peers.dialled.remove(&target.to_string());
+        let (mut peers, name) = (self.lock(), target.to_string());
+        let dialled = peers.dialled.remove(&name);
         let was_dialled = dialled.is_some();
+        self.shared.environment.peers.remove(&name);
         // The thread may wait for the dispatcher, and the caller may be the dispatcher. So the thread is
         // joined by a later call or when the server stops.
         peers.leaving.retain(|thread| !thread.is_finished());
@@ -240,18 +208,16 @@ impl Dialler {
 
     /// The peers that are dialled, sorted by address, with the state of each.
     pub fn peers(&self) -> Vec<(String, PeerState)> {
-        let peers = lock(&self.shared.peers);
-        let dialled = peers.dialled.iter();
-        let mut all: Vec<_> = dialled
-            .map(|(name, peer)| (name.clone(), lock(&peer.state).clone()))
-            .collect();
-        all.sort_by(|one, other| one.0.cmp(&other.0));
-        all
+        self.shared.environment.peers.list()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Peers> {
+        self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Cancels all threads and joins them.
-    pub(in crate::server) fn close(&self) {
-        let mut peers = lock(&self.shared.peers);
+    pub(super) fn close(&self) {
+        let mut peers = self.lock();
         peers.closed = true;
         let dialled = std::mem::take(&mut peers.dialled);
         let mut leaving = std::mem::take(&mut peers.leaving);
@@ -277,7 +243,7 @@ struct PeerThread {
     target: Target,
     shared: Arc<Shared>,
     cancel: Cancel,
-    state: Arc<Mutex<PeerState>>,
+    state: Peer,
     log: LogLimit<()>,
 }
 
@@ -285,7 +251,7 @@ impl PeerThread {
     fn run(&mut self) {
         let mut redial = Redial::new();
         while !self.cancel.is_cancelled() {
-            let is_linked = |server| self.shared.environment.is_linked(server);
+            let is_linked = |server| self.link_to(server).is_some();
             match redial.next(now(), random_share(), is_linked) {
                 Attempt::Now => {
                     let attempt = self.attempt();
@@ -314,7 +280,7 @@ impl PeerThread {
             EntryFault::Link(LinkFailure::Own) => PeerState::Own,
             _ => PeerState::Trying(excerpt(why).to_string()),
         };
-        let before = std::mem::replace(&mut *lock(&self.state), state.clone());
+        let before = self.state.set(state.clone());
         if state == PeerState::Own {
             if before != state {
                 info!(target: "ssntp::server", "{}: it is this server's own address", self.target);
@@ -330,15 +296,22 @@ impl PeerThread {
 
     /// Waits until the link to a server ends, or until this thread is cancelled.
     fn wait_for_end(&self, server: Uuid) {
-        let Some(link) = self.shared.environment.link_registry.standing(server) else {
+        let Some(link) = self.link_to(server) else {
             return;
         };
-        *lock(&self.state) = PeerState::Linked(server);
+        self.state.set(PeerState::Linked(server));
         select! {
             recv(link) -> _ => {}
             recv(self.cancel.done()) -> _ => {}
         }
-        *lock(&self.state) = PeerState::Trying("the link has ended".into());
+        self.state.set(PeerState::Trying("the link has ended".into()));
+    }
+
+    /// A channel that is disconnected when the link to a server ends; `None` without a link. The
+    /// dispatcher is asked, because it alone knows the links.
+    fn link_to(&self, server: Uuid) -> Option<Receiver<Infallible>> {
+        let look = self.shared.events.look(move |core, _| core.link_to(server));
+        look.and_then(|(link, _)| link)
     }
 
     /// Dials once. Returns the UUID of the server that it is linked to now.

@@ -19,18 +19,15 @@ use uuid::Uuid;
 
 use self::fields::{Field, Malformed};
 use super::roster::Row;
-use crate::proto::{FrameKind, FrameType, HEADER_LEN, Header};
+use crate::proto::{FrameKind, HEADER_LEN, Header, LINK};
 use ssntp_pki::Role;
 
 /// The version in HELLO. Servers of different versions do not link.
 pub(super) const VERSION: u16 = 1;
 
-/// The type byte of link frames.
-pub(crate) const LINK: FrameType = FrameType(0x4c);
-
 /// The number of bytes by which a FORWARD may be longer than the longest payload of a session: its
 /// own fields, and the short frames that were read together with a long one.
-pub(crate) const SLACK: u32 = 1 << 20;
+pub(in crate::server) const SLACK: u32 = 1 << 20;
 
 /// The maximum number of sessions that one FORWARD names.
 const MAX_TARGETS: usize = 1024;
@@ -39,7 +36,7 @@ pub(super) const ROWS: usize = 1000;
 
 /// A violation of the link protocol by the peer. It ends the link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum LinkFault {
+pub(in crate::server) enum LinkFault {
     /// The frame ends before its last field.
     #[error("{0} is too short")]
     Short(&'static str),
@@ -86,7 +83,7 @@ pub(super) struct Hello {
 
 /// The receivers of a FORWARD at the server that gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Receivers {
+pub(in crate::server) enum Receivers {
     /// These sessions.
     Sessions(Vec<Uuid>),
     /// Every session with one of these roles.
@@ -221,11 +218,10 @@ impl LinkFrame {
     /// # Errors
     /// [`LinkFault`].
     pub(super) fn decode(kind: FrameKind, mut payload: Bytes) -> Result<Self, LinkFault> {
-        let frame = match kind.frame_type == LINK {
-            true => Self::take(kind.operand, &mut payload)?,
-            false => None,
-        };
-        let frame = frame.ok_or(LinkFault::Kind(kind))?;
+        if kind.frame_type != LINK {
+            return Err(LinkFault::Kind(kind));
+        }
+        let frame = Self::take(kind.operand, &mut payload)?.ok_or(LinkFault::Kind(kind))?;
         // HELLO of another version may have more fields. It is decoded all the same, so that the refusal
         // can name both versions.
         let is_other_version = matches!(&frame, Self::Hello { hello } if hello.version != VERSION);

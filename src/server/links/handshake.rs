@@ -1,76 +1,26 @@
-//! The server's part of an [`Entry`](crate::server::entry::Entry): HELLO in both directions, and the
-//! check that the two servers fit.
+//! The handshake of a link: HELLO in both directions, and the check that the two servers fit.
 //!
 //! ```text
 //!  dialler: TLS ─▶ HELLO ─────────▶ acceptor: check ─▶ Admit
 //!  Admit ◀─ check ◀───────────────── HELLO, or END ◀─────┘
 //! ```
 
-use std::collections::HashMap;
-use std::convert::Infallible;
 use std::io;
-use std::sync::{Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
-use crossbeam_channel::{Receiver, TryRecvError};
 use uuid::Uuid;
 
+use super::DUPLICATE;
 use super::facts::LinkRequest;
 use super::frames::{EndCode, Hello, LinkFrame, VERSION};
-use super::links::DUPLICATE;
-use crate::proto::{FrameKind, HEADER_LEN, Header, MAJOR, Refusal};
-use crate::server::config::Environment;
-use crate::server::entry::Facts;
+use crate::proto::{FrameKind, HEADER_LEN, Header, LINK, MAJOR, Refusal};
+use crate::server::own::OwnServer;
+use ssntp_pki::CertificateInfo;
 use ssntp_pki::Role;
 use ssntp_transport::Outgoing;
 
 /// The longest first frame, in bytes. A HELLO of this version has less than 400.
 const MAX_FIRST: usize = 1024;
-
-/// The links of a server, as its diallers see them. Shared by all threads of the server.
-#[derive(Debug)]
-pub(in crate::server) struct LinkRegistry {
-    /// The address at which others reach this server; empty if none is configured.
-    pub(in crate::server) advertised: String,
-    /// A channel for each linked server. It is disconnected when the link ends.
-    standing: Mutex<HashMap<Uuid, Receiver<Infallible>>>,
-}
-
-impl LinkRegistry {
-    pub(in crate::server) fn new(advertised: String) -> Self {
-        Self {
-            advertised,
-            standing: Mutex::default(),
-        }
-    }
-
-    /// A channel that is disconnected when the link to a server ends; `None` without a link.
-    pub(super) fn standing(&self, server: Uuid) -> Option<Receiver<Infallible>> {
-        let standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
-        standing.get(&server).filter(|link| is_connected(link)).cloned()
-    }
-
-    fn insert(&self, server: Uuid, link: Receiver<Infallible>) {
-        let mut standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
-        // Channels of ended links are removed here, because the dispatcher does not touch this map.
-        standing.retain(|_, link| is_connected(link));
-        // Another handshake may have replaced this link meanwhile, and its thread may have been faster.
-        if is_connected(&link) {
-            standing.insert(server, link);
-        }
-    }
-}
-
-fn is_connected(link: &Receiver<Infallible>) -> bool {
-    link.try_recv() == Err(TryRecvError::Empty)
-}
-
-impl Environment {
-    /// True if there is a link to the server.
-    pub fn is_linked(&self, server: Uuid) -> bool {
-        self.link_registry.standing(server).is_some()
-    }
-}
 
 /// The reason for which there is no link.
 #[derive(Debug, thiserror::Error)]
@@ -111,17 +61,11 @@ pub(in crate::server) struct LinkHandshake {
     pub(in crate::server) hello: Option<Bytes>,
     /// The UUID in the peer's HELLO, once it has arrived.
     pub(in crate::server) peer: Option<Uuid>,
-    /// A channel that is disconnected when the link ends. Taken when the link is admitted.
-    link: Option<Receiver<Infallible>>,
 }
 
 impl LinkHandshake {
     pub(in crate::server) fn new(hello: Option<Bytes>) -> Self {
-        Self {
-            hello,
-            peer: None,
-            link: None,
-        }
+        Self { hello, peer: None }
     }
 
     /// Reads the first frame, HELLO. `None` if more bytes are needed.
@@ -130,10 +74,11 @@ impl LinkHandshake {
     /// [`LinkFailure`] if the peer is not a server, has sent END, or does not fit.
     pub(in crate::server) fn receive(
         &mut self,
-        facts: &Facts,
+        own: &OwnServer,
+        certificate: &CertificateInfo,
         input: &mut BytesMut,
     ) -> Result<Option<LinkRequest>, LinkFailure> {
-        let roles = facts.certificate.roles;
+        let roles = certificate.roles;
         if !roles.intersects(Role::SERVER | Role::SCHEDULER) {
             let why = format!("its certificate has the roles {roles}, and a link needs server or scheduler");
             return Err(LinkFailure::Refused(why));
@@ -144,7 +89,7 @@ impl LinkHandshake {
         let (kind, length) = (header.kind, header.word as usize);
         // The length is checked before the whole frame is awaited, so that a stranger cannot make this
         // server buffer a long one.
-        if kind.frame_type != super::LINK || header.major != MAJOR || length > MAX_FIRST {
+        if kind.frame_type != LINK || header.major != MAJOR || length > MAX_FIRST {
             let major = header.major;
             return Err(LinkFailure::Refused(format!(
                 "the first frame is not HELLO of this protocol: {kind}, version {major}, {length} bytes"
@@ -155,22 +100,12 @@ impl LinkHandshake {
         }
         let frame = input.split_to(HEADER_LEN + length).freeze();
         let hello = decode_first(kind, frame.slice(HEADER_LEN..))?;
-        check(facts, &hello)?;
-        let (standing, link) = crossbeam_channel::bounded(0);
+        check(own, certificate, &hello)?;
         self.peer = Some(hello.uuid);
-        self.link = Some(link);
         Ok(Some(LinkRequest {
             hello,
             dialled: self.hello.is_some(),
-            standing,
         }))
-    }
-
-    /// Notes that the link was admitted, so that diallers wait for its end.
-    pub(in crate::server) fn admitted(&mut self, environment: &Environment) {
-        if let (Some(peer), Some(link)) = (self.peer, self.link.take()) {
-            environment.link_registry.insert(peer, link);
-        }
     }
 
     /// Translates a refusal of the dispatcher.
@@ -183,19 +118,18 @@ impl LinkHandshake {
 }
 
 /// Checks that this server and the sender of HELLO can be linked.
-fn check(facts: &Facts, hello: &Hello) -> Result<(), LinkFailure> {
-    let (environment, certificate) = (&facts.environment, &facts.certificate);
+fn check(own: &OwnServer, certificate: &CertificateInfo, hello: &Hello) -> Result<(), LinkFailure> {
     // The version is first, because the other fields may have another meaning in another version.
     let why = if hello.version != VERSION {
         format!(
             "it has version {} of links, this server has {VERSION}",
             hello.version
         )
-    } else if hello.uuid == environment.uuid && hello.incarnation == environment.incarnation {
+    } else if hello.uuid == own.uuid && hello.incarnation == own.incarnation {
         return Err(LinkFailure::Own);
-    } else if hello.uuid == environment.uuid {
+    } else if hello.uuid == own.uuid {
         format!("two servers have the UUID {}", hello.uuid)
-    } else if environment.role.intersects(Role::SCHEDULER) && !certificate.roles.intersects(Role::SCHEDULER) {
+    } else if own.role.intersects(Role::SCHEDULER) && !certificate.roles.intersects(Role::SCHEDULER) {
         // A linked server is trusted in what it reports of its clients and its token, and a scheduler
         // commands a cluster. So a certificate for some other service must not be enough.
         let roles = certificate.roles;
@@ -210,9 +144,11 @@ fn check(facts: &Facts, hello: &Hello) -> Result<(), LinkFailure> {
             "its certificate has the roles {}, but its HELLO names {}",
             certificate.roles, hello.role
         )
-    } else if hello.max_payload != environment.max_payload {
-        let (theirs, own) = (hello.max_payload, environment.max_payload);
-        format!("its longest payload is {theirs} bytes, this server's {own}: they must be equal")
+    } else if hello.max_payload != own.max_payload {
+        format!(
+            "its longest payload is {} bytes, this server's {}: they must be equal",
+            hello.max_payload, own.max_payload
+        )
     } else {
         return Ok(());
     };

@@ -1,10 +1,8 @@
 //! The properties of a link and of the server at its other end.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
 use uuid::Uuid;
 
 use super::frames::Hello;
@@ -17,8 +15,6 @@ pub struct LinkRequest {
     pub(super) hello: Hello,
     /// True if this server has dialled.
     pub(super) dialled: bool,
-    /// Dropped when the link ends, which disconnects the receiver that the dialler waits on.
-    pub(super) standing: Sender<Infallible>,
 }
 
 /// A server that this one is linked to. Logs show it as `server UUID (roles) at ADDRESS`.

@@ -12,12 +12,9 @@
 
 use uuid::Uuid;
 
-use super::core::State;
-use super::sessions::{SessionId, SessionInfo};
-use crate::payload::{Id, Payload, Watch, Watched};
-use crate::proto::{Frame, FrameKind};
-use crate::wire::outgoing;
-use ssntp_transport::dispatch::Origin;
+use crate::payload::{Id, Watch, Watched};
+use crate::proto::FrameKind;
+use crate::server::sessions::{SessionId, SessionInfo, Sessions};
 
 /// The maximum number of operators that watch. Each received run is compared with all of them.
 const MAX_WATCHERS: usize = 16;
@@ -27,7 +24,7 @@ const MAX_WAITING: (u64, u64) = (128, 32 << 10);
 
 /// An operator that watches, and the frames that it has selected.
 #[derive(Debug)]
-pub(super) struct Watcher {
+struct Watcher {
     operator: SessionId,
     id: Id,
     sender: Option<Uuid>,
@@ -36,49 +33,59 @@ pub(super) struct Watcher {
     missed: u64,
 }
 
-impl State {
-    /// Begins a watch of the operator, which replaces an earlier one. The error is the reason for
-    /// InvalidFrameType.
-    pub(super) fn watch(&mut self, by: &SessionInfo, request: Watch) -> Result<(), &'static str> {
+/// The operators that watch.
+#[derive(Debug, Default)]
+pub(in crate::server) struct Watchers(Vec<Watcher>);
+
+impl Watchers {
+    /// Begins a watch of the operator, which replaces an earlier one. Returns the confirmation, a Watched
+    /// without frames. The error is the reason for InvalidFrameType.
+    pub(in crate::server) fn add(
+        &mut self,
+        operator: SessionId,
+        request: Watch,
+        sessions: &Sessions,
+    ) -> Result<Watched, &'static str> {
         let kind = match request.kind.as_str() {
             "" => None,
             text => Some(text.parse().map_err(|_| "invalid_data")?),
         };
-        let sender = match request.uuid.is_empty() {
-            true => None,
-            false => Some(request.uuid.uuid().ok_or("invalid_data")?),
+        let sender = if request.uuid.is_empty() {
+            None
+        } else {
+            Some(request.uuid.uuid().ok_or("invalid_data")?)
         };
         // The end of a session does not remove its watcher, so that is done here.
-        let sessions = &self.sessions;
-        self.watchers
-            .retain(|watcher| watcher.operator != by.id && sessions.get(watcher.operator).is_some());
-        if self.watchers.len() >= MAX_WATCHERS {
+        self.0
+            .retain(|watcher| watcher.operator != operator && sessions.get(watcher.operator).is_some());
+        if self.0.len() >= MAX_WATCHERS {
             return Err("too_many");
         }
-        // A Watched without frames confirms the watch.
         let confirmation = Watched {
             id: request.id.clone(),
             ..Watched::default()
         };
-        self.watchers.push(Watcher {
-            operator: by.id,
+        self.0.push(Watcher {
+            operator,
             id: request.id,
             sender,
             kind,
             missed: 0,
         });
-        self.answer(by.id, &Frame::of(&confirmation), 1);
-        Ok(())
+        Ok(confirmation)
     }
 
-    /// Reports received frames to the operators that watch.
-    pub(super) fn notify_watchers(&mut self, from: &SessionInfo, kind: FrameKind, frames: u64, bytes: u64) {
-        // A report must not hold the sender of the frames, so it is sent in the name of the application.
-        let origin = std::mem::replace(&mut self.origin, Origin::Application);
-        // Taken out of the state, because sending borrows all of it.
-        let mut watchers = std::mem::take(&mut self.watchers);
-        watchers.retain_mut(|watcher| {
-            let Some(operator) = self.sessions.get(watcher.operator) else {
+    /// The reports about received frames for the operators that watch.
+    pub(in crate::server) fn reports(
+        &mut self,
+        from: &SessionInfo,
+        kind: FrameKind,
+        (frames, bytes): (u64, u64),
+        sessions: &Sessions,
+    ) -> Vec<(SessionId, Watched)> {
+        let mut reports = Vec::new();
+        self.0.retain_mut(|watcher| {
+            let Some(operator) = sessions.get(watcher.operator) else {
                 return false;
             };
             let is_selected = watcher.sender.is_none_or(|uuid| uuid == from.uuid)
@@ -100,14 +107,9 @@ impl State {
                 bytes,
                 missed: std::mem::take(&mut watcher.missed),
             };
-            self.push(
-                watcher.operator,
-                Watched::KIND,
-                outgoing(&Frame::of(&watched), false),
-            );
+            reports.push((watcher.operator, watched));
             true
         });
-        self.watchers = watchers;
-        self.origin = origin;
+        reports
     }
 }

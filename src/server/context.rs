@@ -1,0 +1,254 @@
+//! The operations of an application: [`Context`].
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::directory::Directory;
+use super::disconnect::DisconnectReason;
+use super::error::SendError;
+use super::filter::Filter;
+use super::links::ServerLink;
+use super::routing::{RuleError, Rules};
+use super::sending::Parcel;
+use super::sessions::{Session, SessionCounters, SessionInfo};
+use super::state::State;
+use crate::payload::Content;
+use crate::proto::{Frame, Run};
+use crate::request::Request;
+use ssntp_pki::Role;
+use ssntp_transport::Load;
+
+/// The operations for a handler, or for a closure in
+/// [`ServerHandle::with`](super::ServerHandle::with). It exists only on the dispatcher thread. No method
+/// blocks.
+#[derive(Debug)]
+pub struct Context<'a> {
+    pub(super) state: &'a mut State,
+}
+
+impl Context<'_> {
+    /// The server's UUID.
+    pub fn uuid(&self) -> Uuid {
+        self.state.environment.own.uuid
+    }
+
+    /// The time of the event that is being handled, so that handlers need no clock.
+    pub fn now(&self) -> Instant {
+        self.state.time.now
+    }
+
+    /// The roles that the server advertises.
+    pub fn role(&self) -> Role {
+        self.state.environment.own.role
+    }
+
+    /// Sends a frame to one client. All frames to one client leave in the order in which they are sent.
+    /// If the receiver has no room for a frame that is sent from [`Handler::frame`] or
+    /// [`Handler::run`], the session whose frame is being handled is held: it is not read until the
+    /// receiver has room. For other calls there is no session to hold, so the policy for slow consumers
+    /// applies when the receiver's queue is full. Dropped frames are counted in
+    /// [`SessionCounters::frames_dropped`].
+    ///
+    /// # Errors
+    /// [`SendError`]; the frame was not queued.
+    pub fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.state.send(None, to, frame)
+    }
+
+    /// Queues the frame that carries `payload` for one client.
+    ///
+    /// # Errors
+    /// [`SendError`]; the frame was not queued.
+    pub fn send_payload<T: Content>(&mut self, to: Uuid, payload: &T) -> Result<(), SendError> {
+        let frame = Frame::try_of(payload).map_err(|_| SendError::Payload(T::FRAME))?;
+        self.send(to, &frame)
+    }
+
+    /// Sends a frame that came from a session to another client. As [`send`](Self::send), but it is an
+    /// error to send the frame back to its sender.
+    ///
+    /// # Errors
+    /// [`SendError`]; the frame was not queued.
+    pub fn forward(&mut self, from: &SessionInfo, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.state.send(Some(from.uuid()), to, frame)
+    }
+
+    /// Queues a frame that came from a session for every other session with at least one of the roles.
+    /// Returns the number of sessions.
+    ///
+    /// # Errors
+    /// [`SendError::Kind`], [`SendError::TooLong`].
+    pub fn forward_all(&mut self, from: &SessionInfo, to: Role, frame: &Frame) -> Result<usize, SendError> {
+        self.state.send_all(Some(from.uuid()), to, frame)
+    }
+
+    /// Queues a frame for every session with at least one of the roles; with [`Role::ALL`] for every
+    /// session. Returns the number of sessions.
+    ///
+    /// # Errors
+    /// [`SendError::Kind`], [`SendError::TooLong`].
+    pub fn multicast(&mut self, to: Role, frame: &Frame) -> Result<usize, SendError> {
+        self.state.send_all(None, to, frame)
+    }
+
+    /// The connected sessions.
+    pub fn directory(&self) -> Directory<'_> {
+        self.state.directory()
+    }
+
+    /// The counters of the session of `uuid`, if it is connected to this server.
+    pub fn counters(&self, uuid: Uuid) -> Option<SessionCounters> {
+        self.state.sessions.of(uuid).map(Session::counters)
+    }
+
+    /// The number of frames that connections which are gone have lost: frames that were in the queue at
+    /// the end of a connection, or were sent to it later. Those of a session are added when its threads
+    /// have ended, some time after [`Handler::disconnected`].
+    pub fn frames_lost(&self) -> u64 {
+        self.state.frames_lost()
+    }
+
+    /// Ends the session of `uuid` after its queue is sent. False if there is none.
+    pub fn disconnect(&mut self, uuid: Uuid) -> bool {
+        let id = self.state.sessions.of(uuid).map(|session| session.info.id);
+        id.map(|id| self.state.end(id, DisconnectReason::Application, false))
+            .is_some()
+    }
+
+    /// Begins to stop the server, as [`ServerHandle::stop`](super::ServerHandle::stop)
+    /// does. Returns at once.
+    pub fn stop(&mut self) {
+        self.state.sending.stop();
+    }
+
+    /// Asks every client to leave within this time, and then stops the server, as
+    /// [`ServerHandle::drain`](super::ServerHandle::drain) does. Returns at once.
+    pub fn drain(&mut self, within: Duration) {
+        self.state.drain(within);
+    }
+
+    /// The cluster configuration that the next CONNECTED carries.
+    pub fn configuration(&self) -> &Bytes {
+        self.state.configuration.content()
+    }
+
+    /// Replaces the cluster configuration. Connected clients do not get it: send CONFIGURE for that.
+    pub fn set_configuration(&mut self, yaml: impl Into<Bytes>) {
+        self.state.configuration.set(yaml.into());
+    }
+
+    /// Replaces the forwarding rules.
+    ///
+    /// # Errors
+    /// [`RuleError`]; the old rules stay.
+    pub fn set_rules(&mut self, rules: Rules) -> Result<(), RuleError> {
+        let operands = &self.state.environment.own.operands;
+        self.state.routing.set_rules(rules, operands)
+    }
+
+    /// Replaces the role filter.
+    pub fn set_filter(&mut self, filter: Filter) {
+        self.state.routing.set_filter(filter);
+    }
+
+    /// Answers a request of this or an earlier call.
+    ///
+    /// # Errors
+    /// [`SendError`]; the answer was not queued. [`SendError::NotConnected`] if the client that asked
+    /// has gone.
+    pub fn reply(&mut self, request: &Request, payload: impl Into<Bytes>) -> Result<(), SendError> {
+        self.state
+            .respond(request, Uuid::nil(), &request.reply(payload.into()))
+    }
+
+    /// Refuses a request. The reason `why` is cut to 256 bytes.
+    ///
+    /// # Errors
+    /// As [`reply`](Self::reply).
+    pub fn refuse(&mut self, request: &Request, why: &str) -> Result<(), SendError> {
+        self.state.respond(request, Uuid::nil(), &request.refusal(why))
+    }
+}
+
+/// Other servers and their sessions. See [`Federation`](super::Federation).
+impl Context<'_> {
+    /// The linked servers whose sessions are known.
+    pub fn servers(&self) -> impl Iterator<Item = &Arc<ServerLink>> {
+        self.state.links.servers()
+    }
+
+    /// The frames and bytes that wait for a session of this server; or for the link to the server of
+    /// that UUID; or for the link to the server that has a session of that UUID.
+    pub fn waiting(&self, uuid: Uuid) -> Option<Load> {
+        match self.state.sessions.of(uuid) {
+            Some(session) => Some(session.outbox.figures().waiting),
+            None => self.state.links.waiting(uuid),
+        }
+    }
+
+    /// The random number that this server chose when it started.
+    pub fn incarnation(&self) -> u64 {
+        self.state.environment.own.incarnation
+    }
+
+    /// Sends a message to the application of another server
+    /// ([`ClusterHandler::server_message`](super::ClusterHandler::server_message)). It arrives in order
+    /// with all other frames that this server sends there. It is lost if the link ends.
+    ///
+    /// # Errors
+    /// [`SendError::NotConnected`] if there is no link to that server;
+    /// [`SendError::TooLong`] if the message is longer than a payload may be.
+    pub fn send_to_server(&mut self, server: Uuid, message: Bytes) -> Result<(), SendError> {
+        self.state.links.tell(server, message, &mut self.state.sending)
+    }
+
+    /// Sends a message to the application of every linked server. Returns the number of servers.
+    pub fn send_to_servers(&mut self, message: &Bytes) -> usize {
+        let mut servers: Vec<_> = self.servers().map(|server| server.uuid).collect();
+        servers.retain(|server| self.send_to_server(*server, message.clone()).is_ok());
+        servers.len()
+    }
+
+    /// Passes frames of a session of this server to the application of another server, as if the
+    /// session were connected there: its [`Handler::run`](super::Handler::run) is called. While
+    /// a receiver there has no room for frames that these cause, the session is not read here.
+    ///
+    /// # Errors
+    /// [`SendError::NotConnected`] if there is no link to that server.
+    pub fn pass_to_server(&mut self, server: Uuid, from: &SessionInfo, run: &Run) -> Result<(), SendError> {
+        self.state.pass_to(server, from, &Parcel::run(run))
+    }
+
+    /// As [`pass_to_server`](Self::pass_to_server), for one frame with its trace.
+    ///
+    /// # Errors
+    /// As of [`pass_to_server`](Self::pass_to_server).
+    pub fn pass_frame_to_server(
+        &mut self,
+        server: Uuid,
+        from: &SessionInfo,
+        frame: &Frame,
+    ) -> Result<(), SendError> {
+        self.state.pass_to(server, from, &self.state.parcel(frame))
+    }
+
+    /// Becomes the leader with this token, or a follower with `None`. Frames that a leader's
+    /// application sends to other servers carry the token. A server drops frames whose token is lower
+    /// than the highest one that it knows.
+    pub fn set_leader_token(&mut self, token: Option<u64>) {
+        self.state.links.lead(token);
+    }
+
+    /// Notes a token that the engine of the cluster has issued.
+    pub fn note_token(&mut self, token: u64) {
+        self.state.links.note_token(token);
+    }
+
+    /// The highest token known, from [`note_token`](Self::note_token) or from other servers.
+    pub fn token(&self) -> u64 {
+        self.state.links.token()
+    }
+}

@@ -1,0 +1,120 @@
+//! The part of a server that all its threads share: who it is, its credentials, and what handshakes need.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::config::{ServerConfig, ServerError, check_identity};
+use super::counters::HandshakeCounters;
+use super::credentials::{ActiveCredentials, Credentials};
+use super::links::{LINK_PROTOCOL, Peers, SESSION_PROTOCOL};
+use super::own::OwnServer;
+use crate::proto::Operands;
+use ssntp_pki::{Identity, Trust};
+use ssntp_transport::tls::{Acceptor, TlsError};
+use ssntp_transport::{BufferPool, LogLimit};
+
+/// The part of a server that all its threads share.
+#[derive(Debug)]
+pub struct Environment {
+    pub(super) own: Arc<OwnServer>,
+    /// True if the server takes links.
+    pub(super) takes_links: bool,
+    /// The servers that are dialled.
+    pub(super) peers: Peers,
+    pub(super) tracing: bool,
+    pub(super) handshake_timeout: Duration,
+    pub(super) write_timeout: Duration,
+    pub(super) pool: BufferPool,
+    /// The present credentials. A renewal replaces the pointer.
+    // Handshakes hold the lock only to clone the pointer, so that they do not wait for each other.
+    active: Mutex<Arc<ActiveCredentials>>,
+    resumption: bool,
+    /// Limits the log lines that newcomers can cause, by host.
+    pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
+    pub(super) handshakes: HandshakeCounters,
+}
+
+/// The TLS acceptor for these credentials. A server without links uses no ALPN, so clients that offer
+/// any protocol can connect.
+fn acceptor(identity: &Identity, trust: &Trust, resumption: bool, links: bool) -> Result<Acceptor, TlsError> {
+    let acceptor = trust.acceptor(identity)?.resumption(resumption)?;
+    Ok(if links {
+        acceptor.protocols(&[LINK_PROTOCOL, SESSION_PROTOCOL])
+    } else {
+        acceptor
+    })
+}
+
+impl Environment {
+    /// The environment of a server with this configuration.
+    ///
+    /// # Errors
+    /// [`ServerError::Tls`] if the certificates cannot be used for TLS.
+    pub fn new(config: &ServerConfig) -> Result<Arc<Self>, ServerError> {
+        let federation = config.federation.as_ref();
+        let takes_links = federation.is_some();
+        let advertised = federation.map(|federation| federation.advertised().to_owned());
+        let (identity, trust) = (config.identity.clone(), config.trust.clone());
+        Ok(Arc::new(Self {
+            own: Arc::new(OwnServer {
+                uuid: config.uuid,
+                role: config.role,
+                incarnation: Uuid::new_v4().as_u64_pair().1,
+                max_payload: config.max_payload,
+                operands: config.operands.clone(),
+                advertised: advertised.unwrap_or_default(),
+            }),
+            tracing: config.tracing,
+            handshake_timeout: config.handshake_timeout,
+            write_timeout: config.write_timeout,
+            pool: BufferPool::new(),
+            active: Mutex::new(Arc::new(ActiveCredentials {
+                acceptor: acceptor(&identity, &trust, config.resumption, takes_links)?,
+                credentials: Credentials {
+                    identity,
+                    trust,
+                    renewals: 0,
+                },
+                outlive: config.outlive_certificates,
+            })),
+            resumption: config.resumption,
+            newcomers: Mutex::default(),
+            handshakes: HandshakeCounters::default(),
+            takes_links,
+            peers: Peers::default(),
+        }))
+    }
+
+    /// The kinds of frames of the application.
+    pub(crate) fn operands(&self) -> &Operands {
+        &self.own.operands
+    }
+
+    /// The credentials for the next handshake.
+    pub(super) fn active(&self) -> Arc<ActiveCredentials> {
+        Arc::clone(&self.active.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces the credentials for later handshakes.
+    pub(super) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
+        check_identity(identity, self.own.role, self.own.uuid)?;
+        // It makes tickets with a new key, so it accepts no ticket that was made before.
+        let acceptor = acceptor(identity, trust, self.resumption, self.takes_links)?;
+        let mut active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        // Compared under the lock, so that two renewals at the same time follow each other.
+        acceptor.check_follows(&active.acceptor)?;
+        *active = Arc::new(ActiveCredentials {
+            acceptor,
+            credentials: Credentials {
+                identity: identity.clone(),
+                trust: trust.clone(),
+                renewals: active.generation() + 1,
+            },
+            outlive: active.outlive,
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! A table with a cell for each kind of frame.
+
+use crate::proto::{FrameKind, FrameType};
+
+/// A value for each kind of the protocol's types. The kind is the index, because a look-up in a map for
+/// each run of frames would take half as long as all other work for a lone frame.
+#[derive(Debug)]
+pub(super) struct KindTable<T> {
+    cells: Vec<Option<T>>,
+}
+
+/// The number of types: the highest known one is ERROR, 4.
+const TYPES: usize = FrameType::ERROR.0 as usize + 1;
+/// All operands, because those of applications are in the upper half.
+const OPERANDS: usize = 256;
+
+impl<T> Default for KindTable<T> {
+    fn default() -> Self {
+        Self {
+            cells: std::iter::repeat_with(|| None).take(TYPES * OPERANDS).collect(),
+        }
+    }
+}
+
+impl<T> KindTable<T> {
+    fn cell(kind: FrameKind) -> Option<usize> {
+        let FrameType(t) = kind.frame_type;
+        (usize::from(t) < TYPES).then(|| usize::from(t) * OPERANDS + usize::from(kind.operand))
+    }
+
+    pub(super) fn get(&self, kind: FrameKind) -> Option<&T> {
+        self.cells.get(Self::cell(kind)?)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, kind: FrameKind) -> Option<&mut T> {
+        self.cells.get_mut(Self::cell(kind)?)?.as_mut()
+    }
+
+    /// `None` if the kind has an unknown type.
+    pub(super) fn get_or_default(&mut self, kind: FrameKind) -> Option<&mut T>
+    where
+        T: Default,
+    {
+        Some(self.cells.get_mut(Self::cell(kind)?)?.get_or_insert_default())
+    }
+
+    /// The kinds with a value, in their order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (FrameKind, &T)> {
+        let types = (0..=u8::MAX).zip(self.cells.chunks(OPERANDS));
+        types.flat_map(|(frame_type, cells)| {
+            let cells = (0..=u8::MAX).zip(cells);
+            cells.filter_map(move |(operand, cell)| {
+                Some((FrameKind::new(FrameType(frame_type), operand), cell.as_ref()?))
+            })
+        })
+    }
+
+    pub(super) fn set(&mut self, kind: FrameKind, value: T) {
+        if let Some(cell) = Self::cell(kind).and_then(|cell| self.cells.get_mut(cell)) {
+            *cell = Some(value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_cell_of_its_own_for_each_kind_of_a_known_type() {
+        let mut table = KindTable::default();
+        let kinds = (0..=u8::MAX).flat_map(|t| (0..=u8::MAX).map(move |o| FrameKind::new(FrameType(t), o)));
+        for kind in kinds.clone().filter(|kind| kind.frame_type.is_known()) {
+            assert!(table.get(kind).is_none());
+            table.set(kind, kind);
+        }
+        for kind in kinds {
+            let mut expected = kind.frame_type.is_known().then_some(kind);
+            assert_eq!(table.get(kind).copied(), expected, "{kind}");
+            assert_eq!(table.get_mut(kind), expected.as_mut(), "{kind}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The log lines that clients and other servers can cause: each kind of line is limited for each UUID.
+
+use std::fmt;
+use std::time::Instant;
+
+use log::{Level, log};
+use uuid::Uuid;
+
+use super::sessions::SessionInfo;
+use ssntp_transport::{LogLimit, More};
+
+/// The log of a server, and the lines that each UUID has caused.
+#[derive(Debug, Default)]
+pub(super) struct Log(LogLimit<Uuid>);
+
+impl Log {
+    /// Writes a line that a session has caused, unless there were too many of its kind.
+    pub(super) fn of_session(
+        &mut self,
+        level: Level,
+        (session, kind): (&SessionInfo, &'static str),
+        now: Instant,
+        line: fmt::Arguments<'_>,
+    ) {
+        let more = self.0.admit_of(session.uuid, &session.certificate, kind, now);
+        write(level, line, more);
+    }
+
+    /// Writes a line about a server, or about the application (nil), unless there were too many of its
+    /// kind.
+    pub(super) fn of_uuid(
+        &mut self,
+        level: Level,
+        (uuid, kind): (Uuid, &'static str),
+        now: Instant,
+        line: fmt::Arguments<'_>,
+    ) {
+        let more = self.0.admit(uuid, kind, now);
+        write(level, line, more);
+    }
+}
+
+/// `more` counts the lines that were left out before.
+fn write(level: Level, line: fmt::Arguments<'_>, more: Option<More>) {
+    if let Some(more) = more {
+        log!(target: "ssntp::server", level, "{line}{more}");
+    }
+}

@@ -1,0 +1,21 @@
+//! The properties of a server that do not change between its start and its end.
+
+use uuid::Uuid;
+
+use crate::proto::Operands;
+use ssntp_pki::Role;
+
+/// A server, as it shows itself to clients and to other servers.
+#[derive(Debug)]
+pub(super) struct OwnServer {
+    pub(super) uuid: Uuid,
+    pub(super) role: Role,
+    /// A random number of this start of the server.
+    pub(super) incarnation: u64,
+    /// The longest payload to receive or send, in bytes.
+    pub(super) max_payload: u32,
+    /// The kinds of frames of the application.
+    pub(super) operands: Operands,
+    /// The address at which other servers reach this one; empty if none is configured.
+    pub(super) advertised: String,
+}

@@ -1,0 +1,1015 @@
+//! All state of a server except for its application: the rooms, and what concerns several of them.
+//!
+//! A session that begins or ends changes its index, the counters, the limits, the links and the
+//! notices for the application. A frame that is sent goes to sessions of this server and over links. Such
+//! operations are here; each fact has its owner in another file.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender};
+use log::{Level, debug, info, warn};
+use uuid::Uuid;
+
+use super::admission::{Admission, Grant, Newcomer, Peer};
+use super::audit::{AUDIT, Named};
+use super::config::{ServerConfig, SlowConsumer};
+use super::configuration::Configuration;
+use super::connections::Connections;
+use super::counters::Counters;
+use super::directory::Directory;
+use super::disconnect::DisconnectReason;
+use super::environment::Environment;
+use super::error::SendError;
+use super::figures::{ClosedSession, Figures, HandshakeFigures, SessionFigures};
+use super::links::{
+    EndCode, Forwarded, LinkRequest, Links, Receivers, Remote, RosterChanges, ServerLink, verdict,
+};
+use super::log::Log;
+use super::operators::{Operators, kick, lists, read, read_drain};
+use super::routing::{Decision, Routing, Rule, RuleError};
+use super::sending::{Parcel, Sending, apart, check, check_length};
+use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use super::time::Moment;
+use crate::payload::{
+    DrainServer, Draining, InvalidFrameType, Kick, Kicked, OperatorRefusal, Payload, ServerEntry,
+    ServerState, Servers,
+};
+use crate::proto::{
+    Connect, ErrorCode, Exchange, Frame, FrameKind, Item, Refusal, Run, ServerHandshake, Step,
+    answer_to_filtered,
+};
+use crate::request::{Answer, Outstanding, Request, RequestError};
+use crate::wire::outgoing;
+use ssntp_pki::Role;
+use ssntp_pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate};
+use ssntp_transport::dispatch::{Drops, View};
+use ssntp_transport::{ConnectionId, Load, OutboxCounters, Outgoing, excerpt};
+
+/// The maximum number of requests of the server itself that wait for answers.
+const MAX_ASKING: usize = 1024;
+
+/// An event that has not been delivered to the application yet.
+#[derive(Debug)]
+pub(super) enum Notice {
+    /// A session has ended.
+    Disconnected(Arc<SessionInfo>, DisconnectReason),
+    /// The server has begun to drain.
+    Draining,
+    /// A link is ready: the sessions of the other server are known.
+    Linked(Arc<ServerLink>),
+    /// A link has ended.
+    Unlinked(Arc<ServerLink>),
+    /// A session of another server has begun.
+    RemoteConnected(Arc<Remote>),
+    /// A session of another server has ended.
+    RemoteDisconnected(Arc<Remote>),
+}
+
+/// All state of a server except for the application.
+pub(super) struct State {
+    pub(super) environment: Arc<Environment>,
+    /// The time of the present call.
+    pub(super) time: Moment,
+    pub(super) sessions: Sessions,
+    pub(super) admission: Admission,
+    pub(super) routing: Routing,
+    pub(super) configuration: Configuration,
+    pub(super) operators: Operators,
+    pub(super) links: Links,
+    pub(super) sending: Sending,
+    pub(super) counters: Counters,
+    pub(super) log: Log,
+    connections: Connections,
+    /// The requests of the server itself that wait for answers.
+    requests: Outstanding,
+    slow_consumer: SlowConsumer,
+    started: Instant,
+    /// The events to deliver to the application, oldest first.
+    notices: Vec<Notice>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State")
+            .field("sessions", &self.sessions.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    pub(super) fn new(
+        config: ServerConfig,
+        environment: Arc<Environment>,
+        max_sessions: usize,
+        open: Sender<Infallible>,
+        now: Instant,
+    ) -> Result<Self, RuleError> {
+        let own = &environment.own;
+        Ok(Self {
+            time: Moment {
+                now,
+                wall: SystemTime::UNIX_EPOCH,
+            },
+            sessions: Sessions::default(),
+            admission: Admission::new(own.uuid, config.admission, max_sessions, open),
+            routing: Routing::new(config.filter, config.rules, &own.operands)?,
+            configuration: Configuration::new(
+                config.configuration,
+                config.configuration_check,
+                config.takes_configure,
+            ),
+            operators: Operators::new(config.operators),
+            links: Links::new(Arc::clone(own)),
+            sending: Sending::new(),
+            counters: Counters::default(),
+            log: Log::default(),
+            connections: Connections::default(),
+            requests: Outstanding::new(MAX_ASKING),
+            slow_consumer: config.slow_consumer,
+            started: now,
+            notices: Vec::new(),
+            environment,
+        })
+    }
+
+    pub(super) fn directory(&self) -> Directory<'_> {
+        Directory::new(&self.sessions, self.links.roster())
+    }
+
+    /// Logs a panic of the application, with a limit, because each frame may cause one.
+    pub(super) fn log_panic(&mut self, what: &'static str, panic: Option<String>) {
+        if let Some(why) = panic {
+            let line = format_args!("the application panicked in {what}: {why}");
+            self.log
+                .of_uuid(Level::Error, (Uuid::nil(), what), self.time.now, line);
+        }
+    }
+
+    pub(super) fn has_notices(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
+    pub(super) fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// The snapshot, without the parts that the dispatcher does not have: names, peers, handshakes.
+    pub(super) fn figures(&self, view: &View<'_, Item>) -> Figures {
+        let own = &self.environment.own;
+        let time = Moment {
+            now: view.now,
+            ..self.time
+        };
+        let announced = self.sessions.iter().filter(|session| session.announced);
+        let (certificates, most_of_certificate) = self.connections.certificates().counted();
+        let mut figures = Figures {
+            uuid: own.uuid,
+            role: own.role,
+            taken: time.wall,
+            started: time.time_of_day(self.started),
+            stopping: !self.admission.is_open(),
+            sessions: announced
+                .map(|session| SessionFigures::new(session, view, time))
+                .collect(),
+            by_role: self.sessions.count_by_role(),
+            standing: view.connections.saturating_sub(self.connections.links()),
+            max_sessions: self.admission.max_sessions(),
+            certificates,
+            most_of_certificate,
+            max_of_certificate: self.admission.share(),
+            links: self.links.figures(time.now),
+            lost: self.connections.frames_lost(),
+            dispatcher: view.dispatcher,
+            queues: view.queues,
+            received: view.received,
+            closed: Vec::new(),
+            admitted: 0,
+            ended: Default::default(),
+            peers: Vec::new(),
+            handshakes: HandshakeFigures::default(),
+            frames: Vec::new(),
+            unsupported: 0,
+            filtered: 0,
+            unreceived: 0,
+            answered: 0,
+            dropped: 0,
+        };
+        self.counters.show(&mut figures);
+        figures
+    }
+
+    /// The number of frames that connections which are gone have lost.
+    pub(super) fn frames_lost(&self) -> u64 {
+        self.connections.frames_lost()
+    }
+}
+
+/// The beginning and the end of sessions.
+impl State {
+    /// Judges a newcomer by the server's own rules. Returns the session that it takes over, if any.
+    /// `connections` is their number, including links.
+    pub(super) fn judge(
+        &self,
+        newcomer: &Newcomer<'_>,
+        connections: usize,
+    ) -> Result<Option<SessionId>, Refusal> {
+        let holder = self.sessions.of(newcomer.uuid);
+        let certificates = self.connections.certificates();
+        let counts = (
+            connections.saturating_sub(self.connections.links()),
+            certificates.connections_of(newcomer.certificate),
+        );
+        let holder = holder.map(|session| &*session.info);
+        self.admission.judge(newcomer, holder, counts, self.time.now)
+    }
+
+    /// True if a session of the newcomer's UUID is at another server, which must be asked before this server
+    /// admits the newcomer.
+    pub(super) fn must_claim(&self, newcomer: &Newcomer<'_>) -> bool {
+        // If the UUID has a session here as well, the servers resolve that by rank, without a claim.
+        self.links.roster().get(newcomer.uuid).is_some()
+            && self.judge(newcomer, self.connections.len()) == Ok(None)
+    }
+
+    pub(super) fn claim(&mut self, newcomer: &Newcomer<'_>, verdict: Sender<u8>) {
+        let Newcomer {
+            uuid, certificate, ..
+        } = *newcomer;
+        self.links
+            .claim(uuid, certificate, verdict, self.time.now, &mut self.sending);
+    }
+
+    /// Judges a newcomer of another server, and ends this server's session if the newcomer may take
+    /// it over. Returns the verdict for CLAIMED.
+    pub(super) fn judge_claim(&mut self, uuid: Uuid, certificate: &Bytes) -> u8 {
+        let Some(session) = self.sessions.of(uuid) else {
+            return 0;
+        };
+        let Ok(certificate) = CertificateInfo::from_der(&CertificateDer::from(&certificate[..])) else {
+            // A certificate that cannot be read proves nothing, so the session stays.
+            return u8::MAX;
+        };
+        let judged = self
+            .admission
+            .judge_takeover(&certificate, &session.info, self.time.now);
+        if let Ok(Some(old)) = judged {
+            self.end(old, DisconnectReason::Replaced, true);
+        }
+        verdict(&judged)
+    }
+
+    /// Adds the session of a client that was judged.
+    pub(super) fn admit(
+        &mut self,
+        id: SessionId,
+        peer: Peer,
+        connect: &Connect,
+        bad_traces: Arc<AtomicU64>,
+        outbox: OutboxCounters,
+    ) -> Grant {
+        let environment = &self.environment;
+        let own = &environment.own;
+        let connected = ServerHandshake::connected(
+            connect,
+            own.uuid,
+            own.role,
+            environment.tracing,
+            self.configuration.content().clone(),
+        );
+        let certificate = self
+            .connections
+            .add(id.0, &peer.certificate, peer.intermediates, outbox.clone());
+        let info = Arc::new(SessionInfo {
+            id,
+            server: own.uuid,
+            uuid: connect.source,
+            role: connect.role,
+            address: peer.address,
+            certificate,
+            tracing: connected.trace,
+        });
+        let mut session = Session::new(Arc::clone(&info), outbox, bad_traces, self.time.now);
+        session.expires = peer.expires;
+        session.rank = self.links.next_rank();
+        self.sessions.insert(session, self.time);
+        Grant {
+            info,
+            answer: connected.encode().into(),
+        }
+    }
+
+    /// Begins a session whose threads run. `None` if it has ended meanwhile.
+    pub(super) fn begin(&mut self, id: SessionId) -> Option<Arc<SessionInfo>> {
+        let session = self.sessions.get_mut(id)?;
+        session.announced = true;
+        self.counters.admitted();
+        self.links.announce_session(session, &mut self.sending);
+        let info = Arc::clone(&session.info);
+        let line = format_args!("{info}: connected");
+        self.log
+            .of_session(Level::Info, (&info, "connected"), self.time.now, line);
+        info!(target: AUDIT, "connected: {info}, {}", Named(info.certificate()));
+        Some(info)
+    }
+
+    /// Removes a session whose threads could not be started. The application does not know it, so it is not
+    /// told of its end either.
+    pub(super) fn remove(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.remove(id) {
+            self.counters.removed(&session.counters());
+        }
+    }
+
+    /// Removes a session from every index and ends its connection: after its queue is sent, or at once
+    /// with `abort`.
+    pub(super) fn end(&mut self, id: SessionId, reason: DisconnectReason, abort: bool) {
+        // First, so that no frame is sent to the session by the calls below.
+        let Some(session) = self.sessions.remove(id) else {
+            return;
+        };
+        // Only this client could have answered the requests to it.
+        self.requests.cancel(Some(session.info.uuid));
+        self.sending.end(id.0, abort);
+        // If the application was not told of the session's beginning, it is not told of its end.
+        let counters = session.counters();
+        self.counters.removed(&counters);
+        if session.announced {
+            self.counters.closed(ClosedSession {
+                info: Arc::clone(&session.info),
+                reason: reason.clone(),
+                since: self.time.time_of_day(session.since),
+                until: self.time.wall,
+                counters,
+            });
+            self.links.announce_end(&session.info, &mut self.sending);
+            self.notices.push(Notice::Disconnected(session.info, reason));
+        }
+    }
+
+    /// Ends a session with ConnectionFailure, after which its client may connect again: with a valid
+    /// certificate, or after its ban. Ends a link likewise. False if the session is over already.
+    pub(super) fn dismiss(&mut self, id: SessionId, reason: DisconnectReason) -> bool {
+        if self.sessions.get(id).is_none() {
+            return self.end_link(id.0, EndCode::Refused, &reason.to_string());
+        }
+        // Before the end, after which the session has no queue.
+        self.send_item(id, &Frame::new(ErrorCode::CONNECTION_FAILURE));
+        self.end(id, reason, false);
+        true
+    }
+
+    /// Ends sessions whose certificates have expired.
+    pub(super) fn end_expired(&mut self) {
+        for id in self.sessions.expired(self.time) {
+            if let Some(session) = self.sessions.get(id) {
+                let not_after = session.info.certificate().not_after_text();
+                let why = Fault::Expired { not_after }.to_string();
+                self.dismiss(id, DisconnectReason::Certificate(why));
+            }
+        }
+    }
+
+    /// Notes that credentials of this generation are in force. Returns the certificates of all sessions
+    /// and links.
+    pub(super) fn begin_generation(&mut self, generation: u64) -> Vec<(KeptCertificate, SessionId)> {
+        self.admission.set_generation(generation);
+        let sessions = self.sessions.iter();
+        let sessions = sessions.map(|session| (session.info.certificate.clone(), session.info.id));
+        let links = self.links.certificates();
+        let links = links.map(|(certificate, id)| (certificate.clone(), id.into()));
+        sessions.chain(links).collect()
+    }
+
+    /// Asks every client to leave. The server stops when all have left, at the latest some seconds after
+    /// the time `within`.
+    pub(super) fn drain(&mut self, within: Duration) {
+        info!(target: "ssntp::server", "draining: clients have {} s to leave", within.as_secs_f64());
+        if self.admission.drain(within, self.time.now) {
+            self.notices.push(Notice::Draining);
+        }
+        let draining = Frame::of(&Draining {
+            within_s: within.as_secs(),
+        });
+        for id in self.sessions.ids() {
+            self.send_item(id, &draining);
+        }
+    }
+
+    /// Ends all links and sessions, and admits no newcomers from now on.
+    pub(super) fn stop(&mut self) {
+        self.admission.close();
+        for id in self.links.ids() {
+            self.end_link(id, EndCode::Closing, "the server stops");
+        }
+        for id in self.sessions.ids() {
+            self.end(id, DisconnectReason::Stopped, false);
+        }
+    }
+
+    /// Forgets a connection whose threads have ended.
+    pub(super) fn forget(&mut self, id: ConnectionId) {
+        if let (lost, Some(server)) = self.connections.remove(id)
+            && lost > 0
+        {
+            warn!(target: "ssntp::server", "{server}: {lost} frames were lost with the link");
+        }
+    }
+
+    /// Applies the policy for slow consumers to a session whose queue is full, if no sender can be held.
+    /// `newest` is the item that found no room.
+    pub(super) fn overflow(&mut self, id: SessionId, newest: Load) -> Drops {
+        let Some(session) = self.sessions.get(id) else {
+            self.counters.dropped(newest.frames);
+            return Drops::Newest;
+        };
+        let counters = session.counters();
+        let (what, drops) = match self.slow_consumer {
+            SlowConsumer::Disconnect => {
+                let (info, waiting) = (&session.info, counters.frames_waiting);
+                let line = format_args!(
+                    "{info}: slow consumer: disconnected with {waiting} frames, {} bytes in its queue",
+                    counters.bytes_waiting
+                );
+                self.log
+                    .of_session(Level::Warn, (info, "slow consumer"), self.time.now, line);
+                // Without sending its queue, because the client does not read it.
+                self.end(id, DisconnectReason::SlowConsumer, true);
+                self.counters.dropped(newest.frames);
+                return Drops::Newest;
+            }
+            SlowConsumer::DropNewest => ("newest", Drops::Newest),
+            SlowConsumer::DropOldest => ("oldest", Drops::Oldest),
+        };
+        // Logged once for each session, because the policy applies to every further frame.
+        if counters.frames_dropped == 0 {
+            warn!(target: "ssntp::server", "{}: slow consumer: the {what} frames are dropped", session.info);
+        }
+        drops
+    }
+}
+
+/// Routing and sending.
+impl State {
+    /// Forwards frames of a session by the rule for their kind.
+    pub(super) fn route(&mut self, info: &SessionInfo, item: &Item) {
+        match self.routing.rule(item.kind()) {
+            Some(Rule::Multicast(role)) => {
+                let role = *role;
+                let parcel = Parcel::of(item, &self.environment.own, self.time.wall);
+                let sent = parcel.map_or(0, |mut parcel| {
+                    self.send_to_role(Some(info.uuid), role, &mut parcel)
+                });
+                if sent == 0 {
+                    self.counters.unreceived(item.frames());
+                }
+            }
+            Some(Rule::Function(_)) => {
+                // The payload of each frame keeps the bytes of the whole run alive.
+                let memory = match item {
+                    Item::Run(run) => run.wire().len(),
+                    _ => 0,
+                };
+                for frame in item.each() {
+                    self.route_by_function(info, &frame, memory);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn route_by_function(&mut self, info: &SessionInfo, frame: &Frame, memory: usize) {
+        let directory = Directory::new(&self.sessions, self.links.roster());
+        let (decision, panic) = self.routing.decide(frame, info.uuid, &directory);
+        self.log_panic("a routing function", panic);
+        let Decision::Forward(receivers) = decision else {
+            return;
+        };
+        let mut parcel = self.parcel(&apart(frame, memory));
+        let mut count = 0;
+        for uuid in receivers {
+            match self.send_parcel(Some(info.uuid), uuid, &mut parcel) {
+                Ok(()) => count += 1,
+                Err(e) => {
+                    let kind = self.environment.own.operands.show(frame.kind());
+                    debug!(target: "ssntp::server", "{info}: {kind} is not forwarded: {e}");
+                }
+            }
+        }
+        if count == 0 {
+            self.counters.unreceived(1);
+        }
+    }
+
+    /// Checks the CONFIGURE of a controller and replaces the configuration. False if it was refused.
+    pub(super) fn configure(&mut self, info: &SessionInfo, frame: &Frame) -> bool {
+        let payload = frame.payload_bytes();
+        let (verdict, panic) = self.configuration.replace(payload);
+        self.log_panic("the configuration check", panic);
+        let now = self.time.now;
+        if let Err(why) = &verdict {
+            let line = format_args!("{info}: CONFIGURE refused: {}", excerpt(why));
+            self.log
+                .of_session(Level::Warn, (info, "CONFIGURE refused"), now, line);
+            let refused = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, payload.clone());
+            self.answer(info.id, &refused, 1);
+        } else {
+            let line = format_args!("{info}: new cluster configuration of {} bytes", payload.len());
+            self.log
+                .of_session(Level::Info, (info, "new configuration"), now, line);
+        }
+        verdict.is_ok()
+    }
+
+    pub(super) fn parcel(&self, frame: &Frame) -> Parcel {
+        Parcel::frame(frame, &self.environment.own, self.time.wall)
+    }
+
+    /// Sends frames to every session of this server with a role, except to `from`. Returns the number of
+    /// sessions.
+    fn send_to_role_here(&mut self, from: Option<Uuid>, to: Role, parcel: &mut Parcel) -> usize {
+        let sessions = self.sessions.with_role(to);
+        let others = sessions.filter(|session| Some(session.info.uuid) != from);
+        let before = self.sending.len();
+        let sent = self.sending.send_to(others, parcel);
+        // Counted once for all receivers, because a thousand look-ups of the kind would take time.
+        self.counters.sent(parcel.kind(), sent);
+        self.sending.len() - before
+    }
+
+    /// As [`send_to_role_here`](Self::send_to_role_here), and also to the sessions of other servers.
+    fn send_to_role(&mut self, from: Option<Uuid>, to: Role, parcel: &mut Parcel) -> usize {
+        let here = self.send_to_role_here(from, to, parcel);
+        here + self.links.send_to_role(to, from, parcel, &mut self.sending)
+    }
+
+    /// Sends frames to one session of this server. False if there is none of that UUID.
+    fn send_here(&mut self, to: Uuid, parcel: &mut Parcel) -> bool {
+        let Some(session) = self.sessions.of(to) else {
+            return false;
+        };
+        let sent = self.sending.send_to(std::iter::once(session), parcel);
+        self.counters.sent(parcel.kind(), sent);
+        true
+    }
+
+    /// Sends frames to one session, of this server or of another one. `from` is the client that the
+    /// frames came from; it is an error to send them back to it.
+    fn send_parcel(&mut self, from: Option<Uuid>, to: Uuid, parcel: &mut Parcel) -> Result<(), SendError> {
+        if Some(to) == from {
+            Err(SendError::ToSender(to))
+        } else if self.send_here(to, parcel) {
+            Ok(())
+        } else {
+            self.links.send_to(to, from, parcel, &mut self.sending)
+        }
+    }
+
+    /// Sends a frame of the application to one session. `from` as of [`send_parcel`](Self::send_parcel).
+    pub(super) fn send(&mut self, from: Option<Uuid>, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        check(frame, &self.environment.own)?;
+        self.send_unchecked(from, to, frame)
+    }
+
+    /// As [`send`](Self::send), without the checks of kind and length, so that it also sends requests
+    /// and answers.
+    pub(super) fn send_unchecked(
+        &mut self,
+        from: Option<Uuid>,
+        to: Uuid,
+        frame: &Frame,
+    ) -> Result<(), SendError> {
+        let mut parcel = self.parcel(frame);
+        self.send_parcel(from, to, &mut parcel)
+    }
+
+    /// Sends a frame to every session with a role, except to `from`. Returns the number of sessions.
+    pub(super) fn send_all(
+        &mut self,
+        from: Option<Uuid>,
+        to: Role,
+        frame: &Frame,
+    ) -> Result<usize, SendError> {
+        check(frame, &self.environment.own)?;
+        let mut parcel = self.parcel(frame);
+        Ok(self.send_to_role(from, to, &mut parcel))
+    }
+
+    /// Sends a frame of the server itself to a session.
+    fn send_item(&mut self, id: SessionId, frame: &Frame) {
+        self.push(id, frame.kind(), outgoing(frame, false));
+    }
+
+    fn push(&mut self, id: SessionId, kind: FrameKind, item: Outgoing) {
+        self.counters.sent(kind, item.load());
+        self.sending.send(id.0, item);
+    }
+
+    /// Sends a frame `times` times to a session, as the answer to its own frames.
+    pub(super) fn answer(&mut self, id: SessionId, frame: &Frame, times: u32) {
+        // One item for all answers to a run, so that a run of refused frames takes one place in a queue.
+        let item = if times == 1 {
+            outgoing(frame, false)
+        } else {
+            let run = Run::of(frame);
+            Outgoing::whole(run.wire().repeat(times as usize).into(), times)
+        };
+        // The figure counts only InvalidFrameType, which answers unsupported and filtered frames.
+        if frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
+            self.counters.answered(times);
+        }
+        self.push(id, frame.kind(), item);
+    }
+
+    /// Counts frames of a session that the role filter has discarded, and answers each of them if the
+    /// filter's action is Reject.
+    pub(super) fn filtered(&mut self, id: SessionId, kind: FrameKind, frames: u32) {
+        let Some(session) = self.sessions.get_mut(id) else {
+            return;
+        };
+        session.counters.frames_filtered += u64::from(frames);
+        debug!(target: "ssntp::server",
+            "{}: may not send {}",
+            session.info,
+            self.environment.own.operands.show(kind)
+        );
+        if self.routing.filter().rejects()
+            && let Some(answer) = answer_to_filtered(kind)
+        {
+            self.answer(id, &answer, frames);
+        }
+    }
+}
+
+/// Requests and their answers. A server keeps no state for requests that it forwards: the client that asks
+/// chooses the number, and the server replaces the UUID in the frame with that of the sender.
+impl State {
+    /// Refuses a request that the role filter does not allow. Such a refusal needs an answer that names
+    /// the request.
+    pub(super) fn filter_request(&mut self, info: &SessionInfo, request: &Request, addressee: Uuid) {
+        if let Some(session) = self.sessions.get_mut(info.id) {
+            session.counters.frames_filtered += 1;
+        }
+        if self.routing.filter().rejects() {
+            self.refuse(request, addressee, "not_allowed");
+        }
+    }
+
+    /// Forwards a request by the rule for its kind.
+    pub(super) fn request_by_rule(&mut self, info: &SessionInfo, request: &Request, asking: &Frame) {
+        // A rule does not report its receivers. If no action was added, the request has no receiver
+        // that could answer.
+        let before = self.sending.len();
+        self.route(info, &Item::from(asking));
+        if before == self.sending.len() {
+            self.refuse(request, Uuid::nil(), "not_connected");
+        }
+    }
+
+    /// Handles an answer to a request of the server itself.
+    pub(super) fn settle_request(&mut self, from: Uuid, exchange: &Exchange, frame: &Frame) {
+        self.requests.settle(from, exchange, frame);
+    }
+
+    /// Sends an answer to the client that asked, if that client may send such requests. Otherwise
+    /// answers would be a way around the filter.
+    pub(super) fn pass_back(&mut self, info: &SessionInfo, asker: Uuid, answer: &Frame) {
+        let Some(role) = self.directory().session(asker).map(SessionInfo::role) else {
+            debug!(target: "ssntp::server", "{info}: its answer is dropped: {asker} has gone");
+            return;
+        };
+        if !self.routing.filter().allows(role, answer.kind()) {
+            if let Some(session) = self.sessions.get_mut(info.id) {
+                session.counters.frames_filtered += 1;
+            }
+        } else if let Err(e) = self.send_unchecked(Some(info.uuid), asker, answer) {
+            debug!(target: "ssntp::server", "{info}: its answer is dropped: {e}");
+        }
+    }
+
+    /// Sends a refusal in the name of the addressee `addressee`; nil for the server itself.
+    pub(super) fn refuse(&mut self, request: &Request, addressee: Uuid, why: &str) {
+        if let Err(e) = self.respond(request, addressee, &request.refusal(why)) {
+            debug!(target: "ssntp::server", "a refusal is dropped: {e}");
+        }
+    }
+
+    /// Sends an answer to the client that asked, in the name of `addressee`; nil for the server itself.
+    pub(super) fn respond(
+        &mut self,
+        request: &Request,
+        addressee: Uuid,
+        answer: &Frame,
+    ) -> Result<(), SendError> {
+        let own = &self.environment.own;
+        let peer = if addressee.is_nil() { own.uuid } else { addressee };
+        let addressed = Exchange::read(answer.payload_bytes()).map(|exchange| Exchange { peer, ..exchange });
+        let answer = addressed.map_or_else(|| answer.clone(), |exchange| exchange.readdress(answer));
+        check_length(answer.payload_bytes().len(), own)?;
+        self.send_unchecked(None, request.from(), &answer)
+    }
+
+    /// Sends a request of the server itself. Returns its number and the receiver of the answer.
+    pub(super) fn ask(
+        &mut self,
+        addressee: Uuid,
+        frame: &Frame,
+    ) -> Result<(u64, Receiver<Answer>), RequestError> {
+        let own = Arc::clone(&self.environment.own);
+        if !own.operands.is_request(frame.kind()) {
+            return Err(RequestError::Kind(frame.kind()));
+        }
+        // An answer to a server goes no further than to the server of the client that sends it.
+        if self.sessions.of(addressee).is_none() {
+            return Err(RequestError::NotConnected);
+        }
+        let (id, asking, answered) = self.requests.ask(addressee, frame)?;
+        let of_server = Exchange {
+            step: Step::Request,
+            id,
+            peer: own.uuid,
+        };
+        let sent = check_length(asking.payload_bytes().len(), &own)
+            .and_then(|()| self.send_unchecked(None, addressee, &of_server.readdress(&asking)));
+        if let Err(e) = sent {
+            self.requests.forget(id);
+            return Err(match e {
+                SendError::TooLong { len, limit } => RequestError::TooLong { len, limit },
+                _ => RequestError::NotConnected,
+            });
+        }
+        Ok((id, answered))
+    }
+
+    /// Forgets a request whose caller no longer waits.
+    pub(super) fn forget_request(&mut self, id: u64) {
+        self.requests.forget(id);
+    }
+}
+
+/// The commands of operators.
+impl State {
+    /// Reports received frames to the operators that watch.
+    pub(super) fn notify_watchers(&mut self, from: &SessionInfo, kind: FrameKind, load: (u64, u64)) {
+        for (operator, report) in self.operators.watchers.reports(from, kind, load, &self.sessions) {
+            let frame = Frame::of(&report);
+            let item = outgoing(&frame, false);
+            self.counters.sent(frame.kind(), item.load());
+            // A report must not hold the sender of the frames.
+            self.sending.send_own(operator.0, item);
+        }
+    }
+
+    /// Sends the answer to a command of the kind `asked` to an operator, who may be connected to another
+    /// server. The error is the reason in InvalidFrameType.
+    pub(super) fn answer_operator(
+        &mut self,
+        to: &SessionInfo,
+        asked: FrameKind,
+        answer: Result<Frame, &'static str>,
+    ) {
+        let own = &self.environment.own;
+        let answer = answer.and_then(|answer| {
+            let fits = check_length(answer.payload_bytes().len(), own);
+            fits.map(|()| answer).map_err(|_| "answer_too_long")
+        });
+        let answer = answer.unwrap_or_else(|reason| {
+            debug!(target: "ssntp::server", "{to}: {asked} refused: {reason}");
+            Frame::of(&InvalidFrameType::new(asked, reason.into()))
+        });
+        if to.server == own.uuid {
+            return self.answer(to.id, &answer, 1);
+        }
+        let parcel = self.parcel(&answer);
+        // If the link is gone, the operator's session is gone as well.
+        let _ = self.links.send_to(to.uuid, None, &parcel, &mut self.sending);
+    }
+
+    pub(super) fn kick(&mut self, by: &SessionInfo, asked: &Kick) -> Kicked {
+        let session = asked.uuid.uuid().and_then(|uuid| self.sessions.of(uuid));
+        let session = session.map(|session| Arc::clone(&session.info));
+        let owners = (&mut self.admission.bans, &mut self.log);
+        let kicked = kick(asked, by, session.as_deref(), owners, self.time.now);
+        if let Some(info) = session.filter(|_| kicked.count > 0) {
+            self.dismiss(info.id, DisconnectReason::Kicked { by: by.uuid });
+        }
+        kicked
+    }
+
+    /// This server, the linked servers, and the peers without a link.
+    pub(super) fn servers(&self) -> Servers {
+        let links = self.links.figures(self.time.now);
+        let mut servers = lists::servers(self.own_entry(), &links, self.environment.peers.list());
+        servers.token = self.links.token();
+        if self.links.leads() {
+            servers.leader = self.environment.own.uuid.into();
+        }
+        servers
+    }
+
+    fn own_entry(&self) -> ServerEntry {
+        let own = &self.environment.own;
+        let age = self.time.now.saturating_duration_since(self.started);
+        ServerEntry {
+            uuid: own.uuid.into(),
+            address: own.advertised.clone(),
+            roles: own.role.to_string(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            state: if self.admission.is_draining() {
+                ServerState::Draining
+            } else {
+                ServerState::Own
+            },
+            age_s: age.as_secs(),
+            sessions: self.sessions.len() as u64,
+            ..ServerEntry::default()
+        }
+    }
+
+    /// Drains this server for an operator, or passes the command on to the server that it names, as the
+    /// frame `pass`.
+    pub(super) fn drain_by(&mut self, by: &SessionInfo, asked: &DrainServer, pass: Option<&Frame>) {
+        let own = self.environment.own.uuid;
+        // The application of the operator's own server has allowed a command that was passed on.
+        let is_allowed =
+            self.operators.include(by.role) && self.routing.filter().allows(by.role, DrainServer::KIND);
+        let done = if is_allowed {
+            read_drain(asked)
+        } else {
+            let text = format!("server {own} does not accept operators with this role");
+            Err((OperatorRefusal::NotAllowed, text))
+        };
+        let done = done.and_then(|uuid| {
+            if uuid == own {
+                return Ok(true);
+            }
+            let passed = pass.map(|frame| self.pass_to(uuid, by, &Parcel::run(&Run::of(frame))));
+            passed.and_then(Result::ok).map(|()| false).ok_or_else(|| {
+                let text = format!("there is no link to a server {uuid}; connect to it to drain it");
+                (OperatorRefusal::NotConnected, text)
+            })
+        });
+        let mut answer = Servers {
+            id: asked.id.clone(),
+            ..Servers::default()
+        };
+        match &done {
+            Ok(false) => return,
+            Ok(true) => {
+                let (now, operator) = (self.time.now, Named(by.certificate()));
+                let line = format_args!("{by} ({operator}): drains this server");
+                self.log.of_session(Level::Warn, (by, "drain"), now, line);
+                info!(target: AUDIT, "drained within {} s: by {by}, {operator}", asked.within_s);
+                answer.entries = vec![ServerEntry {
+                    state: ServerState::Draining,
+                    ..self.own_entry()
+                }];
+            }
+            Err((reason, detail)) => (answer.reason, answer.detail) = (reason.clone(), detail.clone()),
+        }
+        self.answer_operator(by, DrainServer::KIND, Ok(Frame::of(&answer)));
+        // After the answer, because the operator is a client and may leave at once.
+        if done.is_ok() {
+            self.drain(Duration::from_secs(asked.within_s));
+        }
+    }
+}
+
+/// Links to other servers.
+impl State {
+    /// Admits a link.
+    pub(super) fn admit_link(
+        &mut self,
+        id: ConnectionId,
+        peer: Peer,
+        request: LinkRequest,
+        outbox: OutboxCounters,
+    ) -> Result<Grant, Refusal> {
+        if !self.admission.is_open() {
+            return Err(Refusal::Busy("the server is shutting down"));
+        }
+        if let Some(old) = self.links.judge(&request, &peer.certificate)? {
+            self.end_link(old, EndCode::Duplicate, "a newer link takes its place");
+        }
+        let certificate = self
+            .connections
+            .add(id, &peer.certificate, peer.intermediates, outbox.clone());
+        let proof = (certificate, peer.expires);
+        let (server, info) = self
+            .links
+            .add(id, request, proof, (peer.address, outbox), self.time.now);
+        self.connections.set_link(id, server);
+        Ok(Grant {
+            info: Arc::new(info),
+            answer: self.links.hello(),
+        })
+    }
+
+    /// Begins a link whose threads run. False if the connection is not a link.
+    pub(super) fn begin_link(&mut self, id: ConnectionId) -> bool {
+        let link = self.links.begin(id, &self.sessions, &mut self.sending);
+        if let Some(server) = link {
+            info!(target: "ssntp::server", "{server}: link begins");
+        }
+        link.is_some()
+    }
+
+    /// Ends a link: sends its queue and END with the reason. A peer that is gone or does not read,
+    /// which is `Closing` while this server runs, gets neither. False if the connection is not a
+    /// link.
+    pub(super) fn end_link(&mut self, id: ConnectionId, code: EndCode, why: &str) -> bool {
+        let is_open = self.admission.is_open();
+        let abort = code == EndCode::Closing && is_open;
+        let Some(link) = self.links.end(id, code, why, abort, &mut self.sending) else {
+            return false;
+        };
+        let server = link.server;
+        let is_expected = code == EndCode::Duplicate || !is_open;
+        let level = if is_expected { Level::Info } else { Level::Warn };
+        let line = format_args!("{server}: link ends: {}", excerpt(&why));
+        self.log
+            .of_uuid(level, (server.uuid, "link ends"), self.time.now, line);
+        if let Some(removed) = link.removed {
+            let removed = removed.into_iter().map(Notice::RemoteDisconnected);
+            self.notices.extend(removed);
+            self.notices.push(Notice::Unlinked(server));
+        }
+        true
+    }
+
+    /// Sends the heartbeats of links that are due.
+    pub(super) fn beat(&mut self) {
+        for (id, code, why) in self.links.beat(self.time, &mut self.sending) {
+            self.end_link(id, code, why);
+        }
+    }
+
+    /// Notes that the sessions of another server are known.
+    pub(super) fn linked(&mut self, server: Arc<ServerLink>) {
+        self.notices.push(Notice::Linked(server));
+    }
+
+    /// Applies changes of another server's sessions. Ends the own session of a UUID if the other
+    /// server's session outranks it.
+    pub(super) fn apply(&mut self, changes: RosterChanges) {
+        let removed = changes.removed.into_iter().map(Notice::RemoteDisconnected);
+        self.notices.extend(removed);
+        for row in changes.connected {
+            self.links.note_rank(&row);
+            if let Some(own) = self.sessions.of(row.info.uuid)
+                && (row.rank, row.info.server) > (own.rank, self.environment.own.uuid)
+            {
+                self.end(own.info.id, DisconnectReason::Replaced, true);
+            }
+            self.notices.push(Notice::RemoteConnected(row));
+        }
+    }
+
+    /// True if this server knows frames of this kind. The other server may have registered kinds that this
+    /// one has not.
+    pub(super) fn is_known(&self, kind: FrameKind) -> bool {
+        let operands = &self.environment.own.operands;
+        operands.may_be_sent(kind) || operands.is_request(kind)
+    }
+
+    /// Sends frames from another server to their receivers among this server's sessions. Returns the number
+    /// of receivers.
+    pub(super) fn deliver(&mut self, forwarded: &Forwarded) -> usize {
+        let own = &self.environment.own;
+        let Some(mut parcel) = Parcel::of(&forwarded.item, own, self.time.wall) else {
+            return 0;
+        };
+        match &forwarded.to {
+            Receivers::Sessions(uuids) => {
+                let sent = uuids.iter().filter(|uuid| self.send_here(**uuid, &mut parcel));
+                sent.count()
+            }
+            Receivers::Role(role) => self.send_to_role_here(Some(forwarded.from), *role, &mut parcel),
+            Receivers::Application => 0,
+        }
+    }
+
+    /// Handles the commands of operators that another server has passed on.
+    pub(super) fn handle_passed_command(&mut self, by: &SessionInfo, run: &Run) {
+        for frame in run.frames() {
+            // The operator's own server has decoded the frame before, so this does not fail.
+            if let Ok(asked) = read(&frame, |asked: &DrainServer| &asked.id) {
+                self.drain_by(by, &asked, None);
+            }
+        }
+    }
+
+    /// Sends frames of a session of this server to the application of another server.
+    pub(super) fn pass_to(
+        &mut self,
+        server: Uuid,
+        from: &SessionInfo,
+        parcel: &Parcel,
+    ) -> Result<(), SendError> {
+        self.links
+            .send_to_application(server, from.uuid, parcel, &mut self.sending)
+    }
+}

@@ -1,0 +1,20 @@
+//! The parts of servers and clients for programs that bring their own threads, network and time: the code
+//! that [`Server`](crate::Server) and [`Client`](crate::Client) run, step by step.
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`ServerCore`] | all state of a server, and its application |
+//! | [`Environment`] | the part of a server that threads share: credentials, limits, counters of newcomers |
+//! | [`Entry`] | the admission of one newcomer, client or server |
+//! | [`AdmissionRequest`], [`Grant`] | a newcomer that asks to be admitted, and the answer |
+//! | [`Redial`] | the schedule by which another server is dialled |
+//! | [`ClientCore`] | all decisions of a client |
+
+pub use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial, Up};
+pub use crate::server::admission::{AdmissionRequest, Grant, Peer, RequestKind};
+pub use crate::server::core::ServerCore;
+pub use crate::server::dial::{Attempt, Redial};
+pub use crate::server::entry::{CLAIM, Entry, NoEntry, Step};
+pub use crate::server::environment::Environment;
+pub use crate::server::links::LinkRequest;
+pub use crate::wire::Decoder;
