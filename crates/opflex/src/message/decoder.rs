@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::BytesMut;
 
-use super::Incoming;
+use super::incoming::Incoming;
 use crate::rpc::{self, Error, Limits};
 
 /// The decoder of one connection: an [`rpc::Decoder`] that also reads the parameters and results

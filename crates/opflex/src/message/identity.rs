@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::Role;
+use super::role::Role;
 use crate::json;
 
 /// The protocol version of the draft.

@@ -8,12 +8,19 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::custom::{Custom, CustomResult};
+use super::echo::Echo;
+use super::endpoint_declare::EndpointDeclare;
+use super::endpoint_undeclare::EndpointUndeclare;
 use super::error_response::cut;
+use super::error_response::{ErrorCode, ErrorResponse};
+use super::identity::{Identity, IdentityResult};
+use super::method::Method;
 use super::resolve::Named;
-use super::{
-    Custom, CustomResult, Echo, EndpointDeclare, EndpointUndeclare, ErrorCode, ErrorResponse, Identity,
-    IdentityResult, Method, Resolve, StateReport, Store, Update,
-};
+use super::resolve::Resolve;
+use super::state_report::StateReport;
+use super::store::Store;
+use super::update::Update;
 use crate::json::Object;
 use crate::model::ManagedObject;
 use crate::rpc::{self, EncodeError, Frame, Id, Payload};

@@ -8,7 +8,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::Store;
+use super::store::Store;
 use crate::json::Object;
 use crate::model::{Ident, Name, Target, Uri};
 

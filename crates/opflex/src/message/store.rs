@@ -4,7 +4,8 @@ use std::ops::{Index, IndexMut};
 
 use serde::Serialize;
 
-use super::{Method, Role};
+use super::method::Method;
+use super::role::Role;
 
 /// The tree that a method is about: policy or endpoints. Servers and elements have both trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Store;
+use super::store::Store;
 use crate::json;
 use crate::model::{ManagedObject, Name, Uri};
 

@@ -1,6 +1,7 @@
 //! The faults for which objects and files are refused.
 
-use super::{Name, Uri};
+use super::name::Name;
+use super::uri::Uri;
 
 /// The reason for which an object does not fit the tree or its model file. The sender of the object
 /// is at fault, and the edit has no effect.

@@ -2,7 +2,8 @@
 
 use serde::de::DeserializeOwned;
 
-use super::{FileError, ManagedObject};
+use super::error::FileError;
+use super::managed_object::ManagedObject;
 
 /// The format of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

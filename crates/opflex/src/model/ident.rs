@@ -4,7 +4,9 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::{ManagedObject, Name, Uri};
+use super::managed_object::ManagedObject;
+use super::name::Name;
+use super::uri::Uri;
 
 /// A name within a context. The name is the member `name` of `policy_ident`, and `identifier` of
 /// `endpoint_ident`.

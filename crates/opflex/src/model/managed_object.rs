@@ -6,7 +6,10 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Ident, ModelError, Name, Uri};
+use super::error::ModelError;
+use super::ident::Ident;
+use super::name::Name;
+use super::uri::Uri;
 use crate::json;
 
 /// A managed object in the form of messages: flat, with the URIs of its children.

@@ -6,8 +6,11 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::error::{FileError, ModelError};
+use super::file::Format;
 use super::ident::NAMING;
-use super::{FileError, Format, ManagedObject, ModelError, Name, Reference};
+use super::managed_object::{ManagedObject, Reference};
+use super::name::Name;
 
 /// The classes of a policy model, against which objects are checked.
 ///

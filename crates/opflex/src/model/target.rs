@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{Ident, Uri};
+use super::ident::Ident;
+use super::uri::Uri;
 
 /// The object of a resolve or of a watch. An unresolve has to use the
 /// same form as the resolve.

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::time::Instant;
 
-use super::{Ident, Name, Target, Uri};
+use super::ident::Ident;
+use super::name::Name;
+use super::target::Target;
+use super::uri::Uri;
 use crate::budget::Budget;
 use crate::json;
 

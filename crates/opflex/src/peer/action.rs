@@ -6,7 +6,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use log::error;
 
-use super::{CloseReason, ConnectionId};
+use super::close::CloseReason;
+use super::connection::ConnectionId;
 use crate::message::Method;
 use crate::rpc::{EncodeError, Frame, Id};
 

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
-use super::{ElementEvent, Settings};
+use super::event::ElementEvent;
+use super::settings::Settings;
 use crate::message::{
     EndpointDeclare, EndpointUndeclare, Method, PerStore, Request, Resolve, Role, StateReport, Store,
 };

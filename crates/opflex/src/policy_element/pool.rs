@@ -23,7 +23,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use super::{Health, PeerState, Settings};
+use super::event::{Health, PeerState};
+use super::settings::Settings;
 use crate::message::{IdentityResult, Role};
 use crate::peer::{Beat, CloseReason, ConnectionId, Keepalive, bracketed};
 use crate::rpc::Random;

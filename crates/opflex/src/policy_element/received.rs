@@ -6,8 +6,9 @@ use std::time::Instant;
 use log::{debug, warn};
 use ssntp_transport::excerpt;
 
+use super::event::{ElementEvent, ObjectChange};
 use super::held::{Item, Key};
-use super::{ElementCore, ElementEvent, ObjectChange, Store};
+use super::{ElementCore, Store};
 use crate::message::{ErrorResponse, Update};
 use crate::model::{
     Change, ChangeKind, Changes, ManagedObject, ModelError, ObjectRef, Reference, Target, Uri,

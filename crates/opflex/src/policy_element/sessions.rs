@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use log::{debug, info, warn};
 
+use super::ElementCore;
+use super::event::{Action, ElementEvent, Health};
 use super::pool::Need;
-use super::{Action, ElementCore, ElementEvent, Health};
 use crate::message::{ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, Reply, Request, Role};
 use crate::peer::{CloseReason, ConnectionId};
 use crate::rpc::{Frame, Id};

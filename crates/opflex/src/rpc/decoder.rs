@@ -2,31 +2,10 @@
 
 use bytes::{Buf, BytesMut};
 
+use super::error::Error;
+use super::limits::Limits;
+use super::message::Message;
 use super::scanner::{Scanner, Stop};
-use super::{Error, Message};
-
-/// The limits of one message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of one message without its NUL. Default 64 MiB.
-    pub message: usize,
-    /// The approximate memory of the values of one message, in bytes. The values of a short text
-    /// can take a hundred times its length: `[{"":0},{"":0}]`. Default 256 MiB.
-    pub memory: usize,
-    /// Brackets that may be open at once, at most 100. Default 64; the deepest
-    /// message of libopflex has 8.
-    pub nesting: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            message: 64 << 20,
-            memory: 256 << 20,
-            nesting: 64,
-        }
-    }
-}
 
 /// The JSON parser uses the stack for each level and fails at 128.
 const MAX_NESTING: usize = 100;

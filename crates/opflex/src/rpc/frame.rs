@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::Id;
+use super::id::Id;
 
 /// Makes frames: one JSON text and one NUL byte.
 ///

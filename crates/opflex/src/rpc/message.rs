@@ -4,7 +4,8 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use super::{Error, Id};
+use super::error::Error;
+use super::id::Id;
 
 /// A valid JSON text that has not been read as a type yet. It is a slice of the received memory.
 #[derive(Clone, PartialEq, Eq)]
@@ -102,9 +103,10 @@ impl Message {
             (Err(_), Err(_)) => {
                 let read = Self::read(&Bytes::from(from_latin_1(text)))?;
                 let (Self::Request { id, .. } | Self::Response { id, .. }) = &read;
-                match id.as_json().is_ascii() {
-                    true => Ok(read),
-                    false => Err(Error::Syntax("the id is not UTF-8".to_owned())),
+                if id.as_json().is_ascii() {
+                    Ok(read)
+                } else {
+                    Err(Error::Syntax("the id is not UTF-8".to_owned()))
                 }
             }
             (result, _) => result,

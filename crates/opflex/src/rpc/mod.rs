@@ -19,6 +19,7 @@
 //! | `id` | request identifiers, and the `[method, number]` form of libopflex |
 //! | `message` | requests and responses |
 //! | `scanner` | the end, the depth and the memory of a text, byte by byte |
+//! | `limits` | the limits of a message |
 //! | `decoder` | bytes to messages |
 //! | `frame` | messages to bytes |
 //! | `error` | the faults for which a connection is closed |
@@ -29,15 +30,17 @@ mod decoder;
 mod error;
 mod frame;
 mod id;
+mod limits;
 mod message;
 mod pending;
 mod random;
 mod scanner;
 
-pub use self::decoder::{Decoder, Limits};
+pub use self::decoder::Decoder;
 pub use self::error::Error;
 pub use self::frame::{EncodeError, Frame};
 pub use self::id::Id;
+pub use self::limits::Limits;
 pub use self::message::{Message, Payload};
 pub use self::pending::Pending;
 pub use self::random::Random;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::Random;
+use super::random::Random;
 use ssntp_transport::{Deadlines, after};
 
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Finds the end, the depth and the approximate memory of a JSON text, one byte at a time.
 
-use super::Limits;
+use super::limits::Limits;
 use crate::json;
 
 /// The reason why [`Scanner::scan`] stopped.

@@ -24,10 +24,11 @@ use log::{error, info, warn};
 use ssntp_engine::{Documents, Engine, EngineError, Join, Member, Membership, View, When};
 use uuid::Uuid;
 
+use super::clock::now;
+use super::config::SERVER_LOG as LOG;
 use super::config::{CallError, StartError};
 use super::own_copy::{self, Edited};
 use super::server_side::{ServerEvents, call};
-use super::{SERVER_LOG as LOG, now};
 use crate::message::{Peer, Role};
 use crate::model::{Edit, FileError, Format, ManagedObject, Schema, Tree};
 use ssntp_transport::threads::{self, Joined};

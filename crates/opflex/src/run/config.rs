@@ -14,6 +14,11 @@ use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::{Acceptor, Connector, TlsError};
 use ssntp_transport::{Address, Limits, Listener, TcpOptions, default_max_handshakes, setters};
 
+/// The target of the log lines of a server.
+pub(super) const SERVER_LOG: &str = "ssntp_opflex::server";
+/// The target of the log lines of an element.
+pub(super) const ELEMENT_LOG: &str = "ssntp_opflex::policy_element";
+
 /// The configuration of a [`Server`](super::Server).
 #[derive(Clone, Debug)]
 #[non_exhaustive]

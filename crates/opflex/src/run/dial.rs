@@ -5,8 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::clock::now;
+use super::config::{ElementConfig, StartError};
 use super::connection::Shown;
-use super::{ElementConfig, StartError, now};
 use crate::message::Decoder;
 use crate::peer::{ConnectionId, bracketed};
 use ssntp_transport::tls::Connector;

@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
+use super::clock::now;
+use super::config::{CallError, ElementConfig, StartError};
+use super::context::ElementContext;
 use super::dial::Dialer;
 use super::element_side::{ElementEvents, ElementSide, Listener, Released};
 use super::feed::Feed;
 use super::machine::{self, Machine};
-use super::{CallError, ElementConfig, ElementContext, StartError, feed_server, inspector, now};
+use super::{feed_server, inspector};
 use crate::model::{ManagedObject, Name, Target, Uri};
 use crate::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};

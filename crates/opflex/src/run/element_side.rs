@@ -9,7 +9,7 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 use log::{debug, warn};
 
-use super::ELEMENT_LOG as LOG;
+use super::config::ELEMENT_LOG as LOG;
 use super::connection::{Messages, Peers, Shown, enter};
 use super::dial::{Dial, Dialer};
 use super::feed::Feed;
@@ -19,7 +19,8 @@ use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
 use crate::policy_element::{Action as CoreAction, ElementCore, ElementEvent, ReferenceId};
 use ssntp_transport::dispatch::Action;
-use ssntp_transport::{self, Halves};
+use ssntp_transport::rustls::{self, AlertDescription};
+use ssntp_transport::{self, EndReason, Halves};
 
 /// Sends events to an element's dispatcher.
 pub(super) type ElementEvents = SideEvents<ElementSide>;
@@ -103,6 +104,23 @@ impl Listener {
     }
 }
 
+/// What the reason of an end lacks: rustls shows only the name of an alert.
+fn words_for(reason: &EndReason) -> &'static str {
+    let EndReason::Io(error) = reason else {
+        return "";
+    };
+    let alert = error.get_ref().and_then(|inner| inner.downcast_ref());
+    if alert
+        == Some(&rustls::Error::AlertReceived(
+            AlertDescription::CertificateRequired,
+        ))
+    {
+        ": the server requires a certificate"
+    } else {
+        ""
+    }
+}
+
 /// The approximate memory of the objects of an event.
 fn memory(event: &ElementEvent) -> usize {
     match event {
@@ -138,7 +156,7 @@ impl ElementSide {
             });
             machine::post(&events, move |Machine { side, peers }, now, actions| {
                 side.dialled(connection, entered.err(), now);
-                side.hand_on(peers, now, actions);
+                side.carry_out(peers, now, actions);
                 peers.flush(actions);
             });
         };
@@ -217,7 +235,12 @@ impl Side for ElementSide {
         Ok(connection)
     }
 
-    fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool> {
+    fn handle_next(
+        &mut self,
+        connection: ConnectionId,
+        messages: &mut Messages,
+        now: Instant,
+    ) -> Option<bool> {
         self.core.handle_message(now, connection, messages.next()?);
         Some(false)
     }
@@ -230,7 +253,7 @@ impl Side for ElementSide {
         let why = match why {
             EndCause::Ended(reason) => {
                 debug!(target: LOG, "{connection} ({address}) ended: {reason}");
-                format!("the connection ended: {reason}")
+                format!("the connection ended: {reason}{}", words_for(&reason))
             }
             EndCause::Full => {
                 warn!(target: LOG, "{connection} ({address}) is too slow: its queue is full, it is disconnected");
@@ -244,7 +267,7 @@ impl Side for ElementSide {
         self.core.handle_failed(now, connection, why);
     }
 
-    fn hand_on(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>) {
+    fn carry_out(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>) {
         // A loop, because an attempt that cannot start makes the core add actions.
         loop {
             let wanted = self.core.take_actions();

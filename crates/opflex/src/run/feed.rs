@@ -32,7 +32,8 @@ use log::warn;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{ELEMENT_LOG as LOG, ElementConfig};
+use super::config::ELEMENT_LOG as LOG;
+use super::config::ElementConfig;
 use crate::model::{ChangeKind, Cursor, Piece, Uri};
 use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 
@@ -212,12 +213,13 @@ impl Feed {
     fn send_changes(&mut self, what: Store, objects: &[ObjectChange]) {
         let memory = &self.memory;
         // Readers that have all objects share the lines.
-        let shared: Vec<_> = match self.readers.values().any(|reader| reader.at.is_none()) {
-            true => objects
+        let shared: Vec<_> = if self.readers.values().any(|reader| reader.at.is_none()) {
+            objects
                 .chunks(Piece::ENTRIES)
                 .map(|some| text(changes(what, some.iter()), memory))
-                .collect(),
-            false => Vec::new(),
+                .collect()
+        } else {
+            Vec::new()
         };
         for reader in self.readers.values_mut() {
             if reader.at.is_none() {
@@ -253,9 +255,12 @@ impl Reader {
     /// True if the position is behind this URI, so the object at this URI has been sent.
     fn has_passed(&self, what: Store, uri: &Uri) -> bool {
         // Policy is sent first, so a reader that is getting endpoints has all policy.
-        self.at.as_ref().is_none_or(|(at, cursor)| match what == *at {
-            true => !cursor.is_ahead(uri),
-            false => what == Store::Policy,
+        self.at.as_ref().is_none_or(|(at, cursor)| {
+            if what == *at {
+                !cursor.is_ahead(uri)
+            } else {
+                what == Store::Policy
+            }
         })
     }
 
@@ -300,7 +305,7 @@ mod tests {
     use super::*;
     use crate::model::ManagedObject;
     use crate::policy_element::Settings;
-    use crate::run::now;
+    use crate::run::clock::now;
 
     #[test]
     fn a_reader_that_joins_during_a_stop_gets_this_reason() {

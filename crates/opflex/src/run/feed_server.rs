@@ -7,10 +7,12 @@ use std::time::Duration;
 use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use serde_json::json;
 
+use super::config::ELEMENT_LOG as LOG;
+use super::config::{CallError, LocalSocket, StartError};
 use super::element_side::ElementEvents;
 use super::feed::{Feed, Joined, Line, READERS, STOPPING, line};
 use super::local;
-use super::{CallError, ELEMENT_LOG as LOG, LocalSocket, StartError, machine};
+use super::machine;
 use crate::policy_element::ElementCore;
 use ssntp_transport::{Acceptance, Duplex, Newcomer};
 

@@ -27,9 +27,9 @@ use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
+use super::config::{CallError, LocalSocket, StartError};
 use super::local;
 use super::machine::{self, Contents, Side, SideEvents};
-use super::{CallError, LocalSocket, StartError};
 use crate::message::{Custom, ErrorCode, ErrorResponse, Incoming, Request};
 use crate::model::{Cursor, ManagedObject, Name, Piece, Schema, Uri};
 use crate::rpc::{EncodeError, Frame, Id, Limits};
@@ -351,9 +351,10 @@ struct Out<'a> {
 impl Out<'_> {
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.bytes.extend_from_slice(bytes);
-        match self.bytes.len() >= WRITE {
-            true => self.flush(),
-            false => Ok(()),
+        if self.bytes.len() >= WRITE {
+            self.flush()
+        } else {
+            Ok(())
         }
     }
 

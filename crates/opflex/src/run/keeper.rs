@@ -19,8 +19,9 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use log::{error, info, warn};
 
+use super::config::SERVER_LOG as LOG;
+use super::config::{CallError, StartError};
 use super::journal::{self, Journal, Line};
-use super::{CallError, SERVER_LOG as LOG, StartError};
 use crate::model::{FileError, Format, ManagedObject};
 use ssntp_transport::replace;
 use ssntp_transport::threads::{self, Joined};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use log::debug;
 
-use super::{LocalSocket, StartError};
+use super::config::{LocalSocket, StartError};
 use crate::message::{Decoder, Incoming};
 use crate::rpc::Limits;
 use ssntp_transport::{Acceptance, Duplex, Newcomer, slots};

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  Runner ── admit, item, ended, full … ─▶ Machine ── the core's calls ─▶ Side
-//!     ◀── Send, End ── Peers ◀── hand_on ─────┘                            │
+//!     ◀── Send, End ── Peers ◀── carry_out ─────┘                            │
 //!                                   ◀───────── the core's actions ─────────┘
 //! ```
 //!
@@ -15,8 +15,8 @@ use std::time::Instant;
 
 use log::{debug, error};
 
+use super::config::{CallError, StartError};
 use super::connection::{Messages, Peers, deal};
-use super::{CallError, StartError};
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
 use ssntp_transport::ConnectionId as TransportId;
@@ -58,7 +58,12 @@ pub(super) trait Side: Send + Sized + 'static {
 
     /// Handles the next message, or makes the next piece of an answer. Returns true if the answer has
     /// more pieces, and `None` if there was no message and no piece.
-    fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool>;
+    fn handle_next(
+        &mut self,
+        connection: ConnectionId,
+        messages: &mut Messages,
+        now: Instant,
+    ) -> Option<bool>;
 
     /// Records that bytes have arrived on a connection.
     fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant);
@@ -70,7 +75,7 @@ pub(super) trait Side: Send + Sized + 'static {
     fn ended(&mut self, connection: ConnectionId, peer: &str, why: EndCause, now: Instant);
 
     /// Carries out the actions of the core.
-    fn hand_on(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>);
+    fn carry_out(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>);
 
     /// Called after each step of the dispatcher. An element releases the references that the
     /// application has dropped.
@@ -126,8 +131,8 @@ impl<S: Side> Machine<S> {
         threads::joined(name, move || dispatch::run(runner, &queue)).map_err(StartError::Thread)
     }
 
-    pub(super) fn hand_on(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        self.side.hand_on(&mut self.peers, now, actions);
+    pub(super) fn carry_out(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.side.carry_out(&mut self.peers, now, actions);
         self.peers.flush(actions);
     }
 
@@ -145,7 +150,7 @@ impl<S: Side> Machine<S> {
                 self.peers.end(connection, actions);
             }
         }
-        self.hand_on(now, actions);
+        self.carry_out(now, actions);
         count
     }
 
@@ -156,7 +161,7 @@ impl<S: Side> Machine<S> {
             return false;
         };
         self.side.ended(connection, &name, why, now);
-        self.hand_on(now, actions);
+        self.carry_out(now, actions);
         true
     }
 }
@@ -179,7 +184,7 @@ pub(super) fn call<S: Side, T: Send + 'static>(
             error!(target: S::LOG, "the application panicked in a call");
         }
         // Also after a panic, because the call may have changed the core before.
-        machine.hand_on(now, actions);
+        machine.carry_out(now, actions);
     });
     events.answer(&result).ok_or(CallError::Stopped)
 }
@@ -213,7 +218,7 @@ impl<S: Side> Core for Machine<S> {
         actions: &mut Vec<Action>,
     ) -> Result<ConnectionId, String> {
         let connection = self.side.admit(id, newcomer, standing, &mut self.peers, now)?;
-        self.hand_on(now, actions);
+        self.carry_out(now, actions);
         Ok(connection)
     }
 
@@ -231,9 +236,9 @@ impl<S: Side> Core for Machine<S> {
         };
         self.peers.origin = Origin::Connection(id);
         let dealt = deal(messages, most, actions, |messages, actions| {
-            let has_more = self.side.step(connection, messages, now);
+            let has_more = self.side.handle_next(connection, messages, now);
             // `peers` joins consecutive frames for the same connection.
-            self.side.hand_on(&mut self.peers, now, actions);
+            self.side.carry_out(&mut self.peers, now, actions);
             has_more
         });
         self.peers.flush(actions);
@@ -277,12 +282,12 @@ impl<S: Side> Core for Machine<S> {
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.side.tick(now);
-        self.hand_on(now, actions);
+        self.carry_out(now, actions);
     }
 
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.side.stop(now);
-        self.hand_on(now, actions);
+        self.carry_out(now, actions);
         self.side.stopped();
         self.peers.end_all(actions);
     }

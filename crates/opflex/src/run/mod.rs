@@ -41,7 +41,8 @@
 //!
 //! | file | contents; each file uses only files above it |
 //! |---|---|
-//! | `config` | the configuration of both, [`LocalSocket`], and the errors |
+//! | `clock` | the clock of the dispatchers, the time of day |
+//! | `config` | the configuration of both, the targets of log lines, [`LocalSocket`], and the errors |
 //! | `figures` | [`ServerFigures`]: a snapshot of a server for its pages |
 //! | `local` | Unix sockets for programs on the same host: a thread for each connection |
 //! | `journal`, `keeper` | the file that policy is kept in, and the journal of later edits |
@@ -64,6 +65,7 @@
 //! [`ServerCore`]: super::server::ServerCore
 //! [`ElementCore`]: super::policy_element::ElementCore
 
+mod clock;
 mod cluster;
 mod config;
 mod connection;
@@ -85,8 +87,6 @@ mod own_copy;
 mod server;
 mod server_side;
 
-use std::time::Instant;
-
 pub use self::config::{CallError, ElementConfig, LocalSocket, ServerConfig, StartError};
 pub use self::context::{ElementContext, ServerContext};
 pub use self::control::{Control, ControlError, EndpointEntry};
@@ -94,16 +94,3 @@ pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::figures::ServerFigures;
 pub use self::server::{Server, ServerHandle};
 pub use ssntp_transport::default_max_handshakes;
-
-/// The target of the log lines of a server.
-const SERVER_LOG: &str = "ssntp_opflex::server";
-/// The target of the log lines of an element.
-const ELEMENT_LOG: &str = "ssntp_opflex::policy_element";
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the dispatchers pass the time to the cores"
-)]
-fn now() -> Instant {
-    Instant::now()
-}

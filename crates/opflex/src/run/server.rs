@@ -7,8 +7,12 @@ use std::time::SystemTime;
 use crossbeam_channel::Receiver;
 use log::warn;
 
+use super::clock::{now, time_of_day};
 use super::cluster::Cluster;
+use super::config::SERVER_LOG as LOG;
+use super::config::{CallError, LocalSocket, ServerConfig, StartError};
 use super::connection::{Shown, enter};
+use super::context::ServerContext;
 use super::control;
 use super::editing::Editing;
 use super::figures::ServerFigures;
@@ -17,7 +21,6 @@ use super::keeper::{self, Keeper};
 use super::machine::{self, Machine};
 use super::own_copy;
 use super::server_side::{self, ServerEvents, ServerSide};
-use super::{CallError, LocalSocket, SERVER_LOG as LOG, ServerConfig, ServerContext, StartError, now};
 use crate::message::Decoder;
 use crate::model::{Edit, ManagedObject, Piece};
 use crate::peer::host;
@@ -295,12 +298,6 @@ fn first_revision() -> u64 {
         .as_micros()
         .try_into()
         .unwrap_or(u64::MAX)
-}
-
-/// The time of day, for certificates and for revisions.
-#[expect(clippy::disallowed_methods, reason = "the time of day")]
-fn time_of_day() -> SystemTime {
-    SystemTime::now()
 }
 
 /// The acceptor for the TLS handshakes of newcomers.

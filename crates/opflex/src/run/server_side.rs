@@ -5,10 +5,13 @@ use std::time::Instant;
 
 use log::{Level, info, log};
 
+use super::config::CallError;
+use super::config::SERVER_LOG as LOG;
 use super::connection::{Messages, Peers, Shown};
+use super::context::ServerContext;
 use super::figures::ServerFigures;
+use super::keeper;
 use super::machine::{self, Contents, EndCause, Machine, Side, SideEvents};
-use super::{CallError, SERVER_LOG as LOG, ServerContext, keeper};
 use crate::budget::Budget;
 use crate::message::Identified;
 use crate::model::{ManagedObject, Tree};
@@ -198,7 +201,12 @@ impl Side for ServerSide {
         Ok(connection)
     }
 
-    fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool> {
+    fn handle_next(
+        &mut self,
+        connection: ConnectionId,
+        messages: &mut Messages,
+        now: Instant,
+    ) -> Option<bool> {
         // An unfinished answer is continued before the next message is handled.
         if !self.core.continue_answer(connection) {
             self.core.handle_message(now, connection, messages.next()?);
@@ -241,7 +249,7 @@ impl Side for ServerSide {
         self.core.handle_disconnected(now, connection);
     }
 
-    fn hand_on(&mut self, peers: &mut Peers, _: Instant, actions: &mut Vec<Action>) {
+    fn carry_out(&mut self, peers: &mut Peers, _: Instant, actions: &mut Vec<Action>) {
         for action in self.core.take_actions() {
             match action {
                 CoreAction::Send { connection, frame } => {
@@ -290,7 +298,7 @@ mod tests {
     use crate::message::{Decoder, Incoming};
     use crate::model::Edit;
     use crate::rpc::Limits;
-    use crate::run::now as clock;
+    use crate::run::clock::now as clock;
     use crate::server::Settings;
     use ssntp_transport::dispatch::{DispatchEvent, Runner, Settings as Running};
     use ssntp_transport::memory;

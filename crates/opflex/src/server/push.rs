@@ -110,6 +110,17 @@ impl<'a> Update<'a> {
                     }
                 }
                 ChangeKind::Created => update.add_subtree(tree, &change.uri, &mut added),
+                // An object of another class takes the place of the former one: a receiver that merges
+                // it would keep both.
+                ChangeKind::Modified if change.has_other_class() => {
+                    update
+                        .delete
+                        .extend(change.before.as_ref().map(|before| Deletion {
+                            subject: before.subject.clone(),
+                            uri: change.uri.clone(),
+                        }));
+                    update.add_subtree(tree, &change.uri, &mut added);
+                }
                 ChangeKind::Modified => match &mut update.merge_children {
                     // An endpoint update cannot merge, so the object is replaced with everything
                     // below it.

@@ -188,6 +188,23 @@ pub(super) fn is_let_in(acceptor: Acceptor, connector: Option<Connector>, name: 
 }
 
 #[test]
+fn an_element_without_a_certificate_says_that_the_server_requires_one() {
+    let trust = authority().trust();
+    let acceptor = trust.acceptor(&identity()).unwrap();
+    let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).tls(acceptor));
+    let mut config = ElementConfig::new(element_settings("pe1", &[&address]));
+    config.tls = Some(ServerCheck::Nothing.connector(None).unwrap());
+    let element = PolicyElement::start(config).unwrap();
+    let why = event(&element, |event| match event {
+        ElementEvent::Peer {
+            reason: Some(reason), ..
+        } => Some(reason.to_string()),
+        _ => None,
+    });
+    assert!(why.contains("the server requires a certificate"), "{why}");
+}
+
+#[test]
 fn each_kind_of_tls_accepts_the_right_peers() {
     let trust = authority().trust();
     let stranger = Authority::new(&AuthorityRequest::default()).unwrap();

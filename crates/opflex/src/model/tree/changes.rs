@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::super::{ManagedObject, Name, Uri};
+use super::super::managed_object::ManagedObject;
+use super::super::name::Name;
+use super::super::uri::Uri;
 use super::Tree;
 
 /// The kind of a change.
@@ -41,6 +43,14 @@ pub struct Change {
     pub kind: ChangeKind,
     /// The object before the edit, without children. `None` if it was created.
     pub before: Option<Box<ManagedObject>>,
+}
+
+impl Change {
+    /// True if the edit has changed the class of the object.
+    pub(crate) fn has_other_class(&self) -> bool {
+        let before = self.before.as_ref();
+        self.kind == ChangeKind::Modified && before.is_some_and(|before| before.subject != self.subject)
+    }
 }
 
 /// All objects that one edit changed, in the order of their URIs, so parents are

@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-use super::super::Uri;
+use super::super::uri::Uri;
 use super::{ObjectRef, Tree};
 
 /// A position in the order of a tree's URIs, or of the URIs at and below one of them.

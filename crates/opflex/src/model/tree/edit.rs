@@ -4,9 +4,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::super::{ManagedObject, ModelError, Name, Uri};
+use super::super::error::ModelError;
+use super::super::managed_object::ManagedObject;
+use super::super::name::Name;
+use super::super::uri::Uri;
+use super::Tree;
+use super::changes::Changes;
 use super::changes::{Before, same};
-use super::{Changes, Tree};
 use crate::one_or_many::{self, OneOrMany};
 
 /// A change of a tree.

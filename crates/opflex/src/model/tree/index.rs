@@ -2,7 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::super::{Ident, ManagedObject, Name, Schema, Uri};
+use super::super::ident::Ident;
+use super::super::managed_object::ManagedObject;
+use super::super::name::Name;
+use super::super::schema::Schema;
+use super::super::uri::Uri;
 use crate::one_or_many::{OneOrMany, add, remove};
 
 /// The objects by identifier.

@@ -43,8 +43,13 @@ pub use self::changes::{Change, ChangeKind, Changes};
 pub(crate) use self::cursor::{Cursor, Piece};
 pub use self::edit::Edit;
 use self::index::{Index, Names};
+use super::ident::Ident;
 use super::managed_object::find;
-use super::{Ident, ManagedObject, Name, Property, Schema, Target, Uri};
+use super::managed_object::{ManagedObject, Property};
+use super::name::Name;
+use super::schema::Schema;
+use super::target::Target;
+use super::uri::Uri;
 use crate::json;
 use crate::one_or_many::OneOrMany;
 

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::super::{Ident, ManagedObject, ModelError, Schema, Uri};
-use super::{Change, ChangeKind, Changes, Tree};
+use super::Tree;
+use super::changes::{Change, ChangeKind, Changes};
 
 fn uri(text: &str) -> Uri {
     text.parse().unwrap()

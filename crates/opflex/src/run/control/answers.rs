@@ -1,7 +1,6 @@
 //! The control socket of a server.
 
 use std::fmt;
-use std::time::SystemTime;
 
 use bytes::Bytes;
 use log::error;
@@ -9,9 +8,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::super::clock::time_of_day;
+use super::super::config::SERVER_LOG as LOG;
+use super::super::config::{LocalSocket, StartError};
+use super::super::context::ServerContext;
 use super::super::editing::Editing;
+use super::super::local;
 use super::super::server_side::call as on_dispatcher;
-use super::super::{LocalSocket, SERVER_LOG as LOG, ServerContext, StartError, local};
 use super::{
     AGENTS, DELETE, DUMP, ENDPOINTS, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
 };
@@ -160,11 +163,9 @@ fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<E
             page(cx, id, method, Entries::Endpoints(entries), after)
         }
         REPORTS => {
-            #[expect(clippy::disallowed_methods, reason = "reports are shown with the time of day")]
-            let wall = SystemTime::now();
             let Below { uri, after } = params(call)?;
             let mut piece = Piece::of_a_call();
-            let exported = core.observer().export_after(after, &uri, cx.now(), wall);
+            let exported = core.observer().export_after(after, &uri, cx.now(), time_of_day());
             let exported = exported.take_while(|(_, report)| piece.add(report.object.memory()));
             let (places, reports): (Vec<u64>, Vec<_>) = exported.unzip();
             let last = places.last().filter(|_| piece.is_full());

@@ -379,6 +379,22 @@ fn deleted_objects_of_each_class_are_sent_in_a_message_of_their_own() {
     assert_eq!(classes, [["class6"], ["FooBar"], ["class4"]]);
 }
 
+#[test]
+fn an_object_that_gets_another_class_is_deleted_and_sent_again() {
+    let mut world = world();
+    let client = world.element("pe1");
+    resolve(&mut world, client, "/class4/test/", 60);
+    world.put(vec![object("class5", "/class4/test/", "v1")]);
+    let [deleted, sent] = &world.messages_to(client)[..] else {
+        panic!("two updates");
+    };
+    let former = json!([{"subject": "class4", "uri": "/class4/test/"}]);
+    assert_eq!(deleted["params"][0]["delete"], former);
+    assert_eq!(sent["params"][0]["merge_children"], json!([]));
+    let all = ["/class4/test/", "/class4/test/class6/test2/"];
+    assert_eq!(uris(&sent["params"][0]["replace"]), all);
+}
+
 /// agent-ovs resolves `GbpSubnets` with the URI of a `GbpSubnet`.
 #[test]
 fn a_client_may_resolve_a_uri_as_several_classes() {
