@@ -1,28 +1,275 @@
 //! PEM texts, cut into sections. `rustls-pemfile` is no longer maintained, so no other file uses it,
 //! and another reader can take its place here.
+//!
+//! Input that is not understood is refused with its line, and never skipped: a revocation list that
+//! is overlooked would admit the peers that it revokes. Lines outside of sections are ignored only if
+//! they are no part of a section.
 
-pub(crate) use rustls_pemfile::Item;
-use rustls_pemfile::{Error, read_one_from_slice};
+use rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, CertificateSigningRequestDer, PrivateKeyDer,
+};
+use rustls_pemfile::{Item, read_one_from_slice};
 
 use crate::Fault;
 
-/// The sections of a PEM text in their order. Text outside of sections is ignored, and so are
-/// sections whose kind `rustls-pemfile` does not know.
-pub(crate) fn items(pem: &[u8]) -> impl Iterator<Item = Result<Item, Fault>> {
-    let mut rest = Some(pem);
-    std::iter::from_fn(move || match read_one_from_slice(rest.take()?) {
-        Ok(next) => next.map(|(item, behind)| {
-            rest = Some(behind);
-            Ok(item)
-        }),
-        Err(error) => Some(Err(Fault::BadPem(match error {
-            Error::MissingSectionEnd { end_marker } => {
-                format!("no end of section {:?}", String::from_utf8_lossy(&end_marker))
+/// One section of a PEM text.
+pub(crate) struct Section {
+    pub(crate) content: Content,
+    /// The section with its first and its last line, without a byte order mark.
+    pub(crate) text: String,
+}
+
+pub(crate) enum Content {
+    Certificate(CertificateDer<'static>),
+    List(CertificateRevocationListDer<'static>),
+    Request(CertificateSigningRequestDer<'static>),
+    Key(PrivateKeyDer<'static>),
+    /// An encrypted key in PKCS#8.
+    Encrypted,
+    /// An encrypted key in the old form, with `Proc-Type`.
+    OldEncrypted,
+    /// Parameters or a public key, which nothing here needs.
+    Unused,
+}
+
+/// The sections of a PEM text in their order; at least one.
+pub(crate) fn sections(pem: &[u8]) -> Result<Vec<Section>, Fault> {
+    // A byte order mark means nothing in PEM, and is in the middle of files that were joined.
+    let text = String::from_utf8_lossy(pem).replace('\u{feff}', "");
+    let text = text.replace("\r\n", "\n").replace('\r', "\n");
+    let mut found = Vec::new();
+    let mut open: Option<Open<'_>> = None;
+    for (line, text) in lines(&text) {
+        let refused = |why: String| Err(Fault::BadPem(format!("line {line}: {why}")));
+        match (boundary(text), open.take()) {
+            (Some((true, label)), None) => {
+                let body = String::new();
+                open = Some(Open { label, line, body });
             }
-            Error::IllegalSectionStart { line } => {
-                format!("bad first line {:?}", String::from_utf8_lossy(&line))
+            (Some((false, label)), Some(section)) if label == section.label => found.push(section.close()?),
+            (Some((false, label)), None) => return refused(format!("no begin of section {label:?}")),
+            (None, Some(mut section)) if !text.contains("--") => {
+                section.body.push_str(text);
+                section.body.push('\n');
+                open = Some(section);
             }
-            Error::Base64Decode(_) => "a section is not base64".to_owned(),
-        }))),
-    })
+            (_, Some(section)) => return Err(section.not_ended()),
+            (None, None) if is_like_a_part(text) => {
+                return refused("it looks like a part of a section, but belongs to none".to_owned());
+            }
+            (None, None) => {}
+        }
+    }
+    match open {
+        Some(section) => Err(section.not_ended()),
+        None if found.is_empty() => Err(Fault::NotPem),
+        None => Ok(found),
+    }
+}
+
+/// The lines that are not blank, with their numbers, counted from 1. If files were joined without a
+/// line break, a section begins in the line in which another ends.
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let numbered = text.split('\n').enumerate().flat_map(|(index, line)| {
+        let joined = line
+            .find("----------BEGIN ")
+            .filter(|_| line.starts_with("-----END "));
+        let (first, second) = line.split_at(joined.map_or(line.len(), |at| at + 5));
+        [first, second].map(|part| (index + 1, part.trim()))
+    });
+    numbered.filter(|(_, line)| !line.is_empty())
+}
+
+/// The label of a section if the line begins one (true) or ends one.
+fn boundary(line: &str) -> Option<(bool, &str)> {
+    let inner = line.strip_prefix("-----")?.strip_suffix("-----")?;
+    let begin = inner.strip_prefix("BEGIN ").map(|label| (true, label));
+    begin.or_else(|| inner.strip_prefix("END ").map(|label| (false, label)))
+}
+
+/// True for a damaged first or last line, and for base64 without such lines. A line that begins with
+/// `#` is a comment.
+fn is_like_a_part(line: &str) -> bool {
+    let upper = line.replace(['‐', '‑', '–', '—', '−'], "-").to_ascii_uppercase();
+    let has = |words: &[&str]| words.iter().any(|word| upper.contains(word));
+    let is_boundary =
+        has(&["--"]) && has(&["BEGIN", "END"]) && has(&["CERTIFICATE", "KEY", "CRL", "REQUEST", "PKCS"]);
+    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte);
+    !line.starts_with('#') && (is_boundary || line.len() >= 60 && line.bytes().all(is_base64))
+}
+
+/// A section whose last line has not come.
+struct Open<'a> {
+    label: &'a str,
+    line: usize,
+    body: String,
+}
+
+impl Open<'_> {
+    fn refused(&self, why: &str) -> Fault {
+        Fault::BadPem(format!("section {:?} in line {}: {why}", self.label, self.line))
+    }
+
+    fn not_ended(&self) -> Fault {
+        self.refused("no end of it")
+    }
+
+    fn close(self) -> Result<Section, Fault> {
+        let label = match self.label {
+            "X509 CERTIFICATE" => "CERTIFICATE",
+            "NEW CERTIFICATE REQUEST" => "CERTIFICATE REQUEST",
+            label => label,
+        };
+        let text = format!("-----BEGIN {label}-----\n{}-----END {label}-----\n", self.body);
+        let content = match label {
+            "ENCRYPTED PRIVATE KEY" => Content::Encrypted,
+            _ if self.body.contains("Proc-Type:") && self.body.contains("ENCRYPTED") => Content::OldEncrypted,
+            "CERTIFICATE"
+            | "X509 CRL"
+            | "CERTIFICATE REQUEST"
+            | "PRIVATE KEY"
+            | "RSA PRIVATE KEY"
+            | "EC PRIVATE KEY" => self.decode(&text)?,
+            "EC PARAMETERS"
+            | "DH PARAMETERS"
+            | "X9.42 DH PARAMETERS"
+            | "DSA PARAMETERS"
+            | "PUBLIC KEY"
+            | "RSA PUBLIC KEY" => Content::Unused,
+            // `openssl x509` writes a CERTIFICATE instead. Limits of its trust would be lost here.
+            "TRUSTED CERTIFICATE" => return Err(self.refused("convert it to a CERTIFICATE first")),
+            _ => return Err(self.refused("sections of this kind are not supported")),
+        };
+        Ok(Section { content, text })
+    }
+
+    fn decode(&self, text: &str) -> Result<Content, Fault> {
+        Ok(match read_one_from_slice(text.as_bytes()) {
+            Ok(Some((Item::X509Certificate(certificate), _))) => Content::Certificate(certificate),
+            Ok(Some((Item::Crl(list), _))) => Content::List(list),
+            Ok(Some((Item::Csr(request), _))) => Content::Request(request),
+            Ok(Some((Item::Pkcs8Key(key), _))) => Content::Key(key.into()),
+            Ok(Some((Item::Pkcs1Key(key), _))) => Content::Key(key.into()),
+            Ok(Some((Item::Sec1Key(key), _))) => Content::Key(key.into()),
+            _ => return Err(self.refused("it is not base64")),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn written(label: &str, content: &[u8]) -> String {
+        let body: Vec<_> = STANDARD
+            .encode(content)
+            .into_bytes()
+            .chunks(64)
+            .map(|line| String::from_utf8_lossy(line).into_owned())
+            .collect();
+        format!(
+            "-----BEGIN {label}-----\n{}\n-----END {label}-----",
+            body.join("\n")
+        )
+    }
+
+    fn contents(pem: &str) -> Result<Vec<Vec<u8>>, Fault> {
+        let bytes = |section: Section| match section.content {
+            Content::Certificate(der) => der.to_vec(),
+            Content::List(der) => der.to_vec(),
+            Content::Request(der) => der.to_vec(),
+            Content::Key(der) => der.secret_der().to_vec(),
+            Content::Encrypted | Content::OldEncrypted | Content::Unused => Vec::new(),
+        };
+        Ok(sections(pem.as_bytes())?.into_iter().map(bytes).collect())
+    }
+
+    #[test]
+    fn files_that_were_joined_without_a_line_break_are_read_whole() {
+        let [one, two] = [b"one", b"two"].map(|content| written("X509 CRL", content));
+        let both = vec![b"one".to_vec(), b"two".to_vec()];
+        for between in [
+            "",
+            "\n",
+            "\r\n",
+            "\r",
+            "\u{feff}",
+            "\n\u{feff}",
+            "\n # a comment\n",
+        ] {
+            assert_eq!(
+                contents(&format!("{one}{between}{two}")).as_ref(),
+                Ok(&both),
+                "{between:?}"
+            );
+        }
+        let marked = format!("\u{feff}{one}\n{two}").replace('\n', "\r\n");
+        assert_eq!(contents(&marked), Ok(both));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_with_its_line() {
+        let list = written("X509 CRL", b"one");
+        let second = written("CERTIFICATE", b"two");
+        for (damaged, line) in [
+            (second.replace("-----BEGIN", "----BEGIN"), "line 4"),
+            (second.replace("-----BEGIN", "x-----BEGIN"), "line 4"),
+            (second.replace("-----BEGIN", "–––––BEGIN"), "line 4"),
+            (second.replace("BEGIN", "begin"), "line 4"),
+            (second.replace("-----END", "----END"), "line 4"),
+            (second.replace("END CERTIFICATE", "END CRL"), "line 4"),
+            (second.replace("-----END CERTIFICATE-----", ""), "line 4"),
+            (second.replace("-----BEGIN CERTIFICATE-----\n", ""), "line 5"),
+            ("a".repeat(64), "line 4"),
+            (second.replace("CERTIFICATE", "TRUSTED CERTIFICATE"), "line 4"),
+            (second.replace("CERTIFICATE", "PKCS7"), "line 4"),
+            (second.replace("dHdv", "dHd!"), "line 4"),
+            (second.replace("dHdv", &list), "line 4"),
+        ] {
+            let fault = contents(&format!("{list}\n{damaged}\n")).unwrap_err();
+            assert!(
+                matches!(&fault, Fault::BadPem(why) if why.contains(line)),
+                "{damaged}: {fault}"
+            );
+        }
+        let old_label = second.replace("CERTIFICATE", "X509 CERTIFICATE");
+        assert_eq!(contents(&old_label), Ok(vec![b"two".to_vec()]));
+        assert_eq!(contents("a text"), Err(Fault::NotPem));
+    }
+
+    proptest! {
+        #[test]
+        fn each_section_is_read_or_the_text_is_refused(
+            written_before in prop::collection::vec(
+                (
+                    prop::sample::select(vec!["CERTIFICATE", "X509 CRL", "PRIVATE KEY", "X509 CERTIFICATE"]),
+                    prop::collection::vec(any::<u8>(), 1..200),
+                    prop::sample::select(vec!["", "\n", "\r\n", "\n\n", "\u{feff}", "\nsubject=CN=a\n", " "]),
+                ),
+                1..5,
+            ),
+            lost in prop::option::of((any::<prop::sample::Index>(), 0..5_usize)),
+        ) {
+            let mut text = String::new();
+            let mut expected = Vec::new();
+            for (label, content, after) in written_before {
+                text += &written(label, &content);
+                text += after;
+                expected.push(content);
+            }
+            // A few characters of one boundary are lost.
+            if let Some((boundary, count)) = lost {
+                let boundaries: Vec<_> = text.match_indices("-----").map(|(at, _)| at).collect();
+                let at = *boundary.get(&boundaries);
+                text.replace_range(at..at + count, "");
+            }
+            if let Ok(read) = contents(&text) {
+                prop_assert_eq!(read, expected);
+            }
+        }
+    }
 }

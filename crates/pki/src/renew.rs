@@ -11,6 +11,7 @@ use crate::issue::{
     CERTIFICATE_FILE, CLOCK_SKEW, DAY, MAX_DAYS, alternatives, crypto, issuer_params, key_pair, lifetime,
     params,
 };
+use crate::pem::{self, Content};
 use crate::revoke::{hold, write};
 use crate::{
     Authority, BadRequest, CertificateInfo, CertificateRequest, Error, Fault, Issued, KeyKind, Serial, Trust,
@@ -86,7 +87,7 @@ impl Authority {
             }
         };
         let mut text = issued.certificate_pem().to_owned();
-        text.push_str(&further_certificates(&pem));
+        text.push_str(&further_certificates(&pem).map_err(unfit)?);
         text.push_str(issued.key_pem());
         write(path, text.as_bytes())?;
         Ok(Renewed { before, issued })
@@ -152,7 +153,7 @@ impl Authority {
         if !same {
             return Err(BadRequest::AuthorityName.into());
         }
-        let pem = certificate.pem() + &further_certificates(&store::read(&path)?);
+        let pem = certificate.pem() + &further_certificates(&store::read(&path)?).map_err(unfit)?;
         let renewed = Self::assemble(info, pem.clone(), key, self.key_pem().to_owned(), &origin)?;
         write(&path, pem.as_bytes())?;
         Ok(renewed)
@@ -234,8 +235,10 @@ fn days_of(certificate: &CertificateInfo) -> u32 {
 }
 
 /// The text of all certificates of a PEM text except for the first.
-fn further_certificates(pem: &[u8]) -> String {
-    store::sections_of(pem, "CERTIFICATE").skip(1).collect()
+fn further_certificates(pem: &[u8]) -> Result<String, Fault> {
+    let sections = pem::sections(pem)?.into_iter();
+    let certificates = sections.filter(|section| matches!(section.content, Content::Certificate(_)));
+    Ok(certificates.skip(1).map(|section| section.text).collect())
 }
 
 #[cfg(test)]
@@ -432,12 +435,12 @@ mod tests {
 
     #[test]
     fn further_certificates_in_a_file_stay() {
-        let text = "-----BEGIN CERTIFICATE-----\nA\n-----END CERTIFICATE-----\n\
-                    -----BEGIN PRIVATE KEY-----\nK\n-----END PRIVATE KEY-----\n\
-                    -----BEGIN CERTIFICATE-----\nB\n-----END CERTIFICATE-----\n";
+        let text = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n\
+                    -----BEGIN PRIVATE KEY-----\nKKKK\n-----END PRIVATE KEY-----\n\
+                    -----BEGIN CERTIFICATE-----\nBBBB\n-----END CERTIFICATE-----\n";
         assert_eq!(
-            further_certificates(text.as_bytes()),
-            "-----BEGIN CERTIFICATE-----\nB\n-----END CERTIFICATE-----\n"
+            further_certificates(text.as_bytes()).unwrap(),
+            "-----BEGIN CERTIFICATE-----\nBBBB\n-----END CERTIFICATE-----\n"
         );
     }
 }

@@ -15,7 +15,7 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::FromDer;
 
 use crate::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair, subject_params};
-use crate::pem::{self, Item};
+use crate::pem::{self, Content};
 use crate::request::CertificateRequest;
 use crate::{CertificateInfo, Error, Fault, der, store};
 
@@ -85,8 +85,9 @@ impl Authority {
 /// The public key in a signing request, which has to be signed by that key.
 fn requested_key(text: &[u8]) -> Result<SubjectPublicKeyInfo, Fault> {
     let unfit = |why: &str| Fault::SigningRequest(why.to_owned());
-    let request = pem::items(text).find_map(|item| match item {
-        Ok(Item::Csr(request)) => Some(request),
+    let mut sections = pem::sections(text)?.into_iter();
+    let request = sections.find_map(|section| match section.content {
+        Content::Request(request) => Some(request),
         _ => None,
     });
     let request = request.ok_or_else(|| unfit("there is no CERTIFICATE REQUEST"))?;

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
-use crate::pem::{self, Item};
+use crate::pem::{self, Content};
 use crate::{Error, Fault};
 
 /// The longest file: far above any certificate bundle, and some 250,000 entries of a revocation list. It
 /// bounds the reading of a device or a log file that was named by mistake.
 const MAX_FILE_LEN: u64 = 16 << 20;
 
-/// The content of a PEM text. Sections of other kinds (parameters, requests) are ignored.
+/// The content of a PEM text. Parameters and public keys are ignored.
 #[derive(Default)]
 pub(crate) struct Sections {
     pub(crate) certificates: Vec<CertificateDer<'static>>,
@@ -28,28 +28,18 @@ pub(crate) struct Sections {
 impl Sections {
     /// Splits a PEM text.
     pub(crate) fn read(text: &[u8]) -> Result<Self, Fault> {
-        if !contains(text, b"-----BEGIN ") {
-            return Err(Fault::NotPem);
-        }
-        let mut sections = Self {
-            // In the kind of a new-style section, or in the header of an old-style one.
-            encrypted: contains(text, b"ENCRYPTED"),
-            sealed: sections_of(text, "ENCRYPTED PRIVATE KEY").collect(),
-            ..Self::default()
-        };
-        for item in pem::items(text) {
-            match item {
-                Ok(Item::X509Certificate(certificate)) => sections.certificates.push(certificate),
-                Ok(Item::Crl(list)) => sections.revocation_lists.push(list),
-                Ok(Item::Pkcs8Key(key)) => sections.keys.push(key.into()),
-                Ok(Item::Pkcs1Key(key)) => sections.keys.push(key.into()),
-                Ok(Item::Sec1Key(key)) => sections.keys.push(key.into()),
-                Ok(_) => {}
-                // The lines of an old-style encrypted key begin with headers, which are not base64.
-                Err(_) if sections.encrypted => return Err(Fault::EncryptedKey),
-                Err(fault) => return Err(fault),
+        let mut sections = Self::default();
+        for section in pem::sections(text)? {
+            match section.content {
+                Content::Certificate(certificate) => sections.certificates.push(certificate),
+                Content::List(list) => sections.revocation_lists.push(list),
+                Content::Key(key) => sections.keys.push(key),
+                Content::Encrypted => sections.sealed.push(section.text),
+                Content::OldEncrypted => sections.encrypted = true,
+                Content::Request(_) | Content::Unused => {}
             }
         }
+        sections.encrypted |= !sections.sealed.is_empty();
         Ok(sections)
     }
 
@@ -133,9 +123,9 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     })
 }
 
-/// The texts of all files of a directory that hold certificates, in the order of their names. OpenSSL's
-/// directories have links beside the files, so a text may occur twice.
-pub(crate) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
+/// The certificates in all files of a directory that hold some, in the order of the files' names.
+/// OpenSSL's directories have links beside the files, so a certificate may occur twice.
+pub(crate) fn load_directory(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     let failed = |source| Error::Read {
         path: path.to_owned(),
         source,
@@ -145,17 +135,20 @@ pub(crate) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
     let mut files: Vec<PathBuf> = files.collect::<std::io::Result<_>>().map_err(failed)?;
     files.retain(|file| file.is_file());
     files.sort_unstable();
-    let mut all = Vec::new();
+    let (mut all, mut len) = (Vec::new(), 0);
     for file in files {
         let text = read(&file)?;
-        if contains(&text, b"-----BEGIN CERTIFICATE-----") {
-            all.extend(text);
-            all.push(b'\n');
+        // Keys, lists and notes may be there as well.
+        if !contains(&text, b"CERTIFICATE-----") {
+            continue;
         }
         // All files together may be as long as one: a wrong directory must not fill the memory.
-        if all.len() as u64 > MAX_FILE_LEN {
+        len += text.len() as u64;
+        if len > MAX_FILE_LEN {
             return Err(failed(std::io::Error::other("too many certificates")));
         }
+        let sections = Sections::read(&text).map_err(Error::content(origin(&file)))?;
+        all.extend(sections.certificates);
     }
     if all.is_empty() {
         return Err(failed(std::io::Error::other(
@@ -192,18 +185,6 @@ pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     })
 }
 
-/// The texts of the sections of one kind, which may be a kind that `rustls-pemfile` does not know.
-pub(crate) fn sections_of(pem: &[u8], kind: &str) -> impl Iterator<Item = String> {
-    let (begin, end) = (format!("-----BEGIN {kind}-----"), format!("-----END {kind}-----"));
-    let text = String::from_utf8_lossy(pem).into_owned();
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let start = at + text[at..].find(&begin)?;
-        at = start + text[start..].find(&end)? + end.len();
-        Some(format!("{}\n", &text[start..at]))
-    })
-}
-
 fn contains(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|window| window == part)
 }
@@ -223,7 +204,7 @@ mod tests {
     fn a_directory_without_certificates_is_named() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("notes"), "no certificate").unwrap();
-        let error = read_directory(dir.path()).unwrap_err().to_string();
+        let error = load_directory(dir.path()).unwrap_err().to_string();
         assert!(error.starts_with(&dir.path().display().to_string()), "{error}");
         assert!(
             error.ends_with("no file of this directory has a certificate"),
@@ -244,10 +225,8 @@ mod tests {
             Fault::BadPem(_)
         ));
         let no_base64 = "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n";
-        assert_eq!(
-            fault(no_base64),
-            Fault::BadPem("a section is not base64".to_owned())
-        );
+        let why = "section \"PRIVATE KEY\" in line 1: it is not base64";
+        assert_eq!(fault(no_base64), Fault::BadPem(why.to_owned()));
     }
 
     #[test]

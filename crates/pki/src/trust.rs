@@ -42,11 +42,12 @@ impl Trust {
     /// broken or not an authority's, or none that is valid at present.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let pem = match path.is_dir() {
-            true => store::read_directory(path)?,
-            false => store::read(path)?,
-        };
-        Self::from_pem(&pem, &store::origin(path))
+        let origin = store::origin(path);
+        if path.is_dir() {
+            let certificates = store::load_directory(path)?;
+            return Self::of_valid(&certificates, &origin).map_err(Error::content(&origin));
+        }
+        Self::from_pem(&store::read(path)?, &origin)
     }
 
     /// Reads a PEM text as [`load`](Self::load) reads a file. Errors name it `origin`.

@@ -53,7 +53,7 @@ pub enum ErrorKind {
         /// The things that are too many, in the plural.
         what: &'static str,
         /// The limit.
-        limit: usize,
+        limit: u64,
     },
     /// A map has the same key twice. The path ends with the key.
     #[error("duplicate key")]

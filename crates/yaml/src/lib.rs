@@ -43,7 +43,6 @@
 //! and texts are `[]` and `""`. Text that YAML 1.1 does not read as text (`no`, `4096`,
 //! `52:54:00:12:34:56`, `2001-01-01`) is quoted. Text of several lines is a block.
 
-#![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 mod error;

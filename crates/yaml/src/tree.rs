@@ -49,10 +49,10 @@ impl<'a> Node<'a> {
         let mut builder = Builder {
             parser: Parser::new_from_str_with_options(text, options),
             first_line: line,
-            limit,
+            most: Size::limit(limit),
             anchors: HashMap::new(),
             aliases: 0,
-            spent: Spent::default(),
+            spent: Size::default(),
             open: Vec::new(),
         };
         builder.document()
@@ -159,17 +159,33 @@ pub(crate) struct Entry<'a> {
     pub(crate) value: Node<'a>,
 }
 
-/// The part of the limits that a document has used.
+/// The size of a document, or of a part of it, and the limit of the size. Not in `usize`, in which the
+/// products of limits overflow on a 32-bit system.
 #[derive(Clone, Copy, Debug, Default)]
-struct Spent {
-    nodes: usize,
-    text: usize,
+struct Size {
+    nodes: u64,
+    text: u64,
+}
+
+impl Size {
+    /// The limit for a document of at most `len` bytes.
+    fn limit(len: usize) -> Self {
+        let len = len as u64;
+        Self {
+            // Proportional to the limit of the length: with aliases, a short document could otherwise
+            // take as much time as the longest one.
+            nodes: len.saturating_mul(MAX_NODES as u64) / MAX_DOCUMENT_LEN as u64,
+            // Without aliases, the text is never twice as long as the document: the worst escape
+            // makes three bytes of two.
+            text: len.saturating_mul(2),
+        }
+    }
 }
 
 /// A value with an anchor, and the cost of an alias of it.
 struct Anchored<'a> {
     value: Rc<Value<'a>>,
-    cost: Spent,
+    cost: Size,
     height: usize,
 }
 
@@ -181,7 +197,7 @@ struct Open<'a> {
     position: Position,
     anchor: usize,
     /// The cost of the document before this value.
-    before: Spent,
+    before: Size,
     /// The number of maps and lists inside each other in this value, without itself.
     height: usize,
 }
@@ -189,11 +205,10 @@ struct Open<'a> {
 struct Builder<'a> {
     parser: Parser<'a, StrInput<'a>>,
     first_line: usize,
-    /// The longest document, in bytes.
-    limit: usize,
+    most: Size,
     anchors: HashMap<usize, Anchored<'a>>,
     aliases: usize,
-    spent: Spent,
+    spent: Size,
     /// The lists and maps around the next value, outermost first. Not the stack of the thread, because
     /// the readers of sessions have a small one.
     open: Vec<Open<'a>>,
@@ -238,7 +253,7 @@ impl<'a> Builder<'a> {
                 }
                 Event::SequenceEnd | Event::MappingEnd => self.leave(position)?,
                 Event::Scalar(text, style, anchor, tag) => {
-                    self.spend(1, text.len(), position)?;
+                    self.spend(1, text.len() as u64, position)?;
                     let value = Value::Scalar(text, scalar_style(style, tag.as_deref()));
                     (self.node(value, position, anchor, before, 0), 0)
                 }
@@ -295,7 +310,7 @@ impl<'a> Builder<'a> {
         value: Value<'a>,
         position: Position,
         anchor: usize,
-        before: Spent,
+        before: Size,
         height: usize,
     ) -> Node<'a> {
         if anchor == 0 {
@@ -306,9 +321,9 @@ impl<'a> Builder<'a> {
         let value = Rc::new(value);
         let anchored = Anchored {
             value: Rc::clone(&value),
-            cost: Spent {
-                nodes: self.spent.nodes - before.nodes,
-                text: self.spent.text - before.text,
+            cost: Size {
+                nodes: self.spent.nodes.saturating_sub(before.nodes),
+                text: self.spent.text.saturating_sub(before.text),
             },
             height,
         };
@@ -322,7 +337,7 @@ impl<'a> Builder<'a> {
     fn alias(&mut self, anchor: usize, position: Position) -> Result<(Node<'a>, usize), Error> {
         self.aliases += 1;
         if self.aliases > MAX_ALIASES {
-            return Err(too_many("aliases", MAX_ALIASES).at(position));
+            return Err(too_many("aliases", MAX_ALIASES as u64).at(position));
         }
         // An anchor is added after its value was read, so no value can contain itself.
         let Some(anchored) = self.anchors.get(&anchor) else {
@@ -335,20 +350,15 @@ impl<'a> Builder<'a> {
         Ok((Node { value, position }, height))
     }
 
-    fn spend(&mut self, nodes: usize, text: usize, position: Position) -> Result<(), Error> {
-        self.spent.nodes += nodes;
-        self.spent.text += text;
-        // Proportional to the limit of the length: with aliases, a short document could otherwise
-        // take as much time as the longest one.
-        let most = MAX_NODES * self.limit / MAX_DOCUMENT_LEN;
-        if self.spent.nodes > most {
-            return Err(too_many("keys and values", most).at(position));
+    fn spend(&mut self, nodes: u64, text: u64, position: Position) -> Result<(), Error> {
+        self.spent.nodes = self.spent.nodes.saturating_add(nodes);
+        self.spent.text = self.spent.text.saturating_add(text);
+        if self.spent.nodes > self.most.nodes {
+            return Err(too_many("keys and values", self.most.nodes).at(position));
         }
-        // Without aliases, the text is never twice as long as the document: the worst escape makes
-        // three bytes of two.
-        let limit = 2 * self.limit;
-        if self.spent.text > limit {
-            return Err(too_many("bytes of text, with what aliases stand for", limit).at(position));
+        if self.spent.text > self.most.text {
+            let what = "bytes of text, with what aliases stand for";
+            return Err(too_many(what, self.most.text).at(position));
         }
         Ok(())
     }
@@ -356,7 +366,7 @@ impl<'a> Builder<'a> {
     /// Checks the depth of a value with `height` maps and lists inside each other.
     fn check_depth(&self, height: usize, position: Position) -> Result<(), Error> {
         match self.open.len() + height > MAX_DEPTH {
-            true => Err(too_many("maps and lists inside each other", MAX_DEPTH).at(position)),
+            true => Err(too_many("maps and lists inside each other", MAX_DEPTH as u64).at(position)),
             false => Ok(()),
         }
     }
@@ -373,7 +383,7 @@ impl<'a> Builder<'a> {
         let mark = error.marker();
         let found = match error.kind() {
             granit_parser::ErrorKind::RecursionLimitExceeded => {
-                too_many("maps and lists inside each other", MAX_DEPTH)
+                too_many("maps and lists inside each other", MAX_DEPTH as u64)
             }
             kind => syntax(&kind.to_string()),
         };
@@ -441,6 +451,32 @@ fn syntax(what: &str) -> Error {
     Error::new(ErrorKind::Syntax(what.to_owned()))
 }
 
-fn too_many(what: &'static str, limit: usize) -> Error {
+fn too_many(what: &'static str, limit: u64) -> Error {
     Error::new(ErrorKind::TooMany { what, limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads a list of so many numbers, in a document that may have `limit` bytes.
+    fn list(numbers: usize, limit: usize) -> Result<(), Error> {
+        let text = "- 1\n".repeat(numbers);
+        Node::parse(text.as_bytes(), 1, limit).map(drop)
+    }
+
+    #[test]
+    fn a_document_may_have_as_many_keys_and_values_as_its_length_allows() {
+        // The list itself counts as well.
+        list(MAX_NODES - 1, MAX_DOCUMENT_LEN).unwrap();
+        let error = list(MAX_NODES, MAX_DOCUMENT_LEN).unwrap_err().to_string();
+        assert!(
+            error.starts_with("[249999]: more than 250000 keys and values"),
+            "{error}"
+        );
+        list(15_624, MAX_DOCUMENT_LEN / 16).unwrap();
+        assert!(list(15_625, MAX_DOCUMENT_LEN / 16).is_err());
+        // A limit of the length that a user's own file has.
+        list(1_000, usize::MAX).unwrap();
+    }
 }

@@ -42,7 +42,10 @@ fn fill(part: &str) -> String {
 
 #[test]
 fn alias_bombs_are_refused() {
-    let too_many = |kind, limit| ErrorKind::TooMany { what: kind, limit };
+    let too_many = |kind, limit: usize| ErrorKind::TooMany {
+        what: kind,
+        limit: limit as u64,
+    };
     let instance = "node_uuid: n\ninstances:\n- &a\n  instance_uuid: i\n  state: active\n  volumes: [v]\n";
     let document = format!("{instance}{}", "- *a\n".repeat(10_000));
     assert_eq!(
@@ -87,7 +90,7 @@ fn alias_bombs_are_refused() {
 fn deep_nesting_is_refused() {
     let depth = ErrorKind::TooMany {
         what: "maps and lists inside each other",
-        limit: MAX_DEPTH,
+        limit: MAX_DEPTH as u64,
     };
     assert_eq!(
         refusal("100,000 [", &format!("x: {}", "[".repeat(100_000))),
@@ -164,7 +167,7 @@ fn payloads_that_the_dispatcher_reads_are_short() {
         error(&document),
         ErrorKind::TooMany {
             what: limit,
-            limit: most
+            limit: most as u64
         }
     );
     let document = format!(
@@ -200,7 +203,7 @@ fn long_stats_are_skimmed_and_not_read_as_a_whole() {
 fn wide_documents_are_refused() {
     let too_many = ErrorKind::TooMany {
         what: "keys and values",
-        limit: MAX_NODES,
+        limit: MAX_NODES as u64,
     };
     assert_eq!(refusal("a list of 1 MiB", &fill("-\n")), too_many);
     assert_eq!(

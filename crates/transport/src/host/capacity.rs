@@ -460,7 +460,7 @@ mod tests {
                 assert!(sessions(cost, needed - 1) < wanted);
             }
         }
-        assert_eq!(limit(TASKS, 0, 0).needed(usize::MAX, 1), u64::MAX);
+        assert!(limit(TASKS, 0, 0).needed(usize::MAX, 1) >= usize::MAX as u64);
     }
 
     #[test]
