@@ -53,7 +53,13 @@ pub enum When {
     Absent,
     /// The value is set if the last change of the key has this revision.
     At(u64),
+    /// The value is set if the leader's key is bound to this lease, and the last change of the key has
+    /// this revision; `None` if the key has no value. So nobody else writes once another one leads.
+    Led(Lease, Option<u64>),
 }
+
+/// The name of the leader's key.
+pub(crate) const LEADER: &str = "leader";
 
 /// The answer to a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +98,13 @@ pub struct Entry {
     pub modified: u64,
     /// The lease that the value is bound to.
     pub lease: Option<Lease>,
+}
+
+impl EngineError {
+    /// True if the request may have been carried out nevertheless: its answer was lost.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Away(_) | Self::Answer(_))
+    }
 }
 
 /// The reason why an engine did not carry out a request.

@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 use ssntp_transport::{LogLimit, excerpt};
 use uuid::Uuid;
 
-use crate::engine::{Answer, EngineError, Entry, Kept, Lease, Request, When};
+use crate::engine::{Answer, EngineError, Entry, Kept, LEADER, Lease, Request, When};
 
 const LOG: &str = "ssntp::engine";
 /// The time limit of a call to the engine.
@@ -58,7 +58,6 @@ const RETRY: Duration = Duration::from_millis(300);
 /// The bits of a token that come from the lease.
 const LEASE_BITS: u32 = 20;
 
-const LEADER: &str = "leader";
 const MEMBERS: &str = "members/";
 pub(crate) const DOCUMENTS: &str = "documents/";
 
@@ -178,7 +177,7 @@ impl Held {
 struct Holder {
     uuid: Uuid,
     incarnation: u64,
-    /// The number that is added to that of revision and lease.
+    /// The offset that this leader adds to the token made of revision and lease.
     #[serde(default)]
     base: u64,
 }
@@ -259,6 +258,24 @@ impl Machine {
     /// Makes the next request a reading, because a document has been written.
     pub fn reread(&mut self) {
         self.read = None;
+    }
+
+    /// The request that writes a document as the leader; `None` if this process may not act as the leader
+    /// at that time. `revision` is that of the last change of the document.
+    pub(crate) fn document(
+        &self,
+        name: &str,
+        text: &[u8],
+        revision: Option<u64>,
+        now: Instant,
+    ) -> Option<Request> {
+        let held = self.leader.filter(|_| self.view.acts(now).is_some())?;
+        Some(Request::Put {
+            key: format!("{DOCUMENTS}{name}"),
+            value: text.to_vec(),
+            lease: None,
+            when: When::Led(held.lease, revision),
+        })
     }
 
     /// Leaves the cluster: the next requests revoke the leases, the leader's first.
@@ -376,9 +393,10 @@ impl Machine {
                     put: None,
                 });
                 // The two leases have different times, which tell their requests apart.
-                match *time == LEADER_TIME {
-                    true => self.leader = held,
-                    false => self.member = held,
+                if *time == LEADER_TIME {
+                    self.leader = held;
+                } else {
+                    self.member = held;
                 }
             }
             (Request::KeepAlive(lease), Answer::Alive(true)) => {

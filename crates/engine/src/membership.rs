@@ -15,11 +15,21 @@ use crate::machine::{CALL, DOCUMENTS, Join, Machine, Next, View};
 const LEAVING: Duration = Duration::from_secs(2);
 /// The maximum number of documents that wait for the thread. A thread waits for each of them.
 const WAITING: usize = 16;
+/// The attempts to write a document as the leader, each at the revision that the engine has named.
+const ATTEMPTS: usize = 3;
 /// The time limit for queueing a document, and for writing it: a call may be under way.
 const WRITING: Duration = Duration::from_secs(5);
 
-/// A document to write, and the receiver of the result. `None` only wakes the thread.
-type Order = Option<(Request, Sender<Result<u64, EngineError>>)>;
+/// What the thread is asked to do, with the receiver of the result.
+#[derive(Debug)]
+enum Order {
+    /// To read the shared state.
+    Wake,
+    /// To write a document on a condition.
+    Write(Request, Sender<Result<u64, EngineError>>),
+    /// To write a document, by name, as the leader.
+    Lead(String, Vec<u8>, Sender<Result<u64, EngineError>>),
+}
 
 /// The state that the thread shares with the handles. The thread reads it after each order, so the other
 /// orders need no room in the queue.
@@ -123,7 +133,7 @@ impl Documents {
     /// Makes the thread read the shared state.
     fn wake(&self) {
         // If the queue is full, the thread reads the state after one of the queued orders.
-        let _ = self.orders.try_send(None);
+        let _ = self.orders.try_send(Order::Wake);
     }
 
     /// Writes a document, and returns its new revision. Blocks until the engine has answered, for at
@@ -139,20 +149,34 @@ impl Documents {
             lease: None,
             when,
         };
+        self.ask(|reply| Order::Write(request, reply))
+    }
+
+    /// Writes a document as the leader, whatever the engine has there: only the leader writes it. It is
+    /// not written once another process leads. Blocks like [`write`](Self::write).
+    ///
+    /// # Errors
+    /// [`EngineError::NoLease`] if this process does not lead, [`EngineError::Changed`] if others change
+    /// the document all the time; else the error of the engine. After an
+    /// [unknown](EngineError::is_unknown) outcome the document may or may not be written.
+    pub fn write_as_leader(&self, name: &str, text: &[u8]) -> Result<(), EngineError> {
+        let order = |reply| Order::Lead(name.to_owned(), text.to_vec(), reply);
+        self.ask(order).map(drop)
+    }
+
+    fn ask(&self, order: impl FnOnce(Sender<Result<u64, EngineError>>) -> Order) -> Result<u64, EngineError> {
         let (reply, answer) = bounded(1);
-        let away = |has_left| {
-            let why = match has_left {
-                true => "this process has left the cluster",
-                false => "it has too much to do",
-            };
-            EngineError::Away(why.to_owned())
+        let why = |has_ended| match has_ended {
+            true => "this process has left the cluster".to_owned(),
+            false => "it has too much to do".to_owned(),
         };
         // One deadline for both waits, so that the whole call ends in time.
         let end = deadline(WRITING);
-        let sent = self.orders.send_deadline(Some((request, reply)), end);
-        sent.map_err(|e| away(matches!(e, SendTimeoutError::Disconnected(_))))?;
+        let sent = self.orders.send_deadline(order(reply), end);
+        // The thread does not have the order, so it is not carried out.
+        sent.map_err(|e| EngineError::Refused(why(matches!(e, SendTimeoutError::Disconnected(_)))))?;
         let answer = answer.recv_deadline(end);
-        answer.map_err(|e| away(e == RecvTimeoutError::Disconnected))?
+        answer.map_err(|e| EngineError::Away(why(e == RecvTimeoutError::Disconnected)))?
     }
 }
 
@@ -186,8 +210,13 @@ fn serve(
         if shared.leaves.load(Ordering::Acquire) {
             break;
         }
-        if let Ok(Some((request, reply))) = order {
-            let _ = reply.send(write(&mut *engine, &request));
+        let written = match order {
+            Ok(Order::Write(request, reply)) => Some((reply, write(&mut *engine, &request))),
+            Ok(Order::Lead(name, text, reply)) => Some((reply, lead(&machine, &mut *engine, &name, &text))),
+            Ok(Order::Wake) | Err(_) => None,
+        };
+        if let Some((reply, result)) = written {
+            let _ = reply.send(result);
             machine.reread();
         }
         if shared.resigns.swap(false, Ordering::AcqRel) {
@@ -207,6 +236,30 @@ fn write(engine: &mut dyn Engine, request: &Request) -> Result<u64, EngineError>
         Answer::Put(revision) => Ok(revision),
         _ => Err(EngineError::Changed),
     }
+}
+
+/// Writes a document as the leader. If it was changed since the last reading, the revision that the
+/// engine names is used.
+fn lead(machine: &Machine, engine: &mut dyn Engine, name: &str, text: &[u8]) -> Result<u64, EngineError> {
+    let mut revision = machine
+        .view()
+        .documents
+        .get(name)
+        .map(|document| document.revision);
+    for _ in 0..ATTEMPTS {
+        let request = machine.document(name, text, revision, now());
+        let present = match engine.ask(&request.ok_or(EngineError::NoLease)?)? {
+            Answer::Put(revision) => return Ok(revision),
+            Answer::Differs(present) => present.map(|entry| entry.modified),
+            _ => return Err(EngineError::Changed),
+        };
+        // The document is as it was expected, so it is the leader's key that is not.
+        if present == revision {
+            return Err(EngineError::NoLease);
+        }
+        revision = present;
+    }
+    Err(EngineError::Changed)
 }
 
 /// Carries out the next request of the machine. Returns the time of the next step.
@@ -322,10 +375,52 @@ mod tests {
         });
         assert_eq!(view.documents["d"].text, b"2");
         drop(first);
-        assert!(matches!(
-            documents.write("d", b"4", When::Always),
-            Err(EngineError::Away(_))
-        ));
+        let left = documents.write("d", b"4", When::Always).unwrap_err();
+        assert!(matches!(left, EngineError::Refused(_)), "{left}");
+    }
+
+    #[test]
+    fn only_the_leader_writes_as_the_leader_and_whatever_was_written_meanwhile() {
+        let engine = MemoryEngine::new();
+        let (first, views) = start(&engine, 1).unwrap();
+        let before = wait(&views, |view| view.acts(now()).is_some());
+        let (second, _) = start(&engine, 2).unwrap();
+        let other = second.documents().write_as_leader("d", b"0");
+        assert_eq!(other, Err(EngineError::NoLease));
+        let documents = first.documents();
+        documents.write_as_leader("d", b"1").unwrap();
+        // The view of the leader may not have this yet.
+        second.documents().write("d", b"2", When::Always).unwrap();
+        documents.write_as_leader("d", b"3").unwrap();
+        wait(&views, |view| {
+            view.documents.get("d").is_some_and(|d| d.text == b"3")
+        });
+        // An engine that was emptied has lower revisions than those that the leader has seen.
+        engine.lose();
+        let token = before.leader.map(|leader| leader.token);
+        wait(&views, |view| {
+            view.acts(now()).is_some_and(|acts| Some(acts) > token)
+        });
+        documents.write_as_leader("d", b"4").unwrap();
+        wait(&views, |view| {
+            view.documents.get("d").is_some_and(|d| d.text == b"4")
+        });
+    }
+
+    #[test]
+    fn a_write_of_a_former_leader_that_arrives_late_is_not_carried_out() {
+        let engine = MemoryEngine::new();
+        let (first, views) = start(&engine, 1).unwrap();
+        wait(&views, |view| view.acts(now()).is_some());
+        let request = Request::Put {
+            key: format!("{DOCUMENTS}d"),
+            value: b"late".to_vec(),
+            lease: None,
+            // The lease of an earlier leader.
+            when: When::Led(crate::Lease(4711), None),
+        };
+        assert_eq!(engine.clone().ask(&request), Ok(Answer::Differs(None)));
+        first.documents().write_as_leader("d", b"now").unwrap();
     }
 
     #[test]
@@ -446,7 +541,8 @@ mod tests {
         );
         for writer in writers {
             let refused = writer.join().unwrap().unwrap_err();
-            assert!(matches!(refused, EngineError::Away(_)), "{refused}");
+            let is_refused = matches!(refused, EngineError::Away(_) | EngineError::Refused(_));
+            assert!(is_refused, "{refused}");
         }
         assert!(is_held.try_recv().is_err(), "only the first document was written");
         assert_eq!(
@@ -454,7 +550,7 @@ mod tests {
                 .write("last", b"1", When::Always)
                 .unwrap_err()
                 .to_string(),
-            "the engine is away: this process has left the cluster"
+            "the engine refuses: this process has left the cluster"
         );
     }
 }

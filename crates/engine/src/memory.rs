@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::engine::{Answer, Engine, EngineError, Entry, Kept, Lease, Request, When};
+use crate::engine::{Answer, Engine, EngineError, Entry, Kept, LEADER, Lease, Request, When};
 
 /// The span of time that [`MemoryEngine::forget`] can undo.
 const PAST: Duration = Duration::from_secs(1);
@@ -151,6 +151,11 @@ impl Store {
             When::Always => true,
             When::Absent => old.is_none(),
             When::At(revision) => old.is_some_and(|entry| entry.modified == revision),
+            When::Led(lease, revision) => {
+                let leader = self.kept.entries.get(LEADER);
+                leader.is_some_and(|leader| leader.lease == Some(lease))
+                    && old.map(|entry| entry.modified) == revision
+            }
         };
         if !holds {
             let is_done = |entry: &&Entry| entry.value == value && entry.lease == lease;

@@ -8,6 +8,10 @@
 //!            InvalidConfiguration to its sender               client refuses this one
 //! ```
 //!
+//! If the engine's answer to a write is lost, the outcome is unknown: the next leader may read that
+//! configuration. Its sender is told so, and the current configuration is written until the engine
+//! confirms it.
+//!
 //! A configuration is on the disk before any client gets it. One configuration is written at a
 //! time, and at most one waits: a newer CONFIGURE replaces it. So each CONFIGURE is either
 //! distributed or refused.
@@ -15,6 +19,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use log::warn;
@@ -24,6 +29,7 @@ use super::config::SchedulerError;
 use super::keeper::Keeper;
 use super::messages::Message;
 use super::out::{Out, limited};
+use super::shared::Written;
 use ssntp::Role;
 use ssntp::payload::MAX_READ_LEN;
 use ssntp::proto::{Command, ErrorCode, Frame};
@@ -33,6 +39,11 @@ use ssntp_transport::{directory, excerpt};
 
 /// The roles whose clients receive the configuration.
 const CONFIGURED: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits() | Role::CNCIAGENT.bits());
+
+/// The time between two attempts to write the current configuration to an engine that does not confirm it.
+const RETRY: Duration = Duration::from_secs(1);
+/// The reason in InvalidFrameType for a CONFIGURE that the engine may have or not.
+const UNKNOWN: &str = "unknown";
 
 /// The current configuration, the previous one, and the next one.
 #[derive(Debug)]
@@ -46,8 +57,9 @@ pub(super) struct Configuration {
     being_written: Option<Content>,
     /// The newest CONFIGURE, while another one is being written.
     next: Option<Proposal>,
-    /// True if `current` was restored and has not been written yet.
-    behind: bool,
+    /// The time from which `current` must be written, because the file or the engine may have another
+    /// one: a client has refused that, or the outcome of its write is unknown.
+    write_at: Option<Instant>,
 }
 
 /// A CONFIGURE that passed the check.
@@ -74,9 +86,11 @@ enum Content {
 /// The outcome of a CONFIGURE, or of restoring the previous configuration.
 enum Outcome {
     Adopted(Proposal),
-    Refused(Proposal, io::Error),
-    /// The file still has the configuration that a client has refused.
-    Behind(io::Error),
+    Refused(Proposal, String),
+    /// The engine may have it, although this scheduler does not distribute it.
+    Unknown(Proposal, String),
+    /// The file or the engine may have another configuration than the current one.
+    Behind(String),
 }
 
 impl Configuration {
@@ -89,7 +103,7 @@ impl Configuration {
             keeper: Keeper::default(),
             being_written: None,
             next: None,
-            behind: false,
+            write_at: None,
         })
     }
 
@@ -114,14 +128,18 @@ impl Configuration {
     }
 
     /// Has the current configuration written to the engine, which has none.
-    pub(super) fn write_current(&mut self) {
-        self.behind = !self.current.is_empty();
+    pub(super) fn write_current(&mut self, now: Instant) {
+        self.write_at = (!self.current.is_empty()).then_some(now);
     }
 
     /// Replaces the configuration with the engine's.
     pub(super) fn replace(&mut self, yaml: Bytes) -> Result<(), SchedulerError> {
         check(&yaml).map_err(|e| SchedulerError::Configuration(None, e))?;
-        self.current = yaml;
+        if yaml != self.current {
+            (self.sender, self.previous) = (None, None);
+            self.current = yaml;
+        }
+        self.write_at = None;
         Ok(())
     }
 
@@ -132,32 +150,42 @@ impl Configuration {
 
     /// Takes the result of the thread and hands over the next configuration. Returns an outcome
     /// to handle; `None` if nothing can be done until the thread has finished.
-    fn next_outcome(&mut self) -> Option<Outcome> {
+    fn next_outcome(&mut self, now: Instant, leads_others: bool) -> Option<Outcome> {
         loop {
             if self.being_written.is_some() {
-                let result = self.keeper.result()?;
+                let result = self.keeper.take_result()?;
                 match (self.being_written.take()?, result) {
-                    (Content::Proposed(proposal), Ok(())) => {
+                    (Content::Proposed(proposal), Written::Done) => {
                         // The file has a newer configuration than the restored one.
-                        self.behind = false;
+                        self.write_at = None;
                         return Some(self.adopt(proposal));
                     }
-                    (Content::Proposed(proposal), Err(e)) => return Some(Outcome::Refused(proposal, e)),
-                    (Content::Restored, Ok(())) => {}
-                    (Content::Restored, Err(e)) => return Some(Outcome::Behind(e)),
+                    (Content::Proposed(proposal), Written::Refused(why)) => {
+                        return Some(Outcome::Refused(proposal, why));
+                    }
+                    (Content::Proposed(proposal), Written::Unknown(why)) => {
+                        // The next leader would read it, so the current one is written over it.
+                        self.write_at = leads_others.then_some(now);
+                        return Some(Outcome::Unknown(proposal, why));
+                    }
+                    (Content::Restored, Written::Done) => {}
+                    (Content::Restored, Written::Refused(why) | Written::Unknown(why)) => {
+                        // An engine is asked until it confirms. A file keeps the refused configuration,
+                        // but the cluster runs with the previous one.
+                        self.write_at = leads_others.then_some(now + RETRY);
+                        return Some(Outcome::Behind(why));
+                    }
                 }
             }
             let (yaml, content) = match self.next.take() {
                 Some(proposal) if !self.keeper.is_durable() => return Some(self.adopt(proposal)),
                 // The file has this configuration already, so only the answer is due.
-                Some(proposal) if *proposal.yaml() == self.current && !self.behind => {
+                Some(proposal) if *proposal.yaml() == self.current && self.write_at.is_none() => {
                     return Some(Outcome::Adopted(proposal));
                 }
                 Some(proposal) => (proposal.yaml().clone(), Content::Proposed(proposal)),
-                None if self.behind && self.keeper.is_durable() => {
-                    // There is only one attempt. If it fails, the file keeps the refused
-                    // configuration, but the cluster runs with the previous one.
-                    self.behind = false;
+                None if self.next_deadline().is_some_and(|at| at <= now) => {
+                    self.write_at = None;
                     (self.current.clone(), Content::Restored)
                 }
                 None => return None,
@@ -182,7 +210,7 @@ impl Configuration {
 
     /// Restores the previous configuration. Returns the controller that had sent the refused one;
     /// the error is the reason why the configuration stays.
-    fn revert(&mut self, refused: &[u8]) -> Result<Option<Uuid>, &'static str> {
+    fn revert(&mut self, refused: &[u8], now: Instant) -> Result<Option<Uuid>, &'static str> {
         if *refused != self.current {
             return Err("it is not the current one");
         }
@@ -190,7 +218,7 @@ impl Configuration {
             return Err("there is none before it");
         };
         self.current = yaml;
-        self.behind = true;
+        self.write_at = self.keeper.is_durable().then_some(now);
         Ok(std::mem::replace(&mut self.sender, sender))
     }
     /// The thread that writes the configuration, to start it.
@@ -201,6 +229,11 @@ impl Configuration {
     /// True if a write is done whose result has not been handled.
     pub(super) fn is_done(&self) -> bool {
         self.keeper.is_done()
+    }
+
+    /// The time at which the current configuration must be written again.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.write_at.filter(|_| self.being_written.is_none())
     }
 
     /// Handles CONFIGURE of a controller. `lead` is the token of this scheduler, if it leads others.
@@ -231,7 +264,7 @@ impl Configuration {
 
     /// Distributes a configuration that has been written, and answers the others.
     pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>, lead: Option<u64>) {
-        while let Some(outcome) = self.next_outcome() {
+        while let Some(outcome) = self.next_outcome(out.now(), lead.is_some()) {
             match outcome {
                 Outcome::Adopted(Proposal { from, frame }) => {
                     limited!(info, out, from.uuid(), "CONFIGURE";
@@ -242,12 +275,17 @@ impl Configuration {
                     // It returns to its sender as the confirmation.
                     out.send(from.uuid(), &self.frame());
                 }
-                Outcome::Refused(proposal, e) => {
-                    refuse(out, &proposal, format!("it cannot be written: {e}"));
+                Outcome::Refused(proposal, why) => {
+                    refuse(out, &proposal, format!("it cannot be written: {why}"));
                 }
-                Outcome::Behind(e) => {
+                Outcome::Unknown(Proposal { from, frame }, why) => {
+                    limited!(warn, out, from.uuid(), "CONFIGURE unknown";
+                        "{from}: the outcome of CONFIGURE is unknown: {why}; the current configuration is written again");
+                    out.invalid_frame(&from, frame.kind(), UNKNOWN);
+                }
+                Outcome::Behind(why) => {
                     limited!(warn, out, out.cx.uuid(), "not written";
-                        "the previous configuration cannot be written: {e}");
+                        "the current configuration cannot be written: {why}");
                 }
             }
         }
@@ -278,7 +316,7 @@ impl Configuration {
         lead: Option<u64>,
     ) {
         let refused = frame.payload_bytes();
-        match self.revert(refused) {
+        match self.revert(refused, out.now()) {
             Ok(sender) => {
                 limited!(warn, out, from.uuid(), "back to the previous one";
                     "{from}: cannot use the configuration: back to the previous one");
@@ -302,7 +340,7 @@ impl Drop for Configuration {
     /// Hands over the configuration that has not been written yet, before the thread ends.
     fn drop(&mut self) {
         let next = self.next.take().map(|proposal| proposal.yaml().clone());
-        let last = next.or_else(|| self.behind.then(|| self.current.clone()));
+        let last = next.or_else(|| self.write_at.map(|_| self.current.clone()));
         if let Some(yaml) = last {
             self.keeper.write(Ok(yaml));
         }

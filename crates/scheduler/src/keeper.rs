@@ -14,7 +14,7 @@ use std::{fs, io};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::shared::Shared;
+use super::shared::{Shared, Written};
 use ssntp::server::ServerHandle;
 use ssntp_transport::replace;
 use ssntp_transport::threads::{self, Joined};
@@ -28,14 +28,14 @@ pub(super) struct Keeper {
     document: Option<(Arc<Shared>, &'static str)>,
     writer: Option<Writer>,
     /// The result of a write that never reached the thread.
-    failed: Option<io::Error>,
+    failed: Option<String>,
 }
 
 #[derive(Debug)]
 struct Writer {
     work: Sender<Bytes>,
     _thread: Joined,
-    done: Receiver<io::Result<()>>,
+    done: Receiver<Written>,
 }
 
 impl Keeper {
@@ -75,9 +75,9 @@ impl Keeper {
         let (server, servers) = bounded::<ServerHandle>(1);
         let write = move || {
             // The server has started before the first content arrives.
-            let (mut server, mut revision) = (None, None);
+            let mut server = None;
             for content in given {
-                let _ = results.send(write(file.as_deref(), document.as_ref(), &content, &mut revision));
+                let _ = results.send(write(file.as_deref(), document.as_ref(), &content));
                 server = server.or_else(|| servers.recv().ok());
                 if let Some(server) = &server {
                     // A busy dispatcher may refuse the call. It reads the result before it
@@ -96,10 +96,8 @@ impl Keeper {
     pub(super) fn write(&mut self, content: io::Result<Bytes>) {
         match (content, &self.writer) {
             (Ok(content), Some(writer)) => drop(writer.work.send(content)),
-            (Ok(_), None) => {
-                self.failed = Some(io::Error::other("the scheduler was not started by its own start"))
-            }
-            (Err(e), _) => self.failed = Some(e),
+            (Ok(_), None) => self.failed = Some("the scheduler was not started by its own start".to_owned()),
+            (Err(e), _) => self.failed = Some(e.to_string()),
         }
     }
 
@@ -109,29 +107,25 @@ impl Keeper {
     }
 
     /// Takes the result, if the write is done.
-    pub(super) fn result(&mut self) -> Option<io::Result<()>> {
+    pub(super) fn take_result(&mut self) -> Option<Written> {
         match self.failed.take() {
-            Some(why) => Some(Err(why)),
+            Some(why) => Some(Written::Refused(why)),
             None => self.writer.as_ref()?.done.try_recv().ok(),
         }
     }
 }
 
-fn write(
-    file: Option<&Path>,
-    document: Option<&(Arc<Shared>, &'static str)>,
-    content: &[u8],
-    revision: &mut Option<u64>,
-) -> io::Result<()> {
+fn write(file: Option<&Path>, document: Option<&(Arc<Shared>, &'static str)>, content: &[u8]) -> Written {
+    let copied = || file.map_or(Ok(()), |path| replace(path, content));
     let Some((shared, name)) = document else {
-        return file.map_or(Ok(()), |path| replace(path, content));
+        return copied().map_or_else(|e| Written::Refused(e.to_string()), |()| Written::Done);
     };
-    shared.write(name, content, revision)?;
+    let written = shared.write(name, content);
     // The engine has the content, so a failure to write the copy is only logged.
-    if let Some(path) = file
-        && let Err(e) = replace(path, content)
+    if written == Written::Done
+        && let Err(e) = copied()
     {
-        log::warn!(target: "ssntp::scheduler", "{}: the copy of the {name} cannot be written: {e}", path.display());
+        log::warn!(target: "ssntp::scheduler", "the copy of the {name} cannot be written: {e}");
     }
-    Ok(())
+    written
 }

@@ -355,7 +355,7 @@ impl Scheduler {
                 self.configuration.replace(Bytes::from(document.text.clone()))?;
                 cx.set_configuration(self.configuration.current().clone());
             }
-            None => self.configuration.write_current(),
+            None => self.configuration.write_current(cx.now()),
         }
         match view.documents.get(TENANTS) {
             Some(document) => self.tenants.replace(&document.text),
@@ -619,6 +619,7 @@ impl Handler for Scheduler {
         let is_written = self.configuration.is_done() || self.tenants.is_done();
         let of_all = [
             is_written.then(now),
+            self.configuration.next_deadline(),
             self.term.as_ref().and_then(Term::next_deadline),
             self.following.next_deadline(self.leads()),
         ];

@@ -1,12 +1,10 @@
 //! What the thread `ssntp-engine` shares with the dispatcher and the keepers: the last view of the
 //! engine, and the handle for writing its documents.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ssntp_cluster::clock::now;
-use ssntp_engine::{Documents, View, When};
+use ssntp_engine::{Documents, EngineError, View};
 
 /// The name of the engine's document with the configuration of the cluster.
 pub(super) const CONFIGURATION: &str = "configuration";
@@ -14,6 +12,17 @@ pub(super) const CONFIGURATION: &str = "configuration";
 pub(super) const TENANTS: &str = "tenants";
 /// The length limit of a document, in bytes. etcd takes requests of up to 1.5 MiB.
 const MAX_DOCUMENT: usize = 1 << 20;
+
+/// The outcome of a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// It is written.
+    Done,
+    /// It is not written, for this reason.
+    Refused(String),
+    /// It may be written or not: its answer was lost.
+    Unknown(String),
+}
 
 /// The last view of the engine, and its documents.
 #[derive(Debug, Default)]
@@ -62,29 +71,21 @@ impl Shared {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a document. Fails if this scheduler does not lead. `known` is the revision of the
-    /// document after the caller's last write. Blocks until the engine has answered, so only
+    /// Writes a document, as long as this scheduler leads. Blocks until the engine has answered, so only
     /// keepers call it.
-    pub(super) fn write(&self, name: &str, text: &[u8], known: &mut Option<u64>) -> io::Result<()> {
-        if text.len() > MAX_DOCUMENT {
-            let len = text.len();
-            return Err(io::Error::other(format!(
-                "its {len} bytes are more than {MAX_DOCUMENT}"
-            )));
+    pub(super) fn write(&self, name: &str, text: &[u8]) -> Written {
+        let len = text.len();
+        if len > MAX_DOCUMENT {
+            return Written::Refused(format!("its {len} bytes are more than {MAX_DOCUMENT}"));
         }
-        let view = self.view();
-        let is_leading = view.acts(now()).is_some();
-        let (true, Some(documents)) = (is_leading, self.documents.get()) else {
-            return Err(io::Error::other("this scheduler does not lead any more"));
+        let Some(documents) = self.documents.get() else {
+            return Written::Refused("this scheduler has not joined the others yet".to_owned());
         };
-        // The view may be a second old, and this scheduler may have written the document since.
-        let revision = view
-            .documents
-            .get(name)
-            .map(|document| document.revision)
-            .max(*known);
-        let when = revision.map_or(When::Absent, When::At);
-        *known = Some(documents.write(name, text, when).map_err(io::Error::other)?);
-        Ok(())
+        match documents.write_as_leader(name, text) {
+            Ok(()) => Written::Done,
+            Err(EngineError::NoLease) => Written::Refused("this scheduler does not lead any more".to_owned()),
+            Err(e) if e.is_unknown() => Written::Unknown(e.to_string()),
+            Err(e) => Written::Refused(e.to_string()),
+        }
     }
 }

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::config::SchedulerError;
 use super::keeper::Keeper;
 use super::out::{Out, limited};
-use super::shared::TENANTS;
+use super::shared::{TENANTS, Written};
 use ipnet::Ipv4Net;
 use ssntp::payload::{Id, yaml};
 use ssntp::proto::Frame;
@@ -428,13 +428,17 @@ impl TenantTable {
 
     /// The answers that are due after a write, and its result: the instances whose addresses are free
     /// in the file as well. `None` if no write has finished. Begins the next write.
-    fn take_written(&mut self) -> Option<(Vec<Pending>, io::Result<BTreeSet<Uuid>>)> {
-        let result = self.keeper.result()?;
+    fn take_written(&mut self) -> Option<(Vec<Pending>, Result<BTreeSet<Uuid>, String>)> {
+        let result = self.keeper.take_result()?;
         let mut done = self.being_written.take().unwrap_or_default();
         let mut freed = std::mem::take(&mut self.freed_in_write);
-        let Err(e) = result else {
-            self.write();
-            return Some((done, Ok(freed)));
+        let why = match result {
+            Written::Done => {
+                self.write();
+                return Some((done, Ok(freed)));
+            }
+            Written::Refused(why) => format!("it may be lost, the file cannot be written: {why}"),
+            Written::Unknown(why) => format!("it may be lost, the outcome of its write is unknown: {why}"),
         };
         self.freed.append(&mut freed);
         // The table keeps the changes, because a key that was assigned must not be assigned to
@@ -444,9 +448,9 @@ impl TenantTable {
         done.append(&mut self.waiting);
         for (_, answer) in &mut done {
             answer.reason = Refusal::NotSaved;
-            answer.detail = format!("it may be lost, the file cannot be written: {e}");
+            answer.detail.clone_from(&why);
         }
-        Some((done, Err(e)))
+        Some((done, Err(why)))
     }
 
     /// Handles a Tenant of a controller, unless `in_use` says why the address of its instance is in
@@ -530,7 +534,7 @@ impl TenantTable {
             send(out, &to, &answer);
         }
         result.unwrap_or_else(|e| {
-            limited!(warn, out, out.cx.uuid(), "tenants"; "the tenants cannot be written: {e}");
+            limited!(warn, out, out.cx.uuid(), "tenants"; "a change of the tenants: {e}");
             BTreeSet::new()
         })
     }

@@ -25,7 +25,7 @@ use ssntp_transport::tls::Connector;
 use ssntp_transport::{Address, after, deadline, excerpt, left};
 
 use self::http::{Connection, ODD, Reply};
-use crate::engine::{Answer, Engine, EngineError, Entry, Kept, Lease, Request, When};
+use crate::engine::{Answer, Engine, EngineError, Entry, Kept, LEADER, Lease, Request, When};
 use crate::machine::CALL;
 
 /// The maximum number of keys of a cluster: members, a leader and documents.
@@ -268,13 +268,18 @@ impl Etcd {
         if let Some(Lease(lease)) = lease {
             put["lease"] = lease.to_string().into();
         }
+        let absent = || json!({ "key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0" });
+        let modified = |at: u64| json!({ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": at.to_string() });
         let compare = match when {
             When::Always => json!([]),
-            When::Absent => {
-                json!([{ "key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0" }])
-            }
-            When::At(at) => {
-                json!([{ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": at.to_string() }])
+            When::Absent => json!([absent()]),
+            When::At(at) => json!([modified(at)]),
+            When::Led(Lease(lease), at) => {
+                let leader = self.key(LEADER);
+                json!([
+                    { "key": leader, "target": "LEASE", "result": "EQUAL", "lease": lease.to_string() },
+                    at.map_or_else(absent, modified),
+                ])
             }
         };
         let body = json!({
@@ -395,7 +400,11 @@ mod code {
 }
 
 fn is_about_token(code: i64, why: &str) -> bool {
-    code == code::UNAUTHENTICATED || why.contains("invalid auth token") || is_without_name(code, why)
+    code == code::UNAUTHENTICATED
+        || why.contains("invalid auth token")
+        // A token of the kind JWT is bound to the users and roles as they were when it was given.
+        || why.contains("revision of auth store is old")
+        || is_without_name(code, why)
 }
 
 /// True for etcd's answer to a request without a token if authentication is turned on.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
+use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
 use ssntp::server::{Dialler, Federation, PeerState, Server, ServerConfig};
 use ssntp::transport::Target;
@@ -26,16 +27,26 @@ use super::{command, expect_failure, expect_start, ready, start, stats};
 const YAML: &str = "configure:\n  launcher:\n    child_user: first\n";
 const OTHER: &str = "configure:\n  launcher:\n    child_user: second\n";
 
-/// An engine whose connection to one process can be cut.
+/// An engine whose connection to one process can be cut, or can lose the answers to written documents.
 #[derive(Clone, Debug)]
-struct Line(MemoryEngine, Arc<AtomicBool>);
+struct Line {
+    engine: MemoryEngine,
+    is_cut: Arc<AtomicBool>,
+    loses_answers: Arc<AtomicBool>,
+}
 
 impl Engine for Line {
     fn ask(&mut self, request: &Request) -> Result<Answer, EngineError> {
-        match self.1.load(Ordering::Relaxed) {
-            true => Err(EngineError::Away("cut".to_owned())),
-            false => self.0.ask(request),
+        let away = || Err(EngineError::Away("cut".to_owned()));
+        if self.is_cut.load(Ordering::Relaxed) {
+            return away();
         }
+        let answer = self.engine.ask(request);
+        let is_document = matches!(request, Request::Put { lease: None, .. });
+        if is_document && self.loses_answers.load(Ordering::Relaxed) {
+            return away();
+        }
+        answer
     }
 }
 
@@ -43,6 +54,7 @@ struct One {
     listener: MemoryListener,
     joined: JoinedScheduler,
     is_cut: Arc<AtomicBool>,
+    loses_answers: Arc<AtomicBool>,
 }
 
 impl One {
@@ -51,14 +63,19 @@ impl One {
         let server = ServerConfig::new(client::identity(Role::SCHEDULER), ssntp_test_support::trust())
             .listen_in_memory(&listener);
         let links = Federation::new().peers(others.iter().map(|other| &other.listener));
-        let is_cut = Arc::new(AtomicBool::new(false));
-        let engine = Line(engine.clone(), Arc::clone(&is_cut));
+        let [is_cut, loses_answers] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let engine = Line {
+            engine: engine.clone(),
+            is_cut: Arc::clone(&is_cut),
+            loses_answers: Arc::clone(&loses_answers),
+        };
         let scheduler = Scheduler::new(config).unwrap();
         let joined = scheduler.start_joined(server, links, Box::new(engine), Vec::new())?;
         Ok(Self {
             listener,
             joined,
             is_cut,
+            loses_answers,
         })
     }
 
@@ -386,11 +403,63 @@ fn the_next_leader_has_the_configuration_and_the_tenants_of_the_former_leader() 
     assert_eq!(second.connect(Role::AGENT).connected.payload, YAML);
     assert!(second.joined.membership.view().leader.unwrap().token > token);
 
-    // Without the engine a CONFIGURE is refused.
-    engine.fail(Some(EngineError::Away("cut".to_owned())));
+    // An engine that refuses to write does not have the CONFIGURE.
+    engine.fail(Some(EngineError::Full("full".to_owned())));
     controller.send(&configure(OTHER));
     let refused = until(&mut controller, ErrorCode::INVALID_CONFIGURATION);
     assert_eq!(refused.payload_bytes(), OTHER);
+}
+
+#[test]
+fn a_leader_configures_again_after_the_engine_was_emptied() {
+    let (engine, all) = several(1);
+    let mut controller = all[0].connect(Role::CONTROLLER);
+    for yaml in [YAML, OTHER, YAML] {
+        controller.send(&configure(yaml));
+        while until(&mut controller, Command::CONFIGURE) != configure(yaml) {}
+    }
+    let token = |one: &One| one.joined.membership.view().acts(Instant::now());
+    let before = token(&all[0]);
+    engine.lose();
+    await_that("it leads again", || {
+        token(&all[0]).is_some_and(|token| Some(token) > before)
+    });
+    let is_written = |yaml: &str| {
+        let view = all[0].joined.membership.view();
+        let document = view.documents.get("configuration");
+        document.is_some_and(|document| document.text == yaml.as_bytes())
+    };
+    await_that("the engine has the configuration again", || is_written(YAML));
+    controller.send(&configure(OTHER));
+    while until(&mut controller, Command::CONFIGURE) != configure(OTHER) {}
+}
+
+#[test]
+fn a_configure_with_an_unknown_outcome_is_taken_back() {
+    let (engine, all) = several(2);
+    let mut controller = all[0].connect(Role::CONTROLLER);
+    controller.send(&configure(YAML));
+    while until(&mut controller, Command::CONFIGURE) != configure(YAML) {}
+    all[0].loses_answers.store(true, Ordering::Relaxed);
+    controller.send(&configure(OTHER));
+    let answer: InvalidFrameType = until(&mut controller, ErrorCode::INVALID_FRAME_TYPE)
+        .payload()
+        .unwrap();
+    assert_eq!(answer.refused(), Command::CONFIGURE);
+    assert_eq!(answer.reason.as_str(), "unknown");
+    // The engine has it nevertheless, and the next leader would distribute it.
+    all[0].loses_answers.store(false, Ordering::Relaxed);
+    await_that("the engine has the current one again", || {
+        let Ok(Answer::Kept(kept)) = engine.clone().ask(&Request::Read) else {
+            panic!("it answers");
+        };
+        kept.entries["documents/configuration"].value == YAML.as_bytes()
+    });
+    let mut all = all.into_iter();
+    let (first, second) = (all.next().unwrap(), all.next().unwrap());
+    first.end();
+    await_that("the other one leads", || second.leads());
+    assert_eq!(second.connect(Role::AGENT).connected.payload, YAML);
 }
 
 #[test]
