@@ -61,9 +61,9 @@ examples: ## run every example
 	.ci/examples
 
 small: ## the agent alone and the smallest client, as small as they get, in target/small/
-	$(CARGO) build --profile small -p ssntp-cli --no-default-features --features ring
+	$(CARGO) build --profile small -p ssntp-agent-cli --no-default-features --features ring
 	$(CARGO) build --profile small -p ssntp --no-default-features --features ring --example smallest_client
-	@ls -l $(TARGET)/small/ssntp $(TARGET)/small/examples/smallest_client | awk '{ print $$5, $$9 }'
+	@ls -l $(TARGET)/small/ssntp-agent $(TARGET)/small/examples/smallest_client | awk '{ print $$5, $$9 }'
 
 static: ## the agent alone, linked statically (musl): runs on any Linux of ARCH, x86_64 or aarch64
 	.ci/static $(ARCH)

@@ -2,17 +2,15 @@
 
 use std::ffi::OsString;
 
-use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::agent;
-#[cfg(feature = "full")]
+use crate::admin::AdminArgs;
 use crate::cmd;
 use crate::failure::Failure;
-use crate::logging::LogFormat;
+use crate::logging::LogArgs;
 use crate::output::note;
-use crate::settings::{self, Refused, Settings};
+use crate::settings::{self, Refused, Settings, with_environment};
 
 /// Simple and Secure Node Transfer Protocol: control-plane messaging over
 /// mutual TLS, with roles proved by certificates.
@@ -24,56 +22,26 @@ use crate::settings::{self, Refused, Settings};
 #[derive(Debug, Parser)]
 #[command(name = "ssntp", version)]
 pub(crate) struct Args {
-    /// The level of the log on the standard error: error, warn, info, debug, trace or off.
-    /// A target may have its own level: warn,ssntp::audit=info also logs each client that
-    /// connects, disconnects, is refused or is kicked [default: warn for daemons, else error]
-    // The display order puts the two flags of the log at the end of the help of every subcommand.
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILTER",
-        env = "RUST_LOG",
-        display_order = 899
-    )]
-    pub(crate) log: Option<String>,
-    /// The format of the log on the standard error
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        value_name = "FORMAT",
-        env = "SSNTP_LOG_FORMAT",
-        display_order = 900,
-        default_value_t
-    )]
-    pub(crate) log_format: LogFormat,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
+/// The flags of `ssntp agent`, which has pages.
+pub(crate) type AgentArgs = ssntp_agent_cli::Args<AdminArgs>;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     #[command(visible_alias = "netagent")]
-    Agent(agent::Args),
-    #[cfg(feature = "full")]
+    Agent(AgentArgs),
     #[command(flatten)]
     Full(cmd::Command),
 }
 
-/// The definition of the command line. The help names environment variables without their values,
-/// because a user may paste the help into a report. An empty variable counts as not set.
+/// The definition of the command line.
 pub(crate) fn command() -> clap::Command {
-    fn of_env(arg: Arg) -> Arg {
-        let value = arg.get_env().and_then(std::env::var_os);
-        match value.is_some_and(|value| value.is_empty()) {
-            true => arg.env(Resettable::Reset),
-            false => arg.hide_env_values(true),
-        }
-    }
-    fn with_env(command: clap::Command) -> clap::Command {
-        command.mut_args(of_env).mut_subcommands(with_env)
-    }
-    with_env(Args::command())
+    with_environment(Args::command())
 }
 
 impl Args {
@@ -201,8 +169,7 @@ impl Command {
     /// Runs a subcommand to its end. `settings` are empty unless the subcommand is a daemon.
     pub(crate) fn run(self, settings: Settings) -> Result<(), Failure> {
         match self {
-            Self::Agent(args) => agent::run(args, settings),
-            #[cfg(feature = "full")]
+            Self::Agent(args) => ssntp_agent_cli::run(args, settings),
             Self::Full(command) => command.run(settings, self::command()),
         }
     }
@@ -220,7 +187,6 @@ impl Command {
     pub(crate) fn serves_many(&self) -> bool {
         match self {
             Self::Agent(_) => false,
-            #[cfg(feature = "full")]
             Self::Full(command) => command.is_daemon(),
         }
     }

@@ -20,7 +20,7 @@ mod notes;
 mod opflex;
 
 use std::path::PathBuf;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use serde_json::json;
 use ssntp::Role;
@@ -28,12 +28,15 @@ use ssntp::pki::{Identity, Trust};
 use ssntp::server::ServerHandle;
 use ssntp::transport::Address;
 use ssntp_admin::{Admin, AdminConfig, Snapshot};
+use ssntp_agent::Agent;
 use ssntp_engine::Membership;
 
-pub(crate) use self::cluster::{of_agent, of_client, of_cnci, of_scheduler};
-pub(crate) use self::notes::Notes;
+pub(crate) use self::cluster::{of_client, of_cnci, of_scheduler};
+use self::notes::Notes;
 pub(crate) use self::opflex::of_opflex;
 use crate::clock::now;
+use crate::credentials::Lifetime;
+use crate::daemon::{self, StartPages};
 use crate::failure::Failure;
 use crate::output::print_either;
 use crate::settings::Problems;
@@ -64,10 +67,11 @@ pub(crate) struct AdminArgs {
 /// Makes a snapshot of a daemon. Called on the threads that serve the pages.
 pub(crate) type Figures = Box<dyn Fn() -> Result<Snapshot, String> + Send + Sync>;
 
-/// The pages of a daemon, if it has any.
-#[derive(Debug, Default)]
-pub(crate) struct Pages {
-    admin: Option<Admin>,
+/// The pages of a daemon.
+#[derive(Debug)]
+struct Pages {
+    admin: Admin,
+    notes: Notes,
     /// The file of the pages' own authority.
     ca: Option<PathBuf>,
 }
@@ -78,19 +82,24 @@ impl AdminArgs {
         problems.of("admin-ca", self.admin_ca.as_ref().map(|ca| Ok(Trust::load(ca)?)));
     }
 
-    /// Starts the pages of the daemon `name`, if `--admin` is given. `credentials` are for addresses
-    /// that other hosts can reach.
-    pub(crate) fn start(
+    /// The function that starts the pages, if `--admin` is given.
+    pub(crate) fn pages(&self, figures: Figures) -> Option<StartPages<'_>> {
+        let address = self.admin.as_ref()?;
+        Some(Box::new(move |name, listening, credentials| {
+            let pages = self.start(address, name, listening, credentials, figures)?;
+            Ok(Some(Box::new(pages)))
+        }))
+    }
+
+    /// Starts the pages of the daemon `name`. `credentials` are for addresses that other hosts can reach.
+    fn start(
         &self,
+        address: &Address,
         name: &'static str,
         listening: &[Address],
-        notes: Notes,
         credentials: Option<(Identity, Trust)>,
         figures: Figures,
     ) -> Result<Pages, Failure> {
-        let Some(address) = &self.admin else {
-            return Ok(Pages::default());
-        };
         let roles = match self.admin_ca {
             // An authority for the pages alone issues certificates only for the pages, so any of
             // them is accepted.
@@ -106,6 +115,8 @@ impl AdminArgs {
         }
         let began = now();
         let listening: Vec<_> = listening.iter().map(Address::to_string).collect();
+        let notes = Notes::default();
+        let noted = notes.clone();
         let source = move || {
             let mut snapshot = figures()?;
             snapshot.show("daemon", name);
@@ -114,15 +125,12 @@ impl AdminArgs {
             snapshot.show("uptime_seconds", began.elapsed().as_secs());
             snapshot.show("listening", &listening);
             snapshot.show("features", FEATURES);
-            notes.add_to(&mut snapshot);
+            noted.add_to(&mut snapshot);
             Ok(snapshot)
         };
         let admin = Admin::start(config, source).map_err(|e| Failure::new(format!("--admin: {e}")))?;
         let ca = self.admin_ca.clone();
-        Ok(Pages {
-            admin: Some(admin),
-            ca,
-        })
+        Ok(Pages { admin, notes, ca })
     }
 }
 
@@ -136,25 +144,31 @@ pub(crate) fn of_server(server: ServerHandle, membership: Weak<Membership>) -> F
     })
 }
 
-impl Pages {
-    /// Prints the addresses of the pages. If the output is closed, the daemon continues.
-    pub(crate) fn announce(&self, as_json: bool) {
-        let Some(admin) = &self.admin else { return };
-        let urls = admin.urls();
+impl ssntp_agent_cli::AgentPages for AdminArgs {
+    fn problems(&self, problems: &mut Problems) {
+        self.problems(problems);
+    }
+
+    fn pages(&self, agent: &Arc<Agent>) -> Option<StartPages<'_>> {
+        self.pages(cluster::of_agent(agent))
+    }
+}
+
+impl daemon::Pages for Pages {
+    fn announce(&self, as_json: bool) {
+        let urls = self.admin.urls();
         let text = format!("pages at {}", urls.join(", "));
         let _ = print_either(as_json, json!({ "pages": urls }), text);
     }
 
-    /// The file of the pages' own authority, to be read again when it changes.
-    pub(crate) fn watched(&self) -> Watched {
+    fn watched(&self) -> Watched {
         Watched::default().and(self.ca.clone())
     }
 
-    /// Uses other credentials for later connections. The pages' own authority is read again.
-    pub(crate) fn renew(&self, identity: &Identity, trust: &Trust) {
-        let Some(admin) = &self.admin else { return };
+    fn renew(&self, identity: &Identity, trust: &Trust) {
         let renewed = match self.ca.as_ref().map(Trust::load).transpose() {
-            Ok(own) => admin
+            Ok(own) => self
+                .admin
                 .renew(identity, own.as_ref().unwrap_or(trust))
                 .map_err(|e| e.to_string()),
             Err(e) => Err(e.to_string()),
@@ -164,11 +178,16 @@ impl Pages {
         }
     }
 
-    /// Shows on the pages that the daemon is about to end.
-    pub(crate) fn stopping(&self) {
-        if let Some(admin) = &self.admin {
-            admin.stopping();
-        }
+    fn reloaded(&self, failure: Option<String>) {
+        self.notes.reloaded(failure);
+    }
+
+    fn lifetimes(&self, lifetimes: Vec<Lifetime>) {
+        self.notes.lifetimes(lifetimes);
+    }
+
+    fn stopping(&self) {
+        self.admin.stopping();
     }
 }
 

@@ -15,9 +15,9 @@ use crate::choice::Given;
 use crate::connection::{Connection, Renewal, closed};
 use crate::daemon::{Daemon, Presence, on};
 use crate::failure::Failure;
-use crate::networks::TunnelArgs;
 use crate::output::{Output, print_json, printable};
 use crate::settings::{ConfigFile, Problems, Settings};
+use ssntp_agent_cli::TunnelArgs;
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
@@ -113,7 +113,7 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     let client = Arc::downgrade(&cnci);
     let figures = admin::of_cnci(&cnci);
     let status = move || Some(client.upgrade()?.figures()?.client);
-    let presence = Presence::of_client("cnci", cnci.uuid(), args.json, &args.admin, figures, status);
+    let presence = Presence::of_client("cnci", cnci.uuid(), args.json, args.admin.pages(figures), status);
     let arms = vec![on(cnci.ended().clone(), |why| Err(closed(why)))];
     let reload = |_: Option<Args>| files.renew(|identity, trust| cnci.renew(identity, trust));
     daemon.run(presence, read, reload, arms)

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::table::{Columns, list};
 use super::{cnci, controller, opflex, scheduler, server};
-use crate::agent;
+use crate::args::AgentArgs;
 use crate::failure::Failure;
 use crate::output::{Output, even_unread, print_json, print_line, print_text, printable};
 use crate::settings::{
@@ -152,7 +152,7 @@ impl Name {
         Ok(match self {
             Self::Server => server::Args::from_arg_matches(own)?.problems(),
             Self::Scheduler => scheduler::Args::from_arg_matches(own)?.problems(),
-            Self::Agent => agent::Args::from_arg_matches(own)?.problems(),
+            Self::Agent => AgentArgs::from_arg_matches(own)?.problems(),
             Self::Cnci => cnci::Args::from_arg_matches(own)?.problems(),
             Self::Controller => controller::Args::from_arg_matches(own)?.problems(),
             Self::Opflex | Self::OpflexElement => opflex::Args::from_arg_matches(own)?.problems(),

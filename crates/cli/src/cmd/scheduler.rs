@@ -143,8 +143,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         addresses: server.addresses(),
         lines: vec![listening(server.addresses())],
         json: args.json,
-        admin: &args.admin,
-        figures: admin::of_scheduler(server.handle(), join::weak(membership.as_ref())),
+        pages: args.admin.pages(admin::of_scheduler(
+            server.handle(),
+            join::weak(membership.as_ref()),
+        )),
         status: Box::new(move || sessions(&handle)),
         reloaded: &["ca", "cert", "crl", "crl-strict", "key"],
     };

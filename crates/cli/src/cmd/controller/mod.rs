@@ -118,7 +118,7 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
     let figures = admin::of_client(client.clone());
     let (uuid, queried) = (client.uuid(), client.clone());
     let status = move || Some(queried.figures());
-    let mut presence = Presence::of_client("controller", uuid, args.json, &args.admin, figures, status);
+    let mut presence = Presence::of_client("controller", uuid, args.json, args.admin.pages(figures), status);
     if let Some(api) = &api {
         let urls = api.urls();
         presence

@@ -159,8 +159,9 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         addresses: server.addresses(),
         lines: vec![listening(server.addresses())],
         json: args.json,
-        admin: &args.admin,
-        figures: admin::of_opflex(server.handle(), join::weak(server.membership())),
+        pages: args
+            .admin
+            .pages(admin::of_opflex(server.handle(), join::weak(server.membership()))),
         status: Box::new(move || {
             let clients = handle.with(|cx| cx.core().session_count()).ok()?;
             Some(format!("{clients} clients"))

@@ -308,8 +308,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         addresses: server.addresses(),
         lines,
         json: args.json,
-        admin: &args.admin,
-        figures: admin::of_server(server.handle(), join::weak(membership.as_ref())),
+        pages: args
+            .admin
+            .pages(admin::of_server(server.handle(), join::weak(membership.as_ref()))),
         status: Box::new(move || sessions(&handle)),
         // `show` is not among them: frames of a new rule are printed if frames were printed from
         // the start.

@@ -15,7 +15,7 @@ use ssntp_transport::{printable, printable_json};
 /// It does not implement [`Error`], because `?` converts every type that implements [`Error`] into
 /// a `Failure`, and the compiler would not allow that conversion for `Failure` itself.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The command could not do its work: exit code 1.
     Failed(String),
     /// Every server refuses this client with its certificate: exit code 1.
@@ -31,27 +31,27 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// The command could not do its work: exit code 1.
-    pub(crate) fn new(message: impl Display) -> Self {
+    pub fn new(message: impl Display) -> Self {
         Self::Failed(message.to_string())
     }
 
     /// The command line, or a file that it names, is wrong: exit code 2.
-    pub(crate) fn usage(message: impl Display) -> Self {
+    pub fn usage(message: impl Display) -> Self {
         Self::Usage(message.to_string())
     }
 
     /// The command could not use this file: `FILE: why`, exit code 1.
-    pub(crate) fn at(path: &Path, why: impl Display) -> Self {
+    pub fn at(path: &Path, why: impl Display) -> Self {
         Self::new(format_args!("{}: {why}", path.display()))
     }
 
     /// The system refused to start a thread.
-    pub(crate) fn thread(error: io::Error) -> Self {
+    pub fn thread(error: io::Error) -> Self {
         Self::new(format!("cannot start a thread: {error}"))
     }
 
     /// This failure, printed as JSON if `json` is set.
-    pub(crate) fn in_json(self, json: bool) -> Self {
+    pub fn in_json(self, json: bool) -> Self {
         match json {
             true => Self::Json(Box::new(self)),
             false => self,
@@ -59,7 +59,7 @@ impl Failure {
     }
 
     /// This failure with further advice in its message. An exit code without a message stays as it is.
-    pub(crate) fn with_advice(self, advice: impl Display) -> Self {
+    pub fn with_advice(self, advice: impl Display) -> Self {
         match self {
             Self::Failed(message) => Self::Failed(format!("{message}; {advice}")),
             other => other,
@@ -68,7 +68,7 @@ impl Failure {
 
     /// An error of the standard output. If its reader has closed it, as `head -1` does, the exit
     /// code is 0.
-    pub(crate) fn output(error: &io::Error) -> Self {
+    pub fn output(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::Silent(0);
         }
@@ -76,12 +76,12 @@ impl Failure {
     }
 
     /// True unless the exit code is 0.
-    pub(crate) fn is_failure(&self) -> bool {
+    pub fn is_failure(&self) -> bool {
         self.number() != 0
     }
 
     /// The message for people, if there is one.
-    pub(crate) fn plain(&self) -> Option<&str> {
+    pub fn plain(&self) -> Option<&str> {
         match self {
             Self::Failed(message) | Self::Refused(message) | Self::Usage(message) => Some(message),
             Self::Silent(_) | Self::Json(_) => None,
@@ -89,7 +89,7 @@ impl Failure {
     }
 
     /// The exit code.
-    pub(crate) fn code(&self) -> ExitCode {
+    pub fn code(&self) -> ExitCode {
         ExitCode::from(self.number())
     }
 
@@ -112,7 +112,7 @@ impl Failure {
     }
 
     /// Prints one line for the user.
-    pub(crate) fn report(self) -> ExitCode {
+    pub fn report(self) -> ExitCode {
         if let Some(line) = self.line() {
             // If the standard error is closed, there is no other way to inform the user.
             let _ = writeln!(io::stderr(), "{line}");

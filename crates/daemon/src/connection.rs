@@ -26,7 +26,7 @@ use crate::watched;
 /// The server and the files of certificates. Each value comes from its flag, else from
 /// the environment, else from the context.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct ServerArgs {
+pub struct ServerArgs {
     /// The server: HOST:PORT, [IPV6]:PORT or unix:PATH; several addresses are joined
     /// with commas, and the first that answers is used [default: the context's, else
     /// the names in the CA certificate, else localhost]
@@ -70,10 +70,10 @@ pub(crate) struct ServerArgs {
 /// The server and the files to use: [`ServerArgs`] with the values of the environment and the
 /// context.
 #[derive(Debug)]
-pub(crate) struct Reached {
-    pub(crate) connect: Vec<Address>,
-    pub(crate) files: CredentialFiles,
-    pub(crate) server_name: Option<String>,
+pub struct Reached {
+    pub connect: Vec<Address>,
+    pub files: CredentialFiles,
+    pub server_name: Option<String>,
 }
 
 /// The time for which a command waits for a context if no server is named anywhere: the user may
@@ -86,7 +86,7 @@ const POLL: Duration = Duration::from_millis(50);
 impl ServerArgs {
     /// Finds each value. If no server is named anywhere, it notes that for the user and blocks for
     /// at most 10 seconds until there is a context.
-    pub(crate) fn reach(&self, stop: &Stop) -> Result<Reached, Failure> {
+    pub fn reach(&self, stop: &Stop) -> Result<Reached, Failure> {
         let complete = self.ca.is_some() && self.cert.is_some() && !self.connect.is_empty();
         // No value is needed from the file of contexts, so the file may even be wrong.
         let found = match complete && self.context.is_none() {
@@ -150,13 +150,13 @@ impl ServerArgs {
     }
 
     /// True if the command line or the environment names a server, a file or a context.
-    pub(crate) fn is_given(&self) -> bool {
+    pub fn is_given(&self) -> bool {
         self.ca.is_some() || self.cert.is_some() || !self.connect.is_empty() || self.context.is_some()
     }
 
     /// Makes a context from the flags. File names become absolute, and the files are read, so that
     /// a mistake is reported at once.
-    pub(crate) fn to_context(&self) -> Result<Context, Failure> {
+    pub fn to_context(&self) -> Result<Context, Failure> {
         // A relative name in a context is relative to the directory of the contexts file, but the
         // user types names relative to the present directory.
         let whole = |path: &PathBuf| {
@@ -195,7 +195,7 @@ impl ServerArgs {
 }
 
 /// The address with an absolute path, because a context is used from any directory.
-pub(crate) fn absolute(address: &Address) -> String {
+pub fn absolute(address: &Address) -> String {
     match address {
         Address::Unix(path) => {
             let whole = std::path::absolute(path);
@@ -208,7 +208,7 @@ pub(crate) fn absolute(address: &Address) -> String {
 impl Reached {
     /// The configuration of a client. `role` selects the roles of the certificate that the client
     /// advertises.
-    pub(crate) fn config(
+    pub fn config(
         self,
         role: impl FnOnce(&Identity) -> Result<Role, Failure>,
     ) -> Result<(ClientConfig, Renewal), Failure> {
@@ -226,15 +226,15 @@ impl Reached {
 
 /// The certificate files of a client, which are read again when they change.
 #[derive(Debug)]
-pub(crate) struct Renewal {
-    pub(crate) files: CredentialFiles,
-    pub(crate) read: FilesRead,
+pub struct Renewal {
+    pub files: CredentialFiles,
+    pub read: FilesRead,
 }
 
 impl Renewal {
     /// Renews the client's credentials if the files have changed. If the files cannot be used,
     /// it notes that for the user. A command calls this every two seconds, see [`checks`].
-    pub(crate) fn check(&mut self, client: &ClientHandle) {
+    pub fn check(&mut self, client: &ClientHandle) {
         // The new state of the files counts as read from here on, even if they are unusable, so that
         // the user gets one note for each change.
         if self.read.watched.have_changed()
@@ -248,18 +248,18 @@ impl Renewal {
 }
 
 /// Has a message every two seconds, when a command has to call [`Renewal::check`].
-pub(crate) fn checks() -> Receiver<Instant> {
+pub fn checks() -> Receiver<Instant> {
     crossbeam_channel::tick(watched::POLL)
 }
 
 /// Reads an address. Without a port it has that of SSNTP.
-pub(crate) fn address(text: &str) -> Result<Address, AddressError> {
+pub fn address(text: &str) -> Result<Address, AddressError> {
     Address::with_default_port(text, DEFAULT_PORT)
 }
 
 /// Reads an address to connect to. Port 0 is refused: it is only for listening, where the system
 /// then chooses a port.
-pub(crate) fn to_dial(text: &str) -> Result<Address, String> {
+pub fn to_dial(text: &str) -> Result<Address, String> {
     match address(text).map_err(|e| e.to_string())? {
         Address::Tcp { port: 0, .. } => Err(format!("{text:?}: no server listens at port 0")),
         address => Ok(address),
@@ -268,9 +268,9 @@ pub(crate) fn to_dial(text: &str) -> Result<Address, String> {
 
 /// The flags that name a server, and the roles and UUID to connect with.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Connection {
+pub struct Connection {
     #[command(flatten)]
-    pub(crate) server: ServerArgs,
+    pub server: ServerArgs,
     /// The roles to advertise [default: all roles of the certificate]
     #[arg(long)]
     role: Option<Role>,
@@ -282,20 +282,20 @@ pub(crate) struct Connection {
 impl Connection {
     /// Checks the files that flags and environment name: certificate, key, authority and revocation
     /// lists.
-    pub(crate) fn check_files(&self, problems: &mut Problems, roles: Role) {
+    pub fn check_files(&self, problems: &mut Problems, roles: Role) {
         let own = &self.server;
         let (cert, key, ca) = (own.cert.as_ref(), own.key.as_ref(), own.ca.as_ref());
         problems.credentials(cert, key, ca, &own.crl, roles);
     }
 
     /// The configuration of the client, and the files that it was read from.
-    pub(crate) fn config(&self, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
+    pub fn config(&self, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
         self.config_choosing(stop, |held| held)
     }
 
     /// As [`config`](Self::config). If --role is not given, `choose` selects the roles of the
     /// certificate that are advertised.
-    pub(crate) fn config_choosing(
+    pub fn config_choosing(
         &self,
         stop: &Stop,
         choose: impl FnOnce(Role) -> Role,
@@ -307,7 +307,7 @@ impl Connection {
 
     /// As [`config`](Self::config), for a program that works in `roles` only. It advertises the
     /// roles among them that its certificate holds.
-    pub(crate) fn config_as(&self, roles: Role, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
+    pub fn config_as(&self, roles: Role, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
         let reached = self.server.reach(stop)?;
         let cert = reached.files.cert.clone();
         let (config, renewal) = reached.config(|identity| {
@@ -322,13 +322,13 @@ impl Connection {
     }
 
     /// True if the command line sets the UUID.
-    pub(crate) fn has_uuid(&self) -> bool {
+    pub fn has_uuid(&self) -> bool {
         self.uuid.is_some()
     }
 
     /// False if neither the command line nor the certificate of --cert sets the UUID. True if there
     /// is no such certificate, or if it cannot be read.
-    pub(crate) fn may_have_fixed_uuid(&self) -> bool {
+    pub fn may_have_fixed_uuid(&self) -> bool {
         let ServerArgs { cert, key, .. } = &self.server;
         let named = cert.as_deref().map(|cert| identity(cert, key.as_deref()));
         let is_bound = |identity: &Identity| identity.uuid().is_some();
@@ -338,7 +338,7 @@ impl Connection {
 
 /// The result of [`Watch::wait`].
 #[derive(Debug)]
-pub(crate) enum Waited {
+pub enum Waited {
     Event(ClientEvent),
     /// A signal has come that ends the program.
     Stopped,
@@ -349,16 +349,16 @@ pub(crate) enum Waited {
 /// The events of a client, for a command that waits for them. While there is no session, it notes
 /// the reason for the user. If the certificate files change, they are read again.
 #[derive(Debug)]
-pub(crate) struct Watch<'a> {
-    pub(crate) client: &'a Client,
-    pub(crate) stop: &'a Stop,
+pub struct Watch<'a> {
+    pub client: &'a Client,
+    pub stop: &'a Stop,
     complaint: Complaint,
     renewal: Renewal,
     checks: Receiver<Instant>,
 }
 
 impl<'a> Watch<'a> {
-    pub(crate) fn new(client: &'a Client, stop: &'a Stop, renewal: Renewal) -> Self {
+    pub fn new(client: &'a Client, stop: &'a Stop, renewal: Renewal) -> Self {
         Self {
             client,
             stop,
@@ -372,7 +372,7 @@ impl<'a> Watch<'a> {
     ///
     /// # Errors
     /// The client has ended, with its reason.
-    pub(crate) fn wait(&mut self, limit: Option<Duration>) -> Result<Waited, Failure> {
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<Waited, Failure> {
         let client = self.client;
         let event = |event| match event {
             Some(ClientEvent::Closed(why)) => Err(closed(Some(why))),
@@ -411,7 +411,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Blocks until the first session. Fails if there is none within `limit`.
-    pub(crate) fn connect(&mut self, limit: Seconds) -> Result<(), Failure> {
+    pub fn connect(&mut self, limit: Seconds) -> Result<(), Failure> {
         let limit = Duration::from(limit);
         match self.wait(Some(limit))? {
             // The first event of a client is `Connected`, or its end, for which `wait` fails.
@@ -425,14 +425,14 @@ impl<'a> Watch<'a> {
 /// Notes for the user why there is no session: at once, and again only if the reason changes, so
 /// that many failed attempts make one line.
 #[derive(Debug, Default)]
-pub(crate) struct Complaint {
+pub struct Complaint {
     /// The last reason that was noted.
     last: String,
 }
 
 impl Complaint {
     /// Notes the reason if it is new. To be called repeatedly while there is no session.
-    pub(crate) fn note(&mut self, client: &ClientHandle) {
+    pub fn note(&mut self, client: &ClientHandle) {
         // If the client has ended, the command fails with the client's error.
         if client.ended().is_none()
             && let Some(why) = self.new_reason(client)
@@ -442,7 +442,7 @@ impl Complaint {
     }
 
     /// The reason, if it is not the reason of the last call.
-    pub(crate) fn new_reason(&mut self, client: &ClientHandle) -> Option<&str> {
+    pub fn new_reason(&mut self, client: &ClientHandle) -> Option<&str> {
         let why = reasons(&client.failures());
         let is_new = !why.is_empty() && why != self.last;
         is_new.then(|| {
@@ -454,7 +454,7 @@ impl Complaint {
 
 /// The trace in the environment variable TRACEPARENT. An invalid value is noted for the user and
 /// otherwise ignored.
-pub(crate) fn traceparent() -> Option<TraceParent> {
+pub fn traceparent() -> Option<TraceParent> {
     let value = std::env::var("TRACEPARENT")
         .ok()
         .filter(|value| !value.is_empty())?;
@@ -466,7 +466,7 @@ pub(crate) fn traceparent() -> Option<TraceParent> {
 }
 
 /// The error of a command whose server has not answered within `limit`.
-pub(crate) fn unanswered(client: &ClientHandle, server: &str, limit: Duration) -> Failure {
+pub fn unanswered(client: &ClientHandle, server: &str, limit: Duration) -> Failure {
     let why = reasons(&client.failures());
     let separator = if why.is_empty() { "" } else { ": " };
     Failure::new(format!(
@@ -481,12 +481,12 @@ fn reasons(failures: &[DialError]) -> String {
 }
 
 /// The failure of a program whose client has ended.
-pub(crate) fn ended(client: &ClientHandle) -> Failure {
+pub fn ended(client: &ClientHandle) -> Failure {
     closed(client.ended())
 }
 
 /// The failure of a program whose client has ended for this reason, if there is one.
-pub(crate) fn closed(why: Option<ClientError>) -> Failure {
+pub fn closed(why: Option<ClientError>) -> Failure {
     let why = why.unwrap_or(ClientError::Closed);
     match &why {
         ClientError::Aborted { .. } | ClientError::NoServerLeft(_) => Failure::Refused(why.to_string()),

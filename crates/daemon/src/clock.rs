@@ -8,21 +8,21 @@
 use std::time::{Duration, Instant, SystemTime};
 
 /// The monotonic time, for time limits.
-pub(crate) fn now() -> Instant {
+pub fn now() -> Instant {
     Instant::now()
 }
 
 /// The time of day.
-pub(crate) fn wall_clock() -> SystemTime {
+pub fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
 /// The time from 1970 to `at`; zero for an earlier time.
-pub(crate) fn since_1970(at: SystemTime) -> Duration {
+pub fn since_1970(at: SystemTime) -> Duration {
     at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// The nanoseconds from 1970 to `at`, as payloads and traces carry times.
-pub(crate) fn nanoseconds(at: SystemTime) -> u64 {
+pub fn nanoseconds(at: SystemTime) -> u64 {
     u64::try_from(since_1970(at).as_nanos()).unwrap_or(u64::MAX)
 }

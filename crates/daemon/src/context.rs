@@ -36,30 +36,30 @@ const LONGEST: u64 = 1 << 20;
 // A misspelt key is an error, here and in each context: without its value a command would connect
 // to another server, or with another certificate.
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Contexts {
+pub struct Contexts {
     /// The name of the current context; empty if there is none.
-    pub(crate) current: String,
-    pub(crate) contexts: BTreeMap<String, Context>,
+    pub current: String,
+    pub contexts: BTreeMap<String, Context>,
 }
 
 /// The address of a server and the files to connect with. An empty value is not set.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Context {
+pub struct Context {
     #[serde(deserialize_with = "yaml::one_or_many")]
-    pub(crate) connect: Vec<String>,
-    pub(crate) ca: String,
-    pub(crate) cert: String,
+    pub connect: Vec<String>,
+    pub ca: String,
+    pub cert: String,
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) key: String,
+    pub key: String,
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "yaml::one_or_many")]
-    pub(crate) crl: Vec<String>,
-    pub(crate) server_name: String,
+    pub crl: Vec<String>,
+    pub server_name: String,
 }
 
 impl Context {
     /// The addresses to connect to.
-    pub(crate) fn addresses(&self) -> Result<Vec<Address>, Failure> {
+    pub fn addresses(&self) -> Result<Vec<Address>, Failure> {
         let parse = |text: &String| {
             let address = address(text);
             address.map_err(|e| Failure::usage(format!("connect of the context: {text:?}: {e}")))
@@ -71,7 +71,7 @@ impl Context {
 
 impl Contexts {
     /// Reads the user's file, which may be missing.
-    pub(crate) fn load() -> Result<Self, Failure> {
+    pub fn load() -> Result<Self, Failure> {
         // A service may run without HOME. It has no contexts then, and needs none if its flags set
         // every value.
         path().map_or_else(|| Ok(Self::default()), |path| read(&path))
@@ -79,7 +79,7 @@ impl Contexts {
 
     /// The context with this name, or the current context; `None` if there is no current context.
     /// File names in it are made absolute.
-    pub(crate) fn find(&self, name: Option<&str>) -> Result<Option<Context>, Failure> {
+    pub fn find(&self, name: Option<&str>) -> Result<Option<Context>, Failure> {
         let name = name.unwrap_or(&self.current);
         if name.is_empty() {
             return Ok(None);
@@ -99,7 +99,7 @@ impl Contexts {
         Ok(Some(context))
     }
 
-    pub(crate) fn unknown(&self, name: &str) -> Failure {
+    pub fn unknown(&self, name: &str) -> Failure {
         let names: Vec<_> = self.contexts.keys().map(String::as_str).collect();
         Failure::usage(match names.as_slice() {
             [] => format!("there is no context {name:?}: `ssntp context add` has added none yet"),
@@ -109,7 +109,7 @@ impl Contexts {
 
     /// Changes the user's file. The new file replaces the old one as a whole. A second program that
     /// changes it blocks until the first is done.
-    pub(crate) fn change(change: impl FnOnce(&mut Self) -> Result<(), Failure>) -> Result<(), Failure> {
+    pub fn change(change: impl FnOnce(&mut Self) -> Result<(), Failure>) -> Result<(), Failure> {
         let path = path().ok_or_else(|| {
             Failure::new("contexts cannot be kept: neither HOME nor XDG_CONFIG_HOME is set")
         })?;
@@ -126,7 +126,7 @@ impl Contexts {
 
 /// Locks a directory of the user against other `ssntp` processes until the file is dropped.
 /// Blocks while another process has the lock. The directory is created if it does not exist.
-pub(crate) fn lock(directory: &Path) -> Result<File, Failure> {
+pub fn lock(directory: &Path) -> Result<File, Failure> {
     let hold = || {
         // 0700, as the XDG specification requires.
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -141,7 +141,7 @@ pub(crate) fn lock(directory: &Path) -> Result<File, Failure> {
 
 /// The directory `ssntp` for the user's files: in the directory that the variable `name` names, else
 /// in `below_home` of HOME. A relative value is ignored, as the XDG specification requires.
-pub(crate) fn user_directory(name: &str, below_home: &str) -> Option<PathBuf> {
+pub fn user_directory(name: &str, below_home: &str) -> Option<PathBuf> {
     let variable = |name| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())

@@ -11,16 +11,16 @@ use crate::failure::Failure;
 
 /// The longest payload and document of a user, in bytes: four times the longest payload that peers
 /// accept by default. Without a limit, a device that is named by mistake would fill the memory.
-pub(crate) const LONGEST: u64 = 64 << 20;
+pub const LONGEST: u64 = 64 << 20;
 
 /// The content of a file. Fails if it is longer than `most` bytes.
-pub(crate) fn file(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
+pub fn file(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     let file = File::open(path).map_err(|e| Failure::at(path, e))?;
     bounded_bytes(file, most).map_err(|why| Failure::at(path, why))
 }
 
 /// The content of a file that a user names on the command line; `-` is the standard input.
-pub(crate) fn named(path: &Path) -> Result<Vec<u8>, Failure> {
+pub fn named(path: &Path) -> Result<Vec<u8>, Failure> {
     if path.as_os_str() != "-" {
         return file(path, LONGEST);
     }
@@ -29,7 +29,7 @@ pub(crate) fn named(path: &Path) -> Result<Vec<u8>, Failure> {
 }
 
 /// Reads to the end. Fails if there are more than `most` bytes.
-pub(crate) fn bounded_bytes(from: impl Read, most: u64) -> Result<Vec<u8>, String> {
+pub fn bounded_bytes(from: impl Read, most: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     // One byte more than the limit shows a longer input. A part of it must not be used: the rest of
     // a revocation list would revoke further certificates.
@@ -44,7 +44,7 @@ pub(crate) fn bounded_bytes(from: impl Read, most: u64) -> Result<Vec<u8>, Strin
 /// Runs `read` on a thread, so that the main thread can also wait for signals and the server.
 /// The channel has room for one message, and is disconnected when `read` returns. The thread is
 /// never joined, because a read of the standard input may block for ever.
-pub(crate) fn on_a_thread<T: Send + 'static>(
+pub fn on_a_thread<T: Send + 'static>(
     read: impl FnOnce(&Sender<T>) + Send + 'static,
 ) -> Result<Receiver<T>, Failure> {
     // One message, so that further input stays in the pipe and its writer is held.

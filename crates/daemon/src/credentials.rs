@@ -18,7 +18,7 @@ use crate::watched::Watched;
 
 /// Revocation lists.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct CrlArgs {
+pub struct CrlArgs {
     /// A file with one or several revocation lists of the authority: certificates
     /// in such a list are refused; may be given several times, or as SSNTP_CRL,
     /// joined with commas
@@ -29,38 +29,38 @@ pub(crate) struct CrlArgs {
         env = "SSNTP_CRL",
         value_delimiter = ','
     )]
-    pub(crate) crl: Vec<PathBuf>,
+    pub crl: Vec<PathBuf>,
     /// Refuse all certificates while a revocation list is out of date, instead of
     /// logging a warning
     #[arg(long, global = true, env = "SSNTP_CRL_STRICT")]
-    pub(crate) crl_strict: bool,
+    pub crl_strict: bool,
 }
 
 /// The files of a server or client. As flags, the files of a scheduler.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct CredentialFiles {
+pub struct CredentialFiles {
     /// The authority that must have issued the clients' certificates
     #[arg(long, value_name = "FILE")]
-    pub(crate) ca: PathBuf,
+    pub ca: PathBuf,
     /// The scheduler's certificate and key
     #[arg(long, value_name = "FILE")]
-    pub(crate) cert: PathBuf,
+    pub cert: PathBuf,
     /// The key of --cert, if it is not in the same file
     #[arg(long, value_name = "FILE")]
-    pub(crate) key: Option<PathBuf>,
+    pub key: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) crl: CrlArgs,
+    pub crl: CrlArgs,
 }
 
 impl CredentialFiles {
     /// Reads all files.
-    pub(crate) fn load(&self) -> Result<(Identity, Trust), Failure> {
+    pub fn load(&self) -> Result<(Identity, Trust), Failure> {
         let identity = identity(&self.cert, self.key.as_deref())?;
         Ok((identity, self.crl.trust(&self.ca)?))
     }
 
     /// Reads all files, and notes their state to watch them.
-    pub(crate) fn read(&self) -> Result<(Identity, Trust, FilesRead), Failure> {
+    pub fn read(&self) -> Result<(Identity, Trust, FilesRead), Failure> {
         let files = [&self.cert, &self.ca].into_iter();
         let files = files.chain(&self.key).chain(&self.crl.crl);
         // The state of the files is noted before they are read. A file that is replaced meanwhile then
@@ -79,7 +79,7 @@ impl CredentialFiles {
     }
 
     /// As [`read`](Self::read). Fails unless the certificate has one of the roles.
-    pub(crate) fn read_as(&self, roles: Role) -> Result<(Identity, Trust, FilesRead), Failure> {
+    pub fn read_as(&self, roles: Role) -> Result<(Identity, Trust, FilesRead), Failure> {
         let read = self.read()?;
         match read.0.roles() {
             held if held.intersects(roles) => Ok(read),
@@ -89,7 +89,7 @@ impl CredentialFiles {
 
     /// Reads all files again, and calls `renew` with the new credentials. An error of `renew` is
     /// reported with the file of the certificate.
-    pub(crate) fn renew<E: Display>(
+    pub fn renew<E: Display>(
         &self,
         renew: impl FnOnce(&Identity, &Trust) -> Result<(), E>,
     ) -> Result<FilesRead, Failure> {
@@ -100,13 +100,13 @@ impl CredentialFiles {
 }
 
 /// The failure for a certificate without one of the needed roles.
-pub(crate) fn wrong_role(cert: &Path, found: Role, needed: Role) -> Failure {
+pub fn wrong_role(cert: &Path, found: Role, needed: Role) -> Failure {
     let (cert, any) = (cert.display(), needed.to_string().replace(',', " or "));
     Failure::new(format!("{cert}: the role is {found}, it must be {any}"))
 }
 
 /// Reads a certificate and its key, which is in the file of the certificate if `key` is `None`.
-pub(crate) fn identity(cert: &Path, key: Option<&Path>) -> Result<Identity, pki::Error> {
+pub fn identity(cert: &Path, key: Option<&Path>) -> Result<Identity, pki::Error> {
     match key {
         Some(key) => Identity::load_parts(cert, key),
         None => Identity::load(cert),
@@ -115,18 +115,18 @@ pub(crate) fn identity(cert: &Path, key: Option<&Path>) -> Result<Identity, pki:
 
 /// The results of reading a daemon's files.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FilesRead {
+pub struct FilesRead {
     /// The state of the files before they were read.
-    pub(crate) watched: Watched,
+    pub watched: Watched,
     /// The lifetime of each certificate and list in the files.
-    pub(crate) lifetimes: Vec<Lifetime>,
+    pub lifetimes: Vec<Lifetime>,
     /// The certificate and the authorities, for the pages of `--admin`.
-    pub(crate) credentials: Option<(Identity, Trust)>,
+    pub credentials: Option<(Identity, Trust)>,
 }
 
 impl CrlArgs {
     /// Reads the authorities and the lists.
-    pub(crate) fn trust(&self, ca: &Path) -> Result<Trust, Failure> {
+    pub fn trust(&self, ca: &Path) -> Result<Trust, Failure> {
         let trust = Trust::load(ca)?;
         if self.crl.is_empty() {
             // Otherwise a user would believe that revoked certificates are refused.
@@ -155,7 +155,7 @@ impl CrlArgs {
     }
 
     /// The lifetimes of the authorities and the lists.
-    pub(crate) fn lifetimes(&self, trust: &Trust, ca: &Path) -> Vec<Lifetime> {
+    pub fn lifetimes(&self, trust: &Trust, ca: &Path) -> Vec<Lifetime> {
         let authorities = trust.authorities().iter().map(|authority| Lifetime {
             what: AUTHORITY,
             of: authority.subject.clone(),
@@ -192,19 +192,19 @@ const REVOCATION_LIST: &str = "revocation list";
 
 /// The lifetime of a certificate, an authority or a revocation list in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Lifetime {
+pub struct Lifetime {
     /// One of the three kinds.
-    pub(crate) what: &'static str,
+    pub what: &'static str,
     /// The subject of a certificate or an authority, or the issuer of a list.
-    pub(crate) of: String,
-    pub(crate) file: String,
-    pub(crate) since: SystemTime,
-    pub(crate) end: SystemTime,
+    pub of: String,
+    pub file: String,
+    pub since: SystemTime,
+    pub end: SystemTime,
 }
 
 impl Lifetime {
     /// The lifetime of the daemon's own certificate.
-    pub(crate) fn of_identity(identity: &Identity, file: &Path) -> Self {
+    pub fn of_identity(identity: &Identity, file: &Path) -> Self {
         let info = identity.info();
         Self {
             what: CERTIFICATE,
@@ -216,7 +216,7 @@ impl Lifetime {
     }
 
     /// The days until the end; negative after it.
-    pub(crate) fn days_left(&self, now: SystemTime) -> f64 {
+    pub fn days_left(&self, now: SystemTime) -> f64 {
         let days = |left: Duration| left.as_secs_f64() / DAY.as_secs_f64();
         match self.end.duration_since(now) {
             Ok(left) => days(left),
@@ -242,17 +242,17 @@ const AHEAD: [u32; 4] = [30, 7, 1, 0];
 
 /// The lifetimes, each with the number of its warnings so far.
 #[derive(Debug, Default)]
-pub(crate) struct Expiry(Vec<(Lifetime, usize)>);
+pub struct Expiry(Vec<(Lifetime, usize)>);
 
 impl Expiry {
     /// Lifetimes without a warning so far.
-    pub(crate) fn of(lifetimes: Vec<Lifetime>) -> Self {
+    pub fn of(lifetimes: Vec<Lifetime>) -> Self {
         Self(lifetimes.into_iter().map(|lifetime| (lifetime, 0)).collect())
     }
 
     /// A warning for each lifetime that has come within 30, 7 or 1 days of its end, or to its end,
     /// since the last call.
-    pub(crate) fn warnings(&mut self, now: SystemTime) -> Vec<String> {
+    pub fn warnings(&mut self, now: SystemTime) -> Vec<String> {
         let mut warnings = Vec::new();
         for (lifetime, count) in &mut self.0 {
             let left = lifetime.days_left(now);

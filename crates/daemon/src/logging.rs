@@ -52,9 +52,37 @@ const LAST_LINES: Duration = Duration::from_millis(500);
 /// be dropped.
 const PANIC: Duration = Duration::from_millis(100);
 
+/// The flags of the log.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LogArgs {
+    /// The level of the log on the standard error: error, warn, info, debug, trace or off.
+    /// A target may have its own level: warn,ssntp::audit=info also logs each client that
+    /// connects, disconnects, is refused or is kicked [default: warn for daemons, else error]
+    // The display order puts the two flags of the log at the end of the help of every subcommand.
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILTER",
+        env = "RUST_LOG",
+        display_order = 899
+    )]
+    pub log: Option<String>,
+    /// The format of the log on the standard error
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "FORMAT",
+        env = "SSNTP_LOG_FORMAT",
+        display_order = 900,
+        default_value_t
+    )]
+    pub log_format: LogFormat,
+}
+
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
+pub enum LogFormat {
     /// For people, and for systemd's journal
     #[default]
     Text,
@@ -64,12 +92,13 @@ pub(crate) enum LogFormat {
 
 /// The log of the process. Dropping it writes the last lines, which blocks for at most a second.
 #[derive(Debug)]
-pub(crate) struct Logging(Option<(Lines, JoinHandle<()>)>);
+pub struct Logging(Option<(Lines, JoinHandle<()>)>);
 
 impl Logging {
-    /// Starts the log, with the lines that `filter` selects, or without a filter from `level` on.
+    /// Starts the log, with the lines that the flags select, or without a filter from `level` on.
     /// Panics are logged as well.
-    pub(crate) fn start(level: &'static str, filter: Option<&str>, format: LogFormat) -> Self {
+    pub fn start(level: &'static str, flags: &LogArgs) -> Self {
+        let (filter, format) = (flags.log.as_deref(), flags.log_format);
         // A separate handle: `io::stderr` has a lock, on which a panic would block.
         let stderr = io::stderr().as_fd().try_clone_to_owned().map(File::from);
         let in_journal = stderr.as_ref().is_ok_and(is_journal);
@@ -104,14 +133,14 @@ impl Logging {
 
     /// A function that logs notes to the user. `None` if people read the standard error; notes are
     /// then written to it directly.
-    pub(crate) fn notes(&self) -> Option<impl Fn(&str) + Send + Sync + use<>> {
+    pub fn notes(&self) -> Option<impl Fn(&str) + Send + Sync + use<>> {
         let lines = self.lines().filter(|lines| lines.style != Style::Text)?.clone();
         // The target is already the name of the program.
         Some(move |line: &str| lines.log(Level::Info, "ssntp", line.trim_start_matches("ssntp: ")))
     }
 
     /// Ends the log, and prints the failure of the program as the last line.
-    pub(crate) fn end_with(self, failure: Failure) -> ExitCode {
+    pub fn end_with(self, failure: Failure) -> ExitCode {
         let lines = self.lines().filter(|lines| lines.style != Style::Text);
         match lines.zip(failure.plain()) {
             Some((lines, message)) => {
@@ -127,7 +156,7 @@ impl Logging {
 }
 
 /// Applies another filter from now on; without one, the default level of the program.
-pub(crate) fn select(filter: Option<&str>) {
+pub fn select(filter: Option<&str>) {
     let (valid, wrong) = parts(filter.unwrap_or_default());
     apply(&valid);
     if !wrong.is_empty() {

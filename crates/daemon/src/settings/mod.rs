@@ -26,20 +26,20 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
 use self::file::Entry;
-pub(crate) use self::flags::Flags;
-#[cfg(feature = "full")]
-pub(crate) use self::flags::{choices, is_repeated, is_switch};
-pub(crate) use self::problems::Problems;
+pub use self::flags::Flags;
+pub use self::flags::{choices, is_repeated, is_switch};
+pub use self::problems::Problems;
 use crate::failure::Failure;
 
 /// The flag of a daemon that names its file.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct ConfigFile {
+pub struct ConfigFile {
     /// Read settings from this YAML file, with one key per flag, as in
     /// `json: true`; flags and environment variables override it; see
     /// `ssntp config`
@@ -51,14 +51,14 @@ pub(crate) struct ConfigFile {
 const CONFIG_FILE: &str = "config_file";
 
 /// The flag of all daemons that says what is logged. Each reload puts it in force.
-pub(crate) const LOG: &str = "log";
+pub const LOG: &str = "log";
 /// The keys that keep clients or frames out. By default they keep out none, so a reload that
 /// finds one of them missing warns.
 const PROTECTING: [&str; 4] = ["allow", "crl", "crl-strict", "filter"];
 
 /// The settings of a daemon, with their origins. Empty for other subcommands.
 #[derive(Debug, Default)]
-pub(crate) struct Settings {
+pub struct Settings {
     /// The whole command line as clap knows it, and as it was given.
     command: Command,
     words: Vec<OsString>,
@@ -68,15 +68,15 @@ pub(crate) struct Settings {
 
 /// The value of a flag of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Setting {
-    pub(crate) key: String,
-    pub(crate) values: Vec<String>,
-    pub(crate) origin: Origin,
+pub struct Setting {
+    pub key: String,
+    pub values: Vec<String>,
+    pub origin: Origin,
 }
 
 /// The origin of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub enum Origin {
     Flag,
     Environment,
     File(Position),
@@ -85,21 +85,21 @@ pub(crate) enum Origin {
 
 /// A line and a column, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Position {
-    pub(crate) line: usize,
-    pub(crate) column: usize,
+pub struct Position {
+    pub line: usize,
+    pub column: usize,
 }
 
 /// An error in a file, and where it is.
 #[derive(Clone, Debug)]
-pub(crate) struct Problem {
-    pub(crate) at: Option<Position>,
-    pub(crate) what: String,
+pub struct Problem {
+    pub at: Option<Position>,
+    pub what: String,
 }
 
 /// The reason why a command line is refused.
 #[derive(Debug)]
-pub(crate) enum Refused {
+pub enum Refused {
     /// The command line is wrong, or asks for help.
     Words(Box<clap::Error>),
     File {
@@ -114,11 +114,25 @@ pub(crate) enum Refused {
 /// The maximum number of problems that are reported: a file with more is not a settings file.
 pub(super) const MOST_PROBLEMS: usize = 100;
 
+/// The definition of a command line whose help names environment variables without their values,
+/// because a user may paste the help into a report. An empty variable counts as not set.
+pub fn with_environment(command: Command) -> Command {
+    fn of_env(arg: Arg) -> Arg {
+        let value = arg.get_env().and_then(std::env::var_os);
+        if value.is_some_and(|value| value.is_empty()) {
+            arg.env(Resettable::Reset)
+        } else {
+            arg.hide_env_values(true)
+        }
+    }
+    command.mut_args(of_env).mut_subcommands(with_environment)
+}
+
 /// The matches of clap, and the settings of a daemon.
-pub(crate) type Read = (ArgMatches, Settings);
+pub type Read = (ArgMatches, Settings);
 
 /// Reads a command line as `command` defines it, and the file that it names.
-pub(crate) fn read(command: &Command, words: &[OsString]) -> Result<Read, Refused> {
+pub fn read(command: &Command, words: &[OsString]) -> Result<Read, Refused> {
     let whole = command.clone().try_get_matches_from(words);
     let daemon = match &whole {
         Ok(matches) => Daemon::of(command, words, matches),
@@ -252,12 +266,12 @@ impl<'a> Daemon<'a> {
 
 impl Settings {
     /// The flags that have a value.
-    pub(crate) fn values(&self) -> &[Setting] {
+    pub fn values(&self) -> &[Setting] {
         &self.values
     }
 
     /// The file, if there is one.
-    pub(crate) fn file(&self) -> Option<PathBuf> {
+    pub fn file(&self) -> Option<PathBuf> {
         self.file.clone()
     }
 
@@ -266,12 +280,12 @@ impl Settings {
     }
 
     /// The value of a key that has one value.
-    pub(crate) fn value(&self, key: &str) -> Option<&str> {
+    pub fn value(&self, key: &str) -> Option<&str> {
         self.setting(key)?.values.first().map(String::as_str)
     }
 
     /// The position of a key in the file.
-    pub(crate) fn position(&self, key: &str) -> Option<Position> {
+    pub fn position(&self, key: &str) -> Option<Position> {
         match self.setting(key)?.origin {
             Origin::File(at) => Some(at),
             _ => None,
@@ -280,7 +294,7 @@ impl Settings {
 
     /// Reads the file again, if there is one, and gives the daemon's flags with it. To
     /// be [taken](Self::take) once they are in force.
-    pub(crate) fn read_again<A: FromArgMatches>(&self) -> Result<Option<(A, Self)>, Failure> {
+    pub fn read_again<A: FromArgMatches>(&self) -> Result<Option<(A, Self)>, Failure> {
         if self.file.is_none() {
             return Ok(None);
         }
@@ -291,7 +305,7 @@ impl Settings {
 
     /// Notes that the new values of these keys are in force, and says in the log which have
     /// changed. If other keys have changed, it says that they need a restart.
-    pub(crate) fn take(&mut self, now: Self, keys: &[&str]) {
+    pub fn take(&mut self, now: Self, keys: &[&str]) {
         let Some(file) = self.file() else { return };
         let (changed, waiting) = self.take_of(now, keys);
         for change in changed {
@@ -348,7 +362,7 @@ impl Settings {
 
 impl Refused {
     /// The error of a daemon that does not start, in one line.
-    pub(crate) fn failure(&self) -> Failure {
+    pub fn failure(&self) -> Failure {
         let (path, problems) = match self {
             Self::Words(error) => return Failure::usage(first_paragraph(error)),
             Self::File { path, problems, .. } => (path, problems),
@@ -381,7 +395,7 @@ impl Problem {
     }
 
     /// `FILE:LINE:COLUMN: what`, as compilers print it.
-    pub(crate) fn of(&self, path: &Path) -> String {
+    pub fn of(&self, path: &Path) -> String {
         let (path, what) = (path.display(), &self.what);
         match self.at {
             Some(at) => format!("{path}:{at}: {what}"),

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use clap::{ArgAction, value_parser};
 use ssntp_network::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
 
-use crate::choice::{Choices, one_of};
-use crate::connection::{Connection, absolute};
-use crate::failure::Failure;
-use crate::signals::Stop;
+use ssntp_daemon::choice::{Choices, one_of};
+use ssntp_daemon::connection::{Connection, absolute};
+use ssntp_daemon::failure::Failure;
+use ssntp_daemon::signals::Stop;
 
 /// The flags that agents and concentrators share.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct TunnelArgs {
+pub struct TunnelArgs {
     /// The networks that instances use
     #[arg(long, value_name = "WHICH", value_parser = one_of(WHICH), default_value = "none", action = ArgAction::Set)]
     network: bool,
@@ -36,7 +36,7 @@ pub(crate) struct TunnelArgs {
 /// The flags of an agent.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Tenants' networks")]
-pub(crate) struct NetworkArgs {
+pub struct NetworkArgs {
     #[command(flatten)]
     tunnels: TunnelArgs,
     /// The interface or the address of this node at which tunnels end
@@ -57,7 +57,7 @@ const WHICH: Choices<bool> = &[
 
 impl TunnelArgs {
     /// The settings of tunnels; `None` without tenants' networks.
-    pub(crate) fn config(&self) -> Option<TunnelConfig> {
+    pub fn config(&self) -> Option<TunnelConfig> {
         self.network.then(|| TunnelConfig {
             mtu: self.mtu,
             port: self.vxlan_port,
@@ -68,11 +68,7 @@ impl TunnelArgs {
 
 impl NetworkArgs {
     /// The networks of an agent; `None` without tenants' networks.
-    pub(crate) fn config(
-        &self,
-        connection: &Connection,
-        stop: &Stop,
-    ) -> Result<Option<NetworkConfig>, Failure> {
+    pub fn config(&self, connection: &Connection, stop: &Stop) -> Result<Option<NetworkConfig>, Failure> {
         let Some(tunnels) = self.tunnels.config() else {
             // The values of the other flags may come from the environment of the host.
             let flags = [

@@ -7,7 +7,7 @@ use ssntp_transport::NEVER;
 
 /// A number of seconds with decimals, from a millisecond to a year.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seconds(Duration);
+pub struct Seconds(Duration);
 
 impl FromStr for Seconds {
     type Err = &'static str;
@@ -31,7 +31,7 @@ impl From<Seconds> for Duration {
 }
 
 /// Reads a time as a whole number with the unit `s`, `m`, `h` or `d`; seconds without a unit.
-pub(crate) fn age(text: &str) -> Result<Duration, &'static str> {
+pub fn age(text: &str) -> Result<Duration, &'static str> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text.get(digits.len()..) {
         Some("" | "s") => Some(1),

@@ -3,10 +3,10 @@
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 /// The words of a flag, each with its help text and its value.
-pub(crate) type Choices<T> = &'static [(&'static str, &'static str, T)];
+pub type Choices<T> = &'static [(&'static str, &'static str, T)];
 
 /// A parser that reads one of the words and returns its value.
-pub(crate) fn one_of<T: Clone + Send + Sync>(choices: Choices<T>) -> impl TypedValueParser<Value = T> {
+pub fn one_of<T: Clone + Send + Sync>(choices: Choices<T>) -> impl TypedValueParser<Value = T> {
     let words = choices.iter().map(|(word, help, _)| match *help {
         "" => PossibleValue::new(*word),
         help => PossibleValue::new(*word).help(help),
@@ -21,7 +21,7 @@ pub(crate) fn one_of<T: Clone + Send + Sync>(choices: Choices<T>) -> impl TypedV
 }
 
 /// A configuration that has a default for each of its values.
-pub(crate) trait Given: Sized {
+pub trait Given: Sized {
     /// The configuration with the value if there is one, else unchanged.
     fn given<T>(self, value: Option<T>, set: impl FnOnce(Self, T) -> Self) -> Self {
         match value {

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Waits for a signal on a thread of its own, which dropping this joins.
 #[derive(Debug)]
-pub(crate) struct Stop {
+pub struct Stop {
     stopped: Receiver<()>,
     /// The signal that has come; 0 until then.
     signal: Arc<AtomicU8>,
@@ -34,27 +34,25 @@ pub(crate) struct Stop {
 
 impl Stop {
     /// From here on, the two signals no longer kill the process.
-    pub(crate) fn install() -> Result<Self, Failure> {
+    pub fn install() -> Result<Self, Failure> {
         Ok(Self::start(&ENDING, [], Some(PATIENCE), false)?.0)
     }
 
     /// As [`install`](Self::install), for a command. If it is ended by force, its work is not done,
     /// and the exit code is a failure.
-    pub(crate) fn install_for_commands() -> Result<Self, Failure> {
+    pub fn install_for_commands() -> Result<Self, Failure> {
         Ok(Self::start(&ENDING, [], Some(PATIENCE), true)?.0)
     }
 
     /// As [`install`](Self::install), for a program that must clean up before it ends, without a
     /// time limit. SIGHUP ends the program as well.
-    pub(crate) fn install_patiently() -> Result<Self, Failure> {
+    pub fn install_patiently() -> Result<Self, Failure> {
         Ok(Self::start(&[SIGINT, SIGTERM, SIGHUP], [], None, false)?.0)
     }
 
     /// As [`install`](Self::install), with a channel for each of further signals. The channel has a
     /// message after a signal; several signals may cause one message.
-    pub(crate) fn install_with<const N: usize>(
-        signals: [c_int; N],
-    ) -> Result<(Self, [Receiver<()>; N]), Failure> {
+    pub fn install_with<const N: usize>(signals: [c_int; N]) -> Result<(Self, [Receiver<()>; N]), Failure> {
         Self::start(&ENDING, signals, Some(PATIENCE), false)
     }
 
@@ -114,12 +112,12 @@ impl Stop {
     }
 
     /// A channel that is disconnected once a signal has come: for `select!`.
-    pub(crate) fn channel(&self) -> &Receiver<()> {
+    pub fn channel(&self) -> &Receiver<()> {
         &self.stopped
     }
 
     /// True if a signal has come.
-    pub(crate) fn requested(&self) -> bool {
+    pub fn requested(&self) -> bool {
         self.stopped.try_recv() == Err(TryRecvError::Disconnected)
     }
 
@@ -128,7 +126,7 @@ impl Stop {
     ///
     /// # Errors
     /// `look` failed, or a signal has come.
-    pub(crate) fn poll<T>(
+    pub fn poll<T>(
         &self,
         pause: Duration,
         limit: Duration,
@@ -151,7 +149,7 @@ impl Stop {
     }
 
     /// The failure of a command that a signal has ended.
-    pub(crate) fn interrupted(&self) -> Failure {
+    pub fn interrupted(&self) -> Failure {
         Failure::Silent(exit_code(&self.signal))
     }
 }

@@ -11,11 +11,11 @@ use super::{CONFIG_FILE, Position, Problem, first_paragraph};
 /// The flags of one daemon that a file may hold: all but hidden flags, those that ask
 /// for help, and the name of the file. Each of them has a long name, which is its key.
 #[derive(Debug)]
-pub(crate) struct Flags(Command);
+pub struct Flags(Command);
 
 impl Flags {
     /// The flags of a subcommand: its name, below the name of the one that holds it.
-    pub(crate) fn of(command: &Command, names: &[&str]) -> Option<Self> {
+    pub fn of(command: &Command, names: &[&str]) -> Option<Self> {
         let mut command = command.clone();
         // Gives subcommands the global flags.
         command.build();
@@ -26,7 +26,7 @@ impl Flags {
     }
 
     /// All of them with their keys, in the order of the help text.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &Arg)> {
+    pub fn all(&self) -> impl Iterator<Item = (&str, &Arg)> {
         let is_setting = |arg: &Arg| {
             let has_value = arg.get_action().takes_values() || is_switch(arg);
             has_value && !arg.is_hide_set() && arg.get_id() != CONFIG_FILE
@@ -72,17 +72,17 @@ impl Flags {
 }
 
 /// True if the value of a flag in a file is true or false.
-pub(crate) fn is_switch(arg: &Arg) -> bool {
+pub fn is_switch(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue)
 }
 
 /// True if a flag may be given several times, and so may be a list in a file.
-pub(crate) fn is_repeated(arg: &Arg) -> bool {
+pub fn is_repeated(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append)
 }
 
 /// The values that a flag takes, if they are a list of words.
-pub(crate) fn choices(arg: &Arg) -> Vec<String> {
+pub fn choices(arg: &Arg) -> Vec<String> {
     let choices = arg.get_possible_values();
     let shown = choices.iter().filter(|choice| !choice.is_hide_set());
     shown.map(|choice| choice.get_name().to_owned()).collect()

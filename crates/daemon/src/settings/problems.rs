@@ -10,24 +10,24 @@ use crate::failure::Failure;
 
 /// Errors, each with the key of the setting that names the file.
 #[derive(Debug, Default)]
-pub(crate) struct Problems(Vec<(&'static str, Failure)>);
+pub struct Problems(Vec<(&'static str, Failure)>);
 
 impl Problems {
     /// Adds the error of something that was tried, if it failed.
-    pub(crate) fn of<T>(&mut self, key: &'static str, tried: Option<Result<T, Failure>>) {
+    pub fn of<T>(&mut self, key: &'static str, tried: Option<Result<T, Failure>>) {
         if let Some(Err(failure)) = tried {
             self.0.push((key, failure));
         }
     }
 
     /// The errors, each with its key.
-    pub(crate) fn into_iter(self) -> impl Iterator<Item = (&'static str, Failure)> {
+    pub fn into_iter(self) -> impl Iterator<Item = (&'static str, Failure)> {
         self.0.into_iter()
     }
 
     /// Reads the certificate, which must hold one of these roles, the authority and the
     /// revocation lists.
-    pub(crate) fn credentials(
+    pub fn credentials(
         &mut self,
         cert: Option<&PathBuf>,
         key: Option<&PathBuf>,

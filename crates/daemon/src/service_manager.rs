@@ -47,7 +47,7 @@ const VARIABLES: [&str; 6] = [
 
 /// Hides the service manager from a program that this process starts, which could otherwise notify
 /// it in this process's name.
-pub(crate) fn hide_from(program: &mut Command) {
+pub fn hide_from(program: &mut Command) {
     for name in VARIABLES {
         program.env_remove(name);
     }
@@ -56,7 +56,7 @@ pub(crate) fn hide_from(program: &mut Command) {
 /// The service manager that started this process. If there is none, or if it receives no notices,
 /// every method does nothing.
 #[derive(Debug)]
-pub(crate) struct ServiceManager {
+pub struct ServiceManager {
     notices: Option<Arc<Notices>>,
     /// The longest time between two WATCHDOG notices.
     watchdog: Option<Duration>,
@@ -67,7 +67,7 @@ pub(crate) struct ServiceManager {
 }
 
 impl ServiceManager {
-    pub(crate) fn of_this_process() -> Self {
+    pub fn of_this_process() -> Self {
         // An empty variable counts as not set.
         let variable = |name: &str| {
             let value = env::var_os(name)?.to_string_lossy().into_owned();
@@ -91,7 +91,7 @@ impl ServiceManager {
     /// Reports that the daemon has started. `work` queries the daemon's working thread for its
     /// status in a few words. It may block until the answer, but returns `None` once that thread
     /// has ended.
-    pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
+    pub fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
         let Some(notices) = &self.notices else { return };
         // The loss of this notice is a warning, because the service manager then kills the daemon
         // when its limit for starting has passed.
@@ -111,13 +111,13 @@ impl ServiceManager {
     }
 
     /// Reports that the daemon reads its files again; [`reloaded`](Self::reloaded) follows.
-    pub(crate) fn reloading(&self) {
+    pub fn reloading(&self) {
         self.notify(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_usec()));
     }
 
     /// Reports that the daemon has read its files. If that failed, its status shows the reason until
     /// the next reload.
-    pub(crate) fn reloaded(&self, failure: Option<&str>) {
+    pub fn reloaded(&self, failure: Option<&str>) {
         if let Some(notices) = &self.notices {
             let status = notices.status(|status| status.trouble = failure.map(str::to_owned));
             notices.notify(&format!("READY=1\n{status}"));
@@ -125,20 +125,20 @@ impl ServiceManager {
     }
 
     /// Reports that the daemon ends. No STATUS and no WATCHDOG is sent from here on.
-    pub(crate) fn stopping(&mut self) {
+    pub fn stopping(&mut self) {
         // The pulse ends first, because a STATUS after STOPPING would hide that the daemon stops.
         self.end_of_pulse.take();
         self.notify("STOPPING=1");
     }
 
     /// True if a service manager started the daemon and receives notices.
-    pub(crate) fn receives_notices(&self) -> bool {
+    pub fn receives_notices(&self) -> bool {
         self.notices.is_some()
     }
 
     /// Reports that the daemon waits before it ends, with the reason. To be called every two seconds,
     /// because it also sends WATCHDOG.
-    pub(crate) fn rests(&mut self, why: &str) {
+    pub fn rests(&mut self, why: &str) {
         self.end_of_pulse.take();
         if let Some(notices) = &self.notices {
             let status = notices.status(|status| why.clone_into(&mut status.work));
@@ -147,7 +147,7 @@ impl ServiceManager {
     }
 
     /// Extends the time in which the daemon must end, to `limit` and 10 s more.
-    pub(crate) fn stops_within(&self, limit: Duration) {
+    pub fn stops_within(&self, limit: Duration) {
         let limit = limit.saturating_add(Duration::from_secs(10));
         self.notify(&format!("EXTEND_TIMEOUT_USEC={}", limit.as_micros()));
     }

@@ -6,7 +6,8 @@ use crossbeam_channel::{Receiver, Select, TryRecvError};
 use crate::failure::Failure;
 
 /// The action of the main loop after a message.
-pub(crate) enum Next {
+#[derive(Debug)]
+pub enum Next {
     Continue,
     /// The loop returns, and the daemon ends.
     End,
@@ -17,18 +18,18 @@ pub(crate) enum Next {
 }
 
 /// A channel of any message type, and the code that handles its messages.
-pub(crate) trait Arm {
+pub trait Arm {
     fn register<'a>(&'a self, select: &mut Select<'a>);
 
     /// Handles one message of a channel that is ready.
     fn receive(&mut self) -> Result<Next, Failure>;
 }
 
-pub(crate) type Arms<'a> = Vec<Box<dyn Arm + 'a>>;
+pub type Arms<'a> = Vec<Box<dyn Arm + 'a>>;
 
 /// An arm that calls `act` with each message, and once with `None` when the channel is
 /// disconnected.
-pub(crate) fn on<'a, T: 'a>(
+pub fn on<'a, T: 'a>(
     channel: Receiver<T>,
     act: impl FnMut(Option<T>) -> Result<Next, Failure> + 'a,
 ) -> Box<dyn Arm + 'a> {

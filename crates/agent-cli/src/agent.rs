@@ -18,16 +18,24 @@ use ssntp_network::Networks;
 use ssntp_payload::NextState;
 use ssntp_qemu::QemuDriver;
 
-use crate::admin::{self, AdminArgs};
-use crate::choice::{Choices, Given, one_of};
-use crate::connection::{Connection, Renewal, closed};
-use crate::daemon::{Daemon, Next, Presence, on};
-use crate::failure::Failure;
 use crate::networks::NetworkArgs;
-use crate::seconds::Seconds;
-use crate::service_manager;
-use crate::settings::{ConfigFile, Problems, Settings};
-use crate::watched::POLL;
+use ssntp_daemon::choice::{Choices, Given, one_of};
+use ssntp_daemon::connection::{Connection, Renewal, closed};
+use ssntp_daemon::daemon::{Daemon, Next, Presence, StartPages, on};
+use ssntp_daemon::failure::Failure;
+use ssntp_daemon::seconds::Seconds;
+use ssntp_daemon::service_manager;
+use ssntp_daemon::settings::{ConfigFile, Problems, Settings};
+use ssntp_daemon::watched::POLL;
+
+/// The flags for pages about an agent. A program without pages has none.
+pub trait AgentPages: clap::Args + std::fmt::Debug {
+    /// Adds the errors in the files that these flags name.
+    fn problems(&self, problems: &mut Problems);
+
+    /// The function that starts the pages; `None` in a program without pages.
+    fn pages(&self, agent: &Arc<Agent>) -> Option<StartPages<'_>>;
+}
 
 /// Run the agent of a compute node or a network node
 ///
@@ -43,7 +51,7 @@ use crate::watched::POLL;
 /// On SIGHUP, and when these files change, --ca, --cert and --crl are read again; a new
 /// certificate is used in a new session.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args<P: AgentPages> {
     #[command(flatten)]
     config_file: ConfigFile,
     #[command(flatten)]
@@ -97,7 +105,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = one_of(CONFINEMENTS), default_value = "auto")]
     confinement: Confinement,
     #[command(flatten)]
-    admin: AdminArgs,
+    pages: P,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -175,9 +183,9 @@ impl PolicyArgs {
     }
 }
 
-impl Args {
+impl<P: AgentPages> Args<P> {
     /// Errors that can be found without starting the agent.
-    pub(crate) fn problems(&self) -> Problems {
+    pub fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         self.connection.check_files(&mut problems, ROLES);
         match self.policy.policy() {
@@ -188,7 +196,7 @@ impl Args {
             }
             Err(failure) => problems.of("policy", Some(Err::<(), _>(failure))),
         }
-        self.admin.problems(&mut problems);
+        self.pages.problems(&mut problems);
         problems
     }
 
@@ -247,7 +255,7 @@ const CONFINEMENTS: Choices<Confinement> = &[
     ("rlimits", "By resource limits", Confinement::ResourceLimits),
 ];
 
-pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
+pub fn run<P: AgentPages>(args: Args<P>, settings: Settings) -> Result<(), Failure> {
     let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
     let (client, Renewal { files, read }) = args.connection.config_as(ROLES, daemon.stop())?;
     // --uuid overrides the UUID that is kept in --state.
@@ -282,9 +290,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let agent = Arc::new(Agent::start(config)?);
     // A weak reference, because the thread that queries the status would keep the agent alive.
     let client = Arc::downgrade(&agent);
-    let figures = admin::of_agent(&agent);
+    let pages = args.pages.pages(&agent);
     let status = move || Some(client.upgrade()?.figures()?.client);
-    let presence = Presence::of_client("agent", agent.uuid(), args.json, &args.admin, figures, status);
+    let presence = Presence::of_client("agent", agent.uuid(), args.json, pages, status);
     let after = RefCell::new(AfterEvacuation {
         program: args.after_evacuation,
         running: None,
@@ -307,17 +315,17 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         }),
     ];
     // The node's policy and its other settings need a restart.
-    let reload = |_: Option<Args>| files.renew(|identity, trust| agent.renew(identity, trust));
+    let reload = |_: Option<Args<P>>| files.renew(|identity, trust| agent.renew(identity, trust));
     daemon.run(presence, read, reload, arms)
 }
 
-fn process(args: &Args) -> Result<ProcessDriver, Failure> {
+fn process<P: AgentPages>(args: &Args<P>) -> Result<ProcessDriver, Failure> {
     let driver = ProcessDriver::new(args.confinement);
     let driver = driver.map_err(|e| Failure::new(format!("the process driver: {e}")))?;
     Ok(driver.log_mb(args.log_limit))
 }
 
-fn qemu(args: &Args) -> Result<QemuDriver, Failure> {
+fn qemu<P: AgentPages>(args: &Args<P>) -> Result<QemuDriver, Failure> {
     let driver = QemuDriver::new(args.confinement);
     let driver = driver.map_err(|e| Failure::new(format!("the qemu driver: {e}")))?;
     Ok(driver

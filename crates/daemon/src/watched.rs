@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The time between two checks. A changed file is in force within about two of these.
-pub(crate) const POLL: Duration = Duration::from_secs(2);
+pub const POLL: Duration = Duration::from_secs(2);
 
 /// The maximum number of files of a directory that are watched. Each is checked every second or two, and a
 /// directory that was named by mistake may have many more.
-pub(crate) const FILES: usize = 10_000;
+pub const FILES: usize = 10_000;
 
 /// Files, and directories whose files count, with their state when they were read last and at the
 /// last check.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Watched {
+pub struct Watched {
     paths: Vec<PathBuf>,
     read: Vec<Stamp>,
     seen: Vec<Stamp>,
@@ -34,18 +34,18 @@ type Stamp = Result<[i128; 5], io::ErrorKind>;
 
 impl Watched {
     /// To be called before the files are read, so that a later change is noticed.
-    pub(crate) fn of(paths: Vec<PathBuf>) -> Self {
+    pub fn of(paths: Vec<PathBuf>) -> Self {
         let read = stamps(&paths);
         let seen = read.clone();
         Self { paths, read, seen }
     }
 
     /// These files, and one more if there is one.
-    pub(crate) fn and(self, path: Option<PathBuf>) -> Self {
+    pub fn and(self, path: Option<PathBuf>) -> Self {
         self.with(Self::of(path.into_iter().collect()))
     }
 
-    pub(crate) fn with(mut self, others: Self) -> Self {
+    pub fn with(mut self, others: Self) -> Self {
         self.paths.extend(others.paths);
         self.read.extend(others.read);
         self.seen.extend(others.seen);
@@ -53,13 +53,13 @@ impl Watched {
     }
 
     /// To be called before all files are read again.
-    pub(crate) fn read_now(&mut self) {
+    pub fn read_now(&mut self) {
         *self = Self::of(std::mem::take(&mut self.paths));
     }
 
     /// True if files have changed since they were read, but not since the last check. The files
     /// then count as read.
-    pub(crate) fn have_changed(&mut self) -> bool {
+    pub fn have_changed(&mut self) -> bool {
         let now = stamps(&self.paths);
         // A file that changes between two checks is still being written.
         let is_quiet = now == self.seen;
@@ -75,7 +75,7 @@ impl Watched {
 
     /// The time at which one of these files was changed last before it was read, in nanoseconds
     /// since 1970. `None` if no file could be checked.
-    pub(crate) fn modified(&self) -> Option<i128> {
+    pub fn modified(&self) -> Option<i128> {
         self.read.iter().flatten().map(|[.., changed, _]| *changed).max()
     }
 }

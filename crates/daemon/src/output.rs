@@ -7,53 +7,53 @@ use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub(crate) use ssntp_transport::{printable, printable_json};
+pub use ssntp_transport::{printable, printable_json};
 
 use crate::failure::Failure;
 
 /// The locked and buffered standard output. Dropping it writes the buffer and ignores errors.
 #[derive(Debug)]
-pub(crate) struct Output(BufWriter<StdoutLock<'static>>);
+pub struct Output(BufWriter<StdoutLock<'static>>);
 
 impl Output {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self(BufWriter::new(io::stdout().lock()))
     }
 
     /// Writes one line.
-    pub(crate) fn line(&mut self, line: impl Display) -> Result<(), Failure> {
+    pub fn line(&mut self, line: impl Display) -> Result<(), Failure> {
         writeln!(self.0, "{line}").map_err(|error| Failure::output(&error))
     }
 
     /// Writes a JSON value in one line, with characters that do not show escaped.
-    pub(crate) fn json(&mut self, value: impl Display) -> Result<(), Failure> {
+    pub fn json(&mut self, value: impl Display) -> Result<(), Failure> {
         self.line(printable_json(&value.to_string()))
     }
 
     /// Writes text unchanged.
-    pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
+    pub fn text(&mut self, text: &str) -> Result<(), Failure> {
         self.bytes(text.as_bytes())
     }
 
     /// Writes bytes unchanged.
-    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.0.write_all(bytes).map_err(|error| Failure::output(&error))
     }
 
     /// Writes the buffer. To be called at the end, because dropping ignores errors.
-    pub(crate) fn flush(&mut self) -> Result<(), Failure> {
+    pub fn flush(&mut self) -> Result<(), Failure> {
         self.0.flush().map_err(|error| Failure::output(&error))
     }
 }
 
 /// Prints one line, and flushes it: the JSON value for a program, or the text for people.
-pub(crate) fn print_either(json: bool, value: impl Display, text: impl Display) -> Result<(), Failure> {
+pub fn print_either(json: bool, value: impl Display, text: impl Display) -> Result<(), Failure> {
     if json { print_json(value) } else { print_line(text) }
 }
 
 /// The result of printing for a command that goes on if the reader of its output is gone, as after
 /// `| head -1`: more of its work is to do, or its exit code is an answer.
-pub(crate) fn even_unread(printed: Result<(), Failure>) -> Result<(), Failure> {
+pub fn even_unread(printed: Result<(), Failure>) -> Result<(), Failure> {
     match printed {
         Err(Failure::Silent(0)) => Ok(()),
         printed => printed,
@@ -61,39 +61,39 @@ pub(crate) fn even_unread(printed: Result<(), Failure>) -> Result<(), Failure> {
 }
 
 /// Prints each value as a line of JSON, and flushes them.
-pub(crate) fn print_json_lines(values: impl IntoIterator<Item = impl Display>) -> Result<(), Failure> {
+pub fn print_json_lines(values: impl IntoIterator<Item = impl Display>) -> Result<(), Failure> {
     let mut output = Output::new();
     values.into_iter().try_for_each(|value| output.json(value))?;
     output.flush()
 }
 
 /// Prints one line, and flushes it.
-pub(crate) fn print_line(line: impl Display) -> Result<(), Failure> {
+pub fn print_line(line: impl Display) -> Result<(), Failure> {
     let mut output = Output::new();
     output.line(line)?;
     output.flush()
 }
 
 /// Prints text unchanged, and flushes it.
-pub(crate) fn print_text(text: &str) -> Result<(), Failure> {
+pub fn print_text(text: &str) -> Result<(), Failure> {
     print_bytes(text.as_bytes())
 }
 
 /// Prints bytes unchanged, and flushes them.
-pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
+pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut output = Output::new();
     output.bytes(bytes)?;
     output.flush()
 }
 
 /// Prints a JSON value in one line, and flushes it.
-pub(crate) fn print_json(value: impl Display) -> Result<(), Failure> {
+pub fn print_json(value: impl Display) -> Result<(), Failure> {
     print_line(printable_json(&value.to_string()))
 }
 
 /// True if the reader of the standard output is gone, as after `| head -1`: for programs that would
 /// otherwise notice it only when they print the next line.
-pub(crate) fn reader_is_gone() -> bool {
+pub fn reader_is_gone() -> bool {
     let stdout = io::stdout();
     // ERR and HUP are reported without being requested; OUT would be true all the time.
     let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
@@ -108,13 +108,13 @@ type Sink = Box<dyn Fn(&str) + Send + Sync>;
 static NOTES: OnceLock<Sink> = OnceLock::new();
 
 /// Sends all later notes to `sink`. Only the first call has an effect.
-pub(crate) fn send_notes_to(sink: impl Fn(&str) + Send + Sync + 'static) {
+pub fn send_notes_to(sink: impl Fn(&str) + Send + Sync + 'static) {
     let _ = NOTES.set(Box::new(sink));
 }
 
 /// Writes one line for the user to the standard error, with control characters escaped. If a
 /// program reads the standard error, the line becomes a line of the log.
-pub(crate) fn note(line: impl Display) {
+pub fn note(line: impl Display) {
     let line = line.to_string();
     match NOTES.get() {
         Some(sink) => sink(&line),

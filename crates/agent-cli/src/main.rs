@@ -1,0 +1,66 @@
+//! An agent alone, for small nodes: `ssntp agent` without pages, and without the other subcommands.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+use ssntp_agent::Agent;
+use ssntp_agent_cli::{AgentPages, Args, run};
+use ssntp_daemon::daemon::StartPages;
+use ssntp_daemon::logging::{LogArgs, Logging};
+use ssntp_daemon::output;
+use ssntp_daemon::settings::{self, Problems, Refused, Settings, with_environment};
+
+/// The agent of a node
+#[derive(Debug, Parser)]
+#[command(name = "ssntp-agent", version)]
+struct Line {
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(flatten)]
+    agent: Args<NoPages>,
+}
+
+/// This program serves no pages.
+#[derive(Clone, Debug, clap::Args)]
+struct NoPages {}
+
+impl AgentPages for NoPages {
+    fn problems(&self, _: &mut Problems) {}
+
+    fn pages(&self, _: &Arc<Agent>) -> Option<StartPages<'_>> {
+        None
+    }
+}
+
+fn main() -> ExitCode {
+    // This comes first: one supervisor runs for each instance, so it must stay small.
+    if let Some(code) = ssntp_agent::driver::supervise() {
+        return code;
+    }
+    let (line, settings) = match read() {
+        Ok(read) => read,
+        Err(Refused::Words(e)) => e.exit(),
+        Err(refused @ Refused::File { .. }) => {
+            let _ = refused.failure().report();
+            return ExitCode::from(2);
+        }
+    };
+    let logging = Logging::start("warn", &line.log);
+    if let Some(sink) = logging.notes() {
+        output::send_notes_to(sink);
+    }
+    match run(line.agent, settings) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => logging.end_with(failure),
+    }
+}
+
+/// Reads the command line, and the settings file that it names.
+fn read() -> Result<(Line, Settings), Refused> {
+    let words: Vec<_> = std::env::args_os().collect();
+    let (matches, settings) = settings::read(&with_environment(Line::command()), &words)?;
+    Ok((Line::from_arg_matches(&matches)?, settings))
+}
