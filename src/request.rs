@@ -12,11 +12,11 @@
 //! and answer, and the asker accepts an answer only from the addressee.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use uuid::Uuid;
 
 use crate::proto::{Exchange, Frame, FrameKind, Step, content};
@@ -142,6 +142,9 @@ pub enum RequestError {
     /// been carried out.
     #[error("no answer in {0:?}")]
     TimedOut(Duration),
+    /// The payload of the request cannot be written, or that of the answer cannot be read.
+    #[error(transparent)]
+    Payload(#[from] crate::payload::Error),
     /// The request was refused. The text is the reason: a text of the application, or a word of the
     /// protocol: `not_connected`, `not_allowed`, `not_answered`, `queue_full`, `unsupported`.
     #[error("refused: {0}")]
@@ -150,6 +153,34 @@ pub enum RequestError {
 
 /// The result of a request.
 pub(crate) type Answer = Result<Frame, RequestError>;
+
+/// A request that waits for its answer. Its place in the table of requests is free once this is dropped.
+#[derive(Debug)]
+pub struct Awaited {
+    answer: Receiver<Answer>,
+    /// The table has the weak end, so that it needs no message to free the place.
+    _place: Arc<()>,
+}
+
+impl Awaited {
+    /// Waits for the answer until `deadline`, which ends the time `limit` of the caller.
+    pub(super) fn wait(self, deadline: Instant, limit: Duration) -> Answer {
+        match self.answer.recv_deadline(deadline) {
+            Ok(answer) => answer,
+            // An answer that arrives later is counted as late.
+            Err(RecvTimeoutError::Timeout) => Err(RequestError::TimedOut(limit)),
+            Err(RecvTimeoutError::Disconnected) => Err(RequestError::Ended),
+        }
+    }
+
+    /// The answer, if it has arrived.
+    ///
+    /// # Errors
+    /// [`TryRecvError::Disconnected`] if none will arrive.
+    pub fn try_answer(&self) -> Result<Result<Frame, RequestError>, TryRecvError> {
+        self.answer.try_recv()
+    }
+}
 
 /// The requests of one end that wait for answers.
 #[derive(Debug)]
@@ -169,6 +200,14 @@ struct Asked {
     addressee: Uuid,
     kind: FrameKind,
     answer: Sender<Answer>,
+    place: Weak<()>,
+}
+
+impl Asked {
+    /// False once the caller no longer waits.
+    fn is_awaited(&self) -> bool {
+        self.place.strong_count() > 0
+    }
 }
 
 impl Outstanding {
@@ -184,38 +223,46 @@ impl Outstanding {
         }
     }
 
-    /// Makes a request out of a frame. Returns its id, the frame to send, and the receiver of its answer.
+    /// Makes a request out of a frame, which names the other end `peer`. Returns the frame to send, and the
+    /// request that waits for an answer of `addressee`.
     pub(super) fn ask(
         &mut self,
         addressee: Uuid,
+        peer: Uuid,
         content: &Frame,
-    ) -> Result<(u64, Frame, Receiver<Answer>), RequestError> {
+    ) -> Result<(Frame, Awaited), RequestError> {
+        if self.asked.len() >= self.most {
+            self.asked.retain(|_, asked| asked.is_awaited());
+        }
         if self.asked.len() >= self.most {
             return Err(RequestError::TooMany(self.most));
         }
         // Room for one, so that the thread that settles the request never blocks.
         let (answer, answered) = crossbeam_channel::bounded(1);
         self.next = self.next.wrapping_add(1);
-        let (id, kind) = (self.next, content.kind());
-        self.asked.insert(
-            id,
-            Asked {
-                addressee,
-                kind,
-                answer,
-            },
-        );
+        let (id, place) = (self.next, Arc::new(()));
+        let asked = Asked {
+            addressee,
+            kind: content.kind(),
+            answer,
+            place: Arc::downgrade(&place),
+        };
+        self.asked.insert(id, asked);
         let exchange = Exchange {
             step: Step::Request,
             id,
-            peer: addressee,
+            peer,
         };
-        Ok((id, exchange.frame(content), answered))
+        let awaited = Awaited {
+            answer: answered,
+            _place: place,
+        };
+        Ok((exchange.frame(content), awaited))
     }
 
     /// True if no request waits for an answer.
     pub(super) fn is_idle(&self) -> bool {
-        self.asked.is_empty()
+        !self.asked.values().any(Asked::is_awaited)
     }
 
     /// Handles an answer that came from `from`.
@@ -238,8 +285,10 @@ impl Outstanding {
             }
             Step::Request | Step::Reply => Ok(bare(frame)),
         };
-        // The receiver is gone if the waiting thread has timed out.
-        let _ = asked.answer.send(answer);
+        // The receiver is gone if the caller no longer waits.
+        if asked.answer.send(answer).is_err() {
+            self.late += 1;
+        }
     }
 
     /// Refuses the requests of a kind that the server does not know.
@@ -251,11 +300,6 @@ impl Outstanding {
         }
     }
 
-    /// Removes a request whose caller no longer waits.
-    pub(super) fn forget(&mut self, id: u64) {
-        self.asked.remove(&id);
-    }
-
     /// Ends the requests to one addressee, or all of them, because the session has ended.
     pub(super) fn cancel(&mut self, of: Option<Uuid>) {
         for (_, asked) in self
@@ -264,5 +308,28 @@ impl Outstanding {
         {
             let _ = asked.answer.send(Err(RequestError::Disconnected));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::FrameType;
+
+    #[test]
+    fn a_request_has_its_place_as_long_as_its_caller_waits() {
+        let mut requests = Outstanding::new(2);
+        let frame = Frame::new(FrameKind::new(FrameType::COMMAND, 0x80));
+        let mut ask = || {
+            requests
+                .ask(Uuid::nil(), Uuid::nil(), &frame)
+                .map(|(_, awaited)| awaited)
+        };
+        let waits = ask().unwrap();
+        drop(ask().unwrap());
+        let other = ask().unwrap();
+        assert_eq!(ask().unwrap_err(), RequestError::TooMany(2));
+        drop((waits, other));
+        assert!(ask().is_ok() && requests.is_idle());
     }
 }

@@ -11,6 +11,7 @@
 //! | [`ClientCore`] | all decisions of a client |
 
 pub use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial, Up};
+pub use crate::request::Awaited;
 pub use crate::server::admission::{AdmissionRequest, Grant, Peer, RequestKind};
 pub use crate::server::core::ServerCore;
 pub use crate::server::dial::{Attempt, Redial};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use uuid::Uuid;
 
 use super::credentials::Credentials;
@@ -20,7 +20,7 @@ use super::{
 use crate::clock::{now, wall_clock};
 use crate::payload::Content;
 use crate::proto::Frame;
-use crate::request::{Answer, Outstanding, Request, RequestError};
+use crate::request::{Awaited, Outstanding, Request, RequestError};
 use ssntp_pki::{Identity, Role, Trust};
 use ssntp_transport::{Cancel, Outbox, deadline, dispatch};
 
@@ -124,7 +124,7 @@ impl ClientHandle {
             return Err(RequestError::Kind(frame.kind()));
         }
         let deadline = deadline(limit);
-        let (id, answered) = loop {
+        let awaited = loop {
             // The number of changes is read first, so that the wait below misses no change.
             let changes = self.state.uplink.changes.number();
             if let Some(asked) = self.state.ask(whom, &frame, deadline) {
@@ -137,11 +137,20 @@ impl ClientHandle {
                 return Err(RequestError::NotConnected);
             }
         };
-        answered.recv_deadline(deadline).unwrap_or_else(|_| {
-            // An answer that arrives later is counted as late.
-            lock(&self.state.requests).forget(id);
-            Err(RequestError::TimedOut(limit))
-        })
+        awaited.wait(deadline, limit)
+    }
+
+    /// As [`request`](Self::request), with types of the application: sends `question`, and reads the answer
+    /// as an `A`. Both types have the kind of the request.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), and [`RequestError::Payload`].
+    pub fn request_payload<A: Content>(
+        &self,
+        question: &impl Content,
+        limit: Duration,
+    ) -> Result<A, RequestError> {
+        Ok(self.request(Frame::try_of(question)?, limit)?.payload()?)
     }
 
     /// Answers a request. If its sender has disconnected or no longer waits, the answer is dropped
@@ -151,6 +160,14 @@ impl ClientHandle {
     /// [`RequestError`]; then the answer was not sent.
     pub fn reply(&self, request: &Request, payload: impl Into<Bytes>) -> Result<(), RequestError> {
         self.state.answer(&request.reply(payload.into()))
+    }
+
+    /// As [`reply`](Self::reply), with a type of the application.
+    ///
+    /// # Errors
+    /// As [`reply`](Self::reply), and [`RequestError::Payload`].
+    pub fn reply_payload(&self, request: &Request, answer: &impl Content) -> Result<(), RequestError> {
+        self.reply(request, answer.write()?)
     }
 
     /// Refuses a request with a reason, of which at most 256 bytes are sent.
@@ -396,7 +413,7 @@ impl ClientState {
         whom: Uuid,
         frame: &Frame,
         until: Instant,
-    ) -> Option<Result<(u64, Receiver<Answer>), RequestError>> {
+    ) -> Option<Result<Awaited, RequestError>> {
         loop {
             // Held until the request is in a queue. So the end of a session cancels all requests that
             // were sent on it, and none that is sent on a later one.
@@ -404,14 +421,13 @@ impl ClientState {
             if requests.held {
                 return None;
             }
-            let (id, asking, answered) = match requests.ask(whom, frame) {
+            let (asking, awaited) = match requests.ask(whom, whom, frame) {
                 Ok(asked) => asked,
                 Err(error) => return Some(Err(error)),
             };
             let Err(obstacle) = self.offer(&asking, Offline::Fail) else {
-                return Some(Ok((id, answered)));
+                return Some(Ok(awaited));
             };
-            requests.forget(id);
             drop(requests);
             if let Err(fault) = self.uplink.wait(obstacle, Some(until)) {
                 return Some(Err(fault.into()));

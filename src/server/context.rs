@@ -11,8 +11,8 @@ use super::disconnect::DisconnectReason;
 use super::error::SendError;
 use super::filter::Filter;
 use super::links::ServerLink;
+use super::parcel::Parcel;
 use super::routing::{RuleError, Rules};
-use super::sending::Parcel;
 use super::sessions::{Session, SessionCounters, SessionInfo};
 use super::state::State;
 use crate::payload::Content;
@@ -121,7 +121,7 @@ impl Context<'_> {
     /// Begins to stop the server, as [`ServerHandle::stop`](super::ServerHandle::stop)
     /// does. Returns at once.
     pub fn stop(&mut self) {
-        self.state.sending.stop();
+        self.state.sending.actions.stop();
     }
 
     /// Asks every client to leave within this time, and then stops the server, as
@@ -164,6 +164,15 @@ impl Context<'_> {
             .respond(request, Uuid::nil(), &request.reply(payload.into()))
     }
 
+    /// As [`reply`](Self::reply), with a type of the application.
+    ///
+    /// # Errors
+    /// As [`reply`](Self::reply), and [`SendError::Payload`].
+    pub fn reply_payload<T: Content>(&mut self, request: &Request, answer: &T) -> Result<(), SendError> {
+        let payload = answer.write().map_err(|_| SendError::Payload(T::FRAME))?;
+        self.reply(request, payload)
+    }
+
     /// Refuses a request. The reason `why` is cut to 256 bytes.
     ///
     /// # Errors
@@ -202,7 +211,9 @@ impl Context<'_> {
     /// [`SendError::NotConnected`] if there is no link to that server;
     /// [`SendError::TooLong`] if the message is longer than a payload may be.
     pub fn send_to_server(&mut self, server: Uuid, message: Bytes) -> Result<(), SendError> {
-        self.state.links.tell(server, message, &mut self.state.sending)
+        self.state
+            .links
+            .tell(server, message, &mut self.state.sending.actions)
     }
 
     /// Sends a message to the application of every linked server. Returns the number of servers.
@@ -232,7 +243,8 @@ impl Context<'_> {
         from: &SessionInfo,
         frame: &Frame,
     ) -> Result<(), SendError> {
-        self.state.pass_to(server, from, &self.state.parcel(frame))
+        let parcel = self.state.parcel(frame);
+        self.state.pass_to(server, from, &parcel)
     }
 
     /// Becomes the leader with this token, or a follower with `None`. Frames that a leader's

@@ -150,10 +150,10 @@ impl ServerCore {
     /// follow from both.
     fn at<T>(&mut self, now: Instant, actions: &mut Vec<Action>, act: impl FnOnce(&mut Self) -> T) -> T {
         self.state.time.now = now;
-        self.state.sending.swap(actions);
+        self.state.sending.actions.swap(actions);
         self.state.beat();
         let result = act(self);
-        self.state.sending.swap(actions);
+        self.state.sending.actions.swap(actions);
         result
     }
 
@@ -256,13 +256,13 @@ impl ServerCore {
                 session.counters.frames_unsupported += 1;
                 debug!(target: "ssntp::server", "{info}: unsupported frame {kind}");
                 if let Some(answer) = answer_to_unsupported(*kind) {
-                    self.state.answer(id, &answer, 1);
+                    self.state.sending.answer(id, &answer, 1);
                 }
                 return;
             }
         };
         // Counted before the filter, so that the figures show attempts as well.
-        self.state.counters.received(kind, frames, bytes as u64);
+        self.state.sending.count_received(kind, frames, bytes as u64);
         self.state
             .notify_watchers(&info, kind, (frames.into(), bytes as u64));
         // Before the filter, because a client needs no permission to leave.
@@ -301,7 +301,7 @@ impl ServerCore {
         let state = &mut self.state;
         let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
             if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
-                state.answer(info.id, &answer, 1);
+                state.sending.answer(info.id, &answer, 1);
             }
             return;
         };
@@ -366,7 +366,7 @@ impl ServerCore {
                 .log
                 .of_session(Level::Warn, (info, "may not kick"), now, line);
             if let Some(answer) = answer_to_filtered(kind) {
-                state.answer(info.id, &answer, 1);
+                state.sending.answer(info.id, &answer, 1);
             }
             return;
         }
@@ -433,8 +433,8 @@ impl ServerCore {
         let state = &mut self.state;
         // What the application sends now must not pause the link, which carries the frames of all
         // sessions. The session that has sent a FORWARD is paused instead.
-        state.sending.set_origin(Origin::Application);
-        let (time, out) = (state.time, &mut state.sending);
+        state.sending.actions.set_origin(Origin::Application);
+        let (time, out) = (state.time, &mut state.sending.actions);
         match state.links.handle(id, run, frame, &state.sessions, time, out)? {
             LinkEvent::Done => {}
             LinkEvent::Linked(server, changes) => {
@@ -452,7 +452,9 @@ impl ServerCore {
                 certificate,
             } => {
                 let verdict = state.judge_claim(uuid, &certificate);
-                state.links.answer_claim(id, claim, verdict, &mut state.sending);
+                state
+                    .links
+                    .answer_claim(id, claim, verdict, &mut state.sending.actions);
             }
             LinkEvent::Ended(code, why) => {
                 state.end_link(id, code, &why);
@@ -468,7 +470,7 @@ impl ServerCore {
         let state = &mut self.state;
         let (kind, frames) = (forwarded.item.kind(), forwarded.item.frames());
         // If a receiver has no room, the flow control pauses this origin: HOLD goes to its server.
-        state.sending.set_origin(forwarded.origin);
+        state.sending.actions.set_origin(forwarded.origin);
         let is_received = if !state.is_known(kind) {
             false
         } else if forwarded.to != Receivers::Application {
@@ -609,13 +611,13 @@ impl Core for ServerCore {
         self.at(now, actions, |core| {
             // All frames that are sent until this call returns may pause this session, including those
             // that the handler sends.
-            core.state.sending.set_origin(Origin::Connection(id));
+            core.state.sending.actions.set_origin(Origin::Connection(id));
             if core.state.links.contains(id) {
                 core.handle_link_item(id, item);
             } else {
                 core.handle_item(SessionId(id), item);
             }
-            core.state.sending.set_origin(Origin::Application);
+            core.state.sending.actions.set_origin(Origin::Application);
         });
         (frames, rest)
     }
@@ -635,7 +637,9 @@ impl Core for ServerCore {
 
     fn on_remote_pause(&mut self, change: RemotePause, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
-            core.state.links.pause_remote(change, &mut core.state.sending);
+            core.state
+                .links
+                .pause_remote(change, &mut core.state.sending.actions);
         });
     }
 
@@ -695,7 +699,7 @@ impl Core for ServerCore {
         self.at(now, actions, |core| {
             if core.state.admission.drains_until().is_some_and(|at| at <= now) {
                 core.state.admission.end_drain();
-                core.state.sending.stop();
+                core.state.sending.actions.stop();
             }
             core.state.end_expired();
             // Taken, so that the handler is called once for each time that `next_timer` has returned.

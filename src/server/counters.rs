@@ -1,13 +1,11 @@
-//! The counters of a server, apart from those of its sessions.
+//! The counters of a server's past sessions, and of handshakes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::figures::{ClosedSession, Figures, HandshakeFigures, KindFigures};
-use super::kinds::KindTable;
+use super::figures::{ClosedSession, Figures, HandshakeFigures};
 use super::sessions::SessionCounters;
-use crate::proto::FrameKind;
-use ssntp_transport::{Load, Occupancy};
+use ssntp_transport::Occupancy;
 
 /// The maximum number of ended sessions that are kept, so that clients which connect and leave all the time
 /// do not fill the memory.
@@ -16,7 +14,6 @@ const MOST_CLOSED: usize = 256;
 /// The counters of a server's core.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    kinds: KindTable<KindCounters>,
     admitted: u64,
     /// The number of ended sessions by the word for the reason. The words are a fixed list, so no peer
     /// can make the map grow.
@@ -25,44 +22,9 @@ pub(super) struct Counters {
     closed: VecDeque<ClosedSession>,
     /// The sums of the counters of sessions that are no longer in the index.
     past: SessionCounters,
-    /// InvalidFrameType frames that the server has answered with.
-    answered: u64,
-    /// Frames for which a rule found no receiver.
-    unreceived: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct KindCounters {
-    pub(super) received: Load,
-    pub(super) sent: Load,
 }
 
 impl Counters {
-    /// Counts received frames of a supported kind, and their bytes.
-    pub(super) fn received(&mut self, kind: FrameKind, frames: u32, bytes: u64) {
-        if let Some(counters) = self.kinds.get_or_default(kind) {
-            let (items, frames) = (1, frames.into());
-            counters.received += Load { items, frames, bytes };
-        }
-    }
-
-    /// Counts frames that are sent, once for each receiver.
-    pub(super) fn sent(&mut self, kind: FrameKind, load: Load) {
-        if let Some(counters) = self.kinds.get_or_default(kind) {
-            counters.sent += load;
-        }
-    }
-
-    /// Counts InvalidFrameType frames that answer unsupported and filtered frames.
-    pub(super) fn answered(&mut self, frames: u32) {
-        self.answered += u64::from(frames);
-    }
-
-    /// Counts frames for which a rule found no receiver.
-    pub(super) fn unreceived(&mut self, frames: u32) {
-        self.unreceived += u64::from(frames);
-    }
-
     /// Counts a session that began.
     pub(super) fn admitted(&mut self) {
         self.admitted += 1;
@@ -107,9 +69,6 @@ impl Counters {
         figures.closed = self.closed.iter().cloned().collect();
         figures.admitted = self.admitted;
         figures.ended = self.ended.clone();
-        figures.frames = self.kinds.iter().map(KindFigures::from).collect();
-        figures.unreceived = self.unreceived;
-        figures.answered = self.answered;
     }
 }
 
@@ -117,19 +76,6 @@ impl Counters {
 /// with a handshake.
 #[derive(Debug, Default)]
 pub(super) struct HandshakeCounters(Mutex<HandshakeFigures>);
-
-impl From<(FrameKind, &KindCounters)> for KindFigures {
-    fn from((kind, counters): (FrameKind, &KindCounters)) -> Self {
-        Self {
-            kind,
-            name: String::new(),
-            frames_received: counters.received.frames,
-            bytes_received: counters.received.bytes,
-            frames_sent: counters.sent.frames,
-            bytes_sent: counters.sent.bytes,
-        }
-    }
-}
 
 impl HandshakeCounters {
     /// Counts a handshake that led to a session or a link.
@@ -174,7 +120,6 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::proto::FrameType;
     use crate::server::{DisconnectReason, SessionId, SessionInfo};
     use ssntp_pki::Role;
     use ssntp_pki::{CertificateInfo, KeptCertificate};
@@ -218,24 +163,5 @@ mod tests {
             (counted.ended["closed"], counted.past.frames_filtered),
             (most + 5, most + 5)
         );
-    }
-
-    #[test]
-    fn frames_of_every_known_type_are_counted_by_kind() {
-        let mut counted = Counters::default();
-        for frame_type in 0..=u8::MAX {
-            for operand in 0..=u8::MAX {
-                counted.received(FrameKind::new(FrameType(frame_type), operand), 2, 20);
-            }
-        }
-        let kinds: Vec<_> = counted.kinds.iter().collect();
-        let known = (0..=u8::MAX).filter(|byte| FrameType(*byte).is_known()).count();
-        assert!(kinds.len() >= known * 256);
-        assert!(
-            kinds
-                .iter()
-                .all(|(_, counters)| (counters.received.frames, counters.received.bytes) == (2, 20))
-        );
-        assert!(kinds.is_sorted_by_key(|(kind, _)| *kind));
     }
 }

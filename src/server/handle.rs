@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use crossbeam_channel::{RecvTimeoutError, TrySendError};
+use crossbeam_channel::TrySendError;
 use uuid::Uuid;
 
 use super::context::Context;
@@ -21,8 +21,8 @@ use crate::payload::Content;
 use crate::proto::Frame;
 use crate::request::{Request, RequestError};
 use ssntp_pki::Role;
-use ssntp_transport::Occupancy;
 use ssntp_transport::dispatch::{self, DispatchEvent};
+use ssntp_transport::{Occupancy, deadline};
 
 /// The event that runs a closure on the dispatcher.
 fn call(call: impl FnOnce(&mut dyn Handler, &mut Context<'_>) + Send + 'static) -> DispatchEvent<ServerCore> {
@@ -239,6 +239,15 @@ impl ServerHandle {
         self.with(move |cx| cx.reply(&request, payload))?
     }
 
+    /// As [`reply`](Self::reply), with a type of the application.
+    ///
+    /// # Errors
+    /// [`SendError`]; the answer was not queued.
+    pub fn reply_payload<T: Content>(&self, request: &Request, answer: &T) -> Result<(), SendError> {
+        let payload = answer.write().map_err(|_| SendError::Payload(T::FRAME))?;
+        self.reply(request, payload)
+    }
+
     /// Sends a request to a client of this server and blocks until the answer has come, for at most `limit`.
     /// The kind must be registered as a request
     /// ([`ServerConfig::operands`](super::ServerConfig::operands)). At most 1024 requests wait for
@@ -250,15 +259,23 @@ impl ServerHandle {
         if dispatch::is_dispatcher() {
             return Err(RequestError::OnDispatcher);
         }
+        let deadline = deadline(limit);
         let asked = self.with(move |cx| cx.state.ask(addressee, &frame));
-        let (id, answered) = asked.map_err(|_| RequestError::Ended)??;
-        let answer = answered.recv_timeout(limit);
-        if answer.is_err() {
-            let _ = self.post(move |cx| cx.state.forget_request(id));
-        }
-        answer.map_err(|e| match e {
-            RecvTimeoutError::Timeout => RequestError::TimedOut(limit),
-            RecvTimeoutError::Disconnected => RequestError::Ended,
-        })?
+        asked.map_err(|_| RequestError::Ended)??.wait(deadline, limit)
+    }
+
+    /// As [`request`](Self::request), with types of the application: sends `question`, and reads the answer
+    /// as an `A`. Both types have the kind of the request.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), and [`RequestError::Payload`].
+    pub fn request_payload<A: Content>(
+        &self,
+        addressee: Uuid,
+        question: &impl Content,
+        limit: Duration,
+    ) -> Result<A, RequestError> {
+        let answer = self.request(addressee, Frame::try_of(question)?, limit)?;
+        Ok(answer.payload()?)
     }
 }

@@ -58,7 +58,7 @@
 //! | `connections`, `certificates` | all connections until their threads are joined |
 //! | `routing`, `filter`, `kinds` | the tables by kind of frame: [`Rules`], [`Filter`] |
 //! | `configuration` | the cluster configuration and CONFIGURE |
-//! | `sending` | frames on their way to several receivers |
+//! | `sending`, `parcel`, `actions` | the way out: frames on their way to several receivers |
 //! | `operators` | the commands of operators |
 //! | `links` | links to other servers, and the sessions there: [`Federation`] |
 //! | `figures`, `counters` | [`Figures`]: sessions and counters |
@@ -68,6 +68,7 @@
 //! | `guard`, `time` | panics of the application; the time of a call |
 
 mod accept;
+mod actions;
 pub(crate) mod admission;
 mod audit;
 mod bans;
@@ -96,6 +97,7 @@ pub(crate) mod links;
 mod log;
 mod operators;
 mod own;
+mod parcel;
 mod renewal;
 mod routing;
 mod sending;

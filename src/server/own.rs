@@ -2,6 +2,7 @@
 
 use uuid::Uuid;
 
+use super::error::SendError;
 use crate::proto::Operands;
 use ssntp_pki::Role;
 
@@ -18,4 +19,16 @@ pub(super) struct OwnServer {
     pub(super) operands: Operands,
     /// The address at which other servers reach this one; empty if none is configured.
     pub(super) advertised: String,
+}
+
+impl OwnServer {
+    /// Checks the length of a payload.
+    pub(super) fn check_length(&self, len: usize) -> Result<(), SendError> {
+        let limit = self.max_payload;
+        if u32::try_from(len).is_ok_and(|len| len <= limit) {
+            Ok(())
+        } else {
+            Err(SendError::TooLong { len, limit })
+        }
+    }
 }

@@ -1,207 +1,218 @@
-//! Sending: frames on their way to several receivers, and the actions that send them.
-//!
-//! The core collects all actions of one call here, in order, and its owner carries them out. Each item
-//! has an *origin*: the connection that is not read while the item waits for room at its receiver.
+//! Sending: frames to sessions of this server and over links, and the counters of frames by kind.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use bytes::Bytes;
+use uuid::Uuid;
 
+use super::actions::Actions;
 use super::error::SendError;
+use super::figures::{Figures, KindFigures};
+use super::kinds::KindTable;
+use super::links::Links;
 use super::own::OwnServer;
-use super::sessions::Session;
-use crate::proto::{self, Frame, FrameKind, Item, Run};
-use crate::wire::{outgoing, unix_nanos_at};
-use ssntp_transport::dispatch::{Action, Origin};
-use ssntp_transport::{ConnectionId, Load, Outgoing};
+use super::parcel::Parcel;
+use super::sessions::{SessionId, Sessions};
+use crate::proto::{ErrorCode, Frame, FrameKind, Run};
+use crate::wire::outgoing;
+use ssntp_pki::Role;
+use ssntp_transport::{Load, Outgoing};
 
-/// Frames of one kind on their way to several receivers.
-pub(super) struct Parcel {
-    kind: FrameKind,
-    /// For sessions that do not want traces.
-    plain: Outgoing,
-    /// One frame with the time at which it leaves in its trace, if it has one.
-    traced: Option<Frame>,
-    /// The encoding of `traced`, made when the first session needs it.
-    encoded: Option<Outgoing>,
+/// The frames of one kind that were received and sent.
+#[derive(Clone, Copy, Debug, Default)]
+struct KindCounters {
+    received: Load,
+    sent: Load,
 }
 
-impl Parcel {
-    /// All receivers share the received bytes, so nothing is encoded again.
-    pub(super) fn run(run: &Run) -> Self {
-        Self {
-            kind: run.kind(),
-            plain: Outgoing::whole(run.wire().clone(), run.len()),
-            traced: None,
-            encoded: None,
-        }
-    }
-
-    /// `own` and `wall` stamp the frame's trace.
-    pub(super) fn frame(frame: &Frame, own: &OwnServer, wall: SystemTime) -> Self {
-        let mut traced = frame.trace().is_some().then(|| frame.clone());
-        if let Some(trace) = traced.as_mut().and_then(Frame::trace_mut) {
-            trace.stamp_sent(own.uuid, own.role, unix_nanos_at(wall));
-        }
-        Self {
-            kind: frame.kind(),
-            plain: outgoing(frame, false),
-            traced,
-            encoded: None,
-        }
-    }
-
-    /// `None` if the item has no frames.
-    pub(super) fn of(item: &Item, own: &OwnServer, wall: SystemTime) -> Option<Self> {
-        match item {
-            Item::Run(run) => Some(Self::run(run)),
-            Item::Traced(frame) => Some(Self::frame(frame, own, wall)),
-            Item::Unsupported(_) => None,
-        }
-    }
-
-    pub(super) fn kind(&self) -> FrameKind {
-        self.kind
-    }
-
-    pub(super) fn frames(&self) -> u32 {
-        self.plain.frames()
-    }
-
-    fn for_session(&mut self, session: &Session) -> Outgoing {
-        match &self.traced {
-            Some(frame) if session.info.tracing => {
-                self.encoded.get_or_insert_with(|| outgoing(frame, true)).clone()
-            }
-            _ => self.plain.clone(),
-        }
-    }
-
-    /// True with a frame with its trace, false with frames of one kind, for sessions of another server.
-    pub(super) fn for_link(&self) -> (bool, Bytes) {
-        match &self.traced {
-            Some(frame) => (true, frame.encode()),
-            None => (false, self.plain.bytes()),
-        }
-    }
-}
-
-/// The actions of one call of the core.
+/// The way out of the core.
 #[derive(Debug)]
 pub(super) struct Sending {
-    actions: Vec<Action>,
-    origin: Origin,
+    own: Arc<OwnServer>,
+    pub(super) actions: Actions,
+    kinds: KindTable<KindCounters>,
+    /// InvalidFrameType frames that the server has answered with.
+    answered: u64,
+    /// Frames for which a rule found no receiver.
+    unreceived: u64,
 }
 
 impl Sending {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(own: Arc<OwnServer>) -> Self {
         Self {
-            actions: Vec::new(),
-            origin: Origin::Application,
+            own,
+            actions: Actions::new(),
+            kinds: KindTable::default(),
+            answered: 0,
+            unreceived: 0,
         }
     }
 
-    /// Exchanges the collected actions with those of the core's owner.
-    pub(super) fn swap(&mut self, actions: &mut Vec<Action>) {
-        std::mem::swap(&mut self.actions, actions);
+    /// Checks that the application may send frames of this kind, and the length.
+    pub(super) fn check(&self, frame: &Frame) -> Result<(), SendError> {
+        if !self.own.operands.may_be_sent(frame.kind()) {
+            return Err(SendError::Kind(frame.kind()));
+        }
+        self.own.check_length(frame.payload_bytes().len())
     }
 
-    /// The number of collected actions.
-    pub(super) fn len(&self) -> usize {
-        self.actions.len()
+    /// A frame that leaves at the time `wall`, for several receivers.
+    pub(super) fn parcel(&self, frame: &Frame, wall: SystemTime) -> Parcel {
+        Parcel::frame(frame, &self.own, wall)
     }
 
-    /// The origin of items that are sent now.
-    pub(super) fn origin(&self) -> Origin {
-        self.origin
-    }
-
-    /// Sets the origin of the next items. Returns the one before.
-    pub(super) fn set_origin(&mut self, origin: Origin) -> Origin {
-        std::mem::replace(&mut self.origin, origin)
-    }
-
-    pub(super) fn send(&mut self, to: ConnectionId, item: Outgoing) {
-        let origin = self.origin;
-        self.actions.push(Action::Send { origin, to, item });
-    }
-
-    /// Sends an item of the server itself, for which no connection is paused.
-    pub(super) fn send_own(&mut self, to: ConnectionId, item: Outgoing) {
-        let origin = self.set_origin(Origin::Application);
-        self.send(to, item);
-        self.origin = origin;
-    }
-
-    /// Sends frames to each of the sessions. Returns what was sent: an item for each session.
-    pub(super) fn send_to<'a>(
+    /// Sends frames to every session of this server with a role, except to `from`. Returns the number of
+    /// sessions.
+    pub(super) fn to_role_here(
         &mut self,
-        sessions: impl Iterator<Item = &'a Session>,
+        from: Option<Uuid>,
+        to: Role,
         parcel: &mut Parcel,
-    ) -> Load {
-        let (origin, mut sent) = (self.origin, Load::default());
-        self.actions.extend(sessions.map(|session| {
+        sessions: &Sessions,
+    ) -> usize {
+        let (before, mut sent) = (self.actions.len(), Load::default());
+        for session in sessions.with_role(to) {
+            if Some(session.info.uuid) != from {
+                let item = parcel.for_session(session);
+                sent += item.load();
+                self.actions.send(session.info.id.0, item);
+            }
+        }
+        // Counted once for all receivers, because a thousand look-ups of the kind would take time.
+        self.count_sent(parcel.kind(), sent);
+        self.actions.len() - before
+    }
+
+    /// As [`to_role_here`](Self::to_role_here), and also to the sessions of other servers.
+    pub(super) fn to_role(
+        &mut self,
+        from: Option<Uuid>,
+        to: Role,
+        parcel: &mut Parcel,
+        (sessions, links): (&Sessions, &Links),
+    ) -> usize {
+        let here = self.to_role_here(from, to, parcel, sessions);
+        here + links.send_to_role(to, from, parcel, &mut self.actions)
+    }
+
+    /// Sends frames to one session of this server. False if there is none of that UUID.
+    pub(super) fn here(&mut self, to: Uuid, parcel: &mut Parcel, sessions: &Sessions) -> bool {
+        let session = sessions.of(to);
+        if let Some(session) = session {
             let item = parcel.for_session(session);
-            sent += item.load();
-            let to = session.info.id.0;
-            Action::Send { origin, to, item }
-        }));
-        sent
+            self.push(session.info.id, parcel.kind(), item);
+        }
+        session.is_some()
     }
 
-    /// Ends a connection: at once with `abort`, otherwise after its queue is sent.
-    pub(super) fn end(&mut self, id: ConnectionId, abort: bool) {
-        self.actions.push(Action::End { id, abort });
+    /// Sends frames to one session, of this server or of another one. `from` is the client that the
+    /// frames came from; it is an error to send them back to it.
+    pub(super) fn to_one(
+        &mut self,
+        from: Option<Uuid>,
+        to: Uuid,
+        parcel: &mut Parcel,
+        (sessions, links): (&Sessions, &Links),
+    ) -> Result<(), SendError> {
+        if Some(to) == from {
+            Err(SendError::ToSender(to))
+        } else if self.here(to, parcel, sessions) {
+            Ok(())
+        } else {
+            links.send_to(to, from, parcel, &mut self.actions)
+        }
     }
 
-    /// Pauses a connection for another server, or ends that pause.
-    pub(super) fn pause(&mut self, id: ConnectionId, paused: bool) {
-        self.actions.push(Action::Pause { id, paused });
+    fn push(&mut self, id: SessionId, kind: FrameKind, item: Outgoing) {
+        self.count_sent(kind, item.load());
+        self.actions.send(id.0, item);
     }
 
-    /// Ends all connections.
-    pub(super) fn stop(&mut self) {
-        self.actions.push(Action::Stop);
+    /// Sends a frame of the server itself to a session.
+    pub(super) fn own(&mut self, id: SessionId, frame: &Frame) {
+        self.push(id, frame.kind(), outgoing(frame, false));
     }
-}
 
-/// Checks that the application may send frames of this kind, and the length.
-pub(super) fn check(frame: &Frame, own: &OwnServer) -> Result<(), SendError> {
-    if !own.operands.may_be_sent(frame.kind()) {
-        return Err(SendError::Kind(frame.kind()));
+    /// Sends a frame `times` times to a session, as the answer to its own frames.
+    pub(super) fn answer(&mut self, id: SessionId, frame: &Frame, times: u32) {
+        // One item for all answers to a run, so that a run of refused frames takes one place in a queue.
+        let item = if times == 1 {
+            outgoing(frame, false)
+        } else {
+            let run = Run::of(frame);
+            Outgoing::whole(run.wire().repeat(times as usize).into(), times)
+        };
+        // The figure counts only InvalidFrameType, which answers unsupported and filtered frames.
+        if frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
+            self.answered += u64::from(times);
+        }
+        self.push(id, frame.kind(), item);
     }
-    check_length(frame.payload_bytes().len(), own)
-}
 
-/// Checks the length of a payload.
-pub(super) fn check_length(len: usize, own: &OwnServer) -> Result<(), SendError> {
-    let limit = own.max_payload;
-    if u32::try_from(len).is_ok_and(|len| len <= limit) {
-        Ok(())
-    } else {
-        Err(SendError::TooLong { len, limit })
+    /// Counts received frames of a supported kind, and their bytes.
+    pub(super) fn count_received(&mut self, kind: FrameKind, frames: u32, bytes: u64) {
+        if let Some(counters) = self.kinds.get_or_default(kind) {
+            let (items, frames) = (1, frames.into());
+            counters.received += Load { items, frames, bytes };
+        }
     }
-}
 
-/// Returns the frame for a queue that counts only the frame's own length. If its payload is a small part
-/// of the `memory` that it keeps alive, the payload is copied, so that a short frame in a queue does not
-/// keep much more memory than is counted.
-pub(super) fn apart(frame: &Frame, memory: usize) -> Frame {
-    frame.carrying(proto::apart(frame.payload_bytes().clone(), memory))
+    fn count_sent(&mut self, kind: FrameKind, load: Load) {
+        if let Some(counters) = self.kinds.get_or_default(kind) {
+            counters.sent += load;
+        }
+    }
+
+    /// Counts frames for which a rule found no receiver.
+    pub(super) fn count_unreceived(&mut self, frames: u32) {
+        self.unreceived += u64::from(frames);
+    }
+
+    /// Sets the figures that are counted here.
+    pub(super) fn show(&self, figures: &mut Figures) {
+        let kinds = self.kinds.iter().map(|(kind, counters)| KindFigures {
+            kind,
+            name: String::new(),
+            frames_received: counters.received.frames,
+            bytes_received: counters.received.bytes,
+            frames_sent: counters.sent.frames,
+            bytes_sent: counters.sent.bytes,
+        });
+        figures.frames = kinds.collect();
+        figures.answered = self.answered;
+        figures.unreceived = self.unreceived;
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::Command;
+    use crate::proto::{FrameType, Operands};
 
     #[test]
-    fn a_frame_that_waits_keeps_no_long_run_alive() {
-        let run = Bytes::from(vec![7; 100_000]);
-        let found = |len| Frame::with_payload(Command::STATS, run.slice(..len));
-        let small = apart(&found(10), run.len());
-        assert!(small.payload_bytes().is_unique() && small == found(10));
-        let most = apart(&found(90_000), run.len());
-        assert_eq!(most.payload_bytes().as_ptr(), run.as_ptr(), "shared");
+    fn frames_of_every_known_type_are_counted_by_kind() {
+        let own = OwnServer {
+            uuid: Uuid::nil(),
+            role: Role::SERVER,
+            incarnation: 0,
+            max_payload: 0,
+            operands: Operands::new(),
+            advertised: String::new(),
+        };
+        let mut counted = Sending::new(Arc::new(own));
+        for frame_type in 0..=u8::MAX {
+            for operand in 0..=u8::MAX {
+                counted.count_received(FrameKind::new(FrameType(frame_type), operand), 2, 20);
+            }
+        }
+        let kinds: Vec<_> = counted.kinds.iter().collect();
+        let known = (0..=u8::MAX).filter(|byte| FrameType(*byte).is_known()).count();
+        assert!(kinds.len() >= known * 256);
+        assert!(
+            kinds
+                .iter()
+                .all(|(_, counters)| (counters.received.frames, counters.received.bytes) == (2, 20))
+        );
+        assert!(kinds.is_sorted_by_key(|(kind, _)| *kind));
     }
 }

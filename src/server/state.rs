@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use log::{Level, debug, info, warn};
 use uuid::Uuid;
 
@@ -30,8 +30,9 @@ use super::links::{
 };
 use super::log::Log;
 use super::operators::{Operators, kick, lists, read, read_drain};
+use super::parcel::{Parcel, apart};
 use super::routing::{Decision, Routing, Rule, RuleError};
-use super::sending::{Parcel, Sending, apart, check, check_length};
+use super::sending::Sending;
 use super::sessions::{Session, SessionId, SessionInfo, Sessions};
 use super::time::Moment;
 use crate::payload::{
@@ -39,15 +40,13 @@ use crate::payload::{
     ServerState, Servers,
 };
 use crate::proto::{
-    Connect, ErrorCode, Exchange, Frame, FrameKind, Item, Refusal, Run, ServerHandshake, Step,
-    answer_to_filtered,
+    Connect, ErrorCode, Exchange, Frame, FrameKind, Item, Refusal, Run, ServerHandshake, answer_to_filtered,
 };
-use crate::request::{Answer, Outstanding, Request, RequestError};
-use crate::wire::outgoing;
+use crate::request::{Awaited, Outstanding, Request, RequestError};
 use ssntp_pki::Role;
 use ssntp_pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate};
-use ssntp_transport::dispatch::{Drops, View};
-use ssntp_transport::{ConnectionId, Load, OutboxCounters, Outgoing, excerpt};
+use ssntp_transport::dispatch::{Drops, Origin, View};
+use ssntp_transport::{ConnectionId, Load, OutboxCounters, excerpt};
 
 /// The maximum number of requests of the server itself that wait for answers.
 const MAX_ASKING: usize = 1024;
@@ -124,7 +123,7 @@ impl State {
             ),
             operators: Operators::new(config.operators),
             links: Links::new(Arc::clone(own)),
-            sending: Sending::new(),
+            sending: Sending::new(Arc::clone(own)),
             counters: Counters::default(),
             log: Log::default(),
             connections: Connections::default(),
@@ -199,6 +198,7 @@ impl State {
             dropped: 0,
         };
         self.counters.show(&mut figures);
+        self.sending.show(&mut figures);
         figures
     }
 
@@ -239,8 +239,13 @@ impl State {
         let Newcomer {
             uuid, certificate, ..
         } = *newcomer;
-        self.links
-            .claim(uuid, certificate, verdict, self.time.now, &mut self.sending);
+        self.links.claim(
+            uuid,
+            certificate,
+            verdict,
+            self.time.now,
+            &mut self.sending.actions,
+        );
     }
 
     /// Judges a newcomer of another server, and ends this server's session if the newcomer may take
@@ -307,7 +312,7 @@ impl State {
         let session = self.sessions.get_mut(id)?;
         session.announced = true;
         self.counters.admitted();
-        self.links.announce_session(session, &mut self.sending);
+        self.links.announce_session(session, &mut self.sending.actions);
         let info = Arc::clone(&session.info);
         let line = format_args!("{info}: connected");
         self.log
@@ -333,7 +338,7 @@ impl State {
         };
         // Only this client could have answered the requests to it.
         self.requests.cancel(Some(session.info.uuid));
-        self.sending.end(id.0, abort);
+        self.sending.actions.end(id.0, abort);
         // If the application was not told of the session's beginning, it is not told of its end.
         let counters = session.counters();
         self.counters.removed(&counters);
@@ -345,7 +350,7 @@ impl State {
                 until: self.time.wall,
                 counters,
             });
-            self.links.announce_end(&session.info, &mut self.sending);
+            self.links.announce_end(&session.info, &mut self.sending.actions);
             self.notices.push(Notice::Disconnected(session.info, reason));
         }
     }
@@ -357,7 +362,7 @@ impl State {
             return self.end_link(id.0, EndCode::Refused, &reason.to_string());
         }
         // Before the end, after which the session has no queue.
-        self.send_item(id, &Frame::new(ErrorCode::CONNECTION_FAILURE));
+        self.sending.own(id, &Frame::new(ErrorCode::CONNECTION_FAILURE));
         self.end(id, reason, false);
         true
     }
@@ -395,7 +400,7 @@ impl State {
             within_s: within.as_secs(),
         });
         for id in self.sessions.ids() {
-            self.send_item(id, &draining);
+            self.sending.own(id, &draining);
         }
     }
 
@@ -460,11 +465,12 @@ impl State {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
                 let parcel = Parcel::of(item, &self.environment.own, self.time.wall);
+                let others = (&self.sessions, &self.links);
                 let sent = parcel.map_or(0, |mut parcel| {
-                    self.send_to_role(Some(info.uuid), role, &mut parcel)
+                    self.sending.to_role(Some(info.uuid), role, &mut parcel, others)
                 });
                 if sent == 0 {
-                    self.counters.unreceived(item.frames());
+                    self.sending.count_unreceived(item.frames());
                 }
             }
             Some(Rule::Function(_)) => {
@@ -491,7 +497,8 @@ impl State {
         let mut parcel = self.parcel(&apart(frame, memory));
         let mut count = 0;
         for uuid in receivers {
-            match self.send_parcel(Some(info.uuid), uuid, &mut parcel) {
+            let others = (&self.sessions, &self.links);
+            match self.sending.to_one(Some(info.uuid), uuid, &mut parcel, others) {
                 Ok(()) => count += 1,
                 Err(e) => {
                     let kind = self.environment.own.operands.show(frame.kind());
@@ -500,7 +507,7 @@ impl State {
             }
         }
         if count == 0 {
-            self.counters.unreceived(1);
+            self.sending.count_unreceived(1);
         }
     }
 
@@ -515,7 +522,7 @@ impl State {
             self.log
                 .of_session(Level::Warn, (info, "CONFIGURE refused"), now, line);
             let refused = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, payload.clone());
-            self.answer(info.id, &refused, 1);
+            self.sending.answer(info.id, &refused, 1);
         } else {
             let line = format_args!("{info}: new cluster configuration of {} bytes", payload.len());
             self.log
@@ -525,52 +532,12 @@ impl State {
     }
 
     pub(super) fn parcel(&self, frame: &Frame) -> Parcel {
-        Parcel::frame(frame, &self.environment.own, self.time.wall)
-    }
-
-    /// Sends frames to every session of this server with a role, except to `from`. Returns the number of
-    /// sessions.
-    fn send_to_role_here(&mut self, from: Option<Uuid>, to: Role, parcel: &mut Parcel) -> usize {
-        let sessions = self.sessions.with_role(to);
-        let others = sessions.filter(|session| Some(session.info.uuid) != from);
-        let before = self.sending.len();
-        let sent = self.sending.send_to(others, parcel);
-        // Counted once for all receivers, because a thousand look-ups of the kind would take time.
-        self.counters.sent(parcel.kind(), sent);
-        self.sending.len() - before
-    }
-
-    /// As [`send_to_role_here`](Self::send_to_role_here), and also to the sessions of other servers.
-    fn send_to_role(&mut self, from: Option<Uuid>, to: Role, parcel: &mut Parcel) -> usize {
-        let here = self.send_to_role_here(from, to, parcel);
-        here + self.links.send_to_role(to, from, parcel, &mut self.sending)
-    }
-
-    /// Sends frames to one session of this server. False if there is none of that UUID.
-    fn send_here(&mut self, to: Uuid, parcel: &mut Parcel) -> bool {
-        let Some(session) = self.sessions.of(to) else {
-            return false;
-        };
-        let sent = self.sending.send_to(std::iter::once(session), parcel);
-        self.counters.sent(parcel.kind(), sent);
-        true
-    }
-
-    /// Sends frames to one session, of this server or of another one. `from` is the client that the
-    /// frames came from; it is an error to send them back to it.
-    fn send_parcel(&mut self, from: Option<Uuid>, to: Uuid, parcel: &mut Parcel) -> Result<(), SendError> {
-        if Some(to) == from {
-            Err(SendError::ToSender(to))
-        } else if self.send_here(to, parcel) {
-            Ok(())
-        } else {
-            self.links.send_to(to, from, parcel, &mut self.sending)
-        }
+        self.sending.parcel(frame, self.time.wall)
     }
 
     /// Sends a frame of the application to one session. `from` as of [`send_parcel`](Self::send_parcel).
     pub(super) fn send(&mut self, from: Option<Uuid>, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        check(frame, &self.environment.own)?;
+        self.sending.check(frame)?;
         self.send_unchecked(from, to, frame)
     }
 
@@ -583,7 +550,8 @@ impl State {
         frame: &Frame,
     ) -> Result<(), SendError> {
         let mut parcel = self.parcel(frame);
-        self.send_parcel(from, to, &mut parcel)
+        let others = (&self.sessions, &self.links);
+        self.sending.to_one(from, to, &mut parcel, others)
     }
 
     /// Sends a frame to every session with a role, except to `from`. Returns the number of sessions.
@@ -593,35 +561,10 @@ impl State {
         to: Role,
         frame: &Frame,
     ) -> Result<usize, SendError> {
-        check(frame, &self.environment.own)?;
+        self.sending.check(frame)?;
         let mut parcel = self.parcel(frame);
-        Ok(self.send_to_role(from, to, &mut parcel))
-    }
-
-    /// Sends a frame of the server itself to a session.
-    fn send_item(&mut self, id: SessionId, frame: &Frame) {
-        self.push(id, frame.kind(), outgoing(frame, false));
-    }
-
-    fn push(&mut self, id: SessionId, kind: FrameKind, item: Outgoing) {
-        self.counters.sent(kind, item.load());
-        self.sending.send(id.0, item);
-    }
-
-    /// Sends a frame `times` times to a session, as the answer to its own frames.
-    pub(super) fn answer(&mut self, id: SessionId, frame: &Frame, times: u32) {
-        // One item for all answers to a run, so that a run of refused frames takes one place in a queue.
-        let item = if times == 1 {
-            outgoing(frame, false)
-        } else {
-            let run = Run::of(frame);
-            Outgoing::whole(run.wire().repeat(times as usize).into(), times)
-        };
-        // The figure counts only InvalidFrameType, which answers unsupported and filtered frames.
-        if frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
-            self.counters.answered(times);
-        }
-        self.push(id, frame.kind(), item);
+        let others = (&self.sessions, &self.links);
+        Ok(self.sending.to_role(from, to, &mut parcel, others))
     }
 
     /// Counts frames of a session that the role filter has discarded, and answers each of them if the
@@ -639,7 +582,7 @@ impl State {
         if self.routing.filter().rejects()
             && let Some(answer) = answer_to_filtered(kind)
         {
-            self.answer(id, &answer, frames);
+            self.sending.answer(id, &answer, frames);
         }
     }
 }
@@ -662,9 +605,9 @@ impl State {
     pub(super) fn request_by_rule(&mut self, info: &SessionInfo, request: &Request, asking: &Frame) {
         // A rule does not report its receivers. If no action was added, the request has no receiver
         // that could answer.
-        let before = self.sending.len();
+        let before = self.sending.actions.len();
         self.route(info, &Item::from(asking));
-        if before == self.sending.len() {
+        if before == self.sending.actions.len() {
             self.refuse(request, Uuid::nil(), "not_connected");
         }
     }
@@ -708,16 +651,12 @@ impl State {
         let peer = if addressee.is_nil() { own.uuid } else { addressee };
         let addressed = Exchange::read(answer.payload_bytes()).map(|exchange| Exchange { peer, ..exchange });
         let answer = addressed.map_or_else(|| answer.clone(), |exchange| exchange.readdress(answer));
-        check_length(answer.payload_bytes().len(), own)?;
+        own.check_length(answer.payload_bytes().len())?;
         self.send_unchecked(None, request.from(), &answer)
     }
 
-    /// Sends a request of the server itself. Returns its number and the receiver of the answer.
-    pub(super) fn ask(
-        &mut self,
-        addressee: Uuid,
-        frame: &Frame,
-    ) -> Result<(u64, Receiver<Answer>), RequestError> {
+    /// Sends a request of the server itself.
+    pub(super) fn ask(&mut self, addressee: Uuid, frame: &Frame) -> Result<Awaited, RequestError> {
         let own = Arc::clone(&self.environment.own);
         if !own.operands.is_request(frame.kind()) {
             return Err(RequestError::Kind(frame.kind()));
@@ -726,27 +665,15 @@ impl State {
         if self.sessions.of(addressee).is_none() {
             return Err(RequestError::NotConnected);
         }
-        let (id, asking, answered) = self.requests.ask(addressee, frame)?;
-        let of_server = Exchange {
-            step: Step::Request,
-            id,
-            peer: own.uuid,
-        };
-        let sent = check_length(asking.payload_bytes().len(), &own)
-            .and_then(|()| self.send_unchecked(None, addressee, &of_server.readdress(&asking)));
-        if let Err(e) = sent {
-            self.requests.forget(id);
-            return Err(match e {
-                SendError::TooLong { len, limit } => RequestError::TooLong { len, limit },
-                _ => RequestError::NotConnected,
-            });
+        let (asking, awaited) = self.requests.ask(addressee, own.uuid, frame)?;
+        let sent = own
+            .check_length(asking.payload_bytes().len())
+            .and_then(|()| self.send_unchecked(None, addressee, &asking));
+        match sent {
+            Ok(()) => Ok(awaited),
+            Err(SendError::TooLong { len, limit }) => Err(RequestError::TooLong { len, limit }),
+            Err(_) => Err(RequestError::NotConnected),
         }
-        Ok((id, answered))
-    }
-
-    /// Forgets a request whose caller no longer waits.
-    pub(super) fn forget_request(&mut self, id: u64) {
-        self.requests.forget(id);
     }
 }
 
@@ -754,13 +681,16 @@ impl State {
 impl State {
     /// Reports received frames to the operators that watch.
     pub(super) fn notify_watchers(&mut self, from: &SessionInfo, kind: FrameKind, load: (u64, u64)) {
-        for (operator, report) in self.operators.watchers.reports(from, kind, load, &self.sessions) {
-            let frame = Frame::of(&report);
-            let item = outgoing(&frame, false);
-            self.counters.sent(frame.kind(), item.load());
-            // A report must not hold the sender of the frames.
-            self.sending.send_own(operator.0, item);
+        let reports = self.operators.watchers.reports(from, kind, load, &self.sessions);
+        if reports.is_empty() {
+            return;
         }
+        // A report must not hold the sender of the frames.
+        let origin = self.sending.actions.set_origin(Origin::Application);
+        for (operator, report) in reports {
+            self.sending.own(operator, &Frame::of(&report));
+        }
+        self.sending.actions.set_origin(origin);
     }
 
     /// Sends the answer to a command of the kind `asked` to an operator, who may be connected to another
@@ -773,7 +703,7 @@ impl State {
     ) {
         let own = &self.environment.own;
         let answer = answer.and_then(|answer| {
-            let fits = check_length(answer.payload_bytes().len(), own);
+            let fits = own.check_length(answer.payload_bytes().len());
             fits.map(|()| answer).map_err(|_| "answer_too_long")
         });
         let answer = answer.unwrap_or_else(|reason| {
@@ -781,11 +711,13 @@ impl State {
             Frame::of(&InvalidFrameType::new(asked, reason.into()))
         });
         if to.server == own.uuid {
-            return self.answer(to.id, &answer, 1);
+            return self.sending.answer(to.id, &answer, 1);
         }
         let parcel = self.parcel(&answer);
         // If the link is gone, the operator's session is gone as well.
-        let _ = self.links.send_to(to.uuid, None, &parcel, &mut self.sending);
+        let _ = self
+            .links
+            .send_to(to.uuid, None, &parcel, &mut self.sending.actions);
     }
 
     pub(super) fn kick(&mut self, by: &SessionInfo, asked: &Kick) -> Kicked {
@@ -910,7 +842,7 @@ impl State {
 
     /// Begins a link whose threads run. False if the connection is not a link.
     pub(super) fn begin_link(&mut self, id: ConnectionId) -> bool {
-        let link = self.links.begin(id, &self.sessions, &mut self.sending);
+        let link = self.links.begin(id, &self.sessions, &mut self.sending.actions);
         if let Some(server) = link {
             info!(target: "ssntp::server", "{server}: link begins");
         }
@@ -923,7 +855,7 @@ impl State {
     pub(super) fn end_link(&mut self, id: ConnectionId, code: EndCode, why: &str) -> bool {
         let is_open = self.admission.is_open();
         let abort = code == EndCode::Closing && is_open;
-        let Some(link) = self.links.end(id, code, why, abort, &mut self.sending) else {
+        let Some(link) = self.links.end(id, code, why, abort, &mut self.sending.actions) else {
             return false;
         };
         let server = link.server;
@@ -942,7 +874,7 @@ impl State {
 
     /// Sends the heartbeats of links that are due.
     pub(super) fn beat(&mut self) {
-        for (id, code, why) in self.links.beat(self.time, &mut self.sending) {
+        for (id, code, why) in self.links.beat(self.time, &mut self.sending.actions) {
             self.end_link(id, code, why);
         }
     }
@@ -984,10 +916,15 @@ impl State {
         };
         match &forwarded.to {
             Receivers::Sessions(uuids) => {
-                let sent = uuids.iter().filter(|uuid| self.send_here(**uuid, &mut parcel));
+                let sent = uuids
+                    .iter()
+                    .filter(|uuid| self.sending.here(**uuid, &mut parcel, &self.sessions));
                 sent.count()
             }
-            Receivers::Role(role) => self.send_to_role_here(Some(forwarded.from), *role, &mut parcel),
+            Receivers::Role(role) => {
+                self.sending
+                    .to_role_here(Some(forwarded.from), *role, &mut parcel, &self.sessions)
+            }
             Receivers::Application => 0,
         }
     }
@@ -1010,6 +947,6 @@ impl State {
         parcel: &Parcel,
     ) -> Result<(), SendError> {
         self.links
-            .send_to_application(server, from.uuid, parcel, &mut self.sending)
+            .send_to_application(server, from.uuid, parcel, &mut self.sending.actions)
     }
 }

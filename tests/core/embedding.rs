@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use ssntp::client::{Client, ClientError, ClientEvent, RequestError, SendFault};
 use ssntp::crossbeam_channel::{Receiver, Sender, unbounded};
-use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
+use ssntp::payload::{Content, InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::proto::{Exchange, FrameKind, FrameType, OperandError, Operands, Run, Step, Trace};
 use ssntp::server::{
-    Context, DisconnectReason, Filter, Handler, Newcomer, Refusal, RuleError, Rules, Server, ServerError,
-    SessionInfo,
+    Context, DisconnectReason, Filter, Handler, Newcomer, Refusal, Request, RuleError, Rules, Server,
+    ServerError, SessionInfo,
 };
 use ssntp::testkit::{HandlerTest, Testkit};
-use ssntp::{Command, Frame, Role, Status, Uuid};
+use ssntp::{Bytes, Command, Frame, Role, Status, Uuid};
 
 const DRAIN: FrameKind = FrameKind::new(FrameType::COMMAND, 0x80);
 const SCALED: FrameKind = FrameKind::new(FrameType::EVENT, 0xfe);
@@ -265,6 +265,59 @@ fn answering(client: Client) -> JoinHandle<()> {
             }
         }
     })
+}
+
+/// The payload of a QUERY.
+#[derive(Debug, PartialEq)]
+struct Words(String);
+
+impl Content for Words {
+    const FRAME: FrameKind = QUERY;
+
+    fn read(payload: &[u8]) -> Result<Self, ssntp::payload::Error> {
+        let words = String::from_utf8(payload.to_vec());
+        words.map(Self).map_err(ssntp::payload::Error::content)
+    }
+
+    fn write(&self) -> Result<Bytes, ssntp::payload::Error> {
+        Ok(self.0.clone().into())
+    }
+}
+
+/// Answers with capitals, or with bytes that are no text.
+struct Capitals;
+
+impl Handler for Capitals {
+    fn request(&mut self, cx: &mut Context<'_>, _: &SessionInfo, request: Request) {
+        let Words(words) = request.frame().payload().unwrap();
+        let sent = match words.as_str() {
+            "" => cx.reply(&request, vec![0xff]),
+            words => cx.reply_payload(&request, &Words(words.to_uppercase())),
+        };
+        sent.unwrap();
+    }
+}
+
+#[test]
+fn requests_and_answers_are_types_of_the_application() {
+    let kit = Testkit::new().unwrap();
+    let config = kit.server_config().unwrap().operands(operands());
+    let server = Server::start(config, Capitals).unwrap();
+    let asker = client(&kit, Role::CONTROLLER, operands());
+    let ask = |words: &str| asker.request_payload::<Words>(&Words(words.into()), LIMIT);
+    assert_eq!(ask("who?"), Ok(Words("WHO?".into())));
+    assert!(matches!(ask(""), Err(RequestError::Payload(_))));
+
+    let (uuid, handle) = (asker.uuid(), server.handle());
+    let asks =
+        std::thread::spawn(move || handle.request_payload::<Words>(uuid, &Words("you?".into()), LIMIT));
+    let request = loop {
+        if let ClientEvent::Request(request) = asker.recv_timeout(LIMIT).unwrap() {
+            break request;
+        }
+    };
+    asker.reply_payload(&request, &Words("me".into())).unwrap();
+    assert_eq!(asks.join().unwrap(), Ok(Words("me".into())));
 }
 
 #[test]

@@ -215,7 +215,8 @@ impl ClientCore {
         self.state.uplink.down();
         self.state.cancel_requests();
         *lock(&self.state.in_use) = None;
-        if self.is_closed {
+        // A close ends the session's queue before this core hears of it.
+        if self.is_closed || session.reason == DisconnectReason::Closed {
             // The queue is still sent: a close does not lose frames that `send` has accepted.
             session.reason = DisconnectReason::Closed;
             session.outbox.close();
@@ -223,9 +224,10 @@ impl ClientCore {
         }
         let reason = &session.reason;
         let aborted = *reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
-        match is_replaced(reason) {
-            true => info!(target: LOG, "{}: disconnected: {reason}", self.name()),
-            false => warn!(target: LOG, "{}: disconnected: {reason}", self.name()),
+        if is_replaced(reason) {
+            info!(target: LOG, "{}: disconnected: {reason}", self.name());
+        } else {
+            warn!(target: LOG, "{}: disconnected: {reason}", self.name());
         }
         self.state.deliver(ClientEvent::Disconnected {
             reason: reason.clone(),

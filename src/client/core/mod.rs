@@ -58,7 +58,7 @@ use super::{
     RequestError, ServerInfo,
 };
 use crate::proto::{Frame, Refusal};
-use crate::request::{Answer, Outstanding};
+use crate::request::{Awaited, Outstanding};
 use crate::wire::Decoder;
 use ssntp_pki::{CertificateDer, Identity};
 use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, after, deadline};
@@ -250,11 +250,10 @@ impl ClientCore {
         &self.state
     }
 
-    /// As [`ClientHandle::request_to`], but returns the channel of the answer and does not wait.
+    /// As [`ClientHandle::request_to`], but does not wait for the answer.
     /// `None` while new requests wait for the next session.
-    pub fn ask(&self, whom: Uuid, frame: &Frame) -> Option<Result<Receiver<Answer>, RequestError>> {
-        let asked = self.state.ask(whom, frame, deadline(Duration::ZERO))?;
-        Some(asked.map(|(_, answered)| answered))
+    pub fn ask(&self, whom: Uuid, frame: &Frame) -> Option<Result<Awaited, RequestError>> {
+        self.state.ask(whom, frame, deadline(Duration::ZERO))
     }
 
     /// The name and the time limits of the session's reader and writer.

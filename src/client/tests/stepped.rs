@@ -104,6 +104,23 @@ fn a_close_after_a_step_ends_the_wait_of_this_step() {
 }
 
 #[test]
+fn an_own_close_is_no_lost_session_even_if_the_session_ends_first() {
+    let mut client = Stepped::new(agent().address("a:1".parse().unwrap()));
+    client.dials();
+    let mut session = client.establish();
+    session.ended(EndReason::Local);
+    drop(session);
+    for _ in 0..3 {
+        client.step();
+    }
+    let told = client
+        .events
+        .try_iter()
+        .find(|event| matches!(event, ClientEvent::Disconnected { .. }));
+    assert!(told.is_none(), "{told:?}");
+}
+
+#[test]
 fn frames_and_requests_wait_ten_seconds_for_the_session_that_replaces_another() {
     const ASKED: FrameKind = FrameKind::new(FrameType::COMMAND, 0x81);
     let operands = Operands::default().request(ASKED, "Asked").unwrap();

@@ -74,7 +74,7 @@ impl Claims {
 }
 
 /// The verdict of CLAIMED for the judgement of this server's admission rules.
-pub(in crate::server) fn verdict<T>(judged: &Result<T, Refusal>) -> u8 {
+pub(crate) fn verdict<T>(judged: &Result<T, Refusal>) -> u8 {
     match judged {
         Ok(_) => 0,
         Err(Refusal::UuidInUse(_)) => 1,
@@ -85,7 +85,7 @@ pub(in crate::server) fn verdict<T>(judged: &Result<T, Refusal>) -> u8 {
 }
 
 /// The refusal for a verdict of CLAIMED. `None` if the newcomer may have the UUID.
-pub(in crate::server) fn refusal(verdict: u8, uuid: Uuid) -> Option<Refusal> {
+pub(crate) fn refusal(verdict: u8, uuid: Uuid) -> Option<Refusal> {
     Some(match verdict {
         0 => return None,
         1 => Refusal::UuidInUse(uuid),

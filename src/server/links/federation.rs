@@ -42,11 +42,11 @@ impl Federation {
         self
     }
 
-    pub(in crate::server) fn advertised(&self) -> &str {
+    pub(crate) fn advertised(&self) -> &str {
         &self.advertised
     }
 
-    pub(in crate::server) fn into_peers(self) -> Vec<Target> {
+    pub(crate) fn into_peers(self) -> Vec<Target> {
         self.peers
     }
 }

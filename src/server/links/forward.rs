@@ -11,14 +11,15 @@ use uuid::Uuid;
 
 use super::Links;
 use super::frames::{Forward, LinkFrame, Receivers};
+use crate::server::actions::Actions;
 use crate::server::error::SendError;
-use crate::server::sending::{Parcel, Sending, check_length};
+use crate::server::parcel::Parcel;
 use ssntp_pki::Role;
 use ssntp_transport::dispatch::Origin;
 use ssntp_transport::{ConnectionId, Outgoing};
 
 impl Links {
-    fn encode(&self, from: Option<Uuid>, to: Receivers, parcel: &Parcel, out: &Sending) -> Outgoing {
+    fn encode(&self, from: Option<Uuid>, to: Receivers, parcel: &Parcel, out: &Actions) -> Outgoing {
         let (traced, frames) = parcel.for_link();
         let forward = Forward {
             token: self.acting,
@@ -39,12 +40,12 @@ impl Links {
     ///
     /// # Errors
     /// [`SendError::NotConnected`] if no other server has a session of that UUID.
-    pub(in crate::server) fn send_to(
+    pub(crate) fn send_to(
         &self,
         to: Uuid,
         from: Option<Uuid>,
         parcel: &Parcel,
-        out: &mut Sending,
+        out: &mut Actions,
     ) -> Result<(), SendError> {
         let row = self.roster.get(to);
         let link = row.and_then(|row| self.to(row.info.server));
@@ -58,12 +59,12 @@ impl Links {
     ///
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server.
-    pub(in crate::server) fn send_to_application(
+    pub(crate) fn send_to_application(
         &self,
         server: Uuid,
         from: Uuid,
         parcel: &Parcel,
-        out: &mut Sending,
+        out: &mut Actions,
     ) -> Result<(), SendError> {
         // Before the snapshots are exchanged, the other server does not know the session.
         let link = self.to(server);
@@ -76,12 +77,12 @@ impl Links {
 
     /// Sends frames once over each link whose server has sessions with one of the roles. Returns the
     /// number of these sessions.
-    pub(in crate::server) fn send_to_role(
+    pub(crate) fn send_to_role(
         &self,
         to: Role,
         from: Option<Uuid>,
         parcel: &Parcel,
-        out: &mut Sending,
+        out: &mut Actions,
     ) -> usize {
         // Encoded once, and only if a link needs it.
         let (mut item, mut count) = (None, 0);
@@ -100,13 +101,8 @@ impl Links {
     ///
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server; [`SendError::TooLong`].
-    pub(in crate::server) fn tell(
-        &self,
-        server: Uuid,
-        message: Bytes,
-        out: &mut Sending,
-    ) -> Result<(), SendError> {
-        check_length(message.len(), &self.own)?;
+    pub(crate) fn tell(&self, server: Uuid, message: Bytes, out: &mut Actions) -> Result<(), SendError> {
+        self.own.check_length(message.len())?;
         let (link, token) = (self.to(server), self.acting);
         let link = link.ok_or(SendError::NotConnected(server))?;
         super::send(link, &LinkFrame::Tell { token, message }, out);

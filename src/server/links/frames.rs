@@ -27,7 +27,7 @@ pub(super) const VERSION: u16 = 1;
 
 /// The number of bytes by which a FORWARD may be longer than the longest payload of a session: its
 /// own fields, and the short frames that were read together with a long one.
-pub(in crate::server) const SLACK: u32 = 1 << 20;
+pub(crate) const SLACK: u32 = 1 << 20;
 
 /// The maximum number of sessions that one FORWARD names.
 const MAX_TARGETS: usize = 1024;
@@ -36,7 +36,7 @@ pub(super) const ROWS: usize = 1000;
 
 /// A violation of the link protocol by the peer. It ends the link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(in crate::server) enum LinkFault {
+pub(crate) enum LinkFault {
     /// The frame ends before its last field.
     #[error("{0} is too short")]
     Short(&'static str),
@@ -83,7 +83,7 @@ pub(super) struct Hello {
 
 /// The receivers of a FORWARD at the server that gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::server) enum Receivers {
+pub(crate) enum Receivers {
     /// These sessions.
     Sessions(Vec<Uuid>),
     /// Every session with one of these roles.
@@ -111,7 +111,7 @@ pub(super) struct Forward {
 
 /// The reason for which a server ends a link, as a code for the program at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum EndCode {
+pub(crate) enum EndCode {
     /// The server stops, or its side of the link failed.
     Closing = 0,
     /// The two servers are linked already.

@@ -24,7 +24,7 @@ const MAX_FIRST: usize = 1024;
 
 /// The reason for which there is no link.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::server) enum LinkFailure {
+pub(crate) enum LinkFailure {
     /// The peer is this server itself.
     #[error("it is the same server")]
     Own,
@@ -41,7 +41,7 @@ pub(in crate::server) enum LinkFailure {
 
 impl LinkFailure {
     /// The END for the peer; `None` if the connection is lost.
-    pub(in crate::server) fn answer(&self, server: Uuid) -> Option<Outgoing> {
+    pub(crate) fn answer(&self, server: Uuid) -> Option<Outgoing> {
         let code = match self {
             Self::Own => EndCode::Own,
             Self::Duplicate(_) => EndCode::Duplicate,
@@ -56,15 +56,15 @@ impl LinkFailure {
 
 /// The state of an entry whose peer is a server.
 #[derive(Debug)]
-pub(in crate::server) struct LinkHandshake {
+pub(crate) struct LinkHandshake {
     /// The HELLO of this server, if it has dialled.
-    pub(in crate::server) hello: Option<Bytes>,
+    pub(crate) hello: Option<Bytes>,
     /// The UUID in the peer's HELLO, once it has arrived.
-    pub(in crate::server) peer: Option<Uuid>,
+    pub(crate) peer: Option<Uuid>,
 }
 
 impl LinkHandshake {
-    pub(in crate::server) fn new(hello: Option<Bytes>) -> Self {
+    pub(crate) fn new(hello: Option<Bytes>) -> Self {
         Self { hello, peer: None }
     }
 
@@ -72,7 +72,7 @@ impl LinkHandshake {
     ///
     /// # Errors
     /// [`LinkFailure`] if the peer is not a server, has sent END, or does not fit.
-    pub(in crate::server) fn receive(
+    pub(crate) fn receive(
         &mut self,
         own: &OwnServer,
         certificate: &CertificateInfo,
@@ -109,7 +109,7 @@ impl LinkHandshake {
     }
 
     /// Translates a refusal of the dispatcher.
-    pub(in crate::server) fn refused(&self, refusal: &Refusal) -> LinkFailure {
+    pub(crate) fn refused(&self, refusal: &Refusal) -> LinkFailure {
         match (refusal, self.peer) {
             (Refusal::Busy(DUPLICATE), Some(peer)) => LinkFailure::Duplicate(peer),
             (refusal, _) => LinkFailure::Refused(refusal.to_string()),

@@ -78,8 +78,8 @@ pub(super) use self::peers::{Peer, Peers};
 pub(super) use self::received::{Forwarded, LinkEvent};
 use self::roster::Row;
 pub(super) use self::roster::{Remote, Roster, RosterChanges};
+use super::actions::Actions;
 use super::own::OwnServer;
-use super::sending::Sending;
 use super::sessions::{Rank, Session, SessionId, SessionInfo, Sessions};
 use super::time::Moment;
 use crate::proto::Refusal;
@@ -388,7 +388,7 @@ impl Links {
         &mut self,
         id: ConnectionId,
         sessions: &Sessions,
-        out: &mut Sending,
+        out: &mut Actions,
     ) -> Option<&Arc<ServerLink>> {
         let link = self.table.get_mut(id)?;
         link.snapshot_sent = true;
@@ -425,7 +425,7 @@ impl Links {
         code: EndCode,
         why: &str,
         abort: bool,
-        out: &mut Sending,
+        out: &mut Actions,
     ) -> Option<EndedLink> {
         let link = self.table.remove(id)?;
         if !abort {
@@ -460,7 +460,7 @@ impl Links {
     pub(super) fn beat(
         &mut self,
         time: Moment,
-        out: &mut Sending,
+        out: &mut Actions,
     ) -> Vec<(ConnectionId, EndCode, &'static str)> {
         let Some(due) = self.next_beat.filter(|at| *at <= time.now) else {
             return Vec::new();
@@ -494,7 +494,7 @@ impl Links {
     }
 
     /// Numbers a change of this server's sessions and reports it over all links.
-    fn announce(&mut self, out: &mut Sending, change: impl FnOnce(u64) -> LinkFrame) {
+    fn announce(&mut self, out: &mut Actions, change: impl FnOnce(u64) -> LinkFrame) {
         self.sequence += 1;
         if self.table.is_empty() {
             return;
@@ -507,7 +507,7 @@ impl Links {
     }
 
     /// Reports a new session over all links.
-    pub(super) fn announce_session(&mut self, session: &Session, out: &mut Sending) {
+    pub(super) fn announce_session(&mut self, session: &Session, out: &mut Actions) {
         self.announce(out, |sequence| LinkFrame::Connected {
             sequence,
             row: row(session),
@@ -515,7 +515,7 @@ impl Links {
     }
 
     /// Reports the end of a session over all links.
-    pub(super) fn announce_end(&mut self, info: &SessionInfo, out: &mut Sending) {
+    pub(super) fn announce_end(&mut self, info: &SessionInfo, out: &mut Actions) {
         let (number, uuid) = (info.id.0.0, info.uuid);
         self.announce(out, |sequence| LinkFrame::Gone {
             sequence,
@@ -525,7 +525,7 @@ impl Links {
     }
 
     /// Asks another server to pause one of its sessions, or to read it again.
-    pub(super) fn pause_remote(&self, change: RemotePause, out: &mut Sending) {
+    pub(super) fn pause_remote(&self, change: RemotePause, out: &mut Actions) {
         let number = change.number;
         if self.table.contains(change.link) {
             let frame = if change.paused {
@@ -545,7 +545,7 @@ impl Links {
         certificate: &CertificateInfo,
         verdict: Sender<u8>,
         now: Instant,
-        out: &mut Sending,
+        out: &mut Actions,
     ) {
         let row = self.roster.get(uuid);
         let Some(link) = row.and_then(|row| self.to(row.info.server)) else {
@@ -563,13 +563,13 @@ impl Links {
     }
 
     /// Answers a CLAIM.
-    pub(super) fn answer_claim(&self, link: ConnectionId, id: u64, verdict: u8, out: &mut Sending) {
+    pub(super) fn answer_claim(&self, link: ConnectionId, id: u64, verdict: u8, out: &mut Actions) {
         send(link, &LinkFrame::Claimed { id, verdict }, out);
     }
 }
 
 /// Sends a frame of the server itself over a link.
-fn send(link: ConnectionId, frame: &LinkFrame, out: &mut Sending) {
+fn send(link: ConnectionId, frame: &LinkFrame, out: &mut Actions) {
     out.send_own(link, Outgoing::whole(frame.encode(), 1));
 }
 

@@ -32,34 +32,34 @@ impl fmt::Display for PeerState {
 
 /// The state of one peer, which its dialler sets.
 #[derive(Clone, Debug)]
-pub(in crate::server) struct Peer(Arc<Mutex<PeerState>>);
+pub(crate) struct Peer(Arc<Mutex<PeerState>>);
 
 impl Peer {
     /// Sets the state. Returns the one before.
-    pub(in crate::server) fn set(&self, state: PeerState) -> PeerState {
+    pub(crate) fn set(&self, state: PeerState) -> PeerState {
         std::mem::replace(&mut *lock(&self.0), state)
     }
 }
 
 /// The peers by address.
 #[derive(Debug, Default)]
-pub(in crate::server) struct Peers(Mutex<BTreeMap<String, Peer>>);
+pub(crate) struct Peers(Mutex<BTreeMap<String, Peer>>);
 
 impl Peers {
     /// Adds a peer that is not linked yet.
-    pub(in crate::server) fn add(&self, address: String) -> Peer {
+    pub(crate) fn add(&self, address: String) -> Peer {
         let peer = Peer(Arc::new(Mutex::new(PeerState::Trying(String::new()))));
         lock(&self.0).insert(address, peer.clone());
         peer
     }
 
     /// Removes a peer. Its dialler may still set its state, which is not shown any more.
-    pub(in crate::server) fn remove(&self, address: &str) {
+    pub(crate) fn remove(&self, address: &str) {
         lock(&self.0).remove(address);
     }
 
     /// All peers with their states, sorted by address.
-    pub(in crate::server) fn list(&self) -> Vec<(String, PeerState)> {
+    pub(crate) fn list(&self) -> Vec<(String, PeerState)> {
         let peers = lock(&self.0);
         let each = peers.iter();
         each.map(|(address, peer)| (address.clone(), lock(&peer.0).clone()))

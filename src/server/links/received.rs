@@ -16,7 +16,7 @@ use super::facts::ServerLink;
 use super::frames::{EndCode, Forward, LinkFault, LinkFrame, Receivers};
 use super::roster::{Remote, RosterChanges};
 use crate::proto::{Codec, Item, Run, apart};
-use crate::server::sending::Sending;
+use crate::server::actions::Actions;
 use crate::server::sessions::{SessionId, Sessions};
 use crate::server::time::Moment;
 use crate::wire::unix_nanos_at;
@@ -24,7 +24,7 @@ use ssntp_transport::ConnectionId;
 use ssntp_transport::dispatch::Origin;
 
 /// What the core has to do about a link frame.
-pub(in crate::server) enum LinkEvent {
+pub(crate) enum LinkEvent {
     /// Nothing.
     Done,
     /// The sessions of the other server are known.
@@ -43,15 +43,15 @@ pub(in crate::server) enum LinkEvent {
 }
 
 /// Frames from another server.
-pub(in crate::server) struct Forwarded {
-    pub(in crate::server) item: Item,
-    pub(in crate::server) to: Receivers,
+pub(crate) struct Forwarded {
+    pub(crate) item: Item,
+    pub(crate) to: Receivers,
     /// The client that sent the frames, or nil.
-    pub(in crate::server) from: Uuid,
+    pub(crate) from: Uuid,
     /// The session of that client.
-    pub(in crate::server) sender: Option<Arc<Remote>>,
+    pub(crate) sender: Option<Arc<Remote>>,
     /// The session that is paused while a receiver here has no room.
-    pub(in crate::server) origin: Origin,
+    pub(crate) origin: Origin,
 }
 
 impl Links {
@@ -59,14 +59,14 @@ impl Links {
     ///
     /// # Errors
     /// A fault of the peer, for which the link must end.
-    pub(in crate::server) fn handle(
+    pub(crate) fn handle(
         &mut self,
         id: ConnectionId,
         run: &Run,
         frame: &crate::proto::Frame,
         sessions: &Sessions,
         time: Moment,
-        out: &mut Sending,
+        out: &mut Actions,
     ) -> Result<LinkEvent, LinkFault> {
         // A slice of the read, so that a FORWARD is not copied.
         let frame = LinkFrame::decode(frame.kind(), frame.payload_bytes().clone())?;
@@ -137,12 +137,12 @@ impl Links {
 
     /// Notes the rank of a session of another server: the next admission here gets a greater stamp, as in
     /// a clock of Lamport.
-    pub(in crate::server) fn note_rank(&mut self, remote: &Remote) {
+    pub(crate) fn note_rank(&mut self, remote: &Remote) {
         self.clock = self.clock.max(remote.rank.stamp);
     }
 
     /// Counts frames from a link, and whether they have found a receiver.
-    pub(in crate::server) fn count_forwarded(&mut self, id: ConnectionId, frames: u32, is_received: bool) {
+    pub(crate) fn count_forwarded(&mut self, id: ConnectionId, frames: u32, is_received: bool) {
         if let Some(link) = self.table.get_mut(id) {
             link.received += u64::from(frames);
             if !is_received {
@@ -159,7 +159,7 @@ impl Links {
         number: u64,
         paused: bool,
         sessions: &Sessions,
-        out: &mut Sending,
+        out: &mut Actions,
     ) -> LinkEvent {
         let id = ConnectionId(number);
         if let Some(link) = self.table.get_mut(link) {

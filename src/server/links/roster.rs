@@ -37,9 +37,9 @@ pub(super) struct Row {
 
 /// A session of another server.
 #[derive(Debug)]
-pub(in crate::server) struct Remote {
-    pub(in crate::server) info: SessionInfo,
-    pub(in crate::server) rank: Rank,
+pub(crate) struct Remote {
+    pub(crate) info: SessionInfo,
+    pub(crate) rank: Rank,
 }
 
 impl Remote {
@@ -50,9 +50,9 @@ impl Remote {
 
 /// The rows that a link frame has added and removed.
 #[derive(Debug, Default)]
-pub(in crate::server) struct RosterChanges {
-    pub(in crate::server) connected: Vec<Arc<Remote>>,
-    pub(in crate::server) removed: Vec<Arc<Remote>>,
+pub(crate) struct RosterChanges {
+    pub(crate) connected: Vec<Arc<Remote>>,
+    pub(crate) removed: Vec<Arc<Remote>>,
 }
 
 /// The rows of one server.
@@ -69,7 +69,7 @@ struct Rows {
 
 /// The sessions of all other servers.
 #[derive(Debug)]
-pub(in crate::server) struct Roster {
+pub(crate) struct Roster {
     servers: HashMap<Uuid, Rows>,
     /// The row that counts for each UUID.
     by_uuid: HashMap<Uuid, Arc<Remote>>,
@@ -97,7 +97,7 @@ impl Roster {
     }
 
     /// The session that counts for a UUID.
-    pub(in crate::server) fn get(&self, uuid: Uuid) -> Option<&Arc<Remote>> {
+    pub(crate) fn get(&self, uuid: Uuid) -> Option<&Arc<Remote>> {
         self.by_uuid.get(&uuid)
     }
 
@@ -107,12 +107,12 @@ impl Roster {
     }
 
     /// Every session.
-    pub(in crate::server) fn iter(&self) -> impl Iterator<Item = &Arc<Remote>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Remote>> {
         self.by_uuid.values()
     }
 
     /// Every session with at least one of the roles, each once.
-    pub(in crate::server) fn with_role(&self, role: Role) -> impl Iterator<Item = &Arc<Remote>> {
+    pub(crate) fn with_role(&self, role: Role) -> impl Iterator<Item = &Arc<Remote>> {
         bits(role).flat_map(move |bit| {
             // A session with several of the roles is listed only under the lowest one.
             let earlier = role.bits() & ((1 << bit) - 1);

@@ -20,7 +20,7 @@ type Refused = (OperatorRefusal, String);
 
 /// Bans the UUID of a Kick, if the command asks for it, and returns the answer. The caller ends the
 /// `session` of that UUID if the answer counts it. If one of the two is impossible, neither is done.
-pub(in crate::server) fn kick(
+pub(crate) fn kick(
     asked: &Kick,
     by: &SessionInfo,
     session: Option<&SessionInfo>,
@@ -97,7 +97,7 @@ fn try_kick(
 }
 
 /// Ends a ban, and returns the answer.
-pub(in crate::server) fn unban(
+pub(crate) fn unban(
     asked: &Unban,
     by: &SessionInfo,
     (bans, log): (&mut Bans, &mut Log),
@@ -119,7 +119,7 @@ pub(in crate::server) fn unban(
 }
 
 /// Reads a DrainServer: the UUID of the server.
-pub(in crate::server) fn read_drain(asked: &DrainServer) -> Result<Uuid, Refused> {
+pub(crate) fn read_drain(asked: &DrainServer) -> Result<Uuid, Refused> {
     if Duration::from_secs(asked.within_s) > LONGEST_DRAIN {
         let text = "the time for clients to leave is at most a day";
         return Err((OperatorRefusal::InvalidData, text.into()));

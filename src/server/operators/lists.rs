@@ -18,7 +18,7 @@ const PAGE: usize = 64;
 const MAX_NAME: usize = 256;
 
 /// A page of sessions. The error is the reason in InvalidFrameType.
-pub(in crate::server) fn sessions(
+pub(crate) fn sessions(
     asked: &ListSessions,
     sessions: &Sessions,
     now: Instant,
@@ -76,7 +76,7 @@ fn session_entry(session: &Session, now: Instant) -> SessionEntry {
 }
 
 /// A page of bans.
-pub(in crate::server) fn bans(asked: &ListBans, bans: &Bans, now: Instant) -> BanPage {
+pub(crate) fn bans(asked: &ListBans, bans: &Bans, now: Instant) -> BanPage {
     let bans = bans.standing(now).filter(|ban| ban.number > asked.after);
     let bans: Vec<_> = bans.take(PAGE + 1).collect();
     let is_last = bans.len() <= PAGE;
@@ -96,11 +96,7 @@ pub(in crate::server) fn bans(asked: &ListBans, bans: &Bans, now: Instant) -> Ba
 }
 
 /// All servers: `own` is the entry of this one. The others are linked, or dialled without a link.
-pub(in crate::server) fn servers(
-    own: ServerEntry,
-    links: &[LinkFigures],
-    peers: Vec<(String, PeerState)>,
-) -> Servers {
+pub(crate) fn servers(own: ServerEntry, links: &[LinkFigures], peers: Vec<(String, PeerState)>) -> Servers {
     let is_linked = |address: &str| links.iter().any(|link| address_of(link) == address);
     let away = peers.into_iter().filter_map(|(address, state)| match state {
         PeerState::Trying(detail) if !is_linked(&address) => Some(ServerEntry {
@@ -131,7 +127,7 @@ pub(in crate::server) fn servers(
 }
 
 /// Cuts a list of servers to the page that was asked for.
-pub(in crate::server) fn servers_page(asked: &ListServers, servers: &mut Servers) {
+pub(crate) fn servers_page(asked: &ListServers, servers: &mut Servers) {
     // A fixed order, because each page is made from a new list: first by UUID, then peers without a
     // known UUID by address.
     let order = |one: &ServerEntry| (one.uuid.is_empty(), one.uuid.clone(), one.address.clone());

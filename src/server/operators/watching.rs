@@ -35,12 +35,12 @@ struct Watcher {
 
 /// The operators that watch.
 #[derive(Debug, Default)]
-pub(in crate::server) struct Watchers(Vec<Watcher>);
+pub(crate) struct Watchers(Vec<Watcher>);
 
 impl Watchers {
     /// Begins a watch of the operator, which replaces an earlier one. Returns the confirmation, a Watched
     /// without frames. The error is the reason for InvalidFrameType.
-    pub(in crate::server) fn add(
+    pub(crate) fn add(
         &mut self,
         operator: SessionId,
         request: Watch,
@@ -76,7 +76,7 @@ impl Watchers {
     }
 
     /// The reports about received frames for the operators that watch.
-    pub(in crate::server) fn reports(
+    pub(crate) fn reports(
         &mut self,
         from: &SessionInfo,
         kind: FrameKind,

@@ -21,7 +21,7 @@ use ssntp::client::{
 };
 use ssntp::pki::CertificateInfo;
 use ssntp::proto::{ClientHandshake, Command, Connect, Event, Frame, FrameKind, Refusal, Status};
-use ssntp::simulation::{At, ClientCore, Next, Standing, Trial};
+use ssntp::simulation::{At, Awaited, ClientCore, Next, Standing, Trial};
 use ssntp::transport::{Limits, PeerAddress};
 use ssntp_test_support::random::Random;
 
@@ -93,10 +93,8 @@ struct Running {
     /// The times of the attempts within the last second.
     dialled: VecDeque<Instant>,
     /// The open questions: the receiver, the number, the time, and the channel of the answer.
-    asked: Vec<(usize, u64, Instant, Answer)>,
+    asked: Vec<(usize, u64, Instant, Awaited)>,
 }
-
-type Answer = Receiver<Result<Frame, RequestError>>;
 
 pub(super) struct Client {
     pub(super) at: usize,
@@ -611,7 +609,7 @@ impl Client {
         }
         let (answered, own) = (&mut self.answered, self.at);
         running.asked.retain(|(receiver, number, since, answer)| {
-            match answer.try_recv() {
+            match answer.try_answer() {
                 Err(TryRecvError::Empty) if is_over => log.faults.push(format!(
                     "requests: {number} of {name} waits for a session that is over"
                 )),
