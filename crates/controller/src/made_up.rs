@@ -100,11 +100,11 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
             spec,
             version,
             stable: Some(1),
+            good: Vec::new(),
             versions: Vec::new(),
             rollout: Rollout {
                 state: rollout,
-                failures: 0,
-                why: String::new(),
+                ..Rollout::default()
             },
             deleting: false,
             revision: 7,

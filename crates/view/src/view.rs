@@ -201,7 +201,7 @@ impl View {
         self.of_kind("node", found, self.nodes.contains_key(&found))
     }
 
-    /// The instance with the name `text`, or else the one whose UUID begins with it. A whole UUID
+    /// The instance with the name `text`, of several the only one that runs, or else the one whose UUID begins with it. A whole UUID
     /// is also accepted if it is unknown.
     ///
     /// # Errors
@@ -209,7 +209,15 @@ impl View {
     pub fn find_instance(&self, text: &str) -> Result<Uuid, FindError> {
         // Names have priority, because a name may look like the beginning of a UUID.
         let called = |instance: &&Instance| !text.is_empty() && instance.stats.name == text;
-        let matches: Vec<_> = self.instances.values().filter(called).map(|i| i.uuid).collect();
+        let uuids = |is_listed: &dyn Fn(&Instance) -> bool| -> Vec<_> {
+            let called = self.instances.values().filter(called);
+            called.filter(|i| is_listed(i)).map(|i| i.uuid).collect()
+        };
+        // Failed instances stay for a while, under the name of the one that runs in their place.
+        let mut matches = uuids(&Instance::is_alive);
+        if matches.len() != 1 {
+            matches = uuids(&|_| true);
+        }
         let text = text.to_owned();
         match *matches.as_slice() {
             [] => {}

@@ -250,14 +250,14 @@ impl Run {
             return;
         }
         self.controller.look(|view| {
-            let instances = due.iter().filter_map(|(instance, workload)| {
+            let instances = due.iter().filter_map(|(instance, check)| {
                 let listed = view.instance(instance.uuid)?;
                 let host = if listed.stats.ssh_ip.is_empty() {
                     view.node(listed.node)?.stats.networks.first()?.ip.clone()
                 } else {
                     listed.stats.ssh_ip.clone()
                 };
-                Some((instance.uuid, workload.spec.health.as_ref()?, host))
+                Some((instance.uuid, *check, host))
             });
             self.checks.check(now.elapsed, instances);
         });

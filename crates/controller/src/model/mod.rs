@@ -21,7 +21,7 @@
 mod spec;
 mod start_keys;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -41,12 +41,17 @@ pub const KEPT_VERSIONS: usize = 10;
 pub struct Workload {
     /// The name, which is unique.
     pub name: String,
-    /// The spec that was applied last. Its template is that of the newest version.
+    /// The spec that was applied last, with the template of the version that the instances are to
+    /// have.
     pub spec: Spec,
     /// The version that the instances are to have.
     pub version: u64,
     /// The last version of which all instances were healthy; `None` before the first.
     pub stable: Option<u64>,
+    /// The versions that were healthy to the end of their roll-out, in that order. Those that a user
+    /// has left by going back are not among them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub good: Vec<u64>,
     /// The versions that are kept, the newest last.
     pub versions: Vec<Version>,
     /// The roll-out of the present version.
@@ -80,6 +85,9 @@ pub struct Rollout {
     /// The last failure, or the reason why the roll-out went back; else empty.
     #[serde(default)]
     pub why: String,
+    /// While it is paused: the slots whose instance has the new version.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub slots: BTreeSet<u32>,
 }
 
 /// The state of a roll-out.
@@ -280,5 +288,81 @@ impl Workload {
     /// The kept version of this number.
     pub fn version_of(&self, number: u64) -> Option<&Version> {
         self.versions.iter().find(|version| version.number == number)
+    }
+
+    /// True while a version is rolled out that may still be left for the last good one.
+    pub(crate) fn is_under_way(&self) -> bool {
+        match self.rollout.state {
+            RolloutState::Rolling => true,
+            RolloutState::Back => self.stable != Some(self.version),
+            RolloutState::Steady | RolloutState::Paused => false,
+        }
+    }
+
+    /// The version for an instance of a slot. A paused roll-out brings the new version to no
+    /// further slot.
+    pub(crate) fn version_for(&self, slot: u32) -> u64 {
+        let is_held = self.rollout.state == RolloutState::Paused && !self.rollout.slots.contains(&slot);
+        let stable = self.stable.filter(|_| is_held);
+        let stable = stable.filter(|stable| self.version_of(*stable).is_some());
+        stable.unwrap_or(self.version)
+    }
+
+    /// The version to go back to: the last good one before the present version.
+    pub(crate) fn good_before(&self) -> Option<u64> {
+        if let Some(stable) = self.stable.filter(|stable| *stable != self.version) {
+            return self.version_of(stable).map(|version| version.number);
+        }
+        let earlier = self.good.iter().rev().skip_while(|good| **good != self.version);
+        earlier
+            .skip(1)
+            .copied()
+            .find(|good| self.version_of(*good).is_some())
+    }
+
+    /// The present version was healthy to the end of its roll-out.
+    pub(crate) fn completed(&mut self) {
+        let (version, was_back) = (self.version, self.rollout.state == RolloutState::Back);
+        let known = self.good.iter().position(|good| *good == version);
+        match known {
+            Some(at) if was_back => self.good.truncate(at + 1),
+            _ => {
+                self.good.retain(|good| *good != version);
+                self.good.push(version);
+            }
+        }
+        self.stable = Some(version);
+    }
+
+    /// Begins to go back to a version. The spec gets that version's template.
+    pub(crate) fn go_back(&mut self, to: u64, why: String) {
+        self.version = to;
+        if let Some(version) = self.versions.iter().find(|version| version.number == to) {
+            version.template.clone().fill(&mut self.spec);
+        }
+        self.rollout = Rollout {
+            state: RolloutState::Back,
+            why,
+            ..Rollout::default()
+        };
+    }
+
+    /// Completes a workload of an earlier version of this program: the health check was no part of
+    /// the template, and there was no record of good versions.
+    pub(crate) fn complete(mut self) -> Self {
+        if self
+            .versions
+            .iter()
+            .all(|version| version.template.health.is_none())
+        {
+            for version in &mut self.versions {
+                version.template.health.clone_from(&self.spec.health);
+                version.digest = version.template.digest();
+            }
+        }
+        if self.good.is_empty() {
+            self.good.extend(self.stable);
+        }
+        self
     }
 }

@@ -258,6 +258,7 @@ impl Spec {
             labels: self.labels.clone(),
             user_data: self.user_data.clone(),
             meta_data: self.meta_data.clone(),
+            health: self.health.clone(),
         }
     }
 }
@@ -277,9 +278,21 @@ pub struct Template {
     /// As in [`Spec`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub meta_data: String,
+    /// As in [`Spec`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<HealthCheck>,
 }
 
 impl Template {
+    /// Sets these parts of a spec.
+    pub(super) fn fill(self, spec: &mut Spec) {
+        spec.start = self.start;
+        spec.labels = self.labels;
+        spec.user_data = self.user_data;
+        spec.meta_data = self.meta_data;
+        spec.health = self.health;
+    }
+
     /// A digest that is equal for equal templates in every version of this program. It is FNV-1a,
     /// because the hash of the standard library may change between versions.
     pub fn digest(&self) -> String {

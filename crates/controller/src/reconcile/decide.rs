@@ -4,7 +4,7 @@
 //! until it is gone, or until its node has been away for longer than the grace. So an instance and
 //! its replacement never run at the same time, as far as the controller can know.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -12,13 +12,22 @@ use uuid::Uuid;
 use super::observe::{failed, is_over};
 use super::plan::{Command, Draft};
 use super::soft::{Soft, Status};
-use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload, Write};
+use crate::model::{HealthCheck, Instance, InstanceState, Rollout, RolloutState, Workload, Write};
 
 /// The maximum number of instances that are started at a time, because the scheduler holds a bounded number.
 const MOST_STARTING: usize = 256;
 /// The maximum number of instances of one workload that are started at a time, so that a workload with slow
 /// images does not block the others.
 const MOST_STARTING_OF_ONE: usize = 64;
+/// The number of failed instances of a slot that stay on their nodes, and the time for which they do.
+const EVIDENCE: usize = 3;
+const EVIDENCE_MS: i64 = 7 * 86_400_000;
+/// The time after which an instance that is to end, and that its node still lists, counts as one that
+/// hangs. Then the roll-out goes on without its slot.
+const STUCK: Duration = Duration::from_secs(60);
+
+const UNHEALTHY: &str = "it is unhealthy: its health check fails";
+
 type Slots<'a> = BTreeMap<u32, Vec<&'a Instance>>;
 
 /// The status of a slot, after this step.
@@ -30,16 +39,28 @@ enum SlotStatus<'a> {
     Done(&'a Instance),
     /// The instance runs, but has not been healthy for long enough.
     Running(&'a Instance),
+    /// The instance runs, and its health check fails.
+    Unhealthy(&'a Instance),
     /// The slot has no running instance.
     Empty,
+    /// The former instance of the slot does not end.
+    Stuck(&'a Instance),
 }
 
 impl<'a> SlotStatus<'a> {
+    /// The instance, if its health check fails.
+    fn unhealthy(&self) -> Option<&'a Instance> {
+        match self {
+            Self::Unhealthy(instance) => Some(instance),
+            _ => None,
+        }
+    }
+
     /// The instance, if the slot has all that its workload wants of it.
     fn available(&self) -> Option<&'a Instance> {
         match self {
             Self::Healthy(instance) | Self::Done(instance) => Some(instance),
-            Self::Running(_) | Self::Empty => None,
+            _ => None,
         }
     }
 }
@@ -63,7 +84,12 @@ impl Decider<'_, '_> {
             let slots = of_workloads.entry(&instance.workload).or_default();
             slots.entry(instance.slot).or_default().push(instance);
             starting += usize::from(instance.state == InstanceState::Starting);
-            self.clear(instance);
+        }
+        let evidence = self.evidence(&of_workloads);
+        for instance in state.instances.values() {
+            if !evidence.contains(&instance.uuid) {
+                self.clear(instance);
+            }
         }
         let mut room = MOST_STARTING.saturating_sub(starting);
         for workload in state.workloads.values() {
@@ -71,9 +97,39 @@ impl Decider<'_, '_> {
             if workload.deleting {
                 self.take_down(workload, slots);
             } else if !self.goes_back(workload) {
-                self.keep_up(workload, slots, &mut room, uuids);
+                self.keep_up(workload, slots, &evidence, &mut room, uuids);
             }
         }
+    }
+
+    /// The last failed instances of each slot. They stay on their nodes, with their output, so that a
+    /// user can see why they failed. An instance with volumes is not kept, because its successor needs
+    /// them.
+    fn evidence(&self, of_workloads: &BTreeMap<&str, Slots<'_>>) -> BTreeSet<Uuid> {
+        let mut evidence = BTreeSet::new();
+        for workload in self
+            .draft
+            .state()
+            .workloads
+            .values()
+            .filter(|workload| !workload.deleting)
+        {
+            let slots = of_workloads.get(workload.name.as_str()).into_iter().flatten();
+            for (_, of_slot) in slots.filter(|(slot, _)| **slot <= workload.spec.count) {
+                let is_failed = |instance: &&&Instance| {
+                    let version = workload.version_of(instance.version);
+                    let has_volumes =
+                        version.is_none_or(|version| !version.template.start.storage.is_empty());
+                    let age = self.draft.now().unix_ms.saturating_sub(instance.since);
+                    let is_failed = !instance.wanted && instance.state == InstanceState::Failed;
+                    is_failed && !has_volumes && age < EVIDENCE_MS
+                };
+                let mut failed: Vec<_> = of_slot.iter().filter(is_failed).collect();
+                failed.sort_by_key(|instance| std::cmp::Reverse((instance.since, instance.uuid)));
+                evidence.extend(failed.iter().take(EVIDENCE).map(|instance| instance.uuid));
+            }
+        }
+        evidence
     }
 
     /// Deletes an instance that is not wanted, or queries a starting instance that no node lists.
@@ -111,10 +167,12 @@ impl Decider<'_, '_> {
 
     /// Goes back to the last stable version if the new one fails. Returns true if it does.
     fn goes_back(&mut self, workload: &Workload) -> bool {
-        let Rollout { state, failures, why } = &workload.rollout;
+        let Rollout { failures, why, .. } = &workload.rollout;
         let update = &workload.spec.update;
         let stable = workload.stable.filter(|stable| *stable != workload.version);
-        let Some(stable) = stable.filter(|stable| workload.version_of(*stable).is_some()) else {
+        let stable =
+            stable.filter(|stable| workload.is_under_way() && workload.version_of(*stable).is_some());
+        let Some(stable) = stable else {
             return false;
         };
         let limit = Duration::from_secs(update.deadline_s.into());
@@ -122,16 +180,15 @@ impl Decider<'_, '_> {
             .soft
             .stuck_for(&workload.name, workload.version, self.draft.now());
         let is_late = stuck.is_some_and(|stuck| stuck >= limit);
-        let reason = match () {
-            () if *state != RolloutState::Rolling => return false,
-            () if *failures >= update.max_failures => {
-                format!("{failures} instances failed, the last one: {why}")
-            }
-            () if is_late => format!(
+        let reason = if *failures >= update.max_failures {
+            format!("{failures} instances failed, the last one: {why}")
+        } else if is_late {
+            format!(
                 "no further instance became healthy within {} s",
                 update.deadline_s
-            ),
-            () => return false,
+            )
+        } else {
+            return false;
         };
         let from = workload.version;
         let text = format!(
@@ -140,12 +197,7 @@ impl Decider<'_, '_> {
         );
         self.draft.workload_event("rollout", &workload.name, text);
         let touched = self.draft.touch(workload);
-        touched.version = stable;
-        touched.rollout = Rollout {
-            state: RolloutState::Back,
-            failures: 0,
-            why: format!("version {from}: {reason}"),
-        };
+        touched.go_back(stable, format!("version {from}: {reason}"));
         true
     }
 
@@ -154,6 +206,7 @@ impl Decider<'_, '_> {
         &mut self,
         workload: &Workload,
         slots: &Slots<'_>,
+        evidence: &BTreeSet<Uuid>,
         room: &mut usize,
         uuids: &mut dyn FnMut() -> Uuid,
     ) {
@@ -178,10 +231,14 @@ impl Decider<'_, '_> {
         let mut empty = 0;
         for slot in 1..=count {
             let of_slot = slots.get(&slot).map_or(&[][..], Vec::as_slice);
-            let status = self.slot_status(workload, of_slot);
-            let is_free = !of_slot
-                .iter()
-                .any(|instance| instance.wanted || self.blocks(workload, instance));
+            let mut status = self.slot_status(workload, slot, of_slot);
+            let blocking = of_slot.iter().find(|instance| {
+                !instance.wanted && !evidence.contains(&instance.uuid) && self.blocks(workload, instance)
+            });
+            let is_free = blocking.is_none() && !of_slot.iter().any(|instance| instance.wanted);
+            if let Some(instance) = blocking.filter(|instance| self.hangs(instance)) {
+                status = SlotStatus::Stuck(instance);
+            }
             if is_free && room_here > 0 && self.fill(workload, slot, uuids) {
                 room_here -= 1;
                 empty += 1;
@@ -195,11 +252,16 @@ impl Decider<'_, '_> {
     }
 
     /// The status of a slot. Marks an instance that has failed as no longer wanted.
-    fn slot_status<'b>(&mut self, workload: &Workload, of_slot: &[&'b Instance]) -> SlotStatus<'b> {
+    fn slot_status<'b>(
+        &mut self,
+        workload: &Workload,
+        slot: u32,
+        of_slot: &[&'b Instance],
+    ) -> SlotStatus<'b> {
         let Some(instance) = of_slot.iter().find(|instance| instance.wanted).copied() else {
             return SlotStatus::Empty;
         };
-        let is_outdated = instance.version != workload.version;
+        let is_outdated = instance.version != workload.version_for(slot);
         match instance.state {
             InstanceState::Running => return self.status_of_running(workload, instance),
             InstanceState::Done if is_over(workload, instance) => return SlotStatus::Done(instance),
@@ -222,15 +284,15 @@ impl Decider<'_, '_> {
         }
         let alive = self.soft.alive_for(instance, self.draft.now());
         let health = self.soft.health(instance.uuid);
-        if health.is_bad && workload.spec.health.is_some() {
-            self.replace(instance, "its health check fails");
-            return SlotStatus::Empty;
+        let has_check = check_of(workload, instance).is_some();
+        if health.is_bad && has_check {
+            return SlotStatus::Unhealthy(instance);
         }
         // During a roll-out, an instance of the new version has to be healthy for a while first.
         let is_available = workload.rollout.state == RolloutState::Steady
             || instance.version != workload.version
             || alive >= Duration::from_secs(workload.spec.update.healthy_s.into())
-                && (workload.spec.health.is_none() || health.has_passed);
+                && (!has_check || health.has_passed);
         if is_available {
             SlotStatus::Healthy(instance)
         } else {
@@ -258,18 +320,28 @@ impl Decider<'_, '_> {
         !self.soft.is_away(node, grace, self.draft.now())
     }
 
+    /// True if an instance that is to end does not.
+    fn hangs(&mut self, instance: &Instance) -> bool {
+        let now = self.draft.now();
+        let seen = self.draft.seen().instances.get(&instance.uuid);
+        let is_listed = seen.is_some_and(|seen| self.draft.is_current(seen.node));
+        // The age is asked for in any case, because the first question begins it.
+        self.soft.age(instance, now) >= STUCK && is_listed
+    }
+
     /// Starts an instance in a free slot, unless the slot is in a pause. Returns true if it does.
     fn fill(&mut self, workload: &Workload, slot: u32, uuids: &mut dyn FnMut() -> Uuid) -> bool {
         let now = self.draft.now();
         let attempt = self.soft.attempt(&workload.name, slot, now);
-        let (Some(attempt), Some(version)) = (attempt, workload.version_of(workload.version)) else {
+        let version = workload.version_of(workload.version_for(slot));
+        let (Some(attempt), Some(version)) = (attempt, version) else {
             return false;
         };
         let instance = Instance {
             uuid: uuids(),
             workload: workload.name.clone(),
             slot,
-            version: workload.version,
+            version: version.number,
             state: InstanceState::Starting,
             wanted: true,
             attempt,
@@ -278,7 +350,7 @@ impl Decider<'_, '_> {
         };
         let payload = version.template.payload(&workload.name, slot, instance.uuid);
         self.soft.sent(instance.uuid, false, now);
-        let what = format!("is started with version {}", workload.version);
+        let what = format!("is started with version {}", version.number);
         self.draft.change(instance, "starting", &what);
         self.draft.send(Command::Start(Box::new(payload)));
         true
@@ -289,10 +361,14 @@ impl Decider<'_, '_> {
         let is_new = |instance: &Instance| instance.version == version;
         let available = statuses.iter().filter_map(SlotStatus::available);
         let available = available.filter(|instance| is_new(instance)).count();
-        // The deadline of a step begins again with each further instance that is available.
-        let is_under_way = workload.rollout.state == RolloutState::Rolling;
+        // The deadline of a step begins again with each further instance that is available, and does not
+        // count while all that is left to do waits for instances that hang.
+        let is_held = statuses
+            .iter()
+            .all(|status| matches!(status, SlotStatus::Stuck(_)) || status.available().is_some_and(&is_new));
+        let begins_anew = is_held || !workload.is_under_way();
         let now = self.draft.now();
-        self.soft.progress(name, version, available, !is_under_way, now);
+        self.soft.progress(name, version, available, begins_anew, now);
         if available == statuses.len() {
             self.soft.recovered(name);
             if workload.rollout.state != RolloutState::Steady {
@@ -304,25 +380,33 @@ impl Decider<'_, '_> {
                 let touched = self.draft.touch(workload);
                 // A workload with a count of 0 shows nothing about its version.
                 if available > 0 {
-                    touched.stable = Some(version);
+                    touched.completed();
                 }
                 touched.rollout.state = RolloutState::Steady;
                 touched.rollout.failures = 0;
             }
         }
+        let limit = workload.spec.update.max_unavailable as usize;
+        let missing = |status: &&SlotStatus<'_>| matches!(status, SlotStatus::Running(_) | SlotStatus::Empty);
+        let mut missing = statuses.iter().filter(missing).count();
+        let mut unhealthy: Vec<_> = statuses.iter().filter_map(SlotStatus::unhealthy).collect();
+        // The instances of a slot that failed less often come first.
+        unhealthy.sort_by_key(|instance| instance.attempt);
+        for instance in unhealthy {
+            if missing < limit {
+                missing += 1;
+                self.replace(instance, UNHEALTHY);
+            }
+        }
         if workload.rollout.state == RolloutState::Paused {
             return;
         }
-        let mut missing = statuses
-            .iter()
-            .filter(|status| status.available().is_none())
-            .count();
         // An old instance is removed only while fewer than the allowed number are missing; the free
         // slot is filled in a later step.
         for status in statuses {
             if let Some(instance) = status.available()
                 && !is_new(instance)
-                && missing < workload.spec.update.max_unavailable as usize
+                && missing < limit
             {
                 missing += 1;
                 self.draft
@@ -335,26 +419,49 @@ impl Decider<'_, '_> {
         let counted = |which: &dyn Fn(&SlotStatus<'_>) -> bool| {
             u32::try_from(statuses.iter().filter(|status| which(status)).count()).unwrap_or(u32::MAX)
         };
-        let [healthy, unproven, done] = [
+        let [healthy, unproven, unhealthy, done] = [
             counted(&|status| matches!(status, SlotStatus::Healthy(_))),
             counted(&|status| matches!(status, SlotStatus::Running(_))),
+            counted(&|status| status.unhealthy().is_some()),
             counted(&|status| matches!(status, SlotStatus::Done(_))),
         ];
+        let stuck = statuses.iter().find_map(|status| match status {
+            SlotStatus::Stuck(instance) => Some(instance),
+            _ => None,
+        });
+        let problem = if let Some(Instance {
+            workload, slot, uuid, ..
+        }) = stuck
+        {
+            Some(format!(
+                "{workload}-{slot} ({uuid}) does not end, and blocks its slot"
+            ))
+        } else if unhealthy > 0 && unhealthy == healthy + unproven + unhealthy {
+            Some(format!(
+                "all {unhealthy} instances that run are unhealthy: the health check fails"
+            ))
+        } else {
+            self.soft.problem(&workload.name)
+        };
         Status {
             wanted: workload.spec.count,
-            running: healthy + unproven,
+            running: healthy + unproven + unhealthy,
             healthy,
             done,
             outdated: counted(&|status| match status {
-                SlotStatus::Healthy(instance)
-                | SlotStatus::Done(instance)
-                | SlotStatus::Running(instance) => instance.version != workload.version,
-                SlotStatus::Empty => false,
+                SlotStatus::Healthy(i)
+                | SlotStatus::Done(i)
+                | SlotStatus::Running(i)
+                | SlotStatus::Unhealthy(i) => i.version != workload.version,
+                SlotStatus::Empty | SlotStatus::Stuck(_) => false,
             }),
             starting: u32::try_from(starting).unwrap_or(u32::MAX),
-            problem: (healthy + done < workload.spec.count)
-                .then(|| self.soft.problem(&workload.name))
-                .flatten(),
+            problem: problem.filter(|_| healthy + done < workload.spec.count),
         }
     }
+}
+
+/// The health check of an instance, which is a part of its version.
+pub(super) fn check_of<'w>(workload: &'w Workload, instance: &Instance) -> Option<&'w HealthCheck> {
+    workload.version_of(instance.version)?.template.health.as_ref()
 }

@@ -52,7 +52,7 @@ use self::plan::Draft;
 pub use self::plan::{Command, Plan};
 use self::soft::Soft;
 pub use self::soft::Status;
-use crate::model::{Instance, Spec, State, Workload, Write};
+use crate::model::{HealthCheck, Instance, Spec, State, Write};
 
 /// The reconciler.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Core {
     pub fn handle_check(&mut self, instance: Uuid, is_healthy: bool) {
         let limit = self.state.instances.get(&instance).and_then(|instance| {
             let workload = self.state.workloads.get(&instance.workload)?;
-            Some(workload.spec.health.as_ref()?.failures)
+            Some(decide::check_of(workload, instance)?.failures)
         });
         if let Some(limit) = limit {
             self.soft.checked(instance, is_healthy, limit);
@@ -169,18 +169,18 @@ impl Core {
         }
     }
 
-    /// The instances that need health checks, with their workloads.
-    pub fn checks<'a>(&'a self, seen: &'a Seen) -> impl Iterator<Item = (&'a Instance, &'a Workload)> {
+    /// The instances that need health checks.
+    pub fn checks<'a>(&'a self, seen: &'a Seen) -> impl Iterator<Item = (&'a Instance, &'a HealthCheck)> {
         self.state.instances.values().filter_map(|instance| {
             let workload = self.state.workloads.get(&instance.workload)?;
-            workload.spec.health.as_ref()?;
+            let check = decide::check_of(workload, instance)?;
             // The port of an instance that its node is starting is not open yet. An instance whose
             // node is away may be out of reach of this controller and run nevertheless.
             let is_alive = seen
                 .instances
                 .get(&instance.uuid)
                 .is_some_and(|i| i.ended.is_none() && !i.is_pending && seen.nodes.contains(&i.node));
-            (instance.wanted && is_alive).then_some((&**instance, &**workload))
+            (instance.wanted && is_alive).then_some((&**instance, check))
         })
     }
 }

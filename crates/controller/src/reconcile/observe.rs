@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::input::{Answer, SeenInstance};
 use super::plan::Draft;
 use super::soft::Soft;
-use crate::model::{Instance, InstanceState, ReschedulePolicy, RolloutState, Workload};
+use crate::model::{Instance, InstanceState, ReschedulePolicy, Workload};
 
 /// The retention of an instance that the scheduler does not have. A node that has it is expected to
 /// reconnect within this time.
@@ -289,7 +289,7 @@ pub(super) fn failed(
         && is_its_fault
         && workload.version == instance.version
         // Only failures of the version that is rolled out can make the roll-out go back.
-        && workload.rollout.state == RolloutState::Rolling
+        && workload.is_under_way()
     {
         let rollout = &mut draft.touch(workload).rollout;
         rollout.failures = rollout.failures.saturating_add(1);

@@ -64,7 +64,7 @@ pub struct Difference {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RolloutOrder {
-    /// Go back to the last stable version, or to the version before the present one.
+    /// Go back to the last good version before the present one.
     Back,
     /// Take no further step until Resume.
     Pause,
@@ -134,6 +134,7 @@ fn apply_one(state: &State, spec: Spec) -> Result<(Applied, Vec<Write>), Refused
             spec: spec.clone(),
             version: 0,
             stable: None,
+            good: Vec::new(),
             versions: Vec::new(),
             rollout: Rollout::default(),
             deleting: false,
@@ -166,7 +167,11 @@ fn apply_one(state: &State, spec: Spec) -> Result<(Applied, Vec<Write>), Refused
             }
         };
         workload.rollout = Rollout::default();
-        let needed = [workload.stable, Some(workload.version)];
+        let needed = [
+            workload.stable,
+            Some(workload.version),
+            workload.good.iter().rev().nth(1).copied(),
+        ];
         trim(&mut workload.versions, needed, KEPT_VERSIONS);
     }
     let change = match known {
@@ -222,10 +227,17 @@ pub(super) fn rollout(state: &State, name: &str, order: RolloutOrder) -> Result<
     let text = match order {
         RolloutOrder::Pause if present == RolloutState::Rolling => {
             workload.rollout.state = RolloutState::Paused;
+            let of_workload = state
+                .instances
+                .values()
+                .filter(|i| i.wanted && i.workload == name);
+            let is_new = of_workload.filter(|instance| instance.version == workload.version);
+            workload.rollout.slots = is_new.map(|instance| instance.slot).collect();
             format!("the roll-out of {name} is paused")
         }
         RolloutOrder::Resume if present == RolloutState::Paused => {
             workload.rollout.state = RolloutState::Rolling;
+            workload.rollout.slots.clear();
             format!("the roll-out of {name} goes on")
         }
         RolloutOrder::Pause => return refused("no roll-out is under way"),
@@ -236,19 +248,12 @@ pub(super) fn rollout(state: &State, name: &str, order: RolloutOrder) -> Result<
             return refused(&format!("it goes back to version {} already", workload.version));
         }
         RolloutOrder::Back => {
-            let present = workload.version;
-            let good = workload.stable.filter(|stable| *stable != present);
-            let earlier = workload.versions.iter().map(|version| version.number);
-            let Some(to) = good.or(earlier.filter(|number| *number < present).max()) else {
-                return refused("no other version of it is kept");
+            let from = workload.version;
+            let Some(to) = workload.good_before() else {
+                return refused("no earlier version of it was good to the end of its roll-out");
             };
-            workload.version = to;
-            workload.rollout = Rollout {
-                state: RolloutState::Back,
-                failures: 0,
-                why: format!("version {present}: a user asked for version {to}"),
-            };
-            format!("version {present} of {name} goes back to version {to}, as a user asked")
+            workload.go_back(to, format!("version {from}: a user asked for version {to}"));
+            format!("version {from} of {name} goes back to version {to}, as a user asked")
         }
     };
     Ok(vec![
@@ -313,7 +318,7 @@ fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<Difference
 }
 
 /// Removes the oldest versions until `most` are left, but none of those that a roll-out needs.
-fn trim(versions: &mut Vec<Version>, needed: [Option<u64>; 2], most: usize) {
+fn trim(versions: &mut Vec<Version>, needed: [Option<u64>; 3], most: usize) {
     while versions.len() > most {
         let oldest = versions
             .iter()

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::error::{Fault, StoreError};
 use super::shared::{Limits, size};
-use crate::model::{Event, Figures, Row, State, Write};
+use crate::model::{Event, Figures, Row, State, Workload, Write};
 
 /// The statements that bring the schema from each version to the next one.
 const MIGRATIONS: &[&str] = &[
@@ -99,7 +99,7 @@ fn migrate(connection: &mut Connection, found: i64) -> rusqlite::Result<()> {
 pub(super) fn load(connection: &Connection) -> rusqlite::Result<State> {
     let mut state = State::default();
     let workloads = documents(connection, "SELECT document FROM workloads", |workload| {
-        Write::Workload(Box::new(workload))
+        Write::Workload(Box::new(Workload::complete(workload)))
     })?;
     let instances = documents(connection, "SELECT document FROM instances", Write::Instance)?;
     let all = workloads.into_iter().chain(instances);

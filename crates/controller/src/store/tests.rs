@@ -62,6 +62,7 @@ fn committed_changes_are_read_back_after_a_restart() {
         name: "web".into(),
         spec,
         version: 1,
+        good: Vec::new(),
         stable: None,
         versions: Vec::new(),
         rollout: crate::model::Rollout::default(),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 mod health;
+mod rollouts;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -393,7 +394,7 @@ fn orders_that_do_not_fit_the_state_are_refused() {
     );
     bench.apply(web(1, "a"));
     let refused = |core: &Core, order| core.rollout("web", order).unwrap_err().to_string();
-    assert!(refused(&bench.core, RolloutOrder::Back).contains("no other version"));
+    assert!(refused(&bench.core, RolloutOrder::Back).contains("no earlier version"));
     assert!(refused(&bench.core, RolloutOrder::Resume).contains("not paused"));
     let long = "x".repeat(61 << 10);
     let spec: Spec = serde_json::from_value(web(1, &long)).unwrap();
@@ -458,8 +459,12 @@ fn orders_that_do_not_fit_the_state_are_refused() {
 
 /// A workload whose instance its node is starting, and the instance.
 fn pending() -> (Bench, Uuid) {
+    pending_with(web(1, "a"))
+}
+
+fn pending_with(spec: serde_json::Value) -> (Bench, Uuid) {
     let mut bench = Bench::new();
-    bench.apply(web(1, "a"));
+    bench.apply(spec);
     let plan = bench.plan();
     bench.core.handle_commit(plan.writes, 1);
     plan.commands.iter().for_each(|command| bench.carry_out(command));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use ssntp_controller::Spec;
-use ssntp_controller::model::{RolloutState, State, Write};
+use ssntp_controller::model::{RolloutState, State, Workload, Write};
 use ssntp_controller::reconcile::{Command, Core, Now, RolloutOrder, Seen};
 use uuid::Uuid;
 
@@ -52,6 +52,10 @@ pub(crate) struct World {
     online_at: Option<u64>,
     sent: VecDeque<Command>,
     written: BTreeSet<Uuid>,
+    /// The versions of each workload that were healthy to the end of a roll-out.
+    good: BTreeSet<(String, u64)>,
+    /// The slots of each paused workload that had the new version when it was paused.
+    paused: BTreeMap<String, BTreeSet<u32>>,
     uuids: u128,
     pub(crate) starts: u64,
     pub(crate) kills: u64,
@@ -77,6 +81,8 @@ impl World {
             online_at: Some(0),
             sent: VecDeque::new(),
             written: BTreeSet::new(),
+            good: BTreeSet::new(),
+            paused: BTreeMap::new(),
             uuids: 0,
             starts: 0,
             kills: 0,
@@ -213,10 +219,55 @@ impl World {
             if let Write::Event(event) = write {
                 self.tell(|| format!("{}: {}", event.kind, event.text));
             }
-            if let Write::Instance(instance) = write {
-                self.written.insert(instance.uuid);
+            match write {
+                Write::Instance(instance) => drop(self.written.insert(instance.uuid)),
+                Write::Workload(workload) => self.check_rollout(workload),
+                Write::WorkloadGone(name) => self.good.retain(|(of, _)| of != name),
+                _ => {}
             }
             take(&mut self.disk, write.clone());
+        }
+    }
+
+    /// A version that never was good is never gone back to.
+    fn check_rollout(&mut self, workload: &Workload) {
+        let (name, version) = (&workload.name, workload.version);
+        let before = self.disk.workloads.get(name);
+        let is_new = before.is_none_or(|before| before.version != version);
+        let is_good = self.good.contains(&(name.clone(), version));
+        match workload.rollout.state {
+            RolloutState::Back if is_new => assert!(is_good, "{name} goes back to version {version}"),
+            RolloutState::Steady if workload.stable == Some(version) => {
+                self.good.insert((name.clone(), version));
+            }
+            RolloutState::Paused if !self.paused.contains_key(name) => {
+                let of_workload = self
+                    .disk
+                    .instances
+                    .values()
+                    .filter(|i| i.wanted && i.workload == *name);
+                let is_new = of_workload.filter(|instance| instance.version == version);
+                self.paused.insert(name.clone(), is_new.map(|i| i.slot).collect());
+            }
+            _ => {}
+        }
+        if workload.rollout.state != RolloutState::Paused {
+            self.paused.remove(name);
+        }
+    }
+
+    /// A paused roll-out starts its version in no further slot.
+    fn check_start(&self, uuid: Uuid) {
+        let instance = &self.disk.instances[&uuid];
+        let workload = &self.disk.workloads[&instance.workload];
+        if let Some(slots) = self.paused.get(&instance.workload)
+            && workload.stable.is_some_and(|stable| stable != workload.version)
+            && instance.version == workload.version
+        {
+            assert!(
+                slots.contains(&instance.slot),
+                "{uuid} is started by a paused roll-out"
+            );
         }
     }
 
@@ -267,6 +318,7 @@ impl World {
                 .map(|workload| workload.spec.clone())
                 .collect();
             self.disk = State::default();
+            self.good.clear();
             self.kill();
             specs.into_iter().for_each(|spec| self.apply(spec));
         }
@@ -399,6 +451,7 @@ impl World {
                         self.written.contains(&uuid),
                         "{uuid} is started before it is written down"
                     );
+                    self.check_start(uuid);
                     self.starts += 1;
                 }
                 self.sent.push_back(command);

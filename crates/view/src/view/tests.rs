@@ -434,6 +434,12 @@ fn instances_are_found_by_name_first() {
         format!("2 instances are called web: {INSTANCE}, {OTHER}")
     );
 
+    // A failed instance does not hide the one that runs in its place.
+    let mut report = named(&[(INSTANCE, "web"), (OTHER, "web")]);
+    report.instances[0].state = InstanceState::Exited;
+    take(&mut view, &report);
+    assert_eq!(view.find_instance("web"), Ok(OTHER));
+
     // A name that is a UUID could be the UUID of another instance.
     let whole = INSTANCE.to_string();
     take(&mut view, &named(&[(INSTANCE, "web"), (OTHER, &whole)]));

@@ -75,7 +75,7 @@ pub(super) struct RolloutArgs {
     api: ApiArgs,
     /// The workload
     workload: String,
-    /// Go back to the last version that worked, or to the version before it
+    /// Go back to the last good version before the present one
     #[arg(long, group = "order")]
     back: bool,
     /// Replace no further instances until --resume

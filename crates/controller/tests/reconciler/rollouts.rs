@@ -1,0 +1,220 @@
+//! Roll-outs that go back, are paused, or wait for an instance that hangs.
+
+use super::*;
+
+/// A workload of one instance, two of whose failures end a roll-out.
+fn quick(command: &str) -> serde_json::Value {
+    let mut spec = web(1, command);
+    spec["update"] = serde_json::json!({"max_failures": 2});
+    spec
+}
+
+impl Bench {
+    fn order(&mut self, order: RolloutOrder) {
+        let writes = self.core.rollout("web", order).unwrap();
+        self.core.handle_commit(writes, 1);
+    }
+
+    /// Applies a version, and waits until it is healthy to the end of its roll-out.
+    fn rolls(&mut self, command: &str) {
+        self.apply(quick(command));
+        self.complete();
+    }
+
+    fn complete(&mut self) {
+        self.settle();
+        self.wait(5);
+        self.settle();
+        assert_eq!(self.workload().rollout.state, RolloutState::Steady);
+    }
+
+    /// All instances with this program end with an error.
+    fn fail(&mut self, command: &str) {
+        let state = self.core.state().clone();
+        let digest = |version: u64| {
+            let version = state.workloads["web"].version_of(version).unwrap();
+            (version.template.start.command[0] == command).then(|| version.digest.clone())
+        };
+        let failing: Vec<_> = (1..20)
+            .filter(|number| state.workloads["web"].version_of(*number).is_some())
+            .filter_map(digest)
+            .collect();
+        for seen in self.seen.instances.values_mut() {
+            if seen
+                .mark
+                .as_ref()
+                .is_some_and(|mark| failing.contains(&mark.digest))
+            {
+                let (is_success, how) = (false, "exited 1".to_owned());
+                seen.ended = Some(SeenEnd { is_success, how });
+            }
+        }
+    }
+
+    /// The versions of the instances that run, by slot.
+    fn versions(&self) -> Vec<u64> {
+        let state = self.core.state();
+        let runs = |uuid: &Uuid| {
+            self.seen
+                .instances
+                .get(uuid)
+                .is_some_and(|seen| seen.ended.is_none())
+        };
+        let mut running: Vec<_> = state
+            .instances
+            .values()
+            .filter(|i| i.wanted && runs(&i.uuid))
+            .collect();
+        running.sort_by_key(|instance| instance.slot);
+        running.iter().map(|instance| instance.version).collect()
+    }
+
+    /// Rolls a version out that fails, until it has gone back by itself.
+    fn fails_to_roll(&mut self, command: &str) {
+        self.apply(quick(command));
+        for _ in 0..4 {
+            self.settle();
+            self.fail(command);
+            self.settle();
+            self.wait(10);
+        }
+        self.complete();
+    }
+}
+
+#[test]
+fn going_back_leads_to_the_last_good_version_and_never_to_one_that_failed() {
+    let mut bench = Bench::new();
+    bench.rolls("a");
+    bench.fails_to_roll("b");
+    assert_eq!(bench.workload().version, 1);
+    bench.rolls("c");
+    assert_eq!((bench.workload().version, bench.workload().stable), (3, Some(3)));
+    bench.order(RolloutOrder::Back);
+    assert_eq!(bench.workload().version, 1);
+    bench.complete();
+    assert_eq!(bench.versions(), [1]);
+    let refused = bench.core.rollout("web", RolloutOrder::Back).unwrap_err();
+    assert!(refused.to_string().contains("no earlier version"), "{refused}");
+    // The version that a user has left is not gone back to after the next one either.
+    bench.rolls("d");
+    bench.order(RolloutOrder::Back);
+    assert_eq!(bench.workload().version, 1);
+}
+
+#[test]
+fn an_order_to_go_back_is_a_roll_out_whose_failures_count() {
+    let mut bench = Bench::new();
+    bench.rolls("a");
+    bench.rolls("b");
+    bench.order(RolloutOrder::Back);
+    for _ in 0..2 {
+        bench.settle();
+        bench.fail("a");
+        bench.settle();
+        bench.wait(10);
+    }
+    bench.complete();
+    assert_eq!(bench.workload().version, 2, "{:?}", bench.workload().rollout);
+    assert_eq!(bench.versions(), [2]);
+}
+
+#[test]
+fn a_paused_roll_out_replaces_an_instance_by_the_version_of_its_slot() {
+    let mut bench = Bench::new();
+    bench.apply(web(3, "a"));
+    bench.settle();
+    bench.wait(5);
+    bench.settle();
+    bench.apply(web(3, "b"));
+    bench.settle();
+    assert_eq!(bench.versions(), [2, 1, 1]);
+    bench.order(RolloutOrder::Pause);
+    for _ in 0..3 {
+        for command in ["a", "b"] {
+            bench.fail(command);
+            bench.settle();
+            bench.wait(20);
+            bench.settle();
+            assert_eq!(bench.versions(), [2, 1, 1]);
+        }
+    }
+    bench.order(RolloutOrder::Resume);
+    for _ in 0..3 {
+        bench.wait(20);
+        bench.settle();
+    }
+    assert_eq!(bench.versions(), [2, 2, 2]);
+}
+
+#[test]
+fn an_instance_that_hangs_blocks_its_own_slot_only() {
+    let mut bench = Bench::new();
+    bench.apply(web(3, "a"));
+    bench.settle();
+    bench.wait(5);
+    bench.settle();
+    bench.obeys = false;
+    bench.apply(web(3, "b"));
+    let commands = bench.settle();
+    let [Command::Delete { instance: hung, .. }] = commands[..] else {
+        panic!("{commands:?}");
+    };
+    for _ in 0..8 {
+        bench.wait(60);
+        for command in bench.settle() {
+            if !matches!(command, Command::Delete { instance, .. } if instance == hung) {
+                bench.obeys = true;
+                bench.carry_out(&command);
+                bench.obeys = false;
+            }
+        }
+    }
+    assert_eq!(bench.workload().version, 2, "{:?}", bench.workload().rollout);
+    assert_eq!(bench.versions(), [2, 2]);
+    let problem = bench.core.status()["web"].problem.clone().unwrap();
+    assert!(problem.contains("does not end"), "{problem}");
+}
+
+#[test]
+fn the_spec_is_that_of_the_version_that_runs() {
+    let mut bench = Bench::new();
+    bench.rolls("a");
+    bench.fails_to_roll("b");
+    assert_eq!(bench.workload().spec.start.command, ["a"]);
+    let spec: Spec = serde_json::from_value(quick("a")).unwrap();
+    let (applied, writes) = bench.core.apply(vec![spec]).unwrap();
+    assert!(writes.is_empty(), "{applied:?}");
+}
+
+#[test]
+fn the_last_three_failed_instances_of_a_slot_stay_on_their_node() {
+    let mut bench = Bench::new();
+    bench.apply(quick("a"));
+    let mut failed = Vec::new();
+    for _ in 0..5 {
+        bench.settle();
+        let runs = bench.seen.instances.iter().find(|(_, seen)| seen.ended.is_none());
+        failed.push(*runs.unwrap().0);
+        bench.fail("a");
+        bench.settle();
+        bench.wait(300);
+    }
+    bench.settle();
+    let kept: Vec<_> = failed
+        .iter()
+        .filter(|uuid| bench.seen.instances.contains_key(uuid))
+        .collect();
+    assert_eq!(kept, failed[2..].iter().collect::<Vec<_>>());
+    let stored = bench.core.state().instances[&failed[4]].clone();
+    assert_eq!(
+        (stored.state, stored.ending.as_str()),
+        (InstanceState::Failed, "exited 1")
+    );
+    assert_eq!(bench.versions(), [1]);
+    // With the workload its evidence goes, too.
+    let writes = bench.core.delete("web").unwrap();
+    bench.core.handle_commit(writes, 1);
+    bench.settle();
+    assert!(bench.seen.instances.is_empty());
+}
